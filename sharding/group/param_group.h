@@ -31,8 +31,10 @@
 //
 // Note [Frozen parameters]
 // A parameter that requires no gradient when its group is made is gathered like others, but has no place in
-// gradient images and reductions. A group of frozen parameters has no gradients: preparing and reducing them
-// has no effect. A parameter that is frozen later keeps its place; its gradient counts as zero.
+// gradient images and reductions, unless ShardingPolicy::trained_later gives it one. A frozen parameter with
+// a place, also one that is frozen later, has a gradient of zero in reductions, and none in Masters. While no
+// parameter with a place requires a gradient, the group has no gradients: preparing and reducing them has no
+// effect. REQUIRES: requires_grad is the same on all ranks, and changes between steps only.
 //
 // Note [Unused parameters]
 // Problem: an optimizer must skip a parameter that took no part in backward, but the reduced sum has zeros
@@ -189,7 +191,9 @@ class ParamGroup {
   FlatImage data_image() const;
   absl::Status ViewImage();
   void DropImage();
-  absl::Status CheckFrozenUnchanged() const;
+  // Whether no parameter has a gradient: Note [Frozen parameters].
+  bool is_frozen() const;
+  absl::Status CheckFrozenHaveNoPlace() const;
   void ZeroReducedGradients(const std::function<bool(const Parameter&)>& selects);
   // The input of the reduce-scatter; a cast multiplies it by `scale`.
   absl::StatusOr<Buffer> TakeReduceInput(double scale);

@@ -28,30 +28,40 @@ void Zero(std::byte* base, DType dtype, const std::vector<FlatRange>& ranges) {
 }  // namespace
 
 absl::Status ParamGroup::PrepareGradients() {
-  WEFT_RETURN_IF_ERROR(CheckFrozenUnchanged());
-  if (gradient_image_ || layout().frozen()) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(CheckFrozenHaveNoPlace());
+  if (is_frozen()) return absl::OkStatus();
   const DType dtype = dtypes().gradient_dtype();
-  const int64_t bytes = BytesOf(layout().gradient_image_elements(), dtype);
-  WEFT_ASSIGN_OR_RETURN(gradient_image_, context_.memory().AcquireGradients(static_cast<size_t>(bytes)));
-  Zero(gradient_image_.data(), dtype, layout().GradientImageGaps());
+  if (!gradient_image_) {
+    const int64_t bytes = BytesOf(layout().gradient_image_elements(), dtype);
+    WEFT_ASSIGN_OR_RETURN(gradient_image_, context_.memory().AcquireGradients(static_cast<size_t>(bytes)));
+    Zero(gradient_image_.data(), dtype, layout().GradientImageGaps());
+    ForgetGradients(parameters());
+  }
   ViewGradients(parameters(), {layout(), gradient_image_.data(), dtype});
   return absl::OkStatus();
 }
 
-absl::Status ParamGroup::CheckFrozenUnchanged() const {
+bool ParamGroup::is_frozen() const {
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    if (parameters()[i]->requires_grad && layout().parameters()[i].trainable) return false;
+  }
+  return true;
+}
+
+absl::Status ParamGroup::CheckFrozenHaveNoPlace() const {
   for (size_t i = 0; i < parameters().size(); ++i) {
     if (!parameters()[i]->requires_grad || layout().parameters()[i].trainable) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "parameter '", parameters()[i]->name, "' of group '", name(),
         "' requires a gradient, but was frozen when the group was made, and has no place for one: "
-        "set requires_grad before sharding, or shard the model anew"));
+        "set requires_grad before sharding, or select the parameter in ShardingPolicy::trained_later"));
   }
   return absl::OkStatus();
 }
 
 absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
   WEFT_RETURN_IF_ERROR(context_.state().status());
-  if (layout().frozen()) return absl::OkStatus();
+  if (is_frozen()) return absl::OkStatus();
   if (!gradient_image_) {
     return absl::FailedPreconditionError(
         absl::StrCat("parameter group '", name(),
@@ -76,7 +86,7 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
 }
 
 absl::Status ParamGroup::CountGradientsAsZero() {
-  if (layout().frozen() || has_gradients()) return absl::OkStatus();
+  if (is_frozen() || has_gradients()) return absl::OkStatus();
   const int64_t bytes = BytesOf(UpdatedElements(slices_), dtypes().master);
   auto sums = std::make_shared<GradientSums>();
   WEFT_ASSIGN_OR_RETURN(sums->reduced, context_.memory().AcquireShard(static_cast<size_t>(bytes)));
@@ -110,7 +120,7 @@ absl::Status ParamGroup::CheckGradientsReduced() const {
   const auto unfinished = [this](std::string_view what) {
     return absl::FailedPreconditionError(absl::StrCat("parameter group '", name(), "' ", ToAbsl(what)));
   };
-  if (layout().frozen()) return absl::OkStatus();
+  if (is_frozen()) return absl::OkStatus();
   if (gradient_image_) {
     return unfinished(
         "has unreduced gradients: run the last backward with gradient sync on before clipping or updating");

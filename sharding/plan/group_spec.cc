@@ -35,8 +35,9 @@ std::vector<FlatParameter> Describe(const Parameters& parameters, const Sharding
   std::vector<FlatParameter> described;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const int shard_dim = policy.shard_dim ? policy.shard_dim(*parameters[i]) : 0;
-    described.push_back(
-        {parameters[i]->shape, shard_dim, buckets.empty() ? 0 : buckets[i], parameters[i]->requires_grad});
+    const bool trainable =
+        parameters[i]->requires_grad || (policy.trained_later && policy.trained_later(*parameters[i]));
+    described.push_back({parameters[i]->shape, shard_dim, buckets.empty() ? 0 : buckets[i], trainable});
   }
   return described;
 }

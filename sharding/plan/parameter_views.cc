@@ -75,6 +75,7 @@ void ForgetData(const Parameters& parameters, const FlatImage& image) {
 void ViewGradients(const Parameters& parameters, const FlatImage& image) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     Parameter& parameter = *parameters[i];
+    if (parameter.grad.data != nullptr) continue;
     parameter.grad = image.At(static_cast<int>(i));
     if (!parameter.requires_grad || !image.layout.parameters()[i].trainable) parameter.grad.data = nullptr;
     parameter.grad_written = false;

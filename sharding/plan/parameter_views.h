@@ -42,7 +42,7 @@ absl::StatusOr<FallbackReport> ViewData(const Parameters& parameters, const Flat
 // Removes the views of the image. Foreign storage stays.
 void ForgetData(const Parameters& parameters, const FlatImage& image);
 
-// Makes the gradients of trainable parameters that require them view the gradient image, unwritten.
+// Makes the gradients of trainable parameters that require and lack them view the gradient image, unwritten.
 void ViewGradients(const Parameters& parameters, const FlatImage& image);
 // For each parameter, whether backward has written its gradient since ViewGradients, or replaced it.
 std::vector<bool> GradientsWritten(const Parameters& parameters, const FlatImage& image);

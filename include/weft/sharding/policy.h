@@ -124,6 +124,12 @@ struct ShardingPolicy {
   // where links are slow compared with the cores: ChooseWireCompression measures.
   WireCompression wire_compression = WireCompression::kNone;
 
+  // Frozen parameters that may be trained later: they have a place in gradients from the start, so that
+  // Parameter::requires_grad may be set between steps, alike on all ranks. A group whose parameters are all
+  // frozen at a time takes no memory for gradients and is not reduced; in other groups the gradients of
+  // frozen parameters with a place are exchanged as zeros. Unset: none; a frozen parameter stays frozen.
+  std::function<bool(const Parameter&)> trained_later = nullptr;
+
   // Parameters that are not sharded: they stay whole with the caller on each rank, and are never gathered,
   // reduced, clipped or listed among the shards. Unset: none.
   std::function<bool(const Parameter&)> ignored = nullptr;

@@ -95,7 +95,72 @@ TEST(FrozenParameters, HaveZeroGradientsIfFrozenLater) {
   });
 }
 
-TEST(FrozenParameters, CannotBeUnfrozenLater) {
+// Adds a gradient of indices to the parameters that require one, and reduces.
+absl::Status ReduceIndices(const GroupFixture& fixture, ParamGroup& group) {
+  WEFT_RETURN_IF_ERROR(group.PrepareGradients());
+  for (const auto& parameter : group.parameters()) {
+    EXPECT_EQ(parameter->grad.data != nullptr, parameter->requires_grad);
+    AddGradient(*parameter, Indices(parameter->elements()));
+  }
+  WEFT_RETURN_IF_ERROR(group.ReduceGradients());
+  return fixture.context->FinishBackward();
+}
+
+TEST(FrozenParameters, AreTrainedFromTheStepInWhichTheyAreThawed) {
+  RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
+    for (ShardingPolicy policy : PolicyOfEachLayout()) {
+      policy.trained_later = [](const Parameter& parameter) { return parameter.name != "p3"; };
+      const auto parameters = MakeParameters({{31, 3}, {7, 5}, {64}, {9}});
+      const auto freeze_all_but = [&](const std::vector<size_t>& trained) {
+        for (const auto& parameter : parameters) parameter->requires_grad = false;
+        for (const size_t i : trained) parameters[i]->requires_grad = true;
+      };
+      freeze_all_but({});
+      WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));
+      for (const std::vector<size_t>& trained :
+           std::vector<std::vector<size_t>>{{}, {1}, {0, 1, 2}, {2}, {}, {0}}) {
+        freeze_all_but(trained);
+        const int64_t before = fixture.context->state().counters().reduce_scatters;
+        WEFT_RETURN_IF_ERROR(ReduceIndices(fixture, *group));
+        EXPECT_EQ(fixture.context->state().counters().reduce_scatters - before, trained.empty() ? 0 : 1);
+        EXPECT_OK(group->CheckGradientsReduced());
+        for (const ShardView& shard : group->Shards()) {
+          EXPECT_EQ(shard.grad != nullptr, shard.parameter->requires_grad);
+          for (int64_t i = 0; shard.grad != nullptr && i < shard.elements(); ++i) {
+            EXPECT_EQ(shard.grad[i], static_cast<float>(bootstrap.size() * (shard.piece.start + i)));
+          }
+        }
+        group->ZeroGradients();
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(FrozenParameters, AddNothingToMicrobatchesBeforeTheyAreThawed) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
+    ShardingPolicy policy;
+    policy.trained_later = [](const Parameter&) { return true; };
+    const auto parameters = MakeParameters({{16}, {16}});
+    parameters[0]->requires_grad = false;
+    WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));
+    WEFT_RETURN_IF_ERROR(group->PrepareGradients());
+    AddGradient(*parameters[1], Indices(16));
+    parameters[0]->requires_grad = true;
+    WEFT_RETURN_IF_ERROR(ReduceIndices(fixture, *group));
+    for (const ShardView& shard : group->Shards()) {
+      const int uses = shard.parameter == parameters[0].get() ? 1 : 2;
+      for (int64_t i = 0; i < shard.elements(); ++i) {
+        EXPECT_EQ(shard.grad[i], static_cast<float>(uses * 2 * (shard.piece.start + i)));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(FrozenParameters, CannotBeThawedWithoutAPlaceForGradients) {
   RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
     const auto parameters = MakeParameters({{16}, {16}});
@@ -104,7 +169,7 @@ TEST(FrozenParameters, CannotBeUnfrozenLater) {
     parameters[1]->requires_grad = true;
     EXPECT_THAT(group->PrepareGradients(),
                 StatusIs(kPrecondition, ::testing::AllOf(HasSubstr("'p1' of group 'group'"),
-                                                         HasSubstr("set requires_grad before sharding"))));
+                                                         HasSubstr("ShardingPolicy::trained_later"))));
     return absl::OkStatus();
   });
 }

@@ -5,6 +5,7 @@
 #include "tests/sharding/support/sharded_toy.h"
 #include "tests/support/tiny_llama.h"
 #include "weft/nn/llama.h"
+#include "weft/nn/materialize.h"
 
 namespace weft::testing {
 namespace {
@@ -247,6 +248,51 @@ TEST(ShardedModel, RefusesToReduceOnDemandInsideOfAPass) {
     EXPECT_THAT(ToyPassOf(net, model, rank), StatusIs(kPrecondition, HasSubstr("inside of a pass")));
     EXPECT_THAT(reduced, StatusIs(kPrecondition, HasSubstr("inside of a pass: do so after backward")));
     net.layer(1).RemoveHook(hook);
+    return absl::OkStatus();
+  });
+}
+
+TEST(ShardedModel, TrainsAThawedBlockFromItsFirstStep) {
+  // The block is frozen in the first and in the last of three steps.
+  constexpr int kSteps = 3;
+  const auto thaw = [](ToyNet& net, int step) {
+    for (const auto& parameter : net.layer(1).parameters()) parameter->requires_grad = step == 1;
+  };
+  ToyNet alone({6, 6, 6, 6});
+  MaterializedParameters memory(alone, kToySeed, DType::kF32, DType::kF32);
+  for (int step = 0; step < kSteps; ++step) {
+    thaw(alone, step);
+    ASSERT_OK(ToyPass(alone, 0, 1, step, 0, 1));
+    for (const auto& parameter : alone.AllParameters()) {
+      for (int64_t i = 0; parameter->requires_grad && i < parameter->elements(); ++i) {
+        parameter->data.As<float>()[i] -= kToyLearningRate * parameter->grad.As<float>()[i];
+      }
+    }
+    memory.ClearGradients();
+  }
+  std::vector<float> expected;
+  for (const auto& parameter : alone.AllParameters()) {
+    const std::vector<float> values = ReadValues(parameter->data);
+    expected.insert(expected.end(), values.begin(), values.end());
+  }
+  ShardingPolicy policy;
+  policy.trained_later = [](const Parameter&) { return true; };
+  RunRanks(NodeMap::OneNode(3), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 3));
+    ToyNet net({6, 6, 6, 6});
+    thaw(net, 0);
+    WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
+                                                       LoadInitialValues(kToySeed)));
+    for (int step = 0; step < kSteps; ++step) {
+      thaw(net, step);
+      const int64_t before = model->counters().reduce_scatters;
+      WEFT_RETURN_IF_ERROR(ToyPassOf(net, *model, bootstrap.rank(), step));
+      EXPECT_EQ(model->counters().reduce_scatters - before, step == 1 ? 4 : 3);
+      WEFT_RETURN_IF_ERROR(ToyUpdate(*model, 0.0, nullptr));
+    }
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(*model));
+    EXPECT_THAT(weights, ::testing::Pointwise(::testing::FloatNear(1e-5F), expected));
     return absl::OkStatus();
   });
 }
