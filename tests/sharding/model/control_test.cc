@@ -1,4 +1,6 @@
 // Control of a sharded model by a training loop: prefetches, unshard, reshard, reductions, waits.
+#include <map>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,6 +8,7 @@
 #include "tests/support/tiny_llama.h"
 #include "weft/nn/llama.h"
 #include "weft/nn/materialize.h"
+#include "weft/sharding/state_dict.h"
 
 namespace weft::testing {
 namespace {
@@ -293,6 +296,52 @@ TEST(ShardedModel, TrainsAThawedBlockFromItsFirstStep) {
     }
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(*model));
     EXPECT_THAT(weights, ::testing::Pointwise(::testing::FloatNear(1e-5F), expected));
+    return absl::OkStatus();
+  });
+}
+
+// As FSDP2's fully_shard of a module with another mesh.
+TEST(ShardedModel, ShardsABlockOverAMeshOfItsOwn) {
+  RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh whole, MakeToyMesh(1, 4));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh halves, MakeToyMesh(2, 2));
+    const auto train = [&](bool own_mesh) -> absl::StatusOr<std::map<std::string, std::vector<float>>> {
+      ToyNet net({6, 6, 6, 6});
+      std::unique_ptr<ShardedModel> block;
+      ShardingPolicy policy;
+      if (own_mesh) {
+        WEFT_ASSIGN_OR_RETURN(
+            block, FullyShard(net.layer(1), {}, halves, *engine.engine, {}, LoadInitialValues(kToySeed)));
+        block->SetIsLastBackward(false);  // Its reductions go on while the layer before it computes.
+        policy.ignored = [](const Parameter& parameter) { return parameter.name.starts_with("layers.1"); };
+      }
+      WEFT_ASSIGN_OR_RETURN(const auto model,
+                            FullyShard(net, {&net.layer(0), &net.layer(2)}, whole, *engine.engine, policy,
+                                       LoadInitialValues(kToySeed)));
+      for (int step = 0; step < 3; ++step) {
+        WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), 4, step, 0, 1));
+        if (block != nullptr) {
+          WEFT_RETURN_IF_ERROR(block->ReduceGradients());
+          WEFT_RETURN_IF_ERROR(ToyUpdate(*block, 0.0, nullptr));
+        }
+        WEFT_RETURN_IF_ERROR(ToyUpdate(*model, 0.0, nullptr));
+      }
+      std::map<std::string, std::vector<float>> weights;
+      for (ShardedModel* part : {block.get(), model.get()}) {
+        if (part == nullptr) continue;
+        WEFT_RETURN_IF_ERROR(GatherFullState(*part, part->Shards(), StateTarget::kEveryRank,
+                                             [&](const Parameter& parameter, absl::Span<const float> values) {
+                                               weights[parameter.name] = {values.begin(), values.end()};
+                                               return absl::OkStatus();
+                                             }));
+      }
+      return weights;
+    };
+    WEFT_ASSIGN_OR_RETURN(const auto expected, train(/*own_mesh=*/false));
+    WEFT_ASSIGN_OR_RETURN(const auto weights, train(/*own_mesh=*/true));
+    EXPECT_EQ(weights.size(), 1 + 2 * 3);
+    EXPECT_EQ(weights, expected);
     return absl::OkStatus();
   });
 }
