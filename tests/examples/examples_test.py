@@ -64,6 +64,34 @@ class Checkpoint(unittest.TestCase):
         self.assertLess(steps[-1][1], steps[0][1])
 
 
+class FrozenParameters(unittest.TestCase):
+    def test_reduces_and_has_moments_of_trained_layers_alone(self):
+        output = run(f"{PROGRAMS}/frozen_parameters")
+        steps = re.findall(r"^step (\d+)  loss ([\d.]+)  reduced (\d+) bytes  shards with moments (\d+)$", output, re.MULTILINE)
+        self.assertEqual([(step, moments) for step, _, _, moments in steps], [("1", "1"), ("6", "1"), ("11", "2"), ("16", "2")])
+        one_layer = 3 * 32 * 32 // 4 * 4  # Bytes that a rank takes from three peers.
+        self.assertEqual([int(reduced) for _, _, reduced, _ in steps], [one_layer, one_layer, 2 * one_layer, 2 * one_layer])
+        self.assertLess(float(steps[-1][1]), float(steps[0][1]))
+
+
+class CustomCollective(unittest.TestCase):
+    def test_gives_the_losses_of_the_engine(self):
+        output = run(f"{PROGRAMS}/custom_collective")
+        losses = [float(loss) for loss in re.findall(r"^step \d+  loss ([\d.]+)$", output, re.MULTILINE)]
+        self.assertEqual(len(losses), 10)
+        self.assertLess(losses[4], losses[0])
+        for custom, engine in zip(losses[5:], losses[:5], strict=True):
+            self.assertAlmostEqual(custom / engine, 1, delta=1e-4)
+        self.assertEqual(re.findall(r"^custom reduce-scatters: (\d+)$", output, re.MULTILINE), ["0", "5"])
+
+
+class RawEngine(unittest.TestCase):
+    def test_gathers_and_reduces_without_a_copy(self):
+        bytes_of_peers = 6 * 2 * 16 * 1024 * 4  # Six blocks, two peers.
+        self.assertIn(f"6 blocks are right: {bytes_of_peers} bytes gathered, {bytes_of_peers} reduced, 0 copied",
+                      run(MPIRUN, "-n", "3", f"{PROGRAMS}/raw_engine"))
+
+
 class Readme(unittest.TestCase):
     def test_lists_every_example(self):
         listed = set(re.findall(r"^\| \[([\w.]+)\]\(\1\)", (SOURCES / "README.md").read_text(), re.MULTILINE))
