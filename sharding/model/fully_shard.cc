@@ -140,6 +140,15 @@ absl::Status ShardedModel::SetModulesToBackwardPrefetch(const Module& module,
   return absl::OkStatus();
 }
 
+absl::Status ShardedModel::SetGradientDivideFactor(const Module& module, double factor) {
+  WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
+  ShardingPolicy with_factor = policy();
+  with_factor.gradient_divide_factor = factor;
+  WEFT_RETURN_IF_ERROR(with_factor.Validate());
+  groups_->SetGradientDivideFactor(group, factor);
+  return absl::OkStatus();
+}
+
 absl::Status ShardedModel::SetUnshardInBackward(const Module& module, bool unshard) {
   WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
   groups_->SetUnshardInBackward(group, unshard);

@@ -111,6 +111,9 @@ class ShardedModel {
   void SetReshardAfterBackward(bool reshard);
   absl::Status SetReshardAfterBackward(const Module& module, bool reshard, bool recurse = true);
 
+  // Divisor of the module's group instead of ShardingPolicy::gradient_divide_factor. Errors also:
+  // kInvalidArgument (not a positive number).
+  absl::Status SetGradientDivideFactor(const Module& module, double factor);
   // Off: backward does not gather the module's group. For a module whose backward reads no parameter and
   // recomputes nothing, such as an embedding. Default: on.
   absl::Status SetUnshardInBackward(const Module& module, bool unshard);

@@ -1,4 +1,5 @@
 // Control of a sharded model by a training loop: prefetches, unshard, reshard, reductions, waits.
+#include <cmath>
 #include <map>
 
 #include <gmock/gmock.h>
@@ -238,6 +239,30 @@ TEST(ShardedModel, ReducesKeptGradientsOnDemand) {
     WEFT_RETURN_IF_ERROR(model->ReduceGradients());
     EXPECT_EQ(model->counters().reduce_scatters - before, 3);
     return ToyUpdate(*model, 1.0, nullptr);
+  });
+}
+
+TEST(ShardedModel, DividesTheGradientsOfOneModule) {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    // The sums of the gradients of the layer, and of all other parameters.
+    const auto sums = [&]() -> std::pair<double, double> {
+      std::pair<double, double> found;
+      EXPECT_OK(ToyPassOf(net, model, rank));
+      for (const ShardView& shard : model.Shards()) {
+        double& sum = shard.parameter->name.starts_with("layers.1") ? found.first : found.second;
+        for (int64_t i = 0; i < shard.elements(); ++i) sum += std::abs(shard.grad[i]);
+      }
+      model.ZeroGradients();
+      return found;
+    };
+    const auto [layer, rest] = sums();
+    WEFT_RETURN_IF_ERROR(model.SetGradientDivideFactor(net.layer(1), 4.0));
+    EXPECT_EQ(sums(), std::pair(layer / 4, rest));
+    EXPECT_THAT(model.SetGradientDivideFactor(net.layer(1), 0.0),
+                StatusIs(kInvalid, HasSubstr("gradient_divide_factor is 0: it must be a positive number")));
+    EXPECT_THAT(model.SetGradientDivideFactor(ToyNet({6, 6}), 2.0),
+                StatusIs(kInvalid, HasSubstr("no parameter group")));
+    return absl::OkStatus();
   });
 }
 
