@@ -54,6 +54,11 @@ class FlagGroup {
       field = chosen == 1;
     })->type_name("BOOL");
   }
+  void Bool(const char* flag, std::optional<bool>& field, const char* help) {
+    Choice(flag, {"false", "true"}, "", help, [&field](size_t chosen) {
+      field = chosen == 1;
+    })->type_name("BOOL");
+  }
   // A flag without a value.
   void Switch(const char* flag, bool& field, const char* help) {
     app_.add_flag(flag, field, help)->group(name_);

@@ -68,7 +68,10 @@ void AddEvalFlags(CLI::App& app, EvalOptions& eval) {
 }
 
 void AddOptimizerFlags(CLI::App& app, OptimizerOptions& optimizer) {
-  FlagGroup group(app, "Optimizer (AdamW)");
+  FlagGroup group(app, "Optimizer");
+  group.OneOf("--optimizer", optimizer.kind,
+              {OptimizerKind::kAdamW, OptimizerKind::kSgd, OptimizerKind::kMuon},
+              "Update rule; muon: of the matrices of the layers, with AdamW for all other parameters");
   group.Number("--steps", optimizer.steps, "Updates of the weights");
   group.Number("--lr", optimizer.lr, "Learning rate");
   group.Number("--warmup-steps", optimizer.warmup_steps, "Steps of linear warm-up");
@@ -77,15 +80,22 @@ void AddOptimizerFlags(CLI::App& app, OptimizerOptions& optimizer) {
               "Learning-rate schedule after warm-up");
   group.Number("--min-lr-ratio", optimizer.min_lr_ratio,
                "Learning rate at the last step, as a fraction of --lr");
-  group.Number("--weight-decay", optimizer.weight_decay, "Decoupled weight decay");
+  group.Number("--weight-decay", optimizer.weight_decay, "Weight decay; decoupled, but SGD adds it to the gradient");
   group.OneOf("--decay", optimizer.decay, {DecayScope::kAll, DecayScope::kMatrices},
               "Parameters that decay: all, or matrices only (not norms)");
   group.Number("--clip-grad-norm", optimizer.clip_grad_norm, "Largest gradient norm; 0: no clipping");
   group.Number("--max-skipped-steps", optimizer.max_skipped_steps,
                "Steps that a run may skip because the loss or gradient norm is not finite");
-  group.Number("--beta1", optimizer.beta1, "Decay of the first moment");
-  group.Number("--beta2", optimizer.beta2, "Decay of the second moment");
-  group.Number("--eps", optimizer.eps, "Term added to the root of the second moment");
+  group.Number("--beta1", optimizer.beta1, "AdamW: decay of the first moment");
+  group.Number("--beta2", optimizer.beta2, "AdamW: decay of the second moment");
+  group.Number("--eps", optimizer.eps, "AdamW: term added to the root of the second moment");
+  group.Number("--momentum", optimizer.momentum, "SGD, Muon: momentum [sgd: 0, muon: 0.95]");
+  group.Bool("--nesterov", optimizer.nesterov, "SGD, Muon: Nesterov momentum [sgd: false, muon: true]");
+  group.Number("--adamw-lr", optimizer.adamw_lr,
+               "Muon: learning rate of the parameters that take AdamW [--lr]");
+  group.OneOfOrUnset("--muon-lr-scale", optimizer.muon_lr_scale,
+                     {MuonLrScale::kOriginal, MuonLrScale::kMatchRmsAdamW},
+                     "Muon: factor of --lr by a matrix's shape, as torch's adjust_lr_fn [original]");
 }
 
 void AddContextFlags(CLI::App& app, ContextOptions& context) {

@@ -127,7 +127,7 @@ TEST_F(MemoryNeedTest, NamesFiguresAndRemediesIfItDoesNotFit) {
       CheckFits(need, 2, (int64_t{24} << 30) - 1, ": remedies"),
       StatusIs(absl::StatusCode::kResourceExhausted,
                AllOf(HasSubstr("2 ranks of this node need at least 24.0 GiB"), HasSubstr("only 24.0 GiB"),
-                     HasSubstr("8.0 GiB of AdamW's moments"), HasSubstr(": remedies"))));
+                     HasSubstr("8.0 GiB of optimizer states"), HasSubstr(": remedies"))));
 }
 
 TEST(SegmentBytes, LeaveRoomForMomentsAndActivations) {

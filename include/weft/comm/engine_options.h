@@ -57,6 +57,7 @@ struct EngineCounters {
   int64_t all_reduce_bytes = 0;
   int64_t context_bytes = 0;
   int64_t control_bytes = 0;
+  int64_t optimizer_bytes = 0;
   int64_t point_to_point_bytes = 0;  // Of messages that match a receive of this rank, from other ranks.
   // Bytes of slices that this rank sent to other nodes, and bytes that compression saved.
   int64_t wire_bytes = 0;

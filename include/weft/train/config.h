@@ -17,7 +17,10 @@
 #include "weft/core/dtype.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/llama_config.h"
+#include "weft/optim/adamw.h"
 #include "weft/optim/lr_schedule.h"
+#include "weft/optim/muon.h"
+#include "weft/optim/sgd.h"
 #include "weft/sharding/policy.h"
 
 namespace weft {
@@ -107,13 +110,24 @@ struct EvalOptions {
   std::optional<int64_t> sequences;  // Evaluates at most this many, from the first. Default: all.
 };
 
+// Update rule. kMuon: of the matrices of the decoder layers; the other parameters take AdamW.
+enum class OptimizerKind : uint8_t { kAdamW, kSgd, kMuon };
+
 struct OptimizerOptions {
+  OptimizerKind kind = OptimizerKind::kAdamW;
   int64_t steps = 100;  // 0: evaluation alone.
   double lr = 3e-4;
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0.1;
+  // Of SGD and Muon. Default: 0 for SGD, those of MuonOptions for Muon.
+  std::optional<double> momentum = std::nullopt;
+  std::optional<bool> nesterov = std::nullopt;
+  // Of Muon: the learning rate of the parameters that take AdamW (default: lr), and the factor of a matrix's
+  // own (default: original).
+  std::optional<double> adamw_lr = std::nullopt;
+  std::optional<MuonLrScale> muon_lr_scale = std::nullopt;
   DecayScope decay = DecayScope::kAll;
   int64_t warmup_steps = 0;
   LrDecay lr_schedule = LrDecay::kConstant;
@@ -122,6 +136,10 @@ struct OptimizerOptions {
   // Steps whose loss or gradient norm is not finite do not update the weights. A run ends when it has skipped
   // more than this many.
   int64_t max_skipped_steps = 0;
+
+  AdamWOptions adamw() const;
+  SgdOptions sgd() const;
+  MuonOptions muon() const;
 };
 
 // Activations that blocks keep from forward to backward. kNone: all. kFull: their inputs only; backward
@@ -218,6 +236,8 @@ struct TrainConfig {
 std::string_view Name(AttentionKind kind);
 // "constant", "linear", "cosine".
 std::string_view Name(LrDecay decay);
+// "adamw", "sgd", "muon".
+std::string_view Name(OptimizerKind kind);
 // "all", "matrices".
 std::string_view Name(DecayScope scope);
 // "none", "full".

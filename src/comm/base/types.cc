@@ -80,6 +80,8 @@ std::string_view Name(LanePurpose purpose) {
       return "context";
     case LanePurpose::kControl:
       return "control";
+    case LanePurpose::kOptimizer:
+      return "optimizer";
   }
   return "unknown";
 }

@@ -458,6 +458,7 @@ EngineCounters CommEngine::Impl::counters() {
   counters.all_reduce_bytes = logical(LanePurpose::kAllReduce);
   counters.context_bytes = logical(LanePurpose::kContext);
   counters.control_bytes = logical(LanePurpose::kControl);
+  counters.optimizer_bytes = logical(LanePurpose::kOptimizer);
   counters.wait_ns = shell_->wait_ns();
   return counters;
 }

@@ -157,7 +157,7 @@ class CommEngine::Impl {
   std::unique_ptr<NodeLink> node_;
   std::unique_ptr<WireLink> wire_;
   EngineCounters counters_;  // Written by the core. Read through EngineCore::counters().
-  static constexpr size_t kPurposes = 5;
+  static constexpr size_t kPurposes = 6;
   std::array<std::atomic<int64_t>, kPurposes> logical_bytes_{};  // By purpose of the lane.
   int lane_limit_ = 0;  // Lane indices are below it. The same on all ranks.
   // Whoever has the turn forms a lane, and alone uses the members of this block. See Note [Lane indices].

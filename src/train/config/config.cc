@@ -106,7 +106,35 @@ absl::Status ValidateSizes(const ModelOptions& model) {
   return absl::OkStatus();
 }
 
+// Options that the update rule does not have must not be given.
+absl::Status ValidateUpdateRule(const OptimizerOptions& optimizer) {
+  const bool adamw = optimizer.kind == OptimizerKind::kAdamW;
+  constexpr const char* kNeedsMomentum = "needs --optimizer sgd or muon";
+  if (adamw && optimizer.momentum) return BadFlag("momentum", *optimizer.momentum, kNeedsMomentum);
+  if (adamw && optimizer.nesterov) return BadFlag("nesterov", *optimizer.nesterov ? "true" : "false", kNeedsMomentum);
+  if (optimizer.kind == OptimizerKind::kSgd) {
+    const OptimizerOptions defaults;
+    constexpr const char* kOfAdamW = "is an option of AdamW, which --optimizer sgd does not use: leave it out";
+    if (optimizer.beta1 != defaults.beta1) return BadFlag("beta1", optimizer.beta1, kOfAdamW);
+    if (optimizer.beta2 != defaults.beta2) return BadFlag("beta2", optimizer.beta2, kOfAdamW);
+    if (optimizer.eps != defaults.eps) return BadFlag("eps", optimizer.eps, kOfAdamW);
+    if (optimizer.sgd().nesterov && optimizer.sgd().momentum == 0) {
+      return BadFlag("nesterov", "true", "needs --momentum above 0");
+    }
+  }
+  if (optimizer.momentum) WEFT_RETURN_IF_ERROR(RequireBelowOne("momentum", *optimizer.momentum));
+  if (optimizer.kind == OptimizerKind::kMuon) {
+    return RequireNotNegative("adamw-lr", optimizer.adamw_lr.value_or(0));
+  }
+  if (optimizer.adamw_lr) return BadFlag("adamw-lr", *optimizer.adamw_lr, "needs --optimizer muon");
+  if (optimizer.muon_lr_scale) {
+    return BadFlag("muon-lr-scale", ToAbsl(Name(*optimizer.muon_lr_scale)), "needs --optimizer muon");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateOptimizer(const OptimizerOptions& optimizer) {
+  WEFT_RETURN_IF_ERROR(ValidateUpdateRule(optimizer));
   WEFT_RETURN_IF_ERROR(RequireRange({"steps", optimizer.steps}, 0));
   WEFT_RETURN_IF_ERROR(RequireNotNegative("lr", optimizer.lr));
   WEFT_RETURN_IF_ERROR(RequireBelowOne("beta1", optimizer.beta1));
@@ -124,6 +152,22 @@ absl::Status ValidateOptimizer(const OptimizerOptions& optimizer) {
   }
   WEFT_RETURN_IF_ERROR(RequireRange({"max-skipped-steps", optimizer.max_skipped_steps}, 0));
   return RequireNotNegative("clip-grad-norm", optimizer.clip_grad_norm);
+}
+
+// Options of a run that Muon cannot be combined with.
+absl::Status ValidateMuon(const TrainConfig& config) {
+  if (config.optimizer.kind != OptimizerKind::kMuon) return absl::OkStatus();
+  if (config.parallel.shard_optimizer_over_replicas) {
+    return BadFlag("shard-optimizer-over-replicas", "true",
+                   "cuts matrices over replicas, but --optimizer muon needs them whole in a shard group: "
+                   "leave it out, or use another optimizer");
+  }
+  if (config.lora.enabled()) {
+    return BadFlag("optimizer", "muon",
+                   "updates whole matrices, but --lora-rank and --lora-adapter train adapters: use adamw or "
+                   "sgd");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ValidateEval(const EvalOptions& eval) {
@@ -240,6 +284,37 @@ std::string_view Name(LrDecay decay) {
   return "?";
 }
 
+std::string_view Name(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kAdamW:
+      return "adamw";
+    case OptimizerKind::kSgd:
+      return "sgd";
+    case OptimizerKind::kMuon:
+      return "muon";
+  }
+  return "?";
+}
+
+AdamWOptions OptimizerOptions::adamw() const {
+  return {adamw_lr.value_or(lr), beta1, beta2, eps, weight_decay};
+}
+
+SgdOptions OptimizerOptions::sgd() const {
+  return {lr, momentum.value_or(SgdOptions().momentum), weight_decay,
+          nesterov.value_or(SgdOptions().nesterov)};
+}
+
+MuonOptions OptimizerOptions::muon() const {
+  MuonOptions options;
+  options.lr = lr;
+  options.momentum = momentum.value_or(options.momentum);
+  options.nesterov = nesterov.value_or(options.nesterov);
+  options.weight_decay = weight_decay;
+  options.lr_scale = muon_lr_scale.value_or(options.lr_scale);
+  return options;
+}
+
 std::string_view Name(DecayScope scope) { return scope == DecayScope::kAll ? "all" : "matrices"; }
 
 std::string_view Name(ActivationCheckpoint checkpoint) {
@@ -268,6 +343,7 @@ absl::Status Validate(const TrainConfig& config) {
     return BadFlag("attention", ToAbsl(Name(config.attention.kind)),
                    "trains its indexers, which --lora-rank and --lora-adapter would freeze: use dense");
   }
+  WEFT_RETURN_IF_ERROR(ValidateMuon(config));
   return Validate(config.attention, config.parallel.context);
 }
 

@@ -126,14 +126,32 @@ std::vector<ResolvedItem> EvaluationItems(const TrainConfig& config, const RunPl
            config.eval.sequences ? "--eval-sequences" : "all of --eval-data"}};
 }
 
+std::string UpdateRule(const RunPlan& plan) {
+  const std::string adamw =
+      absl::StrCat("betas ", plan.adamw.beta1, " and ", plan.adamw.beta2, ", eps ", plan.adamw.eps);
+  switch (plan.optimizer) {
+    case OptimizerKind::kAdamW:
+      return adamw;
+    case OptimizerKind::kSgd:
+      return absl::StrCat("momentum ", plan.sgd.momentum, plan.sgd.nesterov ? " with nesterov" : "");
+    case OptimizerKind::kMuon:
+      return absl::StrCat("momentum ", plan.muon.momentum, plan.muon.nesterov ? " with nesterov" : "",
+                          ", lr scale ", ToAbsl(Name(plan.muon.lr_scale)), ", AdamW for others: lr ",
+                          plan.adamw.lr, ", ", adamw);
+  }
+  return "";
+}
+
 ResolvedItem OptimizerItem(const RunPlan& plan) {
+  const std::string name = plan.optimizer == OptimizerKind::kAdamW ? "AdamW"
+                           : plan.optimizer == OptimizerKind::kSgd ? "SGD"
+                                                                   : "Muon";
   const LrSchedule& lr = plan.learning_rate;
   const std::string floor =
       lr.decay == LrDecay::kConstant ? "" : absl::StrCat(" down to ", lr.min_ratio, " of it");
   return {"optimizer",
-          absl::StrCat("AdamW, lr ", lr.lr, " ", ToAbsl(Name(lr.decay)), floor, " after ", lr.warmup_steps,
-                       " warm-up steps, betas ", plan.adamw.beta1, " and ", plan.adamw.beta2, ", eps ",
-                       plan.adamw.eps, ", decay ", plan.adamw.weight_decay, " of ",
+          absl::StrCat(name, ", lr ", lr.lr, " ", ToAbsl(Name(lr.decay)), floor, " after ", lr.warmup_steps,
+                       " warm-up steps, ", UpdateRule(plan), ", decay ", plan.adamw.weight_decay, " of ",
                        plan.decay == DecayScope::kAll ? "all parameters" : "matrices only", ", clip ",
                        plan.clip_grad_norm),
           ""};

@@ -34,7 +34,9 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
     const std::vector<RunProperty>& properties, int64_t state_bytes, absl::Duration timeout) {
   std::unique_ptr<RunCheckpoints> run(new RunCheckpoints(bootstrap, config, plan, timeout));
   for (const RunProperty& property : properties) {
-    if (property.fixed) run->properties_[property.name] = property.value;
+    if (!property.fixed) continue;
+    run->properties_[property.name] = property.value;
+    run->absent_values_[property.name] = property.absent;
   }
   // Saves the resolved value: the default depends on the mesh, which may change.
   run->properties_[kBatchSize] = absl::StrCat(plan.batch.batch_size);
@@ -122,7 +124,8 @@ absl::Status RunCheckpoints::CheckProperties() const {
   bool flag = false;
   for (const auto& [name, value] : properties_) {
     const auto saved = resumed_->properties().find(name);
-    const std::string& before = saved == resumed_->properties().end() ? "not given" : saved->second;
+    const std::string before =
+        saved == resumed_->properties().end() ? absent_values_.at(name) : saved->second;
     if (before == value) continue;
     differences.push_back(absl::StrCat(name, " is ", value, ", but the checkpoint has ", before));
     flag = flag || absl::StartsWith(name, "--");

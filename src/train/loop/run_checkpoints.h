@@ -76,7 +76,8 @@ class RunCheckpoints {
   const CheckpointConfig config_;
   const RunPlan& plan_;
   const absl::Duration timeout_;
-  std::map<std::string, std::string> properties_;  // Fixed properties of the run, by name.
+  std::map<std::string, std::string> properties_;     // Fixed properties of the run, by name.
+  std::map<std::string, std::string> absent_values_;  // RunProperty::absent of each.
   std::vector<std::string> messages_;
   std::optional<Checkpoint> resumed_;
   std::unique_ptr<CheckpointSaver> saver_;  // Null without --checkpoint-dir.

@@ -40,8 +40,10 @@ constexpr const char* kMemoryRemedies =
     ": shard over more ranks on further hosts (--dp-shard), or use --activation-checkpoint full, a smaller "
     "--batch-size, a larger --grad-accum, or a smaller --seq-len";
 
-// Weights and two moments in fp32.
-constexpr int64_t kStateBytesOfParameter = 3 * sizeof(float);
+// Weights and states of the optimizer in fp32.
+int64_t CheckpointBytes(const LlamaConfig& model, const RunPlan& plan) {
+  return static_cast<int64_t>(sizeof(float)) * (TrainedElements(model, plan) + StateElements(model, plan));
+}
 
 absl::Status NotFinite(int64_t step, const absl::AlphaNum& what) {
   return absl::OutOfRangeError(absl::StrCat("step ", step, ": ", what, kRemedy));
@@ -160,8 +162,7 @@ class Run {
     WEFT_RETURN_IF_ERROR(Agree(CheckMemory()));
     WEFT_ASSIGN_OR_RETURN(checkpoints_,
                           RunCheckpoints::Open(bootstrap_, config_.checkpoint, *plan_, properties_,
-                                               kStateBytesOfParameter * plan_->adapter_elements().value_or(
-                                                                            inputs_->model.ParameterCount()),
+                                               CheckpointBytes(inputs_->model, *plan_),
                                                timeout_));
     WEFT_RETURN_IF_ERROR(Agree(CheckStepsLeft()));
     const int64_t vocab_size = inputs_->model.vocab_size;

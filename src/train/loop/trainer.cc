@@ -33,9 +33,10 @@ using Clock = std::chrono::steady_clock;
 constexpr const char* kOptimizerFiles = "optimizer";
 constexpr const char* kIndexerOptimizerFiles = "indexer_optimizer";
 constexpr const char* kAdapterOptimizerFiles = "adapter_optimizer";
-constexpr const char* kFirstMoment = ".exp_avg";
-constexpr const char* kSecondMoment = ".exp_avg_sq";
 constexpr const char* kOptimizerSteps = "optimizer_steps";
+
+// Suffix of an optimizer's state in the files of a checkpoint.
+std::string SuffixOf(const std::string& state_name) { return "." + state_name; }
 
 double MillisecondsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -71,6 +72,7 @@ void AddCounters(const CounterSnapshot& before, const CounterSnapshot& after, St
   metrics.bytes.all_reduce = to.all_reduce_bytes - from.all_reduce_bytes;
   metrics.bytes.context = to.context_bytes - from.context_bytes;
   metrics.bytes.control = to.control_bytes - from.control_bytes;
+  metrics.bytes.optimizer = to.optimizer_bytes - from.optimizer_bytes;
   metrics.wire_bytes = to.wire_bytes - from.wire_bytes;
   metrics.wire_saved_bytes = to.wire_saved_bytes - from.wire_saved_bytes;
   metrics.copied_bytes =
@@ -145,9 +147,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Bootstrap& bootstrap, c
   std::unique_ptr<Trainer> trainer(
       new Trainer(bootstrap, corpus, std::move(plan), *std::move(splitter), std::move(model)));
   WEFT_RETURN_IF_ERROR(trainer->Connect(loader, options));
-  OptimizerGroups groups = OptimizerGroupsOf(trainer->plan_);
-  trainer->optimizer_.emplace(trainer->sharded_->Shards(), trainer->plan_.adamw, groups.groups);
-  trainer->optimizer_sets_ = std::move(groups.sets);
+  WEFT_ASSIGN_OR_RETURN(trainer->optimizer_, MakeOptimizer(trainer->plan_, *trainer->sharded_));
   return trainer;
 }
 
@@ -351,47 +351,48 @@ CheckpointState Trainer::State(int64_t step) {
   state.step = step;
   ShardSets weights = SplitIntoSets(sharded_->Shards());
   if (plan_.adapters) weights.llama.clear();  // It does not change.
-  const ShardSets first = SplitIntoSets(optimizer_->FirstMoments());
-  const ShardSets second = SplitIntoSets(optimizer_->SecondMoments());
   state.arrays = {{kModelFiles, "", weights.llama},
-                  {kOptimizerFiles, kFirstMoment, first.llama},
-                  {kOptimizerFiles, kSecondMoment, second.llama},
                   {kIndexerFiles, "", weights.indexers},
-                  {kIndexerOptimizerFiles, kFirstMoment, first.indexers},
-                  {kIndexerOptimizerFiles, kSecondMoment, second.indexers},
-                  {kAdapterFiles, "", weights.adapters},
-                  {kAdapterOptimizerFiles, kFirstMoment, first.adapters},
-                  {kAdapterOptimizerFiles, kSecondMoment, second.adapters}};
+                  {kAdapterFiles, "", weights.adapters}};
+  ShardedOptimizer& optimizer = *optimizer_.rule;
+  for (size_t i = 0; i < optimizer.state_names().size(); ++i) {
+    const std::string suffix = SuffixOf(optimizer.state_names()[i]);
+    ShardSets values = SplitIntoSets(optimizer.State(i));
+    state.arrays.push_back({kOptimizerFiles, suffix, std::move(values.llama)});
+    state.arrays.push_back({kIndexerOptimizerFiles, suffix, std::move(values.indexers)});
+    state.arrays.push_back({kAdapterOptimizerFiles, suffix, std::move(values.adapters)});
+  }
   const std::vector<ShardView> shards = sharded_->Shards();
-  const std::vector<int64_t> updates = optimizer_->StepsOfShards();
+  const std::vector<int64_t> updates = optimizer.StepsOfShards();
   for (size_t i = 0; i < updates.size(); ++i) {
     if (!shards[i].parameter->requires_grad) continue;
     state.counts_of_parameters[shards[i].parameter->name] = updates[i];
   }
-  state.counts[kOptimizerSteps] = optimizer_->steps();
+  state.counts[kOptimizerSteps] = optimizer.steps();
   return state;
 }
 
 absl::Status Trainer::LoadOptimizer(const Checkpoint& checkpoint) {
-  const auto loader = [&](const char* moment) {
-    return LoadBySet(checkpoint.Loader(kOptimizerFiles, moment),
-                     checkpoint.Loader(kIndexerOptimizerFiles, moment),
-                     checkpoint.Loader(kAdapterOptimizerFiles, moment));
-  };
-  WEFT_RETURN_IF_ERROR(FillShards(optimizer_->FirstMoments(), loader(kFirstMoment)));
-  WEFT_RETURN_IF_ERROR(FillShards(optimizer_->SecondMoments(), loader(kSecondMoment)));
+  ShardedOptimizer& optimizer = *optimizer_.rule;
+  for (size_t i = 0; i < optimizer.state_names().size(); ++i) {
+    const std::string suffix = SuffixOf(optimizer.state_names()[i]);
+    const ShardLoader loader = LoadBySet(checkpoint.Loader(kOptimizerFiles, suffix),
+                                         checkpoint.Loader(kIndexerOptimizerFiles, suffix),
+                                         checkpoint.Loader(kAdapterOptimizerFiles, suffix));
+    WEFT_RETURN_IF_ERROR(FillShards(optimizer.State(i), loader));
+  }
   const auto steps = checkpoint.counts().find(kOptimizerSteps);
   if (steps == checkpoint.counts().end()) {
     return absl::DataLossError(absl::StrCat("the checkpoint '", checkpoint.folder(), "' has no count '",
                                             kOptimizerSteps, "': it is not one of weft train"));
   }
-  optimizer_->set_steps(steps->second);
+  optimizer.set_steps(steps->second);
   std::vector<int64_t> updates;
   for (const ShardView& shard : sharded_->Shards()) {
     const auto found = checkpoint.counts_of_parameters().find(shard.parameter->name);
     updates.push_back(found == checkpoint.counts_of_parameters().end() ? steps->second : found->second);
   }
-  optimizer_->SetStepsOfShards(updates);
+  optimizer.SetStepsOfShards(updates);
   return absl::OkStatus();
 }
 
@@ -415,13 +416,15 @@ absl::Status Trainer::MergeAdapters() {
 
 absl::Status Trainer::Update(int64_t step, absl::Span<const GradientNorm> norms) {
   const Span span("optimizer", [] { return std::string("update"); });
-  for (AdamWOptions& options : optimizer_->options()) options.lr = plan_.learning_rate.At(step);
-  std::vector<AdamWGroupStep> groups;
-  groups.reserve(optimizer_sets_.size());
-  for (const ParameterSet set : optimizer_sets_) {
-    groups.push_back({.gradient_scale = norms[set].factor, .frozen = set == kLlama && IsWarmUp(step)});
+  std::vector<OptimizerGroupStep> groups;
+  groups.reserve(optimizer_.sets.size());
+  for (size_t i = 0; i < optimizer_.sets.size(); ++i) {
+    const ParameterSet set = optimizer_.sets[i];
+    groups.push_back({.gradient_scale = norms[set].factor,
+                      .frozen = set == kLlama && IsWarmUp(step),
+                      .lr = optimizer_.learning_rates[i].At(step)});
   }
-  return optimizer_->Step(*sharded_, groups);
+  return optimizer_.rule->Step(*sharded_, groups);
 }
 
 }  // namespace weft

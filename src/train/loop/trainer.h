@@ -17,7 +17,7 @@
 #include <absl/types/span.h>
 
 #include "src/train/data/batch_splitter.h"
-#include "src/train/plan/parameter_sets.h"
+#include "src/train/loop/run_optimizer.h"
 #include "src/train/plan/run_plan.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/comm/wire_compression.h"
@@ -25,7 +25,6 @@
 #include "weft/memory/buffer_pool.h"
 #include "weft/memory/node_heap.h"
 #include "weft/nn/llama.h"
-#include "weft/optim/sharded_adamw.h"
 #include "weft/sharding/fully_shard.h"
 #include "weft/train/checkpoint.h"
 #include "weft/train/corpus.h"
@@ -150,8 +149,7 @@ class Trainer {
   std::unique_ptr<BufferPool> summaries_pool_;
   Buffer summaries_;  // SummaryBytes() per rank, in node memory.
   LaneId summaries_lane_;
-  std::optional<ShardedAdamW> optimizer_;
-  std::vector<ParameterSet> optimizer_sets_;  // Of each entry of optimizer_->options().
+  RunOptimizer optimizer_;
 };
 
 }  // namespace weft

@@ -20,6 +20,7 @@ struct RunProperty {
   std::string name;  // A flag with its dashes, or a description such as "data of --data".
   std::string value;
   bool fixed = false;  // Must also be equal when the run is resumed.
+  std::string absent = "not given";  // The value in checkpoints that lack the property.
 };
 
 // All flags that change the result or the collectives of a run, the model's configuration, and a digest of

@@ -63,7 +63,7 @@ std::string GiB(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 <<
 std::string MemoryNeed::ToString() const {
   const auto part = [](int64_t bytes) { return GiB(static_cast<double>(bytes)); };
   return absl::StrCat(part(weights), " of weights, ", part(gradients), " of gradients, ", part(moments),
-                      " of AdamW's moments, ", part(images), " of gathered weights and gradients, ",
+                      " of optimizer states, ", part(images), " of gathered weights and gradients, ",
                       part(activations), " of activations");
 }
 
@@ -72,17 +72,45 @@ int64_t LargestGroup(const LlamaConfig& model) {
   return std::max(root, (model.ParameterCount() - root) / model.layers);
 }
 
+std::vector<Shape> HiddenMatricesOfLayer(const LlamaConfig& model) {
+  const int64_t queries = model.heads * model.head_dim;
+  const int64_t keys = model.kv_heads * model.head_dim;
+  return {{queries, model.dim},       {keys, model.dim},          {keys, model.dim},
+          {model.dim, queries},       {model.ffn_dim, model.dim}, {model.ffn_dim, model.dim},
+          {model.dim, model.ffn_dim}};
+}
+
+int64_t TrainedElements(const LlamaConfig& model, const RunPlan& plan) {
+  return plan.adapter_elements().value_or(model.ParameterCount());
+}
+
+int64_t StateElements(const LlamaConfig& model, const RunPlan& plan) {
+  const int64_t trained = TrainedElements(model, plan);
+  switch (plan.optimizer) {
+    case OptimizerKind::kAdamW:
+      return 2 * trained;
+    case OptimizerKind::kSgd:
+      return plan.sgd.momentum == 0 ? 0 : trained;
+    case OptimizerKind::kMuon: {
+      int64_t matrices = 0;
+      for (const Shape& shape : HiddenMatricesOfLayer(model)) matrices += ElementCount(shape);
+      return 2 * trained - model.layers * matrices;
+    }
+  }
+  return 0;
+}
+
 MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan) {
   const int64_t shards = plan.shard_group_size();
   const int64_t own = CeilDiv(model.ParameterCount() + plan.adapter_elements().value_or(0), shards);
-  const int64_t trained = CeilDiv(plan.adapter_elements().value_or(model.ParameterCount()), shards);
+  const int64_t trained = CeilDiv(TrainedElements(model, plan), shards);
   const auto compute_bytes = static_cast<int64_t>(SizeOf(plan.parallel.param_dtype));
   MemoryNeed need;
   need.weights = own * kMasterBytes;
   need.gradients = trained * kMasterBytes;
-  need.moments =
-      2 * kMasterBytes *
-      (plan.parallel.shard_optimizer_over_replicas ? CeilDiv(trained, plan.replicate_size) : trained);
+  const int64_t updated_parts =
+      shards * (plan.parallel.shard_optimizer_over_replicas ? plan.replicate_size : 1);
+  need.moments = kMasterBytes * CeilDiv(StateElements(model, plan), updated_parts);
   const int64_t group = LargestGroup(model);
   const int64_t trained_group = plan.adapters ? plan.adapters->elements / model.layers : group;
   // A rank that shares images with its node holds its part of them.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -18,7 +19,7 @@ namespace weft {
 struct MemoryNeed {
   int64_t weights = 0;    // fp32 master weights of the rank's shards.
   int64_t gradients = 0;  // fp32 gradients of the same elements.
-  int64_t moments = 0;    // Both moments of AdamW, outside of node memory.
+  int64_t moments = 0;    // States of the optimizer in fp32, outside of node memory.
   // Weights (unless ranks read each other's shards in place) and full gradients of the largest group.
   int64_t images = 0;
   int64_t activations = 0;  // Kept from forward to backward in one microbatch, outside of node memory.
@@ -33,6 +34,13 @@ inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Pure. Elements of the largest group that is gathered as one: a block, or the embedding and the head.
 int64_t LargestGroup(const LlamaConfig& model);
+
+// Pure. Shapes of the matrices of a decoder layer that Muon updates: those that IsHiddenMatrix selects.
+std::vector<Shape> HiddenMatricesOfLayer(const LlamaConfig& model);
+
+// Pure. Elements of the trained parameters, and of all states of the optimizer, over the ranks of a replica.
+int64_t TrainedElements(const LlamaConfig& model, const RunPlan& plan);
+int64_t StateElements(const LlamaConfig& model, const RunPlan& plan);
 
 // Pure. The largest need of any rank.
 MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan);

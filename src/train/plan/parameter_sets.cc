@@ -4,6 +4,7 @@
 
 #include "weft/nn/lightning_indexer.h"
 #include "weft/nn/linear.h"
+#include "weft/optim/sharded_optimizer.h"
 
 namespace weft {
 namespace {
@@ -44,24 +45,21 @@ std::vector<ClipSet> ClipSetsOf(const RunPlan& plan) {
   return sets;
 }
 
-void OptimizerGroups::Add(ParameterSet set, std::function<bool(const Parameter&)> matches,
-                          const AdamWOptions& options) {
-  groups.push_back({std::move(matches), options});
-  sets.push_back(set);
+std::vector<OptimizerGroup> OptimizerGroupsOf(const RunPlan& plan) {
+  const bool vectors_decay = plan.decay == DecayScope::kAll;
+  std::vector<OptimizerGroup> groups;
+  if (plan.indexers) {
+    groups.push_back({kIndexers, IsVectorOfIndexer, vectors_decay});
+    groups.push_back({kIndexers, IsIndexerParameter, true});
+  }
+  groups.push_back({kLlama, HasAtMostOneDim, vectors_decay});
+  return groups;
 }
 
-OptimizerGroups OptimizerGroupsOf(const RunPlan& plan) {
-  AdamWOptions undecayed = plan.adamw;
-  undecayed.weight_decay = 0;
-  const AdamWOptions& of_vectors = plan.decay == DecayScope::kMatrices ? undecayed : plan.adamw;
-  OptimizerGroups result;
-  // The first group that matches counts.
-  if (plan.indexers) {
-    result.Add(kIndexers, IsVectorOfIndexer, of_vectors);
-    result.Add(kIndexers, IsIndexerParameter, plan.adamw);
-  }
-  result.Add(kLlama, HasAtMostOneDim, of_vectors);
-  return result;
+bool IsHiddenMatrix(const Parameter& parameter) {
+  static const auto is_outside = NameContains({"embed_tokens", "lm_head"});
+  return parameter.shape.size() == 2 && !IsIndexerParameter(parameter) && !IsLoraParameter(parameter) &&
+         !is_outside(parameter);
 }
 
 }  // namespace weft

@@ -11,7 +11,6 @@
 
 #include "src/train/plan/run_plan.h"
 #include "weft/nn/parameter.h"
-#include "weft/optim/sharded_adamw.h"
 #include "weft/sharding/gradient_norm.h"
 #include "weft/sharding/shard_view.h"
 
@@ -32,13 +31,16 @@ ShardLoader LoadBySet(ShardLoader llama, ShardLoader indexers, ShardLoader adapt
 // The sets to clip, by ParameterSet. Dense attention has the first only.
 std::vector<ClipSet> ClipSetsOf(const RunPlan& plan);
 
-// Parameter groups of the optimizer beside its default one, and the set of each, that of the default first.
-struct OptimizerGroups {
-  std::vector<AdamWParamGroup> groups;
-  std::vector<ParameterSet> sets = {kLlama};
-
-  void Add(ParameterSet set, std::function<bool(const Parameter&)> matches, const AdamWOptions& options);
+// A parameter group of the optimizer, beside its default one. The first group that matches counts.
+struct OptimizerGroup {
+  ParameterSet set;
+  std::function<bool(const Parameter&)> matches;
+  bool decays;  // Whether weight decay applies.
 };
-OptimizerGroups OptimizerGroupsOf(const RunPlan& plan);
+std::vector<OptimizerGroup> OptimizerGroupsOf(const RunPlan& plan);
+
+// True for the matrices that Muon updates: those of the decoder layers, but neither the embedding, the head,
+// nor parameters of indexers or adapters.
+bool IsHiddenMatrix(const Parameter& parameter);
 
 }  // namespace weft

@@ -13,6 +13,8 @@
 #include "weft/mesh/device_mesh.h"
 #include "weft/optim/adamw.h"
 #include "weft/optim/lr_schedule.h"
+#include "weft/optim/muon.h"
+#include "weft/optim/sgd.h"
 #include "weft/sharding/policy.h"
 #include "weft/sharding/residency.h"
 #include "weft/train/batch_order.h"
@@ -38,9 +40,13 @@ struct RunPlan {
   // The values of the flags, with prefetch_depth set. If wire_compression is unset, the trainer measures it.
   ParallelOptions parallel;
   ResidencyChoice residency;
-  AdamWOptions adamw;  // The trainer sets the learning rate at each step.
+  OptimizerKind optimizer;
+  // Options of each rule; Muon uses those of AdamW, too. The trainer sets the learning rates at each step.
+  AdamWOptions adamw;
+  SgdOptions sgd;
+  MuonOptions muon;
   DecayScope decay;
-  LrSchedule learning_rate;
+  LrSchedule learning_rate;  // Of --lr.
   double clip_grad_norm;
   std::optional<EvaluationPlan> evaluation;
   std::optional<IndexerTraining> indexers;             // Unset for dense attention.

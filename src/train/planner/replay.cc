@@ -22,6 +22,18 @@
 namespace weft {
 namespace {
 
+// Time of one thread for a rank's share of the products of Muon. The ranks of a shard group have about equal
+// shares. Other rules have none.
+double OrthogonalizeNs(const ReplayInput& input) {
+  if (input.plan.optimizer != OptimizerKind::kMuon) return 0;
+  double operations = 0;
+  for (const Shape& shape : HiddenMatricesOfLayer(input.model)) {
+    operations += OrthogonalizeOperations(input.plan.muon, shape[0], shape[1]);
+  }
+  return operations * static_cast<double>(input.model.layers) / input.plan.shard_group_size() /
+         input.rates.flops_f32 * 1e9;
+}
+
 constexpr int kSteps = 2;  // The first step records the order of groups.
 
 // Counters that all ranks write down. A simulation has one thread.
@@ -210,6 +222,7 @@ class ReplayRank {
     Compute(static_cast<double>(own) * input_.rates.norm_ns / input_.threads, input_.threads);
     WEFT_RETURN_IF_ERROR(sharded_->ClipGradNorms(ClipSetsOf(input_.plan), NormType::kTwo).status());
     WEFT_RETURN_IF_ERROR(GatherSummaries());
+    Compute(OrthogonalizeNs(input_) / input_.threads, input_.threads);
     WEFT_RETURN_IF_ERROR(sharded_->UpdateShards([this](absl::Span<const ShardView> shards) {
       int64_t updated = 0;
       for (const ShardView& shard : shards) updated += shard.elements() * divisor_;
@@ -278,8 +291,9 @@ double ComputeMs(const ReplayInput& input) {
                             static_cast<double>(input.model.layers) * (total(ModelPart::kBlock) + recomputed);
   const int owners = input.plan.shard_group_size() *
                      (input.plan.parallel.shard_optimizer_over_replicas ? input.plan.replicate_size : 1);
-  const double update = static_cast<double>(input.model.ParameterCount()) / owners *
-                        (input.rates.adamw_ns + input.rates.norm_ns) / input.threads;
+  const double elementwise = static_cast<double>(input.model.ParameterCount()) / owners *
+                             (input.rates.adamw_ns + input.rates.norm_ns);
+  const double update = (elementwise + OrthogonalizeNs(input)) / input.threads;
   return (microbatch * static_cast<double>(input.plan.batch.microbatches) + update) * 1e-6;
 }
 

@@ -190,6 +190,7 @@ Table BytesOf(const Runs& runs) {
       {"bytes.all_reduce", "all-reduced: gradients of replicas"},
       {"bytes.context", "attention over split sequences"},
       {"bytes.control", "norms, losses and requests"},
+      {"bytes.optimizer", "matrices of Muon"},
       {"wire_bytes", "sent to other nodes"},
       {"wire_saved_bytes", "saved by compression"},
       {"copied_bytes", "staged, cast or packed"},

@@ -1,0 +1,150 @@
+#include "weft/optim/sharded_optimizer.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "weft/core/status.h"
+
+namespace weft {
+
+bool HasAtMostOneDim(const Parameter& parameter) { return parameter.shape.size() <= 1; }
+
+std::function<bool(const Parameter&)> NameContains(std::vector<std::string> words) {
+  return [words = std::move(words)](const Parameter& parameter) {
+    return std::any_of(words.begin(), words.end(), [&](const std::string& word) {
+      return parameter.name.find(word) != std::string::npos;
+    });
+  };
+}
+
+ShardedOptimizer::ShardedOptimizer(absl::Span<const ShardView> shards, Layout layout,
+                                   const std::function<size_t(const Parameter&)>& group_of)
+    : layout_(std::move(layout)) {
+  WEFT_CHECK(layout_.state_names.size() <= OptimizerSlice::kMaxStates, "too many states of an optimizer");
+  for (const ShardView& shard : shards) {
+    entries_.push_back({shard.parameter, shard.piece, group_of(*shard.parameter), /*exists=*/false, {}});
+    if (shard.parameter->requires_grad) AddStates(entries_.back());
+  }
+}
+
+void ShardedOptimizer::AddStates(Entry& entry) {
+  if (std::exchange(entry.exists, true)) return;
+  for (const size_t state : layout_.states_of_groups[entry.group]) {
+    entry.states[state].resize(static_cast<size_t>(entry.piece.elements()));
+  }
+}
+
+void ShardedOptimizer::AddMissingStates(size_t first, absl::Span<const ShardView> shards) {
+  for (size_t i = 0; i < shards.size(); ++i) {
+    if (shards[i].grad != nullptr) AddStates(entries_[first + i]);
+  }
+}
+
+void ShardedOptimizer::set_steps(int64_t steps) {
+  steps_ = steps;
+  for (Entry& entry : entries_) entry.steps = steps;
+}
+
+std::vector<int64_t> ShardedOptimizer::StepsOfShards() const {
+  std::vector<int64_t> steps;
+  for (const Entry& entry : entries_) steps.push_back(entry.steps);
+  return steps;
+}
+
+void ShardedOptimizer::SetStepsOfShards(absl::Span<const int64_t> steps) {
+  WEFT_CHECK(steps.size() == entries_.size(), "SetStepsOfShards takes one number for each shard");
+  for (size_t i = 0; i < steps.size(); ++i) entries_[i].steps = steps[i];
+}
+
+absl::Status ShardedOptimizer::CheckCount(size_t shards) const {
+  if (shards == entries_.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("an optimizer of ", entries_.size(), " shards was given ",
+                                                 shards, " shards; pass all shards of its model"));
+}
+
+absl::Status ShardedOptimizer::CheckShards(size_t first, absl::Span<const ShardView> shards) const {
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const Entry& entry = entries_[first + i];
+    if (shards[i].parameter == entry.parameter && shards[i].piece.start == entry.piece.start &&
+        shards[i].elements() == entry.piece.elements()) {
+      continue;
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat("shard ", first + i, " (of '", shards[i].parameter->name,
+                     "') is not the one given to the constructor (of '", entry.parameter->name,
+                     "'); pass the shards of the same model in the same order"));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<OptimizerGroupStep> ShardedOptimizer::ForAll(double gradient_scale) const {
+  return std::vector<OptimizerGroupStep>(group_count(), {.gradient_scale = gradient_scale});
+}
+
+absl::Status ShardedOptimizer::Step(absl::Span<const ShardView> shards, double gradient_scale) {
+  return Step(shards, ForAll(gradient_scale));
+}
+
+absl::Status ShardedOptimizer::Step(ShardedModel& model, double gradient_scale) {
+  return Step(model, ForAll(gradient_scale));
+}
+
+absl::Status ShardedOptimizer::Step(absl::Span<const ShardView> shards,
+                                    absl::Span<const OptimizerGroupStep> groups) {
+  WEFT_CHECK(groups.size() == group_count(), "Step takes one treatment for each parameter group");
+  WEFT_RETURN_IF_ERROR(CheckCount(shards.size()));
+  WEFT_RETURN_IF_ERROR(CheckShards(0, shards));
+  AddMissingStates(0, shards);
+  WEFT_RETURN_IF_ERROR(BeforeUpdates(shards, groups));
+  ++steps_;
+  UpdateFrom(0, shards, groups);
+  return absl::OkStatus();
+}
+
+absl::Status ShardedOptimizer::Step(ShardedModel& model, absl::Span<const OptimizerGroupStep> groups) {
+  WEFT_CHECK(groups.size() == group_count(), "Step takes one treatment for each parameter group");
+  const std::vector<ShardView> all = model.Shards();
+  WEFT_RETURN_IF_ERROR(CheckCount(all.size()));
+  WEFT_RETURN_IF_ERROR(CheckShards(0, all));
+  WEFT_RETURN_IF_ERROR(model.CheckGradientsReduced());
+  AddMissingStates(0, all);
+  WEFT_RETURN_IF_ERROR(BeforeUpdates(all, groups));
+  ++steps_;
+  size_t first = 0;
+  return model.UpdateShards([&](absl::Span<const ShardView> shards) {
+    UpdateFrom(first, shards, groups);
+    first += shards.size();
+    return absl::OkStatus();
+  });
+}
+
+void ShardedOptimizer::UpdateFrom(size_t first, absl::Span<const ShardView> shards,
+                                  absl::Span<const OptimizerGroupStep> groups) {
+  std::map<std::pair<size_t, int64_t>, std::vector<OptimizerSlice>> slices;  // By group and update.
+  for (size_t i = 0; i < shards.size(); ++i) {
+    Entry& entry = entries_[first + i];
+    if (shards[i].grad == nullptr || groups[entry.group].frozen) continue;
+    OptimizerSlice slice{entry.parameter, shards[i].data, shards[i].grad, {}, shards[i].elements()};
+    for (const size_t state : layout_.states_of_groups[entry.group]) {
+      slice.states[state] = entry.states[state].data();
+    }
+    slices[{entry.group, ++entry.steps}].push_back(slice);
+  }
+  for (const auto& [key, updated] : slices) Update(key.first, key.second, groups[key.first], updated);
+}
+
+std::vector<ShardView> ShardedOptimizer::State(size_t state) {
+  WEFT_CHECK(state < state_names().size(), "an optimizer has no state of this number");
+  std::vector<ShardView> views;
+  for (Entry& entry : entries_) {
+    const std::vector<size_t>& states = layout_.states_of_groups[entry.group];
+    if (!entry.exists || std::find(states.begin(), states.end(), state) == states.end()) continue;
+    views.push_back({entry.parameter, entry.piece, entry.states[state].data(), nullptr});
+  }
+  return views;
+}
+
+}  // namespace weft
