@@ -12,7 +12,7 @@
 //                                          accumulation over microbatches
 //   sharding/fully_shard.h                 FSDP, HSDP or DDP of a model, depending on the mesh
 //   sharding/sharded_groups.h              the same for parameters of other programs, without modules
-//   optim/sharded_adamw.h                  AdamW over the shards
+//   optim/sharded_adamw.h                  AdamW over the shards; sharded_sgd.h, sharded_muon.h: other rules
 //   sharding/state_dict.h                  saving and loading by parameter name
 //   context_parallel/context_parallel.h    attention over sequences that are split over ranks
 //   context_parallel/sequence_layout.h     division of a sequence over its ranks
@@ -51,6 +51,8 @@
 #include "weft/nn/transpose.h"
 #include "weft/optim/lr_schedule.h"
 #include "weft/optim/sharded_adamw.h"
+#include "weft/optim/sharded_muon.h"
+#include "weft/optim/sharded_sgd.h"
 #include "weft/sharding/fully_shard.h"
 #include "weft/sharding/sharded_groups.h"
 #include "weft/sharding/state_dict.h"

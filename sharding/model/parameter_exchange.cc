@@ -40,8 +40,8 @@ absl::StatusOr<std::unique_ptr<ParameterExchange>> ParameterExchange::Create(
       const Parameter& parameter = *group.parameters()[i];
       if (!group.layout().parameters()[i].trainable || !selects(parameter)) continue;
       item_of[i] = static_cast<int>(exchange->items_.size() - first);
-      exchange->items_.push_back({&parameter, number, static_cast<int>(i),
-                                  std::vector<ShardPiece>(static_cast<size_t>(ranks))});
+      exchange->items_.push_back(
+          {&parameter, number, static_cast<int>(i), std::vector<ShardPiece>(static_cast<size_t>(ranks))});
     }
     for (int rank = 0; rank < ranks; ++rank) {
       for (const ShardPiece& piece : group.layout().Pieces(rank)) {

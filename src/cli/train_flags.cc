@@ -80,7 +80,8 @@ void AddOptimizerFlags(CLI::App& app, OptimizerOptions& optimizer) {
               "Learning-rate schedule after warm-up");
   group.Number("--min-lr-ratio", optimizer.min_lr_ratio,
                "Learning rate at the last step, as a fraction of --lr");
-  group.Number("--weight-decay", optimizer.weight_decay, "Weight decay; decoupled, but SGD adds it to the gradient");
+  group.Number("--weight-decay", optimizer.weight_decay,
+               "Weight decay; decoupled, but SGD adds it to the gradient");
   group.OneOf("--decay", optimizer.decay, {DecayScope::kAll, DecayScope::kMatrices},
               "Parameters that decay: all, or matrices only (not norms)");
   group.Number("--clip-grad-norm", optimizer.clip_grad_norm, "Largest gradient norm; 0: no clipping");

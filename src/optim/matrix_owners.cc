@@ -11,9 +11,8 @@ namespace weft {
 std::vector<MatrixTurn> AssignMatrices(absl::Span<const MatrixWork> matrices, int ranks) {
   std::vector<size_t> order(matrices.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return matrices[a].operations > matrices[b].operations;
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return matrices[a].operations > matrices[b].operations; });
   const auto most_held = [&](size_t i) {
     return *std::max_element(matrices[i].held.begin(), matrices[i].held.end());
   };

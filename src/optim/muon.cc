@@ -70,11 +70,12 @@ double SumOfSquares(const float* values, int64_t count) {
 
 double FrobeniusNorm(const float* matrix, int64_t rows, int64_t cols) {
   std::vector<double> sums(static_cast<size_t>(rows));
-  ParallelFor(rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(cols, 1)), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      sums[static_cast<size_t>(row)] = SumOfSquares(matrix + row * cols, cols);
-    }
-  });
+  ParallelFor(rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(cols, 1)),
+              [&](int64_t begin, int64_t end) {
+                for (int64_t row = begin; row < end; ++row) {
+                  sums[static_cast<size_t>(row)] = SumOfSquares(matrix + row * cols, cols);
+                }
+              });
   double total = 0;
   for (const double sum : sums) total += sum;
   return std::sqrt(total);
@@ -196,9 +197,8 @@ void Orthogonalize(const MuonOptions& options, float* matrix, int64_t rows, int6
   const auto inverse = static_cast<float>(1.0 / std::max(FrobeniusNorm(matrix, rows, cols), options.eps));
   float* x = other.As<float>();
   float* next = matrix;
-  ParallelFor(rows * cols, kGrain, [&](int64_t begin, int64_t end) {
-    ScaleRun(inverse, matrix + begin, x + begin, end - begin);
-  });
+  ParallelFor(rows * cols, kGrain,
+              [&](int64_t begin, int64_t end) { ScaleRun(inverse, matrix + begin, x + begin, end - begin); });
   for (int i = 0; i < options.iterations; ++i) {
     UpperGram(x, sides, gram.As<float>());
     MirrorUpper(gram.As<float>(), size);

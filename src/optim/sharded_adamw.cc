@@ -8,18 +8,18 @@ void UpdateByAdamW(AdamWOptions options, int64_t update, const OptimizerGroupSte
   std::vector<AdamWSlice> updated;
   updated.reserve(slices.size());
   for (const OptimizerSlice& slice : slices) {
-    updated.push_back({slice.param, slice.grad, slice.states[first_state], slice.states[first_state + 1],
-                       slice.count});
+    updated.push_back(
+        {slice.param, slice.grad, slice.states[first_state], slice.states[first_state + 1], slice.count});
   }
   AdamWStep(updated, options, update, step.gradient_scale);
 }
 
 ShardedAdamW::ShardedAdamW(absl::Span<const ShardView> shards, const AdamWOptions& options,
                            const std::vector<AdamWParamGroup>& param_groups)
-    : ShardedOptimizer(shards,
-                       {{"exp_avg", "exp_avg_sq"},
-                        std::vector<std::vector<size_t>>(param_groups.size() + 1, {0, 1})},
-                       [&](const Parameter& parameter) { return FirstMatch(parameter, param_groups); }),
+    : ShardedOptimizer(
+          shards,
+          {{"exp_avg", "exp_avg_sq"}, std::vector<std::vector<size_t>>(param_groups.size() + 1, {0, 1})},
+          [&](const Parameter& parameter) { return FirstMatch(parameter, param_groups); }),
       options_{options} {
   for (const AdamWParamGroup& group : param_groups) options_.push_back(group.options);
 }

@@ -51,12 +51,11 @@ absl::StatusOr<std::unique_ptr<ShardedMuon>> ShardedMuon::Create(
 ShardedMuon::ShardedMuon(absl::Span<const ShardView> shards, std::unique_ptr<ParameterExchange> exchange,
                          const std::function<bool(const Parameter&)>& is_matrix, const MuonOptions& muon,
                          const AdamWOptions& adamw, const std::vector<AdamWParamGroup>& adamw_groups)
-    : ShardedOptimizer(
-          shards,
-          {{"momentum_buffer", "exp_avg", "exp_avg_sq"}, StatesOfGroups(adamw_groups.size())},
-          [&](const Parameter& parameter) {
-            return is_matrix(parameter) ? kMatrices : 1 + FirstMatch(parameter, adamw_groups);
-          }),
+    : ShardedOptimizer(shards,
+                       {{"momentum_buffer", "exp_avg", "exp_avg_sq"}, StatesOfGroups(adamw_groups.size())},
+                       [&](const Parameter& parameter) {
+                         return is_matrix(parameter) ? kMatrices : 1 + FirstMatch(parameter, adamw_groups);
+                       }),
       muon_(muon),
       adamw_{adamw},
       exchange_(std::move(exchange)),

@@ -68,6 +68,16 @@ TEST(CommandLine, SetsEveryFieldFromItsFlag) {
                                      "7",
                                      "--lr",
                                      "1e-2",
+                                     "--optimizer",
+                                     "muon",
+                                     "--momentum",
+                                     "0.75",
+                                     "--nesterov",
+                                     "false",
+                                     "--adamw-lr",
+                                     "1e-3",
+                                     "--muon-lr-scale",
+                                     "match_rms_adamw",
                                      "--beta1",
                                      "0.5",
                                      "--beta2",
@@ -143,6 +153,11 @@ TEST(CommandLine, SetsEveryFieldFromItsFlag) {
   EXPECT_EQ(config.eval.sequences, 10);
   EXPECT_EQ(config.optimizer.steps, 7);
   EXPECT_EQ(config.optimizer.lr, 1e-2);
+  EXPECT_EQ(config.optimizer.kind, OptimizerKind::kMuon);
+  EXPECT_EQ(config.optimizer.momentum, 0.75);
+  EXPECT_EQ(config.optimizer.nesterov, false);
+  EXPECT_EQ(config.optimizer.adamw_lr, 1e-3);
+  EXPECT_EQ(config.optimizer.muon_lr_scale, MuonLrScale::kMatchRmsAdamW);
   EXPECT_EQ(config.optimizer.beta1, 0.5);
   EXPECT_EQ(config.optimizer.beta2, 0.6);
   EXPECT_EQ(config.optimizer.eps, 1e-6);
@@ -352,7 +367,7 @@ TEST(CommandLine, PrintsHelpInGroupsAndTheVersion) {
        {"Model", "Data", "Optimizer", "Parallelism", "Output", "--shuffle BOOL", "[0.0003]"}) {
     EXPECT_THAT(help, HasSubstr(part));
   }
-  EXPECT_LT(std::count(help.begin(), help.end(), '\n'), 104);
+  EXPECT_LT(std::count(help.begin(), help.end(), '\n'), 112);
   EXPECT_THAT(TextOf({"--help"}), HasSubstr("Commands:"));
   EXPECT_EQ(TextOf({"--version"}), "weft 0.1.0\n");
 }

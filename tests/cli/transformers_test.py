@@ -3,9 +3,11 @@
 the exported weights, which transformers must load. Exits with 77 (skipped) where torch or transformers is not installed.
 """
 import array
+import inspect
 import json
 import sys
 import unittest
+import unittest.mock
 
 try:
     import tokenizers
@@ -61,33 +63,68 @@ def save_tokenizer(folder):
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
 
 
-def train(model, tokens):
+def adamw(parameters, lr=LR):
+    return torch.optim.AdamW(parameters, lr=lr, betas=BETAS, eps=1e-8, weight_decay=DECAY)
+
+
+def optimizers_of(kind, model):
+    """PyTorch's optimizers that correspond to `--optimizer KIND`."""
+    if kind == "sgd":
+        return [torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, nesterov=True, weight_decay=DECAY)]
+    if kind == "muon":
+        outside = ("embed_tokens", "lm_head")
+        is_matrix = {name: p.ndim == 2 and not any(word in name for word in outside) for name, p in model.named_parameters()}
+        matrices = [p for name, p in model.named_parameters() if is_matrix[name]]
+        others = [p for name, p in model.named_parameters() if not is_matrix[name]]
+        return [torch.optim.Muon(matrices, lr=LR, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw"), adamw(others, lr=LR / 2)]
+    return [adamw(model.parameters())]
+
+
+def orthogonalize_in_f32():
+    """weft iterates in f32, PyTorch in bf16: this replaces the cast, for a comparison to more digits."""
+    muon = sys.modules["torch.optim._muon"]
+    source = inspect.getsource(muon._zeropower_via_newtonschulz)
+    changed = source.replace("grad.bfloat16()", "grad.clone()")
+    assert changed != source
+    return unittest.mock.patch.object(muon, "_zeropower_via_newtonschulz", defined_by(changed, muon))
+
+
+def defined_by(source, module):
+    names = dict(vars(module))
+    exec(source, names)
+    return names["_zeropower_via_newtonschulz"]
+
+
+def train(model, tokens, kind="adamw"):
     """Losses and gradient norms of consecutive windows, in the order of `weft train --shuffle false`."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, eps=1e-8, weight_decay=DECAY)
+    optimizers = optimizers_of(kind, model)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    rates = [group["lr"] for group in groups]
     figures = []
     for step in range(STEPS):
-        for group in optimizer.param_groups:
-            group["lr"] = LR * min(1, (step + 1) / WARMUP)
+        for group, lr in zip(groups, rates, strict=True):
+            group["lr"] = lr * min(1, (step + 1) / WARMUP)
         first = step * SEQUENCES * LENGTH
         inputs = tokens[first:first + SEQUENCES * LENGTH].view(SEQUENCES, LENGTH)
         targets = tokens[first + 1:first + 1 + SEQUENCES * LENGTH].view(-1)
         logits = model(input_ids=inputs).logits.float().view(-1, VOCABULARY)
         loss = torch.nn.functional.cross_entropy(logits, targets)
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         figures.append((loss.item(), norm.item()))
     return figures
 
 
 class Transformers(WeftCase):
-    def compare(self, model, meshes, name="model"):
+    def compare(self, model, meshes, name="model", kind="adamw", flags=()):
         source = self.folder / name
         model.save_pretrained(source)
         tokens = torch.randint(0, VOCABULARY, (STEPS * SEQUENCES * LENGTH + 1,), generator=torch.Generator().manual_seed(2))
         data = self.write("tokens.u16", array.array("H", tokens.tolist()).tobytes())
-        expected = train(model, tokens)
+        expected = train(model, tokens, kind)
         for number, (ranks, mesh) in enumerate(meshes):
             with self.subTest(mesh=mesh):
                 exported = self.folder / f"{name}-exported{number}"
@@ -95,7 +132,7 @@ class Transformers(WeftCase):
                     "train", "--hf-model", source, "--data", data, "--shuffle", "false", "--seq-len", LENGTH,
                     "--batch-size", SEQUENCES, "--steps", STEPS, "--lr", LR, "--warmup-steps", WARMUP,
                     "--weight-decay", DECAY, "--clip-grad-norm", CLIP, "--metrics", f"{name}{number}.jsonl",
-                    "--export-hf", exported, *mesh, ranks=ranks)
+                    "--export-hf", exported, "--optimizer", kind, *flags, *mesh, ranks=ranks)
                 self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
                 self.assert_figures(self.folder / f"{name}{number}.jsonl", expected)
                 self.assert_weights(exported, model)
@@ -119,6 +156,12 @@ class Transformers(WeftCase):
 
     def test_trains_like_transformers_on_one_rank_and_sharded(self):
         self.compare(make_model(), [(None, []), (2, []), (4, ["--dp-replicate", "2"]), (4, ["--dp-replicate", "4"])])
+
+    def test_trains_like_torchs_sgd_and_muon(self):
+        self.compare(make_model(), [(2, [])], "sgd", "sgd", ["--momentum", 0.9, "--nesterov", "true"])
+        with orthogonalize_in_f32():
+            self.compare(make_model("qwen2", tie_word_embeddings=True), [(4, ["--dp-replicate", "2"])], "muon", "muon",
+                         ["--adamw-lr", LR / 2, "--muon-lr-scale", "match_rms_adamw"])
 
     def test_trains_like_transformers_with_a_tied_head_and_scaled_rope(self):
         model = make_model(hidden_size=48, num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True,

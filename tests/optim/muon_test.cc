@@ -106,12 +106,13 @@ std::vector<float> SomeMatrix(int64_t count) {
 // Sizes of one block of a product and of several, with a rest.
 TEST(Orthogonalize, EqualsTheIterationInDoublesForWideAndTallMatrices) {
   const MuonOptions options;
-  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {1, 5}, {7, 3}, {131, 140}, {270, 129}}) {
+  for (const auto& [rows, cols] :
+       {std::pair<int64_t, int64_t>{1, 1}, {1, 5}, {7, 3}, {131, 140}, {270, 129}}) {
     std::vector<float> matrix = SomeMatrix(rows * cols);
     Matrix expected(matrix.begin(), matrix.end());
     if (rows > cols) {
-      expected = Transpose(
-          IterateInDoubles(options, Transpose(expected, rows, cols), cols, rows), cols, rows);
+      expected =
+          Transpose(IterateInDoubles(options, Transpose(expected, rows, cols), cols, rows), cols, rows);
     } else {
       expected = IterateInDoubles(options, expected, rows, cols);
     }

@@ -20,13 +20,13 @@
 namespace weft {
 namespace {
 
+using ::testing::HasSubstr;
 using testing::kRows;
 using testing::kSizes;
 using testing::Pass;
 using testing::Sizes;
 using testing::StatusIs;
 using testing::UnevenNet;
-using ::testing::HasSubstr;
 
 constexpr MuonOptions kMuon = {.lr = 0.02, .weight_decay = 0.1};
 constexpr AdamWOptions kAdamW = {.lr = 0.01};
@@ -81,9 +81,8 @@ Outcome Train(const MuonRun& run) {
   Outcome outcome;
   std::mutex mutex;
   const int ranks = run.replicate * run.shard;
-  EXPECT_OK(RunThreadRanks(NodeMap::RanksPerNode(ranks, ranks / run.nodes), [&](Bootstrap& bootstrap) {
-    return TrainRank(bootstrap, run, mutex, outcome);
-  }));
+  EXPECT_OK(RunThreadRanks(NodeMap::RanksPerNode(ranks, ranks / run.nodes),
+                           [&](Bootstrap& bootstrap) { return TrainRank(bootstrap, run, mutex, outcome); }));
   return outcome;
 }
 
@@ -106,14 +105,14 @@ TEST(ShardedMuon, GivesTheSameBitsOnEveryMesh) {
   ASSERT_EQ(one.weights.size(), 4);
   EXPECT_EQ(one.moved_bytes, 0);
   const MuonRun runs[] = {{1, 2, PolicyOf(FlatKind::kContiguous)},
-                      {2, 1, PolicyOf(FlatKind::kContiguous)},
-                      {1, 4, PolicyOf(FlatKind::kContiguous, NodeShared::kOn)},
-                      {1, 4, PolicyOf(FlatKind::kContiguous, NodeShared::kOff), 2},
-                      {1, 4, PolicyOf(FlatKind::kRows)},
-                      {1, 4, CutColumns(), 2},
-                      {2, 2, PolicyOf(FlatKind::kRows), 2},
-                      {2, 2, PolicyOf(FlatKind::kPerParameter)},
-                      {1, 3, PolicyOf(FlatKind::kRows), 3}};
+                          {2, 1, PolicyOf(FlatKind::kContiguous)},
+                          {1, 4, PolicyOf(FlatKind::kContiguous, NodeShared::kOn)},
+                          {1, 4, PolicyOf(FlatKind::kContiguous, NodeShared::kOff), 2},
+                          {1, 4, PolicyOf(FlatKind::kRows)},
+                          {1, 4, CutColumns(), 2},
+                          {2, 2, PolicyOf(FlatKind::kRows), 2},
+                          {2, 2, PolicyOf(FlatKind::kPerParameter)},
+                          {1, 3, PolicyOf(FlatKind::kRows), 3}};
   for (const MuonRun& run : runs) {
     const Outcome outcome = Train(run);
     EXPECT_EQ(outcome.weights, one.weights) << run.replicate << "x" << run.shard << ", "
@@ -121,8 +120,7 @@ TEST(ShardedMuon, GivesTheSameBitsOnEveryMesh) {
     // There and back, in each replica.
     const Sizes& sizes = kSizes[0];
     const int64_t momentum_bytes = 4 * sizes.hidden * (sizes.in + sizes.out);
-    EXPECT_LE(outcome.moved_bytes * run.shard,
-              kSteps * 2 * momentum_bytes * (run.shard - 1) * run.replicate);
+    EXPECT_LE(outcome.moved_bytes * run.shard, kSteps * 2 * momentum_bytes * (run.shard - 1) * run.replicate);
     EXPECT_EQ(outcome.moved_bytes > 0, run.shard > 1);
   }
 }

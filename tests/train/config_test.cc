@@ -56,6 +56,34 @@ TEST(TrainConfig, NamesSizesThatDoNotFit) {
               HasSubstr("--layers 0: must be at least 1"));
 }
 
+TEST(TrainConfig, NamesOptionsThatTheOptimizerDoesNotHave) {
+  const auto error = [](OptimizerKind kind, auto change) {
+    return ErrorWith([&](TrainConfig& c) {
+      c.optimizer.kind = kind;
+      change(c);
+    });
+  };
+  constexpr auto kAdamW = OptimizerKind::kAdamW;
+  constexpr auto kSgd = OptimizerKind::kSgd;
+  constexpr auto kMuon = OptimizerKind::kMuon;
+  EXPECT_THAT(error(kAdamW, [](TrainConfig& c) { c.optimizer.momentum = 0.5; }),
+              HasSubstr("--momentum 0.5: needs --optimizer sgd or muon"));
+  EXPECT_THAT(error(kAdamW, [](TrainConfig& c) { c.optimizer.nesterov = false; }),
+              HasSubstr("--nesterov false: needs --optimizer sgd or muon"));
+  EXPECT_THAT(error(kSgd, [](TrainConfig& c) { c.optimizer.nesterov = true; }),
+              HasSubstr("--nesterov true: needs --momentum above 0"));
+  EXPECT_THAT(error(kSgd, [](TrainConfig& c) { c.optimizer.beta2 = 0.5; }),
+              HasSubstr("--beta2 0.5: is an option of AdamW"));
+  EXPECT_THAT(error(kSgd, [](TrainConfig& c) { c.optimizer.adamw_lr = 0.5; }),
+              HasSubstr("--adamw-lr 0.5: needs --optimizer muon"));
+  EXPECT_THAT(error(kSgd, [](TrainConfig& c) { c.optimizer.muon_lr_scale = MuonLrScale::kOriginal; }),
+              HasSubstr("--muon-lr-scale original: needs --optimizer muon"));
+  EXPECT_THAT(error(kMuon, [](TrainConfig& c) { c.optimizer.momentum = 1; }), HasSubstr("--momentum 1"));
+  EXPECT_THAT(error(kMuon, [](TrainConfig& c) { c.parallel.shard_optimizer_over_replicas = true; }),
+              HasSubstr("--optimizer muon needs them whole"));
+  EXPECT_THAT(error(kMuon, [](TrainConfig& c) { c.lora.rank = 2; }), HasSubstr("--optimizer muon: "));
+}
+
 TEST(TrainConfig, NamesValuesOutOfRange) {
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.steps = -1; }), HasSubstr("--steps -1"));
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.steps = 0; }), HasSubstr("--eval-data"));

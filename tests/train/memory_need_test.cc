@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/train/plan/parameter_sets.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
+#include "weft/nn/llama.h"
 #include "weft/train/config.h"
 
 namespace weft {
@@ -61,6 +63,24 @@ TEST_F(MemoryNeedTest, HasTheMomentsOfOneReplicaIfTheySplitTheOptimizer) {
   const MemoryNeed whole = Need(4);
   config_.parallel.shard_optimizer_over_replicas = true;
   EXPECT_EQ(Need(4).moments, whole.moments / 2);
+}
+
+TEST_F(MemoryNeedTest, CountsTheStatesOfEachOptimizer) {
+  config_.model.kv_heads = 2;
+  const int64_t parameters = Need(1).weights / 4;
+  config_.optimizer.kind = OptimizerKind::kSgd;
+  EXPECT_EQ(Need(1).moments, 0);
+  config_.optimizer.momentum = 0.9;
+  EXPECT_EQ(Need(1).moments, 4 * parameters);
+  config_.optimizer.kind = OptimizerKind::kMuon;
+  const int64_t moments = Need(2).moments;
+  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(model_));
+  int64_t states = 0;
+  for (const auto& parameter : model->AllParameters()) {
+    states += (IsHiddenMatrix(*parameter) ? 1 : 2) * parameter->elements();
+  }
+  EXPECT_EQ(moments, 4 * CeilDiv(states, 2));
+  EXPECT_LT(states, 2 * parameters - parameters / 2);
 }
 
 TEST_F(MemoryNeedTest, HasGradientsAndMomentsOfAdaptersAlone) {

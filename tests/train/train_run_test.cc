@@ -54,6 +54,38 @@ TEST_F(TrainRun, GivesTheSameBitsForEverySharding) {
   EXPECT_EQ(hashes.size(), 1);
 }
 
+TEST_F(TrainRun, GivesTheSameBitsForEveryShardingWithEachOptimizer) {
+  config_.data.grad_accum = 2;
+  config_.data.batch_size = 8;
+  config_.parallel.grad_sync = GradientSync::kLast;
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kMuon}) {
+    config_.optimizer.kind = kind;
+    config_.optimizer.momentum = 0.8;
+    config_.optimizer.nesterov = true;
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      config_.parallel.param_dtype = dtype;
+      config_.parallel.zero_copy = true;
+      const Result expected = Run({4, 1});
+      EXPECT_LT(expected.steps.back().loss, expected.steps.front().loss);
+      EXPECT_EQ(Run({1, 4}).report.weights_hash, expected.report.weights_hash);
+      config_.parallel.zero_copy = false;
+      EXPECT_EQ(Run({2, 2}).report.weights_hash, expected.report.weights_hash);
+    }
+  }
+}
+
+TEST_F(TrainRun, MovesEachMatrixOfMuonAtMostOnceThereAndBack) {
+  config_.optimizer.kind = OptimizerKind::kMuon;
+  config_.optimizer.adamw_lr = 1e-3;
+  const Result result = Run({1, 4}, NodeMap::RanksPerNode(4, 2));
+  // Matrices of two layers of dim 16, with a key and value head of 8 elements and a feed-forward of 24.
+  const int64_t momentum_bytes = 2 * 4 * (2 * 16 * 16 + 2 * 8 * 16 + 3 * 24 * 16);
+  int64_t moved = 0;
+  for (const auto& steps : result.by_rank) moved += steps[1].bytes.optimizer;
+  EXPECT_GT(moved, 0);
+  EXPECT_LE(moved, 2 * momentum_bytes * 3 / 4);
+}
+
 TEST_F(TrainRun, GivesTheSameBitsWithTheOptimizerShardedOverReplicas) {
   config_.data.batch_size = 8;
   config_.data.grad_accum = 2;

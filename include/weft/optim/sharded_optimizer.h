@@ -110,7 +110,7 @@ class ShardedOptimizer {
 
  protected:
   struct Layout {
-    std::vector<std::string> state_names;  // At most OptimizerSlice::kMaxStates.
+    std::vector<std::string> state_names;               // At most OptimizerSlice::kMaxStates.
     std::vector<std::vector<size_t>> states_of_groups;  // By group: indices in state_names.
   };
   // `group_of`: the number of a parameter's group.

@@ -78,7 +78,7 @@ class ParameterExchange {
  private:
   struct Item {
     const Parameter* parameter;
-    int group, index;  // Number of the group, and of the parameter in it.
+    int group, index;                // Number of the group, and of the parameter in it.
     std::vector<ShardPiece> pieces;  // By shard rank; empty if it holds nothing.
   };
 

@@ -111,10 +111,12 @@ absl::Status ValidateUpdateRule(const OptimizerOptions& optimizer) {
   const bool adamw = optimizer.kind == OptimizerKind::kAdamW;
   constexpr const char* kNeedsMomentum = "needs --optimizer sgd or muon";
   if (adamw && optimizer.momentum) return BadFlag("momentum", *optimizer.momentum, kNeedsMomentum);
-  if (adamw && optimizer.nesterov) return BadFlag("nesterov", *optimizer.nesterov ? "true" : "false", kNeedsMomentum);
+  if (adamw && optimizer.nesterov)
+    return BadFlag("nesterov", *optimizer.nesterov ? "true" : "false", kNeedsMomentum);
   if (optimizer.kind == OptimizerKind::kSgd) {
     const OptimizerOptions defaults;
-    constexpr const char* kOfAdamW = "is an option of AdamW, which --optimizer sgd does not use: leave it out";
+    constexpr const char* kOfAdamW =
+        "is an option of AdamW, which --optimizer sgd does not use: leave it out";
     if (optimizer.beta1 != defaults.beta1) return BadFlag("beta1", optimizer.beta1, kOfAdamW);
     if (optimizer.beta2 != defaults.beta2) return BadFlag("beta2", optimizer.beta2, kOfAdamW);
     if (optimizer.eps != defaults.eps) return BadFlag("eps", optimizer.eps, kOfAdamW);

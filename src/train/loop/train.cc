@@ -162,8 +162,7 @@ class Run {
     WEFT_RETURN_IF_ERROR(Agree(CheckMemory()));
     WEFT_ASSIGN_OR_RETURN(checkpoints_,
                           RunCheckpoints::Open(bootstrap_, config_.checkpoint, *plan_, properties_,
-                                               CheckpointBytes(inputs_->model, *plan_),
-                                               timeout_));
+                                               CheckpointBytes(inputs_->model, *plan_), timeout_));
     WEFT_RETURN_IF_ERROR(Agree(CheckStepsLeft()));
     const int64_t vocab_size = inputs_->model.vocab_size;
     WEFT_RETURN_IF_ERROR(CheckData(bootstrap_, inputs_->corpus, vocab_size, timeout_));

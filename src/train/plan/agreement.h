@@ -19,7 +19,7 @@ namespace weft {
 struct RunProperty {
   std::string name;  // A flag with its dashes, or a description such as "data of --data".
   std::string value;
-  bool fixed = false;  // Must also be equal when the run is resumed.
+  bool fixed = false;                // Must also be equal when the run is resumed.
   std::string absent = "not given";  // The value in checkpoints that lack the property.
 };
 

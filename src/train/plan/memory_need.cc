@@ -75,8 +75,8 @@ int64_t LargestGroup(const LlamaConfig& model) {
 std::vector<Shape> HiddenMatricesOfLayer(const LlamaConfig& model) {
   const int64_t queries = model.heads * model.head_dim;
   const int64_t keys = model.kv_heads * model.head_dim;
-  return {{queries, model.dim},       {keys, model.dim},          {keys, model.dim},
-          {model.dim, queries},       {model.ffn_dim, model.dim}, {model.ffn_dim, model.dim},
+  return {{queries, model.dim},      {keys, model.dim},          {keys, model.dim},
+          {model.dim, queries},      {model.ffn_dim, model.dim}, {model.ffn_dim, model.dim},
           {model.dim, model.ffn_dim}};
 }
 

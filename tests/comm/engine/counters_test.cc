@@ -48,7 +48,7 @@ void Expect(const NodeMap& nodes, LanePurpose purpose, bool in_node_memory, cons
     const EngineCounters counters = fixture.engine->counters();
     EXPECT_EQ(counters.*logical, expected.logical);
     EXPECT_EQ(counters.all_gather_bytes + counters.reduce_scatter_bytes + counters.all_reduce_bytes +
-                  counters.context_bytes + counters.control_bytes,
+                  counters.context_bytes + counters.control_bytes + counters.optimizer_bytes,
               expected.logical);
     EXPECT_EQ(counters.wire_bytes, expected.wire[static_cast<size_t>(bootstrap.rank())]);
     EXPECT_EQ(counters.copied_bytes, expected.copied);

@@ -89,6 +89,27 @@ TEST_F(ResumeTest, GivesTheBitsOfAnUninterruptedRunWithSparseAttention) {
   }
 }
 
+TEST_F(ResumeTest, GivesTheBitsOfAnUninterruptedRunWithEachOptimizer) {
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kMuon}) {
+    config_.optimizer.kind = kind;
+    config_.optimizer.momentum = 0.9;
+    const uint64_t whole = Run({1, 4}).report.weights_hash;
+    EXPECT_EQ(Interrupted({1, 4}, {2, 2}).report.weights_hash, whole);
+  }
+}
+
+TEST_F(ResumeTest, RefusesACheckpointOfAnotherOptimizer) {
+  config_.optimizer.kind = OptimizerKind::kMuon;
+  config_.optimizer.steps = 1;
+  config_.checkpoint.folder = root();
+  Run({1, 1});
+  config_.checkpoint.resume = "auto";
+  config_.optimizer.kind = OptimizerKind::kAdamW;
+  EXPECT_THAT(RunError(2),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("--optimizer is adamw, but the checkpoint has muon: give the values")));
+}
+
 TEST_F(ResumeTest, FollowsTheLossesOfAnUninterruptedRunOnAnotherMesh) {
   const Result whole = Run({1, 1});
   const Mesh meshes[] = {{1, 4}, {1, 2}, {1, 3}, {1, 1}, {2, 2}, {1, 2, 2}, {1, 4}};
