@@ -138,6 +138,9 @@ class ParamGroup {
   void SetUsedParameters(std::vector<bool> used);
   // Hook of the reductions that are started from now on. Null: none.
   void SetGradientHook(GradientHook hook) { gradient_hook_ = std::move(hook); }
+  // Called when a reduction over all ranks that was started from now on has been added to the reduced sum, at
+  // places that differ between ranks; it must not communicate. An error fails the context. Null: none.
+  void SetReducedHook(std::function<absl::Status()> hook) { reduced_hook_ = std::move(hook); }
   void SetGradientDivideFactor(double factor) { gradient_divide_factor_ = factor; }
   // Forgets the reduced gradients of some parameters, and keeps those at earlier places of Note
   // [Accumulation]. Errors: kFailedPrecondition (reductions are under way).
@@ -210,6 +213,7 @@ class ParamGroup {
   Buffer gradient_image_;
   CustomReduceScatter reduce_scatter_;
   GradientHook gradient_hook_;
+  std::function<absl::Status()> reduced_hook_;
   std::shared_ptr<GradientSums> sums_;  // Null before the first reduction.
   std::vector<bool> written_;           // By parameter: Note [Unused parameters].
   std::vector<bool> used_;              // By parameter.

@@ -82,7 +82,7 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
   for (int rank = 0; rank < layout().shard_size(); ++rank) counts.push_back(layout().reduced_elements(rank));
   return context_.reductions().Submit({name(), dtypes().reduce, dtypes().master, scope, std::move(input),
                                        spec_.gradient_parts, std::move(counts), slices_, scales.after, sums_,
-                                       gradient_hook_, reduce_scatter_});
+                                       gradient_hook_, reduced_hook_, reduce_scatter_});
 }
 
 absl::Status ParamGroup::CountGradientsAsZero() {

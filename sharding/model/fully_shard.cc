@@ -227,6 +227,14 @@ absl::StatusOr<std::vector<ShardView>> ShardedModel::CurrentShards() { return gr
 
 absl::Status ShardedModel::UpdateShards(const ShardUpdate& update) { return groups_->UpdateShards(update); }
 
+absl::Status ShardedModel::BeginUpdatesInBackward(ShardUpdate update, std::vector<ClipSet> sets) {
+  return groups_->BeginUpdatesInBackward(std::move(update), std::move(sets));
+}
+
+absl::StatusOr<std::vector<GradientNorm>> ShardedModel::FinishUpdatesInBackward() {
+  return groups_->FinishUpdatesInBackward();
+}
+
 absl::Status ShardedModel::BeginWriting() { return groups_->BeginWriting(); }
 
 const ShardingPolicy& ShardedModel::policy() const { return groups_->policy(); }

@@ -3,6 +3,8 @@
 // Each replica takes a part of the gradients that all replicas hold: the values are many, and the numbers
 // that ranks then exchange are few. Two kinds count whole on each rank: parameters without replicas, which
 // may differ from rank to rank, and elements that a rank alone updates where replicas share the optimizer.
+#include "sharding/model/grad_norm.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
@@ -65,6 +67,13 @@ ReproducibleSum SumOf(const std::vector<Gradients>& parts, NormType type, double
   return sum;
 }
 
+absl::Status AddOfAllRanks(std::vector<ReproducibleSum>& sums, ModelScalars& scalars) {
+  static_assert(sizeof(ReproducibleSum) == sizeof(ReproducibleSum::numbers));
+  constexpr int64_t kNumbers = sizeof(ReproducibleSum) / sizeof(int64_t);
+  return scalars.AllReduce("grad_norm.sum", sums.data(), DType::kI64, kNumbers * std::ssize(sums),
+                           ReduceOp::kSum);
+}
+
 // `has_doubles`: whether any rank has gradients in f64.
 absl::StatusOr<std::vector<double>> NormsOf(const Parts& sets, NormType type, bool has_doubles,
                                             ModelScalars& scalars) {
@@ -77,10 +86,7 @@ absl::StatusOr<std::vector<double>> NormsOf(const Parts& sets, NormType type, bo
   std::vector<ReproducibleSum> sums;
   sums.reserve(sets.size());
   for (size_t set = 0; set < sets.size(); ++set) sums.push_back(SumOf(sets[set], type, units[set]));
-  static_assert(sizeof(ReproducibleSum) == sizeof(ReproducibleSum::numbers));
-  constexpr int64_t kNumbers = sizeof(ReproducibleSum) / sizeof(int64_t);
-  WEFT_RETURN_IF_ERROR(scalars.AllReduce("grad_norm.sum", sums.data(), DType::kI64,
-                                         kNumbers * std::ssize(sums), ReduceOp::kSum));
+  WEFT_RETURN_IF_ERROR(AddOfAllRanks(sums, scalars));
   std::vector<double> norms;
   norms.reserve(sums.size());
   for (size_t set = 0; set < sums.size(); ++set) {
@@ -97,40 +103,58 @@ size_t SetOf(const Parameter& parameter, absl::Span<const ClipSet> sets) {
   return static_cast<size_t>(found - sets.begin());
 }
 
-// By set: this rank's reduced gradients, without those that another replica counts.
-Parts GradientsToCount(const ShardedGroups& groups, const PipelineLanes& lanes,
-                       absl::Span<const ClipSet> sets) {
-  Parts counted(sets.size());
-  for (const auto& group : groups.groups()) {
-    for (const MasterView& shard : group->Masters()) {
-      const size_t set = SetOf(*shard.parameter, sets);
-      if (shard.grad == nullptr || set == sets.size()) continue;
-      const Gradients all{shard.grad, group->dtypes().master, shard.elements()};
-      const auto parameter = static_cast<size_t>(shard.piece.parameter);
-      const int bucket = group->layout().parameters()[parameter].replicate_bucket;
-      const bool is_alone = lanes.shards_optimizer_over_replicas();
-      counted[set].push_back(is_alone ? all : PartOf(all, lanes.replicate_group(bucket)));
-    }
+// Adds this rank's reduced gradients of a group, without those that another replica counts, by set.
+void AddGradientsToCount(const ParamGroup& group, const PipelineLanes& lanes, absl::Span<const ClipSet> sets,
+                         Parts& counted) {
+  for (const MasterView& shard : group.Masters()) {
+    const size_t set = SetOf(*shard.parameter, sets);
+    if (shard.grad == nullptr || set == sets.size()) continue;
+    const Gradients all{shard.grad, group.dtypes().master, shard.elements()};
+    const auto parameter = static_cast<size_t>(shard.piece.parameter);
+    const int bucket = group.layout().parameters()[parameter].replicate_bucket;
+    const bool is_alone = lanes.shards_optimizer_over_replicas();
+    counted[set].push_back(is_alone ? all : PartOf(all, lanes.replicate_group(bucket)));
   }
-  return counted;
 }
 
-}  // namespace
-
-absl::StatusOr<std::vector<GradientNorm>> ShardedGroups::ClipGradNorms(absl::Span<const ClipSet> sets,
-                                                                       NormType type) {
-  WEFT_RETURN_IF_ERROR(CheckGradientsReduced());
-  const Parts counted = GradientsToCount(*this, context_->lanes(), sets);
-  const bool has_doubles = std::any_of(groups_.begin(), groups_.end(), [](const auto& group) {
-    return group->dtypes().master == DType::kF64;
-  });
-  WEFT_ASSIGN_OR_RETURN(const std::vector<double> norms, NormsOf(counted, type, has_doubles, *scalars_));
+std::vector<GradientNorm> Clipped(const std::vector<double>& norms, absl::Span<const ClipSet> sets) {
   std::vector<GradientNorm> clipped;
   clipped.reserve(norms.size());
   for (size_t set = 0; set < norms.size(); ++set) {
     clipped.push_back({norms[set], ClipFactor(norms[set], sets[set].max_norm)});
   }
   return clipped;
+}
+
+}  // namespace
+
+void AddSquares(const ParamGroup& group, const PipelineLanes& lanes, absl::Span<const ClipSet> sets,
+                std::vector<ReproducibleSum>& squares) {
+  Parts counted(sets.size());
+  AddGradientsToCount(group, lanes, sets, counted);
+  for (size_t set = 0; set < sets.size(); ++set) squares[set] += SumOf(counted[set], NormType::kTwo, 1.0);
+}
+
+absl::StatusOr<std::vector<GradientNorm>> NormsOfSquares(std::vector<ReproducibleSum> squares,
+                                                         absl::Span<const ClipSet> sets,
+                                                         ModelScalars& scalars) {
+  WEFT_RETURN_IF_ERROR(AddOfAllRanks(squares, scalars));
+  std::vector<double> norms;
+  norms.reserve(squares.size());
+  for (const ReproducibleSum& sum : squares) norms.push_back(TwoNormOf(sum));
+  return Clipped(norms, sets);
+}
+
+absl::StatusOr<std::vector<GradientNorm>> ShardedGroups::ClipGradNorms(absl::Span<const ClipSet> sets,
+                                                                       NormType type) {
+  WEFT_RETURN_IF_ERROR(CheckGradientsReduced());
+  Parts counted(sets.size());
+  for (const auto& group : groups_) AddGradientsToCount(*group, context_->lanes(), sets, counted);
+  const bool has_doubles = std::any_of(groups_.begin(), groups_.end(), [](const auto& group) {
+    return group->dtypes().master == DType::kF64;
+  });
+  WEFT_ASSIGN_OR_RETURN(const std::vector<double> norms, NormsOf(counted, type, has_doubles, *scalars_));
+  return Clipped(norms, sets);
 }
 
 }  // namespace weft

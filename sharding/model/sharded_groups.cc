@@ -5,6 +5,7 @@
 #include <absl/algorithm/container.h>
 
 #include "sharding/group/param_group.h"
+#include "sharding/model/backward_updates.h"
 #include "sharding/model/group_schedule.h"
 #include "sharding/model/model_scalars.h"
 #include "sharding/plan/mesh_groups.h"
@@ -388,6 +389,38 @@ absl::Status ShardedGroups::UpdateShards(const ShardUpdate& update) {
   return absl::OkStatus();
 }
 
+absl::Status ShardedGroups::BeginUpdatesInBackward(ShardUpdate update, std::vector<ClipSet> sets) {
+  WEFT_RETURN_IF_ERROR(CheckMastersAreF32());
+  if (policy_.unused_gradients != UnusedGradients::kZero) {
+    return absl::FailedPreconditionError(
+        "updates in backward come before ranks agree on the parameters that were used: set "
+        "ShardingPolicy::unused_gradients to kZero");
+  }
+  for (const ClipSet& set : sets) {
+    if (set.max_norm == 0) continue;
+    return absl::InvalidArgumentError(
+        "updates in backward come before the norm of all gradients is known: set max_norm to 0 (no "
+        "clipping)");
+  }
+  backward_updates_.reset();  // Before the next one, which sets the groups' hooks.
+  backward_updates_ =
+      std::make_unique<BackwardUpdates>(*context_, groups_, std::move(update), std::move(sets));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<GradientNorm>> ShardedGroups::FinishUpdatesInBackward() {
+  if (backward_updates_ == nullptr) {
+    return absl::FailedPreconditionError(
+        "there are no updates in backward: call BeginUpdatesInBackward first");
+  }
+  const std::unique_ptr<BackwardUpdates> updates = std::move(backward_updates_);
+  WEFT_RETURN_IF_ERROR(updates->UpdateRest());
+  WEFT_ASSIGN_OR_RETURN(std::vector<GradientNorm> norms, updates->Norms(*scalars_));
+  // Sends the updates.
+  WEFT_RETURN_IF_ERROR(UpdateShards([](absl::Span<const ShardView>) { return absl::OkStatus(); }));
+  return norms;
+}
+
 absl::Status ShardedGroups::BeginWriting() {
   WEFT_RETURN_IF_ERROR(schedule_->BeginWriting());
   return schedule_->FinishReading();
@@ -425,6 +458,7 @@ absl::Status ShardedGroups::AllReduceScalars(const std::string& label, void* val
 }
 
 absl::Status ShardedGroups::ResetAfterError() {
+  backward_updates_.reset();
   WEFT_RETURN_IF_ERROR(context_->ResetAfterError());
   for (const auto& group : groups_) group->ResetAfterError();
   schedule_->ResetAfterError();

@@ -13,9 +13,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <absl/status/status.h>
 
 #include "sharding/pipeline/pipeline_lanes.h"
 #include "sharding/plan/replica_slices.h"
@@ -51,6 +54,9 @@ struct Reduction {
   double scale;                        // Factor of a sum over all ranks, applied in sum_dtype.
   std::shared_ptr<GradientSums> sums;  // Its owner may drop it while the reduction is under way.
   GradientHook hook;                   // Null: none. For kShardAndReplicate only.
+  // Called when the result has been added to the reduced sum; must not communicate. Null: none. For
+  // kShardAndReplicate only.
+  std::function<absl::Status()> reduced_hook;
   CustomReduceScatter reduce_scatter;  // Null: the engine's.
 };
 

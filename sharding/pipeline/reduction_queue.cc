@@ -230,7 +230,10 @@ absl::Status ReductionQueue::Deliver(Entry& entry) {
   Buffer own;
   WEFT_RETURN_IF_ERROR(AddTo(hooked ? own : sums.reduced, reduction.sum_dtype,
                              {std::move(entry.output), reduction.dtype, reduction.scale}, elements));
-  return hooked ? RunHook(reduction, std::move(own)) : absl::OkStatus();
+  if (hooked) WEFT_RETURN_IF_ERROR(RunHook(reduction, std::move(own)));
+  if (!reduction.reduced_hook) return absl::OkStatus();
+  const absl::Status used = reduction.reduced_hook();
+  return used.ok() ? used : state_.Fail(used);
 }
 
 absl::Status ReductionQueue::RunHook(const Reduction& reduction, Buffer own) {

@@ -121,6 +121,31 @@ absl::Status ShardedOptimizer::Step(ShardedModel& model, absl::Span<const Optimi
   });
 }
 
+absl::StatusOr<ShardUpdate> ShardedOptimizer::BeginStepInBackward(const ShardedModel& model,
+                                                                  std::vector<OptimizerGroupStep> groups) {
+  WEFT_CHECK(groups.size() == group_count(), "a step takes one treatment for each parameter group");
+  if (!updates_groups_alone()) {
+    return absl::UnimplementedError(
+        "this optimizer exchanges matrices between its ranks: update after the backward instead");
+  }
+  const std::vector<ShardView> all = model.Shards();
+  WEFT_RETURN_IF_ERROR(CheckCount(all.size()));
+  WEFT_RETURN_IF_ERROR(CheckShards(0, all));
+  ++steps_;
+  return ShardUpdate([this, groups = std::move(groups)](absl::Span<const ShardView> shards) -> absl::Status {
+    if (shards.empty()) return absl::OkStatus();
+    const auto first = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+      return entry.parameter == shards[0].parameter && entry.piece.start == shards[0].piece.start;
+    });
+    const auto number = static_cast<size_t>(first - entries_.begin());
+    if (number + shards.size() > entries_.size()) return CheckCount(number + shards.size());
+    WEFT_RETURN_IF_ERROR(CheckShards(number, shards));
+    AddMissingStates(number, shards);
+    UpdateFrom(number, shards, groups);
+    return absl::OkStatus();
+  });
+}
+
 void ShardedOptimizer::UpdateFrom(size_t first, absl::Span<const ShardView> shards,
                                   absl::Span<const OptimizerGroupStep> groups) {
   std::map<std::pair<size_t, int64_t>, std::vector<OptimizerSlice>> slices;  // By group and update.

@@ -68,16 +68,6 @@ TEST(CommandLine, SetsEveryFieldFromItsFlag) {
                                      "7",
                                      "--lr",
                                      "1e-2",
-                                     "--optimizer",
-                                     "muon",
-                                     "--momentum",
-                                     "0.75",
-                                     "--nesterov",
-                                     "false",
-                                     "--adamw-lr",
-                                     "1e-3",
-                                     "--muon-lr-scale",
-                                     "match_rms_adamw",
                                      "--beta1",
                                      "0.5",
                                      "--beta2",
@@ -153,11 +143,6 @@ TEST(CommandLine, SetsEveryFieldFromItsFlag) {
   EXPECT_EQ(config.eval.sequences, 10);
   EXPECT_EQ(config.optimizer.steps, 7);
   EXPECT_EQ(config.optimizer.lr, 1e-2);
-  EXPECT_EQ(config.optimizer.kind, OptimizerKind::kMuon);
-  EXPECT_EQ(config.optimizer.momentum, 0.75);
-  EXPECT_EQ(config.optimizer.nesterov, false);
-  EXPECT_EQ(config.optimizer.adamw_lr, 1e-3);
-  EXPECT_EQ(config.optimizer.muon_lr_scale, MuonLrScale::kMatchRmsAdamW);
   EXPECT_EQ(config.optimizer.beta1, 0.5);
   EXPECT_EQ(config.optimizer.beta2, 0.6);
   EXPECT_EQ(config.optimizer.eps, 1e-6);
@@ -359,6 +344,21 @@ TEST(CommandLine, RefusesAListThatAFileGivesTwice) {
                 HasSubstr("write all its values in one list"))
         << text;
   }
+}
+
+TEST(CommandLine, SetsTheOptionsOfEachOptimizer) {
+  const OptimizerOptions muon = Parsed({"--optimizer", "muon", "--momentum", "0.75", "--nesterov", "false",
+                                        "--adamw-lr", "1e-3", "--muon-lr-scale", "match_rms_adamw"})
+                                    .optimizer;
+  EXPECT_EQ(muon.kind, OptimizerKind::kMuon);
+  EXPECT_EQ(muon.momentum, 0.75);
+  EXPECT_EQ(muon.nesterov, false);
+  EXPECT_EQ(muon.adamw_lr, 1e-3);
+  EXPECT_EQ(muon.muon_lr_scale, MuonLrScale::kMatchRmsAdamW);
+  const OptimizerOptions sgd =
+      Parsed({"--optimizer", "sgd", "--optimizer-in-backward", "true", "--clip-grad-norm", "0"}).optimizer;
+  EXPECT_EQ(sgd.kind, OptimizerKind::kSgd);
+  EXPECT_TRUE(sgd.in_backward);
 }
 
 TEST(CommandLine, PrintsHelpInGroupsAndTheVersion) {

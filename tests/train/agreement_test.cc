@@ -42,6 +42,7 @@ TEST_F(Agreement, IsRequiredOfEveryFlagThatChangesResultsOrCollectives) {
       {"--shuffle", [](TrainConfig& config) { config.data.shuffle = false; }},
       {"--steps", [](TrainConfig& config) { config.optimizer.steps = 4; }},
       {"--optimizer", [](TrainConfig& config) { config.optimizer.kind = OptimizerKind::kSgd; }},
+      {"--optimizer-in-backward", [](TrainConfig& config) { config.optimizer.in_backward = true; }},
       {"--momentum", [](TrainConfig& config) { config.optimizer.momentum = 0.5; }},
       {"--nesterov", [](TrainConfig& config) { config.optimizer.nesterov = true; }},
       {"--adamw-lr", [](TrainConfig& config) { config.optimizer.adamw_lr = 0.5; }},

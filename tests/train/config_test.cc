@@ -84,6 +84,25 @@ TEST(TrainConfig, NamesOptionsThatTheOptimizerDoesNotHave) {
   EXPECT_THAT(error(kMuon, [](TrainConfig& c) { c.lora.rank = 2; }), HasSubstr("--optimizer muon: "));
 }
 
+TEST(TrainConfig, NamesWhatUpdatesInBackwardCannotDo) {
+  const auto error = [](auto change) {
+    return ErrorWith([&](TrainConfig& c) {
+      c.optimizer.in_backward = true;
+      c.optimizer.clip_grad_norm = 0;
+      change(c);
+    });
+  };
+  EXPECT_THAT(error([](TrainConfig& c) { c.optimizer.clip_grad_norm = 0.5; }),
+              HasSubstr("--optimizer-in-backward true: updates weights before the norm of all gradients is "
+                        "known, but --clip-grad-norm is 0.5"));
+  EXPECT_THAT(error([](TrainConfig& c) { c.optimizer.kind = OptimizerKind::kMuon; }),
+              HasSubstr("--optimizer muon exchanges matrices"));
+  EXPECT_THAT(error([](TrainConfig& c) { c.optimizer.max_skipped_steps = 1; }),
+              HasSubstr("leave --max-skipped-steps out"));
+  EXPECT_THAT(error([](TrainConfig& c) { c.attention.kind = AttentionKind::kDsa; }),
+              HasSubstr("is for --attention dense"));
+}
+
 TEST(TrainConfig, NamesValuesOutOfRange) {
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.steps = -1; }), HasSubstr("--steps -1"));
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.steps = 0; }), HasSubstr("--eval-data"));

@@ -74,6 +74,41 @@ TEST_F(TrainRun, GivesTheSameBitsForEveryShardingWithEachOptimizer) {
   }
 }
 
+TEST_F(TrainRun, UpdatesInBackwardToTheSameBitsInLessMemory) {
+  config_.optimizer.clip_grad_norm = 0;
+  config_.optimizer.lr = 1e-3;
+  config_.model.layers = 10;
+  for (const OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kSgd}) {
+    config_.optimizer.kind = kind;
+    for (const Mesh mesh : {Mesh{1, 2}, Mesh{2, 2}}) {
+      config_.data.grad_accum = kind == OptimizerKind::kSgd ? 2 : 1;
+      config_.data.batch_size = 8;
+      config_.optimizer.in_backward = false;
+      const Result after = Run(mesh);
+      config_.optimizer.in_backward = true;
+      const Result in_backward = Run(mesh);
+      EXPECT_EQ(in_backward.report.weights_hash, after.report.weights_hash);
+      for (size_t i = 0; i < after.steps.size(); ++i) {
+        EXPECT_EQ(in_backward.steps[i].loss, after.steps[i].loss);
+        EXPECT_EQ(in_backward.steps[i].grad_norm, after.steps[i].grad_norm);
+      }
+      if (config_.data.grad_accum > 1) continue;  // The sum of earlier microbatches stays.
+      // A shard is half of the weights and of the gradients. Those of some groups are under way at a time.
+      const int64_t shard = after.steps[1].peak_bytes.shards / 2;
+      EXPECT_LT(in_backward.steps[1].peak_bytes.shards, shard + shard / 2);
+    }
+  }
+}
+
+TEST_F(TrainRun, EndsAtAGradientThatIsNotFiniteIfUpdatedInBackward) {
+  config_.optimizer.clip_grad_norm = 0;
+  config_.optimizer.in_backward = true;
+  config_.optimizer.lr = 1e6;
+  config_.optimizer.steps = 1000;
+  EXPECT_THAT(RunError(2),
+              ::weft::testing::StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("must be finite")));
+}
+
 TEST_F(TrainRun, MovesEachMatrixOfMuonAtMostOnceThereAndBack) {
   config_.optimizer.kind = OptimizerKind::kMuon;
   config_.optimizer.adamw_lr = 1e-3;

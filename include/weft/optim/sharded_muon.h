@@ -59,6 +59,7 @@ class ShardedMuon : public ShardedOptimizer {
   ShardedMuon(absl::Span<const ShardView> shards, std::unique_ptr<ParameterExchange> exchange,
               const std::function<bool(const Parameter&)>& is_matrix, const MuonOptions& muon,
               const AdamWOptions& adamw, const std::vector<AdamWParamGroup>& adamw_groups);
+  bool updates_groups_alone() const override { return false; }
   absl::Status BeforeUpdates(absl::Span<const ShardView> shards,
                              absl::Span<const OptimizerGroupStep> groups) override;
   void Update(size_t group, int64_t update, const OptimizerGroupStep& step,

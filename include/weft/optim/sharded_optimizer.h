@@ -21,6 +21,7 @@
 #include <vector>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
 #include "weft/sharding/fully_shard.h"
@@ -90,6 +91,14 @@ class ShardedOptimizer {
   absl::Status Step(ShardedModel& model, double gradient_scale = 1.0);
   absl::Status Step(ShardedModel& model, absl::Span<const OptimizerGroupStep> groups);
 
+  // Begins a step whose updates happen in backward, and counts it. Returns the update for
+  // ShardedModel::BeginUpdatesInBackward, which takes the shards of one group of the model at a time.
+  // REQUIRES: `groups` as in Step. Lifetime: the optimizer must outlive the update.
+  // Errors: kInvalidArgument (not the shards of the constructor), kUnimplemented (the rule needs the
+  // gradients of several groups at once).
+  absl::StatusOr<ShardUpdate> BeginStepInBackward(const ShardedModel& model,
+                                                  std::vector<OptimizerGroupStep> groups);
+
   size_t group_count() const { return layout_.states_of_groups.size(); }
 
   // The optimizer's states by name, as in torch.optim: "exp_avg", …. Each is a list of shards of parameters.
@@ -117,6 +126,8 @@ class ShardedOptimizer {
   ShardedOptimizer(absl::Span<const ShardView> shards, Layout layout,
                    const std::function<size_t(const Parameter&)>& group_of);
 
+  // Whether groups of the model may be updated one by one, without BeforeUpdates.
+  virtual bool updates_groups_alone() const { return true; }
   // Called before a step's updates. Errors end the step; nothing is counted.
   virtual absl::Status BeforeUpdates(absl::Span<const ShardView> /*shards*/,
                                      absl::Span<const OptimizerGroupStep> /*groups*/) {

@@ -29,9 +29,10 @@
 //
 // Gradients are summed over all ranks, not averaged: the loss carries the division by the global token count.
 //
-// Note [When shards may be written]: in UpdateShards, outside of passes. Through Shards: from the end of the
-// root's Backward, or of a Forward without gradients, until the next Forward, Unshard or UpdateShards. At any
-// other time, as after a Forward with gradients that gets no Backward, call BeginWriting first.
+// Note [When shards may be written]: in UpdateShards, outside of passes, and by updates in backward. Through
+// Shards: from the end of the root's Backward, or of a Forward without gradients, until the next Forward,
+// Unshard or UpdateShards. At any other time, as after a Forward with gradients that gets no Backward, call
+// BeginWriting first.
 //
 // Thread safety: none; one thread drives a model.
 // Collective: FullyShard, passes of the model, and the functions that say so, by all ranks in one order.
@@ -177,6 +178,17 @@ class ShardedModel {
   // that the next forward begins with. Calls BeginWriting if shards were read since they were written last.
   // Collective: all ranks. Errors: those of `update`, which fail all ranks: see ResetAfterError.
   absl::Status UpdateShards(const ShardUpdate& update);
+  // Updates in backward: from now on, each group is updated by `update` as soon as a backward's reduction of
+  // its gradients over all ranks arrives, and these gradients are freed. FinishUpdatesInBackward, after that
+  // backward, sends the updates and returns the norms of the gradients by set. Call the former before the
+  // last backward of a step, with gradient sync and all-reduce on. Norms and updates have the bits that
+  // ClipGradNorms and UpdateShards give. `update` must not communicate.
+  // Collective: FinishUpdatesInBackward, by all ranks. Errors: kFailedPrecondition (unused gradients are not
+  // UnusedGradients::kZero; from the backward: a second reduction of a group), kInvalidArgument (a set is to
+  // be clipped). If a gradient is not finite, the norm of its set is infinite, and a part of the groups is
+  // updated: the shards are of no more use.
+  absl::Status BeginUpdatesInBackward(ShardUpdate update, std::vector<ClipSet> sets);
+  absl::StatusOr<std::vector<GradientNorm>> FinishUpdatesInBackward();
   // Outside of passes: reshards what was gathered for the next one, and waits until no peer reads this rank's
   // shards. Then they may be written, for example by a loader. An earlier invocation cannot run its backward
   // any more. Collective: all ranks.

@@ -23,8 +23,8 @@
 // Errors: an error of a schedule call fails the groups on all ranks, until ResetAfterError.
 // Thread safety: none; one thread drives the groups.
 // Collective: Create, schedule calls, Unshard, ReduceGradients, ClipGradNorms, AllReduceScalars,
-//   CurrentShards, UpdateShards, BeginWriting and ResetAfterError, by all ranks of the mesh in one order:
-//   Note [The order of blocks].
+//   CurrentShards, UpdateShards, FinishUpdatesInBackward, BeginWriting and ResetAfterError, by all ranks of
+//   the mesh in one order: Note [The order of blocks].
 // Lifetime: the engine must outlive the groups.
 #pragma once
 
@@ -52,6 +52,7 @@
 
 namespace weft {
 
+class BackwardUpdates;
 class CommContext;
 class GroupSchedule;
 class ModelScalars;
@@ -141,6 +142,8 @@ class ShardedGroups {
   std::vector<MasterView> Masters(int group) const;
   absl::StatusOr<std::vector<ShardView>> CurrentShards();
   absl::Status UpdateShards(const ShardUpdate& update);
+  absl::Status BeginUpdatesInBackward(ShardUpdate update, std::vector<ClipSet> sets);
+  absl::StatusOr<std::vector<GradientNorm>> FinishUpdatesInBackward();
   absl::Status BeginWriting();
   // True if shards were read since they could be written last: BeginWriting is due before they are written.
   // The same on all ranks.
@@ -189,6 +192,7 @@ class ShardedGroups {
   std::vector<std::unique_ptr<ParamGroup>> groups_;
   std::unique_ptr<ModelScalars> scalars_;
   std::unique_ptr<GroupSchedule> schedule_;
+  std::unique_ptr<BackwardUpdates> backward_updates_;  // Null outside of such a step.
 };
 
 }  // namespace weft

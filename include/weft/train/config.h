@@ -133,6 +133,8 @@ struct OptimizerOptions {
   LrDecay lr_schedule = LrDecay::kConstant;
   double min_lr_ratio = 0.0;
   double clip_grad_norm = 1.0;  // 0: no clipping.
+  // Update each group of parameters in the backward, as soon as its gradients are reduced.
+  bool in_backward = false;
   // Steps whose loss or gradient norm is not finite do not update the weights. A run ends when it has skipped
   // more than this many.
   int64_t max_skipped_steps = 0;

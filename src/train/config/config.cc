@@ -156,6 +156,35 @@ absl::Status ValidateOptimizer(const OptimizerOptions& optimizer) {
   return RequireNotNegative("clip-grad-norm", optimizer.clip_grad_norm);
 }
 
+// Options of a run that updates in backward cannot be combined with.
+absl::Status ValidateUpdatesInBackward(const TrainConfig& config) {
+  const OptimizerOptions& optimizer = config.optimizer;
+  if (!optimizer.in_backward) return absl::OkStatus();
+  const auto refused = [](const absl::AlphaNum& why) {
+    return BadFlag("optimizer-in-backward", "true", why);
+  };
+  if (optimizer.clip_grad_norm != 0) {
+    return refused(
+        absl::StrCat("updates weights before the norm of all gradients is known, but --clip-grad-norm is ",
+                     optimizer.clip_grad_norm, ": give --clip-grad-norm 0, or leave it out"));
+  }
+  if (optimizer.kind == OptimizerKind::kMuon) {
+    return refused(
+        "updates a layer at a time, but --optimizer muon exchanges matrices of all layers: use "
+        "adamw or sgd");
+  }
+  if (optimizer.max_skipped_steps > 0) {
+    return refused(
+        "has updated some weights when a gradient turns out not to be finite, so no step can be skipped: "
+        "leave "
+        "--max-skipped-steps out");
+  }
+  if (config.attention.is_sparse()) {
+    return refused("is for --attention dense: the indexers' warm-up updates a part of the parameters only");
+  }
+  return absl::OkStatus();
+}
+
 // Options of a run that Muon cannot be combined with.
 absl::Status ValidateMuon(const TrainConfig& config) {
   if (config.optimizer.kind != OptimizerKind::kMuon) return absl::OkStatus();
@@ -346,6 +375,7 @@ absl::Status Validate(const TrainConfig& config) {
                    "trains its indexers, which --lora-rank and --lora-adapter would freeze: use dense");
   }
   WEFT_RETURN_IF_ERROR(ValidateMuon(config));
+  WEFT_RETURN_IF_ERROR(ValidateUpdatesInBackward(config));
   return Validate(config.attention, config.parallel.context);
 }
 

@@ -150,8 +150,9 @@ ResolvedItem OptimizerItem(const RunPlan& plan) {
   const std::string floor =
       lr.decay == LrDecay::kConstant ? "" : absl::StrCat(" down to ", lr.min_ratio, " of it");
   return {"optimizer",
-          absl::StrCat(name, ", lr ", lr.lr, " ", ToAbsl(Name(lr.decay)), floor, " after ", lr.warmup_steps,
-                       " warm-up steps, ", UpdateRule(plan), ", decay ", plan.adamw.weight_decay, " of ",
+          absl::StrCat(name, plan.updates_in_backward ? " in backward" : "", ", lr ", lr.lr, " ",
+                       ToAbsl(Name(lr.decay)), floor, " after ", lr.warmup_steps, " warm-up steps, ",
+                       UpdateRule(plan), ", decay ", plan.adamw.weight_decay, " of ",
                        plan.decay == DecayScope::kAll ? "all parameters" : "matrices only", ", clip ",
                        plan.clip_grad_norm),
           ""};

@@ -209,7 +209,7 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, const StepFlags&
   own.flags = flags;
   WEFT_ASSIGN_OR_RETURN(const int64_t targets,
                         CountTargets(corpus_, plan_.order, plan_.SequencesOf(step), plan_.seq_len));
-  WEFT_RETURN_IF_ERROR(ForwardAndBackward(step, targets, own));
+  WEFT_RETURN_IF_ERROR(ForwardAndBackward(step, targets, own, before_update));
   WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> norms, ClipGradNorms());
   WEFT_ASSIGN_OR_RETURN(const StepSummary all, GatherSummaries(own));
 
@@ -217,7 +217,7 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, const StepFlags&
   result.flags = all.flags;
   // All have the same bits on every rank, so all ranks decide alike.
   result.skipped = !std::isfinite(all.loss) || !std::isfinite(all.indexers.loss) || !AreFinite(norms);
-  if (!result.skipped) {
+  if (!result.skipped && !plan_.updates_in_backward) {
     WEFT_RETURN_IF_ERROR(before_update());
     WEFT_RETURN_IF_ERROR(Update(step, norms));
   }
@@ -251,12 +251,18 @@ StepMetrics Trainer::ResultsOf(int64_t step, const StepSummary& all,
   return metrics;
 }
 
-absl::Status Trainer::ForwardAndBackward(int64_t step, int64_t targets, StepSummary& own) {
+absl::Status Trainer::ForwardAndBackward(int64_t step, int64_t targets, StepSummary& own,
+                                         absl::FunctionRef<absl::Status()> before_update) {
   // Scaled by the targets of the whole step, so the ranks' losses and gradients add up to those of the mean
   // loss.
   const float loss_scale = 1.0F / static_cast<float>(std::max<int64_t>(targets, 1));
   for (int64_t microbatch = 0; microbatch < plan_.batch.microbatches; ++microbatch) {
-    SetGradientSync(microbatch + 1 == plan_.batch.microbatches);
+    const bool last = microbatch + 1 == plan_.batch.microbatches;
+    SetGradientSync(last);
+    if (last && plan_.updates_in_backward) {
+      WEFT_RETURN_IF_ERROR(before_update());
+      WEFT_RETURN_IF_ERROR(BeginUpdatesInBackward(step));
+    }
     SequenceRange sequences = plan_.batch.Part(microbatch, plan_.data_parallel_rank(bootstrap_.rank()));
     sequences.first += plan_.SequencesOf(step).first;
     WEFT_RETURN_IF_ERROR(RunMicrobatch(sequences, loss_scale, IsWarmUp(step), own));
@@ -279,7 +285,8 @@ absl::StatusOr<RankBatch> Trainer::ReadBatch(SequenceRange sequences) {
 
 absl::StatusOr<std::vector<GradientNorm>> Trainer::ClipGradNorms() {
   const Span span("optimizer", [] { return std::string("clip"); });
-  return sharded_->ClipGradNorms(ClipSetsOf(plan_));
+  return plan_.updates_in_backward ? sharded_->FinishUpdatesInBackward()
+                                   : sharded_->ClipGradNorms(ClipSetsOf(plan_));
 }
 
 absl::Status Trainer::RunMicrobatch(SequenceRange sequences, float loss_scale, bool warm_up,
@@ -416,6 +423,19 @@ absl::Status Trainer::MergeAdapters() {
 
 absl::Status Trainer::Update(int64_t step, absl::Span<const GradientNorm> norms) {
   const Span span("optimizer", [] { return std::string("update"); });
+  return optimizer_.rule->Step(*sharded_, GroupStepsOf(step, norms));
+}
+
+absl::Status Trainer::BeginUpdatesInBackward(int64_t step) {
+  const std::vector<ClipSet> sets = ClipSetsOf(plan_);
+  const std::vector<GradientNorm> unclipped(sets.size(), {0.0, 1.0});
+  WEFT_ASSIGN_OR_RETURN(ShardUpdate update,
+                        optimizer_.rule->BeginStepInBackward(*sharded_, GroupStepsOf(step, unclipped)));
+  return sharded_->BeginUpdatesInBackward(std::move(update), sets);
+}
+
+std::vector<OptimizerGroupStep> Trainer::GroupStepsOf(int64_t step,
+                                                      absl::Span<const GradientNorm> norms) const {
   std::vector<OptimizerGroupStep> groups;
   groups.reserve(optimizer_.sets.size());
   for (size_t i = 0; i < optimizer_.sets.size(); ++i) {
@@ -424,7 +444,7 @@ absl::Status Trainer::Update(int64_t step, absl::Span<const GradientNorm> norms)
                       .frozen = set == kLlama && IsWarmUp(step),
                       .lr = optimizer_.learning_rates[i].At(step)});
   }
-  return optimizer_.rule->Step(*sharded_, groups);
+  return groups;
 }
 
 }  // namespace weft

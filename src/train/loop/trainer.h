@@ -120,11 +120,16 @@ class Trainer {
   bool IsWarmUp(int64_t step) const { return plan_.indexers && plan_.indexers->IsWarmUp(step); }
   // Adds the sums of all microbatches to `own`.
   // `targets`: those of the step that have a loss, over all ranks.
-  absl::Status ForwardAndBackward(int64_t step, int64_t targets, StepSummary& own);
+  // `before_update` is called before the last backward if that updates the weights.
+  absl::Status ForwardAndBackward(int64_t step, int64_t targets, StepSummary& own,
+                                  absl::FunctionRef<absl::Status()> before_update);
   // Sets how far the next microbatch's gradients are reduced after its backward.
   void SetGradientSync(bool last_microbatch);
   absl::StatusOr<RankBatch> ReadBatch(SequenceRange sequences);
   absl::StatusOr<std::vector<GradientNorm>> ClipGradNorms();
+  // `norms`: of each ParameterSet.
+  std::vector<OptimizerGroupStep> GroupStepsOf(int64_t step, absl::Span<const GradientNorm> norms) const;
+  absl::Status BeginUpdatesInBackward(int64_t step);
   absl::Status RunMicrobatch(SequenceRange sequences, float loss_scale, bool warm_up, StepSummary& own);
   size_t SummaryBytes() const {
     return plan_.indexers ? sizeof(StepSummary) : offsetof(StepSummary, indexers);

@@ -64,6 +64,7 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
       {"--nesterov", Text(optimizer.nesterov), kFixed},
       {"--adamw-lr", Text(optimizer.adamw_lr), kFixed},
       {"--muon-lr-scale", Text(optimizer.muon_lr_scale), kFixed},
+      {"--optimizer-in-backward", Text(optimizer.in_backward)},
       {"--steps", Text(optimizer.steps)},
       {"--lr", Text(optimizer.lr), kFixed},
       {"--warmup-steps", Text(optimizer.warmup_steps), kFixed},

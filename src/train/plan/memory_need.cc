@@ -107,7 +107,11 @@ MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan) {
   const auto compute_bytes = static_cast<int64_t>(SizeOf(plan.parallel.param_dtype));
   MemoryNeed need;
   need.weights = own * kMasterBytes;
-  need.gradients = trained * kMasterBytes;
+  // Updates in backward free a group's gradients, unless earlier microbatches have left a sum of them.
+  const bool keeps_sums = plan.batch.microbatches > 1 && plan.parallel.grad_sync != GradientSync::kLast;
+  const bool frees_gradients = plan.updates_in_backward && !keeps_sums;
+  need.gradients =
+      kMasterBytes * (frees_gradients ? std::min(trained, CeilDiv(LargestGroup(model), shards)) : trained);
   const int64_t updated_parts =
       shards * (plan.parallel.shard_optimizer_over_replicas ? plan.replicate_size : 1);
   need.moments = kMasterBytes * CeilDiv(StateElements(model, plan), updated_parts);

@@ -114,7 +114,10 @@ absl::Status CheckMicrobatch(const BatchShape& batch, int64_t seq_len) {
 }  // namespace
 
 ShardingPolicy RunPlan::Policy(WireCompression wire_compression) const {
-  return MakePolicy(parallel, wire_compression);
+  ShardingPolicy policy = MakePolicy(parallel, wire_compression);
+  // Every pass uses all parameters, so this changes no bit.
+  if (updates_in_backward) policy.unused_gradients = UnusedGradients::kZero;
+  return policy;
 }
 
 absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs& inputs,
@@ -167,6 +170,7 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
                  parallel,
                  *std::move(residency),
                  o.kind,
+                 o.in_backward,
                  o.adamw(),
                  o.sgd(),
                  o.muon(),

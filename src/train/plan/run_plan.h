@@ -41,6 +41,7 @@ struct RunPlan {
   ParallelOptions parallel;
   ResidencyChoice residency;
   OptimizerKind optimizer;
+  bool updates_in_backward;
   // Options of each rule; Muon uses those of AdamW, too. The trainer sets the learning rates at each step.
   AdamWOptions adamw;
   SgdOptions sgd;

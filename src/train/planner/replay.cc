@@ -206,6 +206,12 @@ class ReplayRank {
   absl::Status Step(int step) {
     const int64_t microbatches = input_.plan.batch.microbatches;
     const GradientSync sync = input_.plan.parallel.grad_sync;
+    const ShardUpdate update = [this](absl::Span<const ShardView> shards) {
+      int64_t updated = 0;
+      for (const ShardView& shard : shards) updated += shard.elements() * divisor_;
+      Compute(static_cast<double>(updated) * input_.rates.adamw_ns / input_.threads, input_.threads);
+      return absl::OkStatus();
+    };
     for (int64_t microbatch = 0; microbatch < microbatches; ++microbatch) {
       const bool last = microbatch + 1 == microbatches;
       for (int group = 0; group < sharded_->group_count(); ++group) {
@@ -213,6 +219,9 @@ class ReplayRank {
         sharded_->SetRequiresAllReduce(group, last || sync == GradientSync::kEach);
       }
       sharded_->SetIsLastBackward(last);
+      if (last && input_.plan.updates_in_backward) {
+        WEFT_RETURN_IF_ERROR(sharded_->BeginUpdatesInBackward(update, ClipSetsOf(input_.plan)));
+      }
       const SchedulePass pass{static_cast<uintptr_t>(step * microbatches + microbatch + 1), true};
       WEFT_RETURN_IF_ERROR(Forward(pass));
       WEFT_RETURN_IF_ERROR(Backward(pass));
@@ -220,15 +229,13 @@ class ReplayRank {
     int64_t own = 0;
     for (const int64_t elements : elements_) own += elements;
     Compute(static_cast<double>(own) * input_.rates.norm_ns / input_.threads, input_.threads);
-    WEFT_RETURN_IF_ERROR(sharded_->ClipGradNorms(ClipSetsOf(input_.plan), NormType::kTwo).status());
+    const bool in_backward = input_.plan.updates_in_backward;
+    WEFT_RETURN_IF_ERROR(in_backward
+                             ? sharded_->FinishUpdatesInBackward().status()
+                             : sharded_->ClipGradNorms(ClipSetsOf(input_.plan), NormType::kTwo).status());
     WEFT_RETURN_IF_ERROR(GatherSummaries());
     Compute(OrthogonalizeNs(input_) / input_.threads, input_.threads);
-    WEFT_RETURN_IF_ERROR(sharded_->UpdateShards([this](absl::Span<const ShardView> shards) {
-      int64_t updated = 0;
-      for (const ShardView& shard : shards) updated += shard.elements() * divisor_;
-      Compute(static_cast<double>(updated) * input_.rates.adamw_ns / input_.threads, input_.threads);
-      return absl::OkStatus();
-    }));
+    if (!in_backward) WEFT_RETURN_IF_ERROR(sharded_->UpdateShards(update));
     sharded_->ZeroGradients();
     return absl::OkStatus();
   }

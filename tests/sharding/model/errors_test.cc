@@ -144,5 +144,24 @@ TEST(ShardedModelErrors, ReachOtherRanksWhenALayerThrows) {
   });
 }
 
+TEST(UpdatesInBackward, NeedNoAgreementNoClippingAndABeginning) {
+  constexpr auto kNothing = [](absl::Span<const ShardView>) { return absl::OkStatus(); };
+  const std::vector<ClipSet> clipped = {{[](const Parameter&) { return true; }, 1.0}};
+  ShardingPolicy zeros;
+  zeros.unused_gradients = UnusedGradients::kZero;
+  for (const ShardingPolicy& policy : {ShardingPolicy(), zeros}) {
+    WithToyModel(2, policy, [&](ToyNet&, ShardedModel& model, int) -> absl::Status {
+      EXPECT_THAT(model.FinishUpdatesInBackward(),
+                  StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("call BeginUpdatesInBackward")));
+      const bool agrees = policy.unused_gradients == UnusedGradients::kNone;
+      EXPECT_THAT(
+          model.BeginUpdatesInBackward(kNothing, clipped),
+          StatusIs(agrees ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kInvalidArgument,
+                   HasSubstr(agrees ? "to kZero" : "set max_norm to 0")));
+      return absl::OkStatus();
+    });
+  }
+}
+
 }  // namespace
 }  // namespace weft::testing

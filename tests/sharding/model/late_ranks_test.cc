@@ -89,7 +89,9 @@ struct Outcome {
   std::vector<float> weights;
 };
 
-absl::StatusOr<Outcome> Train(Bootstrap& bootstrap, const ShardingPolicy& policy, RankDelays& delays) {
+// `in_backward`: updates without clipping, in each backward.
+absl::StatusOr<Outcome> Train(Bootstrap& bootstrap, const ShardingPolicy& policy, RankDelays& delays,
+                              bool in_backward = false) {
   const int rank = bootstrap.rank();
   WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
   WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, kRanks));
@@ -101,8 +103,13 @@ absl::StatusOr<Outcome> Train(Bootstrap& bootstrap, const ShardingPolicy& policy
   Outcome outcome;
   for (int step = 0; step < kSteps; ++step) {
     constexpr int64_t kShare = kRows / kRanks;
+    if (in_backward) WEFT_RETURN_IF_ERROR(BeginToyUpdateInBackward(*model));
     WEFT_ASSIGN_OR_RETURN(outcome.losses.emplace_back(), Pass(*net, step * kRows + rank * kShare, kShare));
     delays.Reach(Point::kBeforeUpdate, rank);
+    if (in_backward) {
+      WEFT_RETURN_IF_ERROR(FinishToyUpdateInBackward(*model, nullptr));
+      continue;
+    }
     WEFT_RETURN_IF_ERROR(ToyUpdate(*model, 1.0, nullptr));
   }
   WEFT_ASSIGN_OR_RETURN(outcome.weights, ToyWeights(*model));
@@ -139,6 +146,32 @@ TEST(LateRanks, ChangeNoBitForAnyKindOfResharding) {
         });
         EXPECT_NEAR(losses[0], first_loss, 1e-6 * first_loss);
         EXPECT_LT(losses.back(), losses.front());
+      }
+    }
+  }
+  EXPECT_THAT(seen, ::testing::SizeIs(1));
+}
+
+// A rank that is late in backward still reads shards of ranks that may update others: see Note [Shards that
+// are written in backward].
+TEST(LateRanks, ChangeNoBitOfUpdatesInBackward) {
+  std::map<uint64_t, std::string> seen;
+  for (const int ranks_per_node : {2, 4}) {
+    for (const Point point : {Point::kNever, Point::kBeforeGather, Point::kBeforeReduction}) {
+      for (const NodeShared node_shared : {NodeShared::kOff, NodeShared::kOn}) {
+        ShardingPolicy policy;
+        policy.unused_gradients = UnusedGradients::kZero;
+        policy.node_shared = node_shared;
+        RankDelays delays(point);
+        std::mutex mutex;
+        RunRanks(NodeMap::RanksPerNode(kRanks, ranks_per_node), [&](Bootstrap& bootstrap) -> absl::Status {
+          WEFT_ASSIGN_OR_RETURN(const Outcome outcome,
+                                Train(bootstrap, policy, delays, /*in_backward=*/true));
+          const std::lock_guard lock(mutex);
+          seen.emplace(Hash64(outcome.weights.data(), outcome.weights.size() * sizeof(float)),
+                       absl::StrCat(ranks_per_node, " ranks a node, late at ", static_cast<int>(point)));
+          return absl::OkStatus();
+        });
       }
     }
   }

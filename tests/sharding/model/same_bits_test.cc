@@ -88,6 +88,33 @@ TEST(FullyShard, GivesTheSameBitsOnEveryMeshAndScheduleOfFourRanks) {
   EXPECT_THAT(seen, ::testing::SizeIs(1));
 }
 
+TEST(UpdatesInBackward, GiveTheWeightsAndNormsOfUpdatesAfterIt) {
+  for (const auto& [replicate, shard] : {std::pair{1, 1}, {1, 3}, {1, 4}, {2, 2}, {4, 1}}) {
+    for (const FlatKind layout : kFlatKinds) {
+      for (const GradientSync sync :
+           {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach}) {
+        ToyRun run{.replicate = replicate, .shard = shard};
+        run.clip = 0;
+        run.policy.layout = layout;
+        run.policy.unused_gradients = UnusedGradients::kZero;
+        run.policy.shard_optimizer_over_replicas = replicate > 1 && sync == GradientSync::kLast;
+        run.policy.param_dtype = sync == GradientSync::kEach ? DType::kBF16 : DType::kF32;
+        run.sync = sync;
+        run.microbatches = sync == GradientSync::kLast ? 1 : 2;
+        if (kToyRows % (run.ranks() * run.microbatches) != 0) continue;
+        const NodeMap nodes = NodeMap::RanksPerNode(run.ranks(), layout == FlatKind::kRows ? 2 : run.ranks());
+        ToyOutcome expected;
+        RunToy(nodes, run, [&](const ToyOutcome& outcome) { expected = outcome; });
+        run.updates_in_backward = true;
+        RunToy(nodes, run, [&](const ToyOutcome& outcome) {
+          EXPECT_EQ(outcome.weights, expected.weights);
+          EXPECT_EQ(outcome.norms, expected.norms);
+        });
+      }
+    }
+  }
+}
+
 TEST(FullyShard, TreatsShardAndContextAsOneAxis) {
   const auto train = [](const ToyRun& run, const std::function<void(const ToyOutcome&)>& check) {
     RunToy(NodeMap::RanksPerNode(4, 2), run, [&check](const ToyOutcome& outcome) {

@@ -45,9 +45,21 @@ absl::Status ToyStep(ShardedModel& model, ToyNet& net, const ToyRun& run, int ra
     model.SetRequiresGradientSync(last || run.sync != GradientSync::kLast);
     model.SetRequiresAllReduce(last || run.sync == GradientSync::kEach);
     model.SetIsLastBackward(last);
+    if (last && run.updates_in_backward) WEFT_RETURN_IF_ERROR(BeginToyUpdateInBackward(model));
     WEFT_RETURN_IF_ERROR(ToyPass(net, rank, run.ranks(), step, microbatch, run.microbatches));
   }
+  if (run.updates_in_backward) return FinishToyUpdateInBackward(model, norms);
   return ToyUpdate(model, run.clip, norms, run.updates_directly);
+}
+
+ShardUpdate GradientDescent(double factor) {
+  return [factor](absl::Span<const ShardView> shards) {
+    for (const ShardView& shard : shards) {
+      for (int64_t i = 0; shard.grad != nullptr && i < shard.elements(); ++i)
+        shard.data[i] -= kToyLearningRate * static_cast<float>(factor) * shard.grad[i];
+    }
+    return absl::OkStatus();
+  };
 }
 
 }  // namespace
@@ -69,14 +81,14 @@ absl::StatusOr<DeviceMesh> MakeToyMesh(int replicate, int shard, int context) {
 }
 
 std::string ToyRun::Describe() const {
-  return absl::StrCat(replicate, " x ", shard, " x ", context, ", layout ", ToAbsl(Name(policy.layout)),
-                      ", reshard ", policy.reshard_after_forward, ", prefetch ", policy.PrefetchDepth(),
-                      ", node shared ", static_cast<int>(policy.node_shared), ", ",
-                      ToAbsl(Name(policy.param_dtype)), " reduced in ", ToAbsl(Name(policy.reduce_dtype)),
-                      ", ", microbatches, " microbatches, sync ", ToAbsl(Name(sync)),
-                      policy.shard_optimizer_over_replicas ? ", optimizer over replicas" : "",
-                      ", compression between nodes ", ToAbsl(Name(policy.wire_compression)),
-                      checkpoint ? ", checkpoints" : "", updates_directly ? ", updated directly" : "");
+  return absl::StrCat(
+      replicate, " x ", shard, " x ", context, ", layout ", ToAbsl(Name(policy.layout)), ", reshard ",
+      policy.reshard_after_forward, ", prefetch ", policy.PrefetchDepth(), ", node shared ",
+      static_cast<int>(policy.node_shared), ", ", ToAbsl(Name(policy.param_dtype)), " reduced in ",
+      ToAbsl(Name(policy.reduce_dtype)), ", ", microbatches, " microbatches, sync ", ToAbsl(Name(sync)),
+      policy.shard_optimizer_over_replicas ? ", optimizer over replicas" : "", ", compression between nodes ",
+      ToAbsl(Name(policy.wire_compression)), checkpoint ? ", checkpoints" : "",
+      updates_directly ? ", updated directly" : "", updates_in_backward ? ", updated in backward" : "");
 }
 
 absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch, int microbatches) {
@@ -89,16 +101,22 @@ absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch,
   return net.Backward(invocation, {gradient}).status();
 }
 
+absl::Status BeginToyUpdateInBackward(ShardedModel& model) {
+  const auto all = [](const Parameter&) { return true; };
+  return model.BeginUpdatesInBackward(GradientDescent(1.0), {{all, /*max_norm=*/0}});
+}
+
+absl::Status FinishToyUpdateInBackward(ShardedModel& model, std::vector<double>* norms) {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> computed, model.FinishUpdatesInBackward());
+  if (norms != nullptr) norms->push_back(computed[0].norm);
+  model.ZeroGradients();
+  return absl::OkStatus();
+}
+
 absl::Status ToyUpdate(ShardedModel& model, double clip, std::vector<double>* norms, bool updates_directly) {
   WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, model.ClipGradNorm(clip));
   if (norms != nullptr) norms->push_back(norm.norm);
-  const auto update = [&](absl::Span<const ShardView> shards) {
-    for (const ShardView& shard : shards) {
-      for (int64_t i = 0; shard.grad != nullptr && i < shard.elements(); ++i)
-        shard.data[i] -= kToyLearningRate * static_cast<float>(norm.factor) * shard.grad[i];
-    }
-    return absl::OkStatus();
-  };
+  const ShardUpdate update = GradientDescent(norm.factor);
   WEFT_RETURN_IF_ERROR(updates_directly ? update(model.Shards()) : model.UpdateShards(update));
   model.ZeroGradients();
   return absl::OkStatus();

@@ -37,6 +37,7 @@ struct ToyRun {
   std::vector<int64_t> sizes = {16, 15, 8, 3};
   bool checkpoint = false;        // Blocks recompute their activations.
   bool updates_directly = false;  // Through Shards(), not UpdateShards.
+  bool updates_in_backward = false;
   int64_t slice_bytes = EngineOptions().slice_bytes;
 
   int shard_group_size() const { return shard * context; }
@@ -63,6 +64,9 @@ absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch,
 // gradient norm is appended to it; may be null.
 absl::Status ToyUpdate(ShardedModel& model, double clip, std::vector<double>* norms,
                        bool updates_directly = false);
+// The same without clipping, in the next backward, which follows the first call, and precedes the second.
+absl::Status BeginToyUpdateInBackward(ShardedModel& model);
+absl::Status FinishToyUpdateInBackward(ShardedModel& model, std::vector<double>* norms);
 // Layouts of the model's groups, as CostsOfGroups expects them.
 std::vector<FlatLayout> LayoutsOf(const ShardedModel& model);
 // Unshards each group and returns all parameters.
