@@ -15,9 +15,10 @@ namespace weft {
 namespace {
 
 constexpr int64_t kGrain = int64_t{32} * 1024;
-constexpr int64_t kBlock = 128;  // Rows of a product that one thread computes.
-
-int64_t BlocksOf(int64_t rows) { return (rows + kBlock - 1) / kBlock; }
+// Rows of a product that one thread computes. Those of a triangle are fewer: a block computes the elements
+// of its square below the diagonal in vain.
+constexpr int64_t kBlock = 128;
+constexpr int64_t kTriangleBlock = 64;
 
 // Sets the thread count of the calling thread to 1 while it lives: the bits of a product depend on it.
 class OneThread {
@@ -81,14 +82,25 @@ double FrobeniusNorm(const float* matrix, int64_t rows, int64_t cols) {
   return std::sqrt(total);
 }
 
-// Calls body(begin, end) for the blocks of [0, size), each with one thread. Blocks of a triangle differ in
-// work, so a thread takes the first with the last, the second with the last but one, and so on.
+// Calls body(begin, end) for the blocks of [0, size), each with one thread.
 template <typename Body>
 void ForBlocks(int64_t size, const Body& body) {
-  const int64_t blocks = BlocksOf(size);
+  ParallelFor((size + kBlock - 1) / kBlock, 1, [&](int64_t first, int64_t last) {
+    const OneThread one_thread;
+    for (int64_t i = first; i < last; ++i) body(i * kBlock, std::min(size, (i + 1) * kBlock));
+  });
+}
+
+// The same for blocks of a triangle, which differ in work: a thread takes the first with the last, the second
+// with the last but one, and so on.
+template <typename Body>
+void ForTriangle(int64_t size, const Body& body) {
+  const int64_t blocks = (size + kTriangleBlock - 1) / kTriangleBlock;
   ParallelFor((blocks + 1) / 2, 1, [&](int64_t first, int64_t last) {
     const OneThread one_thread;
-    const auto run = [&](int64_t block) { body(block * kBlock, std::min(size, (block + 1) * kBlock)); };
+    const auto run = [&](int64_t block) {
+      body(block * kTriangleBlock, std::min(size, (block + 1) * kTriangleBlock));
+    };
     for (int64_t i = first; i < last; ++i) {
       run(i);
       if (blocks - 1 - i != i) run(blocks - 1 - i);
@@ -99,7 +111,7 @@ void ForBlocks(int64_t size, const Body& body) {
 // Copies the elements above the diagonal of a matrix [size, size] to their mirror images.
 void MirrorUpper(float* matrix, int64_t size) {
   constexpr int64_t kTile = 32;  // Square tiles keep the transposed reads in the cache.
-  ForBlocks(size, [&](int64_t begin, int64_t end) {
+  ForTriangle(size, [&](int64_t begin, int64_t end) {
     for (int64_t tile = 0; tile < end; tile += kTile) {
       for (int64_t row = std::max(begin, tile); row < end; ++row) {
         for (int64_t col = tile; col < std::min(tile + kTile, row); ++col) {
@@ -123,7 +135,7 @@ struct Sides {
 void UpperGram(const float* x, const Sides& sides, float* gram) {
   const int64_t size = sides.shorter();
   const bool tall = sides.is_tall();
-  ForBlocks(size, [&](int64_t begin, int64_t end) {
+  ForTriangle(size, [&](int64_t begin, int64_t end) {
     const float* const part = x + (tall ? begin : begin * sides.cols);
     Matmul(end - begin, size - begin, sides.longer(), Factor{part, sides.cols, tall},
            Factor{part, sides.cols, !tall}, 0.0F, gram + begin * size + begin, size);
@@ -135,7 +147,7 @@ void CombineUpper(const std::array<double, 3>& coefficients, const float* gram, 
   const auto a = static_cast<float>(coefficients[0]);
   const auto b = static_cast<float>(coefficients[1]);
   const auto c = static_cast<float>(coefficients[2]);
-  ForBlocks(size, [&](int64_t begin, int64_t end) {
+  ForTriangle(size, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       for (int64_t i = row * size + row; i < (row + 1) * size; ++i) square[i] = b * gram[i] + c * square[i];
       square[row * size + row] += a;

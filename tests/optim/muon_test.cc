@@ -103,7 +103,7 @@ std::vector<float> SomeMatrix(int64_t count) {
   return matrix;
 }
 
-// Sizes of one block of a product and of several, with a rest.
+// Sizes of one block of a product and of several, with a rest. Blocks have 64 or 128 rows.
 TEST(Orthogonalize, EqualsTheIterationInDoublesForWideAndTallMatrices) {
   const MuonOptions options;
   for (const auto& [rows, cols] :
