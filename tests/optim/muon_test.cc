@@ -124,7 +124,7 @@ TEST(Orthogonalize, EqualsTheIterationInDoublesForWideAndTallMatrices) {
 }
 
 TEST(Orthogonalize, GivesTheSameBitsWithAnyThreadCount) {
-  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{260, 140}, {140, 390}, {100, 90}}) {
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{260, 140}, {140, 390}, {8, 4000}}) {
     std::vector<std::vector<float>> results;
     for (const int threads : {1, 2, 3}) {
       SetThreadCount(threads);
@@ -185,6 +185,17 @@ TEST(AssignMatrices, BalancesWorkAndBoundsTheElementsThatMove) {
           << ranks << " ranks, cut " << cut;
     }
   }
+}
+
+// By work alone, 18 of the 26 elements would move.
+TEST(AssignMatrices, PassesOverARankThatWouldReceiveTooMuch) {
+  const std::vector<MatrixWork> matrices = {{8, {8, 0}}, {7, {7, 0}}, {6, {6, 0}}, {5, {0, 5}}};
+  int64_t kept = 0;
+  for (const MatrixTurn& turn : AssignMatrices(matrices, 2)) {
+    kept += matrices[turn.matrix].held[static_cast<size_t>(turn.owner)];
+  }
+  EXPECT_GE(kept, 13);
+  EXPECT_LT(kept, 26);
 }
 
 }  // namespace
