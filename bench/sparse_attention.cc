@@ -15,7 +15,7 @@
 #include "weft/core/parallel.h"
 #include "weft/core/tensor.h"
 #include "weft/nn/attention_kernel.h"
-#include "weft/nn/sparse_attention_kernel.h"
+#include "weft/nn/sparse/sparse_attention_kernel.h"
 
 namespace weft::bench {
 namespace {

@@ -29,7 +29,7 @@
 #include "weft/mesh/mpi_bootstrap.h"
 #include "weft/nn/llama.h"
 #include "weft/nn/materialize.h"
-#include "weft/nn/sparse_attention.h"
+#include "weft/nn/sparse/sparse_attention.h"
 
 namespace weft::bench {
 namespace {

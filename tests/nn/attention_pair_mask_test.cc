@@ -11,7 +11,7 @@
 #include "tests/support/status_matchers.h"
 #include "weft/nn/attention.h"
 #include "weft/nn/attention_kernel.h"
-#include "weft/nn/sparse_attention.h"
+#include "weft/nn/sparse/sparse_attention.h"
 
 namespace weft::testing {
 namespace {

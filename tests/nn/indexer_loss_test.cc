@@ -8,7 +8,7 @@
 #include "tests/nn/attention_case.h"
 #include "tests/nn/sparse_case.h"
 #include "tests/support/attention_oracle.h"
-#include "weft/nn/sparse_attention_kernel.h"
+#include "weft/nn/sparse/sparse_attention_kernel.h"
 
 namespace weft::testing {
 namespace {

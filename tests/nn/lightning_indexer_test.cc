@@ -1,4 +1,4 @@
-#include "weft/nn/lightning_indexer.h"
+#include "weft/nn/sparse/lightning_indexer.h"
 
 #include <cmath>
 #include <memory>

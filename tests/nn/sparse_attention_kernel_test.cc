@@ -1,4 +1,4 @@
-#include "weft/nn/sparse_attention_kernel.h"
+#include "weft/nn/sparse/sparse_attention_kernel.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "weft/nn/sparse_attention.h"
+#include "weft/nn/sparse/sparse_attention.h"
 
 #include <algorithm>
 #include <memory>

@@ -8,7 +8,7 @@
 
 #include "tests/nn/gradient_check.h"
 #include "weft/core/tensor.h"
-#include "weft/nn/sparse_attention_kernel.h"
+#include "weft/nn/sparse/sparse_attention_kernel.h"
 
 namespace weft::testing {
 

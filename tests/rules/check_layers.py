@@ -38,7 +38,7 @@ FLOOR_OF = {layer: floor for floor, layers in enumerate(FLOORS) for layer in lay
 ROOMS = {
     "mesh": [["base"], ["mpi", "tcp", "threads", "simulation"], ["store"]],
     "comm": [["base"], ["codec"], ["links"], ["collectives"], ["messages"], ["engine"]],
-    "nn": [["products"], ["kernels"], ["sparse"], ["modules"], ["models"]],
+    "nn": [["products"], ["kernels"], ["sparse"], ["base"], ["modules"], ["models"]],
     "sharding": [["plan"], ["pipeline"], ["group"], ["model"]],
     "context_parallel": [["layouts"], ["exchanges"], ["schemes"], ["hooks"]],
     "train": [["files"], ["checkpoint"], ["config"], ["data"], ["plan"], ["trace"], ["loop", "diagnose", "generate", "planner"],

@@ -37,7 +37,7 @@
 #include "weft/mesh/process_group.h"
 #include "weft/nn/attention.h"
 #include "weft/nn/llama.h"
-#include "weft/nn/sparse_attention.h"
+#include "weft/nn/sparse/sparse_attention.h"
 
 namespace weft {
 

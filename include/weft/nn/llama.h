@@ -19,14 +19,14 @@
 #include "weft/nn/attention.h"
 #include "weft/nn/embedding.h"
 #include "weft/nn/gated_unit.h"
-#include "weft/nn/lightning_indexer.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/llama_config.h"
 #include "weft/nn/lm_head_loss.h"
 #include "weft/nn/module.h"
 #include "weft/nn/rms_norm.h"
 #include "weft/nn/rope.h"
-#include "weft/nn/sparse_attention.h"
+#include "weft/nn/sparse/lightning_indexer.h"
+#include "weft/nn/sparse/sparse_attention.h"
 
 namespace weft {
 

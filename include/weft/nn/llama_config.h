@@ -9,8 +9,8 @@
 
 #include "weft/nn/attention_mask.h"
 #include "weft/nn/gated_unit.h"
-#include "weft/nn/lightning_indexer.h"
 #include "weft/nn/rope.h"
+#include "weft/nn/sparse/lightning_indexer.h"
 
 namespace weft {
 

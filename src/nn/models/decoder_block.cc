@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "src/nn/modules/residual.h"
+#include "src/nn/base/residual.h"
 #include "weft/nn/llama.h"
 
 namespace weft {

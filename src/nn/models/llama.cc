@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "src/nn/modules/sequence_runs.h"
+#include "src/nn/base/sequence_runs.h"
 
 namespace weft {
 namespace {

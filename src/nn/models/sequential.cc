@@ -1,6 +1,6 @@
 #include "weft/nn/sequential.h"
 
-#include "src/nn/modules/residual.h"
+#include "src/nn/base/residual.h"
 #include "weft/core/strided_copy.h"
 
 namespace weft {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/nn/modules/sequence_runs.h"
+#include "src/nn/base/sequence_runs.h"
 #include "weft/core/strided_copy.h"
 
 namespace weft {

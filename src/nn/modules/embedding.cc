@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "src/nn/base/gradient_sum.h"
+#include "src/nn/base/shapes.h"
 #include "src/nn/kernels/token_ids.h"
-#include "src/nn/modules/gradient_sum.h"
-#include "src/nn/modules/shapes.h"
 #include "src/nn/products/element.h"
 #include "weft/core/parallel.h"
 

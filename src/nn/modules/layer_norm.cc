@@ -3,9 +3,9 @@
 #include <cmath>
 #include <utility>
 
+#include "src/nn/base/gradient_sum.h"
+#include "src/nn/base/shapes.h"
 #include "src/nn/kernels/vector_math.h"
-#include "src/nn/modules/gradient_sum.h"
-#include "src/nn/modules/shapes.h"
 #include "src/nn/products/element.h"
 #include "weft/core/parallel.h"
 

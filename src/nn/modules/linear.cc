@@ -3,8 +3,8 @@
 #include <cstring>
 #include <utility>
 
-#include "src/nn/modules/gradient_sum.h"
-#include "src/nn/modules/shapes.h"
+#include "src/nn/base/gradient_sum.h"
+#include "src/nn/base/shapes.h"
 #include "src/nn/products/element.h"
 #include "weft/core/parallel.h"
 #include "weft/nn/matmul.h"

@@ -9,7 +9,7 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/strip.h>
 
-#include "src/nn/modules/shapes.h"
+#include "src/nn/base/shapes.h"
 #include "src/nn/products/element.h"
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"

@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include "src/nn/base/shapes.h"
 #include "src/nn/kernels/cross_entropy.h"
 #include "src/nn/kernels/token_ids.h"
-#include "src/nn/modules/shapes.h"
 #include "src/nn/products/element.h"
 #include "weft/core/parallel.h"
 #include "weft/core/strided_copy.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "src/nn/modules/sequence_runs.h"
+#include "src/nn/base/sequence_runs.h"
 #include "src/nn/products/element.h"
 #include "weft/core/parallel.h"
 

@@ -1,12 +1,12 @@
-#include "weft/nn/sparse_attention.h"
+#include "weft/nn/sparse/sparse_attention.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "src/nn/modules/sequence_runs.h"
+#include "src/nn/base/sequence_runs.h"
 #include "src/nn/sparse/strided_queries.h"
 #include "weft/core/strided_copy.h"
-#include "weft/nn/sparse_attention_kernel.h"
+#include "weft/nn/sparse/sparse_attention_kernel.h"
 
 namespace weft {
 namespace {

@@ -12,7 +12,7 @@
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"
 #include "weft/nn/matmul.h"
-#include "weft/nn/sparse_attention_kernel.h"
+#include "weft/nn/sparse/sparse_attention_kernel.h"
 
 // Note [Dense indexer loss]
 // Each row block visits its tiles twice. The first pass finds the log-sum-exp of each query's index scores,

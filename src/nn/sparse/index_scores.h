@@ -7,7 +7,7 @@
 #include <absl/types/span.h>
 
 #include "weft/core/tensor.h"
-#include "weft/nn/sparse_attention_kernel.h"
+#include "weft/nn/sparse/sparse_attention_kernel.h"
 
 namespace weft {
 

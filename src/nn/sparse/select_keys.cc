@@ -7,7 +7,7 @@
 #include "src/nn/sparse/visible_keys.h"
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"
-#include "weft/nn/sparse_attention_kernel.h"
+#include "weft/nn/sparse/sparse_attention_kernel.h"
 
 namespace weft {
 namespace {

@@ -8,7 +8,7 @@
 #include "src/nn/sparse/index_key_sums.h"
 #include "src/nn/sparse/selected_keys.h"
 #include "weft/core/parallel.h"
-#include "weft/nn/sparse_attention_kernel.h"
+#include "weft/nn/sparse/sparse_attention_kernel.h"
 
 // Note [Gradients of the indexer's loss]
 // With target p, index scores s and softmax(s) = r, the loss is sum p (log p - log r). Its gradient by a

@@ -13,7 +13,7 @@
 #include "src/nn/products/scratch.h"
 #include "src/nn/sparse/row_products.h"
 #include "weft/core/tensor_view.h"
-#include "weft/nn/sparse_attention_kernel.h"
+#include "weft/nn/sparse/sparse_attention_kernel.h"
 
 namespace weft {
 

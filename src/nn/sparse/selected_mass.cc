@@ -3,7 +3,7 @@
 #include "src/nn/sparse/selected_keys.h"
 #include "src/nn/sparse/strided_queries.h"
 #include "weft/core/status.h"
-#include "weft/nn/sparse_attention_kernel.h"
+#include "weft/nn/sparse/sparse_attention_kernel.h"
 
 namespace weft {
 

@@ -7,7 +7,7 @@
 #include "src/nn/sparse/selected_keys.h"
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"
-#include "weft/nn/sparse_attention_kernel.h"
+#include "weft/nn/sparse/sparse_attention_kernel.h"
 
 // Note [Sparse attention backward]
 // The formulas are those of Note [Attention backward], with the rows of the selected keys. Each (sequence, kv

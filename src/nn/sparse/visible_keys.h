@@ -8,7 +8,7 @@
 #include <absl/types/span.h>
 
 #include "weft/nn/attention_mask.h"
-#include "weft/nn/sparse_attention_kernel.h"
+#include "weft/nn/sparse/sparse_attention_kernel.h"
 
 namespace weft {
 

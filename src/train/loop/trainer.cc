@@ -19,9 +19,9 @@
 #include "weft/core/spans.h"
 #include "weft/core/status.h"
 #include "weft/mesh/world_group.h"
-#include "weft/nn/lightning_indexer.h"
 #include "weft/nn/linear.h"
-#include "weft/nn/sparse_attention.h"
+#include "weft/nn/sparse/lightning_indexer.h"
+#include "weft/nn/sparse/sparse_attention.h"
 #include "weft/sharding/state_dict.h"
 
 namespace weft {

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "weft/nn/lightning_indexer.h"
 #include "weft/nn/linear.h"
+#include "weft/nn/sparse/lightning_indexer.h"
 #include "weft/optim/sharded_optimizer.h"
 
 namespace weft {

@@ -18,7 +18,7 @@
 #include "weft/core/tensor.h"
 #include "weft/nn/llama.h"
 #include "weft/nn/materialize.h"
-#include "weft/nn/sparse_attention.h"
+#include "weft/nn/sparse/sparse_attention.h"
 #include "weft/optim/adamw.h"
 
 namespace weft {

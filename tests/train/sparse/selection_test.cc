@@ -21,7 +21,7 @@
 #include "src/train/plan/inputs.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/train/sparse/sparse_run.h"
-#include "weft/nn/sparse_attention_kernel.h"
+#include "weft/nn/sparse/sparse_attention_kernel.h"
 
 namespace weft {
 namespace {

@@ -1,8 +1,8 @@
-#include "src/nn/modules/gradient_sum.h"
+#include "src/nn/base/gradient_sum.h"
 
 #include <algorithm>
 
-#include "src/nn/modules/shapes.h"
+#include "src/nn/base/shapes.h"
 #include "src/nn/products/element.h"
 #include "weft/core/parallel.h"
 #include "weft/core/tensor.h"

@@ -1,4 +1,4 @@
-#include "src/nn/modules/sequence_runs.h"
+#include "src/nn/base/sequence_runs.h"
 
 #include <optional>
 

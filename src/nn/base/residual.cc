@@ -1,4 +1,4 @@
-#include "src/nn/modules/residual.h"
+#include "src/nn/base/residual.h"
 
 #include "weft/core/add_run.h"
 

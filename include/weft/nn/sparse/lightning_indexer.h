@@ -27,7 +27,7 @@
 
 namespace weft {
 
-// Sparse attention with a lightning indexer in every layer, see weft/nn/sparse_attention.h.
+// Sparse attention with a lightning indexer in every layer, see weft/nn/sparse/sparse_attention.h.
 struct SparseAttentionConfig {
   int64_t top_k = 512;
   int64_t index_heads = 4;
