@@ -347,6 +347,98 @@ TEST(Mlp, PassesItsInputsThroughAllItsLayers) {
   }
 }
 
+// What callers pass wrongly is an error with the module's path and both sizes.
+TEST(Layers, RejectInputsOfAnotherWidthDtypeOrNumber) {
+  const auto add = [](Sequential& model, const char* path) -> Linear& {
+    return model.Add<Linear>(path, 8, 5);
+  };
+  Sequential model("model");
+  Linear& up = add(model, "layers.1.mlp.up");
+  LayerNorm norm("model.norm", 8, 1e-5F);
+  RmsNorm rms("model.rms", 8, 1e-5F);
+  Gelu gelu("model.gelu");
+  Transpose swap("model.swap");
+  GatedUnit gate("model.gate");
+  Residual residual("model.residual");
+  add(residual, "up");
+  Embedding embedding("model.embed", 11, 8);
+  LmHeadLoss head("head", 11, 8);
+  std::vector<MaterializedParameters> memory;
+  for (Module* module : std::vector<Module*>{&model, &norm, &rms, &residual, &embedding, &head}) {
+    memory.emplace_back(*module, 1, DType::kF32, DType::kF32);
+  }
+  const auto f32 = [](Shape shape) { return TestTensor(DType::kF32, std::move(shape), 1); };
+  const auto expect = [](Module& module, Tensors inputs, const char* message) {
+    Invocation pass;
+    EXPECT_THAT(module.Forward(pass, std::move(inputs)),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
+  };
+  expect(model, {f32({2, 3, 6})}, "model.layers.1.mlp.up: input [2, 3, 6] has 6 columns, the weight takes 8");
+  expect(norm, {f32({6})}, "model.norm: input [6] has 6 columns");
+  expect(rms, {f32({2, 6})}, "model.rms: input [2, 6] has 6 columns");
+  expect(head, {f32({3, 6}), TestIds({3}, 11, 1)}, "head: input [3, 6] has 6 columns");
+  expect(head, {f32({3, 8}), TestIds({2}, 11, 1)}, "pass one target per token");
+  expect(head, {f32({3, 8})}, "head: logits have no backward");
+  expect(up, {TestTensor(DType::kBF16, {2, 8}, 1)},
+         "up: input is bf16, but model.layers.1.mlp.up.weight is f32");
+  expect(gelu, {TestIds({3}, 7, 1)}, "model.gelu: input is i32, the module takes f32 or bf16");
+  expect(up, {TestIds({8}, 7, 1)}, "up: input is i32");
+  expect(up, {}, "up: the number of inputs is 0, the module takes 1");
+  expect(gelu, {Tensor()}, "model.gelu: input 0 is an undefined tensor");
+  expect(up, {f32({})}, "up: input has the shape [], the module takes at least 1 dim");
+  expect(swap, {f32({4})}, "model.swap: input has the shape [4], the module takes at least 2 dims");
+  const Tensor wide = f32({8, 2});
+  expect(up, {wide.Window(wide.view().Permute({1, 0}))}, "up: input of shape [2, 8] is not contiguous");
+  expect(gate, {f32({2, 3}), f32({2, 4})}, "model.gate: gate [2, 3] of f32 and up [2, 4] of f32");
+  expect(residual, {f32({2, 8})}, "model.residual: input [2, 8] of f32 cannot be added");
+  expect(embedding, {f32({3})}, "model.embed must be a contiguous tensor of i32");
+}
+
+TEST(Layers, RejectGradientsThatDoNotFitTheirOutputs) {
+  Linear qkv("attn.qkv", 6, {{"q.weight", 4}, {"k.weight", 2}});
+  const MaterializedParameters memory(qkv, 1, DType::kF32, DType::kF32);
+  const Tensor q = TestTensor(DType::kF32, {3, 4}, 1);
+  const Tensor k = TestTensor(DType::kF32, {3, 2}, 2);
+  Invocation pass;
+  ASSERT_OK(qkv.Forward(pass, {TestTensor(DType::kF32, {3, 6}, 3)}));
+  const auto expect = [&](Tensors gradients, const char* message) {
+    EXPECT_THAT(qkv.Backward(pass, std::move(gradients)),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
+  };
+  expect({k, k}, "attn.qkv: the gradient of output 0 is [3, 2] of f32, the output [3, 4] of f32");
+  expect({TestTensor(DType::kBF16, {3, 4}, 1), k}, "the gradient of output 0 is [3, 4] of bf16");
+  expect({q, k, k}, "attn.qkv: the number of gradients is 3, that of the outputs 2");
+  expect({}, "attn.qkv: the number of gradients is 0, that of the outputs 2");
+  ASSERT_OK(qkv.Backward(pass, {q, k}));
+  EXPECT_THAT(qkv.Backward(pass, {q, k}),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("attn.qkv: no forward waits for this backward")));
+  ASSERT_OK(qkv.Forward(pass, {TestTensor(DType::kF32, {3, 6}, 3)}));
+  expect({q}, "attn.qkv: the number of gradients is 1, that of the outputs 2");
+  ASSERT_OK(qkv.Forward(pass, {TestTensor(DType::kF32, {3, 6}, 3)}));
+  expect({q, Tensor()}, "attn.qkv: the gradient of output 1 is an undefined tensor");
+}
+
+TEST(Layers, RejectParametersWithoutMemory) {
+  const Tensor x = TestTensor(DType::kF32, {3, 6}, 1);
+  Linear linear("mlp.up", 6, 4);
+  Embedding embedding("embed", 7, 4);
+  Invocation pass;
+  EXPECT_THAT(linear.Forward(pass, {x}),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("mlp.up: mlp.up.weight is used while it is sharded")));
+  EXPECT_THAT(embedding.Forward(pass, {TestIds({3}, 7, 1)}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("embed: embed.weight is used")));
+  linear.parameters()[0]->requires_grad = false;
+  const MaterializedParameters memory(linear, 1, DType::kF32, DType::kF32);
+  linear.parameters()[0]->requires_grad = true;
+  Invocation trained;
+  ASSERT_OK(linear.Forward(trained, {x}));
+  EXPECT_THAT(linear.Backward(trained, {TestTensor(DType::kF32, {3, 4}, 2)}),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("mlp.up: mlp.up.weight has no memory for its gradient")));
+}
+
 TEST(Layers, AcceptZeroTokens) {
   Gelu gelu("gelu");
   Transpose transpose("transpose");

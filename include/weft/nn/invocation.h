@@ -106,6 +106,12 @@ class Invocation {
   // made. Without saves nothing is listed. See Note [Calls without backward].
   void BeginCall(Module& module);
   void EndCall(const Module& module);
+  // Notes dtypes and shapes of the outputs of the last call of `module`, for CheckGradients.
+  void NoteOutputs(const Module& module, const Tensors& outputs);
+  // OK if the last call of `module` waits for its backward, and the gradients have the dtypes and shapes of its
+  // outputs. A gradient may be undefined, and those of the last outputs may be missing.
+  // Errors: kFailedPrecondition (no call waits), kInvalidArgument. Messages begin with the module's name.
+  absl::Status CheckGradients(const Module& module, const Tensors& output_gradients) const;
   // Removes the last call of `module` from the list; nothing happens if there is none.
   // Errors: kFailedPrecondition (a call inside of it waits for its backward; names both modules).
   absl::Status FinishCall(const Module& module);
@@ -119,10 +125,15 @@ class Invocation {
   class NewSaveScope;
 
  private:
+  struct Output {
+    DType dtype;
+    Shape shape;
+  };
   struct Call {
     Module* module;
     int64_t begin;
     int64_t end;  // Number of the first call after it; 0 while its forward runs.
+    absl::InlinedVector<Output, 1> outputs;
   };
   using SavesByModule = absl::flat_hash_map<const Module*, std::vector<Tensors>>;
   struct Saves {
@@ -130,6 +141,8 @@ class Invocation {
     SavesByModule inputs;
     std::vector<Call> calls;  // Waiting for their backward, by ascending `begin`.
   };
+  // The last call of `module` whose forward runs; null if there is none or nothing is listed.
+  Call* RunningCall(const Module& module);
   absl::Status LeftOut(const Module& module, absl::Span<const Call> calls) const;
   struct Readers {
     const std::string* use = nullptr;  // From the last AddReader.

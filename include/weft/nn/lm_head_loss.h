@@ -7,12 +7,12 @@
 //
 // Inputs: hidden [..., dim], f32 or bf16; targets [...], i32. Outputs: the loss, an f32 scalar. A target of
 // kIgnoredTarget has neither loss nor gradient.
-// Without targets: the logits [..., vocab_size], f32. REQUIRES: no backward follows.
+// Without targets: the logits [..., vocab_size], f32, in a pass without gradients.
 // Saves: hidden, and the gradient of the logits [tokens, vocab_size] in the dtype of hidden. Backward takes
 // the gradient of the loss, an f32 scalar, usually 1. It writes or adds the weight's gradient, summed in fp32
 // and rounded once.
-// Errors: kInvalidArgument (a target that is neither in [0, vocab_size) nor kIgnoredTarget; checked before
-//   anything is computed).
+// Errors: kInvalidArgument (not one target per token; a target that is neither in [0, vocab_size) nor
+//   kIgnoredTarget; no targets in a pass with gradients; checked before anything is computed).
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ class LmHeadLoss : public Module {
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
 
  private:
-  Tensors ComputeLogits(const Tensor& hidden) const;
+  absl::StatusOr<Tensors> ComputeLogits(const Invocation& invocation, const Tensor& hidden) const;
   int64_t vocab_size() const { return parameters()[0]->shape[0]; }
   int64_t dim() const { return parameters()[0]->shape[1]; }
 };

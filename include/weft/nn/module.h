@@ -8,6 +8,9 @@
 // Thread safety: none; one thread drives a model.
 // Call order within an invocation: at most one Backward for each Forward, in the reverse order of the
 // Forwards.
+// Errors: kInvalidArgument (number, shape or dtype of the inputs, or of the gradients that backward is given;
+//   a module's header adds to these), kFailedPrecondition (a parameter is sharded, or has no memory for its
+//   gradient). Messages begin with the module's name.
 // REQUIRES: the caller does not overwrite a module's inputs and outputs before its backward, because the
 //   module may have saved them. The headers of the modules state the exceptions.
 // Lifetime: a module owns its children and parameters. They never move.
@@ -66,7 +69,8 @@ class Module {
   // Takes the gradients of the outputs and returns the gradients of the inputs. An input without a gradient,
   // such as token ids, has an undefined tensor there. Gradients of parameters are written or added to
   // Parameter::grad.
-  // Errors: kFailedPrecondition (BackwardImpl left out a child: Note [Calls without backward]).
+  // Errors: also kFailedPrecondition (no Forward of this invocation waits for its backward; BackwardImpl left
+  // out a child: Note [Calls without backward]).
   absl::StatusOr<Tensors> Backward(Invocation& invocation, Tensors output_gradients);
 
   // With activation checkpointing (torch.utils.checkpoint), forward saves only this module's inputs, and

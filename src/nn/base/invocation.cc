@@ -14,9 +14,8 @@ Tensors PopLast(absl::flat_hash_map<const Module*, std::vector<Tensors>>& saves,
   const auto found = saves.find(module);
   WEFT_CHECK(
       found != saves.end(),
-      absl::StrCat(
-          "backward of ", module->name(),
-          " found no saved tensors; run its forward first, in the same invocation and with gradients"));
+      absl::StrCat("backward of ", module->name(),
+                   " found no saved tensors; its forward must save them if the invocation is_saving()"));
   Tensors tensors = std::move(found->second.back());
   found->second.pop_back();
   if (found->second.empty()) saves.erase(found);
@@ -38,15 +37,53 @@ void Invocation::SaveInputs(const Module* module, Tensors inputs) {
 Tensors Invocation::PopInputs(const Module* module) { return PopLast(saves_.inputs, module); }
 
 void Invocation::BeginCall(Module& module) {
-  if (is_saving()) saves_.calls.push_back({&module, next_call_++, 0});
+  if (is_saving()) saves_.calls.push_back({&module, next_call_++, 0, {}});
 }
 
-void Invocation::EndCall(const Module& module) {
-  if (!is_saving()) return;
+Invocation::Call* Invocation::RunningCall(const Module& module) {
+  if (!is_saving()) return nullptr;
   const auto call = std::find_if(saves_.calls.rbegin(), saves_.calls.rend(), [&](const Call& waiting) {
     return waiting.module == &module && waiting.end == 0;
   });
-  if (call != saves_.calls.rend()) call->end = next_call_;
+  return call == saves_.calls.rend() ? nullptr : &*call;
+}
+
+void Invocation::NoteOutputs(const Module& module, const Tensors& outputs) {
+  Call* call = RunningCall(module);
+  if (call == nullptr) return;
+  for (const Tensor& output : outputs) call->outputs.push_back({output.dtype(), output.shape()});
+}
+
+void Invocation::EndCall(const Module& module) {
+  if (Call* call = RunningCall(module); call != nullptr) call->end = next_call_;
+}
+
+absl::Status Invocation::CheckGradients(const Module& module, const Tensors& output_gradients) const {
+  const std::vector<Call>& calls = saves_.calls;
+  const auto call = std::find_if(calls.rbegin(), calls.rend(),
+                                 [&](const Call& waiting) { return waiting.module == &module; });
+  if (call == calls.rend()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(module.name(),
+                     ": no forward waits for this backward; call Forward first, in the same invocation, "
+                     "with gradients, and Backward once for each Forward"));
+  }
+  if (output_gradients.empty() || output_gradients.size() > call->outputs.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(module.name(), ": the number of gradients is ",
+                                                   output_gradients.size(), ", that of the outputs ",
+                                                   call->outputs.size()));
+  }
+  for (size_t i = 0; i < output_gradients.size(); ++i) {
+    const Tensor& gradient = output_gradients[i];
+    const Output& output = call->outputs[i];
+    if (!gradient.defined() || (gradient.dtype() == output.dtype && gradient.shape() == output.shape))
+      continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(module.name(), ": the gradient of output ", i, " is ", ToString(gradient.shape()),
+                     " of ", ToAbsl(Name(gradient.dtype())), ", the output ", ToString(output.shape), " of ",
+                     ToAbsl(Name(output.dtype)), "; pass a gradient of the same shape and dtype"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Invocation::FinishCall(const Module& module) {

@@ -58,6 +58,7 @@ absl::StatusOr<Tensors> Module::RunForward(Invocation& invocation, Tensors input
   WEFT_RETURN_IF_ERROR(RunHooks(forward_pre_, invocation, inputs));
   WEFT_ASSIGN_OR_RETURN(Tensors outputs, uses_checkpointing_ ? ForwardCheckpointed(invocation, inputs)
                                                              : ForwardImpl(invocation, inputs));
+  invocation.NoteOutputs(*this, outputs);
   WEFT_RETURN_IF_ERROR(RunHooks(forward_post_, invocation, outputs));
   invocation.EndCall(*this);
   return outputs;
@@ -65,6 +66,7 @@ absl::StatusOr<Tensors> Module::RunForward(Invocation& invocation, Tensors input
 
 absl::StatusOr<Tensors> Module::RunBackward(Invocation& invocation, Tensors output_gradients) {
   WEFT_RETURN_IF_ERROR(RunHooks(backward_pre_, invocation, output_gradients));
+  WEFT_RETURN_IF_ERROR(invocation.CheckGradients(*this, output_gradients));
   WEFT_ASSIGN_OR_RETURN(Tensors input_gradients, uses_checkpointing_
                                                      ? BackwardCheckpointed(invocation, output_gradients)
                                                      : BackwardImpl(invocation, output_gradients));

@@ -1,8 +1,7 @@
-// Shape helpers and checks of modules for their inputs and parameters.
+// Shapes of activations, and the memory of parameters.
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "weft/core/status.h"
 #include "weft/core/tensor.h"
@@ -22,14 +21,7 @@ inline Shape WithLastDim(Shape shape, int64_t size) {
   return shape;
 }
 
-inline void CheckLastDim(const Tensor& tensor, int64_t size, const std::string& module) {
-  WEFT_CHECK(!tensor.shape().empty() && tensor.shape().back() == size && tensor.view().IsContiguous(),
-             absl::StrCat(module, " needs contiguous tensors whose last dim is ", size, ", not ",
-                          ToString(tensor.shape())));
-}
-
-// The parameter's data. REQUIRES: the data are unsharded, contiguous and in the dtype `compute` of the
-// activations.
+// The parameter's data. REQUIRES: CheckParameters has passed; the data are contiguous.
 inline const TensorView& UnshardedData(const Parameter& parameter, DType compute) {
   WEFT_CHECK(parameter.data.data != nullptr,
              absl::StrCat(parameter.name, " is used while it is sharded; unshard it first"));
@@ -38,7 +30,7 @@ inline const TensorView& UnshardedData(const Parameter& parameter, DType compute
   return parameter.data;
 }
 
-// The parameter's gradient. REQUIRES: it has memory, and is contiguous.
+// The parameter's gradient. REQUIRES: CheckGradientMemory has passed; the gradient is contiguous.
 inline const TensorView& WritableGradient(const Parameter& parameter) {
   WEFT_CHECK(parameter.grad.data != nullptr && parameter.grad.IsContiguous(),
              absl::StrCat(parameter.name, " has no contiguous memory for its gradient"));

@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "src/nn/base/module_checks.h"
 #include "src/nn/base/residual.h"
 #include "weft/nn/llama.h"
 
@@ -71,6 +72,12 @@ SelfAttention::SelfAttention(std::string name, const LlamaConfig& config, int64_
 }
 
 absl::StatusOr<Tensors> SelfAttention::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_RETURN_IF_ERROR(CheckInputCount(*this, inputs, 1));
+  if (inputs[0].shape().size() != 3) {
+    return absl::InvalidArgumentError(absl::StrCat(name(), ": input has the shape ",
+                                                   ToString(inputs[0].shape()),
+                                                   ", the module takes [batch, tokens, dim]"));
+  }
   WEFT_ASSIGN_OR_RETURN(const Tensors projected, projections_->Forward(invocation, inputs));
   const Tensor q = SplitHeads(projected[0], heads_, head_dim_);
   const Tensor k = SplitHeads(projected[1], kv_heads_, head_dim_);

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "src/nn/base/module_checks.h"
 #include "src/nn/base/sequence_runs.h"
 
 namespace weft {
@@ -43,6 +44,7 @@ std::vector<Module*> LlamaModel::units() const {
 }
 
 absl::StatusOr<Tensors> LlamaModel::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_RETURN_IF_ERROR(CheckInputCount(*this, inputs, inputs.size() == 1 ? 1 : 2));
   const Tensor& ids = inputs[0];
   const Tensor* targets = inputs.size() > 1 ? &inputs[1] : nullptr;
   if (targets == nullptr && (ids.shape().size() != 2 || ids.dim(1) == 0)) {

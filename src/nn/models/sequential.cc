@@ -1,5 +1,6 @@
 #include "weft/nn/sequential.h"
 
+#include "src/nn/base/module_checks.h"
 #include "src/nn/base/residual.h"
 #include "weft/core/strided_copy.h"
 
@@ -34,11 +35,24 @@ absl::StatusOr<Tensors> Sequential::BackwardImpl(Invocation& invocation, const T
 }
 
 absl::StatusOr<Tensors> Residual::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_RETURN_IF_ERROR(CheckInputCount(*this, inputs, 1));
+  WEFT_RETURN_IF_ERROR(CheckActivation(*this, inputs[0]));
   WEFT_ASSIGN_OR_RETURN(const Tensors outputs, Sequential::ForwardImpl(invocation, inputs));
+  if (outputs.size() != 1 || outputs[0].shape() != inputs[0].shape() ||
+      outputs[0].dtype() != inputs[0].dtype()) {
+    std::string shapes;
+    for (const Tensor& output : outputs) {
+      absl::StrAppend(&shapes, " ", ToString(output.shape()), " of ", ToAbsl(Name(output.dtype())));
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        name(), ": input ", ToString(inputs[0].shape()), " of ", ToAbsl(Name(inputs[0].dtype())),
+        " cannot be added to what the children make of it:", shapes, "; they must keep shape and dtype"));
+  }
   return Sum(outputs[0], inputs[0]);
 }
 
 absl::StatusOr<Tensors> Residual::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
+  WEFT_RETURN_IF_ERROR(CheckGradientCount(*this, output_gradients, 1));
   WEFT_ASSIGN_OR_RETURN(const Tensors gradients, Sequential::BackwardImpl(invocation, output_gradients));
   return Sum(gradients[0], output_gradients[0]);
 }

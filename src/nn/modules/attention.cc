@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/nn/base/module_checks.h"
 #include "src/nn/base/sequence_runs.h"
 #include "weft/core/strided_copy.h"
 
@@ -139,9 +140,11 @@ absl::StatusOr<Tensors> Attention::ForwardImpl(Invocation& invocation, const Ten
 }
 
 absl::StatusOr<Tensors> Attention::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
-  WEFT_CHECK(output_gradients.size() == 1 || !output_gradients[1].defined(),
-             absl::StrCat("backward of ", name(),
-                          " was given a gradient of the log-sum-exp; pass an undefined tensor"));
+  WEFT_RETURN_IF_ERROR(CheckGradientCount(*this, {output_gradients[0]}, 1));
+  if (output_gradients.size() > 1 && output_gradients[1].defined()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name(), ": the log-sum-exp has no gradient; pass an undefined tensor as the gradient of output 1"));
+  }
   return operator_ != nullptr ? operator_->Backward(invocation, *this, output_gradients)
                               : BackwardLocal(invocation, output_gradients);
 }

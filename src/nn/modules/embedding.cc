@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/nn/base/gradient_sum.h"
+#include "src/nn/base/module_checks.h"
 #include "src/nn/base/shapes.h"
 #include "src/nn/kernels/token_ids.h"
 #include "src/nn/products/element.h"
@@ -87,6 +88,8 @@ Embedding::Embedding(std::string name, int64_t vocab_size, int64_t dim, Initiali
 }
 
 absl::StatusOr<Tensors> Embedding::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_RETURN_IF_ERROR(CheckInputCount(*this, inputs, 1));
+  WEFT_RETURN_IF_ERROR(CheckParameters(*this, parameters()[0]->data.dtype));
   const Tensor& ids = inputs[0];
   WEFT_RETURN_IF_ERROR(CheckTokenIds(ids, vocab_size_, name()));
   const TensorView& table = UnshardedData(*parameters()[0], parameters()[0]->data.dtype);
@@ -115,9 +118,11 @@ absl::StatusOr<Tensors> Embedding::ForwardImpl(Invocation& invocation, const Ten
 
 absl::StatusOr<Tensors> Embedding::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   const Tensor ids = invocation.PopSaved(this)[0];
+  WEFT_RETURN_IF_ERROR(CheckGradientCount(*this, output_gradients, 1));
   const Tensor& dy = output_gradients[0];
   Parameter& parameter = *parameters()[0];
   if (!parameter.requires_grad) return Tensors{Tensor()};
+  WEFT_RETURN_IF_ERROR(CheckGradientMemory(*this));
   const TensorView& gradient = WritableGradient(parameter);
   if (parameter.BeginGradWrite() == 0.0F) ZeroRows(gradient, vocab_size_, dim_);
   WithElementType(dy.dtype(), [&](auto element) {

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "src/nn/base/module_checks.h"
 #include "src/nn/kernels/vector_math.h"
 #include "src/nn/modules/gelu_tanh.h"
 #include "src/nn/products/element.h"
@@ -55,10 +56,15 @@ std::string_view Name(GateActivation activation) {
 }
 
 absl::StatusOr<Tensors> GatedUnit::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_RETURN_IF_ERROR(CheckInputCount(*this, inputs, 2));
   const Tensor& gate = inputs[0];
   const Tensor& up = inputs[1];
-  WEFT_CHECK(gate.shape() == up.shape() && gate.dtype() == up.dtype(),
-             "gate and up differ in shape or dtype");
+  for (const Tensor& input : inputs) WEFT_RETURN_IF_ERROR(CheckActivation(*this, input));
+  if (gate.shape() != up.shape() || gate.dtype() != up.dtype()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name(), ": gate ", ToString(gate.shape()), " of ", ToAbsl(Name(gate.dtype())), " and up ",
+        ToString(up.shape()), " of ", ToAbsl(Name(up.dtype())), " must have one shape and dtype"));
+  }
   Tensor y = Tensor::Empty(gate.dtype(), gate.shape());
   WithTypes(activation_, y.dtype(), [&](auto f, auto element) {
     using F = decltype(f);
@@ -73,6 +79,7 @@ absl::StatusOr<Tensors> GatedUnit::ForwardImpl(Invocation& invocation, const Ten
 
 absl::StatusOr<Tensors> GatedUnit::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   Tensors saved = invocation.PopSaved(this);
+  WEFT_RETURN_IF_ERROR(CheckGradientCount(*this, output_gradients, 1));
   const Tensor& dy = output_gradients[0];
   WithTypes(activation_, dy.dtype(), [&](auto f, auto element) {
     using F = decltype(f);

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "src/nn/base/module_checks.h"
 #include "src/nn/modules/gelu_tanh.h"
 #include "src/nn/products/element.h"
 #include "weft/core/parallel.h"
@@ -24,7 +25,9 @@ void ActivationGradient(const T* __restrict x, const T* __restrict dy, int64_t c
 }  // namespace
 
 absl::StatusOr<Tensors> Gelu::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_RETURN_IF_ERROR(CheckInputCount(*this, inputs, 1));
   const Tensor& x = inputs[0];
+  WEFT_RETURN_IF_ERROR(CheckActivation(*this, x));
   Tensor y = Tensor::Empty(x.dtype(), x.shape());
   WithElementType(x.dtype(), [&](auto element) {
     using T = decltype(element);
@@ -38,6 +41,7 @@ absl::StatusOr<Tensors> Gelu::ForwardImpl(Invocation& invocation, const Tensors&
 
 absl::StatusOr<Tensors> Gelu::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   const Tensor x = invocation.PopSaved(this)[0];
+  WEFT_RETURN_IF_ERROR(CheckGradientCount(*this, output_gradients, 1));
   const Tensor& dy = output_gradients[0];
   Tensor dx = Tensor::Empty(x.dtype(), x.shape());
   WithElementType(x.dtype(), [&](auto element) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "src/nn/base/gradient_sum.h"
+#include "src/nn/base/module_checks.h"
 #include "src/nn/base/shapes.h"
 #include "src/nn/kernels/vector_math.h"
 #include "src/nn/products/element.h"
@@ -74,8 +75,8 @@ LayerNorm::LayerNorm(std::string name, int64_t dim, float eps)
 }
 
 absl::StatusOr<Tensors> LayerNorm::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_RETURN_IF_ERROR(CheckForward(*this, inputs, dim_));
   const Tensor& x = inputs[0];
-  CheckLastDim(x, dim_, name());
   const int64_t tokens = Rows(x);
   const TensorView& weight = UnshardedData(*parameters()[0], x.dtype());
   const TensorView& bias = UnshardedData(*parameters()[1], x.dtype());
@@ -100,6 +101,7 @@ absl::StatusOr<Tensors> LayerNorm::ForwardImpl(Invocation& invocation, const Ten
 absl::StatusOr<Tensors> LayerNorm::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   const Tensors saved = invocation.PopSaved(this);
   const Tensor& x = saved[0];
+  WEFT_RETURN_IF_ERROR(CheckBackward(*this, output_gradients, 1, x.dtype()));
   const Tensor& dy = output_gradients[0];
   WithElementType(x.dtype(), [&](auto element) {
     using T = decltype(element);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "src/nn/base/gradient_sum.h"
+#include "src/nn/base/module_checks.h"
 #include "src/nn/base/shapes.h"
 #include "src/nn/products/element.h"
 #include "weft/core/parallel.h"
@@ -80,8 +81,8 @@ absl::StatusOr<Tensor> Linear::ForwardOf(const Tensor& x, size_t output) const {
 }
 
 absl::StatusOr<Tensors> Linear::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_RETURN_IF_ERROR(CheckForward(*this, inputs, in_features_));
   const Tensor& x = inputs[0];
-  CheckLastDim(x, in_features_, name());
   Tensors outputs;
   Tensors saved = {NeedsInput() ? x : Tensor()};
   for (size_t output = 0; output < biases_.size(); ++output) {
@@ -98,6 +99,7 @@ absl::StatusOr<Tensors> Linear::ForwardImpl(Invocation& invocation, const Tensor
 absl::StatusOr<Tensors> Linear::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   const Tensors saved = invocation.PopSaved(this);
   const Tensor& x = saved[0];  // Undefined if nothing below reads it.
+  WEFT_RETURN_IF_ERROR(CheckBackward(*this, output_gradients, outputs(), parameters()[0]->data.dtype));
   const int64_t tokens = Rows(output_gradients[0]);
   const DType dtype = output_gradients[0].dtype();
   WEFT_ASSIGN_OR_RETURN(Tensor dx,

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/nn/base/module_checks.h"
 #include "src/nn/base/shapes.h"
 #include "src/nn/kernels/cross_entropy.h"
 #include "src/nn/kernels/token_ids.h"
@@ -59,22 +60,32 @@ LmHeadLoss::LmHeadLoss(std::string name, std::shared_ptr<Parameter> tied) : Modu
   ShareParameter(std::move(tied));
 }
 
-Tensors LmHeadLoss::ComputeLogits(const Tensor& hidden) const {
+absl::StatusOr<Tensors> LmHeadLoss::ComputeLogits(const Invocation& invocation, const Tensor& hidden) const {
+  if (invocation.gradients()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name(),
+                     ": logits have no backward; pass targets, or create the invocation without "
+                     "gradients"));
+  }
   Shape shape = hidden.shape();
   shape.back() = vocab_size();
   Tensor logits = Tensor::Empty(DType::kF32, std::move(shape));
   const TensorView& weight = UnshardedData(*parameters()[0], hidden.dtype());
   Matmul(Rows(hidden), vocab_size(), dim(), hidden.dtype(), {hidden.view().data, dim()},
          {weight.data, dim(), true}, 0.0F, DType::kF32, logits.view().data, vocab_size());
-  return {std::move(logits)};
+  return Tensors{std::move(logits)};
 }
 
 absl::StatusOr<Tensors> LmHeadLoss::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_RETURN_IF_ERROR(CheckForward(*this, inputs, dim()));
   const Tensor& hidden = inputs[0];
-  CheckLastDim(hidden, dim(), name());
-  if (inputs.size() == 1) return ComputeLogits(hidden);
+  if (inputs.size() == 1) return ComputeLogits(invocation, hidden);
   const Tensor& targets = inputs[1];
-  WEFT_CHECK(targets.elements() == Rows(hidden), absl::StrCat(name(), " needs one target for each token"));
+  if (inputs.size() > 2 || targets.elements() != Rows(hidden)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name(), ": ", inputs.size() - 1, " tensors of targets, of ", ToString(targets.shape()),
+                     ", for hidden states ", ToString(hidden.shape()), "; pass one target per token"));
+  }
   WEFT_RETURN_IF_ERROR(
       CheckTokenIds(targets, vocab_size(), absl::StrCat("targets of ", name()), kIgnoredTarget));
   const int64_t tokens = targets.elements();
@@ -112,6 +123,7 @@ absl::StatusOr<Tensors> LmHeadLoss::BackwardImpl(Invocation& invocation, const T
   const Tensors saved = invocation.PopSaved(this);
   const Tensor& hidden = saved[0];
   const Tensor& logit_gradients = saved[1];
+  WEFT_RETURN_IF_ERROR(CheckBackward(*this, output_gradients, 1, hidden.dtype()));
   const float loss_gradient = *output_gradients[0].As<float>();
   if (loss_gradient != 1.0F) {
     void* data = logit_gradients.view().data;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "src/nn/base/gradient_sum.h"
+#include "src/nn/base/module_checks.h"
 #include "src/nn/base/shapes.h"
 #include "src/nn/kernels/vector_math.h"
 #include "src/nn/products/element.h"
@@ -60,8 +61,8 @@ RmsNorm::RmsNorm(std::string name, int64_t dim, float eps, float offset)
 }
 
 absl::StatusOr<Tensors> RmsNorm::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_RETURN_IF_ERROR(CheckForward(*this, inputs, dim_));
   const Tensor& x = inputs[0];
-  CheckLastDim(x, dim_, name());
   const int64_t tokens = Rows(x);
   const TensorView& weight = UnshardedData(*parameters()[0], x.dtype());
   WEFT_ASSIGN_OR_RETURN(Tensor y, NewOutput(x.dtype(), x.shape()));
@@ -83,6 +84,7 @@ absl::StatusOr<Tensors> RmsNorm::ForwardImpl(Invocation& invocation, const Tenso
 absl::StatusOr<Tensors> RmsNorm::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   const Tensors saved = invocation.PopSaved(this);
   const Tensor& x = saved[0];
+  WEFT_RETURN_IF_ERROR(CheckBackward(*this, output_gradients, 1, x.dtype()));
   const Tensor& dy = output_gradients[0];
   const auto* scales = saved[1].As<float>();
   const int64_t tokens = Rows(x);

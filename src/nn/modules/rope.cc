@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "src/nn/base/module_checks.h"
 #include "src/nn/base/sequence_runs.h"
 #include "src/nn/products/element.h"
 #include "weft/core/parallel.h"
@@ -159,9 +160,12 @@ void RopeTable::Grow(int64_t positions) {
 
 absl::Status Rope::Rotate(const Invocation& invocation, const Tensors& tensors, float direction) const {
   for (const Tensor& tensor : tensors) {
-    WEFT_CHECK(tensor.shape().size() == 4 && tensor.dim(3) == head_dim_ && tensor.view().IsContiguous(),
-               absl::StrCat(name(), " needs contiguous tensors [batch, tokens, heads, ", head_dim_, "], not ",
-                            ToString(tensor.shape())));
+    WEFT_RETURN_IF_ERROR(CheckActivation(*this, tensor));
+    if (tensor.shape().size() != 4 || tensor.dim(3) != head_dim_) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name(), ": input has the shape ", ToString(tensor.shape()),
+                       ", the module takes [batch, tokens, heads, ", head_dim_, "]"));
+    }
     WEFT_ASSIGN_OR_RETURN(const TokenRuns runs, SequenceRuns(invocation, tensor.dim(1), name()));
     table_->Grow(PositionEnd(runs));
     RotateTensor(tensor, Positions(runs), *table_, direction);
@@ -170,12 +174,14 @@ absl::Status Rope::Rotate(const Invocation& invocation, const Tensors& tensors, 
 }
 
 absl::StatusOr<Tensors> Rope::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_RETURN_IF_ERROR(CheckInputCount(*this, inputs, inputs.size()));
   for (const Tensor& input : inputs) WEFT_RETURN_IF_ERROR(invocation.CheckWritable(input, name()));
   WEFT_RETURN_IF_ERROR(Rotate(invocation, inputs, 1.0F));
   return inputs;
 }
 
 absl::StatusOr<Tensors> Rope::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
+  WEFT_RETURN_IF_ERROR(CheckGradientCount(*this, output_gradients, output_gradients.size()));
   WEFT_RETURN_IF_ERROR(Rotate(invocation, output_gradients, -1.0F));
   return output_gradients;
 }

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/nn/base/module_checks.h"
 #include "weft/core/strided_copy.h"
 
 namespace weft {
@@ -11,7 +12,6 @@ namespace {
 
 absl::StatusOr<Tensors> SwapLastDims(const Tensor& x) {
   const size_t dims = x.shape().size();
-  WEFT_CHECK(dims >= 2, "a transpose takes a tensor of at least two dims");
   std::vector<int> order(dims);
   std::iota(order.begin(), order.end(), 0);
   std::swap(order[dims - 2], order[dims - 1]);
@@ -24,10 +24,13 @@ absl::StatusOr<Tensors> SwapLastDims(const Tensor& x) {
 }  // namespace
 
 absl::StatusOr<Tensors> Transpose::ForwardImpl(Invocation&, const Tensors& inputs) {
+  WEFT_RETURN_IF_ERROR(CheckInputCount(*this, inputs, 1));
+  WEFT_RETURN_IF_ERROR(CheckActivation(*this, inputs[0], 2));
   return SwapLastDims(inputs[0]);
 }
 
 absl::StatusOr<Tensors> Transpose::BackwardImpl(Invocation&, const Tensors& output_gradients) {
+  WEFT_RETURN_IF_ERROR(CheckGradientCount(*this, output_gradients, 1));
   return SwapLastDims(output_gradients[0]);
 }
 
