@@ -13,11 +13,13 @@
 #include "weft/nn/embedding.h"
 #include "weft/nn/gated_unit.h"
 #include "weft/nn/gelu.h"
+#include "weft/nn/heads.h"
 #include "weft/nn/layer_norm.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/lm_head_loss.h"
 #include "weft/nn/materialize.h"
 #include "weft/nn/mlp.h"
+#include "weft/nn/position_embedding.h"
 #include "weft/nn/rms_norm.h"
 #include "weft/nn/sequential.h"
 #include "weft/nn/transpose.h"
@@ -515,6 +517,80 @@ TEST(Embedding, RejectsATokenOutsideTheVocabulary) {
         StatusIs(absl::StatusCode::kInvalidArgument,
                  HasSubstr(absl::StrCat("token ", wrong, " at position 2 is outside the vocabulary of 4"))));
   }
+}
+
+TEST(PositionEmbedding, HasGradientsThatMatchFiniteDifferences) {
+  for (const GradientCheckOptions& options : kDtypes) {
+    PositionEmbedding positions("wpe", 5, 3);
+    CheckGradients(
+        positions, {TestTensor(options.dtype, {2, 4, 3}, 1)},
+        [](const Values& v) -> Values {
+          Doubles y = v[0];
+          for (size_t i = 0; i < y.size(); ++i) y[i] += v[1][i % 12];
+          return {y};
+        },
+        options);
+  }
+}
+
+// Tokens of a shard, in the order of the shard: positions 6 and 7, then 0 and 1.
+TEST(PositionEmbedding, FollowsThePositionsOfTheSequence) {
+  PositionEmbedding positions("wpe", 8, 3);
+  const MaterializedParameters memory(positions, 1, DType::kF32, DType::kF32);
+  const Tensor x = Tensor::Zeros(DType::kF32, {1, 4, 3});
+  Invocation pass;
+  pass.SetSequence(std::make_shared<SequenceParts>(SequenceParts{{{{0, 6, 2}, {0, 0, 2}}, {{0, 2, 4}}}, 0}));
+  ASSERT_OK_AND_ASSIGN(const Tensors y, positions.Forward(pass, {x}));
+  const auto* table = positions.parameters()[0]->data.As<float>();
+  for (size_t i = 0; i < 12; ++i) EXPECT_EQ(y[0].As<float>()[i], table[i < 6 ? 18 + i : i - 6]);
+  ASSERT_OK(positions.Backward(pass, {TestTensor(DType::kF32, {1, 4, 3}, 2)}));
+  const auto* gradient = positions.parameters()[0]->grad.As<float>();
+  for (size_t i = 6; i < 18; ++i) EXPECT_EQ(gradient[i], 0.0F);  // Positions of the other rank.
+  EXPECT_NE(gradient[0], 0.0F);
+  EXPECT_NE(gradient[20], 0.0F);
+}
+
+TEST(PositionEmbedding, RejectsASequenceBeyondItsTable) {
+  PositionEmbedding positions("transformer.wpe", 4, 3);
+  const MaterializedParameters memory(positions, 1, DType::kF32, DType::kF32);
+  Invocation pass;
+  EXPECT_THAT(positions.Forward(pass, {TestTensor(DType::kF32, {1, 5, 3}, 1)}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("transformer.wpe: the sequence has 5 positions, the table 4")));
+  EXPECT_THAT(positions.Forward(pass, {TestTensor(DType::kF32, {4, 3}, 1)}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the module takes at least 3 dims")));
+}
+
+TEST(Heads, SplitColumnsIntoWindowsAndCopyTheirGradientsBack) {
+  SplitHeads split("split", 3, 2);
+  const Tensor x = TestTensor(DType::kF32, {2, 3, 18}, 1);
+  Invocation pass;
+  ASSERT_OK_AND_ASSIGN(const Tensors parts, split.Forward(pass, {x}));
+  ASSERT_EQ(parts.size(), 3U);
+  Tensors gradients;
+  for (size_t part = 0; part < 3; ++part) {
+    EXPECT_EQ(parts[part].shape(), (Shape{2, 3, 2, 3}));
+    gradients.push_back(parts[part].Copy());
+    for (int64_t i = 0; i < 36; ++i) {
+      EXPECT_EQ(gradients[part].As<float>()[i],
+                x.As<float>()[i / 6 * 18 + static_cast<int64_t>(part) * 6 + i % 6]);
+    }
+  }
+  ASSERT_OK_AND_ASSIGN(const Tensors dx, split.Backward(pass, gradients));
+  EXPECT_EQ(dx[0].shape(), x.shape());
+  for (int64_t i = 0; i < x.elements(); ++i) EXPECT_EQ(dx[0].As<float>()[i], x.As<float>()[i]);
+  EXPECT_THAT(
+      split.Forward(pass, {TestTensor(DType::kF32, {2, 3, 16}, 1)}),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("split: input has the shape [2, 3, 16]")));
+}
+
+TEST(Heads, MergeIntoColumns) {
+  MergeHeads merge("merge", 2);
+  CheckGradients(merge, {TestTensor(DType::kBF16, {2, 3, 2, 4}, 1)},
+                 [](const Values& v) -> Values { return {v[0]}; }, {.dtype = DType::kBF16});
+  Invocation pass;
+  EXPECT_THAT(merge.Forward(pass, {TestTensor(DType::kF32, {2, 3, 4, 4}, 1)}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("[batch, tokens, 2 heads, head_dim]")));
 }
 
 TEST(LmHeadLoss, HasGradientsThatMatchFiniteDifferences) {

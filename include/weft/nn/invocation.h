@@ -25,6 +25,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <typeindex>
 #include <utility>
@@ -44,6 +45,17 @@ namespace weft {
 class KvCache;
 class Module;
 using Tensors = absl::InlinedVector<Tensor, 2>;
+
+// Key of the random numbers that modules such as Dropout draw in a pass.
+struct RandomKey {
+  uint64_t seed = 0;
+  int64_t step = 0;  // Counted over the whole training, so that a resumed run goes on with other numbers.
+  // For each row of the batch the number of its sample among those of the step, over all ranks and
+  // microbatches; below 2^32.
+  std::vector<int64_t> samples;
+};
+// The key of rows with consecutive samples.
+RandomKey MakeRandomKey(uint64_t seed, int64_t step, int64_t first_sample, int64_t rows);
 
 class Invocation {
  public:
@@ -78,6 +90,10 @@ class Invocation {
   // Errors of the forward: kInvalidArgument (SetSequence has set several documents).
   void SetPairMask(std::shared_ptr<const PairMask> pair_mask) { pair_mask_ = std::move(pair_mask); }
   const std::shared_ptr<const PairMask>& pair_mask() const { return pair_mask_; }
+  // Lets modules draw random numbers. None: a pass without gradients is an evaluation, without random
+  // numbers. Set it as SetSequence.
+  void SetRandomKey(RandomKey key) { random_key_ = std::move(key); }
+  const std::optional<RandomKey>& random_key() const { return random_key_; }
   // Keys and values of the earlier tokens of a sequence, to which every attention of the pass appends those
   // of this pass. See KvCache in weft/nn/attention.h. Null: the pass has the whole sequence.
   // REQUIRES: no backward follows.
@@ -108,8 +124,8 @@ class Invocation {
   void EndCall(const Module& module);
   // Notes dtypes and shapes of the outputs of the last call of `module`, for CheckGradients.
   void NoteOutputs(const Module& module, const Tensors& outputs);
-  // OK if the last call of `module` waits for its backward, and the gradients have the dtypes and shapes of its
-  // outputs. A gradient may be undefined, and those of the last outputs may be missing.
+  // OK if the last call of `module` waits for its backward, and the gradients have the dtypes and shapes of
+  // its outputs. A gradient may be undefined, and those of the last outputs may be missing.
   // Errors: kFailedPrecondition (no call waits), kInvalidArgument. Messages begin with the module's name.
   absl::Status CheckGradients(const Module& module, const Tensors& output_gradients) const;
   // Removes the last call of `module` from the list; nothing happens if there is none.
@@ -158,6 +174,7 @@ class Invocation {
   std::shared_ptr<const SequenceParts> sequence_;
   std::shared_ptr<const PairMask> pair_mask_;
   std::shared_ptr<KvCache> kv_cache_;
+  std::optional<RandomKey> random_key_;
   absl::flat_hash_map<const void*, Readers> readers_;  // Keyed by the address of the tensor's first element.
   absl::flat_hash_map<std::pair<const void*, std::type_index>, std::shared_ptr<void>> states_;
 };

@@ -23,11 +23,13 @@ class Sequential : public Module {
  public:
   using Module::Module;
 
-  // Appends a child of type M, constructed from the name "<this name>.<name>" and `arguments`.
+  // Appends a child of type M, constructed from the name "<this name>.<name>" and `arguments`. With an empty
+  // `name` the child has this module's name.
   template <typename M, typename... Arguments>
   M& Add(const std::string& name, Arguments&&... arguments) {
-    const std::string path = this->name().empty() ? name : absl::StrCat(this->name(), ".", name);
-    return *AddChild(std::make_unique<M>(path, std::forward<Arguments>(arguments)...));
+    const char* dot = this->name().empty() || name.empty() ? "" : ".";
+    return *AddChild(
+        std::make_unique<M>(absl::StrCat(this->name(), dot, name), std::forward<Arguments>(arguments)...));
   }
 
  protected:
@@ -38,7 +40,8 @@ class Sequential : public Module {
 // Residual connection: y = x + f(x), where f is the chain of the children. The sum is formed in fp32 and
 // rounded once.
 //
-// Inputs: x, f32 or bf16. Outputs: y of the same shape and dtype, in memory of its own. Saves: nothing itself.
+// Inputs: x, f32 or bf16. Outputs: y of the same shape and dtype, in memory of its own. Saves: nothing
+// itself.
 // Errors: kInvalidArgument (f does not keep shape and dtype).
 class Residual : public Sequential {
  public:

@@ -43,7 +43,8 @@ struct ModelOptions {
   bool hf_weights() const;
 };
 
-// Attention of the model. kDsa: sparse, with a lightning indexer in every layer (weft/nn/sparse/sparse_attention.h).
+// Attention of the model. kDsa: sparse, with a lightning indexer in every layer
+// (weft/nn/sparse/sparse_attention.h).
 enum class AttentionKind : uint8_t { kDense, kDsa };
 
 // Training of the indexers of sparse attention.

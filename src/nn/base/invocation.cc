@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 
 #include <absl/strings/str_cat.h>
 
@@ -23,6 +24,12 @@ Tensors PopLast(absl::flat_hash_map<const Module*, std::vector<Tensors>>& saves,
 }
 
 }  // namespace
+
+RandomKey MakeRandomKey(uint64_t seed, int64_t step, int64_t first_sample, int64_t rows) {
+  RandomKey key = {seed, step, std::vector<int64_t>(static_cast<size_t>(rows))};
+  std::iota(key.samples.begin(), key.samples.end(), first_sample);
+  return key;
+}
 
 void Invocation::Save(const Module* module, Tensors tensors) {
   if (is_saving()) saves_.modules[module].push_back(std::move(tensors));
