@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "weft/nn/module.h"
 
@@ -41,6 +42,26 @@ class LmHeadLoss : public Module {
   absl::StatusOr<Tensors> ComputeLogits(const Invocation& invocation, const Tensor& hidden) const;
   int64_t vocab_size() const { return parameters()[0]->shape[0]; }
   int64_t dim() const { return parameters()[0]->shape[1]; }
+};
+
+// A body that makes hidden states of token ids, such as a Sequential, and the head.
+//
+// Inputs: ids [batch, tokens], i32, and targets of the same shape; or ids alone. Outputs: those of the head.
+// Saves: nothing itself.
+class LanguageModel : public Module {
+ public:
+  // The root of a model: it has no name.
+  LanguageModel(std::unique_ptr<Module> body, std::unique_ptr<LmHeadLoss> head)
+      : Module(""), body_(AddChild(std::move(body))), head_(AddChild(std::move(head))) {}
+
+ protected:
+  absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override;
+  // The gradients of ids and targets are undefined tensors.
+  absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
+
+ private:
+  Module* body_;
+  LmHeadLoss* head_;
 };
 
 }  // namespace weft

@@ -50,6 +50,9 @@ class SafetensorsReader {
   // Entries by tensor name.
   const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
 
+  // The shape of a tensor. Errors: kNotFound (names tensor and folder).
+  absl::StatusOr<Shape> ShapeOf(const std::string& name) const;
+
   // Checks that the tensor exists, has this shape, and is F32, F16 or BF16. Errors: kNotFound, kDataLoss
   // (names tensor, file, the expected and the actual property).
   absl::Status Check(const std::string& name, const Shape& shape) const;

@@ -143,4 +143,17 @@ absl::StatusOr<Tensors> LmHeadLoss::BackwardImpl(Invocation& invocation, const T
   return Tensors{std::move(dhidden), Tensor()};
 }
 
+absl::StatusOr<Tensors> LanguageModel::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_RETURN_IF_ERROR(CheckInputCount(*this, inputs, inputs.size() == 1 ? 1 : 2));
+  WEFT_ASSIGN_OR_RETURN(Tensors hidden, body_->Forward(invocation, {inputs[0]}));
+  if (inputs.size() == 2) hidden.push_back(inputs[1]);
+  return head_->Forward(invocation, std::move(hidden));
+}
+
+absl::StatusOr<Tensors> LanguageModel::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
+  WEFT_ASSIGN_OR_RETURN(const Tensors hidden, head_->Backward(invocation, output_gradients));
+  WEFT_RETURN_IF_ERROR(body_->Backward(invocation, {hidden[0]}).status());
+  return Tensors{Tensor(), Tensor()};
+}
+
 }  // namespace weft

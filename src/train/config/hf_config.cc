@@ -44,7 +44,7 @@ absl::StatusOr<const HfArchitecture*> ArchitectureOf(const Json& json, const Jso
 // Refuses values that weft does not support.
 void CheckArchitecture(const HfArchitecture& architecture, JsonFields& fields) {
   fields.RequireOnly("mlp_bias", false);
-  fields.RequireOnly("attention_dropout", 0.0);
+  fields.RequireOnly("attention_dropout", 0.0);  // The kernels never form the weights that it would drop.
   fields.RequireOnly("partial_rotary_factor", 1.0);
   fields.RequireOnly("quantization_config", nullptr);
   fields.RequireOnly("use_bidirectional_attention", false);

@@ -108,13 +108,16 @@ absl::StatusOr<SafetensorsReader> SafetensorsReader::Open(const std::string& fol
   return reader;
 }
 
-absl::Status SafetensorsReader::Check(const std::string& name, const Shape& shape) const {
+absl::StatusOr<Shape> SafetensorsReader::ShapeOf(const std::string& name) const {
   const auto found = entries_.find(name);
-  if (found == entries_.end()) {
-    return absl::NotFoundError(
-        absl::StrCat("no safetensors file of '", folder_, "' has the tensor '", name, "'"));
-  }
-  const SafetensorsEntry& entry = found->second;
+  if (found != entries_.end()) return found->second.shape;
+  return absl::NotFoundError(
+      absl::StrCat("no safetensors file of '", folder_, "' has the tensor '", name, "'"));
+}
+
+absl::Status SafetensorsReader::Check(const std::string& name, const Shape& shape) const {
+  WEFT_RETURN_IF_ERROR(ShapeOf(name).status());
+  const SafetensorsEntry& entry = entries_.at(name);
   if (!WeightDType(entry.dtype)) {
     return Damaged(entry.file, absl::StrCat("tensor '", Excerpt(name), "' is ", entry.dtype,
                                             "; weights must be F32, F16 or BF16"));

@@ -42,9 +42,8 @@ constexpr int64_t kMaxCompanionBytes = 256 << 20;
 
 // A file with weights, and the parameters whose weights it has.
 struct WeightsFile {
-  const char* name;
+  ExportedFile file;
   std::vector<ShardView> ShardSets::*set;
-  SafetensorsLayout layout;
 };
 
 // The Llama's file, and with sparse attention that of the indexers; or the adapters' file alone.
@@ -59,7 +58,7 @@ std::vector<WeightsFile> WeightsFilesOf(LlamaModel& model, ExportedWeights weigh
     std::vector<SafetensorsLayout::Tensor> tensors;
     for (const ShardView& shard : sets.*set)
       tensors.push_back({shard.parameter->name, shard.parameter->shape});
-    if (!tensors.empty()) files.push_back({name, set, SafetensorsLayout(tensors, dtype)});
+    if (!tensors.empty()) files.push_back({{name, SafetensorsLayout(tensors, dtype)}, set});
   };
   if (weights == ExportedWeights::kAdapters) {
     add(kAdapterWeights, &ShardSets::adapters);
@@ -67,6 +66,12 @@ std::vector<WeightsFile> WeightsFilesOf(LlamaModel& model, ExportedWeights weigh
     add(kWeights, &ShardSets::llama);
     add(kIndexerWeights, &ShardSets::indexers);
   }
+  return files;
+}
+
+std::vector<ExportedFile> FilesOf(const std::vector<WeightsFile>& weights) {
+  std::vector<ExportedFile> files;
+  for (const WeightsFile& file : weights) files.push_back(file.file);
   return files;
 }
 
@@ -92,7 +97,7 @@ absl::Status CheckReplaceable(const std::vector<std::string>& files) {
   return absl::OkStatus();
 }
 
-absl::Status WriteShards(const std::string& staging, const WeightsFile& file,
+absl::Status WriteShards(const std::string& staging, const ExportedFile& file,
                          const std::vector<ShardView>& shards) {
   WEFT_ASSIGN_OR_RETURN(SafetensorsWriter writer,
                         SafetensorsWriter::Open(absl::StrCat(staging, "/", file.name), file.layout));
@@ -107,14 +112,15 @@ absl::Status WriteShards(const std::string& staging, const WeightsFile& file,
 absl::Status WriteShards(const std::string& staging, const std::vector<WeightsFile>& files,
                          const std::vector<ShardView>& shards) {
   const ShardSets sets = SplitIntoSets(shards);
-  for (const WeightsFile& file : files) WEFT_RETURN_IF_ERROR(WriteShards(staging, file, sets.*file.set));
+  for (const WeightsFile& weights : files)
+    WEFT_RETURN_IF_ERROR(WriteShards(staging, weights.file, sets.*weights.set));
   return absl::OkStatus();
 }
 
 // Runs on rank 0 after all weights are written.
 absl::Status Finish(const HfExport& target, const std::string& staging,
-                    const std::vector<WeightsFile>& files) {
-  for (const WeightsFile& file : files) {
+                    const std::vector<ExportedFile>& files) {
+  for (const ExportedFile& file : files) {
     WEFT_RETURN_IF_ERROR(SafetensorsWriter::Commit(absl::StrCat(staging, "/", file.name)));
   }
   for (const auto& [name, content] : target.files) {
@@ -124,11 +130,12 @@ absl::Status Finish(const HfExport& target, const std::string& staging,
 }
 
 // Makes the staging folder on rank 0, and returns its path on all ranks. Collective: all ranks.
-absl::StatusOr<std::string> Stage(Bootstrap& bootstrap, const HfExport* target,
-                                  const std::vector<WeightsFile>& files, absl::Duration timeout) {
+absl::StatusOr<std::string> Stage(Bootstrap& bootstrap, const absl::StatusOr<const HfExport*>& target,
+                                  const std::vector<ExportedFile>& files, absl::Duration timeout) {
   const auto create = [&]() -> absl::StatusOr<std::string> {
-    WEFT_ASSIGN_OR_RETURN(std::string staging, target->folder->Stage());
-    for (const WeightsFile& file : files) {
+    WEFT_RETURN_IF_ERROR(target.status());
+    WEFT_ASSIGN_OR_RETURN(std::string staging, (*target)->folder->Stage());
+    for (const ExportedFile& file : files) {
       WEFT_RETURN_IF_ERROR(SafetensorsWriter::Create(absl::StrCat(staging, "/", file.name), file.layout));
     }
     return staging;
@@ -195,39 +202,55 @@ std::vector<std::string> ExportedFiles(const std::string& folder, const std::str
   return names;
 }
 
+absl::StatusOr<HfExport> ClaimExport(const std::string& folder, const std::string& source_folder,
+                                     ExportedWeights weights, const std::vector<ExportedFile>& files,
+                                     std::map<std::string, std::string> others) {
+  HfExport target;
+  WEFT_RETURN_IF_ERROR(CheckReplaceable(ExportedFiles(folder, source_folder, weights)));
+  WEFT_ASSIGN_OR_RETURN(target.folder, OutputFolder::Claim(folder));
+  std::vector<int64_t> bytes;
+  for (const ExportedFile& file : files) bytes.push_back(file.layout.file_bytes());
+  for (const auto& [name, content] : others) bytes.push_back(static_cast<int64_t>(content.size()));
+  WEFT_RETURN_IF_ERROR(target.folder->CheckSpace("the export", bytes));
+  target.files = std::move(others);
+  return target;
+}
+
 absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string& source_folder,
                                     std::map<std::string, std::string> files, LlamaModel& model,
                                     ExportedWeights weights, DType dtype) {
-  HfExport target;
-  WEFT_RETURN_IF_ERROR(CheckReplaceable(ExportedFiles(folder, source_folder, weights)));
-  absl::StatusOr<std::unique_ptr<OutputFolder>> claimed = OutputFolder::Claim(folder);
-  if (!claimed.ok()) return Annotate(claimed.status(), absl::StrCat("--export-hf ", folder));
-  target.folder = *std::move(claimed);
-  std::vector<int64_t> bytes;
-  for (const WeightsFile& file : WeightsFilesOf(model, weights, dtype)) {
-    bytes.push_back(file.layout.file_bytes());
-  }
-  for (const auto& [name, content] : files) bytes.push_back(static_cast<int64_t>(content.size()));
-  WEFT_RETURN_IF_ERROR(target.folder->CheckSpace("the export", bytes));
-  target.files = std::move(files);
+  absl::StatusOr<HfExport> target = ClaimExport(
+      folder, source_folder, weights, FilesOf(WeightsFilesOf(model, weights, dtype)), std::move(files));
+  if (!target.ok()) return Annotate(target.status(), absl::StrCat("--export-hf ", folder));
   return target;
+}
+
+absl::Status WriteExport(Bootstrap& bootstrap, const absl::StatusOr<const HfExport*>& target,
+                         const std::vector<ExportedFile>& files,
+                         absl::FunctionRef<absl::Status(const std::string& staging)> write,
+                         absl::Duration timeout) {
+  const bool first = bootstrap.rank() == 0;
+  // Each phase starts after the one before has succeeded on all ranks.
+  const auto run = [&]() -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const std::string staging, Stage(bootstrap, target, files, timeout));
+    WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, write(staging), timeout));
+    return AgreeOnStatus(bootstrap, first ? Finish(**target, staging, files) : absl::OkStatus(), timeout);
+  };
+  absl::Status status = run();
+  if (first && target.ok()) (*target)->folder->Discard();
+  return status;
 }
 
 absl::Status ExportHf(Bootstrap& bootstrap, const HfExport* target, LlamaModel& model,
                       const std::vector<ShardView>& shards, ExportedWeights weights, DType dtype, bool writes,
                       absl::Duration timeout) {
   const std::vector<WeightsFile> files = WeightsFilesOf(model, weights, dtype);
-  const bool first = bootstrap.rank() == 0;
-  // Each phase starts after the one before has succeeded on all ranks.
-  const auto run = [&]() -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const std::string staging, Stage(bootstrap, target, files, timeout));
-    WEFT_RETURN_IF_ERROR(
-        AgreeOnStatus(bootstrap, writes ? WriteShards(staging, files, shards) : absl::OkStatus(), timeout));
-    return AgreeOnStatus(bootstrap, first ? Finish(*target, staging, files) : absl::OkStatus(), timeout);
-  };
-  absl::Status status = run();
-  if (first) target->folder->Discard();
-  return status;
+  return WriteExport(
+      bootstrap, target, FilesOf(files),
+      [&](const std::string& staging) {
+        return writes ? WriteShards(staging, files, shards) : absl::OkStatus();
+      },
+      timeout);
 }
 
 }  // namespace weft

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
@@ -21,6 +22,7 @@
 #include "weft/nn/llama.h"
 #include "weft/sharding/shard_view.h"
 #include "weft/train/config.h"
+#include "weft/train/safetensors.h"
 
 namespace weft {
 
@@ -35,6 +37,12 @@ struct HfExport {
   std::unique_ptr<OutputFolder> folder;
   // The configuration files and the companions, by name.
   std::map<std::string, std::string> files;
+};
+
+// A file with weights of an export.
+struct ExportedFile {
+  std::string name;
+  SafetensorsLayout layout;
 };
 
 // The tensors of an export: those of the model without adapters, or the adapters alone.
@@ -60,13 +68,29 @@ std::map<std::string, std::string> AdapterFiles(std::string adapter_config,
 std::vector<std::string> ExportedFiles(const std::string& folder, const std::string& source_folder,
                                        ExportedWeights weights);
 
-// Claims the folder for an export of `model` in `dtype` at the end of the run, and checks that the files will
-// fit. `files`: see HfExport. `source_folder` is that of --hf-model; empty for a new Llama.
+// Claims the folder for an export of `weights` with the files `files`, and checks that the files will fit.
+// `others`: see HfExport::files. Errors: those of OpenExport.
+absl::StatusOr<HfExport> ClaimExport(const std::string& folder, const std::string& source_folder,
+                                     ExportedWeights weights, const std::vector<ExportedFile>& files,
+                                     std::map<std::string, std::string> others);
+
+// The same for an export of `model` in `dtype`, by --export-hf. `files`: see HfExport. `source_folder` is
+// that of --hf-model; empty for a new Llama.
 // Errors: kInvalidArgument (another run exports there), kNotFound, kPermissionDenied, kResourceExhausted (no
 //   space), kDataLoss (names the path).
 absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string& source_folder,
                                     std::map<std::string, std::string> files, LlamaModel& model,
                                     ExportedWeights weights, DType dtype);
+
+// Makes the files with weights in a staging folder, lets each rank `write` its elements there, and puts all
+// files of the export in place together; after an error the folder is as before. `target`: not null on rank
+// 0, whose error fails all ranks. `write` gets the staging folder's path.
+// Collective: all ranks. Errors: those of `target` and `write`, kNotFound, kPermissionDenied,
+// kResourceExhausted (names the path).
+absl::Status WriteExport(Bootstrap& bootstrap, const absl::StatusOr<const HfExport*>& target,
+                         const std::vector<ExportedFile>& files,
+                         absl::FunctionRef<absl::Status(const std::string& staging)> write,
+                         absl::Duration timeout);
 
 // Each rank with `writes` writes the ranges of its shards, and rank 0 writes the other files. The shards of
 // the ranks with `writes` together must be one whole model. The folder must lie on a file system that all
