@@ -11,6 +11,7 @@ std::vector<SgdOptions> OptionsOfGroups(const SgdOptions& options, const std::ve
 
 std::vector<std::vector<size_t>> StatesOfGroups(const std::vector<SgdOptions>& options) {
   std::vector<std::vector<size_t>> states;
+  states.reserve(options.size());
   for (const SgdOptions& of_group : options) {
     states.push_back(of_group.momentum == 0 ? std::vector<size_t>() : std::vector<size_t>{0});
   }

@@ -115,30 +115,30 @@ struct EvalOptions {
 enum class OptimizerKind : uint8_t { kAdamW, kSgd, kMuon };
 
 struct OptimizerOptions {
-  OptimizerKind kind = OptimizerKind::kAdamW;
   int64_t steps = 100;  // 0: evaluation alone.
   double lr = 3e-4;
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0.1;
-  // Of SGD and Muon. Default: 0 for SGD, those of MuonOptions for Muon.
+  // Of SGD and Muon. Default: 0 for SGD, that of MuonOptions for Muon.
   std::optional<double> momentum = std::nullopt;
-  std::optional<bool> nesterov = std::nullopt;
-  // Of Muon: the learning rate of the parameters that take AdamW (default: lr), and the factor of a matrix's
-  // own (default: original).
+  // Of Muon: the learning rate of the parameters that take AdamW. Default: lr.
   std::optional<double> adamw_lr = std::nullopt;
-  std::optional<MuonLrScale> muon_lr_scale = std::nullopt;
-  DecayScope decay = DecayScope::kAll;
   int64_t warmup_steps = 0;
-  LrDecay lr_schedule = LrDecay::kConstant;
   double min_lr_ratio = 0.0;
   double clip_grad_norm = 1.0;  // 0: no clipping.
-  // Update each group of parameters in the backward, as soon as its gradients are reduced.
-  bool in_backward = false;
   // Steps whose loss or gradient norm is not finite do not update the weights. A run ends when it has skipped
   // more than this many.
   int64_t max_skipped_steps = 0;
+  OptimizerKind kind = OptimizerKind::kAdamW;
+  // Of SGD and Muon. Default: off for SGD, on for Muon.
+  std::optional<bool> nesterov = std::nullopt;
+  std::optional<MuonLrScale> muon_lr_scale = std::nullopt;  // Of Muon. Default: original.
+  DecayScope decay = DecayScope::kAll;
+  LrDecay lr_schedule = LrDecay::kConstant;
+  // Update each group of parameters in the backward, as soon as its gradients are reduced.
+  bool in_backward = false;
 
   AdamWOptions adamw() const;
   SgdOptions sgd() const;
