@@ -75,7 +75,7 @@ absl::Status Invocation::CheckGradients(const Module& module, const Tensors& out
                      ": no forward waits for this backward; call Forward first, in the same invocation, "
                      "with gradients, and Backward once for each Forward"));
   }
-  if (output_gradients.empty() || output_gradients.size() > call->outputs.size()) {
+  if (output_gradients.empty() != call->outputs.empty() || output_gradients.size() > call->outputs.size()) {
     return absl::InvalidArgumentError(absl::StrCat(module.name(), ": the number of gradients is ",
                                                    output_gradients.size(), ", that of the outputs ",
                                                    call->outputs.size()));
