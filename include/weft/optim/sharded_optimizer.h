@@ -80,8 +80,8 @@ class ShardedOptimizer {
   // Applies one update to the shards that have a gradient, in a parameter group that is not frozen. `shards`
   // must be those of the constructor; gradients and the addresses of data may differ. `gradient_scale`
   // multiplies the gradients. A rule may overwrite the gradients, as its header says.
-  // Errors: kInvalidArgument (not the shards of the constructor; nothing was updated), and those of the rule's
-  // communication.
+  // Errors: kInvalidArgument (not the shards of the constructor; nothing was updated), and those of the
+  // rule's communication.
   absl::Status Step(absl::Span<const ShardView> shards, double gradient_scale = 1.0);
   // The same with one treatment for each parameter group. REQUIRES: as many as there are groups.
   absl::Status Step(absl::Span<const ShardView> shards, absl::Span<const OptimizerGroupStep> groups);
