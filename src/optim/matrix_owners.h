@@ -1,4 +1,4 @@
-// Choice of the rank that orthogonalises each matrix, and the order in which matrices are taken.
+// Choice of the rank that orthogonalizes each matrix, and the order in which matrices are taken.
 //
 // Pure: every rank makes the same choice from the same numbers.
 #pragma once

@@ -9,7 +9,7 @@
 // Problem: Muon's update needs a whole matrix, but ranks hold shards. If every rank computed the update of
 //   every matrix, the work would not shrink with the number of ranks.
 // Rule: momentum and weights stay sharded. In a step each matrix goes to one rank of the shard group, its
-//   owner: the ranks send it their parts of the update's direction, the owner orthogonalises it, and sends
+//   owner: the ranks send it their parts of the update's direction, the owner orthogonalizes it, and sends
 //   the parts back. Owners are chosen once, so that they all have about the same work, and receive at most
 //   (S - 1) / S of the elements in a group of S ranks. Several matrices are on their way at a time, so that
 //   transfers overlap products.
