@@ -39,6 +39,10 @@ class PartRanges {
   static absl::StatusOr<std::shared_ptr<const PartRanges>> Make(
       absl::Span<const std::vector<ElementRange>> parts, absl::Span<const int64_t> cuts = {});
 
+  // The table in which rank i has the part of ranks[i]; the parts of several ranks may be one. For simulations
+  // in which ranks stand for others.
+  std::shared_ptr<const PartRanges> Select(absl::Span<const int> ranks) const;
+
   int ranks() const { return static_cast<int>(parts_.size()); }
   absl::Span<const PlacedRange> part(int rank) const { return parts_[static_cast<size_t>(rank)]; }
   // Elements of each rank's part, and of all parts.

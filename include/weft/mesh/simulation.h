@@ -17,6 +17,18 @@
 //   - A rank may die: it stops at a given time, and data messages to or from it that are in flight are lost.
 //     Control messages that it has sent still arrive.
 //
+// Note [Mirrored nodes]
+// Problem: many nodes that do the same at the same times repeat each other's events.
+// Rule: with SimOptions::mirror_nodes, only the ranks of node 0 run. A message from rank a of node 0 to rank b
+//   of node n stands for the message from rank a of node n to rank b of node 0, and is delivered as that one.
+//   A gather of blobs returns the blob of rank a of node 0 for rank a of every node.
+// Why it suffices: all nodes have equally many consecutive ranks. If every group of ranks has, on each of its
+//   nodes, ranks in the same places, exchanging nodes 0 and n maps the job onto itself. Their messages are
+//   then alike in size and time.
+// What differs: the ranks of a group whose parts are unequal. The engine therefore gives the ranks of other
+//   nodes the parts of their counterparts on node 0, which are the largest: see MirrorParts. Contents of
+//   memory are not those of a real job.
+//
 // Thread safety: several threads may call RunSimulatedRanks concurrently. Each simulation is single-threaded.
 // REQUIRES: code on fibers does not block the thread, by system sleeps or by holding a mutex across a wait,
 // and needs at most kFiberStackBytes of stack.
@@ -53,6 +65,10 @@ struct SimOptions {
   // Bytes that one core passes to or takes from the network stack in a nanosecond. Unset: that takes no time.
   std::optional<double> wire_core_speed = std::nullopt;
 
+  // Runs node 0 alone, for forecasts of time: see Note [Mirrored nodes].
+  // REQUIRES: as that note; no jitter, and no slow or dead rank.
+  bool mirror_nodes = false;
+
   struct SlowRank {
     int rank;
     double factor;  // Multiplies every delay of this rank.
@@ -68,7 +84,7 @@ struct SimOptions {
 };
 
 struct SimReport {
-  std::vector<absl::Status> outcomes;  // Result of each rank's body; kUnavailable if the rank died.
+  std::vector<absl::Status> outcomes;  // Result of each body that ran; kUnavailable if the rank died.
   int64_t virtual_ns = 0;              // Virtual time at the end of the last rank.
   int64_t events = 0;                  // Events that the simulation ran.
   int64_t messages = 0;                // Data messages over wire links.
@@ -78,7 +94,7 @@ struct SimReport {
   absl::Status status() const;
 };
 
-// Runs `body` as every rank of `nodes`. Returns when all ranks have ended, or when no remaining rank can make
+// Runs `body` as every rank of `nodes`, or with mirrored nodes as those of node 0. Returns when all ranks have ended, or when no remaining rank can make
 // progress; such a rank's outcome is kInternal.
 SimReport RunSimulatedRanks(const NodeMap& nodes, const SimOptions& options,
                             absl::FunctionRef<absl::Status(Bootstrap&)> body);

@@ -3,6 +3,8 @@
 #include <map>
 #include <utility>
 
+#include "weft/core/status.h"
+
 namespace weft {
 
 GroupPlacement::GroupPlacement(ProcessGroup group, const NodeMap& nodes) : group_(std::move(group)) {
@@ -21,12 +23,23 @@ GroupPlacement::GroupPlacement(ProcessGroup group, const NodeMap& nodes) : group
     if (IsLocal(member)) local_peers_.push_back(member);
   }
   subtrees_ = MaximalSubtrees(node_of_);
+  std::vector<int> count_of_node(members_.size());
+  for (const NodeSubtree& subtree : subtrees_) {
+    subtree_in_node_.push_back(count_of_node[static_cast<size_t>(subtree.node)]++);
+  }
 }
 
 int GroupPlacement::PartLeader(int node, int member) const {
   if (node == NodeOf(member)) return member;
   const std::vector<int>& node_members = members_[static_cast<size_t>(node)];
   return node_members[static_cast<size_t>(index_in_node_[static_cast<size_t>(member)]) % node_members.size()];
+}
+
+int GroupPlacement::LocalCounterpart(int member) const {
+  const std::vector<int>& local = members_[static_cast<size_t>(NodeOf(me()))];
+  const auto place = static_cast<size_t>(IndexInNode(member));
+  WEFT_CHECK(place < local.size(), "the nodes of a group with mirrored nodes have unequal numbers of ranks");
+  return local[place];
 }
 
 int GroupPlacement::PartialSender(int index, int target) const {

@@ -38,8 +38,13 @@ class GroupPlacement {
   // member's own node, the leader is the member.
   int PartLeader(int node, int member) const;
 
+  // The rank of the caller's node in the same place of its node as `member`. REQUIRES: there is one.
+  int LocalCounterpart(int member) const;
+
   // The maximal single-node subtrees of the group's reduction tree, with nodes numbered as above.
   const std::vector<NodeSubtree>& subtrees() const { return subtrees_; }
+  // Position of a subtree among those of its node.
+  int SubtreeInNode(int index) const { return subtree_in_node_[static_cast<size_t>(index)]; }
   // The member that sends to `target` the partial sum of the subtree with number `index`.
   int PartialSender(int index, int target) const;
 
@@ -50,6 +55,7 @@ class GroupPlacement {
   std::vector<std::vector<int>> members_;  // By node.
   std::vector<int> local_peers_;
   std::vector<NodeSubtree> subtrees_;
+  std::vector<int> subtree_in_node_;  // By subtree.
 };
 
 }  // namespace weft

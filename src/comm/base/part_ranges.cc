@@ -78,4 +78,16 @@ absl::StatusOr<std::shared_ptr<const PartRanges>> PartRanges::Make(
   return table;
 }
 
+std::shared_ptr<const PartRanges> PartRanges::Select(absl::Span<const int> ranks) const {
+  auto table = std::shared_ptr<PartRanges>(new PartRanges());
+  for (const int rank : ranks) {
+    table->parts_.push_back(parts_[static_cast<size_t>(rank)]);
+    table->counts_.push_back(counts_[static_cast<size_t>(rank)]);
+    table->total_ += table->counts_.back();
+  }
+  table->extent_ = extent_;
+  table->hash_ = hash_;
+  return table;
+}
+
 }  // namespace weft

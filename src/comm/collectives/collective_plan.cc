@@ -57,6 +57,19 @@ PartLayout PartLayout::FromRanges(std::shared_ptr<const PartRanges> ranges) {
   return layout;
 }
 
+PartLayout MirrorParts(const PartLayout& parts, const GroupPlacement& placement) {
+  std::vector<int> counterparts;
+  PartLayout mirrored;
+  for (int member = 0; member < placement.size(); ++member) {
+    counterparts.push_back(placement.LocalCounterpart(member));
+    const auto counterpart = static_cast<size_t>(counterparts.back());
+    mirrored.counts.push_back(parts.counts[counterpart]);
+    mirrored.offsets.push_back(parts.offsets[counterpart]);
+  }
+  if (parts.ranges != nullptr) mirrored.ranges = parts.ranges->Select(counterparts);
+  return mirrored;
+}
+
 absl::StatusOr<CollectivePlan> PlanExchange(const ProcessGroup& group, OpKind kind,
                                             std::vector<TensorView> sends, std::vector<TensorView> receives,
                                             DType dtype) {

@@ -8,6 +8,7 @@
 
 #include <absl/status/statusor.h>
 
+#include "src/comm/base/group_placement.h"
 #include "weft/comm/part_ranges.h"
 #include "weft/comm/source_views.h"
 #include "weft/comm/types.h"
@@ -28,6 +29,10 @@ struct PartLayout {
 
   int64_t total() const { return counts.empty() ? 0 : offsets.back() + counts.back(); }
 };
+
+// Parts in which each rank of another node has the part of its counterpart on the caller's node, in the same
+// place of the buffer. For Note [Mirrored nodes] in weft/mesh/simulation.h.
+PartLayout MirrorParts(const PartLayout& parts, const GroupPlacement& placement);
 
 struct CollectivePlan {
   OpKind kind = OpKind::kBarrier;

@@ -11,7 +11,8 @@
 namespace weft {
 namespace {
 
-int ChannelOf(int subtree) { return 1 + subtree; }
+// A sender's partial sums come from the subtrees of its node.
+int ChannelOf(const GroupPlacement& placement, int subtree) { return 1 + placement.SubtreeInNode(subtree); }
 
 // Dtype in which the partial sum of a subtree travels. The partial of a single rank is its input and keeps
 // its dtype.
@@ -116,7 +117,7 @@ absl::Status ReducePhase::PlanOwnPart(const OperationContext& context) {
     const DType dtype = WireDType(subtree, plan_.dtype);
     const SliceMemory ring = MakeRing(context, dtype, ring_slices_, ring_.data() + i * ring_bytes);
     leaves[static_cast<size_t>(numbering.Of(subtree.lo, subtree.count))] = {ring, dtype};
-    receives_.emplace_back(MakeChannel(context, placement.PartialSender(remote[i], me), ChannelOf(remote[i])),
+    receives_.emplace_back(MakeChannel(context, placement.PartialSender(remote[i], me), ChannelOf(placement, remote[i])),
                            WirePhase::kReduce, slicing, ring);
   }
 
@@ -138,7 +139,7 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
       const NodeSubtree& subtree = placement.subtrees()[i];
       const int index = static_cast<int>(i);
       if (!placement.IsLocal(subtree.lo) || placement.PartialSender(index, target) != me) continue;
-      const CreditScheduler::Channel channel = MakeChannel(context, target, ChannelOf(index));
+      const CreditScheduler::Channel channel = MakeChannel(context, target, ChannelOf(placement, index));
       const Slicing slicing = SlicingOf(target);
       const DType dtype = WireDType(subtree, plan_.dtype);
       const WireEncoding encoding = WireEncodingOf(context, dtype);

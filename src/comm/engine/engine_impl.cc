@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -12,6 +13,7 @@
 #include "src/comm/links/sim_node_link.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
+#include "weft/mesh/simulation.h"
 
 namespace weft {
 namespace {
@@ -276,6 +278,29 @@ absl::Status CommEngine::Impl::CheckLane(LaneId lane) const {
       "lane ", lane.index, " is not a lane of this engine; use an id that it returned for a lane"));
 }
 
+void CommEngine::Impl::MirrorNodes(const GroupPlacement& placement, Request& request) {
+  const Simulation* simulation = bootstrap_.runtime().simulation();
+  if (simulation == nullptr || !simulation->options().mirror_nodes || !placement.spans_nodes()) return;
+  PartLayout& parts = request.plan.parts;
+  if (parts.counts.empty()) return;
+  const auto bytes_of = [&](const PartLayout& layout) {
+    return std::accumulate(layout.counts.begin(), layout.counts.end(), int64_t{0}) *
+           static_cast<int64_t>(SizeOf(request.plan.dtype));
+  };
+  PartLayout mirrored = MirrorParts(parts, placement);
+  const int64_t bytes = bytes_of(parts);
+  const int64_t excess = bytes_of(mirrored) - bytes;
+  if (excess != 0 && request.plan.kind != OpKind::kAllReduce) {
+    request.logical_bytes = bytes * (placement.size() - 1) / placement.size();
+  }
+  if (excess != 0 && placement.IndexInNode(placement.me()) == 0) {
+    const int phases = request.plan.kind == OpKind::kAllReduce ? 2 : 1;
+    const int64_t sent = phases * excess * (placement.node_count() - 1) / placement.node_count();
+    shell_->WithCore([&](EngineCore& /*core*/) { counters_.wire_bytes -= sent; });
+  }
+  parts = std::move(mirrored);
+}
+
 std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const absl::Status& valid) {
   auto record = std::make_shared<OperationRecord>();
   const absl::Status checked = valid.ok() ? CheckLane(request.lane) : valid;
@@ -289,6 +314,7 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
     return record;
   }
   Lane& lane = *Find(request.lane);
+  MirrorNodes(lane.placement, request);
   record->lane = request.lane.index;
   record->lane_name = lane.name;
   record->priority = request.options.priority;

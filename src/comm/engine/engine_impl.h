@@ -119,6 +119,9 @@ class CommEngine::Impl {
     Buffer barrier_buffers;
     uint64_t next_sequence = 1;  // Guarded by lanes_mutex_.
   };
+  // Gives the ranks of other nodes the parts of their counterparts on this node, if the simulation mirrors
+  // nodes. Bytes stay the means over all ranks and nodes.
+  void MirrorNodes(const GroupPlacement& placement, Request& request);
   static size_t BarrierSlotBytes(int ranks) { return static_cast<size_t>(ranks + 1) * SizeOf(DType::kI32); }
   absl::Status CheckMember(const ProcessGroup& group) const;
   absl::Status CheckMessage(OpKind kind, const MessageRequest& message, const OpOptions& options) const;

@@ -14,12 +14,16 @@ namespace weft {
 namespace internal {
 
 SimWorld::SimWorld(Simulator& simulator, const NodeMap& nodes)
-    : simulator_(simulator), nodes_(nodes), reservations_(nodes.node_count()) {}
+    : simulator_(simulator),
+      nodes_(nodes),
+      running_ranks_(simulator.options().mirror_nodes ? static_cast<int>(nodes.RanksOf(0).size())
+                                                      : nodes.size()),
+      reservations_(nodes.node_count()) {}
 
 absl::StatusOr<std::vector<std::string>> SimWorld::Gather(int rank, size_t call, std::string_view blob,
                                                           absl::Duration timeout) {
   const int64_t deadline = simulator_.NowNs() + absl::ToInt64Nanoseconds(std::min(timeout, absl::Hours(24)));
-  Round& round = rounds_.try_emplace(call, nodes_.size()).first->second;
+  Round& round = rounds_.try_emplace(call, running_ranks_).first->second;
   round.Arrive(rank, blob);
   if (round.complete()) {
     round.wakes.store(1);
@@ -30,6 +34,10 @@ absl::StatusOr<std::vector<std::string>> SimWorld::Gather(int rank, size_t call,
   }
   absl::StatusOr<std::vector<std::string>> result = round.Result(timeout);
   if (round.Leave()) rounds_.erase(call);
+  if (!result.ok()) return result;
+  for (size_t other = result->size(); other < static_cast<size_t>(nodes_.size()); ++other) {
+    result->push_back((*result)[other - static_cast<size_t>(running_ranks_)]);
+  }
   return result;
 }
 
@@ -39,7 +47,7 @@ absl::StatusOr<std::byte*> SimWorld::NodeSegments(int node, size_t call, size_t 
 
 absl::StatusOr<size_t> SimWorld::FreeBytesPerNode() const {
   WEFT_ASSIGN_OR_RETURN(const size_t host, AvailableHostMemory());
-  return host / static_cast<size_t>(nodes_.node_count());
+  return host / static_cast<size_t>(simulator_.options().mirror_nodes ? 1 : nodes_.node_count());
 }
 
 std::shared_ptr<SimFabric> SimWorld::Fabric(size_t call) {
@@ -75,17 +83,17 @@ SimReport RunSimulatedRanks(const NodeMap& nodes, const SimOptions& options,
   internal::Simulator simulator(options, nodes);
   internal::SimWorld world(simulator, nodes);
   SimReport report;
-  report.outcomes.resize(static_cast<size_t>(nodes.size()));
+  report.outcomes.resize(static_cast<size_t>(world.running_ranks()));
   std::vector<std::unique_ptr<internal::SimBootstrap>> bootstraps;
   std::vector<internal::Simulator::FiberId> fibers;
-  for (int rank = 0; rank < nodes.size(); ++rank) {
+  for (int rank = 0; rank < world.running_ranks(); ++rank) {
     bootstraps.push_back(std::make_unique<internal::SimBootstrap>(rank, simulator, world));
     fibers.push_back(simulator.Start(rank, [&report, &body, &bootstrap = *bootstraps.back()] {
       report.outcomes[static_cast<size_t>(bootstrap.rank())] = body(bootstrap);
     }));
   }
   simulator.Run();
-  for (int rank = 0; rank < nodes.size(); ++rank) {
+  for (int rank = 0; rank < world.running_ranks(); ++rank) {
     if (simulator.IsFinished(fibers[static_cast<size_t>(rank)])) continue;
     report.outcomes[static_cast<size_t>(rank)] =
         simulator.IsDead(rank)

@@ -22,6 +22,8 @@ class SimWorld {
   SimWorld(Simulator& simulator, const NodeMap& nodes);
 
   const NodeMap& nodes() const { return nodes_; }
+  // Number of ranks that run: the first ones.
+  int running_ranks() const { return running_ranks_; }
   absl::StatusOr<std::vector<std::string>> Gather(int rank, size_t call, std::string_view blob,
                                                   absl::Duration timeout);
   absl::StatusOr<std::byte*> NodeSegments(int node, size_t call, size_t bytes);
@@ -37,6 +39,7 @@ class SimWorld {
 
   Simulator& simulator_;
   const NodeMap nodes_;
+  const int running_ranks_;
   std::map<size_t, Round> rounds_;
   NodeReservations reservations_;
   std::vector<std::shared_ptr<SimFabric>> fabrics_;

@@ -25,11 +25,18 @@ SimFabric::SimFabric(Simulator& simulator, const NodeMap& nodes)
       egress_free_ns_(static_cast<size_t>(nodes.node_count())),
       ingress_free_ns_(static_cast<size_t>(nodes.node_count())) {}
 
+WireChannel SimFabric::Mirrored(const WireChannel& channel) const {
+  if (!simulator_.options().mirror_nodes) return channel;
+  const auto [sender, receiver, tag] = channel;
+  const int ranks = static_cast<int>(nodes_.RanksOf(0).size());
+  return {sender + receiver / ranks * ranks, receiver % ranks, tag};
+}
+
 void SimFabric::Post(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) {
   if (const std::optional<double>& speed = simulator_.options().wire_core_speed) {
     simulator_.AddDebt(transfer->rank, static_cast<int64_t>(static_cast<double>(transfer->bytes) / *speed));
   }
-  const std::shared_ptr<WireTransfer> match = match_queue_.Match(channel, transfer);
+  const std::shared_ptr<WireTransfer> match = match_queue_.Match(Mirrored(channel), transfer);
   if (match == nullptr) return;
   transfer->match = match;
   match->match = transfer;
@@ -47,9 +54,10 @@ void SimFabric::ScheduleTransfer(const std::shared_ptr<WireTransfer>& send,
   const auto wire_ns = static_cast<int64_t>(static_cast<double>(send->bytes) / options.wire_speed);
   int64_t& egress = egress_free_ns_[static_cast<size_t>(nodes_.node_of_rank[send->rank])];
   int64_t& ingress = ingress_free_ns_[static_cast<size_t>(nodes_.node_of_rank[receive->rank])];
-  const int64_t begin = std::max({simulator_.NowNs(), egress, ingress});
-  egress = ingress = begin + wire_ns;
-  const int64_t end = begin + wire_ns + simulator_.Delay(send->rank, options.wire_latency_ns);
+  const int64_t begin = std::max(simulator_.NowNs(), egress);
+  egress = begin + wire_ns;
+  ingress = std::max(begin, ingress) + wire_ns;
+  const int64_t end = ingress + simulator_.Delay(send->rank, options.wire_latency_ns);
   const auto read = begin + static_cast<int64_t>(simulator_.Draw() * static_cast<double>(end - begin));
   const auto lost = [this](const WireTransfer& a, const WireTransfer& b) {
     return simulator_.IsDead(a.rank) || simulator_.IsDead(b.rank);
@@ -63,7 +71,7 @@ void SimFabric::ScheduleTransfer(const std::shared_ptr<WireTransfer>& send,
 }
 
 bool SimFabric::Withdraw(const WireChannel& channel, const WireTransfer& transfer) {
-  return match_queue_.Withdraw(channel, transfer);
+  return match_queue_.Withdraw(Mirrored(channel), transfer);
 }
 
 void SimFabric::Abandon(const WireChannel& channel, WireTransfer& transfer) {
@@ -73,11 +81,12 @@ void SimFabric::Abandon(const WireChannel& channel, WireTransfer& transfer) {
   }
 }
 
-void SimFabric::PushControlMessage(int sender, int receiver, std::string_view bytes) {
+void SimFabric::PushControlMessage(int from, int to, std::string_view bytes) {
+  const auto [sender, receiver, tag] = Mirrored({from, to, 0});
   int64_t& last = last_control_message_ns_[{sender, receiver}];
-  last = std::max(last, simulator_.NowNs() + simulator_.Delay(sender, simulator_.options().wire_latency_ns));
+  last = std::max(last, simulator_.NowNs() + simulator_.Delay(from, simulator_.options().wire_latency_ns));
   simulator_.At(last,
-                [this, receiver, message = WireLink::ControlMessage{sender, std::string(bytes)}]() mutable {
+                [this, receiver = receiver, message = WireLink::ControlMessage{sender, std::string(bytes)}]() mutable {
                   arrived_control_messages_[static_cast<size_t>(receiver)].push_back(std::move(message));
                 });
 }

@@ -33,6 +33,8 @@ class SimFabric final : public InProcessFabric {
   int64_t messages() const { return messages_; }
 
  private:
+  // The channel of the message that one on `channel` stands for: see Note [Mirrored nodes] in simulation.h.
+  WireChannel Mirrored(const WireChannel& channel) const;
   // Schedules the copy and the completions of a matched pair.
   void ScheduleTransfer(const std::shared_ptr<WireTransfer>& send,
                         const std::shared_ptr<WireTransfer>& receive);

@@ -29,7 +29,8 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kMaxRanks = 256;  // Of more, a forecast takes minutes.
+constexpr int64_t kMaxRanks = 1024;
+constexpr int64_t kMaxSimulatedRanks = 256;  // Of more, a forecast takes minutes.  // Of more, a forecast takes minutes.
 constexpr int64_t kMaxCores = 4096;
 constexpr int64_t kMaxCostsBytes = 1 << 20;
 
@@ -192,6 +193,17 @@ class Planner {
     if (!plan.ok()) {
       if (!options_.all_meshes) return plan.status();
       candidate.error = std::string(plan.status().message());
+      return candidate;
+    }
+    const bool alike = NodesAreAlike(*plan, Nodes());
+    if ((alike ? ranks_per_host() : options_.ranks) > kMaxSimulatedRanks) {
+      const absl::Status refused = BadFlag(
+          "hosts", options_.hosts,
+          absl::StrCat("must leave at most ", kMaxSimulatedRanks,
+                       " ranks to simulate: with more ranks, hosts need a power of two of them each, and "
+                       "groups that divide a host or fill hosts"));
+      if (!options_.all_meshes) return refused;
+      candidate.error = std::string(refused.message());
       return candidate;
     }
     WEFT_ASSIGN_OR_RETURN(const ModelTimes times, TimesOf(*plan));

@@ -277,12 +277,13 @@ SimOptions MachineOf(const ReplayInput& input, int64_t divisor) {
   const auto scale = static_cast<double>(divisor);
   SimOptions machine;
   machine.jitter = 0;
-  machine.poll_ns = kPollNs * std::max(1, input.nodes.size() / kRanksOfPoll);
+  machine.poll_ns = kPollNs * std::max(1, SimulatedRanks(input) / kRanksOfPoll);
   machine.memory_speed = input.rates.copy_gb_s / scale;
   machine.wire_latency_ns = std::llround(input.link.latency_us * 1e3);
   machine.wire_speed = input.link.gigabits / 8 / scale;
   machine.cores = input.cores;
   machine.wire_core_speed = input.rates.wire_gb_s / scale;
+  machine.mirror_nodes = MirrorsNodes(input);
   return machine;
 }
 
@@ -310,7 +311,7 @@ absl::StatusOr<ReplayResult> ReplayStep(const ReplayInput& input) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<ReplayGroup> groups, GroupsOf(input.model));
   ReplayResult result;
   WEFT_ASSIGN_OR_RETURN(result.divisor, ChooseDivisor(input));
-  const auto ranks = static_cast<size_t>(input.nodes.size());
+  const auto ranks = static_cast<size_t>(SimulatedRanks(input));
   Records records;
   records.before.resize(ranks);
   records.after.resize(ranks);
@@ -339,7 +340,7 @@ absl::StatusOr<ReplayResult> ReplayStep(const ReplayInput& input) {
   result.reduce_scatter_bytes = sum(&EngineCounters::reduce_scatter_bytes) / count * result.divisor;
   result.all_reduce_bytes = sum(&EngineCounters::all_reduce_bytes) / count * result.divisor;
   result.context_bytes = sum(&EngineCounters::context_bytes) / count * result.divisor;
-  result.wire_bytes = sum(&EngineCounters::wire_bytes) / input.nodes.node_count() * result.divisor;
+  result.wire_bytes = sum(&EngineCounters::wire_bytes) / SimulatedNodes(input) * result.divisor;
   const auto scale = static_cast<size_t>(result.divisor);
   result.peaks = {records.peaks.image_bytes * scale, records.peaks.gradient_bytes * scale,
                   records.peaks.shard_bytes * scale};

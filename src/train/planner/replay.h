@@ -23,6 +23,7 @@
 
 namespace weft {
 
+// Where every node does the same, one is simulated: Note [Mirrored nodes] in weft/mesh/simulation.h.
 struct ReplayInput {
   const LlamaConfig& model;
   const RunPlan& plan;
@@ -32,6 +33,7 @@ struct ReplayInput {
   LinkSpeed link;
   int cores = 1;    // Of each node.
   int threads = 1;  // Of each rank.
+  int max_full_ranks = 64;  // With more ranks, one node is simulated if all do the same.
 };
 
 struct ReplayResult {
@@ -50,6 +52,9 @@ struct ReplayResult {
   int64_t divisor = 1;     // See Note [Scaled replay].
   int64_t events = 0;
 };
+
+// True if all nodes do the same. REQUIRES: ranks fill the nodes evenly, in order.
+bool NodesAreAlike(const RunPlan& plan, const NodeMap& nodes);
 
 // Errors: kInternal, kResourceExhausted (the simulation itself failed).
 absl::StatusOr<ReplayResult> ReplayStep(const ReplayInput& input);

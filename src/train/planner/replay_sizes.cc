@@ -51,6 +51,24 @@ std::vector<GroupMembers> CopyMembers(const std::vector<ReplayGroup>& groups, in
   return copies;
 }
 
+bool NodesAreAlike(const RunPlan& plan, const NodeMap& nodes) {
+  const auto ranks = static_cast<int>(nodes.RanksOf(0).size());
+  // A group of consecutive ranks covers whole nodes or divides one.
+  const auto is_even = [&](int group) { return group % ranks == 0 || ranks % group == 0; };
+  // Otherwise the nodes have different parts of the tree of a reduction.
+  const bool is_power_of_two = (ranks & (ranks - 1)) == 0;
+  return nodes.node_count() > 1 && is_power_of_two && is_even(plan.context.size) &&
+         is_even(plan.shard_group_size());
+}
+
+bool MirrorsNodes(const ReplayInput& input) {
+  return input.nodes.size() > input.max_full_ranks && NodesAreAlike(input.plan, input.nodes);
+}
+
+int SimulatedRanks(const ReplayInput& input) {
+  return MirrorsNodes(input) ? static_cast<int>(input.nodes.RanksOf(0).size()) : input.nodes.size();
+}
+
 size_t ReplaySegmentBytes(const ReplayInput& input, int64_t divisor) {
   const LlamaConfig& model = input.model;
   const int64_t largest = LargestGroup(model);
@@ -70,7 +88,7 @@ size_t ReplaySegmentBytes(const ReplayInput& input, int64_t divisor) {
 // A power of two keeps the alignment of most sizes.
 absl::StatusOr<int64_t> ChooseDivisor(const ReplayInput& input) {
   WEFT_ASSIGN_OR_RETURN(const size_t available, AvailableHostMemory());
-  const auto ranks = static_cast<double>(input.nodes.size());
+  const auto ranks = static_cast<double>(SimulatedRanks(input));
   const double moved = 3.0 * kBytesOfElement * static_cast<double>(input.model.ParameterCount()) * ranks *
                        static_cast<double>(input.plan.batch.microbatches);
   int64_t divisor = 1;

@@ -22,7 +22,8 @@ class Replay : public TrainRun {
  protected:
   Replay() { config_.parallel.wire_compression = WireCompression::kNone; }
 
-  ReplayResult Forecast(const Mesh& mesh, const NodeMap& nodes, double part_ns = 1e6) {
+  ReplayResult Forecast(const Mesh& mesh, const NodeMap& nodes, double part_ns = 1e6,
+                        int max_full_ranks = 64) {
     TrainConfig config = config_;
     config.parallel.dp_replicate = mesh.replicate;
     config.parallel.dp_shard = mesh.shard;
@@ -39,7 +40,8 @@ class Replay : public TrainRun {
                                     .rates = {},
                                     .link = {.gigabits = 10, .latency_us = 20},
                                     .cores = 8,
-                                    .threads = 1});
+                                    .threads = 1,
+                                    .max_full_ranks = max_full_ranks});
     EXPECT_OK(result);
     return result.value_or(ReplayResult());
   }
@@ -80,6 +82,24 @@ TEST_F(Replay, HasThePoolsOfARunInBf16WithMicrobatches) {
   config_.data.grad_accum = 2;
   config_.data.batch_size = 8;
   ExpectBytesOfARun({1, 2}, NodeMap::OneNode(2));
+}
+
+TEST_F(Replay, OfOneNodeForAllHasThePoolsBytesAndTimeOfAll) {
+  config_.data.batch_size = 16;
+  for (const Mesh& mesh : {Mesh{1, 16}, Mesh{4, 4}, Mesh{8, 2}, Mesh{2, 8}}) {
+    SCOPED_TRACE(absl::StrCat(mesh.replicate, " x ", mesh.shard));
+    const NodeMap nodes = NodeMap::RanksPerNode(16, 4);
+    const ReplayResult all = Forecast(mesh, nodes);
+    const ReplayResult one = Forecast(mesh, nodes, 1e6, /*max_full_ranks=*/1);
+    EXPECT_LT(one.events, all.events / 2);
+    EXPECT_EQ(one.peaks.shard_bytes, all.peaks.shard_bytes);
+    EXPECT_EQ(one.peaks.image_bytes, all.peaks.image_bytes);
+    EXPECT_EQ(one.peaks.gradient_bytes, all.peaks.gradient_bytes);
+    EXPECT_EQ(one.all_gather_bytes, all.all_gather_bytes);
+    EXPECT_EQ(one.reduce_scatter_bytes, all.reduce_scatter_bytes);
+    EXPECT_EQ(one.all_reduce_bytes, all.all_reduce_bytes);
+    EXPECT_NEAR(one.step_ms / all.step_ms, 1, 0.02);
+  }
 }
 
 TEST_F(Replay, TakesLongerIfLinksAreSlowerAndNeverLessThanTheComputation) {
