@@ -39,8 +39,8 @@ class PartRanges {
   static absl::StatusOr<std::shared_ptr<const PartRanges>> Make(
       absl::Span<const std::vector<ElementRange>> parts, absl::Span<const int64_t> cuts = {});
 
-  // The table in which rank i has the part of ranks[i]; the parts of several ranks may be one. For simulations
-  // in which ranks stand for others.
+  // The table in which rank i has the part of ranks[i]; the parts of several ranks may be one. For
+  // simulations in which ranks stand for others.
   std::shared_ptr<const PartRanges> Select(absl::Span<const int> ranks) const;
 
   int ranks() const { return static_cast<int>(parts_.size()); }

@@ -19,9 +19,9 @@
 //
 // Note [Mirrored nodes]
 // Problem: many nodes that do the same at the same times repeat each other's events.
-// Rule: with SimOptions::mirror_nodes, only the ranks of node 0 run. A message from rank a of node 0 to rank b
-//   of node n stands for the message from rank a of node n to rank b of node 0, and is delivered as that one.
-//   A gather of blobs returns the blob of rank a of node 0 for rank a of every node.
+// Rule: with SimOptions::mirror_nodes, only the ranks of node 0 run. A message from rank a of node 0 to rank
+//   b of node n stands for the message from rank a of node n to rank b of node 0, and is delivered as that
+//   one. A gather of blobs returns the blob of rank a of node 0 for rank a of every node.
 // Why it suffices: all nodes have equally many consecutive ranks. If every group of ranks has, on each of its
 //   nodes, ranks in the same places, exchanging nodes 0 and n maps the job onto itself. Their messages are
 //   then alike in size and time.
@@ -94,8 +94,8 @@ struct SimReport {
   absl::Status status() const;
 };
 
-// Runs `body` as every rank of `nodes`, or with mirrored nodes as those of node 0. Returns when all ranks have ended, or when no remaining rank can make
-// progress; such a rank's outcome is kInternal.
+// Runs `body` as every rank of `nodes`, or with mirrored nodes as those of node 0. Returns when all ranks
+// have ended, or when no remaining rank can make progress; such a rank's outcome is kInternal.
 SimReport RunSimulatedRanks(const NodeMap& nodes, const SimOptions& options,
                             absl::FunctionRef<absl::Status(Bootstrap&)> body);
 

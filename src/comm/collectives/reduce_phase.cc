@@ -117,8 +117,9 @@ absl::Status ReducePhase::PlanOwnPart(const OperationContext& context) {
     const DType dtype = WireDType(subtree, plan_.dtype);
     const SliceMemory ring = MakeRing(context, dtype, ring_slices_, ring_.data() + i * ring_bytes);
     leaves[static_cast<size_t>(numbering.Of(subtree.lo, subtree.count))] = {ring, dtype};
-    receives_.emplace_back(MakeChannel(context, placement.PartialSender(remote[i], me), ChannelOf(placement, remote[i])),
-                           WirePhase::kReduce, slicing, ring);
+    receives_.emplace_back(
+        MakeChannel(context, placement.PartialSender(remote[i], me), ChannelOf(placement, remote[i])),
+        WirePhase::kReduce, slicing, ring);
   }
 
   ReduceTarget target = TargetOf(placement, plan_, memory_.output);

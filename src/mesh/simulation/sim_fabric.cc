@@ -85,10 +85,10 @@ void SimFabric::PushControlMessage(int from, int to, std::string_view bytes) {
   const auto [sender, receiver, tag] = Mirrored({from, to, 0});
   int64_t& last = last_control_message_ns_[{sender, receiver}];
   last = std::max(last, simulator_.NowNs() + simulator_.Delay(from, simulator_.options().wire_latency_ns));
-  simulator_.At(last,
-                [this, receiver = receiver, message = WireLink::ControlMessage{sender, std::string(bytes)}]() mutable {
-                  arrived_control_messages_[static_cast<size_t>(receiver)].push_back(std::move(message));
-                });
+  simulator_.At(last, [this, receiver = receiver,
+                       message = WireLink::ControlMessage{sender, std::string(bytes)}]() mutable {
+    arrived_control_messages_[static_cast<size_t>(receiver)].push_back(std::move(message));
+  });
 }
 
 std::optional<WireLink::ControlMessage> SimFabric::PopControlMessage(int rank) {

@@ -30,7 +30,7 @@ namespace weft {
 namespace {
 
 constexpr int64_t kMaxRanks = 1024;
-constexpr int64_t kMaxSimulatedRanks = 256;  // Of more, a forecast takes minutes.  // Of more, a forecast takes minutes.
+constexpr int64_t kMaxSimulatedRanks = 256;  // Of more, a forecast takes minutes.
 constexpr int64_t kMaxCores = 4096;
 constexpr int64_t kMaxCostsBytes = 1 << 20;
 

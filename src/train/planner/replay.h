@@ -31,8 +31,8 @@ struct ReplayInput {
   ModelTimes times;  // Of one microbatch.
   CoreRates rates;
   LinkSpeed link;
-  int cores = 1;    // Of each node.
-  int threads = 1;  // Of each rank.
+  int cores = 1;            // Of each node.
+  int threads = 1;          // Of each rank.
   int max_full_ranks = 64;  // With more ranks, one node is simulated if all do the same.
 };
 

@@ -33,7 +33,9 @@ std::vector<GroupMembers> CopyMembers(const std::vector<ReplayGroup>& groups, in
 // Whether one node stands for all, and the ranks and nodes that are simulated.
 bool MirrorsNodes(const ReplayInput& input);
 int SimulatedRanks(const ReplayInput& input);
-inline int SimulatedNodes(const ReplayInput& input) { return MirrorsNodes(input) ? 1 : input.nodes.node_count(); }
+inline int SimulatedNodes(const ReplayInput& input) {
+  return MirrorsNodes(input) ? 1 : input.nodes.node_count();
+}
 
 // Node memory of a simulated rank, for everything that it may hold at once. Untouched pages take no memory.
 size_t ReplaySegmentBytes(const ReplayInput& input, int64_t divisor);
