@@ -1,6 +1,5 @@
 // GPT-2 of Hugging Face: loads a folder, trains with parameters sharded over MPI ranks, and exports a folder.
 #include <cstdio>
-#include <cstdlib>
 #include <weft/train/hf_weights.h>
 #include <weft/train/safetensors.h>
 #include <weft/weft.h>
@@ -53,12 +52,14 @@ Tensor Tokens(int64_t samples, int64_t first, int64_t shift, int64_t vocab_size)
 }
 
 absl::Status Train(Bootstrap& ranks, const std::string& folder, const std::string& output, float dropout) {
+  if (kSamples % ranks.size() != 0) return absl::InvalidArgumentError("run it with 1, 2 or 4 ranks");
   WEFT_ASSIGN_OR_RETURN(auto heap, NodeHeap::Create(ranks, {}));
   WEFT_ASSIGN_OR_RETURN(auto engine, CommEngine::Create(ranks, *heap));
   WEFT_ASSIGN_OR_RETURN(auto mesh, DeviceMesh::Create({{"shard", -1}}, ranks.size()));
   WEFT_ASSIGN_OR_RETURN(const auto weights, SafetensorsReader::Open(folder));
   WEFT_ASSIGN_OR_RETURN(const Shape words, weights.ShapeOf("transformer.wte.weight"));
   WEFT_ASSIGN_OR_RETURN(const Shape positions, weights.ShapeOf("transformer.wpe.weight"));
+  if (words[1] % kHeadDim != 0) return absl::InvalidArgumentError("n_embd is not a multiple of 64");
   int64_t layers = 0;
   while (weights.ShapeOf(absl::StrCat("transformer.h.", layers, ".ln_1.weight")).ok()) ++layers;
   auto body = std::make_unique<Gpt2>(words, positions[0], layers, dropout);
@@ -90,9 +91,11 @@ absl::Status Train(Bootstrap& ranks, const std::string& folder, const std::strin
 
 int main(int argc, char** argv) {  // gpt2 FOLDER OUTPUT DROPOUT
   const auto ranks = MakeMpiBootstrap();
+  float dropout = 0;
+  const bool is_usable = argc == 4 && absl::SimpleAtof(argv[3], &dropout);
   absl::Status status = ranks.status();
-  if (ranks.ok() && argc == 4) status = Train(**ranks, argv[1], argv[2], std::strtof(argv[3], nullptr));
-  if (argc != 4) status = absl::InvalidArgumentError("usage: gpt2 FOLDER OUTPUT DROPOUT");
+  if (ranks.ok() && is_usable) status = Train(**ranks, argv[1], argv[2], dropout);
+  if (!is_usable) status = absl::InvalidArgumentError("usage: gpt2 FOLDER OUTPUT DROPOUT (a number)");
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
   return status.ok() ? 0 : 1;
 }

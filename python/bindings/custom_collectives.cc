@@ -1,5 +1,6 @@
 #include "python/bindings/custom_collectives.h"
 
+#include <exception>
 #include <memory>
 #include <utility>
 
@@ -14,6 +15,19 @@ namespace {
 
 using SharedObject = std::shared_ptr<nb::object>;
 
+// For calls of Python while an exception waits to be raised: it stays the one that is raised. REQUIRES: the
+// GIL.
+class BesidePendingException {
+ public:
+  BesidePendingException() { PyErr_Fetch(&type_, &value_, &traceback_); }
+  ~BesidePendingException() { PyErr_Restore(type_, value_, traceback_); }
+  BesidePendingException(const BesidePendingException&) = delete;
+  BesidePendingException& operator=(const BesidePendingException&) = delete;
+
+ private:
+  PyObject *type_ = nullptr, *value_ = nullptr, *traceback_ = nullptr;
+};
+
 // May be copied and destroyed without the GIL.
 SharedObject Share(nb::object object) {
   return {new nb::object(std::move(object)), [](nb::object* held) {
@@ -23,9 +37,11 @@ SharedObject Share(nb::object object) {
 }
 
 // Calls Python with the GIL. An exception becomes a Status, and the call that runs the schedule raises it.
+// Calls nothing while an earlier exception waits to be raised.
 template <typename Function>
 absl::Status CallPython(const Function& function) {
   const nb::gil_scoped_acquire acquired;
+  if (PyErr_Occurred() != nullptr) return absl::AbortedError("an earlier call of Python has failed");
   try {
     function();
     return absl::OkStatus();
@@ -48,6 +64,7 @@ class PendingInPython final : public PendingCollective {
   // The buffers may be used until the work has ended, so it is waited for. Its result is of no use any more.
   ~PendingInPython() override {
     const nb::gil_scoped_acquire acquired;
+    const BesidePendingException pending;
     if (work_ == nullptr) return;
     try {
       work_->attr("wait")();
@@ -65,10 +82,11 @@ class PendingInPython final : public PendingCollective {
   absl::Status WaitReleased() override { return Wait(); }
   bool TestReleased() const override {
     const nb::gil_scoped_acquire acquired;
+    const BesidePendingException pending;
     if (work_ == nullptr) return true;
     try {
       return nb::cast<bool>(work_->attr("is_completed")());
-    } catch (nb::python_error&) {
+    } catch (const std::exception&) {
       return true;  // The error has ended the work, and wait() raises it.
     }
   }

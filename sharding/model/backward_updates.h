@@ -45,7 +45,8 @@ class BackwardUpdates {
   absl::StatusOr<std::vector<GradientNorm>> Norms(ModelScalars& scalars) const;
 
  private:
-  // Updates nothing more on this rank once a gradient is not finite.
+  // Updates nothing more on this rank once a gradient is not finite. Other ranks may have gone on: the caller
+  // must end the run, whose weights are then of different steps.
   absl::Status Update(size_t group);
 
   CommContext& context_;

@@ -94,11 +94,11 @@ void AddOptimizerFlags(CLI::App& app, OptimizerOptions& optimizer) {
   group.Bool("--nesterov", optimizer.nesterov, "SGD, Muon: Nesterov momentum [sgd: false, muon: true]");
   group.Number("--adamw-lr", optimizer.adamw_lr,
                "Muon: learning rate of the parameters that take AdamW [--lr]");
-  group.Bool("--optimizer-in-backward", optimizer.in_backward,
-             "Update a layer when its gradients are reduced, and free them; needs --clip-grad-norm 0");
   group.OneOfOrUnset("--muon-lr-scale", optimizer.muon_lr_scale,
                      {MuonLrScale::kOriginal, MuonLrScale::kMatchRmsAdamW},
                      "Muon: factor of --lr by a matrix's shape, as torch's adjust_lr_fn [original]");
+  group.Bool("--optimizer-in-backward", optimizer.in_backward,
+             "Update a layer when its gradients are reduced, and free them; needs --clip-grad-norm 0");
 }
 
 void AddContextFlags(CLI::App& app, ContextOptions& context) {

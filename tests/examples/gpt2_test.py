@@ -121,13 +121,17 @@ class Gpt2(unittest.TestCase):
         undropped = json.loads(FIGURES.read_text())["figures"]
         self.assertGreater(abs(one_rank[0][0] / undropped[0][0] - 1), 1e-3)
 
-    def test_refuses_a_folder_without_a_weight_and_its_source_as_the_output(self):
+    def test_refuses_what_it_cannot_train_or_export(self):
         tensors = shapes()
         del tensors["transformer.h.1.mlp.c_fc.bias"]
         broken = model_folder.write(self.folder / "broken", CONFIG, tensors, fill=values)
         result = self.run_example("tuned", source=broken)
         self.assertEqual(result.returncode, 1, result.stdout)
         self.assertIn("has the tensor 'transformer.h.1.mlp.c_fc.bias'", result.stderr)
+        for arguments, message in (({"ranks": 3}, "run it with 1, 2 or 4 ranks"), ({"dropout": "0.5x"}, "usage: gpt2")):
+            result = self.run_example("tuned", **arguments)
+            self.assertEqual(result.returncode, 1, result.stdout)
+            self.assertIn(message, result.stderr)
         result = self.run_example("source")
         self.assertEqual(result.returncode, 1, result.stdout)
         self.assertIn("is the source of the export", result.stderr)

@@ -29,7 +29,7 @@ void WireBudget::EndPoll() {
     rate_ = 0;
     slices_of_period_ = 0;
   }
-  const int64_t granting_ns = newest_.newest_ns == 0 ? 0 : newest_.at_ns - newest_.newest_ns;
+  const int64_t granting_ns = newest_.arrived_credit_ns == 0 ? 0 : newest_.at_ns - newest_.arrived_credit_ns;
   const int64_t ns = std::max(flight_ns, granting_ns);
   const auto arrived = static_cast<double>(arrived_bytes_ - newest_.arrived_bytes);
   rate_ = std::max(rate_, arrived / static_cast<double>(ns));

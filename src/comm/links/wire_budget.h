@@ -33,7 +33,7 @@ class WireBudget {
   struct Credit {
     int64_t at_ns = 0;
     int64_t arrived_bytes = 0;
-    int64_t newest_ns = 0;  // The time of the newest credit whose slice had arrived.
+    int64_t arrived_credit_ns = 0;  // The time of the newest credit whose slice had arrived.
   };
   void BeginPoll(int64_t now_ns) { now_ns_ = now_ns; }
   Credit Grant() const { return {now_ns_, arrived_bytes_, newest_.at_ns}; }

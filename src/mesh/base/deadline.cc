@@ -17,14 +17,17 @@ std::chrono::steady_clock::time_point DeadlineAfter(absl::Duration timeout) {
   return std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(bounded);
 }
 
+constexpr absl::Duration kShortestTimeout = absl::Milliseconds(1);  // No exchange takes less.
+
 absl::StatusOr<absl::Duration> SecondsFromEnvironment(const char* variable, double default_seconds) {
   const char* text = std::getenv(variable);
   if (text == nullptr) return absl::Seconds(default_seconds);
   double seconds = 0;
-  if (!absl::SimpleAtod(text, &seconds) || !std::isfinite(seconds) || seconds <= 0) {
+  if (!absl::SimpleAtod(text, &seconds) || !std::isfinite(seconds) ||
+      absl::Seconds(seconds) < kShortestTimeout) {
     return absl::InvalidArgumentError(absl::StrCat(
-        variable, " is '", text, "': set it to a positive number of seconds, or unset it for the default of ",
-        default_seconds));
+        variable, " is '", text, "': set it to a number of seconds, at least ",
+        absl::FormatDuration(kShortestTimeout), ", or unset it for the default of ", default_seconds));
   }
   return absl::Seconds(seconds);
 }

@@ -13,9 +13,8 @@ absl::StatusOr<Tensors> SplitHeads::ForwardImpl(Invocation&, const Tensors& inpu
   if (x.shape().size() != 3 || all_heads < 1 || x.dim(2) % all_heads != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat(name(), ": input has the shape ", ToString(x.shape()),
-                     ", the module takes [batch, tokens, columns] with a multiple "
-                     "of ",
-                     all_heads, " columns"));
+                     ", the module takes [batch, tokens, columns] with a multiple of ", parts_, " x ", heads_,
+                     " columns, at least one"));
   }
   const TensorView heads = x.view().Reshape({x.dim(0), x.dim(1), all_heads, x.dim(2) / all_heads});
   Tensors outputs;

@@ -120,9 +120,10 @@ absl::Status ValidateUpdateRule(const OptimizerOptions& optimizer) {
     if (optimizer.beta1 != defaults.beta1) return BadFlag("beta1", optimizer.beta1, kOfAdamW);
     if (optimizer.beta2 != defaults.beta2) return BadFlag("beta2", optimizer.beta2, kOfAdamW);
     if (optimizer.eps != defaults.eps) return BadFlag("eps", optimizer.eps, kOfAdamW);
-    if (optimizer.sgd().nesterov && optimizer.sgd().momentum == 0) {
-      return BadFlag("nesterov", "true", "needs --momentum above 0");
-    }
+  }
+  if (optimizer.nesterov.value_or(false) &&
+      (optimizer.kind == OptimizerKind::kSgd ? optimizer.sgd().momentum : optimizer.muon().momentum) == 0) {
+    return BadFlag("nesterov", "true", "needs --momentum above 0");
   }
   if (optimizer.momentum) WEFT_RETURN_IF_ERROR(RequireBelowOne("momentum", *optimizer.momentum));
   if (optimizer.kind == OptimizerKind::kMuon) {
@@ -156,7 +157,7 @@ absl::Status ValidateOptimizer(const OptimizerOptions& optimizer) {
   return RequireNotNegative("clip-grad-norm", optimizer.clip_grad_norm);
 }
 
-// Options of a run that updates in backward cannot be combined with.
+// Refuses options that cannot be combined with updates in backward.
 absl::Status ValidateUpdatesInBackward(const TrainConfig& config) {
   const OptimizerOptions& optimizer = config.optimizer;
   if (!optimizer.in_backward) return absl::OkStatus();
@@ -175,8 +176,7 @@ absl::Status ValidateUpdatesInBackward(const TrainConfig& config) {
   }
   if (optimizer.max_skipped_steps > 0) {
     return refused(
-        "has updated some weights when a gradient turns out not to be finite, so no step can be skipped: "
-        "leave "
+        "updates weights before all gradients are known to be finite, so it cannot skip a step: leave "
         "--max-skipped-steps out");
   }
   if (config.attention.is_sparse()) {
@@ -185,7 +185,7 @@ absl::Status ValidateUpdatesInBackward(const TrainConfig& config) {
   return absl::OkStatus();
 }
 
-// Options of a run that Muon cannot be combined with.
+// Refuses options that cannot be combined with Muon.
 absl::Status ValidateMuon(const TrainConfig& config) {
   if (config.optimizer.kind != OptimizerKind::kMuon) return absl::OkStatus();
   if (config.parallel.shard_optimizer_over_replicas) {

@@ -127,7 +127,9 @@ absl::Status RunCheckpoints::CheckProperties() const {
     const std::string before =
         saved == resumed_->properties().end() ? absent_values_.at(name) : saved->second;
     if (before == value) continue;
-    differences.push_back(absl::StrCat(name, " is ", value, ", but the checkpoint has ", before));
+    differences.push_back(
+        absl::StrCat(name, " is ", value, ", but the checkpoint ",
+                     before == kNotGiven ? "was written without it" : absl::StrCat("has ", before)));
     flag = flag || absl::StartsWith(name, "--");
   }
   if (differences.empty()) return absl::OkStatus();

@@ -33,7 +33,7 @@ std::string Text(bool value) { return value ? "true" : "false"; }
 std::string Text(std::string_view value) { return std::string(value); }
 template <typename T>
 std::string Text(const std::optional<T>& value) {
-  if (!value) return "not given";
+  if (!value) return kNotGiven;
   if constexpr (std::is_enum_v<T>) {
     return std::string(Name(*value));
   } else {
@@ -49,6 +49,19 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
   const ParallelOptions& parallel = config.parallel;
   const ContextOptions& context = parallel.context;
   constexpr bool kFixed = true;
+  // The options that are in force: a flag may state its default.
+  const bool sgd = optimizer.kind == OptimizerKind::kSgd, muon = optimizer.kind == OptimizerKind::kMuon;
+  std::optional<double> momentum = std::nullopt, adamw_lr = std::nullopt;
+  std::optional<bool> nesterov = std::nullopt;
+  std::optional<MuonLrScale> lr_scale = std::nullopt;
+  if (sgd || muon) {
+    momentum = sgd ? optimizer.sgd().momentum : optimizer.muon().momentum;
+    nesterov = sgd ? optimizer.sgd().nesterov : optimizer.muon().nesterov;
+  }
+  if (muon) {
+    adamw_lr = optimizer.adamw().lr;
+    lr_scale = optimizer.muon().lr_scale;
+  }
   const RunProperty flags[] = {
       {"--seq-len", Text(data.seq_len), kFixed},
       {"--batch-size", Text(data.batch_size), kFixed},
@@ -60,10 +73,10 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
       {"--eval-interval", Text(config.eval.interval)},
       {"--eval-sequences", Text(config.eval.sequences)},
       {"--optimizer", Text(Name(optimizer.kind)), kFixed, std::string(Name(OptimizerKind::kAdamW))},
-      {"--momentum", Text(optimizer.momentum), kFixed},
-      {"--nesterov", Text(optimizer.nesterov), kFixed},
-      {"--adamw-lr", Text(optimizer.adamw_lr), kFixed},
-      {"--muon-lr-scale", Text(optimizer.muon_lr_scale), kFixed},
+      {"--momentum", Text(momentum), kFixed},
+      {"--nesterov", Text(nesterov), kFixed},
+      {"--adamw-lr", Text(adamw_lr), kFixed},
+      {"--muon-lr-scale", Text(lr_scale), kFixed},
       {"--optimizer-in-backward", Text(optimizer.in_backward)},
       {"--steps", Text(optimizer.steps)},
       {"--lr", Text(optimizer.lr), kFixed},
@@ -95,18 +108,18 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
       {"--ulysses-degree", Text(context.ulysses_degree)},
       {"--ring-rotate", Text(context.ring_rotate)},
       {"--load-balance", Text(context.load_balance)},
-      {"--checkpoint-dir", config.checkpoint.folder.empty() ? "not given" : "given"},
+      {"--checkpoint-dir", config.checkpoint.folder.empty() ? kNotGiven : "given"},
       {"--checkpoint-interval", Text(config.checkpoint.interval)},
       {"--keep-checkpoints", Text(config.checkpoint.keep)},
       {"--checkpoint-async", Text(config.checkpoint.async)},
       {"--resume", config.checkpoint.resume.empty() || config.checkpoint.resume == "auto"
                        ? Text(config.checkpoint.resume)
                        : "a path"},
-      {"--metrics", config.output.metrics_file.empty() ? "not given" : "given"},
-      {"--tensorboard", config.output.tensorboard_folder.empty() ? "not given" : "given"},
-      {"--trace", config.output.trace_file.empty() ? "not given" : "given"},
-      {"--trace-steps", config.output.trace_steps.empty() ? "not given" : config.output.trace_steps},
-      {"--export-hf", config.output.export_folder.empty() ? "not given" : "given"},
+      {"--metrics", config.output.metrics_file.empty() ? kNotGiven : "given"},
+      {"--tensorboard", config.output.tensorboard_folder.empty() ? kNotGiven : "given"},
+      {"--trace", config.output.trace_file.empty() ? kNotGiven : "given"},
+      {"--trace-steps", config.output.trace_steps.empty() ? kNotGiven : config.output.trace_steps},
+      {"--export-hf", config.output.export_folder.empty() ? kNotGiven : "given"},
       {"--export-dtype", Text(config.output.export_dtype)},
       {"--export-merged", Text(config.output.export_merged)},
   };
@@ -118,7 +131,7 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
 void AddAttentionFlags(const AttentionConfig& attention, std::vector<RunProperty>& properties) {
   const SparseAttentionConfig sizes = attention.sparse_config().value_or(SparseAttentionConfig());
   const IndexerTraining training = attention.indexer_training().value_or(IndexerTraining());
-  const auto value = [&](const auto& flag) { return attention.is_sparse() ? Text(flag) : "not given"; };
+  const auto value = [&](const auto& flag) { return attention.is_sparse() ? Text(flag) : kNotGiven; };
   constexpr bool kFixed = true;
   const RunProperty flags[] = {
       {"--attention", value(Name(attention.kind)), kFixed},
@@ -136,9 +149,9 @@ void AddAttentionFlags(const AttentionConfig& attention, std::vector<RunProperty
 void AddLoraFlags(const std::optional<LoraOptions>& lora, std::vector<RunProperty>& properties) {
   constexpr bool kFixed = true;
   const RunProperty flags[] = {
-      {"--lora-rank", lora ? Text(lora->rank) : "not given", kFixed},
-      {"--lora-alpha", lora ? Text(lora->alpha) : "not given", kFixed},
-      {"--lora-targets", lora ? absl::StrJoin(lora->targets, ",") : "not given", kFixed},
+      {"--lora-rank", lora ? Text(lora->rank) : kNotGiven, kFixed},
+      {"--lora-alpha", lora ? Text(lora->alpha) : kNotGiven, kFixed},
+      {"--lora-targets", lora ? absl::StrJoin(lora->targets, ",") : kNotGiven, kFixed},
   };
   properties.insert(properties.end(), std::begin(flags), std::end(flags));
 }

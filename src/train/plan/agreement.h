@@ -15,12 +15,14 @@
 
 namespace weft {
 
+inline constexpr const char* kNotGiven = "not given";
+
 // A property of a run that must be equal on all ranks.
 struct RunProperty {
   std::string name;  // A flag with its dashes, or a description such as "data of --data".
   std::string value;
-  bool fixed = false;                // Must also be equal when the run is resumed.
-  std::string absent = "not given";  // The value in checkpoints that lack the property.
+  bool fixed = false;              // Must also be equal when the run is resumed.
+  std::string absent = kNotGiven;  // The value in checkpoints that lack the property.
 };
 
 // All flags that change the result or the collectives of a run, the model's configuration, and a digest of

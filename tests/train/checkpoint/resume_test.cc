@@ -98,6 +98,18 @@ TEST_F(ResumeTest, GivesTheBitsOfAnUninterruptedRunWithEachOptimizer) {
   }
 }
 
+TEST_F(ResumeTest, TakesFlagsOfTheOptimizerThatStateTheirDefaults) {
+  config_.optimizer.kind = OptimizerKind::kMuon;
+  config_.checkpoint.folder = root();
+  const uint64_t hash = Run({1, 1}).report.weights_hash;
+  config_.checkpoint.resume = "auto";
+  config_.optimizer.momentum = MuonOptions().momentum;
+  config_.optimizer.nesterov = true;
+  config_.optimizer.adamw_lr = config_.optimizer.lr;
+  config_.optimizer.muon_lr_scale = MuonLrScale::kOriginal;
+  EXPECT_EQ(Run({1, 1}).report.weights_hash, hash);
+}
+
 TEST_F(ResumeTest, RefusesACheckpointOfAnotherOptimizer) {
   config_.optimizer.kind = OptimizerKind::kMuon;
   config_.optimizer.steps = 1;
@@ -105,9 +117,8 @@ TEST_F(ResumeTest, RefusesACheckpointOfAnotherOptimizer) {
   Run({1, 1});
   config_.checkpoint.resume = "auto";
   config_.optimizer.kind = OptimizerKind::kAdamW;
-  EXPECT_THAT(RunError(2),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("--optimizer is adamw, but the checkpoint has muon: give the values")));
+  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kInvalidArgument,
+                                    HasSubstr("--optimizer is adamw, but the checkpoint has muon")));
 }
 
 TEST_F(ResumeTest, FollowsTheLossesOfAnUninterruptedRunOnAnotherMesh) {
@@ -227,8 +238,9 @@ TEST_F(ResumeTest, RefusesToMixRunsOfDifferentAttention) {
   Run({1, 2});
   config_.checkpoint.resume = "auto";
   config_.attention.kind = AttentionKind::kDsa;
-  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kInvalidArgument,
-                                    HasSubstr("--attention is dsa, but the checkpoint has not given")));
+  EXPECT_THAT(RunError(2),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("--attention is dsa, but the checkpoint was written without it")));
   fs::remove_all(root());
   Run({1, 2});
   const std::pair<const char*, std::function<void(AttentionConfig&)>> changes[] = {
