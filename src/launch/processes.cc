@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <sstream>
 #include <string>
 #include <system_error>
@@ -18,9 +17,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Empty, or what could be read, if the process ends meanwhile. An iterator over the file would then throw.
 std::string ReadProcFile(pid_t pid, std::string_view name) {
-  std::ifstream file(absl::StrCat("/proc/", pid, "/", absl::string_view(name.data(), name.size())));
-  return {std::istreambuf_iterator<char>(file), {}};
+  const std::ifstream file(absl::StrCat("/proc/", pid, "/", absl::string_view(name.data(), name.size())));
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
 }
 
 // The value of a line of /proc/PID/status; empty if there is no such line.

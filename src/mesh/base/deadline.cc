@@ -26,7 +26,7 @@ absl::StatusOr<absl::Duration> SecondsFromEnvironment(const char* variable, doub
   if (!absl::SimpleAtod(text, &seconds) || !std::isfinite(seconds) ||
       absl::Seconds(seconds) < kShortestTimeout) {
     return absl::InvalidArgumentError(absl::StrCat(
-        variable, " is '", text, "': set it to a number of seconds, at least ",
+        variable, " is '", text, "': set it to a positive number of seconds, at least ",
         absl::FormatDuration(kShortestTimeout), ", or unset it for the default of ", default_seconds));
   }
   return absl::Seconds(seconds);
