@@ -35,8 +35,7 @@ void PrefixCounter::Finish(int64_t slice) {
 int64_t RingSlices(const OperationContext& context, int64_t streams) {
   constexpr int64_t kMinSlices = 4;
   constexpr int64_t kFewestInAll = 16;
-  // A ring of the budget alone would keep the rate, and so the budget, from growing.
-  const int64_t bytes = std::min(2 * context.wire.budget_bytes(), context.options.max_budget_bytes);
+  const int64_t bytes = context.wire.budget_bytes();
   const int64_t all = std::max(kFewestInAll, bytes / context.options.slice_bytes);
   return std::max(kMinSlices, all / std::max<int64_t>(1, streams));
 }

@@ -59,8 +59,8 @@ constexpr size_t RoundUpToCacheLine(size_t bytes) {
 }
 
 // Number of slices of each receive ring, if `streams` streams share an operation's scratch. The rings of few
-// streams are long enough to keep the wire busy while threads wait for a core. Together they hold twice the
-// wire's budget, up to the largest one. See Note [Wire budget].
+// streams are long enough to keep the wire busy while threads wait for a core. Together they hold the
+// wire's budget. See Note [Wire budget].
 int64_t RingSlices(const OperationContext& context, int64_t streams);
 
 // Memory that is addressed by slice: a whole run, or a ring of a few slices. The slices of a ring may be

@@ -6,8 +6,8 @@ namespace weft {
 namespace {
 
 constexpr int64_t kSlicesOfRate = 1024;
-// Two of the longest intervals between polls of the progress thread.
-constexpr int64_t kPollsNs = 1'000'000;
+// Two intervals between polls of the progress thread, and a part of one.
+constexpr int64_t kPollsNs = 600'000;
 
 }  // namespace
 

@@ -4,8 +4,8 @@
 // Problem: a window of constant size is too small for a fast link, or a long one. A receiver looks at the
 // wire once in a poll interval, and so does its sender. With the constant windows of EngineOptions, a link
 // of 100 Gbit/s is idle most of that time.
-// Rule: the budget is the measured rate of the link times the longest time from a credit to its slice: two
-// poll intervals, and twice the shortest time that was measured. Windows are at least their constants, and
+// Rule: the budget is the measured rate of the link times the time from a credit to its slice: two poll
+// intervals, and twice the shortest time that was measured. Windows are at least their constants, and
 // together they grow up to the budget.
 //   - The rate is the largest of about the last kSlicesOfRate slices. A sample is the bytes that arrived
 //     between the credit for a slice and its arrival, divided by that time, or by the time in which their
@@ -14,8 +14,8 @@
 //     limit.
 //   - The shortest time is that since the engine was created. Slices that queue behind others do not
 //     lengthen it, so a queue does not feed itself.
-// What an urgent exchange finds ahead of it in the wire is thus about a millisecond of other data on a short
-// link, at any speed, or the constant windows.
+// What an urgent exchange finds ahead of it in the wire is thus less than a millisecond of other data on a
+// short link, at any speed, or the constant windows.
 //
 // Thread safety: none.
 #pragma once

@@ -103,14 +103,14 @@ TEST_F(CreditSchedulerTest, WindowsGrowToTheBudgetOfAllLanesTogether) {
   link_.FinishAll();
   now_ns_ += 100'000;
   Poll();
-  // 300 bytes in 0.1 ms, for two poll intervals and twice that time: 3600.
-  ASSERT_EQ(scheduler_.budget_bytes(), 36 * static_cast<int64_t>(kSlice));
+  // 300 bytes in 0.1 ms, for the 0.6 ms of two polls and twice that time: 2400.
+  ASSERT_EQ(scheduler_.budget_bytes(), 24 * static_cast<int64_t>(kSlice));
   int received = 0;
   while (MayReceive(Priority::kBulk, false, received % 2 == 0 ? kLane : kOtherLane)) {
     Receive(Priority::kBulk, received % 2 == 0 ? kLane : kOtherLane);
     ++received;
   }
-  EXPECT_EQ(received, 36);
+  EXPECT_EQ(received, 24);
   scheduler_.RegisterDemand(Priority::kPrefetch);
   EXPECT_FALSE(MayReceive(Priority::kBulk, false, /*lane=*/9)) << "the yield window has no budget";
 }
