@@ -100,7 +100,7 @@ void Run(int64_t bytes, int nodes) {
   std::printf("%10s %10s |%18s |%18s |%18s\n", "Gbit/s", "latency us", "waited", "overlapped", "constant");
   for (const double gigabits : {1.0, 10.0, 25.0, 100.0, 400.0}) {
     for (const int64_t latency_us : {5, 50, 500, 5000}) {
-      // What the wire holds must be small beside the message.
+      // The bytes in flight must be few beside those of the message.
       if (gigabits / 8 * 1e3 * static_cast<double>(latency_us) > static_cast<double>(bytes) / 4) continue;
       std::printf("%10.0f %10lld |", gigabits, static_cast<long long>(latency_us));
       for (const Mode mode : {Mode::kWaited, Mode::kOverlapped, Mode::kConstant}) {

@@ -194,7 +194,7 @@ class ParamGroup {
   FlatImage data_image() const;
   absl::Status ViewImage();
   void DropImage();
-  // Whether no parameter has a gradient: Note [Frozen parameters].
+  // True if no parameter has a gradient: Note [Frozen parameters].
   bool is_frozen() const;
   absl::Status CheckFrozenHaveNoPlace() const;
   void ZeroReducedGradients(const std::function<bool(const Parameter&)>& selects);

@@ -141,7 +141,7 @@ class GroupSchedule {
   absl::Status BeginUse(int group);
   absl::Status EndUse(int group);
   void SetInUse(int group, bool in_use);
-  // Whether the last call of a use has ended. See Note [Groups of several modules].
+  // True if the last call of a use has ended. See Note [Groups of several modules].
   bool IsLastCall(int group) const;
   // Ends the uses whose last module this rank skipped. Due at the root's end.
   absl::Status EndOpenUses();

@@ -349,7 +349,7 @@ TEST(Mlp, PassesItsInputsThroughAllItsLayers) {
   }
 }
 
-// What callers pass wrongly is an error with the module's path and both sizes.
+// Mistakes of a caller are errors with the module's path and both sizes.
 TEST(Layers, RejectInputsOfAnotherWidthDtypeOrNumber) {
   const auto add = [](Sequential& model, const char* path) -> Linear& {
     return model.Add<Linear>(path, 8, 5);

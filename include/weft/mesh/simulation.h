@@ -25,9 +25,9 @@
 // Why it suffices: all nodes have equally many consecutive ranks. If every group of ranks has, on each of its
 //   nodes, ranks in the same places, exchanging nodes 0 and n maps the job onto itself. Their messages are
 //   then alike in size and time.
-// What differs: the ranks of a group whose parts are unequal. The engine therefore gives the ranks of other
-//   nodes the parts of their counterparts on node 0, which are the largest: see MirrorParts. Contents of
-//   memory are not those of a real job.
+// Limit: a group may have unequal parts, which differ between nodes. The engine therefore gives the ranks of
+//   other nodes the parts of their counterparts on node 0, which are the largest: see MirrorParts. Contents
+//   of memory are not those of a real job.
 //
 // Thread safety: several threads may call RunSimulatedRanks concurrently. Each simulation is single-threaded.
 // REQUIRES: code on fibers does not block the thread, by system sleeps or by holding a mutex across a wait,

@@ -126,7 +126,7 @@ class ShardedOptimizer {
   ShardedOptimizer(absl::Span<const ShardView> shards, Layout layout,
                    const std::function<size_t(const Parameter&)>& group_of);
 
-  // Whether groups of the model may be updated one by one, without BeforeUpdates.
+  // True if groups of the model may be updated one by one, without BeforeUpdates.
   virtual bool updates_groups_alone() const { return true; }
   // Called before a step's updates. Errors end the step; nothing is counted.
   virtual absl::Status BeforeUpdates(absl::Span<const ShardView> /*shards*/,

@@ -103,7 +103,7 @@ class ShardedModel {
   // Off: the root's backward does not wait for reductions; the next backward with it on does, and only then
   // gradients may be read and shards written. Default: on.
   void SetIsLastBackward(bool last);
-  // Whether groups are resharded between forward and backward: all blocks, or the group of `module`, also if
+  // On: groups are resharded between forward and backward: all blocks, or the group of `module`, also if
   // it is the root. Default: as the policy says.
   void SetReshardAfterForward(bool reshard);
   absl::Status SetReshardAfterForward(const Module& module, bool reshard, bool recurse = true);

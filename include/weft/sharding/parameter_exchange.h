@@ -61,7 +61,7 @@ class ParameterExchange {
   const ProcessGroup& shard_group() const { return shard_group_; }
   // Elements that each rank of the shard group holds.
   std::vector<int64_t> HeldElements(int item) const;
-  // Whether the parameter has a reduced gradient. The same on all ranks, also on those that hold nothing of
+  // True if the parameter has a reduced gradient. The same on all ranks, also on those that hold nothing of
   // it.
   bool has_gradient(int item) const;
 

@@ -14,8 +14,8 @@
 //     limit.
 //   - The shortest time is that since the engine was created. Slices that queue behind others do not
 //     lengthen it, so a queue does not feed itself.
-// What an urgent exchange finds ahead of it in the wire is thus less than a millisecond of other data on a
-// short link, at any speed, or the constant windows.
+// On a short link of any speed, an urgent exchange thus finds less than a millisecond of other data ahead of
+// it, or the constant windows.
 //
 // Thread safety: none.
 #pragma once
@@ -29,7 +29,7 @@ class WireBudget {
   // `max_bytes`: the largest budget.
   explicit WireBudget(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // What was known when the credit for a slice was given.
+  // The state of the link when the credit for a slice was given.
   struct Credit {
     int64_t at_ns = 0;
     int64_t arrived_bytes = 0;

@@ -19,7 +19,7 @@ namespace {
 // Elements per Philox block.
 constexpr int64_t kBlock = 4;
 
-// What a mask depends on beside the column.
+// The values that a mask depends on, beside the column.
 struct RowKey {
   std::array<uint32_t, 2> pass;  // Of seed, step and module.
   uint32_t sample;

@@ -23,7 +23,7 @@
 
 namespace weft {
 
-// Where every node does the same, one is simulated: Note [Mirrored nodes] in weft/mesh/simulation.h.
+// One node is simulated if all do the same: Note [Mirrored nodes] in weft/mesh/simulation.h.
 struct ReplayInput {
   const LlamaConfig& model;
   const RunPlan& plan;

@@ -30,7 +30,7 @@ absl::StatusOr<std::vector<ReplayGroup>> GroupsOf(const LlamaConfig& config);
 // memory.
 std::vector<GroupMembers> CopyMembers(const std::vector<ReplayGroup>& groups, int64_t divisor);
 
-// Whether one node stands for all, and the ranks and nodes that are simulated.
+// True if one node stands for all; the ranks and the nodes that are simulated.
 bool MirrorsNodes(const ReplayInput& input);
 int SimulatedRanks(const ReplayInput& input);
 inline int SimulatedNodes(const ReplayInput& input) {
