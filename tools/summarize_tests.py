@@ -6,13 +6,16 @@
 A results folder holds ctest.xml (`ctest --output-junit`), and one <test>.json (`--gtest_output`) for each GoogleTest
 program that finished. The script lists failures and skipped tests. The last line is `N passed, N failed`, followed by
 `, N skipped` if there are any. A program that crashed, hung or could not start counts as one failure. A folder without
-ctest.xml counts as one failure, too: its build failed. Exit code: 1 if anything failed or nothing passed.
+ctest.xml counts as one failure, too: its build failed. The end of the output of a failed test that is no GoogleTest program
+is repeated. Exit code: 1 if anything failed or nothing passed.
 """
 import dataclasses
 import json
 import pathlib
 import sys
 import xml.etree.ElementTree as ElementTree
+
+REPEATED_LINES = 40  # Of the output of a failed test.
 
 
 @dataclasses.dataclass
@@ -72,6 +75,11 @@ def outcome_of(test):
     return "failed", reason or (failure.get("message", "") if failure is not None else "")
 
 
+def end_of_output(test):
+    lines = (test.findtext("system-out") or "").strip().splitlines()[-REPEATED_LINES:]
+    return "".join(f"\n           {line}" for line in lines)
+
+
 def tally_of_test(test, results):
     name = test.get("name")
     outcome, why = outcome_of(test)
@@ -80,7 +88,7 @@ def tally_of_test(test, results):
     if outcome == "skipped":
         tally.skipped.append(f"{name}: {why}")
     elif outcome == "failed" and not tally.failed:
-        tally.failed.append(f"{name}: {why}")
+        tally.failed.append(f"{name}: {why}{end_of_output(test)}")
     elif outcome == "passed" and not report:
         tally.passed += 1
     return tally

@@ -567,22 +567,19 @@ def main(cases=cases, description=__doc__):
         print("\n".join(name for name, _, _ in chosen))
         return 0
     harness = Harness(vars(arguments))
-    rows, failed = [], 0
+    rows, failures = [], []
     for name, _, run in chosen:
         outcome, problems = run(harness)
-        failed += bool(problems)
         print(f"{'FAILED' if problems else 'ok':6}  {outcome.seconds:6.1f} s  exit {outcome.code}  {name}", flush=True)
-        for problem in problems[:10]:
-            print(f"        {problem}", flush=True)
         if problems:
-            print("        " + "\n        ".join(outcome.output.splitlines()[-12:]), flush=True)
+            failures.append("\n        ".join([name, *problems[:10], *outcome.output.splitlines()[-12:]]))
         rows.append(f"| {name} | {outcome.seconds:.1f} | {outcome.code} | {faults.message_of(outcome.output)} |")
     if arguments.table:
         header = ["| fault | seconds | exit code | message |", "|---|---|---|---|"]
         with open(arguments.table, "a") as table:
             table.write("\n".join([*header, *rows]) + "\n\n")
-    print(f"{len(chosen) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+    print(*failures, f"{len(chosen) - len(failures)} passed, {len(failures)} failed", sep="\n")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -519,23 +519,20 @@ def main():
     if arguments.list:
         print("\n".join(case.name for case in chosen))
         return 0
-    rows, failed = [], 0
+    rows, failures = [], []
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         results = pool.map(lambda case: run_case(case, vars(arguments)), chosen)
         for case, (code, seconds, output, problems) in zip(chosen, results, strict=True):
-            failed += bool(problems)
             print(f"{'FAILED' if problems else 'ok':6}  {seconds:6.1f} s  exit {code}  {case.name}", flush=True)
-            for problem in problems:
-                print(f"        {problem}", flush=True)
             if problems:
-                print("        " + "\n        ".join(output.splitlines()[-12:]), flush=True)
+                failures.append("\n        ".join([case.name, *problems, *output.splitlines()[-12:]]))
             rows.append(f"| {case.name} | {case.ranks} | {seconds:.1f} | {code} | {message_of(output)} |")
     if arguments.table:
         header = ["| fault | ranks | seconds | exit code | message |", "|---|---|---|---|---|"]
         with open(arguments.table, "a") as table:
             table.write("\n".join([*header, *rows]) + "\n\n")
-    print(f"{len(chosen) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+    print(*failures, f"{len(chosen) - len(failures)} passed, {len(failures)} failed", sep="\n")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -48,6 +48,13 @@ class SummarizeTests(unittest.TestCase):
     def test_counts_a_crash_as_a_failure(self):
         self.assertEqual(self.run_of(core_test=FAILED).failed, ["core_test: SEGFAULT"])
 
+    def test_repeats_the_end_of_the_output_of_a_failed_test(self):
+        output = "\n".join(f"line {number}" for number in range(1000))
+        failed = self.run_of(faults=f'status="fail"><failure message="Failed"/><system-out>{output}</system-out>').failed[0]
+        self.assertTrue(failed.startswith("faults: Failed\n"))
+        self.assertTrue(failed.endswith("line 999"))
+        self.assertNotIn("line 900", failed)
+
     def test_counts_a_bad_exit_after_good_cases_as_a_failure(self):
         self.report("core_test", case("A"))
         self.assertEqual(self.run_of(core_test=FAILED).last_line(), "1 passed, 1 failed")
