@@ -29,6 +29,7 @@ import model_folder
 DEADLINE_S = 6  # WEFT_TIMEOUT_S, unless a case sets another.
 STARTUP_S = 12  # WEFT_STARTUP_TIMEOUT_S.
 CASE_TIMEOUT_S = 120  # A run that takes longer counts as hanging.
+REPEATS = 2  # Of a case in which mpirun itself failed.
 TAG = "WEFT_FAULT_CASE"  # Environment variable that marks the processes of a case.
 MODEL = ["--layers", "2", "--dim", "32", "--heads", "2", "--ffn-dim", "48", "--seq-len", "32"]  # Later flags override these.
 ONCE = ("--max-restarts", "0")  # Flags of weft launch.
@@ -315,6 +316,7 @@ class Run:
         self.case, self.programs, self.folder = case, programs, folder
         self.tag = uuid.uuid4().hex
         self.output = folder.parent / (folder.name + ".out")
+        self.ranks_hang = False
 
     def environment(self):
         case = self.case
@@ -404,6 +406,7 @@ class Run:
                 code = process.wait(timeout=2 * CASE_TIMEOUT_S if self.case.cut else CASE_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 code = None
+                self.ranks_hang = bool(rank_processes(self.tag))
         seconds = time.monotonic() - start
         complaints = self.leftovers(before, memory)
         output = self.output.read_text(errors="replace")
@@ -457,6 +460,13 @@ def judge(case, code, output, complaints):
     return problems
 
 
+def mpirun_failed(run, code, output):
+    """True if a rank has ended as expected, and mpirun, which said so, then crashed or did not end. Open MPI has such defects."""
+    ended = {int(number) for number in re.findall(r"^\s*Exit code: +(\d+)", output, re.MULTILINE)}
+    failed = code in (-signal.SIGSEGV, -signal.SIGABRT) or (code is None and not run.ranks_hang)
+    return failed and not run.case.launch and bool(ended & set(run.case.codes))
+
+
 def message_of(output):
     """The line of the output that names the cause."""
     lines = [line.strip() for line in output.splitlines()]
@@ -488,10 +498,15 @@ def stop_at_random_instants(count, programs):
 
 def run_case(case, programs):
     """(exit code or None, seconds, output, problems)"""
-    with tempfile.TemporaryDirectory() as parent:
-        folder = pathlib.Path(parent) / "run"
-        folder.mkdir()
-        code, seconds, output, complaints = Run(case, programs, folder).execute()
+    for repeat in range(REPEATS + 1):
+        with tempfile.TemporaryDirectory() as parent:
+            folder = pathlib.Path(parent) / "run"
+            folder.mkdir()
+            run = Run(case, programs, folder)
+            code, seconds, output, complaints = run.execute()
+        if repeat == REPEATS or not mpirun_failed(run, code, output):
+            break
+        print(f"repeated: mpirun {'did not end' if code is None else f'ended by signal {-code}'} after a rank had ended: {case.name}", flush=True)
     return code, seconds, output, judge(case, code, output, complaints)
 
 
