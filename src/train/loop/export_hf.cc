@@ -71,6 +71,7 @@ std::vector<WeightsFile> WeightsFilesOf(LlamaModel& model, ExportedWeights weigh
 
 std::vector<ExportedFile> FilesOf(const std::vector<WeightsFile>& weights) {
   std::vector<ExportedFile> files;
+  files.reserve(weights.size());
   for (const WeightsFile& file : weights) files.push_back(file.file);
   return files;
 }
@@ -209,6 +210,7 @@ absl::StatusOr<HfExport> ClaimExport(const std::string& folder, const std::strin
   WEFT_RETURN_IF_ERROR(CheckReplaceable(ExportedFiles(folder, source_folder, weights)));
   WEFT_ASSIGN_OR_RETURN(target.folder, OutputFolder::Claim(folder));
   std::vector<int64_t> bytes;
+  bytes.reserve(files.size() + others.size());
   for (const ExportedFile& file : files) bytes.push_back(file.layout.file_bytes());
   for (const auto& [name, content] : others) bytes.push_back(static_cast<int64_t>(content.size()));
   WEFT_RETURN_IF_ERROR(target.folder->CheckSpace("the export", bytes));
