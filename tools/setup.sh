@@ -5,6 +5,7 @@
 #   tools/setup.sh          packages to build, run and test
 #   tools/setup.sh --dev    also the formatter, the linter, the fuzzer and the tool for coverage
 #   tools/setup.sh --slurm  also Slurm, for tests/slurm; Debian starts its services, if they are configured
+#   tools/setup.sh --mpich  also MPICH, for the preset mpich; mpirun remains Open MPI's
 set -euo pipefail
 
 build=(g++ cmake ninja-build ccache libopenmpi-dev libabsl-dev libeigen3-dev libdnnl-dev libhwloc-dev libcli11-dev
@@ -12,9 +13,10 @@ build=(g++ cmake ninja-build ccache libopenmpi-dev libabsl-dev libeigen3-dev lib
 run=(openmpi-bin openssh-client)
 test=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-dev python3-venv iproute2 procps)
 slurm=(slurm-wlm munge)
+mpich=(mpich libmpich-dev)
 dev=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev gcovr)
 
-usage() { sed -n '2,7s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,8s/^# \{0,1\}//p' "$0"; }
 
 fail() {
   echo "setup: $*" >&2
@@ -35,8 +37,9 @@ main() {
     "") ;;
     --dev) wanted+=("${dev[@]}") ;;
     --slurm) wanted+=("${slurm[@]}") ;;
+    --mpich) wanted+=("${mpich[@]}") ;;
     -h | --help) usage; exit 0 ;;
-    *) fail "unknown option '$1'; the options are --dev and --slurm" ;;
+    *) fail "unknown option '$1'; the options are --dev, --slurm and --mpich" ;;
   esac
   command -v dpkg-query >/dev/null ||
     fail "this is not Debian (no dpkg-query); install the equivalents of: ${wanted[*]}"

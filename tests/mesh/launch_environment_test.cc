@@ -45,6 +45,7 @@ TEST(LaunchEnvironment, HasTheStarterTheRankAndTheNumberOfRanks) {
       {"srun without MPI", task, Starter::kSlurm, 3, 4, 8},
       {"srun --mpi=pmix", With(task, {{"PMIX_RANK", "3"}}), Starter::kSlurm, 3, 4, 8},
       {"another PMIx launcher", {{"PMIX_RANK", "5"}}, Starter::kPmix, 5, {}, {}},
+      {"mpiexec of MPICH", {{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}}, Starter::kHydra, 2, 4, {}},
       {"values that are no numbers",
        {{"OMPI_COMM_WORLD_RANK", "x"}, {"PMIX_RANK", ""}},
        Starter::kNone,

@@ -1,6 +1,8 @@
 #include "weft/mesh/mpi_bootstrap.h"
 
 #include <cstdlib>
+#include <optional>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -44,18 +46,49 @@ TEST(MpiBootstrap, TwoBootstrapsCanExistAtTheSameTime) {
   EXPECT_OK(weft::testing::GathersBlobsInRankOrder(*second));
 }
 
-// As if srun had started these ranks, and one more that MPI does not connect.
-TEST(MpiBootstrap, RefusesTasksOfSrunThatAreNotConnected) {
-  const std::string rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  unsetenv("OMPI_COMM_WORLD_RANK");
-  setenv("SLURM_PROCID", rank.c_str(), 1);
-  setenv("SLURM_STEP_NUM_TASKS", absl::StrCat(WorldBootstrap().size() + 1).c_str(), 1);
-  EXPECT_THAT(MakeMpiBootstrap(),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("use srun --mpi=pmix")));
-  setenv("SLURM_STEP_NUM_TASKS", absl::StrCat(WorldBootstrap().size()).c_str(), 1);
-  EXPECT_OK(MakeMpiBootstrap());
-  for (const char* name : {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}) unsetenv(name);
-  setenv("OMPI_COMM_WORLD_RANK", rank.c_str(), 1);
+// Sets an environment variable, or unsets it if the value is null, and restores it.
+class ScopedVariable {
+ public:
+  ScopedVariable(const char* name, const char* value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    Set(value);
+  }
+  ~ScopedVariable() { Set(old_ ? old_->c_str() : nullptr); }
+  ScopedVariable(const ScopedVariable&) = delete;
+  ScopedVariable& operator=(const ScopedVariable&) = delete;
+
+ private:
+  void Set(const char* value) { value == nullptr ? unsetenv(name_) : setenv(name_, value, 1); }
+  const char* const name_;
+  std::optional<std::string> old_;
+};
+
+// As if a launcher had started these ranks, and one more that MPI does not connect.
+TEST(MpiBootstrap, RefusesProcessesThatAreNotConnected) {
+  struct Row {
+    const char* rank;
+    const char* size;
+    const char* remedy;
+  };
+  const Row rows[] = {
+      {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "use srun --mpi=pmix"},
+      {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "use the mpiexec of that library"},
+      {"PMI_RANK", "PMI_SIZE", "use its mpirun"},
+  };
+  const int size = WorldBootstrap().size();
+  for (const Row& row : rows) {
+    SCOPED_TRACE(row.rank);
+    const ScopedVariable no_open_mpi("OMPI_COMM_WORLD_RANK", nullptr);
+    const ScopedVariable no_pmix("PMIX_RANK", nullptr);
+    const ScopedVariable no_hydra("PMI_RANK", nullptr);
+    const ScopedVariable rank(row.rank, "0");
+    {
+      const ScopedVariable more(row.size, absl::StrCat(size + 1).c_str());
+      EXPECT_THAT(MakeMpiBootstrap(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(row.remedy)));
+    }
+    const ScopedVariable all(row.size, absl::StrCat(size).c_str());
+    EXPECT_OK(MakeMpiBootstrap());
+  }
 }
 
 TEST(MpiBootstrap, NamesTheLateRankAndKeepsWorking) {

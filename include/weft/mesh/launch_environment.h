@@ -13,6 +13,7 @@ enum class Starter {
   kOpenMpi,  // mpirun of Open MPI, also in a Slurm job.
   kSlurm,    // srun.
   kPmix,     // Another launcher that implements PMIx.
+  kHydra,    // mpiexec of MPICH or Intel MPI.
 };
 
 struct LaunchEnvironment {

@@ -48,14 +48,37 @@ absl::StatusOr<NodeMap> FindNodes(MpiSession& session, MPI_Comm world, int ranks
   return nodes;
 }
 
-// If srun does not connect its tasks, MPI starts each of them alone. They would all write the same files.
+struct StarterText {
+  absl::string_view name;
+  absl::string_view remedy;  // If the starter's processes are not connected.
+};
+
+StarterText TextOf(Starter starter) {
+  switch (starter) {
+    case Starter::kOpenMpi:
+      return {"mpirun of Open MPI",
+              "this program was built with another MPI library: use the mpiexec of that library"};
+    case Starter::kHydra:
+      return {"mpiexec of MPICH or Intel MPI",
+              "this program was built with another MPI library: use its mpirun"};
+    case Starter::kSlurm:
+      return {"srun", "use srun --mpi=pmix"};
+    case Starter::kPmix:
+    case Starter::kNone:
+      break;
+  }
+  return {"the launcher", "use the launcher of the MPI library that this program was built with"};
+}
+
+// If the starter does not connect its processes, MPI starts each of them alone. They would all write the same
+// files.
 absl::Status CheckRankCount(int ranks) {
   const LaunchEnvironment environment = ReadLaunchEnvironment();
-  if (environment.starter != Starter::kSlurm || environment.ranks.value_or(ranks) == ranks)
-    return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("srun started ", *environment.ranks,
-                                                 " tasks, but MPI connects ", ranks,
-                                                 " of them: use srun --mpi=pmix"));
+  if (environment.ranks.value_or(ranks) == ranks) return absl::OkStatus();
+  const StarterText starter = TextOf(environment.starter);
+  return absl::InvalidArgumentError(absl::StrCat(starter.name, " started ", *environment.ranks,
+                                                 " processes, but MPI connects ", ranks,
+                                                 " of them: ", starter.remedy));
 }
 
 class MpiBootstrap : public Bootstrap {

@@ -51,6 +51,11 @@ absl::Status MpiSession::Initialize() {
     WEFT_RETURN_IF_ERROR(
         MpiStatus(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread"));
     owner_ = true;
+    // MPICH reports errors in a test of several requests to the handlers of these communicators. The default
+    // handler ends the program.
+    for (const MPI_Comm comm : {MPI_COMM_WORLD, MPI_COMM_SELF})
+      WEFT_RETURN_IF_ERROR(
+          MpiStatus(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"));
   }
   if (level < MPI_THREAD_MULTIPLE) {
     return absl::FailedPreconditionError(

@@ -127,7 +127,7 @@ std::vector<ResolvedItem> EvaluationItems(const TrainConfig& config, const RunPl
 }
 
 std::string UpdateRule(const RunPlan& plan) {
-  const std::string adamw =
+  std::string adamw =
       absl::StrCat("betas ", plan.adamw.beta1, " and ", plan.adamw.beta2, ", eps ", plan.adamw.eps);
   switch (plan.optimizer) {
     case OptimizerKind::kAdamW:
