@@ -331,6 +331,8 @@ const std::string& ShardedGroups::name(int number) const { return group(number).
 
 const ParameterDTypes& ShardedGroups::dtypes(int number) const { return group(number).dtypes(); }
 
+const FlatLayout& ShardedGroups::layout(int number) const { return group(number).layout(); }
+
 ShardingCounters ShardedGroups::counters() const { return context_->state().counters(); }
 
 MemoryPeaks ShardedGroups::peaks() const { return context_->memory().peaks(); }

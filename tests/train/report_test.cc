@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include <absl/strings/str_replace.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +11,7 @@
 #include "src/train/report/trace_summary.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
+#include "tests/train/train_run.h"
 
 namespace weft {
 namespace {
@@ -122,6 +124,90 @@ TEST_F(ReportPage, HasTheTimesOfATrace) {
   const std::string page = Page();
   EXPECT_THAT(page, HasSubstr("<th scope=\"row\">a</th><td>1.50</td><td>1.00</td><td>1.75</td>"));
   EXPECT_THAT(page, HasSubstr("a: forward 1.75, backward 3, exposed 0.25, gather 1.5, reduce 1; root: "));
+}
+
+// A group of 1,024 f32 parameters on two shard ranks, each of which gathers 2,048 bytes and reduces as many.
+constexpr const char* kByteInputs =
+    R"({"shard_size":2,"replicate_size":1,"microbatches":1,"gradient_sync":"each","ranks_per_node":0,)"
+    R"("has_even_nodes":true,"spans_nodes":false,"residency":"private","layout":"contiguous","alignment":16,)"
+    R"("param_dtype":"f32","reduce_dtype":"f32","reshard_after_forward":true,)"
+    R"("reshard_root_after_forward":false,"prefetch_depth":1,"shard_optimizer_over_replicas":false,)"
+    R"("groups":[{"count":1,"parameters":[{"shape":[32,32],"trainable":true}]}]})";
+
+std::string BytesLine(int step, int gathered, const std::string& more = "") {
+  return absl::StrCat("{\"step\":", step, ",\"bytes\":{\"all_gather\":", gathered,
+                      ",\"reduce_scatter\":2048}", more, "}\n");
+}
+
+TEST_F(ReportPage, MarksBytesThatAreNotThoseOfTheFormulas) {
+  const std::string inputs = absl::StrCat(",\"byte_inputs\":", kByteInputs);
+  const std::string lines = BytesLine(1, 2048, inputs) + BytesLine(2, 2048) + BytesLine(3, 2049);
+  options_.runs = {folder_.Write("run.jsonl", lines)};
+  const std::string page = Page();
+  EXPECT_THAT(page, HasSubstr("<tr class=\"differs\"><th scope=\"row\">all-gathered: weights *</th>"
+                              "<td>0.001953</td><td>0.001953</td><td>differs in 1 of 3 steps, "
+                              "first in step 3: 2049 bytes, not 2048</td>"));
+  EXPECT_THAT(page, HasSubstr("<tr><th scope=\"row\">reduce-scattered: gradients</th>"
+                              "<td>0.001953</td><td>0.001953</td><td>equal in all steps</td>"));
+}
+
+TEST_F(ReportPage, SaysThatMetricsHaveNoInputsOfTheFormulas) {
+  EXPECT_THAT(Page(), HasSubstr("the inputs of the formulas are missing"));
+}
+
+TEST_F(ReportPage, RefusesDamagedInputsOfTheFormulas) {
+  const std::pair<const char*, const char*> damages[] = {
+      {"\"shard_size\":2", "\"shard_size\":0"},
+      {"\"residency\":\"private\"", "\"residency\":\"lost\""},
+      {"[32,32]", "[32,-1]"},
+      {"[32,32]", "[4194304,4194304,4194304]"},
+      {"\"count\":1", "\"count\":1e9"},
+      {"\"alignment\":16,", ""},
+  };
+  for (const auto& [from, to] : damages) {
+    const std::string inputs = absl::StrReplaceAll(kByteInputs, {{from, to}});
+    ASSERT_NE(inputs, kByteInputs);
+    options_.runs = {folder_.Write("bad.jsonl", BytesLine(1, 0, absl::StrCat(",\"byte_inputs\":", inputs)))};
+    EXPECT_THAT(WriteReport(options_),
+                StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("byte_inputs"), HasSubstr("line 1"))))
+        << to;
+  }
+}
+
+// Runs write what a report needs: no byte of their steps differs from the formulas.
+using ReportOfARun = TrainRun;
+
+TEST_F(ReportOfARun, HoldsTheBytesOfEveryStepAgainstTheFormulas) {
+  ReportOptions options;
+  const auto record = [&](const Mesh& mesh, int ranks_per_node) {
+    const std::string name = absl::StrCat(options.runs.size(), ".jsonl");
+    config_.output.metrics_file = folder_ / name;
+    Run(mesh, NodeMap::RanksPerNode(mesh.ranks(), ranks_per_node));
+    options.runs.push_back(folder_ / name);
+  };
+  UseOddSizes();
+  record({1, 4}, 2);
+  config_.parallel.zero_copy = false;
+  config_.parallel.param_dtype = config_.parallel.reduce_dtype = DType::kBF16;
+  config_.eval.paths = config_.data.paths;  // An evaluation after each step gathers between steps.
+  config_.eval.interval = 1;
+  config_.eval.sequences = 4;
+  record({1, 2}, 1);
+  config_.parallel.zero_copy = true;
+  config_.parallel.shard_optimizer_over_replicas = true;
+  config_.parallel.check_replicas = 1;
+  record({2, 2}, 1);
+  config_.lora = {.rank = 2, .targets = "all-linear"};
+  record({2, 2}, 4);
+  options.output = folder_ / "report.html";
+  ASSERT_OK(WriteReport(options));
+  const std::string page = ReadFile(options.output);
+  EXPECT_THAT(page, Not(HasSubstr("differs in")));
+  EXPECT_THAT(page, Not(HasSubstr("are missing")));
+  EXPECT_THAT(page, HasSubstr("<th scope=\"row\">sent to other nodes, before compression</th>"));
+  size_t equal = 0;
+  for (size_t at = 0; (at = page.find("equal in all steps", at)) != std::string::npos; ++at) ++equal;
+  EXPECT_EQ(equal, 3 * options.runs.size());
 }
 
 TEST_F(ReportPage, RefusesDamagedMetricsAndItsOwnInputs) {

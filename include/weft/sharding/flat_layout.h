@@ -94,6 +94,7 @@ class FlatLayout {
 
   FlatKind kind() const { return kind_; }
   int shard_size() const { return shard_size_; }
+  int64_t alignment() const { return alignment_; }
   const std::vector<FlatParameter>& parameters() const { return parameters_; }
 
   // True if the shards of all ranks, end to end, are the image: kContiguous, or kRows with one rank.

@@ -43,6 +43,7 @@
 #include "weft/nn/parameter.h"
 #include "weft/sharding/counters.h"
 #include "weft/sharding/custom_collectives.h"
+#include "weft/sharding/flat_layout.h"
 #include "weft/sharding/gradient_norm.h"
 #include "weft/sharding/group_members.h"
 #include "weft/sharding/policy.h"
@@ -165,6 +166,7 @@ class ShardedGroups {
   int group_count() const { return static_cast<int>(groups_.size()); }
   const std::string& name(int group) const;
   const ParameterDTypes& dtypes(int group) const;
+  const FlatLayout& layout(int group) const;
   // The policy with its prefetch depth resolved.
   const ShardingPolicy& policy() const { return policy_; }
   const ResidencyChoice& residency() const { return residency_; }

@@ -64,6 +64,8 @@ struct StepMetrics {
   int64_t skipped_steps = 0;
   std::optional<IndexerMetrics> indexers;  // Set with sparse attention.
   std::optional<double> eval_loss;         // After the update; set if an evaluation followed the step.
+  // A JSON object with the inputs of the byte formulas. MetricsFile has it in the first step of each process.
+  std::optional<std::string> byte_inputs;
 };
 
 // One line of JSON without a newline: the fields with these names, in this order. A number that is not finite

@@ -94,6 +94,7 @@ std::string ToJson(const StepMetrics& metrics) {
   if (metrics.eval_loss) {
     json["eval_loss"] = *metrics.eval_loss;
   }
+  if (metrics.byte_inputs) json["byte_inputs"] = nlohmann::ordered_json::parse(*metrics.byte_inputs);
   return json.dump();
 }
 

@@ -417,7 +417,11 @@ class Run {
       environment_.on_step(metrics);
     }
     if (events_) WEFT_RETURN_IF_ERROR(events_->Write(metrics));
-    return metrics_ ? metrics_->Write(metrics) : absl::OkStatus();
+    if (!metrics_) return absl::OkStatus();
+    if (metrics.step != checkpoints_->first_step()) return metrics_->Write(metrics);
+    StepMetrics first = metrics;
+    first.byte_inputs = ToJson(trainer_->byte_inputs()).dump();
+    return metrics_->Write(first);
   }
 
   absl::Status Finish() {

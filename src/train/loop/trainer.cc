@@ -194,6 +194,10 @@ CounterSnapshot Trainer::Counters() const {
           TensorBytesFromSystem() + static_cast<int64_t>(heap_->total_allocated_bytes())};
 }
 
+ByteInputs Trainer::byte_inputs() const {
+  return ByteInputsOf(sharded_->sharded_groups(), plan_, bootstrap_.node_map());
+}
+
 void Trainer::ResetPeaks() {
   sharded_->ResetPeaks();
   if (context_ != nullptr) context_->ResetPeak();

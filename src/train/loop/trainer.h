@@ -18,6 +18,7 @@
 
 #include "src/train/data/batch_splitter.h"
 #include "src/train/loop/run_optimizer.h"
+#include "src/train/plan/byte_inputs.h"
 #include "src/train/plan/run_plan.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/comm/wire_compression.h"
@@ -88,6 +89,7 @@ class Trainer {
   CommEngine& engine() const { return *engine_; }
   const WireCompressionChoice& wire_compression() const { return wire_compression_; }
   const BatchSplitter& splitter() const { return splitter_; }
+  ByteInputs byte_inputs() const;
 
  private:
   // Sums of IndexerPass.

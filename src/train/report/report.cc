@@ -15,6 +15,8 @@
 
 #include "src/train/files/file_io.h"
 #include "src/train/report/bar_chart.h"
+#include "src/train/report/formula_tables.h"
+#include "src/train/report/html_table.h"
 #include "src/train/report/page_template.h"
 #include "src/train/report/run_metrics.h"
 #include "src/train/report/svg_chart.h"
@@ -24,42 +26,7 @@
 namespace weft {
 namespace {
 
-constexpr double kMiB = 1 << 20;
-constexpr const char* kNone = "&ndash;";  // In place of a value that a run does not have.
-
 using Runs = std::vector<RunMetrics>;
-
-// Rows of cells, the first of which names the row. Cells are HTML.
-struct Table {
-  std::string caption;  // Text.
-  std::vector<std::string> head = {};
-  std::vector<std::vector<std::string>> rows = {};
-  std::set<size_t> differing = {};  // Rows that are marked.
-  bool is_text = false;
-};
-
-void AddRow(const std::vector<std::string>& cells, const char* cell, const char* scope, std::string& html) {
-  for (size_t i = 0; i < cells.size(); ++i) {
-    const std::string tag = i == 0 ? "th" : cell;
-    absl::StrAppendFormat(&html, "<%s%s>%s</%s>", tag, tag == "th" ? scope : "", cells[i], tag);
-  }
-}
-
-std::string ToHtml(const Table& table) {
-  std::string html = absl::StrFormat(
-      "<div class=\"scroll\" tabindex=\"0\" role=\"region\" "
-      "aria-label=\"%s\">\n<table%s>\n<caption>%s</caption>\n"
-      "<thead><tr>",
-      Escaped(table.caption), table.is_text ? " class=\"text\"" : "", Escaped(table.caption));
-  AddRow(table.head, "th", " scope=\"col\"", html);
-  html += "</tr></thead>\n<tbody>\n";
-  for (size_t i = 0; i < table.rows.size(); ++i) {
-    html += table.differing.count(i) == 0 ? "<tr>" : "<tr class=\"differs\">";
-    AddRow(table.rows[i], "td", " scope=\"row\"", html);
-    html += "</tr>\n";
-  }
-  return html + "</tbody>\n</table>\n</div>\n";
-}
 
 std::vector<std::string> Heads(const char* first, const Runs& runs) {
   std::vector<std::string> heads = {first};
@@ -306,8 +273,10 @@ std::string PageOf(const Runs& runs, const std::optional<TraceSummary>& trace) {
   std::vector<std::string> names;
   for (const RunMetrics& run : runs) names.push_back(run.name);
   const std::string title = absl::StrCat("Training report: ", absl::StrJoin(names, ", "));
-  std::string content = absl::StrCat("<h2>Summary</h2>\n", ToHtml(SummaryOf(runs)), "<h2>Curves</h2>\n",
-                                     CurvesOf(runs), "<h2>Bytes and memory</h2>\n", ToHtml(BytesOf(runs)));
+  std::string content =
+      absl::StrCat("<h2>Summary</h2>\n", ToHtml(SummaryOf(runs)), "<h2>Curves</h2>\n", CurvesOf(runs),
+                   "<h2>Bytes and memory</h2>\n", ToHtml(BytesOf(runs)), "<h2>Bytes against formulas</h2>\n");
+  for (const RunMetrics& run : runs) absl::StrAppend(&content, FormulasOf(run));
   if (trace) absl::StrAppend(&content, TraceOf(*trace));
   absl::StrAppend(&content, ConfigurationOf(runs), "<details>\n<summary>Values</summary>\n");
   for (const RunMetrics& run : runs) absl::StrAppend(&content, ToHtml(ValuesOf(run)));

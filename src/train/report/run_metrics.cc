@@ -33,6 +33,12 @@ absl::Status AddLine(const nlohmann::json& line, RunMetrics& run) {
   }
   run.steps.push_back(step);
   for (const auto& [key, value] : line.items()) {
+    if (key == "byte_inputs") {
+      WEFT_ASSIGN_OR_RETURN(const ByteInputs inputs, ParseByteInputs(value));
+      WEFT_ASSIGN_OR_RETURN(const ExpectedCosts costs, CostsOf(inputs));
+      run.formulas.push_back({run.steps.size() - 1, inputs, costs});
+      continue;
+    }
     if (value.is_number()) Append(run, key, value.get<double>());
     if (!value.is_object()) continue;
     for (const auto& [inner, number] : value.items()) {

@@ -8,6 +8,8 @@
 
 #include <absl/status/statusor.h>
 
+#include "src/train/plan/byte_inputs.h"
+
 namespace weft {
 
 struct RunMetrics {
@@ -17,6 +19,15 @@ struct RunMetrics {
   std::map<std::string, std::vector<double>> values;
   // The keys and values of the configuration beside the metrics; empty without it.
   std::vector<std::pair<std::string, std::string>> configuration;
+
+  // The costs that the formulas of bytes give to the steps from `first` on, an index of `steps`. A run has one
+  // entry for each of its processes; earlier versions wrote none.
+  struct Formulas {
+    size_t first;
+    ByteInputs inputs;
+    ExpectedCosts costs;
+  };
+  std::vector<Formulas> formulas;
 
   // The values of `key` that are finite, in the order of the steps. Empty if there are none.
   std::vector<double> FiniteValues(const std::string& key) const;
