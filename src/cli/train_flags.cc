@@ -39,6 +39,8 @@ void AddLoraFlags(CLI::App& app, LoraConfig& lora) {
   group.Number("--lora-alpha", lora.alpha, "Adapters are scaled by this number over the rank [8]");
   group.Text("--lora-targets", lora.targets,
              "Layers with adapters: names as in transformers, or all-linear [q_proj,v_proj]", "NAMES");
+  group.Number("--lora-dropout", lora.dropout,
+               "Probability with which training drops an element of an adapter's input [0]");
   group.Text("--lora-adapter", lora.adapter, "PEFT folder with adapters to go on from, in place of new ones",
              "DIR");
 }

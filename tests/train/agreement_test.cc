@@ -104,6 +104,12 @@ TEST_F(Agreement, IsRequiredOfTheFlagsOfSparseAttention) {
   }
 }
 
+TEST_F(Agreement, IsRequiredOfTheDropoutOfAdapters) {
+  config_.lora = {.rank = 2};
+  EXPECT_THAT(RunWithChangeOnRank1([](TrainConfig& config) { config.lora.dropout = 0.5; }),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--lora-dropout is not given")));
+}
+
 TEST_F(Agreement, NamesDifferentModels) {
   EXPECT_THAT(
       RunWithChangeOnRank1([](TrainConfig& config) { config.model.ffn_dim = 32; }),

@@ -31,10 +31,6 @@ class Dropout : public Module {
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
 
  private:
-  absl::Status CheckKey(const Invocation& invocation, const Tensor& x) const;
-  // x times the mask of the pass.
-  absl::StatusOr<Tensors> ApplyMask(const Invocation& invocation, const Tensor& x) const;
-
   float probability_;
 };
 

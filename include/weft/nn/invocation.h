@@ -53,6 +53,12 @@ struct RandomKey {
   // For each row of the batch the number of its sample among those of the step, over all ranks and
   // microbatches; below 2^32.
   std::vector<int64_t> samples;
+  // For a batch of one row that packs several samples, the documents of its sequence, in order. Empty: no pack.
+  struct Document {
+    int64_t sample;
+    int64_t number;  // Among the documents of the sample, from 0.
+  };
+  std::vector<Document> documents = {};
 };
 // The key of rows with consecutive samples.
 RandomKey MakeRandomKey(uint64_t seed, int64_t step, int64_t first_sample, int64_t rows);

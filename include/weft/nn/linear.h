@@ -16,6 +16,8 @@
 //   y_i = x W_i^T + b_i + scaling (x A_i^T) B_i^T
 // Only the adapters are trained; AddLora freezes all other parameters. At the start B_i is zero, so that the
 // outputs are those of the model without adapters. Saves in addition: scaling x A_i^T, [tokens, rank].
+// With dropout, each adapter of a training pass takes x times a mask of its own: see weft/nn/dropout.h, with
+// the name "base_model.model.<layer>.lora_dropout" in place of a module's. Backward draws the mask again.
 //
 //   WEFT_ASSIGN_OR_RETURN(const LoraOptions lora, AddLora(*model, {.rank = 16, .alpha = 32}));
 //   FullyShard(*model, model->units(), mesh, engine, policy, loader);
@@ -48,8 +50,9 @@ class Linear : public Module {
   size_t outputs() const { return biases_.size(); }
   // Adds an adapter to an output. Its parameters have PEFT's names, those of LoraNames. A is drawn uniformly
   // within 1 / sqrt(in_features) of 0, as PEFT does; B is zero.
-  // REQUIRES: the output has no adapter, and no parameter of the model has memory yet; rank >= 1.
-  void AddAdapter(size_t output, int64_t rank, float scaling);
+  // REQUIRES: the output has no adapter, and no parameter of the model has memory yet; rank >= 1;
+  // 0 <= dropout < 1.
+  void AddAdapter(size_t output, int64_t rank, float scaling, float dropout = 0);
   bool has_adapter(size_t output) const { return adapters_[output].has_value(); }
 
  protected:
@@ -61,14 +64,19 @@ class Linear : public Module {
     Parameter* a;
     Parameter* b;
     float scaling;
+    float dropout;
+    std::string mask;  // Name of the dropout's mask.
   };
   absl::StatusOr<Tensor> ForwardOf(const Tensor& x, size_t output) const;
-  // Adds the adapter's part to `y`. Returns scaling x A^T, in the dtype of x.
+  // The input of an adapter: x, or x times the adapter's mask.
+  static absl::StatusOr<Tensor> AdapterInput(const Invocation& invocation, const Adapter& adapter,
+                                             const Tensor& x);
+  // `x`: the adapter's input. Adds the adapter's part to `y`. Returns scaling x A^T, in the dtype of x.
   Tensor AddAdapterOutput(const Adapter& adapter, const Tensor& x, const Tensor& y) const;
-  // Adds the adapter's part to `dx` and to its own gradients. `low`: the result of AddAdapterOutput. `x` may
-  // be undefined if A is frozen.
-  void AdapterBackward(const Adapter& adapter, const Tensor& x, const Tensor& low, const Tensor& dy,
-                       const Tensor& dx) const;
+  // Adds the adapter's part to `dx` and to its own gradients. `low`: the result of AddAdapterOutput. `x`, the
+  // module's input, may be undefined if A is frozen.
+  absl::Status AdapterBackward(const Invocation& invocation, const Adapter& adapter, const Tensor& x,
+                               const Tensor& low, const Tensor& dy, const Tensor& dx) const;
   // True if backward reads x.
   bool NeedsInput() const;
 
@@ -86,6 +94,9 @@ struct LoraOptions {
   // The linear layers with adapters, each by its name in transformers or the last parts of it: "q_proj" or
   // "layers.0.self_attn.q_proj". {kAllLinear}: all of them, but not a language model's head.
   std::vector<std::string> targets = {"q_proj", "v_proj"};
+  // Probability with which an element of an adapter's input is dropped in training. Passes with gradients then
+  // need a RandomKey (weft/nn/invocation.h).
+  double dropout = 0;
 
   float scaling() const { return static_cast<float>(alpha / static_cast<double>(rank)); }
 };
@@ -93,8 +104,9 @@ struct LoraOptions {
 // Adds adapters to the Linear layers below `model`, and freezes all other parameters. Returns the options,
 // with the names of layers for kAllLinear.
 // REQUIRES: the parameters have no memory yet: neither sharded nor materialized.
-// Errors: kInvalidArgument (a rank below 1, an alpha that is not positive, no target, or one that is no
-// Linear layer: lists those there are), kFailedPrecondition (the model has adapters). Nothing is changed.
+// Errors: kInvalidArgument (a rank below 1, an alpha that is not positive, a dropout outside of [0, 1), no
+// target, or one that is no Linear layer: lists those there are), kFailedPrecondition (the model has
+// adapters). Nothing is changed.
 absl::StatusOr<LoraOptions> AddLora(Module& model, LoraOptions options);
 
 // Names of an adapter's parameters: "base_model.model.<layer>.lora_A.weight" and the same with lora_B.

@@ -80,6 +80,7 @@ struct LoraConfig {
   // For new adapters only. The defaults are those of LoraOptions.
   std::optional<double> alpha = std::nullopt;
   std::string targets = "";  // Names with commas between them, or "all-linear". Empty: the default.
+  std::optional<double> dropout = std::nullopt;
   std::string adapter = "";  // PEFT folder to go on from. Empty: none.
 
   bool enabled() const { return rank.has_value() || !adapter.empty(); }

@@ -18,8 +18,7 @@ namespace weft {
 
 struct PeftAdapter {
   LoraOptions lora;
-  double dropout = 0;  // Of the adapters' inputs in training. weft has none.
-  std::string text;    // The text of adapter_config.json.
+  std::string text;  // The text of adapter_config.json.
 };
 
 // Parses the text of an adapter_config.json. Errors: kDataLoss (not JSON; a key is missing, has the wrong

@@ -88,7 +88,8 @@ absl::StatusOr<Tensors> Linear::ForwardImpl(Invocation& invocation, const Tensor
   for (size_t output = 0; output < biases_.size(); ++output) {
     WEFT_ASSIGN_OR_RETURN(Tensor y, ForwardOf(x, output));
     if (const std::optional<Adapter>& adapter = adapters_[output]) {
-      saved.push_back(AddAdapterOutput(*adapter, x, y));
+      WEFT_ASSIGN_OR_RETURN(const Tensor input, AdapterInput(invocation, *adapter, x));
+      saved.push_back(AddAdapterOutput(*adapter, input, y));
     }
     outputs.push_back(std::move(y));
   }
@@ -113,7 +114,7 @@ absl::StatusOr<Tensors> Linear::BackwardImpl(Invocation& invocation, const Tenso
     Matmul(tokens, in_features_, features, dtype, {dy.view().data, features}, {weight.data, in_features_},
            i == 0 ? 0.0F : 1.0F, dtype, dx.view().data, in_features_);
     if (const std::optional<Adapter>& adapter = adapters_[i]) {
-      AdapterBackward(*adapter, x, saved[next_saved++], dy, dx);
+      WEFT_RETURN_IF_ERROR(AdapterBackward(invocation, *adapter, x, saved[next_saved++], dy, dx));
     }
     if (biases_[i] != nullptr && biases_[i]->requires_grad) AddBiasGradient(dy, *biases_[i]);
     if (!parameter.requires_grad) continue;

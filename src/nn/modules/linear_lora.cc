@@ -9,6 +9,7 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/strip.h>
 
+#include "src/nn/base/dropout_mask.h"
 #include "src/nn/base/shapes.h"
 #include "src/nn/products/element.h"
 #include "weft/core/parallel.h"
@@ -22,6 +23,8 @@ namespace {
 
 constexpr absl::string_view kPrefix = "base_model.model.";  // Of all names in PEFT.
 constexpr absl::string_view kWeight = ".weight";
+constexpr absl::string_view kA = ".lora_A.weight";
+constexpr absl::string_view kB = ".lora_B.weight";
 
 // factor * A B in the dtype of both factors, rounded once.
 Tensor ScaledProduct(int64_t m, int64_t n, int64_t k, DType dtype, Factor a, Factor b, float factor) {
@@ -35,6 +38,19 @@ Tensor ScaledProduct(int64_t m, int64_t n, int64_t k, DType dtype, Factor a, Fac
   Tensor rounded = Tensor::Empty(dtype, {m, n});
   ConvertRun(values, DType::kF32, rounded.view().data, dtype, m * n);
   return rounded;
+}
+
+// Adds fp32 values to a tensor of as many elements.
+void AddTo(const Tensor& sum, const Tensor& values) {
+  const float* added = values.As<float>();
+  WithElementType(sum.dtype(), [&](auto element) {
+    using T = decltype(element);
+    T* to = sum.As<T>();
+    ParallelFor(Rows(values), RowGrain(values.shape().back()), [&](int64_t begin, int64_t end) {
+      const int64_t columns = values.shape().back();
+      for (int64_t i = begin * columns; i < end * columns; ++i) to[i] = Round<T>(Load(to[i]) + added[i]);
+    });
+  });
 }
 
 std::shared_ptr<Parameter> MakeParameter(std::string name, Shape shape, Initializer initializer) {
@@ -79,23 +95,34 @@ absl::Status CheckOptions(const LoraOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("alpha of adapters is ", options.alpha, ", but must be a positive number"));
   }
+  if (!(options.dropout >= 0 && static_cast<float>(options.dropout) < 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the dropout of adapters is ", options.dropout, ", but must be at least 0 and below 1"));
+  }
   return options.targets.empty() ? absl::InvalidArgumentError("no linear layer is named for adapters")
                                  : absl::OkStatus();
 }
 
 }  // namespace
 
-void Linear::AddAdapter(size_t output, int64_t rank, float scaling) {
+void Linear::AddAdapter(size_t output, int64_t rank, float scaling, float dropout) {
   WEFT_CHECK(!has_adapter(output), "an output of a linear layer takes one adapter");
   const Parameter& weight = *parameters()[output];
   LoraNames names = LoraNamesOf(weight.name);
+  std::string mask = absl::StrCat(absl::StripSuffix(names.a, kA), ".lora_dropout");
   // Kaiming-uniform with the slope sqrt(5): variance 1 / (3 in_features).
   const float stddev = 1.0F / std::sqrt(3.0F * static_cast<float>(in_features_));
   Parameter* a = ShareParameter(
       MakeParameter(std::move(names.a), {rank, in_features_}, {Initializer::Kind::kUniform, 0.0F, stddev}));
   Parameter* b = ShareParameter(
       MakeParameter(std::move(names.b), {weight.shape[0], rank}, {Initializer::Kind::kConstant, 0.0F, 0.0F}));
-  adapters_[output] = Adapter{a, b, scaling};
+  adapters_[output] = Adapter{a, b, scaling, dropout, std::move(mask)};
+}
+
+absl::StatusOr<Tensor> Linear::AdapterInput(const Invocation& invocation, const Adapter& adapter,
+                                            const Tensor& x) {
+  if (!DropsElements(invocation, adapter.dropout)) return x;
+  return DropElements(invocation, adapter.mask, adapter.dropout, x);
 }
 
 Tensor Linear::AddAdapterOutput(const Adapter& adapter, const Tensor& x, const Tensor& y) const {
@@ -110,8 +137,8 @@ Tensor Linear::AddAdapterOutput(const Adapter& adapter, const Tensor& x, const T
   return low;
 }
 
-void Linear::AdapterBackward(const Adapter& adapter, const Tensor& x, const Tensor& low, const Tensor& dy,
-                             const Tensor& dx) const {
+absl::Status Linear::AdapterBackward(const Invocation& invocation, const Adapter& adapter, const Tensor& x,
+                                     const Tensor& low, const Tensor& dy, const Tensor& dx) const {
   const int64_t tokens = Rows(dy);
   const int64_t rank = adapter.a->shape[0];
   const int64_t features = adapter.b->shape[0];
@@ -120,18 +147,31 @@ void Linear::AdapterBackward(const Adapter& adapter, const Tensor& x, const Tens
   const TensorView& b = UnshardedData(*adapter.b, dtype);
   const Tensor d_low = ScaledProduct(tokens, rank, features, dtype, {dy.view().data, features},
                                      {b.data, rank}, adapter.scaling);
-  Matmul(tokens, in_features_, rank, dtype, {d_low.view().data, rank}, {a.data, in_features_}, 1.0F, dtype,
-         dx.view().data, in_features_);
+  const Factor d_low_rows{d_low.view().data, rank};
+  const Factor a_rows{a.data, in_features_};
+  if (DropsElements(invocation, adapter.dropout)) {
+    const Tensor d_input = Tensor::Empty(DType::kF32, dx.shape());
+    Matmul(tokens, in_features_, rank, dtype, d_low_rows, a_rows, 0.0F, DType::kF32, d_input.view().data,
+           in_features_);
+    WEFT_ASSIGN_OR_RETURN(const Tensor kept,
+                          DropElements(invocation, adapter.mask, adapter.dropout, d_input));
+    AddTo(dx, kept);
+  } else {
+    Matmul(tokens, in_features_, rank, dtype, d_low_rows, a_rows, 1.0F, dtype, dx.view().data, in_features_);
+  }
   if (adapter.b->requires_grad) {
     const TensorView& gradient = WritableGradient(*adapter.b);
     Matmul(features, rank, tokens, dtype, {dy.view().data, features, true}, {low.view().data, rank},
            adapter.b->BeginGradWrite(), gradient.dtype, gradient.data, rank);
   }
   if (adapter.a->requires_grad) {
+    WEFT_ASSIGN_OR_RETURN(const Tensor input, AdapterInput(invocation, adapter, x));
     const TensorView& gradient = WritableGradient(*adapter.a);
-    Matmul(rank, in_features_, tokens, dtype, {d_low.view().data, rank, true}, {x.view().data, in_features_},
-           adapter.a->BeginGradWrite(), gradient.dtype, gradient.data, in_features_);
+    Matmul(rank, in_features_, tokens, dtype, {d_low.view().data, rank, true},
+           {input.view().data, in_features_}, adapter.a->BeginGradWrite(), gradient.dtype, gradient.data,
+           in_features_);
   }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<LoraOptions> AddLora(Module& model, LoraOptions options) {
@@ -159,19 +199,21 @@ absl::StatusOr<LoraOptions> AddLora(Module& model, LoraOptions options) {
   }
   for (const std::shared_ptr<Parameter>& parameter : model.AllParameters()) parameter->requires_grad = false;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    if (adapted[i]) outputs[i].linear->AddAdapter(outputs[i].output, options.rank, options.scaling());
+    if (!adapted[i]) continue;
+    outputs[i].linear->AddAdapter(outputs[i].output, options.rank, options.scaling(),
+                                  static_cast<float>(options.dropout));
   }
   return options;
 }
 
 LoraNames LoraNamesOf(std::string_view weight) {
   const std::string layer = absl::StrCat(kPrefix, absl::StripSuffix(ToAbsl(weight), kWeight));
-  return {absl::StrCat(layer, ".lora_A.weight"), absl::StrCat(layer, ".lora_B.weight")};
+  return {absl::StrCat(layer, kA), absl::StrCat(layer, kB)};
 }
 
 bool IsLoraParameter(const Parameter& parameter) {
-  return absl::StartsWith(parameter.name, kPrefix) && (absl::EndsWith(parameter.name, ".lora_A.weight") ||
-                                                       absl::EndsWith(parameter.name, ".lora_B.weight"));
+  return absl::StartsWith(parameter.name, kPrefix) &&
+         (absl::EndsWith(parameter.name, kA) || absl::EndsWith(parameter.name, kB));
 }
 
 }  // namespace weft

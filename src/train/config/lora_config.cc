@@ -20,7 +20,7 @@ absl::Status CheckUse(const LoraConfig& lora, const char* flag, bool given, cons
   if (!given) return absl::OkStatus();
   if (!lora.adapter.empty()) {
     return BadFlag(flag, value,
-                   "the folder of --lora-adapter has rank, alpha and targets: leave this flag out");
+                   "the folder of --lora-adapter has rank, alpha, targets and dropout: leave this flag out");
   }
   return lora.rank ? absl::OkStatus()
                    : BadFlag(flag, value, "needs --lora-rank: add it, or leave this flag out");
@@ -40,6 +40,7 @@ std::optional<LoraOptions> LoraConfig::new_adapters() const {
   options.rank = *rank;
   options.alpha = alpha.value_or(options.alpha);
   if (!targets.empty()) options.targets = NamesOf(targets);
+  options.dropout = dropout.value_or(options.dropout);
   return options;
 }
 
@@ -47,11 +48,15 @@ absl::Status Validate(const LoraConfig& lora) {
   WEFT_RETURN_IF_ERROR(CheckUse(lora, "lora-rank", lora.rank.has_value(), lora.rank.value_or(0)));
   WEFT_RETURN_IF_ERROR(CheckUse(lora, "lora-alpha", lora.alpha.has_value(), lora.alpha.value_or(0)));
   WEFT_RETURN_IF_ERROR(CheckUse(lora, "lora-targets", !lora.targets.empty(), lora.targets));
+  WEFT_RETURN_IF_ERROR(CheckUse(lora, "lora-dropout", lora.dropout.has_value(), lora.dropout.value_or(0)));
   if (lora.rank && (*lora.rank < 1 || *lora.rank > LlamaLimits::kWidth)) {
     return BadFlag("lora-rank", *lora.rank, absl::StrCat("must be from 1 to ", LlamaLimits::kWidth));
   }
   if (lora.alpha && !(*lora.alpha > 0 && std::isfinite(static_cast<float>(*lora.alpha)))) {
     return BadFlag("lora-alpha", *lora.alpha, "must be a positive number in the range of float");
+  }
+  if (lora.dropout && !(*lora.dropout >= 0 && static_cast<float>(*lora.dropout) < 1)) {
+    return BadFlag("lora-dropout", *lora.dropout, "must be at least 0 and below 1");
   }
   const std::vector<std::string> names = NamesOf(lora.targets);
   if (lora.targets.empty() || std::find(names.begin(), names.end(), "") == names.end()) {

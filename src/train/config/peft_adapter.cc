@@ -126,7 +126,7 @@ absl::StatusOr<PeftAdapter> ParsePeftAdapter(std::string_view text, const std::s
   adapter.lora.rank = fields.Size("r", LlamaLimits::kWidth);
   adapter.lora.alpha = fields.Positive("lora_alpha");
   adapter.lora.targets = ReadTargets(json, fields);
-  adapter.dropout = ReadDropout(json, fields);
+  adapter.lora.dropout = ReadDropout(json, fields);
   adapter.text = std::string(text);
   WEFT_RETURN_IF_ERROR(fields.status());
   return adapter;
@@ -149,6 +149,7 @@ std::string FormatPeftAdapter(const LoraOptions& lora, const std::string& base, 
   json["r"] = lora.rank;
   json["lora_alpha"] = NumberOf(lora.alpha);
   json["target_modules"] = lora.targets;
+  json["lora_dropout"] = lora.dropout;
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -46,10 +46,12 @@ absl::StatusOr<RankBatch> BatchSplitter::Split(const Microbatch& batch) const {
   const int64_t seq_len = one_document_.tokens();
   const Shape pack = {1, sequences * seq_len};
   const auto tokens = absl::MakeConstSpan(batch.inputs.As<int32_t>(), static_cast<size_t>(pack[1]));
-  WEFT_ASSIGN_OR_RETURN(
-      const SequenceLayout layout,
-      SequenceLayout::Create(DocumentLengths(tokens, seq_len, *separator_), one_document_.split()));
-  return ExtractRankBatch(batch.inputs.Reshape(pack), batch.targets.Reshape(pack), layout, rank_);
+  std::vector<int64_t> lengths = DocumentLengths(tokens, seq_len, *separator_);
+  WEFT_ASSIGN_OR_RETURN(const SequenceLayout layout, SequenceLayout::Create(lengths, one_document_.split()));
+  WEFT_ASSIGN_OR_RETURN(RankBatch part, ExtractRankBatch(batch.inputs.Reshape(pack),
+                                                         batch.targets.Reshape(pack), layout, rank_));
+  part.document_lengths = std::move(lengths);
+  return part;
 }
 
 }  // namespace weft

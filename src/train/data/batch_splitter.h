@@ -25,6 +25,8 @@ struct RankBatch {
   Tensor targets;  // Same shape and dtype.
   // Positions of the tokens, for the invocation. Null if each sequence is one document, whole on this rank.
   std::shared_ptr<const SequenceParts> sequence;
+  // Lengths of the documents of all sequences, in order. Empty if each sequence is one document.
+  std::vector<int64_t> document_lengths = {};
 };
 
 // Lengths of the documents in `tokens`, which are whole windows of `window` tokens each. A document ends

@@ -105,7 +105,10 @@ class Generation {
     const auto prompt_tokens = static_cast<int64_t>(prompt_.size());
     inputs_.model.rope_sequence = GenerationRopeSequence(inputs_.model, prompt_tokens);
     WEFT_RETURN_IF_ERROR(CheckLength(inputs_.model, prompt_tokens, config_.max_new_tokens));
-    if (!config_.lora_adapter.empty()) WEFT_RETURN_IF_ERROR(OpenAdapter(config_.lora_adapter, inputs_));
+    if (!config_.lora_adapter.empty()) {
+      WEFT_RETURN_IF_ERROR(OpenAdapter(config_.lora_adapter, inputs_));
+      inputs_.lora->dropout = 0;  // PEFT allows any, which has no part in generation.
+    }
     WEFT_ASSIGN_OR_RETURN(model_, CreateModel(inputs_));
     WEFT_RETURN_IF_ERROR(
         CheckTiedHead(*inputs_.weights, inputs_.model, bootstrap_.rank(), bootstrap_.size()));

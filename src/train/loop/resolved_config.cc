@@ -98,7 +98,8 @@ std::vector<ResolvedItem> LoraItems(const TrainConfig& config, const TrainInputs
                                   ? absl::StrJoin(lora.targets, ", ")
                                   : absl::StrCat(lora.targets.size(), " layers");
   return {{"lora",
-           absl::StrCat("adapters of rank ", lora.rank, " scaled by ", lora.scaling(), " on ", targets, ", ",
+           absl::StrCat("adapters of rank ", lora.rank, " scaled by ", lora.scaling(), " on ", targets,
+                        lora.dropout > 0 ? absl::StrCat(" with dropout ", lora.dropout) : "", ", ",
                         Millions(inputs.adapter_elements), " parameters; the model is frozen"),
            config.lora.adapter.empty() ? "new adapters by --seed" : "--lora-adapter " + config.lora.adapter}};
 }

@@ -269,7 +269,7 @@ absl::Status Trainer::ForwardAndBackward(int64_t step, int64_t targets, StepSumm
     }
     SequenceRange sequences = plan_.batch.Part(microbatch, plan_.data_parallel_rank(bootstrap_.rank()));
     sequences.first += plan_.SequencesOf(step).first;
-    WEFT_RETURN_IF_ERROR(RunMicrobatch(sequences, loss_scale, IsWarmUp(step), own));
+    WEFT_RETURN_IF_ERROR(RunMicrobatch(step, sequences, loss_scale, own));
   }
   return absl::OkStatus();
 }
@@ -293,11 +293,29 @@ absl::StatusOr<std::vector<GradientNorm>> Trainer::ClipGradNorms() {
                                    : sharded_->ClipGradNorms(ClipSetsOf(plan_));
 }
 
-absl::Status Trainer::RunMicrobatch(SequenceRange sequences, float loss_scale, bool warm_up,
+RandomKey Trainer::RandomKeyOf(int64_t step, SequenceRange sequences,
+                               absl::Span<const int64_t> document_lengths) const {
+  const int64_t first = sequences.first - plan_.SequencesOf(step).first;
+  RandomKey key = MakeRandomKey(plan_.order.seed, step, first, sequences.count);
+  int64_t token = 0;
+  int64_t number = 0;
+  for (const int64_t length : document_lengths) {
+    if (token % plan_.seq_len == 0) number = 0;
+    key.documents.push_back({first + token / plan_.seq_len, number++});
+    token += length;
+  }
+  return key;
+}
+
+absl::Status Trainer::RunMicrobatch(int64_t step, SequenceRange sequences, float loss_scale,
                                     StepSummary& own) {
+  const bool warm_up = IsWarmUp(step);
   WEFT_ASSIGN_OR_RETURN(RankBatch batch, ReadBatch(sequences));
   Invocation invocation(true, loss_scale);
   invocation.SetSequence(std::move(batch.sequence));
+  if (plan_.adapters && plan_.adapters->dropout > 0) {
+    invocation.SetRandomKey(RandomKeyOf(step, sequences, batch.document_lengths));
+  }
   if (plan_.indexers) {
     IndexerPass& pass = IndexerPassOf(invocation);
     pass.warm_up = warm_up;

@@ -127,12 +127,16 @@ class Trainer {
                                   absl::FunctionRef<absl::Status()> before_update);
   // Sets how far the next microbatch's gradients are reduced after its backward.
   void SetGradientSync(bool last_microbatch);
+  // Key of the random numbers of a microbatch. They depend on seed, step, sequence, document and position, not
+  // on the division of the sequences over ranks.
+  RandomKey RandomKeyOf(int64_t step, SequenceRange sequences,
+                        absl::Span<const int64_t> document_lengths) const;
   absl::StatusOr<RankBatch> ReadBatch(SequenceRange sequences);
   absl::StatusOr<std::vector<GradientNorm>> ClipGradNorms();
   // `norms`: of each ParameterSet.
   std::vector<OptimizerGroupStep> GroupStepsOf(int64_t step, absl::Span<const GradientNorm> norms) const;
   absl::Status BeginUpdatesInBackward(int64_t step);
-  absl::Status RunMicrobatch(SequenceRange sequences, float loss_scale, bool warm_up, StepSummary& own);
+  absl::Status RunMicrobatch(int64_t step, SequenceRange sequences, float loss_scale, StepSummary& own);
   size_t SummaryBytes() const {
     return plan_.indexers ? sizeof(StepSummary) : offsetof(StepSummary, indexers);
   }

@@ -144,14 +144,15 @@ void AddAttentionFlags(const AttentionConfig& attention, std::vector<RunProperty
   properties.insert(properties.end(), std::begin(flags), std::end(flags));
 }
 
-// Adapters, by their flags. Without adapters all count as not given, as in checkpoints from before these
-// flags.
+// Adapters, by their flags. Without adapters all count as not given, and so does no dropout, as in
+// checkpoints from before these flags.
 void AddLoraFlags(const std::optional<LoraOptions>& lora, std::vector<RunProperty>& properties) {
   constexpr bool kFixed = true;
   const RunProperty flags[] = {
       {"--lora-rank", lora ? Text(lora->rank) : kNotGiven, kFixed},
       {"--lora-alpha", lora ? Text(lora->alpha) : kNotGiven, kFixed},
       {"--lora-targets", lora ? absl::StrJoin(lora->targets, ",") : kNotGiven, kFixed},
+      {"--lora-dropout", lora && lora->dropout > 0 ? Text(lora->dropout) : kNotGiven, kFixed},
   };
   properties.insert(properties.end(), std::begin(flags), std::end(flags));
 }

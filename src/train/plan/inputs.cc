@@ -169,15 +169,10 @@ absl::Status CheckWeights(const ModelInputs& inputs, LlamaModel& model) {
              : absl::OkStatus();
 }
 
-// The adapters of the flags. weft has no dropout, so it would go on otherwise than PEFT.
+// The adapters of the flags.
 absl::Status OpenLora(const LoraConfig& lora, ModelInputs& inputs) {
   inputs.lora = lora.new_adapters();
-  if (lora.adapter.empty()) return absl::OkStatus();
-  WEFT_RETURN_IF_ERROR(OpenAdapter(lora.adapter, inputs));
-  if (inputs.adapter_dropout == 0) return absl::OkStatus();
-  return BadFlag("lora-adapter", lora.adapter,
-                 absl::StrCat("lora_dropout of its ", kAdapterConfig, " is ", inputs.adapter_dropout,
-                              ", which weft does not have: set it to 0 to train without dropout"));
+  return lora.adapter.empty() ? absl::OkStatus() : OpenAdapter(lora.adapter, inputs);
 }
 
 // The configuration of a model folder.
@@ -205,7 +200,6 @@ absl::Status OpenAdapter(const std::string& folder, ModelInputs& inputs) {
   WEFT_ASSIGN_OR_RETURN(inputs.adapter_weights, SafetensorsReader::Open(folder, kAdapterFiles));
   inputs.lora = std::move(adapter.lora);
   inputs.adapter_config = std::move(adapter.text);
-  inputs.adapter_dropout = adapter.dropout;
   return absl::OkStatus();
 }
 

@@ -28,7 +28,6 @@ struct ModelInputs {
   // The adapters of --lora-adapter and the text of their adapter_config.json; unset and empty for new ones.
   std::optional<SafetensorsReader> adapter_weights;
   std::string adapter_config;
-  double adapter_dropout = 0;    // In training with PEFT. weft has none.
   int64_t adapter_elements = 0;  // Of all adapters. CreateModel sets it.
 };
 

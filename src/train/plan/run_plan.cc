@@ -179,7 +179,8 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
                  o.clip_grad_norm,
                  evaluation,
                  config.attention.indexer_training(),
-                 inputs.lora ? std::optional(AdapterPlan{inputs.adapter_elements, inputs.lora->scaling()})
+                 inputs.lora ? std::optional(AdapterPlan{inputs.adapter_elements, inputs.lora->scaling(),
+                                                         inputs.lora->dropout})
                              : std::nullopt};
 }
 

@@ -26,6 +26,7 @@ namespace weft {
 struct AdapterPlan {
   int64_t elements;  // Of all adapters.
   float scaling;
+  double dropout;
 };
 
 struct RunPlan {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -126,6 +127,77 @@ TEST(Dropout, HasTheSameMaskInARecomputedForward) {
     return values;
   };
   EXPECT_EQ(gradients(true), gradients(false));
+}
+
+TEST(Dropout, HasTheSameMaskInAPackOfSamples) {
+  const std::vector<float> rows = MaskOf({.key = MakeRandomKey(1, 2, 0, 2)});
+  RandomKey key = MakeRandomKey(1, 2, 0, 2);
+  key.samples = {0};
+  key.documents = {{0, 0}, {1, 0}};
+  EXPECT_EQ(MaskOf({.key = key, .runs = {{0, 0, kTokens}, {1, 0, kTokens}}}), rows);
+  key.documents[1].number = 1;
+  EXPECT_NE(MaskOf({.key = key, .runs = {{0, 0, kTokens}, {1, 0, kTokens}}}), rows);
+}
+
+// With x = 1, W = 0, and A and B the identity, the outputs of an adapter are its mask times the scaling.
+class AdapterDropout : public ::testing::Test {
+ protected:
+  static constexpr int64_t kWidth = 64;
+
+  AdapterDropout()
+      : linear_("layer", kWidth, std::vector<Linear::Output>{{"q.weight", kWidth}, {"v.weight", kWidth}}) {
+    for (size_t output = 0; output < 2; ++output) linear_.AddAdapter(output, kWidth, 3.0F, 0.2F);
+    memory_.emplace(linear_, 1, DType::kF32, DType::kF32);
+    for (const auto& parameter : linear_.AllParameters()) {
+      const bool is_weight = parameter->name.find("lora") == std::string::npos;
+      for (int64_t i = 0; i < parameter->elements(); ++i) {
+        parameter->data.As<float>()[i] = !is_weight && i / kWidth == i % kWidth ? 1.0F : 0.0F;
+      }
+    }
+    std::fill_n(ones_.As<float>(), ones_.elements(), 1.0F);
+  }
+
+  static std::vector<float> ValuesOf(const Tensor& tensor) {
+    return {tensor.As<float>(), tensor.As<float>() + tensor.elements()};
+  }
+
+  Linear linear_;
+  std::optional<MaterializedParameters> memory_;
+  const Tensor ones_ = Tensor::Empty(DType::kF32, {2, 64, kWidth});
+};
+
+TEST_F(AdapterDropout, DropsElementsOfTheInputOfEachAdapterInTraining) {
+  Invocation pass;
+  pass.SetRandomKey(MakeRandomKey(3, 0, 0, 2));
+  ASSERT_OK_AND_ASSIGN(const Tensors y, linear_.Forward(pass, {ones_}));
+  const std::vector<float> q = ValuesOf(y[0]);
+  const std::vector<float> v = ValuesOf(y[1]);
+  EXPECT_NE(q, v);  // Each adapter has a mask of its own.
+  const auto zeros = static_cast<double>(std::count(q.begin(), q.end(), 0.0F));
+  // Within five standard deviations, 0.4 / sqrt(8192) each.
+  EXPECT_NEAR(zeros / static_cast<double>(q.size()), 0.2, 5 * 0.4 / 90.5);
+  for (const float value : q) EXPECT_TRUE(value == 0.0F || std::abs(value - 3.75F) < 1e-5F) << value;
+  // The masks of backward are those of forward, in the gradients of the input and of A.
+  ASSERT_OK_AND_ASSIGN(const Tensors dx, linear_.Backward(pass, {ones_, ones_}));
+  double sum = 0;
+  for (size_t i = 0; i < q.size(); ++i) {
+    EXPECT_FLOAT_EQ(dx[0].As<float>()[i], q[i] + v[i]);
+    sum += q[i];
+  }
+  double gradient = 0;
+  const auto& a = linear_.parameters()[2];
+  for (int64_t i = 0; i < a->elements(); ++i) gradient += a->grad.As<float>()[i];
+  EXPECT_NEAR(gradient / (kWidth * sum), 1, 1e-4);
+}
+
+TEST_F(AdapterDropout, DropsNothingInEvaluationAndNeedsAKeyInTraining) {
+  Invocation evaluation(/*gradients=*/false);
+  ASSERT_OK_AND_ASSIGN(const Tensors y, linear_.Forward(evaluation, {ones_}));
+  EXPECT_EQ(ValuesOf(y[0]), std::vector<float>(static_cast<size_t>(ones_.elements()), 3.0F));
+  Invocation pass;
+  EXPECT_THAT(linear_.Forward(pass, {ones_}),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("base_model.model.layer.q.lora_dropout: the pass has gradients but no")));
 }
 
 TEST(Dropout, PassesItsInputThroughInEvaluationAndWithoutAProbability) {

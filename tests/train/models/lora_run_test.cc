@@ -186,6 +186,53 @@ TEST_F(LoraRun, TrainsAdaptersOfANewModelWithALossMask) {
   ExpectLossesOfOneRank({{1, 2}, {2, 1}});
 }
 
+TEST_F(LoraRun, DropsTheSameElementsOnEveryMeshAndInAResumedRun) {
+  config_.lora = {.rank = 2, .targets = "all-linear"};
+  config_.optimizer.lr = 0.1;
+  const double without = Run(kOne).report.loss;
+  config_.lora.dropout = 0;
+  EXPECT_EQ(Run(kOne).report.loss, without);
+  config_.lora.dropout = 0.5;
+  const Result one = Run(kOne);
+  EXPECT_GT(std::abs(one.report.loss / without - 1), 1e-3);
+  config_.checkpoint.folder = folder_ / "checkpoints";
+  config_.checkpoint.interval = 1;
+  const Result four = Run({1, 4});
+  ExpectSameLosses(four, one);
+  config_.checkpoint = {};
+  config_.checkpoint.resume = absl::StrCat(folder_ / "checkpoints", "/", CheckpointName(1));
+  EXPECT_EQ(Run({1, 4}).report.weights_hash, four.report.weights_hash);
+  config_.checkpoint = {};
+  config_.parallel.activation_checkpoint = ActivationCheckpoint::kFull;
+  for (const Mesh& mesh : {Mesh{2, 2}, Mesh{4, 1}}) {
+    EXPECT_EQ(Run(mesh).report.weights_hash, four.report.weights_hash);
+  }
+  config_.data.grad_accum = 2;
+  for (const Mesh& mesh : {Mesh{1, 2}, Mesh{1, 1, 2}, Mesh{2, 1, 2}}) ExpectSameLosses(Run(mesh), one);
+}
+
+TEST_F(LoraRun, DropsTheSameElementsOfPackedDocumentsOnEveryMesh) {
+  config_.lora = {.rank = 2, .dropout = 0.5};
+  config_.optimizer.lr = 0.1;
+  config_.data.document_separator = 'e';
+  const Result one = Run(kOne);
+  for (const Mesh& mesh : {Mesh{1, 4}, Mesh{1, 1, 2}, Mesh{2, 1, 2}}) ExpectSameLosses(Run(mesh), one);
+}
+
+TEST_F(LoraRun, ReadsAndWritesTheDropoutOfPeft) {
+  PrepareAdapter("qwen2");
+  Json config = expected_["adapter_config"];
+  config["lora_dropout"] = 0.25;
+  folder_.Write("adapter/adapter_config.json", config.dump());
+  config_.output.export_folder = folder_ / "out";
+  const double loss = Run({1, 2}).report.loss;
+  EXPECT_GT(std::abs(loss / expected_["losses"].back().get<double>() - 1), 1e-4);
+  EXPECT_EQ(WrittenConfig(folder_ / "out")["lora_dropout"], 0.25);
+  config_.lora = {.rank = 2, .dropout = 0.125};
+  Run({1, 2});
+  EXPECT_EQ(WrittenConfig(folder_ / "out")["lora_dropout"], 0.125);
+}
+
 TEST_F(LoraRun, RefusesAdaptersThatDoNotFit) {
   PrepareAdapter("qwen2");
   const auto expect = [&](absl::StatusCode code, const std::string& text) {
@@ -202,8 +249,9 @@ TEST_F(LoraRun, RefusesAdaptersThatDoNotFit) {
   expect(absl::StatusCode::kDataLoss, "which target_modules and this model do not have");
   write({{"target_modules", {"q_proj", "fc1"}}});
   expect(absl::StatusCode::kInvalidArgument, "adapter_config.json: 'fc1' is no linear layer of this model; ");
-  write({{"lora_dropout", 0.1}});
-  expect(absl::StatusCode::kInvalidArgument, "lora_dropout of its adapter_config.json is 0.1");
+  write({{"lora_dropout", 1}});
+  expect(absl::StatusCode::kInvalidArgument,
+         "the dropout of adapters is 1, but must be at least 0 and below 1");
   write(Json::object());
   config_.output.export_folder = folder_ / "adapter";
   expect(absl::StatusCode::kInvalidArgument, "is a file that --lora-adapter reads");

@@ -1,0 +1,23 @@
+// Masks of dropout, for modules that drop elements of a tensor. weft/nn/dropout.h says what a mask depends on.
+#pragma once
+
+#include <string>
+
+#include <absl/status/statusor.h>
+
+#include "weft/core/tensor.h"
+#include "weft/nn/invocation.h"
+
+namespace weft {
+
+// False in an evaluation: a pass without gradients and without a RandomKey.
+bool DropsElements(const Invocation& invocation, float probability);
+
+// x times the mask of `name` in this pass, in memory of its own. x is [batch, tokens, ...], or
+// [batch, columns] without tokens; f32 or bf16. REQUIRES: 0 <= probability < 1.
+// Errors: kFailedPrecondition (the pass has no RandomKey), kInvalidArgument (the key has not one sample for
+//   each row of the batch, or lacks a document; the sequence has another number of tokens).
+absl::StatusOr<Tensor> DropElements(const Invocation& invocation, const std::string& name, float probability,
+                                    const Tensor& x);
+
+}  // namespace weft
