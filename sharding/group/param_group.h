@@ -109,7 +109,7 @@ class ParamGroup {
   // Errors: kFailedPrecondition (being unsharded: wait first).
   absl::Status Reshard();
 
-  // Reshards until backward. Where the context has a regather group, this rank keeps a copy of its part of
+  // Reshards until backward. Where the group has a regather group, this rank keeps a copy of its part of
   // the image, and the next unshard gathers over that group alone. Reshard gives that part back as well; it
   // is due before shards are written.
   absl::Status ReshardAfterForward();

@@ -9,20 +9,19 @@ namespace weft {
 PrivateImage::PrivateImage(CommContext& context, const GroupSpec& group, ReplicaUpdates& updates,
                            const MasterShard& master)
     : context_(context), group_(group), updates_(updates), master_(master) {
-  const ProcessGroup& neighbors = context_.lanes().regather_group();
-  if (group_.image_parts != nullptr && neighbors.size() > 0) {
+  if (group_.image_parts != nullptr && keeps_parts()) {
     absl::StatusOr<PipelineLanes::Parts> parts =
-        PartRanges::Make(NeighborRanges(group_.layout, neighbors.size()));
+        PartRanges::Make(NeighborRanges(group_.layout, neighbors().size()));
     WEFT_CHECK(parts.ok(), ToStd(parts.status().message()));
     kept_parts_ = *std::move(parts);
   }
   if (group_.is_zero_copy()) return;
   const DType dtype = group_.dtypes.param;
   copy_out_ = PlanCopyOut(group_.layout, group_.is_alone() ? group_.dtypes.master : dtype, dtype);
-  if (neighbors.size() > 0) {
-    const int ranks = group_.layout.shard_size() / neighbors.size();
-    copy_kept_ = PlanShardCopies(group_.layout, neighbors.group_rank * ranks,
-                                 (neighbors.group_rank + 1) * ranks, group_.dtypes.param);
+  if (keeps_parts()) {
+    const int ranks = group_.layout.shard_size() / neighbors().size();
+    copy_kept_ = PlanShardCopies(group_.layout, neighbors().group_rank * ranks,
+                                 (neighbors().group_rank + 1) * ranks, group_.dtypes.param);
   }
 }
 
@@ -51,20 +50,18 @@ absl::StatusOr<Transfer> PrivateImage::GatherShards(std::byte* gathered, Priorit
 }
 
 absl::StatusOr<Transfer> PrivateImage::GatherKeptParts(std::byte* gathered, Priority priority) {
-  const ProcessGroup& neighbors = context_.lanes().regather_group();
   CopyKept(gathered, /*out=*/false);
   kept_.Reset();
   const std::byte* own = gathered;
-  if (kept_parts_ == nullptr) own += static_cast<size_t>(neighbors.group_rank) * kept_bytes();
-  return context_.lanes().Regather({group_.name(), neighbors, own, gathered, group_.dtypes.param,
+  if (kept_parts_ == nullptr) own += static_cast<size_t>(neighbors().group_rank) * kept_bytes();
+  return context_.lanes().Regather({group_.name(), neighbors(), own, gathered, group_.dtypes.param,
                                     group_.layout.gathered_elements(), priority},
                                    kept_parts_, all_gather_);
 }
 
 size_t PrivateImage::kept_bytes() const {
-  const ProcessGroup& neighbors = context_.lanes().regather_group();
-  if (kept_parts_ == nullptr) return group_.gathered_bytes() / static_cast<size_t>(neighbors.size());
-  const int64_t count = kept_parts_->counts()[static_cast<size_t>(neighbors.group_rank)];
+  if (kept_parts_ == nullptr) return group_.gathered_bytes() / static_cast<size_t>(neighbors().size());
+  const int64_t count = kept_parts_->counts()[static_cast<size_t>(neighbors().group_rank)];
   return static_cast<size_t>(count) * SizeOf(group_.dtypes.param);
 }
 
@@ -72,7 +69,7 @@ void PrivateImage::CopyKept(std::byte* gathered, bool out) {
   const auto copy = [&](std::byte* whole, std::byte* kept, size_t bytes) {
     if (bytes > 0) std::memcpy(out ? kept : whole, out ? whole : kept, bytes);
   };
-  const int rank = context_.lanes().regather_group().group_rank;
+  const int rank = neighbors().group_rank;
   if (kept_parts_ == nullptr) {
     copy(gathered + static_cast<size_t>(rank) * kept_bytes(), kept_.data(), kept_bytes());
   } else {
@@ -110,8 +107,7 @@ absl::Status PrivateImage::Await() {
 void PrivateImage::Drop() { context_.memory().Retire(std::move(gather_), std::move(image_)); }
 
 absl::StatusOr<bool> PrivateImage::KeepPart() {
-  const ProcessGroup& neighbors = context_.lanes().regather_group();
-  if (neighbors.size() == 0 || group_.layout.gathered_elements() == 0) return false;
+  if (!keeps_parts() || group_.layout.gathered_elements() == 0) return false;
   WEFT_ASSIGN_OR_RETURN(kept_, context_.memory().AcquireImage(kept_bytes()));
   if (group_.is_zero_copy()) {
     CopyKept(image_.data(), /*out=*/true);

@@ -1,5 +1,6 @@
 #include "weft/sharding/sharded_groups.h"
 
+#include <set>
 #include <utility>
 
 #include <absl/algorithm/container.h>
@@ -56,11 +57,19 @@ absl::StatusOr<std::vector<GroupSpec>> SpecifyGroups(std::vector<GroupMembers> g
   return specs;
 }
 
-CommContext::Options ContextOptions(const ShardingPolicy& policy, Residency residency) {
+// Sizes of the regather groups, ascending.
+std::vector<int> RegatherSizes(const std::vector<GroupSpec>& specs) {
+  std::set<int> sizes;
+  for (const GroupSpec& spec : specs) sizes.insert(spec.regather_size);
+  sizes.erase(0);
+  return {sizes.begin(), sizes.end()};
+}
+
+CommContext::Options ContextOptions(const ShardingPolicy& policy, std::vector<int> regather_sizes,
+                                    Residency residency) {
   CommContext::Options options;
   options.bounds = {policy.max_reduce_scatters, policy.max_all_reduces};
-  options.lanes = {policy.reshard_after_forward_size, policy.shard_optimizer_over_replicas,
-                   policy.wire_compression};
+  options.lanes = {std::move(regather_sizes), policy.shard_optimizer_over_replicas, policy.wire_compression};
   options.in_place = residency == Residency::kInPlace;
   return options;
 }
@@ -169,11 +178,16 @@ absl::StatusOr<std::unique_ptr<ShardedGroups>> ShardedGroups::Create(CommEngine&
   absl::StatusOr<std::vector<GroupSpec>> specs =
       SpecifyGroups(std::move(groups), buckets, policy, shard_size);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, specs.status(), timeout));
-  WEFT_ASSIGN_OR_RETURN(ResidencyChoice residency, ChooseResidency(policy, bootstrap.node_map(), shard_size));
+  std::vector<int> regather_sizes = RegatherSizes(*specs);
+  ShardingPolicy of_any_group = policy;  // A single group that keeps parts makes all images private.
+  of_any_group.reshard_after_forward_size = regather_sizes.empty() ? 0 : regather_sizes.back();
+  WEFT_ASSIGN_OR_RETURN(ResidencyChoice residency,
+                        ChooseResidency(of_any_group, bootstrap.node_map(), shard_size));
   WEFT_ASSIGN_OR_RETURN(SharedImages images,
                         AllocateImagesOrNone(engine, mesh_groups.shard, *specs, order, policy, residency));
-  absl::StatusOr<std::unique_ptr<CommContext>> context = CommContext::Create(
-      engine, std::move(mesh_groups.shard), buckets.groups, ContextOptions(policy, residency.residency));
+  absl::StatusOr<std::unique_ptr<CommContext>> context =
+      CommContext::Create(engine, std::move(mesh_groups.shard), buckets.groups,
+                          ContextOptions(policy, std::move(regather_sizes), residency.residency));
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, context.status(), timeout));
   if (images.region) (*context)->memory().ShareImages(std::move(images.region), images.region_holders);
   std::unique_ptr<ShardedGroups> sharded(

@@ -14,7 +14,6 @@ namespace {
 
 // The `size` neighbors in the shard group that include this rank.
 absl::StatusOr<ProcessGroup> RegatherGroup(const ProcessGroup& shard_group, int size) {
-  if (size == 0) return ProcessGroup{"regather", {}, 0};
   if (size < 2 || shard_group.size() % size != 0) {
     return absl::InvalidArgumentError(absl::StrCat("reshard_after_forward_size is ", size,
                                                    ": it must be more than 1, and divide the ",
@@ -40,7 +39,10 @@ absl::StatusOr<PipelineLanes> PipelineLanes::Create(PipelineState& state, Pipeli
                                                     std::vector<ProcessGroup> replicate_groups,
                                                     const Options& options) {
   PipelineLanes lanes(state, std::move(shard_group), std::move(replicate_groups), options);
-  WEFT_ASSIGN_OR_RETURN(lanes.regather_group_, RegatherGroup(lanes.shard_group_, options.regather_size));
+  for (const int size : options.regather_sizes) {
+    WEFT_ASSIGN_OR_RETURN(ProcessGroup group, RegatherGroup(lanes.shard_group_, size));
+    lanes.regathers_.emplace(size, RegatherLanes{std::move(group)});
+  }
   WEFT_RETURN_IF_ERROR(lanes.AddLanes());
   // After the lanes: ranks that run out of memory here have added as many as their peers.
   WEFT_ASSIGN_OR_RETURN(lanes.scalars_, memory.AcquireShard(kScalarBytes));
@@ -61,9 +63,9 @@ absl::Status PipelineLanes::AddLanes() {
   WEFT_ASSIGN_OR_RETURN(reduce_scatter_lanes_,
                         LaneRoundRobin::Add(engine, shard_group_, LanePurpose::kReduceScatter));
   WEFT_ASSIGN_OR_RETURN(control_lane_, engine.SharedLane(shard_group_, LanePurpose::kControl));
-  if (regather_group_.size() > 0) {
-    WEFT_ASSIGN_OR_RETURN(regather_lanes_,
-                          LaneRoundRobin::Add(engine, regather_group_, LanePurpose::kAllGather));
+  for (auto& [size, regather] : regathers_) {
+    WEFT_ASSIGN_OR_RETURN(regather.lanes,
+                          LaneRoundRobin::Add(engine, regather.group, LanePurpose::kAllGather));
   }
   for (const ProcessGroup& group : replicate_groups_) {
     const bool scatters = options_.shard_optimizer_over_replicas;
@@ -78,9 +80,8 @@ absl::Status PipelineLanes::AddLanes() {
 }
 
 void PipelineLanes::Restart() {
-  for (LaneRoundRobin* lanes : {&all_gather_lanes_, &regather_lanes_, &reduce_scatter_lanes_}) {
-    lanes->Restart();
-  }
+  for (LaneRoundRobin* lanes : {&all_gather_lanes_, &reduce_scatter_lanes_}) lanes->Restart();
+  for (auto& [size, regather] : regathers_) regather.lanes.Restart();
   for (LaneRoundRobin& lanes : replicate_lanes_) lanes.Restart();
   for (LaneRoundRobin& lanes : update_lanes_) lanes.Restart();
   submissions_ = 0;  // Ranks may have failed after different submissions.
@@ -115,7 +116,7 @@ absl::StatusOr<Transfer> PipelineLanes::AllGather(const AllGatherRequest& reques
 
 absl::StatusOr<Transfer> PipelineLanes::Regather(const AllGatherRequest& request, const Parts& parts,
                                                  const CustomAllGather& custom) {
-  return SubmitAllGather(regather_lanes_, request, parts, custom, nullptr);
+  return SubmitAllGather(regathers_.at(request.group.size()).lanes, request, parts, custom, nullptr);
 }
 
 absl::StatusOr<Transfer> PipelineLanes::SubmitAllGather(LaneRoundRobin& lanes,

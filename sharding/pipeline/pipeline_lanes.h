@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,8 +37,9 @@ namespace weft {
 class PipelineLanes {
  public:
   struct Options {
-    // Size of the regather group: neighbors in the shard group, whose size it divides. 0: no regather group.
-    int regather_size = 0;
+    // Sizes of the regather groups: neighbors in the shard group, whose size each divides. Each size once,
+    // alike on all ranks.
+    std::vector<int> regather_sizes = {};
     // See ShardingPolicy.
     bool shard_optimizer_over_replicas = false;
     // Compression between nodes of weights, gradients and updates.
@@ -53,8 +55,9 @@ class PipelineLanes {
                                               const Options& options);
 
   const ProcessGroup& shard_group() const { return shard_group_; }
-  // This rank's regather group; its size is 0 if there is none.
-  const ProcessGroup& regather_group() const { return regather_group_; }
+  // This rank's regather group of `size` ranks. REQUIRES: there is one.
+  const ProcessGroup& regather_group(int size) const { return regathers_.at(size).group; }
+  const std::vector<int>& regather_sizes() const { return options_.regather_sizes; }
   const ProcessGroup& replicate_group(int bucket) const {
     return replicate_groups_[static_cast<size_t>(bucket)];
   }
@@ -75,7 +78,7 @@ class PipelineLanes {
   // (`custom` with parts that do not lie end to end).
   absl::StatusOr<Transfer> AllGather(const AllGatherRequest& request, const Parts& parts,
                                      const CustomAllGather& custom = nullptr, const Work* after = nullptr);
-  // The same over the regather group. REQUIRES: request.group is the regather group.
+  // The same over a regather group. REQUIRES: request.group is one.
   absl::StatusOr<Transfer> Regather(const AllGatherRequest& request, const Parts& parts,
                                     const CustomAllGather& custom = nullptr);
   // Starts an all-gather over the shard group into an image that its ranks of this node share.
@@ -128,10 +131,15 @@ class PipelineLanes {
 
   PipelineState& state_;
   Buffer scalars_;  // Node memory of AllReduceScalars.
-  ProcessGroup shard_group_, regather_group_;
+  struct RegatherLanes {
+    ProcessGroup group;
+    LaneRoundRobin lanes = {};
+  };
+  ProcessGroup shard_group_;
+  std::map<int, RegatherLanes> regathers_;      // By size.
   std::vector<ProcessGroup> replicate_groups_;  // By bucket.
   Options options_;
-  LaneRoundRobin all_gather_lanes_, regather_lanes_, reduce_scatter_lanes_;
+  LaneRoundRobin all_gather_lanes_, reduce_scatter_lanes_;
   LaneId control_lane_;
   std::vector<LaneRoundRobin> replicate_lanes_;  // By bucket: all-reduces, or reduce-scatters over replicas.
   std::vector<LaneRoundRobin> update_lanes_;     // By bucket: all-gathers of updates.

@@ -1,9 +1,12 @@
 #include "sharding/plan/group_spec.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <absl/container/flat_hash_set.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "sharding/plan/group_dtypes.h"
 #include "weft/core/status.h"
@@ -42,6 +45,41 @@ std::vector<FlatParameter> Describe(const Parameters& parameters, const Sharding
   return described;
 }
 
+absl::Status SizeError(const GroupMembers& members, int size, const absl::AlphaNum& reason) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("parameter group '", members.name, "': reshard_after_forward_size is ", size, reason));
+}
+
+// Whether the policy reshards the group after forward.
+bool IsResharded(const GroupMembers& members, const ShardingPolicy& policy) {
+  return members.parent == -1 ? policy.reshard_root_after_forward : policy.reshard_after_forward;
+}
+
+absl::StatusOr<int> RegatherSize(const GroupMembers& members, const ShardingPolicy& policy, int shard_size) {
+  std::optional<int> own;
+  if (policy.reshard_after_forward_size_of) own = policy.reshard_after_forward_size_of(members.name);
+  const int size = own.value_or(policy.reshard_after_forward_size);
+  if (size == 0) return 0;
+  if (size < 2 || shard_size % size != 0) {
+    std::vector<int> divisors;
+    for (int divisor = 2; divisor <= shard_size; ++divisor) {
+      if (shard_size % divisor == 0) divisors.push_back(divisor);
+    }
+    return SizeError(members, size,
+                     absl::StrCat(": it must be 0 (keep nothing)", divisors.empty() ? "" : " or one of ",
+                                  absl::StrJoin(divisors, ", "), ", as the shard group has ", shard_size,
+                                  shard_size == 1 ? " rank" : " ranks"));
+  }
+  if (own && !IsResharded(members, policy)) {
+    return SizeError(
+        members, size,
+        absl::StrCat(", although ",
+                     members.parent == -1 ? "reshard_root_after_forward" : "reshard_after_forward",
+                     " is off, which keeps everything: set one of them"));
+  }
+  return size;
+}
+
 using RangesOfRank = std::vector<FlatRange> (FlatLayout::*)(int shard_rank) const;
 
 std::shared_ptr<const PartRanges> PartsOf(const FlatLayout& layout, RangesOfRank ranges_of) {
@@ -76,7 +114,9 @@ absl::StatusOr<GroupSpec> SpecifyGroup(GroupMembers members, const ShardingPolic
   absl::StatusOr<FlatLayout> layout = FlatLayout::Make(policy.layout, Describe(parameters, policy, buckets),
                                                        shard_size, AlignmentElements(dtypes));
   if (!layout.ok()) return Annotate(layout.status(), "parameter group '" + name + "'");
+  WEFT_ASSIGN_OR_RETURN(const int regather_size, RegatherSize(members, policy, shard_size));
   GroupSpec spec{std::move(members), dtypes, *std::move(layout)};
+  spec.regather_size = regather_size;
   if (spec.is_zero_copy() && !spec.layout.is_end_to_end()) {
     spec.image_parts = PartsOf(spec.layout, &FlatLayout::ImageRanges);
     spec.gradient_parts = PartsOf(spec.layout, &FlatLayout::ReducedRanges);

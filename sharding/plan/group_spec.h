@@ -27,6 +27,10 @@ struct GroupSpec {
   std::shared_ptr<const PartRanges> image_parts = nullptr;
   std::shared_ptr<const PartRanges> gradient_parts = nullptr;
 
+  // Neighbors of which each keeps a part of the image between forward and backward: see
+  // ShardingPolicy::reshard_after_forward_size. 0: none does.
+  int regather_size = 0;
+
   const std::string& name() const { return members.name; }
   const std::vector<std::shared_ptr<Parameter>>& parameters() const { return members.parameters; }
 
@@ -54,7 +58,8 @@ struct GroupSpec {
 // `buckets`: the replicate bucket of each parameter, below `bucket_count`; empty: bucket 0 for all.
 // Errors: kInvalidArgument (a parameter listed twice; a shard dim out of range; parameters of one group whose
 // original, all-gather, reduce, master or gradient dtypes differ; f64 masters with
-// the optimizer sharded over replicas; buckets of another count).
+// the optimizer sharded over replicas; buckets of another count; a reshard_after_forward_size that does not
+// divide the shard group, or of a group that is not resharded after forward).
 absl::StatusOr<GroupSpec> SpecifyGroup(GroupMembers members, const ShardingPolicy& policy, int shard_size,
                                        const std::vector<int>& buckets, int bucket_count);
 

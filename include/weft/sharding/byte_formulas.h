@@ -109,7 +109,8 @@ bool IsGatheredAgain(int group, int groups, const ShardingPolicy& policy);
 // one replicate bucket. Only the last backward waits for reductions.
 StepCosts CostsOfGroup(const FlatLayout& layout, bool is_gathered_again, const ShardingPolicy& policy,
                        const StepShape& shape);
-// Cost of all groups, numbered as for IsGatheredAgain.
+// Cost of all groups, numbered as for IsGatheredAgain. For groups with a reshard_after_forward_size of their
+// own, add up CostsOfGroup of each with its size.
 StepCosts CostsOfGroups(absl::Span<const FlatLayout> layouts, const ShardingPolicy& policy,
                         const StepShape& shape);
 // Cost of a forward without gradients: the group is gathered once.

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include <absl/status/status.h>
@@ -82,6 +83,10 @@ struct ShardingPolicy {
   // k > 1: a group resharded after forward keeps one of k parts of its image, and backward gathers the others
   // from k neighbors of the shard group. k must divide the group's size. 0: nothing is kept.
   int reshard_after_forward_size = 0;
+  // The same for the group of one module, by the group's name (GroupMembers::name). Returning nothing: the
+  // value above. Unset: the value above for all. Where any group keeps a part, images are private: see
+  // ChooseResidency.
+  std::function<std::optional<int>(const std::string& group)> reshard_after_forward_size_of = nullptr;
   // The root's backward begins where its forward ends, so resharding it in between only costs a gather.
   bool reshard_root_after_forward = false;
   // Groups gathered ahead of the one that computes, at most kMaxPrefetchDepth. 0: each group is gathered when

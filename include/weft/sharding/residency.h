@@ -35,7 +35,8 @@ struct ResidencyChoice {
 // Whether any shard group, of `shard_size` consecutive ranks, spans several nodes.
 bool SpanNodes(const NodeMap& nodes, int shard_size);
 
-// Chooses for shard groups of `shard_size` consecutive ranks; the same on all ranks.
+// Chooses for shard groups of `shard_size` consecutive ranks; the same on all ranks. Reads
+// reshard_after_forward_size; a caller with sizes of its own for some groups gives the largest.
 // Errors: kInvalidArgument (NodeShared::kOn where images cannot be shared; says why, and the remedy).
 absl::StatusOr<ResidencyChoice> ChooseResidency(const ShardingPolicy& policy, const NodeMap& nodes,
                                                 int shard_size);

@@ -93,7 +93,7 @@ absl::Status ExpectWorks(CommContext& context, ParamGroup& group) {
 
 TEST(GroupErrors, ReachEveryRankInEveryStateAndCanBeReset) {
   CommContext::Options options;
-  options.lanes.regather_size = 2;
+  options.lanes.regather_sizes = {2};
   for (const Situation& situation : Situations()) {
     SCOPED_TRACE(situation.name);
     for (const NodeMap& nodes : {NodeMap::OneNode(kRanks), NodeMap::RanksPerNode(kRanks, 1)}) {
@@ -186,7 +186,7 @@ TEST(GroupErrors, NameTheCallThatIsMissing) {
 
 TEST(GroupErrors, AreNotReturnedForRepeatedCalls) {
   CommContext::Options options;
-  options.lanes.regather_size = 2;
+  options.lanes.regather_sizes = {2};
   RunRanks(NodeMap::OneNode(2), [&options](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 1, options));
     for (const ShardingPolicy& policy : PolicyOfEachLayout()) {

@@ -50,9 +50,10 @@ class RandomUse {
                           PlanReplicateBuckets(parameters_, policy_, shard, replicate));
     WEFT_ASSIGN_OR_RETURN(
         const auto context,
-        CommContext::Create(*engine.engine, shard, buckets.groups,
-                            {.bounds = {policy_.max_reduce_scatters, policy_.max_all_reduces},
-                             .lanes = {.regather_size = Pick(0, 1) * 2}}));
+        CommContext::Create(
+            *engine.engine, shard, buckets.groups,
+            {.bounds = {policy_.max_reduce_scatters, policy_.max_all_reduces},
+             .lanes = {.regather_sizes = std::vector<int>(static_cast<size_t>(Pick(0, 1)), 2)}}));
     WEFT_ASSIGN_OR_RETURN(const auto group,
                           MakeGroup(*context, parameters_, policy_, "group", buckets.BucketsOf(parameters_)));
     WEFT_RETURN_IF_ERROR(group->Load(LoadIndices));

@@ -19,7 +19,7 @@ constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 CommContext::Options RegatherOver(int ranks) {
   CommContext::Options options;
-  options.lanes.regather_size = ranks;
+  if (ranks != 0) options.lanes.regather_sizes = {ranks};
   return options;
 }
 
@@ -113,6 +113,56 @@ TEST(Regather, TrainsToTheSameBitsAsGatheringFromAll) {
     }
     EXPECT_THAT(seen, ::testing::SizeIs(1));
   }
+}
+
+// The blocks of the toy differ from each other.
+std::optional<int> SizeOf(const std::string& group) {
+  if (group == "layers.0") return 2;
+  if (group == "layers.1") return 4;
+  return group == "layers.2" ? std::optional(0) : std::nullopt;
+}
+
+TEST(Regather, TakesItsSizeFromEachModule) {
+  for (const FlatKind layout : kFlatKinds) {
+    RunRanks(NodeMap::RanksPerNode(4, 2), [&](Bootstrap& bootstrap) -> absl::Status {
+      ToyRun run{.replicate = 1, .shard = 4};
+      run.policy.layout = layout;
+      run.policy.prefetch_depth = 0;
+      run.policy.node_shared = NodeShared::kOff;
+      run.sizes = {16, 15, 8, 8, 3};  // Backward gathers all blocks but the last again.
+      WEFT_ASSIGN_OR_RETURN(const ToyOutcome whole, TrainToy(bootstrap, run));
+      run.policy.reshard_after_forward_size_of = SizeOf;
+      WEFT_ASSIGN_OR_RETURN(const ToyOutcome parts, TrainToy(bootstrap, run));
+      EXPECT_EQ(parts.weights, whole.weights);
+      EXPECT_EQ(parts.norms, whole.norms);
+      EXPECT_EQ(parts.engine.all_gather_bytes, parts.expected.all_gather_bytes);
+      EXPECT_EQ(parts.sharding.copied_bytes, parts.expected.copied_bytes);
+      EXPECT_LT(parts.engine.all_gather_bytes, whole.engine.all_gather_bytes);
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(Regather, NamesTheModuleWhoseSizeIsWrong) {
+  RunRanks(NodeMap::OneNode(4), [](Bootstrap& bootstrap) -> absl::Status {
+    for (const int size : {3, 1, -2, 8}) {
+      ToyRun run{.replicate = 1, .shard = 4};
+      run.policy.reshard_after_forward_size_of = [size](const std::string& group) {
+        return group == "layers.1" ? std::optional(size) : std::nullopt;
+      };
+      EXPECT_THAT(
+          TrainToy(bootstrap, run).status(),
+          StatusIs(kInvalid, HasSubstr(absl::StrCat(
+                                 "parameter group 'layers.1': reshard_after_forward_size is ", size,
+                                 ": it must be 0 (keep nothing) or one of 2, 4, as the shard group has 4"))));
+    }
+    ToyRun run{.replicate = 1, .shard = 4};
+    run.policy.reshard_after_forward = false;
+    run.policy.reshard_after_forward_size_of = SizeOf;
+    EXPECT_THAT(TrainToy(bootstrap, run).status(),
+                StatusIs(kInvalid, HasSubstr("'layers.0': reshard_after_forward_size is 2, although")));
+    return absl::OkStatus();
+  });
 }
 
 TEST(Regather, RefusesASizeThatDoesNotDivideTheShardGroup) {

@@ -39,8 +39,10 @@ absl::StatusOr<std::unique_ptr<ParamGroup>> MakeGroup(
     const ShardingPolicy& policy, const std::string& name, const std::vector<int>& buckets) {
   WEFT_RETURN_IF_ERROR(policy.Validate());
   const PipelineLanes& lanes = context.lanes();
+  ShardingPolicy of_context = policy;
+  if (!lanes.regather_sizes().empty()) of_context.reshard_after_forward_size = lanes.regather_sizes().front();
   WEFT_ASSIGN_OR_RETURN(GroupSpec spec,
-                        SpecifyGroup({name, -1, parameters}, policy, lanes.shard_group().size(), buckets,
+                        SpecifyGroup({name, -1, parameters}, of_context, lanes.shard_group().size(), buckets,
                                      lanes.bucket_count()));
   return ParamGroup::Create(context, std::move(spec), policy);
 }

@@ -35,7 +35,18 @@ StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, const Boot
   shape.slice_bytes = run.slice_bytes;
   shape.residency = model.residency().residency;
   shape.replicate_rank = rank / run.shard_group_size();
-  return CostsOfGroups(LayoutsOf(model), model.policy(), shape);
+  StepCosts costs;
+  const ShardedGroups& groups = model.sharded_groups();
+  for (int group = 0; group < groups.group_count(); ++group) {
+    ShardingPolicy policy = model.policy();
+    if (const auto& size_of = policy.reshard_after_forward_size_of) {
+      policy.reshard_after_forward_size =
+          size_of(groups.name(group)).value_or(policy.reshard_after_forward_size);
+    }
+    const bool is_gathered_again = IsGatheredAgain(group, groups.group_count(), policy);
+    costs += CostsOfGroup(groups.layout(group), is_gathered_again, policy, shape);
+  }
+  return costs;
 }
 
 absl::Status ToyStep(ShardedModel& model, ToyNet& net, const ToyRun& run, int rank, int step,
