@@ -34,7 +34,7 @@ class MasterShard {
 
  private:
   MasterShard(CommContext& context, const GroupSpec& group) : context_(context), group_(group) {}
-  int rank() const { return context_.lanes().shard_group().group_rank; }
+  int rank() const { return context_.lanes(group_.mesh).shard_group().group_rank; }
 
   CommContext& context_;
   const GroupSpec& group_;

@@ -24,7 +24,7 @@ ParamGroup::ParamGroup(CommContext& context, GroupSpec spec, const ShardingPolic
     : context_(context),
       spec_(std::move(spec)),
       gradient_divide_factor_(policy.gradient_divide_factor),
-      slices_(context.lanes().SlicesOf(spec_.layout, spec_.dtypes.reduce)),
+      slices_(context.lanes(spec_.mesh).SlicesOf(spec_.layout, spec_.dtypes.reduce)),
       updates_(std::make_unique<ReplicaUpdates>(context_, spec_.name(), slices_)),
       written_(parameters().size()),
       used_(parameters().size(), true) {
@@ -36,7 +36,7 @@ std::vector<PipelineLanes::Parts> ParamGroup::ReplicaParts() const {
   std::vector<PipelineLanes::Parts> parts;
   for (const ReplicaSlice& slice : slices_) {
     absl::StatusOr<PipelineLanes::Parts> made =
-        PartRanges::Make(ReplicaImageRanges(layout(), context_.lanes().shard_group().group_rank, slice));
+        PartRanges::Make(ReplicaImageRanges(layout(), lanes().shard_group().group_rank, slice));
     WEFT_CHECK(made.ok(), ToStd(made.status().message()));
     parts.push_back(*std::move(made));
   }

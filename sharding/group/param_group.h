@@ -85,7 +85,7 @@ class ParamGroup {
     kShardedAfterForward,
   };
 
-  // `spec`: of the context's shard group and buckets. `image`: memory of a group in place, filled with zeros
+  // `spec`: of the shard group and buckets of its mesh in the context. `image`: memory of a group in place, filled with zeros
   // and shared by all ranks of the shard group; empty for other groups. The master is zero until Load.
   // Errors: kResourceExhausted.
   static absl::StatusOr<std::unique_ptr<ParamGroup>> Create(CommContext& context, GroupSpec spec,
@@ -181,6 +181,8 @@ class ParamGroup {
   State state() const { return state_; }
   const ParameterDTypes& dtypes() const { return spec_.dtypes; }
   const FlatLayout& layout() const { return spec_.layout; }
+  // Process groups and lanes of the group's mesh.
+  PipelineLanes& lanes() const { return context_.lanes(spec_.mesh); }
   const std::vector<ReplicaSlice>& slices() const { return slices_; }
   const std::vector<std::shared_ptr<Parameter>>& parameters() const { return spec_.parameters(); }
   // Why values were copied instead of viewed since the last unshard; empty if none were.

@@ -80,9 +80,9 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
   std::vector<int64_t> counts;
   counts.reserve(static_cast<size_t>(layout().shard_size()));
   for (int rank = 0; rank < layout().shard_size(); ++rank) counts.push_back(layout().reduced_elements(rank));
-  return context_.reductions().Submit({name(), dtypes().reduce, dtypes().master, scope, std::move(input),
-                                       spec_.gradient_parts, std::move(counts), slices_, scales.after, sums_,
-                                       gradient_hook_, reduced_hook_, reduce_scatter_});
+  return context_.reductions().Submit({&lanes(), name(), dtypes().reduce, dtypes().master, scope,
+                                       std::move(input), spec_.gradient_parts, std::move(counts), slices_,
+                                       scales.after, sums_, gradient_hook_, reduced_hook_, reduce_scatter_});
 }
 
 absl::Status ParamGroup::CountGradientsAsZero() {

@@ -79,7 +79,7 @@ std::vector<ShardView> ParamGroup::Shards() const { return AsFloats(Masters(), d
 
 std::vector<MasterView> ParamGroup::WholeShards() const {
   std::vector<MasterView> shards;
-  for (const ShardPiece& piece : layout().Pieces(context_.lanes().shard_group().group_rank)) {
+  for (const ShardPiece& piece : layout().Pieces(lanes().shard_group().group_rank)) {
     const Parameter* parameter = parameters()[static_cast<size_t>(piece.parameter)].get();
     shards.push_back({parameter, piece, storage_->master().At(piece), nullptr});
   }

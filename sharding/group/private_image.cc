@@ -44,9 +44,10 @@ absl::StatusOr<Transfer> PrivateImage::GatherShards(std::byte* gathered, Priorit
   if (group_.is_cast() || all_gather_) WEFT_RETURN_IF_ERROR(updates_.Await());
   const void* shard = PlaceOwnShard(gathered);
   if (group_.is_alone() || group_.layout.gathered_elements() == 0) return Transfer();
-  return context_.lanes().AllGather({group_.name(), context_.lanes().shard_group(), shard, gathered,
-                                     group_.dtypes.param, group_.layout.gathered_elements(), priority},
-                                    group_.image_parts, all_gather_, updates_.under_way());
+  return context_.lanes(group_.mesh)
+      .AllGather({group_.name(), context_.lanes(group_.mesh).shard_group(), shard, gathered,
+                  group_.dtypes.param, group_.layout.gathered_elements(), priority},
+                 group_.image_parts, all_gather_, updates_.under_way());
 }
 
 absl::StatusOr<Transfer> PrivateImage::GatherKeptParts(std::byte* gathered, Priority priority) {
@@ -54,9 +55,10 @@ absl::StatusOr<Transfer> PrivateImage::GatherKeptParts(std::byte* gathered, Prio
   kept_.Reset();
   const std::byte* own = gathered;
   if (kept_parts_ == nullptr) own += static_cast<size_t>(neighbors().group_rank) * kept_bytes();
-  return context_.lanes().Regather({group_.name(), neighbors(), own, gathered, group_.dtypes.param,
-                                    group_.layout.gathered_elements(), priority},
-                                   kept_parts_, all_gather_);
+  return context_.lanes(group_.mesh)
+      .Regather({group_.name(), neighbors(), own, gathered, group_.dtypes.param,
+                 group_.layout.gathered_elements(), priority},
+                kept_parts_, all_gather_);
 }
 
 size_t PrivateImage::kept_bytes() const {
@@ -85,7 +87,7 @@ void PrivateImage::CopyKept(std::byte* gathered, bool out) {
 
 const void* PrivateImage::PlaceOwnShard(std::byte* gathered) {
   if (!group_.is_cast()) return master_.data();
-  const int rank = context_.lanes().shard_group().group_rank;
+  const int rank = context_.lanes(group_.mesh).shard_group().group_rank;
   master_.CastInto(gathered);
   // With parts in ranges, the gather is in place if its part is the whole image.
   return group_.image_parts != nullptr ? gathered : group_.RangeOf(rank, gathered);

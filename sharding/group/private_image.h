@@ -45,7 +45,9 @@ class PrivateImage {
   bool master_is_image() const { return group_.is_zero_copy() && group_.is_alone() && !group_.is_cast(); }
   bool keeps_parts() const { return group_.regather_size > 0; }
   // REQUIRES: keeps_parts().
-  const ProcessGroup& neighbors() const { return context_.lanes().regather_group(group_.regather_size); }
+  const ProcessGroup& neighbors() const {
+    return context_.lanes(group_.mesh).regather_group(group_.regather_size);
+  }
   size_t kept_bytes() const;
   absl::StatusOr<Transfer> GatherShards(std::byte* gathered, Priority priority);
   absl::StatusOr<Transfer> GatherKeptParts(std::byte* gathered, Priority priority);

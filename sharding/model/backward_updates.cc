@@ -37,7 +37,7 @@ absl::Status BackwardUpdates::Update(size_t number) {
   }
   updated_[number] = true;
   WEFT_RETURN_IF_ERROR(group.CheckGradientsReduced());
-  AddSquares(group, context_.lanes(), sets_, squares_);
+  AddSquares(group, sets_, squares_);
   const bool is_finite = std::all_of(squares_.begin(), squares_.end(), [](const ReproducibleSum& sum) {
     return std::isfinite(TwoNormOf(sum));
   });

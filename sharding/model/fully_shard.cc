@@ -72,6 +72,10 @@ void ShardedModel::SetRequiresAllReduce(bool all_reduce) {
 
 void ShardedModel::SetIsLastBackward(bool last) { groups_->SetIsLastBackward(last); }
 
+bool ShardedModel::IsFirstReplica(const Parameter& parameter) const {
+  return groups_->IsFirstReplica(parameter);
+}
+
 void ShardedModel::SetReshardAfterForward(bool reshard) {
   for (int i = kRootGroup + 1; i < groups_->group_count(); ++i) groups_->SetReshardAfterForward(i, reshard);
 }

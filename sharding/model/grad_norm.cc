@@ -104,8 +104,8 @@ size_t SetOf(const Parameter& parameter, absl::Span<const ClipSet> sets) {
 }
 
 // Adds this rank's reduced gradients of a group, without those that another replica counts, by set.
-void AddGradientsToCount(const ParamGroup& group, const PipelineLanes& lanes, absl::Span<const ClipSet> sets,
-                         Parts& counted) {
+void AddGradientsToCount(const ParamGroup& group, absl::Span<const ClipSet> sets, Parts& counted) {
+  const PipelineLanes& lanes = group.lanes();
   for (const MasterView& shard : group.Masters()) {
     const size_t set = SetOf(*shard.parameter, sets);
     if (shard.grad == nullptr || set == sets.size()) continue;
@@ -128,10 +128,10 @@ std::vector<GradientNorm> Clipped(const std::vector<double>& norms, absl::Span<c
 
 }  // namespace
 
-void AddSquares(const ParamGroup& group, const PipelineLanes& lanes, absl::Span<const ClipSet> sets,
+void AddSquares(const ParamGroup& group, absl::Span<const ClipSet> sets,
                 std::vector<ReproducibleSum>& squares) {
   Parts counted(sets.size());
-  AddGradientsToCount(group, lanes, sets, counted);
+  AddGradientsToCount(group, sets, counted);
   for (size_t set = 0; set < sets.size(); ++set) squares[set] += SumOf(counted[set], NormType::kTwo, 1.0);
 }
 
@@ -149,7 +149,7 @@ absl::StatusOr<std::vector<GradientNorm>> ShardedGroups::ClipGradNorms(absl::Spa
                                                                        NormType type) {
   WEFT_RETURN_IF_ERROR(CheckGradientsReduced());
   Parts counted(sets.size());
-  for (const auto& group : groups_) AddGradientsToCount(*group, context_->lanes(), sets, counted);
+  for (const auto& group : groups_) AddGradientsToCount(*group, sets, counted);
   const bool has_doubles = std::any_of(groups_.begin(), groups_.end(), [](const auto& group) {
     return group->dtypes().master == DType::kF64;
   });

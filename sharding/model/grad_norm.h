@@ -18,7 +18,7 @@ namespace weft {
 
 // Adds the squares of a group's reduced gradients that this rank counts to `squares`, by set: without those
 // that another replica counts. REQUIRES: an fp32 master.
-void AddSquares(const ParamGroup& group, const PipelineLanes& lanes, absl::Span<const ClipSet> sets,
+void AddSquares(const ParamGroup& group, absl::Span<const ClipSet> sets,
                 std::vector<ReproducibleSum>& squares);
 
 // The norms of each set, of the squares of all ranks.

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstring>
 #include <iterator>
+#include <vector>
 
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
@@ -51,13 +52,16 @@ absl::StatusOr<bool> ModelScalars::IsSameOnAllRanks(const std::string& label, ui
   WEFT_RETURN_IF_ERROR(context_.state().status());
   // Without the barrier a rank that submitted one all-gather more would wait there and never reach the
   // all-reduce.
-  Work barrier = context_.lanes().BarrierAfterAllGathers(label);
+  std::vector<Work> barriers;
+  for (int mesh = 0; mesh < context_.mesh_count(); ++mesh) {
+    barriers.push_back(context_.lanes(mesh).BarrierAfterAllGathers(label));
+  }
   // Maxima of the number and of its complement: they are complements of each other if all numbers are the
   // same.
   std::array<int64_t, 2> extremes = {static_cast<int64_t>(number), ~static_cast<int64_t>(number)};
   WEFT_RETURN_IF_ERROR(
       AllReduceOverModel(label, extremes.data(), DType::kI64, extremes.size(), ReduceOp::kMax));
-  WEFT_RETURN_IF_ERROR(context_.state().AwaitRelease(barrier));
+  for (Work& barrier : barriers) WEFT_RETURN_IF_ERROR(context_.state().AwaitRelease(barrier));
   return extremes[0] == ~extremes[1];
 }
 

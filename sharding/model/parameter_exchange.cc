@@ -39,6 +39,11 @@ absl::StatusOr<std::unique_ptr<ParameterExchange>> ParameterExchange::Create(
     for (size_t i = 0; i < group.parameters().size(); ++i) {
       const Parameter& parameter = *group.parameters()[i];
       if (!group.layout().parameters()[i].trainable || !selects(parameter)) continue;
+      if (&group.lanes() != &context.lanes()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "parameter '", parameter.name, "' has a mesh of its own (mesh_of), but an exchange of ",
+            "whole parameters has the model's mesh: do not select it"));
+      }
       item_of[i] = static_cast<int>(exchange->items_.size() - first);
       exchange->items_.push_back(
           {&parameter, number, static_cast<int>(i), std::vector<ShardPiece>(static_cast<size_t>(ranks))});

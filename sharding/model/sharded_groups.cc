@@ -1,5 +1,6 @@
 #include "weft/sharding/sharded_groups.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -18,14 +19,6 @@
 namespace weft {
 namespace {
 
-std::vector<std::shared_ptr<Parameter>> AllParameters(const std::vector<GroupMembers>& groups) {
-  std::vector<std::shared_ptr<Parameter>> parameters;
-  for (const GroupMembers& members : groups) {
-    parameters.insert(parameters.end(), members.parameters.begin(), members.parameters.end());
-  }
-  return parameters;
-}
-
 std::vector<PassEvent> OrderOf(const std::vector<GroupMembers>& groups) {
   std::vector<int> parents;
   parents.reserve(groups.size());
@@ -43,35 +36,78 @@ absl::Status CheckReplicas(const ShardingPolicy& policy, const ReplicateBuckets&
       "axis replicate of more than one rank");
 }
 
+// The parameters of the groups of one mesh.
+std::vector<std::shared_ptr<Parameter>> ParametersOf(const std::vector<GroupMembers>& groups,
+                                                     const GroupMeshes& meshes, int mesh) {
+  std::vector<std::shared_ptr<Parameter>> parameters;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    if (meshes.mesh_of_group[i] != mesh) continue;
+    parameters.insert(parameters.end(), groups[i].parameters.begin(), groups[i].parameters.end());
+  }
+  return parameters;
+}
+
+// The replicate buckets of each mesh.
+absl::StatusOr<std::vector<ReplicateBuckets>> PlanBuckets(const std::vector<GroupMembers>& groups,
+                                                          const GroupMeshes& meshes,
+                                                          const ShardingPolicy& policy) {
+  std::vector<ReplicateBuckets> buckets;
+  for (int mesh = 0; mesh < static_cast<int>(meshes.meshes.size()); ++mesh) {
+    const MeshGroups& of_mesh = meshes.meshes[static_cast<size_t>(mesh)];
+    WEFT_ASSIGN_OR_RETURN(
+        buckets.emplace_back(),
+        PlanReplicateBuckets(ParametersOf(groups, meshes, mesh), policy, of_mesh.shard, of_mesh.replicate));
+  }
+  return buckets;
+}
+
 absl::StatusOr<std::vector<GroupSpec>> SpecifyGroups(std::vector<GroupMembers> groups,
-                                                     const ReplicateBuckets& buckets,
-                                                     const ShardingPolicy& policy, int shard_size) {
-  const auto bucket_count = static_cast<int>(buckets.groups.size());
+                                                     const GroupMeshes& meshes,
+                                                     const std::vector<ReplicateBuckets>& buckets,
+                                                     const ShardingPolicy& policy) {
   std::vector<GroupSpec> specs;
-  for (GroupMembers& members : groups) {
-    const std::vector<int> bucket_of = buckets.BucketsOf(members.parameters);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const auto mesh = static_cast<size_t>(meshes.mesh_of_group[i]);
+    const std::vector<int> bucket_of = buckets[mesh].BucketsOf(groups[i].parameters);
     WEFT_ASSIGN_OR_RETURN(GroupSpec spec,
-                          SpecifyGroup(std::move(members), policy, shard_size, bucket_of, bucket_count));
+                          SpecifyGroup(std::move(groups[i]), policy, meshes.meshes[mesh].shard.size(),
+                                       bucket_of, static_cast<int>(buckets[mesh].groups.size())));
+    spec.mesh = static_cast<int>(mesh);
     specs.push_back(std::move(spec));
   }
   return specs;
 }
 
-// Sizes of the regather groups, ascending.
-std::vector<int> RegatherSizes(const std::vector<GroupSpec>& specs) {
+// Sizes of the regather groups of a mesh, ascending.
+std::vector<int> RegatherSizes(const std::vector<GroupSpec>& specs, int mesh) {
   std::set<int> sizes;
-  for (const GroupSpec& spec : specs) sizes.insert(spec.regather_size);
-  sizes.erase(0);
+  for (const GroupSpec& spec : specs) {
+    if (spec.mesh == mesh && spec.regather_size > 0) sizes.insert(spec.regather_size);
+  }
   return {sizes.begin(), sizes.end()};
 }
 
-CommContext::Options ContextOptions(const ShardingPolicy& policy, std::vector<int> regather_sizes,
-                                    Residency residency) {
+PipelineLanes::Options LaneOptions(const ShardingPolicy& policy, const std::vector<GroupSpec>& specs,
+                                   int mesh) {
+  return {RegatherSizes(specs, mesh), policy.shard_optimizer_over_replicas, policy.wire_compression};
+}
+
+absl::StatusOr<std::unique_ptr<CommContext>> CreateContext(CommEngine& engine, const GroupMeshes& meshes,
+                                                           const std::vector<ReplicateBuckets>& buckets,
+                                                           const ShardingPolicy& policy,
+                                                           const std::vector<GroupSpec>& specs,
+                                                           Residency residency) {
   CommContext::Options options;
   options.bounds = {policy.max_reduce_scatters, policy.max_all_reduces};
-  options.lanes = {std::move(regather_sizes), policy.shard_optimizer_over_replicas, policy.wire_compression};
+  options.lanes = LaneOptions(policy, specs, 0);
   options.in_place = residency == Residency::kInPlace;
-  return options;
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<CommContext> context,
+                        CommContext::Create(engine, meshes.meshes[0].shard, buckets[0].groups, options));
+  for (size_t mesh = 1; mesh < meshes.meshes.size(); ++mesh) {
+    WEFT_RETURN_IF_ERROR(context->AddMesh(meshes.meshes[mesh].shard, buckets[mesh].groups,
+                                          LaneOptions(policy, specs, static_cast<int>(mesh))));
+  }
+  return context;
 }
 
 std::vector<size_t> ImageBytes(const std::vector<GroupSpec>& specs) {
@@ -166,28 +202,28 @@ absl::StatusOr<std::unique_ptr<ShardedGroups>> ShardedGroups::Create(CommEngine&
   Bootstrap& bootstrap = engine.bootstrap();
   const absl::Duration timeout = engine.timeout();
   WEFT_RETURN_IF_ERROR(wanted.Validate());
-  WEFT_ASSIGN_OR_RETURN(MeshGroups mesh_groups, GroupsOfMesh(mesh, bootstrap.size(), bootstrap.rank()));
-  const int shard_size = mesh_groups.shard.size();
+  WEFT_ASSIGN_OR_RETURN(const GroupMeshes meshes,
+                        PlanGroupMeshes(groups, mesh, wanted, bootstrap.size(), bootstrap.rank()));
+  const ProcessGroup& shard_group = meshes.meshes[0].shard;
+  const int shard_size = shard_group.size();
   const ShardingPolicy policy = ResolvePrefetch(wanted, bootstrap.node_map(), shard_size);
-  WEFT_ASSIGN_OR_RETURN(
-      const ReplicateBuckets buckets,
-      PlanReplicateBuckets(AllParameters(groups), policy, mesh_groups.shard, mesh_groups.replicate));
-  WEFT_RETURN_IF_ERROR(CheckReplicas(policy, buckets));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<ReplicateBuckets> buckets, PlanBuckets(groups, meshes, policy));
+  WEFT_RETURN_IF_ERROR(CheckReplicas(policy, buckets[0]));
 
   const std::vector<PassEvent> order = OrderOf(groups);
-  absl::StatusOr<std::vector<GroupSpec>> specs =
-      SpecifyGroups(std::move(groups), buckets, policy, shard_size);
+  absl::StatusOr<std::vector<GroupSpec>> specs = SpecifyGroups(std::move(groups), meshes, buckets, policy);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, specs.status(), timeout));
-  std::vector<int> regather_sizes = RegatherSizes(*specs);
   ShardingPolicy of_any_group = policy;  // A single group that keeps parts makes all images private.
-  of_any_group.reshard_after_forward_size = regather_sizes.empty() ? 0 : regather_sizes.back();
+  for (const GroupSpec& spec : *specs) {
+    of_any_group.reshard_after_forward_size =
+        std::max(of_any_group.reshard_after_forward_size, spec.regather_size);
+  }
   WEFT_ASSIGN_OR_RETURN(ResidencyChoice residency,
                         ChooseResidency(of_any_group, bootstrap.node_map(), shard_size));
   WEFT_ASSIGN_OR_RETURN(SharedImages images,
-                        AllocateImagesOrNone(engine, mesh_groups.shard, *specs, order, policy, residency));
+                        AllocateImagesOrNone(engine, shard_group, *specs, order, policy, residency));
   absl::StatusOr<std::unique_ptr<CommContext>> context =
-      CommContext::Create(engine, std::move(mesh_groups.shard), buckets.groups,
-                          ContextOptions(policy, std::move(regather_sizes), residency.residency));
+      CreateContext(engine, meshes, buckets, policy, *specs, residency.residency);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, context.status(), timeout));
   if (images.region) (*context)->memory().ShareImages(std::move(images.region), images.region_holders);
   std::unique_ptr<ShardedGroups> sharded(
@@ -344,6 +380,16 @@ void ShardedGroups::SetWaitCheck(std::function<absl::Status()> check) {
 const std::string& ShardedGroups::name(int number) const { return group(number).name(); }
 
 const ParameterDTypes& ShardedGroups::dtypes(int number) const { return group(number).dtypes(); }
+
+bool ShardedGroups::IsFirstReplica(const Parameter& parameter) const {
+  for (const auto& group : groups_) {
+    for (size_t i = 0; i < group->parameters().size(); ++i) {
+      if (group->parameters()[i].get() != &parameter) continue;
+      return group->lanes().replicate_group(group->layout().parameters()[i].replicate_bucket).group_rank == 0;
+    }
+  }
+  return false;
+}
 
 const FlatLayout& ShardedGroups::layout(int number) const { return group(number).layout(); }
 

@@ -23,7 +23,8 @@ class ArrayGatherer {
   }
 
   absl::Status Gather(const ParamGroup& group) {
-    const int ranks = context_.lanes().shard_group().size();
+    if (!TakesPart(group)) return absl::OkStatus();
+    const int ranks = group.lanes().shard_group().size();
     std::vector<Parts> parts(group.parameters().size(), Parts(static_cast<size_t>(ranks)));
     for (int rank = 0; rank < ranks; ++rank) {
       for (const ShardPiece& piece : group.layout().Pieces(rank)) {
@@ -42,20 +43,26 @@ class ArrayGatherer {
  private:
   using Parts = std::vector<ShardPiece>;  // By shard rank; empty if it holds nothing.
 
-  // Rank 0 needs the first replica's shard group only; it already has the other replicas' updates.
-  bool takes_part() const { return !first_only_ || context_.lanes().replicate_group(0).group_rank == 0; }
+  // Rank 0 needs the first replica's shard group only.
+  static bool IsOfFirstReplica(const ParamGroup& group) {
+    return group.lanes().replicate_group(0).group_rank == 0;
+  }
+  // Where replicas share the optimizer, all of them exchange their updates.
+  bool TakesPart(const ParamGroup& group) const {
+    return !first_only_ || group.lanes().shards_optimizer_over_replicas() || IsOfFirstReplica(group);
+  }
 
   absl::Status GatherArray(const ParamGroup& group, size_t index, const Parts& parts) {
     const Parameter& parameter = *group.parameters()[index];
-    const ShardPiece& own_part = parts[static_cast<size_t>(context_.lanes().shard_group().group_rank)];
+    const ShardPiece& own_part = parts[static_cast<size_t>(group.lanes().shard_group().group_rank)];
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> own, OwnPart(group, index, own_part));
-    if (!takes_part()) return absl::OkStatus();
-    const bool receives = !first_only_ || context_.lanes().shard_group().group_rank == 0;
+    if (first_only_ && !IsOfFirstReplica(group)) return absl::OkStatus();
+    const bool receives = !first_only_ || group.lanes().shard_group().group_rank == 0;
     std::vector<int64_t> counts;
     for (const ShardPiece& part : parts) counts.push_back(part.elements());
     std::vector<float> values(receives ? static_cast<size_t>(parameter.elements()) : 0);
-    WEFT_RETURN_IF_ERROR(
-        GatherShardValues(context_, parameter.name, own.data(), values.data(), counts, first_only_));
+    WEFT_RETURN_IF_ERROR(GatherShardValues(context_, group.lanes(), parameter.name, own.data(), values.data(),
+                                           counts, first_only_));
     if (receives && consumed_.ok()) consumed_ = consume_(parameter, InOrder(std::move(values), parts));
     return absl::OkStatus();
   }
@@ -64,13 +71,13 @@ class ArrayGatherer {
   absl::StatusOr<std::vector<float>> OwnPart(const ParamGroup& group, size_t index, const ShardPiece& part) {
     const Parameter& parameter = *group.parameters()[index];
     const FlatParameter& placed = group.layout().parameters()[index];
-    if (!context_.lanes().shards_optimizer_over_replicas() || !placed.trainable) {
+    if (!group.lanes().shards_optimizer_over_replicas() || !placed.trainable) {
       return OwnValues(parameter, part.elements());
     }
     const auto slice = absl::c_find_if(group.slices(), [&](const ReplicaSlice& candidate) {
       return candidate.bucket == placed.replicate_bucket;
     });
-    const ProcessGroup& replicas = context_.lanes().replicate_group(slice->bucket);
+    const ProcessGroup& replicas = group.lanes().replicate_group(slice->bucket);
     std::vector<int64_t> counts(static_cast<size_t>(replicas.size()));
     for (int rank = 0; rank < replicas.size(); ++rank) {
       for (const ShardPiece& piece : CutPiece(part, slice->PartOf(rank))) {
@@ -126,11 +133,6 @@ class ArrayGatherer {
 absl::Status GatherFullState(ShardedModel& model, absl::Span<const ShardView> shards, StateTarget target,
                              const ArrayConsumer& consume) {
   CommContext& context = model.sharded_groups().context();
-  // Where every replica updates all elements, rank 0 needs the first replica's shard group only.
-  if (target == StateTarget::kRankZero && !context.lanes().shards_optimizer_over_replicas() &&
-      context.lanes().replicate_group(0).group_rank > 0) {
-    return absl::OkStatus();
-  }
   ArrayGatherer gatherer(context, shards, target, consume);
   for (const auto& group : model.sharded_groups().groups()) {
     if (const absl::Status gathered = gatherer.Gather(*group); !gathered.ok())

@@ -14,17 +14,26 @@ absl::StatusOr<std::unique_ptr<CommContext>> CommContext::Create(CommEngine& eng
   WEFT_ASSIGN_OR_RETURN(PipelineLanes lanes,
                         PipelineLanes::Create(*state, *memory, std::move(shard_group),
                                               std::move(replicate_groups), options.lanes));
-  return std::unique_ptr<CommContext>(
-      new CommContext(std::move(state), std::move(memory), std::move(lanes), options));
+  return std::unique_ptr<CommContext>(new CommContext(
+      std::move(state), std::move(memory), std::make_unique<PipelineLanes>(std::move(lanes)), options));
+}
+
+absl::Status CommContext::AddMesh(ProcessGroup shard_group, std::vector<ProcessGroup> replicate_groups,
+                                  const PipelineLanes::Options& options) {
+  WEFT_ASSIGN_OR_RETURN(PipelineLanes lanes, PipelineLanes::Create(*state_, *memory_, std::move(shard_group),
+                                                                   std::move(replicate_groups), options));
+  lanes_.push_back(std::make_unique<PipelineLanes>(std::move(lanes)));
+  return absl::OkStatus();
 }
 
 CommContext::CommContext(std::unique_ptr<PipelineState> state, std::unique_ptr<PipelineMemory> memory,
-                         PipelineLanes lanes, const Options& options)
+                         std::unique_ptr<PipelineLanes> lanes, const Options& options)
     : state_(std::move(state)),
       memory_(std::move(memory)),
-      lanes_(std::move(lanes)),
-      reductions_(*state_, lanes_, *memory_, options.bounds),
-      epochs_(*state_, lanes_, options.in_place) {}
+      reductions_(*state_, *memory_, options.bounds),
+      epochs_(*state_, *lanes, options.in_place) {
+  lanes_.push_back(std::move(lanes));
+}
 
 void CommContext::BeginForward() {
   if (state_->status().ok()) epochs_.EndWriting();
@@ -48,7 +57,7 @@ absl::Status CommContext::ResetAfterError() {
   reductions_.Clear();
   memory_->ResetAfterError();
   epochs_.ResetAfterError();
-  lanes_.Restart();
+  for (const auto& lanes : lanes_) lanes->Restart();
   state_->ClearFailure();
   return absl::OkStatus();
 }

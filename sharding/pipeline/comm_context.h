@@ -50,9 +50,15 @@ class CommContext {
   static absl::StatusOr<std::unique_ptr<CommContext>> Create(CommEngine& engine, ProcessGroup shard_group,
                                                              std::vector<ProcessGroup> replicate_groups,
                                                              const Options& options);
+  // Adds the next mesh for groups that are not sharded over the first one. REQUIRES: nothing is in place.
+  // Collective: by all ranks of the engine. Errors: as Create.
+  absl::Status AddMesh(ProcessGroup shard_group, std::vector<ProcessGroup> replicate_groups,
+                       const PipelineLanes::Options& options);
 
   PipelineState& state() { return *state_; }
-  PipelineLanes& lanes() { return lanes_; }
+  // The lanes of a mesh; of the model's without a number.
+  PipelineLanes& lanes(int mesh = 0) { return *lanes_[static_cast<size_t>(mesh)]; }
+  int mesh_count() const { return static_cast<int>(lanes_.size()); }
   PipelineMemory& memory() { return *memory_; }
   ReductionQueue& reductions() { return reductions_; }
   StepEpochs& epochs() { return epochs_; }
@@ -72,11 +78,11 @@ class CommContext {
 
  private:
   CommContext(std::unique_ptr<PipelineState> state, std::unique_ptr<PipelineMemory> memory,
-              PipelineLanes lanes, const Options& options);
+              std::unique_ptr<PipelineLanes> lanes, const Options& options);
 
   const std::unique_ptr<PipelineState> state_;
   const std::unique_ptr<PipelineMemory> memory_;
-  PipelineLanes lanes_;
+  std::vector<std::unique_ptr<PipelineLanes>> lanes_;  // By mesh.
   ReductionQueue reductions_;
   StepEpochs epochs_;
 };

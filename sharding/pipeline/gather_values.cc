@@ -69,9 +69,9 @@ absl::Status GatherValues(CommContext& context, const std::string& label, const 
 
 }  // namespace
 
-absl::Status GatherShardValues(CommContext& context, const std::string& label, const float* own, float* all,
-                               absl::Span<const int64_t> counts, bool first_only) {
-  const PipelineLanes& lanes = context.lanes();
+absl::Status GatherShardValues(CommContext& context, const PipelineLanes& lanes, const std::string& label,
+                               const float* own, float* all, absl::Span<const int64_t> counts,
+                               bool first_only) {
   return GatherValues(context, label, {lanes.control_lane(), lanes.shard_group().group_rank, first_only}, own,
                       all, counts);
 }

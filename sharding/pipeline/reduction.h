@@ -43,6 +43,7 @@ struct GradientSums {
 };
 
 struct Reduction {
+  PipelineLanes* lanes;  // Of the group's mesh.
   std::string label;
   DType dtype;      // Of the collectives.
   DType sum_dtype;  // Of GradientSums: the master's.

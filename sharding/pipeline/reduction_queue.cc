@@ -10,6 +10,25 @@
 #include "weft/core/tensor_view.h"
 
 namespace weft {
+namespace {
+
+int64_t OwnElements(const Reduction& reduction) {
+  return reduction.counts[static_cast<size_t>(reduction.lanes->shard_group().group_rank)];
+}
+
+bool Scatters(const Reduction& reduction) {
+  const int64_t total = std::accumulate(reduction.counts.begin(), reduction.counts.end(), int64_t{0});
+  return reduction.lanes->shard_group().size() > 1 && total > 0;
+}
+
+bool Replicates(const Reduction& reduction) {
+  return std::any_of(reduction.slices.begin(), reduction.slices.end(),
+                     [&reduction](const ReplicaSlice& slice) {
+                       return reduction.lanes->replicate_group(slice.bucket).size() > 1;
+                     });
+}
+
+}  // namespace
 
 absl::Status ReductionQueue::Submit(Reduction reduction) {
   WEFT_RETURN_IF_ERROR(state_.status());
@@ -32,7 +51,7 @@ absl::Status ReductionQueue::Enqueue(Reduction reduction) {
     WEFT_RETURN_IF_ERROR(SubmitReplication(entry, entry.reduce_scatter.work()));
   }
   WEFT_RETURN_IF_ERROR(BoundReduceScatters());
-  const int64_t lag = lanes_.shard_group().size() == 1 ? 0 : bounds_.max_reduce_scatters;
+  const int64_t lag = entry.reduction.lanes->shard_group().size() == 1 ? 0 : bounds_.max_reduce_scatters;
   WEFT_RETURN_IF_ERROR(ContinueThrough(entry.number - lag));
   return DeliverFinished();
 }
@@ -54,11 +73,7 @@ void ReductionQueue::Clear() {
   next_number_ = 0;  // Ranks may have failed after different submissions.
 }
 
-int64_t ReductionQueue::OwnElements(const Reduction& reduction) const {
-  return reduction.counts[static_cast<size_t>(lanes_.shard_group().group_rank)];
-}
-
-void ReductionQueue::ScaleInCollectives(Entry& entry) const {
+void ReductionQueue::ScaleInCollectives(Entry& entry) {
   Reduction& reduction = entry.reduction;
   const bool is_final = reduction.scope == ReduceScope::kShardAndReplicate && !entry.takes_partial;
   if (!is_final || reduction.dtype != reduction.sum_dtype) return;
@@ -69,13 +84,8 @@ void ReductionQueue::ScaleInCollectives(Entry& entry) const {
   }
   const bool replicates_all = std::all_of(
       reduction.slices.begin(), reduction.slices.end(),
-      [this](const ReplicaSlice& slice) { return lanes_.replicate_group(slice.bucket).size() > 1; });
+      [&](const ReplicaSlice& slice) { return reduction.lanes->replicate_group(slice.bucket).size() > 1; });
   if (replicates_all) entry.replication_scale = std::exchange(reduction.scale, 1.0);
-}
-
-bool ReductionQueue::Scatters(const Reduction& reduction) const {
-  const int64_t total = std::accumulate(reduction.counts.begin(), reduction.counts.end(), int64_t{0});
-  return lanes_.shard_group().size() > 1 && total > 0;
 }
 
 absl::Status ReductionQueue::SubmitReduceScatter(Entry& entry) {
@@ -86,17 +96,18 @@ absl::Status ReductionQueue::SubmitReduceScatter(Entry& entry) {
   }
   const int64_t bytes = OwnElements(reduction) * static_cast<int64_t>(SizeOf(reduction.dtype));
   WEFT_ASSIGN_OR_RETURN(entry.output, memory_.AcquireShard(static_cast<size_t>(bytes)));
+  PipelineLanes& lanes = *reduction.lanes;
   WEFT_ASSIGN_OR_RETURN(entry.reduce_scatter,
-                        lanes_.ReduceScatter({reduction.label, lanes_.shard_group(), reduction.input.data(),
-                                              entry.output.data(), reduction.dtype, reduction.counts},
-                                             reduction.parts, reduction.reduce_scatter, entry.scatter_scale));
+                        lanes.ReduceScatter({reduction.label, lanes.shard_group(), reduction.input.data(),
+                                             entry.output.data(), reduction.dtype, reduction.counts},
+                                            reduction.parts, reduction.reduce_scatter, entry.scatter_scale));
   return absl::OkStatus();
 }
 
 absl::Status ReductionQueue::SubmitReplication(Entry& entry, const Work* after) {
   if (!Replicates(entry.reduction)) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(BoundReplications());
-  if (lanes_.shards_optimizer_over_replicas()) return SubmitReplicaScatters(entry, after);
+  if (entry.reduction.lanes->shards_optimizer_over_replicas()) return SubmitReplicaScatters(entry, after);
   SubmitAllReduces(entry, after);
   return absl::OkStatus();
 }
@@ -104,11 +115,12 @@ absl::Status ReductionQueue::SubmitReplication(Entry& entry, const Work* after) 
 void ReductionQueue::SubmitAllReduces(Entry& entry, const Work* after) {
   const Reduction& reduction = entry.reduction;
   for (const ReplicaSlice& slice : reduction.slices) {
-    if (lanes_.replicate_group(slice.bucket).size() == 1) continue;
+    if (reduction.lanes->replicate_group(slice.bucket).size() == 1) continue;
     std::byte* values =
         entry.output.data() + slice.range.begin * static_cast<int64_t>(SizeOf(reduction.dtype));
-    entry.replications.push_back(lanes_.AllReduce(reduction.label, slice.bucket, values, reduction.dtype,
-                                                  slice.range.count, entry.replication_scale, after));
+    entry.replications.push_back(reduction.lanes->AllReduce(reduction.label, slice.bucket, values,
+                                                            reduction.dtype, slice.range.count,
+                                                            entry.replication_scale, after));
   }
 }
 
@@ -120,7 +132,7 @@ absl::Status ReductionQueue::SubmitReplicaScatters(Entry& entry, const Work* aft
   WEFT_ASSIGN_OR_RETURN(entry.updated, memory_.AcquireShard(static_cast<size_t>(bytes)));
   std::byte* part = entry.updated.data();
   for (const ReplicaSlice& slice : reduction.slices) {
-    entry.replications.push_back(lanes_.ReduceScatterOverReplicas(
+    entry.replications.push_back(reduction.lanes->ReduceScatterOverReplicas(
         reduction.label, slice, entry.output.data() + slice.range.begin * element_bytes, part,
         reduction.dtype, entry.replication_scale, after));
     part += slice.own.count * element_bytes;
@@ -159,12 +171,6 @@ absl::Status ReductionQueue::Continue(Entry& entry) {
   AddRun(sums.partial.data(), reduction.sum_dtype, entry.output.data(), reduction.dtype, elements);
   sums.partial.Reset();
   return SubmitReplication(entry, nullptr);
-}
-
-bool ReductionQueue::Replicates(const Reduction& reduction) const {
-  return std::any_of(reduction.slices.begin(), reduction.slices.end(), [this](const ReplicaSlice& slice) {
-    return lanes_.replicate_group(slice.bucket).size() > 1;
-  });
 }
 
 template <typename Uses>

@@ -11,7 +11,7 @@
 // memory of its input is needed. So the all-reduce of one group still overlaps the reduce-scatters of the
 // next ones.
 //
-// Thread safety: none. Lifetime: state, lanes and memory must outlive the queue.
+// Thread safety: none. Lifetime: state, memory and the lanes of reductions must outlive the queue.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ class ReductionQueue {
     int max_all_reduces = 2;
   };
 
-  ReductionQueue(PipelineState& state, PipelineLanes& lanes, PipelineMemory& memory, const Bounds& bounds)
-      : state_(state), lanes_(lanes), memory_(memory), bounds_(bounds) {}
+  ReductionQueue(PipelineState& state, PipelineMemory& memory, const Bounds& bounds)
+      : state_(state), memory_(memory), bounds_(bounds) {}
 
   // Submits a reduction, and completes older ones to keep the bounds (with a bound of 0, this one).
   absl::Status Submit(Reduction reduction);
@@ -65,11 +65,11 @@ class ReductionQueue {
   absl::Status Enqueue(Reduction reduction);
   // Lets the last collective of a reduction apply the reduction's scale, which saves a pass over the result.
   // Nothing happens if no collective of f32 yields all elements.
-  void ScaleInCollectives(Entry& entry) const;
+  static void ScaleInCollectives(Entry& entry);
   absl::Status SubmitReduceScatter(Entry& entry);
   // Submits the exchange over the replicas, if there are any.
   absl::Status SubmitReplication(Entry& entry, const Work* after);
-  void SubmitAllReduces(Entry& entry, const Work* after);
+  static void SubmitAllReduces(Entry& entry, const Work* after);
   absl::Status SubmitReplicaScatters(Entry& entry, const Work* after);
   // Submits what follows the reduce-scatters up to this number.
   absl::Status ContinueThrough(int64_t number);
@@ -92,12 +92,8 @@ class ReductionQueue {
 
   template <typename Uses>
   int64_t Count(Uses uses) const;
-  bool Scatters(const Reduction& reduction) const;
-  bool Replicates(const Reduction& reduction) const;
-  int64_t OwnElements(const Reduction& reduction) const;
 
   PipelineState& state_;
-  PipelineLanes& lanes_;
   PipelineMemory& memory_;
   const Bounds bounds_;
   std::deque<Entry> entries_;

@@ -21,6 +21,7 @@ std::string WhyPrivate(const ShardingPolicy& policy, const NodeMap& nodes, int s
     return absl::StrCat("reshard_after_forward_size is ", policy.reshard_after_forward_size,
                         ": each rank keeps a part of an image of its own");
   }
+  if (policy.mesh_of) return "some parameters have a mesh of their own (mesh_of): each rank gathers images";
   return SomeShareANode(nodes, shard_size) ? "" : "no two ranks of a shard group share a node";
 }
 

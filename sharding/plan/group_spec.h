@@ -30,6 +30,7 @@ struct GroupSpec {
   // Neighbors of which each keeps a part of the image between forward and backward: see
   // ShardingPolicy::reshard_after_forward_size. 0: none does.
   int regather_size = 0;
+  int mesh = 0;  // Number of the group's mesh in the context: see CommContext::lanes.
 
   const std::string& name() const { return members.name; }
   const std::vector<std::shared_ptr<Parameter>>& parameters() const { return members.parameters; }

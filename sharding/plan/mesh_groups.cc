@@ -1,5 +1,8 @@
 #include "sharding/plan/mesh_groups.h"
 
+#include <algorithm>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,7 +42,45 @@ absl::StatusOr<ProcessGroup> GroupAlong(const DeviceMesh& mesh, const Axes& axes
   return mesh.Group(present, rank);
 }
 
+// Meshes of the same ranks and axes differ in the size of their shard groups alone.
+int IndexOf(const MeshGroups& groups, std::vector<MeshGroups>& meshes) {
+  const auto same = std::find_if(meshes.begin(), meshes.end(), [&groups](const MeshGroups& known) {
+    return known.shard.size() == groups.shard.size();
+  });
+  const auto index = static_cast<int>(same - meshes.begin());
+  if (same == meshes.end()) meshes.push_back(groups);
+  return index;
+}
+
 }  // namespace
+
+absl::StatusOr<GroupMeshes> PlanGroupMeshes(absl::Span<const GroupMembers> groups, const DeviceMesh& mesh,
+                                            const ShardingPolicy& policy, int world_size, int rank) {
+  GroupMeshes planned;
+  WEFT_ASSIGN_OR_RETURN(planned.meshes.emplace_back(), GroupsOfMesh(mesh, world_size, rank));
+  for (const GroupMembers& members : groups) {
+    std::optional<int> of_group;
+    for (const std::shared_ptr<Parameter>& parameter : members.parameters) {
+      int index = 0;
+      if (const auto own = policy.mesh_of ? policy.mesh_of(*parameter) : std::nullopt) {
+        const absl::StatusOr<MeshGroups> found = GroupsOfMesh(*own, world_size, rank);
+        if (!found.ok()) return Annotate(found.status(), "mesh_of of parameter '" + parameter->name + "'");
+        index = IndexOf(*found, planned.meshes);
+      }
+      if (of_group.value_or(index) != index) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("parameter group '", members.name, "': mesh_of gives '",
+                         members.parameters.front()->name, "' and '", parameter->name,
+                         "' different meshes, but a group is gathered over one: list the module ",
+                         "of the parameters that have a mesh of their own as a block, so that they have a "
+                         "group of their own"));
+      }
+      of_group = index;
+    }
+    planned.mesh_of_group.push_back(of_group.value_or(0));
+  }
+  return planned;
+}
 
 absl::StatusOr<MeshGroups> GroupsOfMesh(const DeviceMesh& mesh, int world_size, int rank) {
   WEFT_RETURN_IF_ERROR(CheckAxes(mesh));

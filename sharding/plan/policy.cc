@@ -83,6 +83,12 @@ absl::Status ShardingPolicy::Validate() const {
         absl::StrCat("reshard_after_forward_size is ", reshard_after_forward_size,
                      " although reshard_after_forward is off, which keeps everything: set one of them"));
   }
+  if (mesh_of && shard_optimizer_over_replicas) {
+    return absl::InvalidArgumentError(
+        "mesh_of gives parameters a mesh of their own, and shard_optimizer_over_replicas is on, which needs "
+        "the "
+        "replicas of one mesh: leave one of them out");
+  }
   if (PrefetchDepth() < 0 || PrefetchDepth() > kMaxPrefetchDepth) {
     return absl::InvalidArgumentError(
         absl::StrCat("prefetch_depth is ", PrefetchDepth(), ": it must be 0 to ", kMaxPrefetchDepth));

@@ -16,6 +16,7 @@
 
 #include "weft/comm/types.h"
 #include "weft/core/dtype.h"
+#include "weft/mesh/device_mesh.h"
 #include "weft/mesh/process_group.h"
 #include "weft/nn/parameter.h"
 #include "weft/sharding/flat_layout.h"
@@ -115,6 +116,13 @@ struct ShardingPolicy {
   // name the same groups in the same order of parameters. Returning nothing: the gradient is reduce-scattered
   // only. Unset: the replicas of the mesh.
   std::function<std::optional<ProcessGroup>(const Parameter&)> replicate_group = nullptr;
+
+  // The mesh over which a parameter is sharded and replicated instead of the model's: another division of the
+  // same ranks into replicas and shard groups, with the model's axes. The parameters of one group have one
+  // mesh. Images are private then: see ChooseResidency. Returning nothing: the model's mesh. Unset: the
+  // model's for all. Alike on all ranks. Not with shard_optimizer_over_replicas. For checkpoints see
+  // ShardedModel::IsFirstReplica.
+  std::function<std::optional<DeviceMesh>(const Parameter&)> mesh_of = nullptr;
 
   // On: each replica of a shard updates one part of it. The all-reduce of gradients becomes a reduce-scatter,
   // and forward gathers the other replicas' updates. As many bytes are sent, half of them when the wire is

@@ -167,6 +167,8 @@ class ShardedGroups {
   const std::string& name(int group) const;
   const ParameterDTypes& dtypes(int group) const;
   const FlatLayout& layout(int group) const;
+  // See ShardedModel.
+  bool IsFirstReplica(const Parameter& parameter) const;
   // The policy with its prefetch depth resolved.
   const ShardingPolicy& policy() const { return policy_; }
   const ResidencyChoice& residency() const { return residency_; }

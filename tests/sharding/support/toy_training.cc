@@ -43,6 +43,11 @@ StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, const Boot
       policy.reshard_after_forward_size =
           size_of(groups.name(group)).value_or(policy.reshard_after_forward_size);
     }
+    const PipelineLanes& lanes = groups.group(group).lanes();
+    shape.shard_size = lanes.shard_group().size();
+    shape.shard_rank = lanes.shard_group().group_rank;
+    shape.replicate_size = bootstrap.size() / shape.shard_size;
+    shape.replicate_rank = rank / shape.shard_size;
     const bool is_gathered_again = IsGatheredAgain(group, groups.group_count(), policy);
     costs += CostsOfGroup(groups.layout(group), is_gathered_again, policy, shape);
   }

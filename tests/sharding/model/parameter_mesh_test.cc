@@ -1,0 +1,115 @@
+// Parameters that have a mesh of their own within one model.
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/sharding/support/expect_costs.h"
+#include "tests/sharding/support/toy_training.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 4;
+
+DeviceMesh MeshOf(int shard) { return MakeToyMesh(kRanks / shard, shard).value(); }
+
+// Sizes of the shard groups of layers; 0: the model's mesh.
+ToyRun RunOf(int shard, const std::vector<int>& of_layers) {
+  ToyRun run{.replicate = kRanks / shard, .shard = shard};
+  run.policy.mesh_of = [of_layers](const Parameter& parameter) -> std::optional<DeviceMesh> {
+    for (size_t layer = 0; layer < of_layers.size(); ++layer) {
+      const bool is_in_layer = parameter.name.starts_with("layers." + std::to_string(layer) + ".");
+      if (is_in_layer && of_layers[layer] > 0) return MeshOf(of_layers[layer]);
+    }
+    return std::nullopt;
+  };
+  return run;
+}
+
+void ExpectOutcomeOf(const ToyRun& run, const std::function<void(const ToyOutcome&)>& check) {
+  RunRanks(NodeMap::RanksPerNode(kRanks, 2), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const ToyOutcome outcome, TrainToy(bootstrap, run));
+    check(outcome);
+    return absl::OkStatus();
+  });
+}
+
+TEST(ParameterMesh, TrainsLikeOneRankAndToTheBitsOfOneMesh) {
+  const ToyOutcome alone = *TrainToyOnOneRank({});
+  for (const GradientSync sync : {GradientSync::kLast, GradientSync::kReduceScatter}) {
+    ToyRun flat{.replicate = 1, .shard = kRanks};
+    flat.sync = sync;
+    flat.microbatches = sync == GradientSync::kLast ? 1 : 2;
+    ToyOutcome expected;
+    ExpectOutcomeOf(flat, [&](const ToyOutcome& outcome) {
+      if (outcome.rank == 0) expected = outcome;
+    });
+    for (const FlatKind layout : kFlatKinds) {
+      for (ToyRun run : {RunOf(4, {2, 0, 1}), RunOf(2, {4, 1, 0}), RunOf(1, {4, 2, 0})}) {
+        run.policy.layout = layout;
+        run.sync = sync;
+        run.microbatches = flat.microbatches;
+        SCOPED_TRACE(run.Describe());
+        ExpectOutcomeOf(run, [&](const ToyOutcome& outcome) {
+          EXPECT_EQ(outcome.weights, expected.weights);
+          EXPECT_EQ(outcome.norms, expected.norms);
+          ExpectCosts(outcome);
+          for (size_t step = 0; step < alone.norms.size(); ++step) {
+            EXPECT_NEAR(outcome.norms[step], alone.norms[step], 1e-5 * alone.norms[step]);
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(ParameterMesh, KeepsPartsOfItsOwnShardGroupAfterForward) {
+  ToyOutcome expected;
+  ExpectOutcomeOf({.replicate = 1, .shard = kRanks}, [&](const ToyOutcome& outcome) {
+    if (outcome.rank == 0) expected = outcome;
+  });
+  ToyRun run = RunOf(2, {4, 0, 0});
+  run.policy.prefetch_depth = 0;
+  run.policy.reshard_after_forward_size = 2;
+  ExpectOutcomeOf(run, [&](const ToyOutcome& outcome) {
+    EXPECT_EQ(outcome.weights, expected.weights);
+    ExpectCosts(outcome);
+  });
+}
+
+TEST(ParameterMesh, RefusesWhatItCannotShard) {
+  RunRanks(NodeMap::OneNode(kRanks), [](Bootstrap& bootstrap) -> absl::Status {
+    const auto expect_error = [&](const ToyRun& run, const std::string& text) {
+      EXPECT_THAT(TrainToy(bootstrap, run).status(),
+                  StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
+    };
+    ToyRun run{.replicate = 1, .shard = kRanks};
+    run.policy.mesh_of = [](const Parameter& parameter) {
+      return parameter.name == "layers.1.scale" ? std::optional(MeshOf(2)) : std::nullopt;
+    };
+    expect_error(
+        run, "parameter group 'layers.1': mesh_of gives 'layers.1.weight' and 'layers.1.scale' different");
+    run.policy.mesh_of = [](const Parameter&) {
+      return std::optional(*DeviceMesh::Create({{"shard", 2}}, 2));
+    };
+    expect_error(run, "mesh shard 2 has 2 ranks, but the engine connects 4");
+    run = RunOf(2, {4, 0, 0});
+    run.policy.shard_optimizer_over_replicas = true;
+    expect_error(run,
+                 "mesh_of gives parameters a mesh of their own, and shard_optimizer_over_replicas is on");
+    run = RunOf(2, {4, 0, 0});
+    run.policy.node_shared = NodeShared::kOn;
+    expect_error(run, "mesh_of");
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing
