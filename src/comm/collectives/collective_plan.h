@@ -48,6 +48,7 @@ struct CollectivePlan {
   std::byte* base = nullptr;
   // Parts of the output (AG, broadcast), parts of the input (RS), or the part that each rank reduces (AR).
   PartLayout parts;
+  int root = 0;  // Of a broadcast.
   // A2A: parts by group rank. Input, output and `parts` are then unused.
   std::vector<TensorView> sends;
   std::vector<TensorView> receives;

@@ -7,9 +7,10 @@
 
 namespace weft {
 
-// All kinds of all-gather, broadcast and barrier.
+// All kinds of all-gather, barrier, and the broadcast of a group on one node.
 std::unique_ptr<Operation> MakeAllGather(const GroupPlacement& placement, CollectivePlan plan);
 // REQUIRES: the group spans nodes.
+std::unique_ptr<Operation> MakeBroadcast(const GroupPlacement& placement, CollectivePlan plan);
 std::unique_ptr<Operation> MakeReduceScatter(const GroupPlacement& placement, CollectivePlan plan);
 std::unique_ptr<Operation> MakeAllReduce(const GroupPlacement& placement, CollectivePlan plan);
 // Reduce-scatter or all-reduce. REQUIRES: the group is on one node.

@@ -331,8 +331,9 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
         request.plan =
             CollectivePlan::ForContiguous(OpKind::kBroadcast, dtype, ReduceOp::kSum, Bytes(buffer),
                                           Bytes(buffer), PartLayout::FromCounts(std::move(counts)));
+        request.plan.root = root;
         request.total_count = count;
-        request.counts_hash = HashOf(request.plan.parts);
+        request.counts_hash = HashOf(request.plan.parts, static_cast<uint64_t>(root));
         request.logical_bytes = group.group_rank == root ? 0 : count * static_cast<int64_t>(SizeOf(dtype));
         return absl::OkStatus();
       });

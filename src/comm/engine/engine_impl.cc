@@ -79,10 +79,12 @@ std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, Collec
     case OpKind::kAllToAll:
     case OpKind::kSendReceive:
       return MakeAllToAll(std::move(plan));
+    case OpKind::kBroadcast:
+      return placement.spans_nodes() ? MakeBroadcast(placement, std::move(plan))
+                                     : MakeAllGather(placement, std::move(plan));
     case OpKind::kAllGather:
     case OpKind::kAllGatherShared:
     case OpKind::kAllGatherDelta:
-    case OpKind::kBroadcast:
     case OpKind::kBarrier:
     case OpKind::kSend:  // Messages have no operation: see MessageBoard.
     case OpKind::kReceive:

@@ -1,0 +1,159 @@
+// Benchmark of the growth of the engine's costs with the number of ranks. All ranks are in one process, so
+// that the process time is the time of all ranks. Elapsed time does not matter: there may be more ranks than
+// cores.
+//
+//   weft_bench_engine_growth small_all_reduce RANKS   CPU time of an all-reduce of 43 i64 within a node
+//   weft_bench_engine_growth broadcast NODES          largest bytes of a link, relative to the message
+//   weft_bench_engine_growth reduce_scratch NODES     peak of scratch memory of a reduce-scatter
+//   weft_bench_engine_growth core NODES               CPU time of a broadcast between nodes of one rank each
+//
+// Nodes are simulated. Times of `core` include the events of the simulator.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <sys/resource.h>
+#include <vector>
+
+#include "bench/or_die.h"
+#include "tests/support/rank_engine.h"
+#include "weft/core/status.h"
+#include "weft/mesh/simulation.h"
+#include "weft/mesh/thread_bootstrap.h"
+#include "weft/mesh/world_group.h"
+
+namespace weft::bench {
+namespace {
+
+double CpuSeconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+absl::Status Synchronize(Bootstrap& bootstrap) {
+  return bootstrap.AllGatherBlob("", absl::Seconds(120)).status();
+}
+
+using Operation = std::function<Work(CommEngine&, LaneId, std::byte* memory)>;
+
+struct Case {
+  NodeHeap::Options heap;
+  int64_t bytes;  // Of a rank's buffer.
+  int warm_up, repeats;
+};
+
+// Repeats an operation on one rank. Rank 0 sets `seconds` to the process time of the repeats.
+absl::Status Repeat(Bootstrap& bootstrap, const Case& repeated, const Operation& operation, double& seconds) {
+  WEFT_ASSIGN_OR_RETURN(testing::RankEngine rank, testing::RankEngine::Make(bootstrap, {}, repeated.heap));
+  WEFT_ASSIGN_OR_RETURN(const LaneId lane,
+                        rank.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kOptimizer));
+  WEFT_ASSIGN_OR_RETURN(const Buffer buffer, rank.pool->Acquire(static_cast<size_t>(repeated.bytes)));
+  std::fill_n(buffer.data(), repeated.bytes, std::byte{1});
+  const auto run = [&](int times) -> absl::Status {
+    for (int i = 0; i < times; ++i)
+      WEFT_RETURN_IF_ERROR(operation(*rank.engine, lane, buffer.data()).WaitReleased());
+    return Synchronize(bootstrap);
+  };
+  WEFT_RETURN_IF_ERROR(run(repeated.warm_up));
+  const double begin = CpuSeconds();
+  WEFT_RETURN_IF_ERROR(run(repeated.repeats));
+  if (bootstrap.rank() == 0) seconds = CpuSeconds() - begin;
+  return absl::OkStatus();
+}
+
+void SmallAllReduce(int ranks) {
+  constexpr int64_t kCount = 43;
+  const Case repeated{{.segment_bytes = size_t{16} << 20}, kCount * 8, 50, 500};
+  double seconds = 0;
+  OrDie(RunThreadRanks(NodeMap::OneNode(ranks), [&](Bootstrap& bootstrap) {
+    return Repeat(
+        bootstrap, repeated,
+        [](CommEngine& engine, LaneId lane, std::byte* memory) {
+          return engine.AllReduce(lane, memory, memory, DType::kI64, kCount, ReduceOp::kMax);
+        },
+        seconds);
+  }));
+  std::printf("all-reduce of 43 i64, %d ranks of a node: %.1f us of CPU a rank\n", ranks,
+              seconds * 1e6 / repeated.repeats / ranks);
+}
+
+void Core(int nodes) {
+  constexpr int64_t kCount = 64;
+  const Case repeated{{.segment_bytes = size_t{4} << 20}, kCount * 4, 2, 20};
+  double seconds = 0;
+  OrDie(RunSimulatedRanks(NodeMap::RanksPerNode(nodes, 1), {.jitter = 0}, [&](Bootstrap& bootstrap) {
+          return Repeat(
+              bootstrap, repeated,
+              [](CommEngine& engine, LaneId lane, std::byte* memory) {
+                return engine.Broadcast(lane, memory, DType::kF32, kCount, 0);
+              },
+              seconds);
+        }).status());
+  std::printf("broadcast of 64 f32, %d nodes of a rank each: %.0f ns of CPU a rank\n", nodes,
+              seconds * 1e9 / repeated.repeats / nodes);
+}
+
+void Broadcast(int nodes) {
+  constexpr int64_t kBytes = int64_t{1} << 20;
+  std::vector<int64_t> sent(static_cast<size_t>(nodes));
+  const SimReport report =
+      RunSimulatedRanks(NodeMap::RanksPerNode(nodes, 1), {}, [&](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(testing::RankEngine rank,
+                              testing::RankEngine::Make(bootstrap, {}, {.segment_bytes = size_t{16} << 20}));
+        WEFT_ASSIGN_OR_RETURN(const LaneId lane,
+                              rank.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kAllGather));
+        WEFT_ASSIGN_OR_RETURN(const Buffer buffer, rank.pool->Acquire(kBytes));
+        Work work = rank.engine->Broadcast(lane, buffer.data(), DType::kU8, kBytes, 0);
+        WEFT_RETURN_IF_ERROR(work.WaitReleased());
+        sent[static_cast<size_t>(bootstrap.rank())] = rank.engine->counters().wire_bytes;
+        return absl::OkStatus();
+      });
+  OrDie(report.status());
+  int64_t busiest = 0;
+  for (size_t node = 0; node < sent.size(); ++node)
+    busiest = std::max(busiest, sent[node] + (node == 0 ? 0 : kBytes));
+  std::printf("broadcast of 1 MiB, %d nodes: %.2f x its size on the busiest link, %.2f ms (virtual)\n", nodes,
+              static_cast<double>(busiest) / kBytes, static_cast<double>(report.virtual_ns) * 1e-6);
+}
+
+void ReduceScratch(int nodes) {
+  constexpr int64_t kPart = 4 * 15 * 1024;  // Elements: four slices.
+  size_t peak = 0;
+  const SimReport report = RunSimulatedRanks(
+      NodeMap::RanksPerNode(nodes, 1), {.jitter = 0, .mirror_nodes = true},
+      [&](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(testing::RankEngine rank,
+                              testing::RankEngine::Make(bootstrap, {}, {.segment_bytes = size_t{2} << 30}));
+        WEFT_ASSIGN_OR_RETURN(const LaneId lane,
+                              rank.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kReduceScatter));
+        const int64_t elements = kPart * bootstrap.size();
+        WEFT_ASSIGN_OR_RETURN(const Buffer input, rank.pool->Acquire(static_cast<size_t>(elements) * 4));
+        WEFT_ASSIGN_OR_RETURN(const Buffer output, rank.pool->Acquire(kPart * 4));
+        Work work = rank.engine->ReduceScatter(lane, input.data(), output.data(), DType::kF32, elements,
+                                               ReduceOp::kSum);
+        WEFT_RETURN_IF_ERROR(work.WaitReleased());
+        peak = rank.engine->scratch_peak_bytes();
+        return absl::OkStatus();
+      });
+  OrDie(report.status());
+  std::printf("reduce-scatter of parts of 240 KiB, %d nodes of a rank each: scratch peak %.2f MB, %.2f ms\n",
+              nodes, static_cast<double>(peak) * 1e-6, static_cast<double>(report.virtual_ns) * 1e-6);
+}
+
+}  // namespace
+}  // namespace weft::bench
+
+int main(int argc, char** argv) {
+  const std::string what = argc == 3 ? argv[1] : "";
+  const int count = argc == 3 ? std::atoi(argv[2]) : 0;
+  if (count > 0 && what == "small_all_reduce") return weft::bench::SmallAllReduce(count), 0;
+  if (count > 0 && what == "broadcast") return weft::bench::Broadcast(count), 0;
+  if (count > 0 && what == "reduce_scratch") return weft::bench::ReduceScratch(count), 0;
+  if (count > 0 && what == "core") return weft::bench::Core(count), 0;
+  std::fprintf(stderr, "usage: %s small_all_reduce|broadcast|reduce_scratch|core COUNT\n", argv[0]);
+  return 2;
+}

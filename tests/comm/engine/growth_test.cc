@@ -1,0 +1,74 @@
+// What the engine moves and allocates as the number of nodes grows. Nodes are simulated.
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/comm/support/engine_fixture.h"
+#include "tests/support/status_matchers.h"
+#include "weft/mesh/simulation.h"
+
+namespace weft::testing {
+namespace {
+
+// A small message is one slice, which a node may send to two others.
+constexpr int64_t kLarge = 16 * 512;
+
+struct Broadcast {
+  NodeMap nodes;
+  int root;
+  WireCompression compression = WireCompression::kNone;
+};
+
+// Bytes that the ranks of each node send in a broadcast of kLarge elements. Checks what every rank receives.
+std::vector<int64_t> SentByNode(const Broadcast& broadcast) {
+  EngineOptions options;
+  options.slice_bytes = 512;
+  std::vector<int64_t> sent(static_cast<size_t>(broadcast.nodes.node_count()));
+  const SimReport report = RunSimulatedRanks(broadcast.nodes, {}, [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options, size_t{8} << 20));
+    // Odd ranks have their buffers outside of node memory.
+    WEFT_ASSIGN_OR_RETURN(TestBuffer buffer,
+                          TestBuffer::Make(*fixture.pool, bootstrap.rank() % 2 == 0, DType::kF32, kLarge));
+    std::vector<double> message(kLarge);
+    std::iota(message.begin(), message.end(), kLarge);  // Equal exponents, which compress well.
+    const bool is_root = bootstrap.rank() == broadcast.root;
+    buffer.Write(0, is_root ? message : std::vector<double>(kLarge, -1));
+    OpOptions op;
+    op.wire_compression = broadcast.compression;
+    Work work =
+        fixture.engine->Broadcast(fixture.lane, buffer.data(), DType::kF32, kLarge, broadcast.root, op);
+    WEFT_RETURN_IF_ERROR(work.WaitReleased());
+    EXPECT_EQ(buffer.Read(0, kLarge), message) << "rank " << bootstrap.rank();
+    sent[static_cast<size_t>(bootstrap.node())] += fixture.engine->counters().wire_bytes;
+    return absl::OkStatus();
+  });
+  EXPECT_OK(report.status());
+  return sent;
+}
+
+TEST(Growth, NoLinkCarriesMoreThanTwiceABroadcast) {
+  constexpr int64_t kBytes = kLarge * 4;
+  for (const NodeMap& nodes : {NodeMap::RanksPerNode(2, 1), NodeMap::RanksPerNode(13, 1),
+                               NodeMap::RanksPerNode(16, 1), NodeMap::RanksPerNode(12, 3)}) {
+    for (const int root : {0, nodes.size() / 2, nodes.size() - 1}) {
+      SCOPED_TRACE(::testing::Message() << nodes.size() << " ranks, root " << root);
+      const std::vector<int64_t> sent = SentByNode({nodes, root});
+      EXPECT_EQ(std::accumulate(sent.begin(), sent.end(), int64_t{0}), kBytes * (nodes.node_count() - 1));
+      for (int node = 0; node < nodes.node_count(); ++node) {
+        const int64_t received = node == nodes.node_of_rank[static_cast<size_t>(root)] ? 0 : kBytes;
+        EXPECT_LE(sent[static_cast<size_t>(node)] + received, 2 * kBytes) << "node " << node;
+      }
+    }
+  }
+}
+
+TEST(Growth, CompressedBroadcastsArriveUnchanged) {
+  const std::vector<int64_t> sent =
+      SentByNode({NodeMap::RanksPerNode(10, 2), /*root=*/3, WireCompression::kLossless});
+  EXPECT_LT(std::accumulate(sent.begin(), sent.end(), int64_t{0}), kLarge * 4 * 4);
+}
+
+}  // namespace
+}  // namespace weft::testing
