@@ -17,6 +17,10 @@ FASTEST_OPEN_MPI = "fastest Open MPI call"
 INTEL_MPI = ("Intel MPI blocking", "Intel MPI nonblocking")
 NAMES = {"all_gather": "AG", "reduce_scatter": "RS", "all_reduce": "AR", "all_to_all": "A2A strided"}
 REPEATS = {64 * MIB: 3, 8 * MIB: 7, MIB: 15}  # Per round, by size in bytes.
+# The table over sizes: weft against Open MPI and Intel MPI alone. An exchange moves whole tokens, of 8 KiB.
+TABLE_REPEATS = {4096 * 4**i: max(2, 200 // 3**i) for i in range(9)}
+TABLE_RANKS = (2, 4, 8)
+TABLE_ROUNDS = 5
 ROUNDS = 7
 GOAL_BYTES = 64 * MIB
 
@@ -40,33 +44,72 @@ def measure(setting: Setting) -> Iterator[Row]:
                 for size in [GOAL_BYTES] if setting.quick else REPEATS:
                     log(f"  {NAMES[op]}, {size // MIB} MiB, {ranks} ranks")
                     yield from measure_one(setting, contestants, op, size, ranks)
+    if not setting.quick:
+        yield from measure_table(setting)
+
+
+def measure_table(setting: Setting) -> Iterator[Row]:
+    """Every size, as ratios of one run."""
+    for ranks in TABLE_RANKS:
+        with ExitStack() as stack:
+            contestants = start_mpi(stack, setting, ranks)
+            for op in NAMES:
+                for size, repeats in TABLE_REPEATS.items():
+                    if op == "all_to_all" and size < 4 * 4096:
+                        continue
+                    log(f"  {NAMES[op]}, {size // 1024} KiB, {ranks} ranks")
+                    variants = mpi_variants(contestants, op, size, repeats)
+                    measured = measure_interleaved(variants, setting.rounds(TABLE_ROUNDS), scale=1e3)
+                    what = f"{NAMES[op]}, {size // 1024} KiB, {ranks} ranks, table over sizes"
+                    goals = [Goal(OPEN_MPI + INTEL_MPI, 1, speedup_over("fastest MPI call"))]
+                    yield Row(what, "ms", "weft", measured.rounds, measured.missing, goals)
+
+
+def start_mpi(stack: ExitStack, setting: Setting, ranks: int) -> dict[str, Contestant | MissingContestant]:
+    makers = {
+        "weft": launch.open_mpi(setting.program("collectives"), ranks),
+        "Intel MPI": setting.peer("Intel MPI", setting.peers.intel_mpi("intel_mpi", ranks)),
+    }
+    return {name: start(stack, name, ranks, make) for name, make in makers.items()}
+
+
+def mpi_variants(
+    contestants: dict[str, Contestant | MissingContestant], op: str, size: int, repeats: int
+) -> list[Variant]:
+    """weft, Open MPI and, for the collectives that its program has, Intel MPI."""
+    arguments = {"op": op, "bytes": size, "repeats": repeats}
+    variants = [variant_of(contestants, "weft", "weft", "weft", arguments)]
+    variants += [variant_of(contestants, name, "weft", name.split()[-1], arguments) for name in OPEN_MPI]
+    if op != "all_to_all":  # The other libraries have no strided exchange.
+        variants += [variant_of(contestants, name, "Intel MPI", name.split()[-1], arguments) for name in INTEL_MPI]
+    return variants
+
+
+def variant_of(
+    contestants: dict[str, Contestant | MissingContestant], name: str, contestant: str, call: str, arguments: dict[str, object]
+) -> Variant:
+    return Variant(name, lambda: contestants[contestant].seconds("run", variant=call, **arguments))
 
 
 def start_all(stack: ExitStack, setting: Setting, ranks: int) -> dict[str, Contestant | MissingContestant]:
     peers = setting.peers
     makers = {
-        "weft": launch.open_mpi(setting.program("collectives"), ranks),
-        "Intel MPI": setting.peer("Intel MPI", peers.intel_mpi("intel_mpi", ranks)),
         "oneCCL": setting.peer("oneCCL", peers.intel_mpi("oneccl", ranks)),
         "gloo": setting.peer("PyTorch", launch.c10d(peers.python, "c10d_collectives.py", ranks)),
     }
-    return {name: start(stack, name, ranks, make) for name, make in makers.items()}
+    others = {name: start(stack, name, ranks, make) for name, make in makers.items()}
+    return start_mpi(stack, setting, ranks) | others
 
 
 def measure_one(
     setting: Setting, contestants: dict[str, Contestant | MissingContestant], op: str, size: int, ranks: int
 ) -> list[Row]:
-    def variant(name: str, contestant: str, call: str) -> Variant:
-        arguments = {"op": op, "variant": call, "bytes": size, "repeats": REPEATS[size]}
-        return Variant(name, lambda: contestants[contestant].seconds("run", **arguments))
-
-    variants = [variant("weft", "weft", "weft")]
-    variants += [variant(name, "weft", name.split()[-1]) for name in OPEN_MPI]
+    arguments = {"op": op, "bytes": size, "repeats": REPEATS[size]}
+    variants = mpi_variants(contestants, op, size, REPEATS[size])
     if op == "all_gather":
-        variants.append(variant("weft node-shared", "weft", "weft_shared"))
+        variants.append(variant_of(contestants, "weft node-shared", "weft", "weft_shared", arguments))
     if op != "all_to_all":  # The other libraries have no strided exchange.
-        variants += [variant(name, "Intel MPI", name.split()[-1]) for name in INTEL_MPI]
-        variants += [variant("oneCCL", "oneCCL", "blocking"), variant("gloo", "gloo", "blocking")]
+        variants += [variant_of(contestants, name, name, "blocking", arguments) for name in ("oneCCL", "gloo")]
     measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
 
     what = f"{NAMES[op]}, {size // MIB} MiB, one node, {ranks} ranks"

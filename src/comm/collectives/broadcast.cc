@@ -1,15 +1,15 @@
 // Broadcast over several nodes. One rank of each node, its *leader*, takes part in the traffic between nodes:
 // the root on its own node, and the leader for the root's part on every other node. Each half of the message
-// travels along a tree of nodes, slice by slice: see Note [Broadcast trees]. A leader sends a slice on as soon
-// as it has arrived. The other ranks of a node copy slices from the root's input, or from their leader's
+// travels along a tree of nodes, slice by slice: see Note [Broadcast trees]. A leader sends a slice on as
+// soon as it has arrived. The other ranks of a node copy slices from the root's input, or from their leader's
 // output as its counters grow.
 //
 // Note [Confirmed edges]
-// Problem: a rank must not finish while a rank of a neighboring node runs a different operation: neither would
-// then compare descriptors with the other, and the neighbor would wait until its deadline.
-// Rule: the ranks of an edge of a tree exchange descriptors in both directions. The receiver's travels with its
-// credits, the sender's in an announcement. An operation is not *released* before it has the descriptors of
-// all its edges. A rank that is not its node's leader waits until its leader has them.
+// Problem: a rank must not finish while a rank of a neighboring node runs a different operation: neither
+// would then compare descriptors with the other, and the neighbor would wait until its deadline.
+// Rule: the ranks of an edge of a tree exchange descriptors in both directions. The receiver's travels with
+// its credits, the sender's in an announcement. An operation is not *released* before it has the descriptors
+// of all its edges. A rank that is not its node's leader waits until its leader has them.
 // Why it suffices: the trees connect all nodes, and their edges do not depend on the root. If not all ranks
 // submit the same operation, two neighbors differ.
 #include <algorithm>

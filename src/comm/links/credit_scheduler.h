@@ -24,8 +24,8 @@
 // a window of its own. Each credited slice therefore completes independently of all others. Without the head
 // slice, the windows could be full of slices whose senders wait for the very operation that the windows hold
 // back. A broadcast passes slices on: a credited slice needs the same slice at the sender, which is one edge
-// nearer to the root of a tree. It follows by induction over the edges that it completes. Each of the two trees
-// has the window of a phase: in one window, the slices of both trees could wait for each other.
+// nearer to the root of a tree. It follows by induction over the edges that it completes. Each of the two
+// trees has the window of a phase: in one window, the slices of both trees could wait for each other.
 //
 // Note [Silent peers]
 // Problem: a peer that has not started an operation sends nothing, whatever credits it has. If such an

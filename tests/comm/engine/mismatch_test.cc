@@ -104,7 +104,7 @@ struct Case {
   std::string difference;
   Submission common;   // Submitted by all ranks but one.
   Submission deviant;  // Submitted by the other rank.
-  // Other ranks may finish without an error: those of nodes whose neighbors in the trees of a broadcast agree.
+  // Other ranks may finish without an error, if their neighbors in the trees of a broadcast agree with them.
   bool others_may_finish = false;
 };
 
