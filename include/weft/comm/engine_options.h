@@ -31,6 +31,12 @@ struct EngineOptions {
   // fills in the time of a credit: all lanes together have up to that many bytes in flight, and at most
   // these. 1: the windows keep their sizes.
   int64_t max_budget_bytes = int64_t{64} << 20;
+  // Partial sums of other nodes that a reduction adds in one step. A reduction that needs more of them adds
+  // them in several steps. Sums have the same bits for every value.
+  int64_t reduce_fan_in = 32;
+  // Scratch memory for the partial sums of such a reduction. It has room for those of one step at least. A
+  // reduction of fewer partial sums has room for four slices of each, or for the budget if that is larger.
+  int64_t reduce_window_bytes = int64_t{8} << 20;
   // Size of a piece, the unit of data movement in groups on one node, and of staging copies. Groups that span
   // nodes move slices. Priorities are reconsidered after each piece or slice.
   int64_t piece_bytes = int64_t{256} * 1024;

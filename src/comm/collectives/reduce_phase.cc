@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <utility>
 
 #include "src/comm/base/copy_bytes.h"
@@ -35,34 +34,6 @@ size_t SlotBytes(const OperationContext& context, const CollectivePlan& plan, in
   const int64_t largest = *std::max_element(plan.parts.counts.begin(), plan.parts.counts.end());
   return MakeRing(context, PartialDType(plan.dtype), 1, nullptr).SlotBytes({largest, slice_elements});
 }
-
-// Numbers of the leaves of the reduction tree at the owner of a part. Each local rank is a leaf, and each
-// maximal subtree of a remote node is a leaf.
-class LeafNumbering {
- public:
-  explicit LeafNumbering(const GroupPlacement& placement) {
-    for (size_t i = 0; i < placement.subtrees().size(); ++i) {
-      const NodeSubtree& subtree = placement.subtrees()[i];
-      if (!placement.IsLocal(subtree.lo)) {
-        number_[{subtree.lo, subtree.count}] = count_++;
-        remote_.push_back(static_cast<int>(i));
-        continue;
-      }
-      for (int rank = subtree.lo; rank < subtree.lo + subtree.count; ++rank) number_[{rank, 1}] = count_++;
-    }
-  }
-  int count() const { return count_; }
-  const std::vector<int>& remote_subtrees() const { return remote_; }
-  int Of(int lo, int n) const {
-    const auto it = number_.find({lo, n});
-    return it == number_.end() ? -1 : it->second;
-  }
-
- private:
-  std::map<std::pair<int, int>, int> number_;
-  std::vector<int> remote_;
-  int count_ = 0;
-};
 
 }  // namespace
 
@@ -97,49 +68,35 @@ absl::StatusOr<std::unique_ptr<ReducePhase>> ReducePhase::Create(const Operation
 absl::Status ReducePhase::PlanOwnPart(const OperationContext& context) {
   const GroupPlacement& placement = context.placement;
   const int me = placement.me();
-  const Slicing slicing = SlicingOf(me);
-  const LeafNumbering numbering(placement);
-  std::vector<ReduceStream::Leaf> leaves(static_cast<size_t>(numbering.count()));
-  for (int member = 0; member < placement.size(); ++member) {
-    if (!placement.IsLocal(member)) continue;
-    leaves[static_cast<size_t>(numbering.Of(member, 1))] = {PartOf(member, me), plan_.dtype};
-  }
-
-  const std::vector<int>& remote = numbering.remote_subtrees();
-  ring_slices_ = RingSlices(context, static_cast<int64_t>(remote.size()));
-  const size_t ring_bytes =
-      MakeRing(context, PartialDType(plan_.dtype), ring_slices_, nullptr).RingBytes(slicing);
-  if (!remote.empty() && ring_bytes > 0) {
-    WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(remote.size() * ring_bytes));
-  }
-  for (size_t i = 0; i < remote.size(); ++i) {
-    const NodeSubtree& subtree = placement.subtrees()[static_cast<size_t>(remote[i])];
-    const DType dtype = WireDType(subtree, plan_.dtype);
-    const SliceMemory ring = MakeRing(context, dtype, ring_slices_, ring_.data() + i * ring_bytes);
-    leaves[static_cast<size_t>(numbering.Of(subtree.lo, subtree.count))] = {ring, dtype};
-    receives_.emplace_back(
-        MakeChannel(context, placement.PartialSender(remote[i], me), ChannelOf(placement, remote[i])),
-        WirePhase::kReduce, slicing, ring);
-  }
-
+  const auto local_input = [&](int member) { return PartOf(member, me); };
+  const auto remote_input = [&](int subtree) {
+    const int sender = placement.PartialSender(subtree, me);
+    return WindowedReduce::Remote{MakeChannel(context, sender, ChannelOf(placement, subtree)),
+                                  WireDType(placement.subtrees()[static_cast<size_t>(subtree)], plan_.dtype)};
+  };
   ReduceTarget target = TargetOf(placement, plan_, memory_.output);
   target.copies.assign(memory_.copies.begin(), memory_.copies.end());
-  reduce_.emplace(slicing,
-                  BuildReduceProgram(0, placement.size(), [&](int lo, int n) { return numbering.Of(lo, n); }),
-                  std::move(leaves), plan_.reduce, std::move(target));
+  WEFT_ASSIGN_OR_RETURN(
+      reduce_,
+      WindowedReduce::Create(context, {SlicingOf(me), plan_.dtype, plan_.reduce, std::move(target),
+                                       StagesOf(placement, static_cast<int>(context.options.reduce_fan_in)),
+                                       local_input, remote_input}));
   return absl::OkStatus();
 }
 
 void ReducePhase::PlanPartials(const OperationContext& context) {
   const GroupPlacement& placement = context.placement;
   const int me = placement.me();
+  std::vector<int> local_subtrees;
+  for (size_t i = 0; i < placement.subtrees().size(); ++i) {
+    if (placement.IsLocal(placement.subtrees()[i].lo)) local_subtrees.push_back(static_cast<int>(i));
+  }
   for (int step = 1; step < placement.size(); ++step) {
     const int target = (me + step) % placement.size();
     if (placement.IsLocal(target)) continue;
-    for (size_t i = 0; i < placement.subtrees().size(); ++i) {
-      const NodeSubtree& subtree = placement.subtrees()[i];
-      const int index = static_cast<int>(i);
-      if (!placement.IsLocal(subtree.lo) || placement.PartialSender(index, target) != me) continue;
+    for (const int index : local_subtrees) {
+      const NodeSubtree& subtree = placement.subtrees()[static_cast<size_t>(index)];
+      if (placement.PartialSender(index, target) != me) continue;
       const CreditScheduler::Channel channel = MakeChannel(context, target, ChannelOf(placement, index));
       const Slicing slicing = SlicingOf(target);
       const DType dtype = WireDType(subtree, plan_.dtype);
@@ -165,28 +122,10 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
   }
 }
 
-// Gives credits slice by slice, over all partial sums: a slice can be reduced only when all of its partials
-// have arrived.
-absl::StatusOr<bool> ReducePhase::StepReceives(OperationContext& context) {
-  for (ReceiveStream& receive : receives_) WEFT_RETURN_IF_ERROR(receive.AnnounceEmpty(context));
-  bool advanced = false;
-  const int64_t last = std::min(reduce_->done() + ring_slices_, reduce_->slicing().slices());
-  for (int64_t limit = reduce_->done() + 1; limit <= last; ++limit) {
-    for (ReceiveStream& receive : receives_) {
-      WEFT_ASSIGN_OR_RETURN(const bool credited, receive.Credit(context, reduce_->done(), limit));
-      advanced |= credited;
-    }
-  }
-  return advanced;
-}
-
 absl::StatusOr<bool> ReducePhase::Step(OperationContext& context) {
-  WEFT_ASSIGN_OR_RETURN(bool advanced, StepReceives(context));
-  int64_t available = std::numeric_limits<int64_t>::max();
-  for (const ReceiveStream& receive : receives_) available = std::min(available, receive.done());
-  advanced |= reduce_->Step(context, available);
+  WEFT_ASSIGN_OR_RETURN(const bool reduced, reduce_->Step(context));
   WEFT_ASSIGN_OR_RETURN(const bool sent, partials_.Step(context));
-  return advanced || sent;
+  return reduced || sent;
 }
 
 int64_t ReducePhase::ReadSlices(int member) const {
@@ -197,9 +136,7 @@ int64_t ReducePhase::ReadSlices(int member) const {
 bool ReducePhase::drained() const { return complete() && partials_.finished(); }
 
 void ReducePhase::AddAwaited(std::set<int>& ranks) const {
-  for (const ReceiveStream& receive : receives_) {
-    if (!receive.finished()) ranks.insert(receive.peer());
-  }
+  reduce_->AddAwaited(ranks);
   partials_.AddAwaited(ranks);
 }
 

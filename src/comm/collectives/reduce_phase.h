@@ -7,9 +7,7 @@
 // input instead.
 #pragma once
 
-#include <deque>
 #include <memory>
-#include <optional>
 #include <set>
 #include <vector>
 
@@ -18,6 +16,7 @@
 #include "src/comm/collectives/collective_plan.h"
 #include "src/comm/collectives/sends.h"
 #include "src/comm/collectives/streams.h"
+#include "src/comm/collectives/windowed_reduce.h"
 
 namespace weft {
 
@@ -51,7 +50,6 @@ class ReducePhase {
               Memory memory);
   absl::Status PlanOwnPart(const OperationContext& context);
   void PlanPartials(const OperationContext& context);
-  absl::StatusOr<bool> StepReceives(OperationContext& context);
   Slicing SlicingOf(int member) const {
     return {plan_.parts.counts[static_cast<size_t>(member)], slice_elements_};
   }
@@ -63,11 +61,8 @@ class ReducePhase {
   const CollectivePlan plan_;
   const int64_t slice_elements_;
   const Memory memory_;
-  int64_t ring_slices_ = 0;             // Slices of each partial sum that fit its ring.
-  Buffer ring_;                         // Rings of received partial sums.
-  std::deque<ReceiveStream> receives_;  // One for each remote subtree.
-  std::optional<ReduceStream> reduce_;  // The reduction of this rank's part.
-  ScratchSlots slots_;                  // Scratch for the partial sums that this rank sends.
+  std::unique_ptr<WindowedReduce> reduce_;  // The reduction of this rank's part.
+  ScratchSlots slots_;                      // Scratch for the partial sums that this rank sends.
   // By member: the stream that sends the member its part of this rank's input. Null if there is none.
   std::vector<const OutgoingStream*> own_sends_;
   Sends partials_;  // Partial sums for remote owners. The plain partial of a single rank is its input.

@@ -78,6 +78,13 @@ struct SliceMemory {
   absl::Span<const PartRanges::PlacedRange> ranges = {};
   // The buffer's views, instead of the block at `base`. Null: none. REQUIRES: `ranges` are given.
   const ViewTable* views = nullptr;
+  // Of a ring that several runs share: slice s of this run has slot (first + s * stride) % ring_slices.
+  struct Window {
+    int64_t first;
+    int64_t stride;
+    size_t slot_bytes;
+  };
+  std::optional<Window> window = std::nullopt;
 
   SlicePlace PlaceOf(const Slicing& slicing, int64_t slice) const {
     if (ranges.empty()) return At(slicing, slice);
@@ -85,6 +92,10 @@ struct SliceMemory {
   }
   // REQUIRES: the run lies end to end.
   std::byte* At(const Slicing& slicing, int64_t slice) const {
+    if (window) {
+      const int64_t slot = (window->first + slice * window->stride) % ring_slices;
+      return base + static_cast<size_t>(slot) * window->slot_bytes;
+    }
     const int64_t slot = ring_slices == 0 ? slice : slice % ring_slices;
     if (encoding != WireEncoding::kPlain) return base + static_cast<size_t>(slot) * SlotBytes(slicing);
     return base + static_cast<size_t>(slicing.Begin(slot)) * element_bytes;

@@ -44,6 +44,8 @@ absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
         Field{"yield_window_bytes", options.yield_window_bytes, kMaxWindowBytes},
         Field{"background_window_bytes", options.background_window_bytes, kMaxWindowBytes},
         Field{"max_budget_bytes", options.max_budget_bytes, kMaxWindowBytes},
+        Field{"reduce_fan_in", options.reduce_fan_in, std::numeric_limits<int>::max()},
+        Field{"reduce_window_bytes", options.reduce_window_bytes, kMaxWindowBytes},
         Field{"recorder_entries", options.recorder_entries, kMaxWindowBytes}}) {
     if (field.value >= 1 && field.value <= field.max) continue;
     return absl::InvalidArgumentError(absl::StrCat("engine option ", field.name, " is ", field.value,

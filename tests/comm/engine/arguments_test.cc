@@ -247,6 +247,12 @@ TEST_F(Arguments, OptionsMustBeInRange) {
   options.piece_bytes = -1;
   expect_refused(options, "piece_bytes");
   options = {};
+  options.reduce_fan_in = 0;
+  expect_refused(options, "reduce_fan_in");
+  options = {};
+  options.reduce_window_bytes = 0;
+  expect_refused(options, "reduce_window_bytes");
+  options = {};
   options.recorder_entries = 0;
   expect_refused(options, "recorder_entries");
   options = {};

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/comm/collectives/canonical_order.h"
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/status_matchers.h"
 #include "weft/mesh/simulation.h"
@@ -68,6 +69,64 @@ TEST(Growth, CompressedBroadcastsArriveUnchanged) {
   const std::vector<int64_t> sent =
       SentByNode({NodeMap::RanksPerNode(10, 2), /*root=*/3, WireCompression::kLossless});
   EXPECT_LT(std::accumulate(sent.begin(), sent.end(), int64_t{0}), kLarge * 4 * 4);
+}
+
+// The peak of the engine's scratch memory in a reduce-scatter over nodes of one rank each.
+size_t ScratchOfReduceScatter(int nodes) {
+  constexpr int64_t kPart = 15 * 1024;  // A slice.
+  size_t peak = 0;
+  const SimReport report = RunSimulatedRanks(
+      NodeMap::RanksPerNode(nodes, 1), {.jitter = 0, .mirror_nodes = true},
+      [&](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(const EngineFixture fixture,
+                              EngineFixture::Make(bootstrap, {}, size_t{128} << 20));
+        const int64_t elements = kPart * bootstrap.size();
+        WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, elements));
+        WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kF32, kPart));
+        Work work = fixture.engine->ReduceScatter(fixture.lane, input.data(), output.data(), DType::kF32,
+                                                  elements, ReduceOp::kSum);
+        WEFT_RETURN_IF_ERROR(work.WaitReleased());
+        peak = fixture.engine->scratch_peak_bytes();
+        return absl::OkStatus();
+      });
+  EXPECT_OK(report.status());
+  return peak;
+}
+
+TEST(Growth, ScratchOfAReductionDoesNotGrowWithTheNumberOfNodes) {
+  const EngineOptions options;
+  const auto slice = static_cast<size_t>(options.slice_bytes);
+  // The window, two slices of each saved value, and the barrier's words for each slot of the descriptor ring.
+  const auto expected = [&](size_t nodes, size_t saved_values) {
+    const size_t window = static_cast<size_t>(options.reduce_window_bytes) / slice;
+    return (window + 2 * saved_values) * slice + 8 * ((nodes + 1) * sizeof(int32_t) + 63) / 64 * 64;
+  };
+  EXPECT_NEAR(static_cast<double>(ScratchOfReduceScatter(200)), static_cast<double>(expected(200, 2)), 4096);
+  EXPECT_NEAR(static_cast<double>(ScratchOfReduceScatter(1000)), static_cast<double>(expected(1000, 5)),
+              4096);
+  EXPECT_LT(expected(1000, 5), size_t{16} << 20);
+}
+
+// Windows of a slot and of a few, and steps of one partial sum and of several.
+TEST(Growth, StepsOfAReductionKeepTheCanonicalOrder) {
+  for (const int64_t fan_in : {1, 3}) {
+    for (const int64_t window_slices : {1, 5}) {
+      for (const NodeMap& nodes : {NodeMap::RanksPerNode(13, 1), NodeMap::RanksPerNode(14, 3)}) {
+        SCOPED_TRACE(::testing::Message() << nodes.node_count() << " nodes, fan-in " << fan_in);
+        EngineOptions options;
+        options.slice_bytes = 128;
+        options.lane_window_bytes = 256;
+        options.reduce_fan_in = fan_in;
+        options.reduce_window_bytes = window_slices * options.slice_bytes;
+        const SimReport report = RunSimulatedRanks(nodes, {}, [&](Bootstrap& bootstrap) -> absl::Status {
+          WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
+                                EngineFixture::Make(bootstrap, options, size_t{8} << 20));
+          return CheckCanonicalOrder(fixture, nodes.node_count() == 13 ? DType::kBF16 : DType::kF32, 75);
+        });
+        EXPECT_OK(report.status());
+      }
+    }
+  }
 }
 
 }  // namespace

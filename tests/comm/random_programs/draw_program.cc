@@ -73,6 +73,8 @@ Program DrawProgram(uint64_t seed, int max_ranks) {
   program.engine.background_window_bytes = program.engine.slice_bytes * random.Between(1, 4);
   const int64_t ops = random.Between(4, 40);
   for (int64_t i = 0; i < ops; ++i) program.ops.push_back(DrawOp(random));
+  program.engine.reduce_fan_in = random.OneOf<int64_t>({1, 2, 3, 32});
+  program.engine.reduce_window_bytes = program.engine.slice_bytes * random.Between(1, 20);
   return program;
 }
 
