@@ -20,18 +20,13 @@ constexpr int64_t kSlowOperationNs = 1'000'000'000;
 
 EngineCore::EngineCore(const Environment& environment)
     : env_(environment),
-      wire_(environment.wire, environment.options, environment.counters, environment.trace,
+      wire_(environment.wire, environment.tags, environment.options, environment.counters, environment.trace,
             environment.credit_rules),
       messages_({env_.rank, env_.nodes, env_.node, wire_, *this, env_.scratch, env_.counters, env_.options,
                  env_.credit_rules},
                 *this) {}
 
 absl::Status EngineCore::AddLane(int index, std::string name, ProcessGroup group, LanePurpose purpose) {
-  if (group.size() >= CreditScheduler::kChannels) {
-    return absl::ResourceExhaustedError(absl::StrCat("lane ", name, ": a group of ", group.size(),
-                                                     " ranks is too large; the limit is ",
-                                                     CreditScheduler::kChannels - 1, " ranks"));
-  }
   auto lane = std::make_unique<Lane>(std::move(name), GroupPlacement(std::move(group), env_.nodes));
   if (lane->placement.spans_nodes()) WEFT_RETURN_IF_ERROR(wire_.CheckLane(index, lane->name));
   if (const absl::Status opened = env_.node.OpenLane(index, CountersOf(lane->placement.size())); !opened.ok())

@@ -57,6 +57,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
     const NodeMap& nodes;
     NodeLink& node;
     WireLink& wire;
+    TagLayout tags;  // Those of `wire`.
     BufferPool& scratch;
     Recorder& recorder;
     TraceLog& trace;
@@ -67,7 +68,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   explicit EngineCore(const Environment& environment);
 
   // Adds the lane `index` in [0, NodeLink::kMaxLanes). REQUIRES: it is free. Some indices may stay free.
-  // Errors: kResourceExhausted (too large a group, no node memory, or no message tags for the lane).
+  // Errors: kResourceExhausted (no node memory, or no message tags for the lane).
   absl::Status AddLane(int index, std::string name, ProcessGroup group, LanePurpose purpose);
 
   // Allocates what the next lane of a group of `members` ranks needs of node memory.

@@ -136,7 +136,7 @@ absl::Status CommEngine::Impl::Open() {
   // All ranks of a job have the same transport.
   lane_limit_ = NodeLink::kMaxLanes;
   if (bootstrap_.node_map().node_count() > 1)
-    lane_limit_ = std::min(lane_limit_, CreditScheduler::LanesOf(*wire_));
+    lane_limit_ = std::min(lane_limit_, TagLayout::Of(wire_->max_tag(), bootstrap_.node_map()).lanes);
   shell_.emplace(bootstrap_.runtime(), *node_, trace_, bootstrap_.rank());
   shell_->Start(std::move(core));
   if (options_.watchdog) {
@@ -150,9 +150,10 @@ absl::Status CommEngine::Impl::Open() {
 }
 
 absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore(WireLink& wire) {
-  auto core = std::make_unique<EngineCore>(EngineCore::Environment{bootstrap_.rank(), bootstrap_.node_map(),
-                                                                   *node_, wire, scratch_, recorder_, trace_,
-                                                                   counters_, options_, credit_rules_});
+  const TagLayout tags = TagLayout::Of(wire.max_tag(), bootstrap_.node_map());
+  auto core = std::make_unique<EngineCore>(
+      EngineCore::Environment{bootstrap_.rank(), bootstrap_.node_map(), *node_, wire, tags, scratch_,
+                              recorder_, trace_, counters_, options_, credit_rules_});
   const MutexLock lock(lanes_mutex_);
   for (size_t index = 0; index < lanes_.size(); ++index) {
     if (lanes_[index] == nullptr) continue;

@@ -36,15 +36,12 @@ std::string_view KindOnly(const ControlKind& kind) {
   return {reinterpret_cast<const char*>(&kind), sizeof(kind)};
 }
 
-int TagOf(const CreditScheduler::Channel& channel) {
-  return (channel.lane - CreditScheduler::kMessageLane) * CreditScheduler::kChannels + channel.number;
-}
-
 }  // namespace
 
-CreditScheduler::CreditScheduler(WireLink& link, const EngineOptions& options, EngineCounters& counters,
-                                 TraceLog& trace, CreditRules rules)
+CreditScheduler::CreditScheduler(WireLink& link, TagLayout tags, const EngineOptions& options,
+                                 EngineCounters& counters, TraceLog& trace, CreditRules rules)
     : link_(link),
+      tags_(tags),
       options_(options),
       rules_(rules),
       counters_(counters),
@@ -52,11 +49,11 @@ CreditScheduler::CreditScheduler(WireLink& link, const EngineOptions& options, E
       budget_(options.max_budget_bytes) {}
 
 absl::Status CreditScheduler::CheckLane(int lane, std::string_view name) const {
-  const int lanes = LanesOf(link_);
-  if (lane < lanes) return absl::OkStatus();
+  if (lane < tags_.lanes) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("lane ", ToAbsl(name), ": the transport has message tags up to ", link_.max_tag(),
-                   ", enough for ", lanes, " lanes between nodes, and the index of this lane is ", lane,
+                   ", enough for ", tags_.lanes, " lanes between nodes of ", tags_.per_lane - 1,
+                   " ranks, and the index of this lane is ", lane,
                    "; share lanes between users, or raise the transport's largest tag (MPI_TAG_UB)"));
 }
 

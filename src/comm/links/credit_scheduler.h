@@ -66,6 +66,7 @@
 #include "src/comm/base/part_shape.h"
 #include "src/comm/base/trace_log.h"
 #include "src/comm/links/node_link.h"
+#include "src/comm/links/tag_layout.h"
 #include "src/comm/links/wire_budget.h"
 #include "weft/comm/engine_options.h"
 #include "weft/comm/types.h"
@@ -95,21 +96,19 @@ struct CreditRules {
 
 class CreditScheduler {
  public:
-  CreditScheduler(WireLink& link, const EngineOptions& options, EngineCounters& counters, TraceLog& trace,
-                  CreditRules rules = {});
+  // `tags` is that of the link: TagLayout::Of(link.max_tag(), …).
+  CreditScheduler(WireLink& link, TagLayout tags, const EngineOptions& options, EngineCounters& counters,
+                  TraceLog& trace, CreditRules rules = {});
 
   // Identifies one stream of slices between this rank and a peer.
   struct Channel {
     int lane;
     uint64_t sequence;
     int peer;    // Bootstrap rank.
-    int number;  // Unique among the streams of one operation between two ranks.
+    int number;  // Unique among the streams of one operation between two ranks. See Note [Tags].
   };
-  static constexpr int kChannels = 4096;  // Channel numbers per lane.
   // Lane of point-to-point messages. The sequence of a channel is the sender's number of the message.
   static constexpr int kMessageLane = -1;
-  // The link has tags for the lanes [0, LanesOf(link)) and for messages.
-  static int LanesOf(const WireLink& link) { return (link.max_tag() + 1) / kChannels - 1; }
   // Errors: kResourceExhausted (the link has no tags for the lane; says what to do).
   absl::Status CheckLane(int lane, std::string_view name) const;
   // Slices of a stream that a peer may send before it is known to have started. See Note [Silent peers].
@@ -249,7 +248,12 @@ class CreditScheduler {
   Priority highest_demand() const { return std::min(previous_demand_, demand_now_); }
   int64_t& BytesInFlight(int lane, WirePhase phase);
 
+  int TagOf(const Channel& channel) const {
+    return channel.lane == kMessageLane ? channel.number : tags_.OfLane(channel.lane, channel.number);
+  }
+
   WireLink& link_;
+  const TagLayout tags_;
   const EngineOptions& options_;
   const CreditRules rules_;
   EngineCounters& counters_;

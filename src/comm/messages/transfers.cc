@@ -22,7 +22,7 @@ CopyStream Copy(Slicing slicing, SliceMemory source, SliceMemory target) {
 }
 
 CreditScheduler::Channel ChannelOf(int peer, uint64_t number) {
-  return {CreditScheduler::kMessageLane, number, peer, static_cast<int>(number % CreditScheduler::kChannels)};
+  return {CreditScheduler::kMessageLane, number, peer, static_cast<int>(number % TagLayout::kMessages)};
 }
 
 }  // namespace

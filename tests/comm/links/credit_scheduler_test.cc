@@ -10,12 +10,14 @@
 namespace weft::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int kLane = 2;
 constexpr int kOtherLane = 3;
 constexpr size_t kSlice = 100;
+constexpr TagLayout kTags{.per_lane = 8, .lanes = 16};
 
 class Owner final : public WireOwner {
  public:
@@ -65,7 +67,7 @@ class CreditSchedulerTest : public ::testing::Test {
   FakeWireLink link_;
   const SystemRuntime runtime_;
   TraceLog trace_{runtime_};
-  CreditScheduler scheduler_{link_, options_, counters_, trace_};
+  CreditScheduler scheduler_{link_, kTags, options_, counters_, trace_};
   Descriptor descriptor_;
   Owner owner_;
   std::vector<std::byte> memory_{kSlice};
@@ -171,12 +173,21 @@ TEST_F(CreditSchedulerTest, DemandHoldsUntilTheEndOfTheNextPoll) {
   EXPECT_TRUE(MayReceive(Priority::kBulk));
 }
 
+TEST_F(CreditSchedulerTest, RefusesALaneWithoutTags) {
+  EXPECT_OK(scheduler_.CheckLane(kTags.lanes - 1, "last"));
+  EXPECT_THAT(scheduler_.CheckLane(kTags.lanes, "world/control"),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("lane world/control: the transport has message tags up to 1048576"),
+                             HasSubstr("enough for 16 lanes between nodes of 7 ranks"),
+                             HasSubstr("raise the transport's largest tag (MPI_TAG_UB)"))));
+}
+
 TEST_F(CreditSchedulerTest, ReceiveIsPostedBeforeItsCreditIsSent) {
   Receive(Priority::kBulk);
   ASSERT_EQ(link_.in_flight.size(), 1U);
   EXPECT_FALSE(link_.in_flight.begin()->second.send);
   EXPECT_EQ(link_.in_flight.begin()->second.peer, 7);
-  EXPECT_EQ(link_.in_flight.begin()->second.tag, (kLane + 1) * CreditScheduler::kChannels + 1)
+  EXPECT_EQ(link_.in_flight.begin()->second.tag, TagLayout::kMessages + kLane * kTags.per_lane + 1)
       << "the first tags are those of messages";
   ASSERT_EQ(link_.sent_messages.size(), 1U);
   EXPECT_EQ(link_.sent_messages[0].peer, 7);
@@ -186,7 +197,7 @@ TEST_F(CreditSchedulerTest, ReceiveIsPostedBeforeItsCreditIsSent) {
 TEST_F(CreditSchedulerTest, CreditsAddUpAtTheSender) {
   FakeWireLink sender_link;
   EngineCounters sender_counters;
-  CreditScheduler sender(sender_link, options_, sender_counters, trace_);
+  CreditScheduler sender(sender_link, kTags, options_, sender_counters, trace_);
   EXPECT_FALSE(sender.CreditOf(ChannelOf(kLane, 0)));
   Receive(Priority::kBulk);
   Receive(Priority::kBulk);
@@ -213,7 +224,7 @@ TEST_F(CreditSchedulerTest, CreditsAddUpAtTheSender) {
 TEST_F(CreditSchedulerTest, SenderReceivesTheAnnouncementOfAnEmptyPart) {
   FakeWireLink sender_link;
   EngineCounters sender_counters;
-  CreditScheduler sender(sender_link, options_, sender_counters, trace_);
+  CreditScheduler sender(sender_link, kTags, options_, sender_counters, trace_);
   EXPECT_OK(scheduler_.AnnounceEmptyPart(ChannelOf(kLane), descriptor_));
   EXPECT_TRUE(link_.in_flight.empty());
   DeliverTo(sender, sender_link);
@@ -226,7 +237,7 @@ TEST_F(CreditSchedulerTest, SenderReceivesTheAnnouncementOfAnEmptyPart) {
 TEST_F(CreditSchedulerTest, CreditsRevealMismatchedOperations) {
   FakeWireLink sender_link;
   EngineCounters sender_counters;
-  CreditScheduler sender(sender_link, options_, sender_counters, trace_);
+  CreditScheduler sender(sender_link, kTags, options_, sender_counters, trace_);
   Receive(Priority::kBulk);
   DeliverTo(sender, sender_link);
   EXPECT_FALSE(sender.FindMismatch(kLane, descriptor_));
@@ -243,7 +254,7 @@ TEST_F(CreditSchedulerTest, CreditsRevealMismatchedOperations) {
 TEST_F(CreditSchedulerTest, FirstFailureNoticeIsKept) {
   FakeWireLink other_link;
   EngineCounters other_counters;
-  CreditScheduler other(other_link, options_, other_counters, trace_);
+  CreditScheduler other(other_link, kTags, options_, other_counters, trace_);
   scheduler_.BroadcastFailure(absl::DataLossError("first"), {7, 8});
   scheduler_.BroadcastFailure(absl::AbortedError("second"), {7});
   ASSERT_EQ(link_.sent_messages.size(), 3U);
@@ -342,7 +353,7 @@ TEST_F(CreditSchedulerTest, SlicesOfAPeerThatHasNotStartedCountInTheLaneWindowOn
 TEST_F(CreditSchedulerTest, KnowsThePeersThatHaveSentCreditMessagesForAnOperation) {
   FakeWireLink other_link;
   EngineCounters other_counters;
-  CreditScheduler other(other_link, options_, other_counters, trace_);
+  CreditScheduler other(other_link, kTags, options_, other_counters, trace_);
   EXPECT_FALSE(other.HasCreditMessageFrom(ChannelOf(kLane, 0)));
   EXPECT_OK(scheduler_.AnnounceEmptyPart(ChannelOf(kLane), descriptor_));
   DeliverTo(other, other_link);
