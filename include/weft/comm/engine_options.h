@@ -68,6 +68,10 @@ struct EngineCounters {
   // Bytes of slices that this rank sent to other nodes, and bytes that compression saved.
   int64_t wire_bytes = 0;
   int64_t wire_saved_bytes = 0;
+  // Control messages that this rank sent to ranks of other nodes, such as credits, and the number of ranks
+  // to which it sent control messages or slices.
+  int64_t control_messages = 0;
+  int64_t wire_peers = 0;
   // Bytes that the engine staged, packed or unpacked. 0 if every buffer lies in node memory and every part
   // that crosses nodes is contiguous. Compression does not count.
   int64_t copied_bytes = 0;

@@ -30,6 +30,9 @@ class GroupPlacement {
   // begins with a different peer.
   const std::vector<int>& local_peers() const { return local_peers_; }
 
+  // The first member on `node`. It exchanges the control messages of the node: see Note [Node graphs].
+  int FirstMember(int node) const { return members_[static_cast<size_t>(node)].front(); }
+
   // Position of `member` among the group's ranks of its node.
   int IndexInNode(int member) const { return index_in_node_[static_cast<size_t>(member)]; }
 

@@ -1,6 +1,5 @@
 // All-gather: into private outputs, into one output that the ranks of a node share, or with delta encoding.
-// Also the broadcast of a group on one node (an all-gather in which only the root has a part) and barrier (an
-// all-gather of one word for each rank).
+// Also the broadcast of a group on one node (an all-gather in which only the root has a part).
 #include <limits>
 #include <memory>
 #include <set>

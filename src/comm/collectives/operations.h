@@ -7,7 +7,12 @@
 
 namespace weft {
 
-// All kinds of all-gather, barrier, and the broadcast of a group on one node.
+// True for a barrier, and for an all-reduce of at most a cache line between nodes.
+bool IsSmallCollective(const GroupPlacement& placement, const CollectivePlan& plan);
+// REQUIRES: IsSmallCollective. `mirrored`: the simulation mirrors nodes.
+std::unique_ptr<Operation> MakeSmallCollective(const GroupPlacement& placement, CollectivePlan plan,
+                                               bool mirrored);
+// All kinds of all-gather, and the broadcast of a group on one node.
 std::unique_ptr<Operation> MakeAllGather(const GroupPlacement& placement, CollectivePlan plan);
 // REQUIRES: the group spans nodes.
 std::unique_ptr<Operation> MakeBroadcast(const GroupPlacement& placement, CollectivePlan plan);

@@ -340,16 +340,15 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
 }
 
 Work CommEngine::Barrier(LaneId lane, OpOptions options, const Work* after) {
-  return SubmitChecked(
-      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
-        // Submit fills in the memory.
-        request.plan = CollectivePlan::ForContiguous(OpKind::kBarrier, DType::kI32, ReduceOp::kSum, nullptr,
-                                                     nullptr, Parts({}, group.size(), group.size()));
-        request.total_count = group.size();
-        request.counts_hash = 0;
-        request.logical_bytes = 0;
-        return absl::OkStatus();
-      });
+  return SubmitChecked(lane, std::move(options), after,
+                       [&](const ProcessGroup& group, Impl::Request& request) {
+                         request.plan = CollectivePlan::ForContiguous(OpKind::kBarrier, DType::kI32,
+                                                                      ReduceOp::kSum, nullptr, nullptr, {});
+                         request.total_count = group.size();
+                         request.counts_hash = 0;
+                         request.logical_bytes = 0;
+                         return absl::OkStatus();
+                       });
 }
 
 Work CommEngine::Send(const MessageAddress& to, const void* data, int64_t bytes, OpOptions options) {

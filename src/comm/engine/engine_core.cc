@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
+#include "src/comm/base/node_graph.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -73,8 +74,7 @@ absl::Status EngineCore::LeaveLane(int index) {
   lane.left = true;
   if (!placement.local_peers().empty()) env_.node.Publish(index, descriptor);
   for (const int peer : placement.local_peers()) env_.node.Ring(placement.WorldRank(peer));
-  for (int node = 0; node < placement.node_count(); ++node) {
-    if (node == placement.NodeOf(placement.me())) continue;
+  for (const int node : NeighborNodes(placement.NodeOf(placement.me()), placement.node_count())) {
     const int peer = placement.WorldRank(placement.PartLeader(node, placement.me()));
     WEFT_RETURN_IF_ERROR(wire_.AnnounceEmptyPart({index, descriptor.sequence, peer, 0}, descriptor));
   }
@@ -176,11 +176,11 @@ void EngineCore::FinishTask(const DataTask& task, const absl::Status& moved) {
 }
 
 absl::Status EngineCore::CheckPeerFailures() {
-  std::optional<NodeLink::FailureNotice> notice = env_.node.ReadFailure();
-  if (!notice) notice = wire_.failure();
-  if (!notice) return absl::OkStatus();
-  return absl::Status(notice->cause.code(),
-                      absl::StrCat("rank ", notice->rank, ": ", notice->cause.message()));
+  heard_ = env_.node.ReadFailure();
+  if (!heard_) heard_ = wire_.failure();
+  if (!heard_) return absl::OkStatus();
+  return absl::Status(heard_->cause.code(),
+                      absl::StrCat("rank ", heard_->rank, ": ", heard_->cause.message()));
 }
 
 bool EngineCore::Poll(int64_t now_ns) {
@@ -410,6 +410,27 @@ std::vector<int> EngineCore::OtherRanks(bool of_this_node) const {
   return others;
 }
 
+std::vector<int> EngineCore::RanksToTell() const {
+  constexpr int kRanksOfANode = 3;  // News passes a node unless so many of its ranks are silent.
+  const std::vector<int>& node_of = env_.nodes.node_of_rank;
+  const int own = node_of[static_cast<size_t>(env_.rank)];
+  std::map<int, std::vector<int>> ranks_of;
+  for (const int node : NeighborNodes(own, env_.nodes.node_count())) ranks_of[node];
+  int place = 0;  // Of this rank in its node.
+  for (int rank = 0; rank < env_.nodes.size(); ++rank) {
+    const int node = node_of[static_cast<size_t>(rank)];
+    if (node == own && rank < env_.rank) ++place;
+    if (const auto found = ranks_of.find(node); found != ranks_of.end()) found->second.push_back(rank);
+  }
+  std::vector<int> told;
+  for (const auto& [node, ranks] : ranks_of) {
+    const auto count = static_cast<int>(ranks.size());
+    for (int i = 0; i < std::min(kRanksOfANode, count); ++i)
+      told.push_back(ranks[static_cast<size_t>((place + i) % count)]);
+  }
+  return told;
+}
+
 void EngineCore::RequestHeartbeat() {
   heartbeats_at_request_.clear();
   for (const int rank : OtherRanks(/*of_this_node=*/true)) {
@@ -438,8 +459,9 @@ void EngineCore::Fail(const absl::Status& cause) {
   const std::vector<std::shared_ptr<OperationRecord>> messages = messages_.unfinished();
   for (const auto& message : messages) env_.recorder.RecordWait(*message, messages_.DescribeWait(*message));
   env_.recorder.RecordFailure(cause);
-  env_.node.PublishFailure(cause);
-  wire_.BroadcastFailure(cause, OtherRanks(/*of_this_node=*/false));
+  const NodeLink::FailureNotice notice = heard_.value_or(NodeLink::FailureNotice{env_.rank, cause});
+  env_.node.PublishFailure(notice);
+  if (!heard_ || env_.credit_rules.failures_are_relayed) wire_.BroadcastFailure(notice, RanksToTell());
   wire_.Abandon();
   for (std::deque<DataTask>& tasks : tasks_) tasks.clear();
   for (const int index : std::exchange(active_, {})) {

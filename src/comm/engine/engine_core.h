@@ -19,7 +19,7 @@
 // would wait for its next operation until their deadline.
 // Rule: a rank that destroys its engine first *leaves* its lanes. On each lane it publishes, at the sequence
 // after its last operation, a descriptor that says so: to all peers of its node, and to one rank of each
-// other node. An operation of a peer at that sequence differs from it, and fails on all ranks as a mismatch.
+// neighbor node. An operation of a peer at that sequence differs from it, and fails on all ranks as a mismatch.
 // Why it suffices: all ranks of a lane submit the same operations, and a failure reaches every rank. Earlier
 // operations are not affected: leaving is legal at any time, also while peers still finish them.
 //
@@ -178,9 +178,11 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // Writes into the flight recorder what the first unfinished operation of each slow lane waits for.
   void RecordSlowOperations();
   void RecordWaitOfFirst(const Lane& lane);
-  // The failure notice of another rank, as an error.
+  // Sets heard_, and returns its notice as an error.
   absl::Status CheckPeerFailures();
   std::vector<int> OtherRanks(bool of_this_node) const;
+  // Ranks of other nodes that this rank tells of a failure. See Note [Node graphs].
+  std::vector<int> RanksToTell() const;
 
   // Moves the callbacks of a completed operation to callbacks_.
   void QueueCallbacks(OperationRecord& record, const absl::Status& status);
@@ -201,6 +203,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   int64_t next_slow_check_ns_ = 0;
   std::map<int, uint64_t> heartbeats_at_request_;  // Heartbeats of local peers at the last request.
   absl::Status status_;
+  std::optional<NodeLink::FailureNotice> heard_;  // The failure notice of another rank.
   bool broadcasting_failure_ = false;
 };
 

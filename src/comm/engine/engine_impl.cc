@@ -70,7 +70,9 @@ std::string LaneName(const ProcessGroup& group, LanePurpose purpose) {
   return absl::StrCat(group.name, "/", ToAbsl(Name(purpose)));
 }
 
-std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, CollectivePlan plan) {
+std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, CollectivePlan plan,
+                                         bool mirrored) {
+  if (IsSmallCollective(placement, plan)) return MakeSmallCollective(placement, std::move(plan), mirrored);
   switch (plan.kind) {
     case OpKind::kReduceScatter:
       return placement.spans_nodes() ? MakeReduceScatter(placement, std::move(plan))
@@ -188,12 +190,9 @@ const CommEngine::Impl::Lane& CommEngine::Impl::LaneOf(LaneId lane) const {
 absl::StatusOr<std::unique_ptr<CommEngine::Impl::Lane>> CommEngine::Impl::MakeLane(const ProcessGroup& group,
                                                                                    LanePurpose purpose) {
   WEFT_RETURN_IF_ERROR(CheckMember(group));
-  WEFT_ASSIGN_OR_RETURN(Buffer barrier_buffers,
-                        scratch_.Acquire(NodeLink::kSlots * BarrierSlotBytes(group.size())));
   const uint64_t group_hash = Hash64(group.ranks.data(), group.ranks.size() * sizeof(int));
-  return std::make_unique<Lane>(Lane{LaneName(group, purpose), purpose,
-                                     GroupPlacement(group, bootstrap_.node_map()), group_hash,
-                                     std::move(barrier_buffers)});
+  return std::make_unique<Lane>(
+      Lane{LaneName(group, purpose), purpose, GroupPlacement(group, bootstrap_.node_map()), group_hash});
 }
 
 absl::StatusOr<LaneId> CommEngine::Impl::Install(int index, std::unique_ptr<Lane> lane) {
@@ -215,14 +214,14 @@ absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, Lane
 
 absl::StatusOr<LaneId> CommEngine::Impl::AddLaneOfAll(const ProcessGroup& group, LanePurpose purpose) {
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, MakeLane(group, purpose));
-  if (next_lane_ >= FirstGroupIndex()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("lane ", lane->name, " of ", RankList(group.ranks),
-                     " is one too many: an engine has at most ", FirstGroupIndex(),
-                     " lanes that all ranks add; use one lane for several uses of a group, or GroupLane"));
+  const int index = IndexOfLaneOfAll(lanes_of_all_);
+  if (index >= lane_limit_) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "lane ", lane->name, " of ", RankList(group.ranks), " is one too many: this engine has at most ",
+        lanes_of_all_, " lanes that all ranks add; use one lane for several uses of a group, or GroupLane"));
   }
-  WEFT_ASSIGN_OR_RETURN(const LaneId id, Install(next_lane_, std::move(lane)));
-  ++next_lane_;
+  WEFT_ASSIGN_OR_RETURN(const LaneId id, Install(index, std::move(lane)));
+  ++lanes_of_all_;
   return id;
 }
 
@@ -237,8 +236,8 @@ absl::StatusOr<LaneId> CommEngine::Impl::GroupLane(const ProcessGroup& group, La
   own.purpose = purpose;
   own.number = number;
   own.existing = found == group_lanes_.end() ? -1 : found->second.index;
-  own.begin = FirstGroupIndex();
-  for (int index = own.begin; index < lane_limit_; ++index) own.is_free.push_back(Find({index}) == nullptr);
+  own.limit = lane_limit_;
+  own.is_free = FreeIndices();
   absl::StatusOr<std::unique_ptr<Lane>> lane = MakeLane(group, purpose);
   // Afterwards no member fails alone.
   own.status = lane.ok() ? shell_->WithCore([&](EngineCore& core) { return core.ReserveLane(group.size()); })
@@ -277,15 +276,26 @@ absl::StatusOr<LaneId> CommEngine::Impl::SharedLane(const ProcessGroup& group, L
   return *lane;
 }
 
+std::vector<bool> CommEngine::Impl::FreeIndices() const {
+  const MutexLock lock(lanes_mutex_);
+  std::vector<bool> is_free;
+  for (const std::unique_ptr<Lane>& lane : lanes_) is_free.push_back(lane == nullptr);
+  return is_free;
+}
+
 absl::Status CommEngine::Impl::CheckLane(LaneId lane) const {
   if (Find(lane) != nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "lane ", lane.index, " is not a lane of this engine; use an id that it returned for a lane"));
 }
 
-void CommEngine::Impl::MirrorNodes(const GroupPlacement& placement, Request& request) {
+bool CommEngine::Impl::IsMirrored() const {
   const Simulation* simulation = bootstrap_.runtime().simulation();
-  if (simulation == nullptr || !simulation->options().mirror_nodes || !placement.spans_nodes()) return;
+  return simulation != nullptr && simulation->options().mirror_nodes;
+}
+
+void CommEngine::Impl::MirrorNodes(const GroupPlacement& placement, Request& request) {
+  if (!IsMirrored() || !placement.spans_nodes()) return;
   PartLayout& parts = request.plan.parts;
   if (parts.counts.empty()) return;
   const auto bytes_of = [&](const PartLayout& layout) {
@@ -342,14 +352,7 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
   {
     const MutexLock lock(lanes_mutex_);
     descriptor.sequence = lane.next_sequence++;
-    if (request.plan.kind == OpKind::kBarrier) {
-      // The contents of the memory do not matter.
-      std::byte* words = lane.barrier_buffers.data() +
-                         descriptor.sequence % NodeLink::kSlots * BarrierSlotBytes(lane.placement.size());
-      request.plan.input = words;
-      request.plan.output = words + SizeOf(DType::kI32);
-    }
-    record->operation = MakeOperation(lane.placement, std::move(request.plan));
+    record->operation = MakeOperation(lane.placement, std::move(request.plan), IsMirrored());
     shell_->Queue(record);
   }
   shell_->Kick();

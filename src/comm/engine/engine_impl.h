@@ -113,16 +113,12 @@ class CommEngine::Impl {
     LanePurpose purpose;
     GroupPlacement placement;
     uint64_t group_hash;
-    // Memory of barriers: one i32 of input, then one i32 of output per rank. Each slot of the descriptor ring
-    // has a set of its own. A slot is reused only after every local rank has consumed its last operation, so
-    // the set is free by then.
-    Buffer barrier_buffers;
     uint64_t next_sequence = 1;  // Guarded by lanes_mutex_.
   };
   // Gives the ranks of other nodes the parts of their counterparts on this node, if the simulation mirrors
   // nodes. Bytes stay the means over all ranks and nodes.
   void MirrorNodes(const GroupPlacement& placement, Request& request);
-  static size_t BarrierSlotBytes(int ranks) { return static_cast<size_t>(ranks + 1) * SizeOf(DType::kI32); }
+  bool IsMirrored() const;
   absl::Status CheckMember(const ProcessGroup& group) const;
   absl::Status CheckMessage(OpKind kind, const MessageRequest& message, const OpOptions& options) const;
   // Null if this engine has no such lane.
@@ -130,11 +126,11 @@ class CommEngine::Impl {
   const Lane& LaneOf(LaneId lane) const;
   // Makes the lane. What can fail on one rank alone happens here.
   absl::StatusOr<std::unique_ptr<Lane>> MakeLane(const ProcessGroup& group, LanePurpose purpose);
+  // By index: true if this engine has no such lane. All later indices are free.
+  std::vector<bool> FreeIndices() const ABSL_LOCKS_EXCLUDED(lanes_mutex_);
   absl::StatusOr<LaneId> Install(int index, std::unique_ptr<Lane> lane) ABSL_LOCKS_EXCLUDED(lanes_mutex_);
   // REQUIRES: the caller has the turn to form a lane.
   absl::StatusOr<LaneId> AddLaneOfAll(const ProcessGroup& group, LanePurpose purpose);
-  // Indices of lanes that all ranks add are below this one, those of lanes of members only are not.
-  int FirstGroupIndex() const { return lane_limit_ / 4; }
   absl::StatusOr<std::unique_ptr<EngineCore>> MakeCore(WireLink& wire);
   // Clears this rank's flags, and makes a core with empty lanes on a new link.
   struct FreshCore {
@@ -168,7 +164,7 @@ class CommEngine::Impl {
   using LaneKey = std::tuple<std::vector<int>, LanePurpose, int>;  // Ranks, purpose, number.
   std::map<LaneKey, LaneId> shared_lanes_;
   std::map<LaneKey, LaneId> group_lanes_;
-  int next_lane_ = 0;  // Index of the next lane that all ranks add.
+  int lanes_of_all_ = 0;  // Lanes that all ranks have added. See IndexOfLaneOfAll.
 
   mutable Mutex lanes_mutex_;  // Also held from the choice of a sequence until the operation is queued.
   std::vector<std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(lanes_mutex_);  // By index. Null: none.

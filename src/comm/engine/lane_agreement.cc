@@ -19,7 +19,7 @@ struct Header {
   int32_t purpose = 0;
   int32_t number = 0;
   int32_t existing = 0;
-  int32_t begin = 0;
+  int32_t limit = 0;
   int32_t indices = 0;
   int32_t code = 0;
 };
@@ -57,17 +57,20 @@ absl::StatusOr<std::vector<LaneProposal>> ParseAll(const ProcessGroup& group, st
 
 // The lowest index that is free on all members, or -1.
 int LowestFree(const std::vector<LaneProposal>& proposals) {
-  int begin = 0;
-  for (const LaneProposal& proposal : proposals) begin = std::max(begin, proposal.begin);
-  for (int index = begin;; ++index) {
-    bool is_free = true;
-    for (const LaneProposal& proposal : proposals) {
-      const auto position = static_cast<size_t>(index - proposal.begin);
-      if (position >= proposal.is_free.size()) return -1;
-      is_free = is_free && proposal.is_free[position];
+  int limit = proposals[0].limit;
+  for (const LaneProposal& proposal : proposals) limit = std::min(limit, proposal.limit);
+  const auto is_free = [](const LaneProposal& proposal, int index) {
+    return static_cast<size_t>(index) >= proposal.is_free.size() ||
+           proposal.is_free[static_cast<size_t>(index)];
+  };
+  for (int index = 0; index < limit; ++index) {
+    if (IsOfLaneOfAll(index)) continue;
+    if (std::all_of(proposals.begin(), proposals.end(),
+                    [&](const LaneProposal& proposal) { return is_free(proposal, index); })) {
+      return index;
     }
-    if (is_free) return index;
   }
+  return -1;
 }
 
 }  // namespace
@@ -78,7 +81,7 @@ std::string LaneProposal::Serialize() const {
   header.purpose = static_cast<int32_t>(purpose);
   header.number = number;
   header.existing = existing;
-  header.begin = begin;
+  header.limit = limit;
   header.indices = static_cast<int32_t>(is_free.size());
   header.code = static_cast<int32_t>(status.code());
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
@@ -99,7 +102,7 @@ absl::StatusOr<LaneProposal> LaneProposal::Parse(std::string_view bytes) {
   if (bytes.size() < sizeof(header)) return invalid();
   std::memcpy(&header, bytes.data(), sizeof(header));
   const std::string_view rest = bytes.substr(sizeof(header));
-  if (header.magic != Header::kMagic || header.indices < 0 || header.begin < 0 ||
+  if (header.magic != Header::kMagic || header.indices < 0 || header.limit < 0 ||
       rest.size() < BitmapBytes(header.indices)) {
     return invalid();
   }
@@ -108,7 +111,7 @@ absl::StatusOr<LaneProposal> LaneProposal::Parse(std::string_view bytes) {
   proposal.purpose = static_cast<LanePurpose>(header.purpose);
   proposal.number = header.number;
   proposal.existing = header.existing;
-  proposal.begin = header.begin;
+  proposal.limit = header.limit;
   for (size_t i = 0; i < static_cast<size_t>(header.indices); ++i)
     proposal.is_free.push_back((rest[i / 8] >> (i % 8) & 1) != 0);
   proposal.status = absl::Status(static_cast<absl::StatusCode>(header.code),
@@ -137,7 +140,7 @@ absl::StatusOr<LaneDecision> DecideLane(const ProcessGroup& group, std::string_v
   if (index >= 0) return LaneDecision{index, /*is_new=*/true};
   return absl::ResourceExhaustedError(
       absl::StrCat("lane ", ToAbsl(name), ": no lane index is free on all of ", RankList(group.ranks),
-                   ", which have up to ", parsed[0].is_free.size(),
+                   ", which have up to ", parsed[0].limit / kLanesPerLaneOfAll * (kLanesPerLaneOfAll - 1),
                    " lanes of members only; use one lane for several uses of a group"));
 }
 

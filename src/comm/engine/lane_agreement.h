@@ -3,10 +3,10 @@
 // Note [Lane indices]
 // Problem: messages and flags name a lane by its index, so that all members of its group must have it at one
 // index. A rank may be in groups that others do not know, and groups are formed in different orders.
-// Rule: lanes that all ranks of the bootstrap add have the lowest indices, in the order of the calls. The
+// Rule: lanes that all ranks of the bootstrap add have every fourth index, in the order of the calls. The
 // other indices belong to lanes of members only. Each member proposes the indices that are free on it. All
 // members see all proposals, and take the lowest index that is free on every member. A rank forms one lane at
-// a time.
+// a time. Tables by index thus grow with the lanes, and memory bounds their number.
 // Why it suffices: two ranks exchange messages and flags of a lane only if both are members of its group, and
 // then both have this group at its index. Two groups may have lanes at one index, but no rank in common.
 #pragma once
@@ -25,14 +25,19 @@
 
 namespace weft {
 
+// Index of the n-th lane that all ranks add, from 0.
+constexpr int kLanesPerLaneOfAll = 4;
+constexpr int IndexOfLaneOfAll(int n) { return n * kLanesPerLaneOfAll; }
+constexpr bool IsOfLaneOfAll(int index) { return index % kLanesPerLaneOfAll == 0; }
+
 // Proposal of one member for a lane.
 struct LaneProposal {
   uint64_t group_hash = 0;
   LanePurpose purpose = LanePurpose::kControl;
   int number = 0;
   int existing = -1;          // Index of the lane on this member; -1 if it has none yet.
-  int begin = 0;              // First index of lanes of members only.
-  std::vector<bool> is_free;  // By index, from `begin`.
+  int limit = 0;              // Indices are below it.
+  std::vector<bool> is_free;  // By index. Later indices are free.
   absl::Status status;        // Error if this member cannot add a lane.
 
   std::string Serialize() const;

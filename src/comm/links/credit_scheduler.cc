@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-enum class ControlKind : uint8_t { kCredit, kFailure, kHeartbeatRequest, kHeartbeat, kSignal };
+enum class ControlKind : uint8_t { kCredit, kFailure, kHeartbeatRequest, kHeartbeat, kSignal, kPartial };
 
 struct CreditMessage {
   ControlKind kind = ControlKind::kCredit;
@@ -26,10 +26,22 @@ struct CreditMessage {
 static_assert(std::is_trivially_copyable_v<CreditMessage> &&
               sizeof(CreditMessage) <= WireLink::kMaxControlMessageBytes);
 
+// The text of the failure follows.
 struct FailureHeader {
   ControlKind kind = ControlKind::kFailure;
   int32_t code = 0;
+  int32_t origin = 0;  // The rank that failed first.
 };
+
+// The payload follows.
+struct PartialHeader {
+  ControlKind kind = ControlKind::kPartial;
+  int32_t lane = 0;
+  int32_t edge = 0;
+  Descriptor descriptor;
+};
+static_assert(std::is_trivially_copyable_v<PartialHeader> &&
+              sizeof(PartialHeader) + CreditScheduler::kMaxPartialBytes <= WireLink::kMaxControlMessageBytes);
 
 // A control message without a payload.
 std::string_view KindOnly(const ControlKind& kind) {
@@ -50,11 +62,10 @@ CreditScheduler::CreditScheduler(WireLink& link, TagLayout tags, const EngineOpt
 
 absl::Status CreditScheduler::CheckLane(int lane, std::string_view name) const {
   if (lane < tags_.lanes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("lane ", ToAbsl(name), ": the transport has message tags up to ", link_.max_tag(),
-                   ", enough for ", tags_.lanes, " lanes between nodes of ", tags_.per_lane - 1,
-                   " ranks, and the index of this lane is ", lane,
-                   "; share lanes between users, or raise the transport's largest tag (MPI_TAG_UB)"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "lane ", ToAbsl(name), ": the transport has message tags up to ", link_.max_tag(), ", enough for ",
+      tags_.lanes, " lanes between nodes of ", tags_.per_lane - 1, " ranks, and the index of this lane is ",
+      lane, "; share lanes between users, or raise the transport's largest tag (MPI_TAG_UB)"));
 }
 
 absl::StatusOr<bool> CreditScheduler::Poll(int64_t now_ns) {
@@ -85,13 +96,13 @@ absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessag
     FailureHeader header;
     std::memcpy(&header, message.bytes.data(), sizeof(header));
     if (!failure_) {
-      failure_ = {message.peer, absl::Status(static_cast<absl::StatusCode>(header.code),
-                                             message.bytes.substr(sizeof(header)))};
+      failure_ = {header.origin, absl::Status(static_cast<absl::StatusCode>(header.code),
+                                              message.bytes.substr(sizeof(header)))};
     }
     return absl::OkStatus();
   }
   if (kind == ControlKind::kHeartbeatRequest)
-    return link_.SendControlMessage(message.peer, KindOnly(ControlKind::kHeartbeat));
+    return SendControl(message.peer, KindOnly(ControlKind::kHeartbeat));
   if (kind == ControlKind::kHeartbeat) {
     heartbeat_replies_.insert(message.peer);
     return absl::OkStatus();
@@ -100,6 +111,7 @@ absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessag
     signals_.push_back({message.peer, message.bytes.substr(sizeof(kind))});
     return absl::OkStatus();
   }
+  if (kind == ControlKind::kPartial) return HandlePartial(message);
   CreditMessage credit;
   if (message.bytes.size() != sizeof(credit)) {
     return absl::InternalError(absl::StrCat("a credit message from rank ", message.peer, " has ",
@@ -115,10 +127,54 @@ absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessag
     signals_.push_back({message.peer, {}, sequence});
     return absl::OkStatus();
   }
-  std::vector<PeerDescriptor>& descriptors = peer_descriptors_[{credit.lane, sequence}];
-  const bool is_first = credit_senders_.insert({credit.lane, sequence, message.peer}).second;
-  if (is_first) descriptors.push_back({message.peer, credit.descriptor});
+  NoteDescriptor(credit.lane, message.peer, credit.descriptor);
   return absl::OkStatus();
+}
+
+absl::Status CreditScheduler::HandlePartial(const WireLink::ControlMessage& message) {
+  PartialHeader header;
+  if (message.bytes.size() < sizeof(header)) {
+    return absl::InternalError(absl::StrCat("a partial from rank ", message.peer, " has ",
+                                            message.bytes.size(), " bytes, expected ", sizeof(header),
+                                            " and more: run the same version of weft on all ranks"));
+  }
+  std::memcpy(&header, message.bytes.data(), sizeof(header));
+  partials_[Key{header.lane, header.descriptor.sequence, message.peer, header.edge}] =
+      message.bytes.substr(sizeof(header));
+  NoteDescriptor(header.lane, message.peer, header.descriptor);
+  return absl::OkStatus();
+}
+
+void CreditScheduler::NoteDescriptor(int lane, int peer, const Descriptor& descriptor) {
+  const bool is_first = credit_senders_.insert({lane, descriptor.sequence, peer}).second;
+  if (is_first) peer_descriptors_[{lane, descriptor.sequence}].push_back({peer, descriptor});
+}
+
+void CreditScheduler::CountPeer(int peer) {
+  if (peers_.insert(peer).second) ++counters_.wire_peers;
+}
+
+absl::Status CreditScheduler::SendControl(int peer, std::string_view bytes) {
+  ++counters_.control_messages;
+  CountPeer(peer);
+  return link_.SendControlMessage(peer, bytes);
+}
+
+absl::Status CreditScheduler::SendPartial(int peer, int lane, int edge, const Descriptor& descriptor,
+                                          std::string_view payload) {
+  WEFT_CHECK(payload.size() <= kMaxPartialBytes, "a partial is too long");
+  PartialHeader header;
+  header.lane = lane;
+  header.edge = edge;
+  header.descriptor = descriptor;
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
+  bytes.append(payload);
+  return SendControl(peer, bytes);
+}
+
+const std::string* CreditScheduler::PartialFrom(int peer, int lane, uint64_t sequence, int edge) const {
+  const auto found = partials_.find(Key{lane, sequence, peer, edge});
+  return found == partials_.end() ? nullptr : &found->second;
 }
 
 absl::StatusOr<bool> CreditScheduler::PollTransfers() {
@@ -222,7 +278,7 @@ absl::Status CreditScheduler::SendCredit(const Channel& channel, const Descripto
   message.sequence = channel.sequence;
   message.part = part;
   message.descriptor = descriptor;
-  return link_.SendControlMessage(channel.peer, {reinterpret_cast<const char*>(&message), sizeof(message)});
+  return SendControl(channel.peer, {reinterpret_cast<const char*>(&message), sizeof(message)});
 }
 
 std::optional<CreditScheduler::Credit> CreditScheduler::CreditOf(const Channel& channel) const {
@@ -238,6 +294,7 @@ absl::Status CreditScheduler::Send(const Channel& channel, int64_t slice, const 
   in_flight_.push_back({request, owner, slice, false, bytes, channel.peer, channel.lane, channel.sequence,
                         trace_.Begin(), WirePhase::kGather, Priority::kBulk});
   counters_.wire_bytes += static_cast<int64_t>(bytes);
+  CountPeer(channel.peer);
   return absl::OkStatus();
 }
 
@@ -256,24 +313,28 @@ void CreditScheduler::Forget(int lane, uint64_t sequence) {
   if (it == peer_descriptors_.end()) return;
   for (const PeerDescriptor& peer : it->second) credit_senders_.erase({lane, sequence, peer.peer});
   peer_descriptors_.erase(it);
-  absl::erase_if(credits_, [&](const auto& entry) {
+  const auto is_of_operation = [&](const auto& entry) {
     return std::get<0>(entry.first) == lane && std::get<1>(entry.first) == sequence;
-  });
+  };
+  absl::erase_if(credits_, is_of_operation);
+  absl::erase_if(partials_, is_of_operation);
 }
 
 absl::Status CreditScheduler::SendSignal(int peer, std::string_view bytes) {
-  return link_.SendControlMessage(peer, absl::StrCat(ToAbsl(KindOnly(ControlKind::kSignal)), ToAbsl(bytes)));
+  return SendControl(peer, absl::StrCat(ToAbsl(KindOnly(ControlKind::kSignal)), ToAbsl(bytes)));
 }
 
-void CreditScheduler::BroadcastFailure(const absl::Status& cause, const std::vector<int>& ranks) {
+void CreditScheduler::BroadcastFailure(const NodeLink::FailureNotice& notice, const std::vector<int>& ranks) {
+  const absl::Status& cause = notice.cause;
   FailureHeader header;
   header.code = static_cast<int32_t>(cause.code());
+  header.origin = notice.rank;
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
   bytes.append(cause.message().data(),
                std::min(cause.message().size(), WireLink::kMaxControlMessageBytes - sizeof(header)));
   for (int rank : ranks) {
     // A rank that the notice does not reach fails at its own deadline.
-    const absl::Status sent = link_.SendControlMessage(rank, bytes);
+    const absl::Status sent = SendControl(rank, bytes);
     static_cast<void>(sent);
   }
 }
@@ -282,7 +343,7 @@ void CreditScheduler::RequestHeartbeat(const std::vector<int>& ranks) {
   heartbeat_replies_.clear();
   for (const int rank : ranks) {
     // A rank that the request does not reach counts as one that does not reply.
-    const absl::Status sent = link_.SendControlMessage(rank, KindOnly(ControlKind::kHeartbeatRequest));
+    const absl::Status sent = SendControl(rank, KindOnly(ControlKind::kHeartbeatRequest));
     static_cast<void>(sent);
   }
 }
@@ -297,6 +358,7 @@ void CreditScheduler::Abandon() {
   all_bytes_ = 0;
   yielded_bytes_ = 0;
   credits_.clear();
+  partials_.clear();
   peer_descriptors_.clear();
   credit_senders_.clear();
   signals_.clear();

@@ -90,6 +90,10 @@ class WireOwner {
 // detected.
 struct CreditRules {
   bool head_always_has_credit = true;
+  // A small collective sends its partial sum up the tree once those of its children have arrived.
+  bool partials_await_children = true;
+  // A rank that learns of a failure tells its neighbors. See Note [Node graphs].
+  bool failures_are_relayed = true;
   // A sender of a point-to-point message overwrites a staged piece only once the receiver has copied it.
   bool staged_pieces_await_receiver = true;
 };
@@ -109,6 +113,7 @@ class CreditScheduler {
   };
   // Lane of point-to-point messages. The sequence of a channel is the sender's number of the message.
   static constexpr int kMessageLane = -1;
+  const CreditRules& rules() const { return rules_; }
   // Errors: kResourceExhausted (the link has no tags for the lane; says what to do).
   absl::Status CheckLane(int lane, std::string_view name) const;
   // Slices of a stream that a peer may send before it is known to have started. See Note [Silent peers].
@@ -164,7 +169,17 @@ class CreditScheduler {
   // The first peer whose credit for this sequence of the lane describes a different operation, and its
   // descriptor.
   std::optional<std::pair<int, Descriptor>> FindMismatch(int lane, const Descriptor& mine) const;
-  // Drops the credits and descriptors of a finished operation.
+  // Messages of small collectives. `edge` is unique among those of one operation from one rank to another.
+  // See Note [Small collectives].
+
+  // Longest payload in bytes.
+  static constexpr size_t kMaxPartialBytes = 128;
+  absl::Status SendPartial(int peer, int lane, int edge, const Descriptor& descriptor,
+                           std::string_view payload);
+  // The payload that `peer` has sent. Null if it has not arrived yet. REQUIRES: Forget has not been called.
+  const std::string* PartialFrom(int peer, int lane, uint64_t sequence, int edge) const;
+
+  // Drops the credits, descriptors and partials of a finished operation.
   void Forget(int lane, uint64_t sequence);
 
   // Signals of point-to-point messages. They arrive in order, also relative to credits of messages.
@@ -190,7 +205,7 @@ class CreditScheduler {
 
   // Sends a failure notice to all of `ranks`. Best effort: a rank that it does not reach notices by its
   // deadline.
-  void BroadcastFailure(const absl::Status& cause, const std::vector<int>& ranks);
+  void BroadcastFailure(const NodeLink::FailureNotice& notice, const std::vector<int>& ranks);
   // The first failure notice that has arrived.
   const std::optional<NodeLink::FailureNotice>& failure() const { return failure_; }
 
@@ -231,7 +246,7 @@ class CreditScheduler {
     bool yielded = false;            // Posted while an operation of higher priority wanted the wire.
     WireBudget::Credit credit = {};  // Of a receive.
   };
-  using Key = std::tuple<int, uint64_t, int, int>;
+  using Key = std::tuple<int, uint64_t, int, int>;  // Lane, sequence, peer, channel number or edge.
   struct PeerDescriptor {
     int peer;
     Descriptor descriptor;
@@ -241,6 +256,11 @@ class CreditScheduler {
   absl::StatusOr<bool> PollControlMessages();
   absl::StatusOr<bool> PollTransfers();
   absl::Status HandleControlMessage(const WireLink::ControlMessage& message);
+  absl::Status HandlePartial(const WireLink::ControlMessage& message);
+  void NoteDescriptor(int lane, int peer, const Descriptor& descriptor);
+  // Counts the message and its receiver.
+  absl::Status SendControl(int peer, std::string_view bytes);
+  void CountPeer(int peer);
   absl::Status SendCredit(const Channel& channel, const Descriptor& descriptor, const PartShape& part,
                           int32_t slices);
   // Bytes in flight of all operations of a lower priority than this.
@@ -272,6 +292,8 @@ class CreditScheduler {
   Priority demand_now_ = Priority::kBulk;       // Highest registered in this poll so far.
   Priority previous_demand_ = Priority::kBulk;  // Highest registered in the previous poll.
   absl::flat_hash_map<Key, Credit> credits_;
+  absl::flat_hash_map<Key, std::string> partials_;
+  absl::flat_hash_set<int> peers_;  // Ranks to which this one has sent anything.
   // By lane and sequence.
   absl::flat_hash_map<std::pair<int, uint64_t>, std::vector<PeerDescriptor>> peer_descriptors_;
   std::vector<Signal> signals_;

@@ -32,7 +32,7 @@ namespace weft {
 
 class NodeLink {
  public:
-  static constexpr int kMaxLanes = 4096;
+  static constexpr int kMaxLanes = 1 << 20;
   static constexpr uint64_t kSlots = 8;
 
   explicit NodeLink(NodeHeap& heap) : heap_(heap) {}
@@ -88,12 +88,12 @@ class NodeLink {
   // Address of `memory` that is valid on every rank of the node. Nothing if it is not node memory.
   std::optional<NodeAddress> AddressOf(const void* memory) const { return heap_.AddressOf(memory); }
 
-  // Publishes a failure notice to the local peers. Only the first notice counts.
-  virtual void PublishFailure(const absl::Status& cause) = 0;
   struct FailureNotice {
-    int rank;  // Bootstrap rank that published it.
+    int rank;  // Bootstrap rank that failed first. Others pass the notice on.
     absl::Status cause;
   };
+  // Publishes a failure notice to the local peers. Only the first notice counts.
+  virtual void PublishFailure(const FailureNotice& notice) = 0;
   // The failure notice of a local peer, if there is one.
   virtual std::optional<FailureNotice> ReadFailure() const = 0;
 

@@ -52,9 +52,15 @@ struct LaneFlags {
   std::atomic<int64_t>* FirstCounter() { return reinterpret_cast<std::atomic<int64_t>*>(this + 1); }
 };
 
+// Memory for flags is taken as lanes are opened.
+constexpr int kBlockLanes = 1024;
+// By lane of the block: 1 + the offset of its LaneFlags in the owner's segment. 0 until the lane is open.
+using LaneBlock = std::array<std::atomic<uint64_t>, kBlockLanes>;
+
 struct FailureSlot {
   static constexpr size_t kTextBytes = 480;
   alignas(kLine) std::atomic<uint32_t> code{0};  // absl::StatusCode. 0: no failure.
+  int32_t rank = 0;                              // The rank that failed first.
   std::array<char, kTextBytes> text{};
 };
 
@@ -66,8 +72,8 @@ struct RankFlags {
   // Offset of the mailboxes that this rank writes, by the reader's position in the node.
   uint64_t mailboxes = 0;
   FailureSlot failure;
-  // By lane: 1 + the offset of its LaneFlags in the owner's segment. 0 until the owner has opened the lane.
-  alignas(kLine) std::array<std::atomic<uint64_t>, NodeLink::kMaxLanes> lanes{};
+  // By block of lanes: 1 + the offset of its LaneBlock in the owner's segment. 0 until a lane of it is open.
+  alignas(kLine) std::array<std::atomic<uint64_t>, NodeLink::kMaxLanes / kBlockLanes> blocks{};
 };
 
 class SharedMemoryLink final : public NodeLink {
@@ -101,11 +107,18 @@ class SharedMemoryLink final : public NodeLink {
     WEFT_RETURN_IF_ERROR(ReserveLane(counters));
     std::byte* block = reserved_.extract(counters).mapped();
     new (block) LaneFlags(counters);
-    own_->lanes[static_cast<size_t>(lane)].store(heap().AddressOf(block)->offset + 1,
-                                                 std::memory_order_release);
+    std::atomic<uint64_t>& lanes = own_->blocks[static_cast<size_t>(lane / kBlockLanes)];
+    if (lanes.load(std::memory_order_relaxed) == 0) {
+      const auto* added = new (std::exchange(reserved_block_, nullptr)) LaneBlock{};
+      lanes.store(heap().AddressOf(added)->offset + 1, std::memory_order_release);
+    }
+    EntryOf(rank_, *own_, lane)->store(heap().AddressOf(block)->offset + 1, std::memory_order_release);
     return absl::OkStatus();
   }
   absl::Status ReserveLane(int counters) override {
+    if (reserved_block_ == nullptr) {
+      WEFT_ASSIGN_OR_RETURN(reserved_block_, heap().Allocate(sizeof(LaneBlock)));
+    }
     if (reserved_.contains(counters)) return absl::OkStatus();
     WEFT_ASSIGN_OR_RETURN(reserved_[counters], heap().Allocate(LaneFlags::Bytes(counters)));
     return absl::OkStatus();
@@ -182,12 +195,14 @@ class SharedMemoryLink final : public NodeLink {
     return std::nullopt;
   }
 
-  void PublishFailure(const absl::Status& cause) override {
+  void PublishFailure(const FailureNotice& notice) override {
     FailureSlot& failure = own_->failure;
+    const absl::Status& cause = notice.cause;
     if (failure.code.load(std::memory_order_relaxed) != 0) return;
     const size_t length = std::min(cause.message().size(), FailureSlot::kTextBytes - 1);
     std::memcpy(failure.text.data(), cause.message().data(), length);
     failure.text[length] = '\0';
+    failure.rank = notice.rank;
     failure.code.store(static_cast<uint32_t>(cause.code()), std::memory_order_release);
     for (const auto& [peer, known] : peers_) Ring(peer);
   }
@@ -196,7 +211,8 @@ class SharedMemoryLink final : public NodeLink {
       const FailureSlot& failure = known.flags->failure;
       const uint32_t code = failure.code.load(std::memory_order_acquire);
       if (code == 0) continue;
-      return FailureNotice{peer, absl::Status(static_cast<absl::StatusCode>(code), failure.text.data())};
+      return FailureNotice{failure.rank,
+                           absl::Status(static_cast<absl::StatusCode>(code), failure.text.data())};
     }
     return std::nullopt;
   }
@@ -217,6 +233,10 @@ class SharedMemoryLink final : public NodeLink {
       rank.incoming->ResetReader();
     }
     for (int lane = 0; lane < kMaxLanes; ++lane) {
+      if (EntryOf(rank_, *own_, lane) == nullptr) {
+        lane += kBlockLanes - 1;
+        continue;
+      }
       LaneFlags* flags = AddressOfFlags(rank_, *own_, lane);
       if (flags == nullptr) continue;
       flags->consumed.store(0, std::memory_order_relaxed);
@@ -262,9 +282,18 @@ class SharedMemoryLink final : public NodeLink {
     WEFT_CHECK(it != peers_.end(), "a NodeLink was asked for the flags of a rank of another node");
     return it->second;
   }
+  // The lane's entry in its block. Null if `peer` has opened no lane of the block.
+  std::atomic<uint64_t>* EntryOf(int peer, const RankFlags& flags, int lane) const {
+    const uint64_t offset =
+        flags.blocks[static_cast<size_t>(lane / kBlockLanes)].load(std::memory_order_acquire);
+    if (offset == 0) return nullptr;
+    auto& block = *reinterpret_cast<LaneBlock*>(heap().Resolve({peer, offset - 1}));
+    return &block[static_cast<size_t>(lane % kBlockLanes)];
+  }
   // Null if `peer` has not opened the lane.
   LaneFlags* AddressOfFlags(int peer, const RankFlags& flags, int lane) const {
-    const uint64_t offset = flags.lanes[static_cast<size_t>(lane)].load(std::memory_order_acquire);
+    const std::atomic<uint64_t>* entry = EntryOf(peer, flags, lane);
+    const uint64_t offset = entry == nullptr ? 0 : entry->load(std::memory_order_acquire);
     return offset == 0 ? nullptr : reinterpret_cast<LaneFlags*>(heap().Resolve({peer, offset - 1}));
   }
   LaneFlags* Find(int peer, int lane) const {
@@ -284,7 +313,8 @@ class SharedMemoryLink final : public NodeLink {
   int position_;
   RankFlags* own_;
   Mailbox* mailboxes_;
-  std::map<int, std::byte*> reserved_;  // Blocks for flags, by number of counters.
+  std::map<int, std::byte*> reserved_;   // Memory for flags, by number of counters.
+  std::byte* reserved_block_ = nullptr;  // Memory for the next block of lanes.
   mutable Rank self_;
   mutable absl::flat_hash_map<int, Rank> peers_;  // Local peers by bootstrap rank.
 };

@@ -35,7 +35,7 @@ struct LaneFlags {
 // Flags of one rank, as this rank or a peer sees them.
 struct RankFlags {
   std::map<int, LaneFlags> lanes;
-  std::optional<absl::Status> failure;
+  std::optional<NodeLink::FailureNotice> failure;
   std::deque<std::string> messages;  // To the rank that sees these flags.
 };
 // A store to the flags of a rank. All peers share it.
@@ -132,16 +132,16 @@ class SimNodeLink final : public NodeLink {
     return std::nullopt;
   }
 
-  void PublishFailure(const absl::Status& cause) override {
+  void PublishFailure(const FailureNotice& notice) override {
     if (state_->own.failure) return;
-    Apply([cause](RankFlags& flags) { flags.failure = cause; });
+    Apply([notice](RankFlags& flags) { flags.failure = notice; });
     for (const auto& peer : peers_) Ring(peer->rank);
   }
   std::optional<FailureNotice> ReadFailure() const override {
     for (const auto& peer : peers_) {
       if (!peer->own.failure) continue;  // A cheap check, because every poll calls this function.
       const RankFlags& flags = VisibleFlags(peer->rank);
-      if (flags.failure) return FailureNotice{peer->rank, *flags.failure};
+      if (flags.failure) return flags.failure;
     }
     return std::nullopt;
   }

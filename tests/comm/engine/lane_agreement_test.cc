@@ -12,15 +12,15 @@ using ::testing::HasSubstr;
 
 const ProcessGroup kGroup{"tp", {4, 7}, 0};
 
-// A proposal with the free indices 10, 11, ... of the characters '1'.
+// A proposal with the free indices 0, 1, ... of the characters '1', and a limit after them.
 LaneProposal Proposal(std::string_view free, int existing = -1) {
   LaneProposal proposal;
   proposal.group_hash = 17;
   proposal.purpose = LanePurpose::kAllReduce;
   proposal.number = 3;
   proposal.existing = existing;
-  proposal.begin = 10;
   for (const char bit : free) proposal.is_free.push_back(bit == '1');
+  proposal.limit = static_cast<int>(free.size());
   return proposal;
 }
 
@@ -29,21 +29,30 @@ absl::StatusOr<LaneDecision> Decide(const LaneProposal& a, const LaneProposal& b
 }
 
 TEST(LaneAgreement, TakesTheLowestIndexThatIsFreeOnAllMembers) {
-  const auto decision = Decide(Proposal("0111010011"), Proposal("1000000011"));
+  const auto decision = Decide(Proposal("0111010011"), Proposal("1000100011"));
   ASSERT_OK(decision);
-  EXPECT_EQ(decision->index, 18);
+  EXPECT_EQ(decision->index, 9) << "free on both: 8, which is for lanes of all ranks, and 9";
   EXPECT_TRUE(decision->is_new);
 }
 
 TEST(LaneAgreement, ReusesALaneOnlyIfAllMembersHaveItAtOneIndex) {
-  EXPECT_EQ(Decide(Proposal("0011", 11), Proposal("1011", 11))->index, 11);
-  EXPECT_FALSE(Decide(Proposal("0011", 11), Proposal("1011", 11))->is_new);
-  for (const int other : {-1, 10}) {
-    const auto decision = Decide(Proposal("0011", 11), Proposal("0001", other));
+  EXPECT_EQ(Decide(Proposal("0011", 1), Proposal("1011", 1))->index, 1);
+  EXPECT_FALSE(Decide(Proposal("0011", 1), Proposal("1011", 1))->is_new);
+  for (const int other : {-1, 2}) {
+    const auto decision = Decide(Proposal("0011", 1), Proposal("0001", other));
     ASSERT_OK(decision);
-    EXPECT_EQ(decision->index, 13);
+    EXPECT_EQ(decision->index, 3);
     EXPECT_TRUE(decision->is_new);
   }
+}
+
+TEST(LaneAgreement, TakesAnIndexAboveThoseInUse) {
+  LaneProposal few = Proposal("00");
+  LaneProposal many = Proposal("000000");
+  few.limit = many.limit = 1000;
+  EXPECT_EQ(Decide(few, many)->index, 6);
+  many.limit = 6;
+  EXPECT_THAT(Decide(few, many), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("one lane for")));
 }
 
 TEST(LaneAgreement, SaysThatNoIndexIsFree) {

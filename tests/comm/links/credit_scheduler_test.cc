@@ -255,23 +255,23 @@ TEST_F(CreditSchedulerTest, FirstFailureNoticeIsKept) {
   FakeWireLink other_link;
   EngineCounters other_counters;
   CreditScheduler other(other_link, kTags, options_, other_counters, trace_);
-  scheduler_.BroadcastFailure(absl::DataLossError("first"), {7, 8});
-  scheduler_.BroadcastFailure(absl::AbortedError("second"), {7});
+  scheduler_.BroadcastFailure({5, absl::DataLossError("first")}, {7, 8});
+  scheduler_.BroadcastFailure({5, absl::AbortedError("second")}, {7});
   ASSERT_EQ(link_.sent_messages.size(), 3U);
   EXPECT_EQ(link_.sent_messages[1].peer, 8);
   DeliverTo(other, other_link);
   ASSERT_TRUE(other.failure());
-  EXPECT_EQ(other.failure()->rank, 0);
+  EXPECT_EQ(other.failure()->rank, 5) << "the rank that failed, not the one that passes it on";
   EXPECT_THAT(other.failure()->cause, StatusIs(absl::StatusCode::kDataLoss, "first"));
 }
 
 TEST_F(CreditSchedulerTest, LongFailureNoticeIsTruncatedToAControlMessage) {
-  scheduler_.BroadcastFailure(absl::DataLossError(std::string(10'000, 'x')), {7});
+  scheduler_.BroadcastFailure({5, absl::DataLossError(std::string(10'000, 'x'))}, {7});
   EXPECT_LE(link_.sent_messages.at(0).bytes.size(), WireLink::kMaxControlMessageBytes);
 }
 
 TEST_F(CreditSchedulerTest, FlushSendsFailureNoticesUntilNoneAreLeft) {
-  scheduler_.BroadcastFailure(absl::DataLossError("gone"), {6, 7});
+  scheduler_.BroadcastFailure({5, absl::DataLossError("gone")}, {6, 7});
   scheduler_.Abandon();
   link_.unsent_messages = 2;
   EXPECT_TRUE(scheduler_.FlushControlMessages());
@@ -281,7 +281,7 @@ TEST_F(CreditSchedulerTest, FlushSendsFailureNoticesUntilNoneAreLeft) {
 }
 
 TEST_F(CreditSchedulerTest, FlushStopsIfTheTransportFails) {
-  scheduler_.BroadcastFailure(absl::DataLossError("gone"), {6, 7});
+  scheduler_.BroadcastFailure({5, absl::DataLossError("gone")}, {6, 7});
   link_.unsent_messages = 2;
   link_.transport = absl::InternalError("no route");
   EXPECT_FALSE(scheduler_.FlushControlMessages());

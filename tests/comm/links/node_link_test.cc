@@ -198,12 +198,12 @@ TEST(NodeLink, ResetClearsFlagsAndFailureNotices) {
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     link.Publish(kLane, DescriptorOf(1, bootstrap.rank()));
     link.Release(kLane, 1);
-    link.PublishFailure(absl::DataLossError("first"));
-    link.PublishFailure(absl::AbortedError("second"));
+    link.PublishFailure({bootstrap.rank() + 10, absl::DataLossError("first")});
+    link.PublishFailure({bootstrap.rank(), absl::AbortedError("second")});
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     EXPECT_EQ(link.Consumed(kLane, peer), 1U);
     const auto failure = link.ReadFailure();
-    EXPECT_TRUE(failure && failure->rank == peer);
+    EXPECT_TRUE(failure && failure->rank == peer + 10);
     EXPECT_THAT(failure ? failure->cause : absl::OkStatus(),
                 StatusIs(absl::StatusCode::kDataLoss, HasSubstr("first")));
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));

@@ -15,7 +15,8 @@ TEST(TagLayout, FitsTheTagsThatMpiPromisesWith65536Ranks) {
     const TagLayout tags = TagLayout::Of(kPromisedByMpi, NodeMap::RanksPerNode(65'536, per_node));
     EXPECT_GE(tags.lanes, 200) << per_node;
     EXPECT_LE(tags.OfLane(tags.lanes - 1, tags.per_lane - 1), kPromisedByMpi) << per_node;
-    EXPECT_GT(tags.OfLane(tags.lanes, tags.per_lane - 1), kPromisedByMpi) << per_node << ": tags are left over";
+    EXPECT_GT(tags.OfLane(tags.lanes, tags.per_lane - 1), kPromisedByMpi)
+        << per_node << ": tags are left over";
   }
 }
 
@@ -35,7 +36,8 @@ TEST(TagLayout, HasANumberForEachPartialSumOfANode) {
   for (const int ranks : {1, 2, 3, 7, 12, 64}) {
     for (const int node_count : {1, 2, 3, 5}) {
       NodeMap nodes;
-      for (int rank = 0; rank < ranks; ++rank) nodes.node_of_rank.push_back(rank % std::min(node_count, ranks));
+      for (int rank = 0; rank < ranks; ++rank)
+        nodes.node_of_rank.push_back(rank % std::min(node_count, ranks));
       ProcessGroup world{"world", {}, 0};
       for (int rank = 0; rank < ranks; ++rank) world.ranks.push_back(rank);
       const GroupPlacement placement(world, nodes);

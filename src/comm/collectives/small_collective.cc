@@ -1,0 +1,323 @@
+// Barrier of any group, and all-reduce of at most a cache line over several nodes.
+//
+// Note [Small collectives]
+// Problem: a direct exchange takes as many messages per rank as there are nodes, for a few bytes.
+// Rule: the first member on each node acts for it. It reads the inputs of the node's members, adds the partial
+// sums that arrive from other nodes, each at its place in the canonical tree, and sends the sum to the node
+// that has the parent. The result returns down a binomial tree over nodes. Data travels in control messages,
+// without credits: a rank gets at most one message of an operation for each edge, and it cannot get one of the
+// next operation before it has completed this one.
+// Why it suffices: additions are those of Note [Canonical tree]. Partial sums are in fp32 and therefore exact
+// copies; a subtree of bf16 is rounded where the reduce phase would round it, at every node but that of rank
+// 0, which owns the only part. Each message has the descriptor of its sender. Every node sends to another, so
+// two ranks that differ are compared somewhere, and the failure reaches all.
+// Messages: if the ranks of each node form an aligned block of the group, a rank sends and receives at most
+// 2 log2(nodes) + 2. A barrier needs no sum, and takes the binomial tree in both directions in every
+// placement.
+#include "src/comm/collectives/small_collective.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "src/comm/base/node_graph.h"
+#include "src/comm/collectives/operations.h"
+#include "src/comm/collectives/reduce_kernel.h"
+#include "src/comm/collectives/reduce_phase.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+constexpr int kResultEdge = 0;   // The message that brings the result. Others have the rank `lo`, or more.
+constexpr int kSmallBytes = 64;  // A cache line, which AllReduceCounts never splits.
+
+// Dtype of partial sums of small collectives.
+DType SumDType(DType dtype) { return dtype == DType::kBF16 ? DType::kF32 : PartialDType(dtype); }
+
+class SmallCollective final : public Collective {
+ public:
+  SmallCollective(const GroupPlacement& placement, CollectivePlan plan, bool mirrored)
+      : Collective(std::move(plan), {.input = !placement.local_peers().empty(),
+                                     .output = !placement.local_peers().empty() && placement.spans_nodes()}),
+        mirrored_(mirrored) {}
+
+ protected:
+  absl::Status BeginMove(OperationContext& context) override {
+    const GroupPlacement& placement = context.placement;
+    leader_ = placement.FirstMember(placement.NodeOf(placement.me()));
+    if (!placement.spans_nodes()) has_result_ = true;
+    if (leader_ != placement.me() || has_result_) return absl::OkStatus();
+    if (elements() > 0) {
+      for (int member = 0; member < placement.size(); ++member) {
+        if (placement.IsLocal(member)) inputs_.emplace_back(member, CopyOf(InputOf(context, member)));
+      }
+      for (TreeChain& chain : ChainsOfNode(placement)) chains_.push_back({std::move(chain)});
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<bool> Move(OperationContext& context) override {
+    if (has_result_) return false;
+    if (context.placement.me() != leader_) return TakeResultOfLeader(context);
+    if (mirrored_) return StepMirrored(context);
+    WEFT_ASSIGN_OR_RETURN(const bool summed, elements() > 0 ? StepSums(context) : StepArrivals(context));
+    WEFT_ASSIGN_OR_RETURN(const bool received, ReceiveResult(context));
+    return summed || received;
+  }
+  bool MoveComplete() const override { return has_result_; }
+  bool MoveDrained() const override { return has_result_; }
+
+  void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
+    const GroupPlacement& placement = context.placement;
+    if (has_result_) return;
+    if (placement.me() != leader_) {
+      ranks.insert(placement.WorldRank(leader_));
+      return;
+    }
+    for (const int peer : MissingPeers(context)) ranks.insert(peer);
+    if (has_sent_up_ && ranks.empty()) ranks.insert(LeaderOf(context, TreeParent(Node(context))));
+  }
+
+ private:
+  struct Chain {
+    TreeChain tree;
+    std::vector<std::byte> sum = {};  // Empty until it is known.
+  };
+
+  int64_t elements() const { return plan().kind == OpKind::kBarrier ? 0 : plan().parts.total(); }
+  size_t input_bytes() const { return static_cast<size_t>(elements()) * SizeOf(plan().dtype); }
+  std::vector<std::byte> CopyOf(const std::byte* input) const { return {input, input + input_bytes()}; }
+  static int Node(const OperationContext& context) {
+    return context.placement.NodeOf(context.placement.me());
+  }
+  // Bootstrap rank of the first member on a node.
+  static int LeaderOf(const OperationContext& context, int node) {
+    return context.placement.WorldRank(context.placement.FirstMember(node));
+  }
+  static int LeaderOfMember(const OperationContext& context, int member) {
+    return LeaderOf(context, context.placement.NodeOf(member));
+  }
+  static const std::string* Arrived(const OperationContext& context, int peer, int edge) {
+    return context.wire.PartialFrom(peer, context.record->lane, context.record->descriptor.sequence, edge);
+  }
+  static absl::Status Send(OperationContext& context, int peer, int edge, std::string_view payload) {
+    return context.wire.SendPartial(peer, context.record->lane, edge, context.record->descriptor, payload);
+  }
+  // The edge on which a node tells its parent that its members have arrived.
+  static int ArrivalEdge(int node) { return 1 + node; }
+
+  // Bootstrap ranks whose partial sums or arrivals have not arrived yet.
+  std::set<int> MissingPeers(const OperationContext& context) const {
+    std::set<int> missing;
+    for (const Chain& chain : chains_) {
+      for (const TreeBranch& branch : chain.tree.branches) {
+        const int peer = LeaderOfMember(context, branch.lo);
+        if (!branch.is_local && Arrived(context, peer, branch.lo) == nullptr) missing.insert(peer);
+      }
+    }
+    if (elements() > 0) return missing;
+    for (const int child : TreeChildren(Node(context), context.placement.node_count())) {
+      const int peer = LeaderOf(context, child);
+      if (Arrived(context, peer, ArrivalEdge(child)) == nullptr) missing.insert(peer);
+    }
+    return missing;
+  }
+
+  absl::StatusOr<bool> StepArrivals(OperationContext& context) {
+    if (has_sent_up_) return false;
+    if (context.wire.rules().partials_await_children && !MissingPeers(context).empty()) return false;
+    has_sent_up_ = true;
+    const int node = Node(context);
+    if (node == 0) return Finish(context, {});
+    WEFT_RETURN_IF_ERROR(Send(context, LeaderOf(context, TreeParent(node)), ArrivalEdge(node), {}));
+    return true;
+  }
+
+  absl::StatusOr<bool> StepSums(OperationContext& context) {
+    if (has_sent_up_) return false;
+    bool advanced = false;
+    for (Chain& chain : chains_) {
+      if (!chain.sum.empty() || !Evaluate(context, chain)) continue;
+      advanced = true;
+      const std::string_view sum(reinterpret_cast<const char*>(chain.sum.data()), chain.sum.size());
+      if (chain.tree.parent < 0) return Finish(context, sum);
+      if (context.placement.IsLocal(chain.tree.parent)) continue;
+      WEFT_RETURN_IF_ERROR(Send(context, LeaderOfMember(context, chain.tree.parent), chain.tree.lo, sum));
+    }
+    has_sent_up_ =
+        std::all_of(chains_.begin(), chains_.end(), [](const Chain& chain) { return !chain.sum.empty(); });
+    return advanced;
+  }
+
+  // Computes the sum of a chain. False if a partial sum is missing.
+  bool Evaluate(const OperationContext& context, Chain& chain) {
+    const TreeChain& tree = chain.tree;
+    const DType sum_dtype = SumDType(plan().dtype);
+    std::vector<LeafSource> leaves;
+    for (const auto& [member, input] : inputs_) leaves.push_back({input.data(), plan().dtype});
+    const auto first_branch = static_cast<int>(leaves.size());
+    for (const TreeBranch& branch : tree.branches) {
+      const std::byte* sum = SumOf(context, branch);
+      if (sum == nullptr) return false;
+      leaves.push_back({sum, sum_dtype});
+    }
+    std::vector<std::byte> rounded;
+    if (tree.own_count > 1 && tree.lo > 0 && sum_dtype != PartialDType(plan().dtype) &&
+        !context.placement.IsLocal(0)) {
+      rounded.resize(input_bytes());
+      Reduce(BuildReduceProgram(tree.lo, tree.own_count,
+                                [&](int lo, int n) { return n == 1 ? LeafOf(lo) : -1; }),
+             leaves, {rounded.data(), plan().dtype});
+      leaves.push_back({rounded.data(), plan().dtype});
+    }
+    const int own_leaf = rounded.empty() ? -1 : static_cast<int>(leaves.size()) - 1;
+    const ReduceProgram program = BuildReduceProgram(tree.lo, tree.count, [&](int lo, int n) {
+      if (lo == tree.lo && n == tree.own_count && own_leaf >= 0) return own_leaf;
+      if (lo < tree.lo + tree.own_count) return n == 1 ? LeafOf(lo) : -1;
+      const auto found = std::find_if(tree.branches.begin(), tree.branches.end(),
+                                      [lo](const TreeBranch& branch) { return branch.lo == lo; });
+      return first_branch + static_cast<int>(found - tree.branches.begin());
+    });
+    ReduceTarget target{nullptr, sum_dtype};
+    if (tree.parent < 0) {
+      target = TargetOf(context.placement, plan(), nullptr);
+      target.nontemporal = false;
+    }
+    chain.sum.resize(static_cast<size_t>(elements()) * SizeOf(target.dtype));
+    target.data = chain.sum.data();
+    Reduce(program, leaves, target);
+    return true;
+  }
+  int LeafOf(int member) const {
+    const auto found = std::find_if(inputs_.begin(), inputs_.end(),
+                                    [member](const auto& input) { return input.first == member; });
+    return static_cast<int>(found - inputs_.begin());
+  }
+  void Reduce(const ReduceProgram& program, const std::vector<LeafSource>& leaves,
+              const ReduceTarget& target) const {
+    RunReduce(program, leaves, plan().reduce, target, elements());
+  }
+  const std::byte* SumOf(const OperationContext& context, const TreeBranch& branch) const {
+    if (!branch.is_local) {
+      const std::string* sum = Arrived(context, LeaderOfMember(context, branch.lo), branch.lo);
+      const size_t bytes = static_cast<size_t>(elements()) * SizeOf(SumDType(plan().dtype));
+      // Another size is that of another operation, which FindMismatch reports.
+      return sum == nullptr || sum->size() != bytes ? nullptr
+                                                    : reinterpret_cast<const std::byte*>(sum->data());
+    }
+    const auto found = std::find_if(chains_.begin(), chains_.end(),
+                                    [&](const Chain& chain) { return chain.tree.lo == branch.lo; });
+    return found->sum.empty() ? nullptr : found->sum.data();
+  }
+
+  absl::StatusOr<bool> ReceiveResult(OperationContext& context) {
+    if (has_result_ || Node(context) == 0) return false;
+    const std::string* result = Arrived(context, LeaderOf(context, TreeParent(Node(context))), kResultEdge);
+    if (result == nullptr || result->size() != input_bytes()) return false;
+    return Finish(context, *result);
+  }
+
+  // Stores the result, and tells the local peers and the children of the node.
+  absl::StatusOr<bool> Finish(OperationContext& context, std::string_view result) {
+    has_result_ = true;
+    if (!result.empty()) std::memcpy(plan().output, result.data(), result.size());
+    const OperationRecord& record = *context.record;
+    if (!context.placement.local_peers().empty()) {
+      context.node.SetCounter(record.lane, record.descriptor.sequence, /*index=*/0, 1);
+      for (const int peer : context.placement.local_peers())
+        context.node.Ring(context.placement.WorldRank(peer));
+    }
+    if (mirrored_) return true;
+    for (const int child : TreeChildren(Node(context), context.placement.node_count()))
+      WEFT_RETURN_IF_ERROR(Send(context, LeaderOf(context, child), kResultEdge, result));
+    return true;
+  }
+
+  bool TakeResultOfLeader(OperationContext& context) {
+    const OperationRecord& record = *context.record;
+    const int leader = context.placement.WorldRank(leader_);
+    if (context.node.Counter(record.lane, leader, record.descriptor.sequence, /*index=*/0) == 0) return false;
+    if (input_bytes() > 0) std::memcpy(plan().output, OutputOf(context, leader_), input_bytes());
+    return has_result_ = true;
+  }
+
+  // See Note [Mirrored nodes]: only node 0 runs, and gets what it sends. It takes as many messages one after
+  // the other as the longest way up and down the trees.
+  absl::StatusOr<bool> StepMirrored(OperationContext& context) {
+    const int levels = std::bit_width(static_cast<unsigned>(context.placement.node_count() - 1));
+    bool advanced = false;
+    while (mirrored_steps_ < 2 * levels) {
+      const int peer = LeaderOf(context, 1 << (mirrored_steps_ % levels));
+      const int edge = 1 + mirrored_steps_;
+      if (!std::exchange(mirrored_sent_, true)) {
+        WEFT_RETURN_IF_ERROR(Send(context, peer, edge, {}));
+        advanced = true;
+      }
+      if (Arrived(context, peer, edge) == nullptr) return advanced;
+      mirrored_sent_ = false;
+      ++mirrored_steps_;
+      advanced = true;
+    }
+    const std::vector<std::byte> own = elements() > 0 ? inputs_.front().second : std::vector<std::byte>();
+    return Finish(context, {reinterpret_cast<const char*>(own.data()), own.size()});
+  }
+
+  const bool mirrored_;
+  int leader_ = 0;  // The first member on this node.
+  // At the leader.
+  std::vector<std::pair<int, std::vector<std::byte>>> inputs_;  // Of the node's members, with their numbers.
+  std::deque<Chain> chains_;
+  bool has_sent_up_ = false;
+  int mirrored_steps_ = 0;
+  bool mirrored_sent_ = false;
+
+  bool has_result_ = false;
+};
+
+}  // namespace
+
+std::vector<TreeChain> ChainsOfNode(const GroupPlacement& placement) {
+  std::vector<TreeChain> chains;
+  const int node = placement.NodeOf(placement.me());
+  for (const NodeSubtree& subtree : placement.subtrees()) {
+    if (subtree.node != node) continue;
+    TreeChain& chain = chains.emplace_back(TreeChain{subtree.lo, subtree.count, 0, -1, {}});
+    int lo = 0;
+    int count = placement.size();
+    while (lo != subtree.lo || count != subtree.count) {
+      if (lo == subtree.lo && chain.count == 0) chain.count = count;
+      const int left = LeftSize(count);
+      if (subtree.lo >= lo + left) {
+        chain.parent = lo;
+        lo += left;
+        count -= left;
+        continue;
+      }
+      if (lo == subtree.lo)
+        chain.branches.push_back({lo + left, count - left, placement.NodeOf(lo + left) == node});
+      count = left;
+    }
+    if (chain.count == 0) chain.count = subtree.count;
+  }
+  std::reverse(chains.begin(), chains.end());
+  return chains;
+}
+
+bool IsSmallCollective(const GroupPlacement& placement, const CollectivePlan& plan) {
+  if (plan.kind == OpKind::kBarrier) return true;
+  const int64_t bytes = plan.parts.total() * static_cast<int64_t>(SizeOf(plan.dtype));
+  return plan.kind == OpKind::kAllReduce && placement.spans_nodes() && bytes <= kSmallBytes;
+}
+
+std::unique_ptr<Operation> MakeSmallCollective(const GroupPlacement& placement, CollectivePlan plan,
+                                               bool mirrored) {
+  return std::make_unique<SmallCollective>(placement, std::move(plan), mirrored);
+}
+
+}  // namespace weft
