@@ -5,8 +5,8 @@
 #include <set>
 #include <utility>
 
-#include "src/comm/collectives/gather_phase.h"
 #include "src/comm/collectives/operations.h"
+#include "src/comm/phases/gather_phase.h"
 #include "weft/core/status.h"
 
 namespace weft {

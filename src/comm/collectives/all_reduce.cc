@@ -8,9 +8,9 @@
 #include <set>
 #include <utility>
 
-#include "src/comm/collectives/gather_phase.h"
 #include "src/comm/collectives/operations.h"
-#include "src/comm/collectives/reduce_phase.h"
+#include "src/comm/phases/gather_phase.h"
+#include "src/comm/phases/reduce_phase.h"
 #include "weft/core/status.h"
 
 namespace weft {

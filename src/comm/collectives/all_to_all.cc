@@ -20,7 +20,7 @@
 
 #include "src/comm/base/part_shape.h"
 #include "src/comm/collectives/operations.h"
-#include "src/comm/collectives/sends.h"
+#include "src/comm/phases/sends.h"
 #include "weft/core/status.h"
 
 namespace weft {

@@ -24,7 +24,7 @@
 #include "src/comm/base/broadcast_tree.h"
 #include "src/comm/base/copy_bytes.h"
 #include "src/comm/collectives/operations.h"
-#include "src/comm/collectives/sends.h"
+#include "src/comm/phases/sends.h"
 #include "weft/core/status.h"
 
 namespace weft {

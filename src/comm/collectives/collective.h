@@ -22,10 +22,10 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
-#include "src/comm/collectives/collective_plan.h"
-#include "src/comm/collectives/operation.h"
-#include "src/comm/collectives/staged_phase.h"
-#include "src/comm/collectives/streams.h"
+#include "src/comm/phases/collective_plan.h"
+#include "src/comm/phases/operation.h"
+#include "src/comm/phases/staged_phase.h"
+#include "src/comm/phases/streams.h"
 
 namespace weft {
 

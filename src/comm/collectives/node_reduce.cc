@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "src/comm/collectives/operations.h"
-#include "src/comm/collectives/reduce_phase.h"
+#include "src/comm/phases/reduce_phase.h"
 
 namespace weft {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "src/comm/collectives/operations.h"
-#include "src/comm/collectives/reduce_phase.h"
+#include "src/comm/phases/reduce_phase.h"
 #include "weft/core/status.h"
 
 namespace weft {

@@ -27,8 +27,8 @@
 
 #include "src/comm/base/node_graph.h"
 #include "src/comm/collectives/operations.h"
-#include "src/comm/collectives/reduce_kernel.h"
-#include "src/comm/collectives/reduce_phase.h"
+#include "src/comm/phases/reduce_kernel.h"
+#include "src/comm/phases/reduce_phase.h"
 #include "weft/core/status.h"
 
 namespace weft {

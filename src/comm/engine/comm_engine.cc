@@ -7,9 +7,9 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/comm/base/part_shape.h"
-#include "src/comm/collectives/collective_plan.h"
 #include "src/comm/engine/argument_checks.h"
 #include "src/comm/engine/engine_impl.h"
+#include "src/comm/phases/collective_plan.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
 

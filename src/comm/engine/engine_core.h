@@ -41,12 +41,12 @@
 
 #include "src/comm/base/group_placement.h"
 #include "src/comm/base/trace_log.h"
-#include "src/comm/collectives/data_task.h"
-#include "src/comm/collectives/operation.h"
 #include "src/comm/engine/recorder.h"
 #include "src/comm/links/credit_scheduler.h"
 #include "src/comm/links/node_link.h"
 #include "src/comm/messages/message_board.h"
+#include "src/comm/phases/data_task.h"
+#include "src/comm/phases/operation.h"
 
 namespace weft {
 

@@ -12,11 +12,11 @@
 #include <tuple>
 #include <vector>
 
-#include "src/comm/collectives/collective_plan.h"
 #include "src/comm/engine/engine_shell.h"
 #include "src/comm/engine/lane_agreement.h"
 #include "src/comm/engine/reset_rounds.h"
 #include "src/comm/engine/watchdog.h"
+#include "src/comm/phases/collective_plan.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/memory/buffer_pool.h"
 

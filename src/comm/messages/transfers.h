@@ -10,9 +10,9 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
-#include "src/comm/collectives/sends.h"
-#include "src/comm/collectives/streams.h"
 #include "src/comm/messages/signal.h"
+#include "src/comm/phases/sends.h"
+#include "src/comm/phases/streams.h"
 
 namespace weft {
 

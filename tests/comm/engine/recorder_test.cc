@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "src/comm/collectives/operation.h"
+#include "src/comm/phases/operation.h"
 
 namespace weft {
 namespace {

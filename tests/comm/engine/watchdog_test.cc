@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "src/comm/collectives/operation.h"
+#include "src/comm/phases/operation.h"
 #include "tests/support/temp_folder.h"
 
 namespace weft {

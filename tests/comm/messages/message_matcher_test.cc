@@ -3,7 +3,7 @@
 #include <climits>
 #include <gtest/gtest.h>
 
-#include "src/comm/collectives/operation.h"
+#include "src/comm/phases/operation.h"
 
 namespace weft::testing {
 namespace {

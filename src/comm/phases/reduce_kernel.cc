@@ -1,4 +1,4 @@
-#include "src/comm/collectives/reduce_kernel.h"
+#include "src/comm/phases/reduce_kernel.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "src/comm/collectives/gather_phase.h"
+#include "src/comm/phases/gather_phase.h"
 
 #include <algorithm>
 #include <limits>

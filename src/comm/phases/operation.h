@@ -12,9 +12,9 @@
 
 #include "src/comm/base/group_placement.h"
 #include "src/comm/codec/wire_encoding.h"
-#include "src/comm/collectives/data_task.h"
 #include "src/comm/links/credit_scheduler.h"
 #include "src/comm/links/node_link.h"
+#include "src/comm/phases/data_task.h"
 #include "weft/memory/buffer_pool.h"
 
 namespace weft {

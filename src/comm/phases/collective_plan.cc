@@ -1,4 +1,4 @@
-#include "src/comm/collectives/collective_plan.h"
+#include "src/comm/phases/collective_plan.h"
 
 #include <numeric>
 #include <string>

@@ -1,4 +1,4 @@
-#include "src/comm/collectives/sends.h"
+#include "src/comm/phases/sends.h"
 
 #include <algorithm>
 

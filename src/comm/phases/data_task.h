@@ -14,7 +14,7 @@
 
 #include "src/comm/base/operation_record.h"
 #include "src/comm/base/slice_place.h"
-#include "src/comm/collectives/reduce_kernel.h"
+#include "src/comm/phases/reduce_kernel.h"
 #include "weft/core/range_copy.h"
 
 namespace weft {

@@ -14,7 +14,7 @@
 
 #include <absl/status/statusor.h>
 
-#include "src/comm/collectives/streams.h"
+#include "src/comm/phases/streams.h"
 
 namespace weft {
 

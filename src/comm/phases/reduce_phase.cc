@@ -1,4 +1,4 @@
-#include "src/comm/collectives/reduce_phase.h"
+#include "src/comm/phases/reduce_phase.h"
 
 #include <algorithm>
 #include <limits>

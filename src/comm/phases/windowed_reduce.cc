@@ -1,4 +1,4 @@
-#include "src/comm/collectives/windowed_reduce.h"
+#include "src/comm/phases/windowed_reduce.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "src/comm/collectives/streams.h"
+#include "src/comm/phases/streams.h"
 
 #include <algorithm>
 #include <numeric>

@@ -24,8 +24,8 @@
 #include <set>
 #include <vector>
 
-#include "src/comm/collectives/collective_plan.h"
-#include "src/comm/collectives/streams.h"
+#include "src/comm/phases/collective_plan.h"
+#include "src/comm/phases/streams.h"
 
 namespace weft {
 

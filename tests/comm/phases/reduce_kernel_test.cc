@@ -1,5 +1,5 @@
 // Checks the reduction kernel against a plain recursive loop, bit by bit.
-#include "src/comm/collectives/reduce_kernel.h"
+#include "src/comm/phases/reduce_kernel.h"
 
 #include <algorithm>
 #include <array>

@@ -17,8 +17,8 @@
 #include <absl/status/statusor.h>
 
 #include "src/comm/base/slice_place.h"
-#include "src/comm/collectives/collective_plan.h"
-#include "src/comm/collectives/operation.h"
+#include "src/comm/phases/collective_plan.h"
+#include "src/comm/phases/operation.h"
 
 namespace weft {
 

@@ -1,4 +1,4 @@
-#include "src/comm/collectives/data_task.h"
+#include "src/comm/phases/data_task.h"
 
 #include <algorithm>
 #include <vector>

@@ -31,9 +31,9 @@
 #include <absl/functional/function_ref.h>
 #include <absl/status/statusor.h>
 
-#include "src/comm/collectives/collective_plan.h"
-#include "src/comm/collectives/sends.h"
-#include "src/comm/collectives/streams.h"
+#include "src/comm/phases/collective_plan.h"
+#include "src/comm/phases/sends.h"
+#include "src/comm/phases/streams.h"
 
 namespace weft {
 

@@ -13,10 +13,10 @@
 
 #include <absl/status/statusor.h>
 
-#include "src/comm/collectives/collective_plan.h"
-#include "src/comm/collectives/sends.h"
-#include "src/comm/collectives/streams.h"
-#include "src/comm/collectives/windowed_reduce.h"
+#include "src/comm/phases/collective_plan.h"
+#include "src/comm/phases/sends.h"
+#include "src/comm/phases/streams.h"
+#include "src/comm/phases/windowed_reduce.h"
 
 namespace weft {
 

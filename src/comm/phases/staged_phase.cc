@@ -1,10 +1,10 @@
-#include "src/comm/collectives/staged_phase.h"
+#include "src/comm/phases/staged_phase.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "src/comm/base/copy_bytes.h"
-#include "src/comm/collectives/reduce_phase.h"
+#include "src/comm/phases/reduce_phase.h"
 #include "weft/core/status.h"
 
 namespace weft {

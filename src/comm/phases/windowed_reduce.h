@@ -24,7 +24,7 @@
 #include <absl/status/statusor.h>
 
 #include "src/comm/base/reduction_stages.h"
-#include "src/comm/collectives/streams.h"
+#include "src/comm/phases/streams.h"
 
 namespace weft {
 
