@@ -22,7 +22,8 @@ LaunchEnvironment ReadLaunchEnvironment(absl::FunctionRef<const char*(const char
     return {Starter::kSlurm, number("SLURM_PROCID"), tasks, number("SLURM_CPUS_ON_NODE")};
   }
   if (const std::optional<int> rank = number("PMIX_RANK")) return {Starter::kPmix, rank, {}, {}};
-  if (const std::optional<int> rank = number("PMI_RANK")) return {Starter::kHydra, rank, number("PMI_SIZE"), {}};
+  if (const std::optional<int> rank = number("PMI_RANK"))
+    return {Starter::kHydra, rank, number("PMI_SIZE"), {}};
   return {};
 }
 
