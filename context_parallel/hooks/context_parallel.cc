@@ -63,7 +63,7 @@ class ContextParallel::Impl {
       : scheme_(scheme),
         root_(root),
         pool_(engine.heap(), "context parallelism"),
-        shared_{engine, std::move(group), nullptr, {}} {}
+        shared_{engine, std::move(group), nullptr, {}, {}} {}
 
   ~Impl() {
     root_.RemoveHook(error_hook_);
@@ -138,6 +138,7 @@ class ContextParallel::Impl {
     return {.launched_by_sources = shared_.counters.launched_by_sources + sparse.launched_by_sources,
             .launched_by_attentions = shared_.counters.launched_by_attentions + sparse.launched_by_consumers};
   }
+  void SetKernels(AttentionKernels kernels) { shared_.kernels = std::move(kernels); }
   BufferPool& pool() { return pool_; }
 
  private:
@@ -190,6 +191,7 @@ absl::Status ContextParallel::Parallelize(SparseAttention& attention,
   return impl_->Parallelize(attention, neighbors);
 }
 
+void ContextParallel::SetKernels(AttentionKernels kernels) { impl_->SetKernels(std::move(kernels)); }
 const ProcessGroup& ContextParallel::group() const { return impl_->group(); }
 const ContextScheme& ContextParallel::scheme() const { return impl_->scheme(); }
 ContextParallel::Counters ContextParallel::counters() const { return impl_->counters(); }

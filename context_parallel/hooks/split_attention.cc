@@ -48,6 +48,7 @@ absl::StatusOr<AttentionCall> SplitAttention::MakeCall(Invocation& invocation, i
       SequenceOver(invocation, shared_.group.size(), shared_.group.group_rank, attention_.name()));
   AttentionCall call;
   call.mask = attention_.options().mask;
+  call.kernels = &shared_.kernels;
   call.pair_mask = invocation.pair_mask();
   call.sequence = sequence;
   call.heads = heads;

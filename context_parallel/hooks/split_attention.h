@@ -21,6 +21,7 @@ class SplitAttention final : public AttentionOperator {
     ProcessGroup group;
     std::unique_ptr<AttentionParallel> parallel;
     ContextParallel::Counters counters;
+    AttentionKernels kernels = {};
   };
 
   SplitAttention(const Attention& attention, const AttentionNeighbors& neighbors, Shared& shared);

@@ -15,6 +15,11 @@ absl::Status CheckTogether(const AttentionCall& call, const Tensor& q, const Ten
       ToString(v.shape()), ": q, k and v must have the same batch, q and k the same head size"));
 }
 
+const AttentionKernels& DefaultKernels() {
+  static const AttentionKernels kernels;
+  return kernels;
+}
+
 std::unique_ptr<SequenceAttention> MakeOuter(const ContextScheme& scheme, const LevelLane& lane) {
   if (scheme.ring_rotation) {
     return scheme.ring_rotation == RingRotation::kShift ? MakeShiftedRingAttention(lane)
@@ -110,6 +115,7 @@ absl::StatusOr<AttentionParallel::Levels> AttentionParallel::SplitLevels(const A
                               .group = levels.heads.group(),
                               .head_offset = levels.heads.HeadOffset(inner_rank()),
                               .pair_mask = call.pair_mask},
+                  .kernels = call.kernels == nullptr ? &DefaultKernels() : call.kernels,
                   .sequence = OuterSequence(call.sequence),
                   .saves = call.saves,
                   .returns_lse = call.returns_lse,

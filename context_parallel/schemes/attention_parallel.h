@@ -44,6 +44,7 @@ namespace weft {
 // One call of attention. All ranks pass the same values, except for `own` of the sequence.
 struct AttentionCall {
   AttentionMask mask;
+  const AttentionKernels* kernels = nullptr;            // Null: AttentionForward and AttentionBackward.
   std::shared_ptr<const PairMask> pair_mask = nullptr;  // Of the invocation. Null: hides no pair.
   float scale = 1.0F;                                   // Factor of the scores q·k.
   std::shared_ptr<const SequenceParts> sequence;

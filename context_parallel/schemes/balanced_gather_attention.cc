@@ -84,13 +84,13 @@ class BalancedGatherAttention final : public SequenceAttention {
     WEFT_ASSIGN_OR_RETURN(const Tensor values, v.pending.Wait());
     const auto key_blocks = blocks.Of(*call.sequence, keys, values, AllRanks(lane_.size()));
 
-    AttentionForward(call.problem, received_q.view(), exchange.tails().received_runs(), key_blocks,
-                     received_out.view(), received_lse.view());
+    call.kernels->forward(call.problem, received_q.view(), exchange.tails().received_runs(), key_blocks,
+                          received_out.view(), received_lse.view());
     PendingTensor returned_out = exchange.ReturnResults(received_out, out, 1, call.Options("out"));
     PendingTensor returned_lse(lse);
     if (call.returns_lse) returned_lse = exchange.ReturnResults(received_lse, lse, 2, call.Options("lse"));
-    AttentionForward(call.problem, exchange.KeptPart(q.own, 1).view(), exchange.tails().kept_runs(),
-                     key_blocks, exchange.KeptPart(out, 1).view(), exchange.KeptPart(lse, 2).view());
+    call.kernels->forward(call.problem, exchange.KeptPart(q.own, 1).view(), exchange.tails().kept_runs(),
+                          key_blocks, exchange.KeptPart(out, 1).view(), exchange.KeptPart(lse, 2).view());
     WEFT_RETURN_IF_ERROR(returned_out.Wait().status());
     WEFT_RETURN_IF_ERROR(returned_lse.Wait().status());
     const int rank = lane_.rank();
@@ -117,9 +117,9 @@ class BalancedGatherAttention final : public SequenceAttention {
     const auto backward = [&](const Tensor& queries, const TokenRuns& runs, const Tensor& out,
                               const Tensor& lse, const Tensor& gradient, const Tensor& target,
                               float key_beta) {
-      AttentionBackward(call.problem, queries.view(), runs, key_blocks, lse.view(),
-                        ComputeDelta(out, gradient).view(), gradient.view(), target.view(), 0.0F,
-                        blocks.GradientsOf(dk, dv, ranks), key_beta);
+      call.kernels->backward(call.problem, queries.view(), runs, key_blocks, lse.view(),
+                             ComputeDelta(out, gradient).view(), gradient.view(), target.view(), 0.0F,
+                             blocks.GradientsOf(dk, dv, ranks), key_beta);
     };
     const auto kept = [&](const Tensor& tensor) { return exchange.KeptPart(tensor, 1); };
     backward(kept(q), exchange.tails().kept_runs(), kept(saved[kSavedOut]),

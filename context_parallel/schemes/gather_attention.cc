@@ -27,8 +27,9 @@ class GatherAttention final : public SequenceAttention {
     const KeyValueBlocks blocks(*call.sequence, k.own, v.own);
     WEFT_ASSIGN_OR_RETURN(const Tensor keys, k.pending.Wait());
     WEFT_ASSIGN_OR_RETURN(const Tensor values, v.pending.Wait());
-    AttentionForward(call.problem, q.own.view(), call.sequence->runs(),
-                     blocks.Of(*call.sequence, keys, values, AllRanks(lane_.size())), out.view(), lse.view());
+    call.kernels->forward(call.problem, q.own.view(), call.sequence->runs(),
+                          blocks.Of(*call.sequence, keys, values, AllRanks(lane_.size())), out.view(),
+                          lse.view());
     const int rank = lane_.rank();
     WEFT_ASSIGN_OR_RETURN(Result result, MakeResult(*lane_.pool, call, q.own, blocks.keys.Block(keys, rank),
                                                     blocks.values.Block(values, rank), out, lse));
@@ -44,10 +45,10 @@ class GatherAttention final : public SequenceAttention {
     WEFT_ASSIGN_OR_RETURN(Tensor dq, PoolTensor(*lane_.pool, q.dtype(), q.shape()));
     WEFT_ASSIGN_OR_RETURN(Tensor dk, NewGradientBlocks(lane_, blocks.keys));
     WEFT_ASSIGN_OR_RETURN(Tensor dv, NewGradientBlocks(lane_, blocks.values));
-    AttentionBackward(call.problem, q.view(), call.sequence->runs(),
-                      blocks.Of(*call.sequence, saved[kKeys], saved[kValues], ranks), saved[kSavedLse].view(),
-                      ComputeDelta(saved[kSavedOut], dout).view(), dout.view(), dq.view(), 0.0F,
-                      blocks.GradientsOf(dk, dv, ranks), 0.0F);
+    call.kernels->backward(call.problem, q.view(), call.sequence->runs(),
+                           blocks.Of(*call.sequence, saved[kKeys], saved[kValues], ranks),
+                           saved[kSavedLse].view(), ComputeDelta(saved[kSavedOut], dout).view(), dout.view(),
+                           dq.view(), 0.0F, blocks.GradientsOf(dk, dv, ranks), 0.0F);
     return ReduceKeyGradients(lane_, call, blocks, PendingTensor(std::move(dq)), std::move(dk),
                               std::move(dv));
   }

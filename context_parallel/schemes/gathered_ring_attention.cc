@@ -23,7 +23,7 @@ class GatheredRingAttention final : public SequenceAttention {
   absl::StatusOr<Result> Forward(const SequenceCall& call, Input q, Input k, Input v) override {
     const SequenceParts& sequence = *call.sequence;
     const auto attend = [&](absl::Span<const KeyBlock> keys, const Tensor& out, const Tensor& lse) {
-      AttentionForward(call.problem, q.own.view(), sequence.runs(), keys, out.view(), lse.view());
+      call.kernels->forward(call.problem, q.own.view(), sequence.runs(), keys, out.view(), lse.view());
     };
     WEFT_ASSIGN_OR_RETURN(Tensor sum, NewOutput(*lane_.pool, q.own, v.own, DType::kF32));
     WEFT_ASSIGN_OR_RETURN(Tensor lse, NewLse(*lane_.pool, q.own));
@@ -56,8 +56,8 @@ class GatheredRingAttention final : public SequenceAttention {
     WEFT_ASSIGN_OR_RETURN(Tensor dv, NewGradientBlocks(lane_, blocks.values));
     const Tensor delta = ComputeDelta(saved[kSavedOut], dout);
     const auto backward = [&](absl::Span<const KeyBlock> own, float dq_beta, const std::vector<int>& ranks) {
-      AttentionBackward(call.problem, q.view(), sequence.runs(), own, lse.view(), delta.view(), dout.view(),
-                        dq.view(), dq_beta, blocks.GradientsOf(dk, dv, ranks), 0.0F);
+      call.kernels->backward(call.problem, q.view(), sequence.runs(), own, lse.view(), delta.view(),
+                             dout.view(), dq.view(), dq_beta, blocks.GradientsOf(dk, dv, ranks), 0.0F);
     };
     backward({{k.view(), v.view(), &sequence.runs()}}, 0.0F, {lane_.rank()});
     WEFT_RETURN_IF_ERROR(keys.Wait().status());

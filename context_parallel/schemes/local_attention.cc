@@ -21,8 +21,8 @@ class LocalAttention final : public SequenceAttention {
     WEFT_ASSIGN_OR_RETURN(Tensor out, NewOutput(*pool_, q.own, v.own, q.own.dtype()));
     WEFT_ASSIGN_OR_RETURN(Tensor lse, NewLse(*pool_, q.own));
     const TokenRuns& runs = call.sequence->runs();
-    AttentionForward(call.problem, q.own.view(), runs, {{k.own.view(), v.own.view(), &runs}}, out.view(),
-                     lse.view());
+    call.kernels->forward(call.problem, q.own.view(), runs, {{k.own.view(), v.own.view(), &runs}}, out.view(),
+                          lse.view());
     return MakeResult(*pool_, call, q.own, k.own, v.own, out, lse);
   }
 
@@ -36,9 +36,9 @@ class LocalAttention final : public SequenceAttention {
     WEFT_ASSIGN_OR_RETURN(Tensor dk, PoolTensor(*pool_, key_dtype, k.shape()));
     WEFT_ASSIGN_OR_RETURN(Tensor dv, PoolTensor(*pool_, key_dtype, v.shape()));
     const TokenRuns& runs = call.sequence->runs();
-    AttentionBackward(call.problem, q.view(), runs, {{k.view(), v.view(), &runs}}, saved[kSavedLse].view(),
-                      ComputeDelta(saved[kSavedOut], dout).view(), dout.view(), dq.view(), 0.0F,
-                      {{dk.view(), dv.view()}}, 0.0F);
+    call.kernels->backward(call.problem, q.view(), runs, {{k.view(), v.view(), &runs}},
+                           saved[kSavedLse].view(), ComputeDelta(saved[kSavedOut], dout).view(), dout.view(),
+                           dq.view(), 0.0F, {{dk.view(), dv.view()}}, 0.0F);
     return Gradients{PendingTensor(std::move(dq)), PendingTensor(std::move(dk)),
                      PendingTensor(std::move(dv))};
   }

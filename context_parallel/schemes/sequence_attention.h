@@ -22,6 +22,7 @@ namespace weft {
 // One call of the outer level.
 struct SequenceCall {
   AttentionProblem problem;
+  const AttentionKernels* kernels = nullptr;      // REQUIRES: not null.
   std::shared_ptr<const SequenceParts> sequence;  // Over the ranks of the outer level.
   bool saves = true;
   bool returns_lse = false;

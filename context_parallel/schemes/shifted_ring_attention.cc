@@ -105,10 +105,11 @@ class RingBackward {
                                          float dq_beta) const {
     WEFT_ASSIGN_OR_RETURN(BlockGradients gradients,
                           BlockGradients::Make(*pool_, block.k.shape, block.v.shape));
-    AttentionBackward(call_.problem, Window(q_, 1, queries),
-                      SliceRuns(call_.sequence->runs(), queries.begin, queries.count), {block},
-                      Window(lse_, 2, queries), Window(delta_, 2, queries), Window(dout_, 1, queries),
-                      Window(dq_, 1, queries), dq_beta, {{gradients.dk.view(), gradients.dv.view()}}, 0.0F);
+    call_.kernels->backward(call_.problem, Window(q_, 1, queries),
+                            SliceRuns(call_.sequence->runs(), queries.begin, queries.count), {block},
+                            Window(lse_, 2, queries), Window(delta_, 2, queries), Window(dout_, 1, queries),
+                            Window(dq_, 1, queries), dq_beta, {{gradients.dk.view(), gradients.dv.view()}},
+                            0.0F);
     return gradients;
   }
 
@@ -158,8 +159,8 @@ class ShiftedRingAttention final : public SequenceAttention {
     const TokenRuns& runs = call.sequence->runs();
     WEFT_ASSIGN_OR_RETURN(Tensor sum, NewOutput(*lane_.pool, q.own, v.own, DType::kF32));
     WEFT_ASSIGN_OR_RETURN(Tensor lse, NewLse(*lane_.pool, q.own));
-    AttentionForward(call.problem, q.own.view(), runs, {{k.own.view(), v.own.view(), &runs}}, sum.view(),
-                     lse.view());
+    call.kernels->forward(call.problem, q.own.view(), runs, {{k.own.view(), v.own.view(), &runs}}, sum.view(),
+                          lse.view());
     const Tensor block_out = Tensor::Empty(DType::kF32, sum.shape());
     const Tensor block_lse = Tensor::Empty(DType::kF32, lse.shape());
     RotatingBlocks keys(pass, std::move(k.pending), std::move(v.pending));
@@ -169,8 +170,8 @@ class ShiftedRingAttention final : public SequenceAttention {
       const TokenRange queries = AttendingQueries(call.problem.mask, runs, pass.RunsAt(distance));
       const TensorView window_out = Window(block_out, 1, queries);
       const TensorView window_lse = Window(block_lse, 2, queries);
-      AttentionForward(call.problem, Window(q.own, 1, queries), SliceRuns(runs, queries.begin, queries.count),
-                       {block}, window_out, window_lse);
+      call.kernels->forward(call.problem, Window(q.own, 1, queries),
+                            SliceRuns(runs, queries.begin, queries.count), {block}, window_out, window_lse);
       LseMerge(Window(sum, 1, queries), Window(lse, 2, queries), window_out, window_lse);
     }
     return MakeResult(*lane_.pool, call, q.own, k.own, v.own, sum, lse);

@@ -36,6 +36,7 @@
 #include "weft/mesh/device_mesh.h"
 #include "weft/mesh/process_group.h"
 #include "weft/nn/attention.h"
+#include "weft/nn/attention_kernel.h"
 #include "weft/nn/llama.h"
 #include "weft/nn/sparse/sparse_attention.h"
 
@@ -93,6 +94,9 @@ class ContextParallel {
   // the same order on all ranks of the group. Errors: kInvalidArgument, with the attention's name (it is
   // split already; ContextScheme::ValidateSparse), those of ExchangeHooks and CommEngine::SharedLane.
   absl::Status Parallelize(SparseAttention& attention, const SparseAttentionNeighbors& neighbors = {});
+
+  // The kernels of dense attentions from the next pass on. REQUIRES: no pass is in flight.
+  void SetKernels(AttentionKernels kernels);
 
   const ProcessGroup& group() const;
   const ContextScheme& scheme() const;

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include <absl/types/span.h>
@@ -66,5 +67,12 @@ void AttentionBackward(const AttentionProblem& problem, const TensorView& q, con
                        absl::Span<const KeyBlock> keys, const TensorView& lse, const TensorView& delta,
                        const TensorView& dout, const TensorView& dq, float dq_beta,
                        absl::Span<const KeyGradients> gradients, float key_beta);
+
+// The two kernels as a value. A simulation of ranks gives others, which let virtual time pass and write
+// nothing.
+struct AttentionKernels {
+  std::function<decltype(AttentionForward)> forward = AttentionForward;
+  std::function<decltype(AttentionBackward)> backward = AttentionBackward;
+};
 
 }  // namespace weft
