@@ -22,8 +22,7 @@ ParameterExchange::ParameterExchange(ShardedGroups& groups, CommContext& context
     : groups_(groups), context_(context), shard_group_(context.lanes().shard_group()) {}
 
 absl::StatusOr<std::unique_ptr<ParameterExchange>> ParameterExchange::Create(
-    ShardedModel& model, const std::function<bool(const Parameter&)>& selects) {
-  ShardedGroups& groups = model.sharded_groups();
+    ShardedGroups& groups, const std::function<bool(const Parameter&)>& selects) {
   CommContext& context = groups.context();
   if (context.lanes().shards_optimizer_over_replicas()) {
     return absl::InvalidArgumentError(

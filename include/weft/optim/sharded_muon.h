@@ -34,14 +34,12 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
+#include "weft/optim/matrix_exchange.h"
 #include "weft/optim/muon.h"
 #include "weft/optim/sharded_adamw.h"
 #include "weft/optim/sharded_optimizer.h"
-#include "weft/sharding/parameter_exchange.h"
 
 namespace weft {
-
-struct MatrixTurn;
 
 class ShardedMuon : public ShardedOptimizer {
  public:
@@ -56,7 +54,7 @@ class ShardedMuon : public ShardedOptimizer {
   ~ShardedMuon() override;
 
  private:
-  ShardedMuon(absl::Span<const ShardView> shards, std::unique_ptr<ParameterExchange> exchange,
+  ShardedMuon(absl::Span<const ShardView> shards, std::unique_ptr<MatrixExchange> exchange,
               const std::function<bool(const Parameter&)>& is_matrix, const MuonOptions& muon,
               const AdamWOptions& adamw, const std::vector<AdamWParamGroup>& adamw_groups);
   bool updates_groups_alone() const override { return false; }
@@ -64,13 +62,10 @@ class ShardedMuon : public ShardedOptimizer {
                              absl::Span<const OptimizerGroupStep> groups) override;
   void Update(size_t group, int64_t update, const OptimizerGroupStep& step,
               absl::Span<const OptimizerSlice> slices) override;
-  // `directions`: of each matrix, the elements that this rank holds; they become those of the update.
-  absl::Status OrthogonalizeAll(absl::Span<float* const> directions);
 
   const MuonOptions muon_;
   std::vector<AdamWOptions> adamw_;  // By group, from group 1 on.
-  std::unique_ptr<ParameterExchange> exchange_;
-  std::vector<MatrixTurn> turns_;
+  std::unique_ptr<MatrixExchange> exchange_;
 };
 
 }  // namespace weft

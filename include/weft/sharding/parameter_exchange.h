@@ -1,7 +1,7 @@
 // Exchange of whole parameters: collects values of a parameter from the shards of its shard group at one
 // rank, and spreads them again. For updates that need a whole matrix, such as Muon's.
 //
-//   WEFT_ASSIGN_OR_RETURN(auto exchange, ParameterExchange::Create(*model, selects));
+//   WEFT_ASSIGN_OR_RETURN(auto exchange, ParameterExchange::Create(model->sharded_groups(), selects));
 //   for (int i = 0; i < exchange->count(); ++i) {
 //     ParameterExchange::Move move;
 //     WEFT_RETURN_IF_ERROR(exchange->Collect(i, owner, shard.grad, move));
@@ -16,7 +16,7 @@
 // Thread safety: none; one thread drives an exchange.
 // Collective: Create, by all ranks of the mesh; Collect and Spread, by all ranks of a shard group, each in
 //   one order. Several moves may be under way.
-// Lifetime: the model must outlive the exchange.
+// Lifetime: the groups must outlive the exchange.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@
 #include "weft/mesh/process_group.h"
 #include "weft/nn/parameter.h"
 #include "weft/sharding/flat_layout.h"
-#include "weft/sharding/fully_shard.h"
+#include "weft/sharding/sharded_groups.h"
 
 namespace weft {
 
@@ -51,10 +51,10 @@ class ParameterExchange {
     Work there_, back_;
   };
 
-  // For the trainable parameters that `selects` selects, in the order of the model's groups.
+  // For the trainable parameters that `selects` selects, in the order of the groups.
   // Errors: kInvalidArgument (replicas share the optimizer, so a shard group does not hold what it updates).
   static absl::StatusOr<std::unique_ptr<ParameterExchange>> Create(
-      ShardedModel& model, const std::function<bool(const Parameter&)>& selects);
+      ShardedGroups& groups, const std::function<bool(const Parameter&)>& selects);
 
   int count() const { return static_cast<int>(items_.size()); }
   const Parameter& parameter(int item) const { return *at(item).parameter; }
