@@ -121,7 +121,8 @@ class ParamGroup {
   // gradient counts as zero. The result, added to earlier ones (Note [Accumulation]), is available after
   // CommContext::FinishBackward.
   // Errors: kFailedPrecondition (no gradients prepared; a view replaced by one of another shape or dtype).
-  absl::Status ReduceGradients(ReduceScope scope = ReduceScope::kShardAndReplicate);
+  absl::Status ReduceGradients(ReduceScope scope = ReduceScope::kShardAndReplicate,
+                               Priority priority = Priority::kReduce);
   // Counts the gradient of a group that took no part in backward on any rank as zero, without communication.
   // Nothing happens if the group has gradients, reduced or not. Collective: all ranks.
   absl::Status CountGradientsAsZero();

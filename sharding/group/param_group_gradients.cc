@@ -59,7 +59,7 @@ absl::Status ParamGroup::CheckFrozenHaveNoPlace() const {
   return absl::OkStatus();
 }
 
-absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
+absl::Status ParamGroup::ReduceGradients(ReduceScope scope, Priority priority) {
   WEFT_RETURN_IF_ERROR(context_.state().status());
   if (is_frozen()) return absl::OkStatus();
   if (!gradient_image_) {
@@ -80,7 +80,7 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
   std::vector<int64_t> counts;
   counts.reserve(static_cast<size_t>(layout().shard_size()));
   for (int rank = 0; rank < layout().shard_size(); ++rank) counts.push_back(layout().reduced_elements(rank));
-  return context_.reductions().Submit({&lanes(), name(), dtypes().reduce, dtypes().master, scope,
+  return context_.reductions().Submit({&lanes(), name(), dtypes().reduce, dtypes().master, scope, priority,
                                        std::move(input), spec_.gradient_parts, std::move(counts), slices_,
                                        scales.after, sums_, gradient_hook_, reduced_hook_, reduce_scatter_});
 }

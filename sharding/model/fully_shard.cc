@@ -183,6 +183,10 @@ void ShardedModel::SetScheduleObserver(ScheduleObserver observer) {
   groups_->SetScheduleObserver(std::move(observer));
 }
 
+void ShardedModel::SetScheduleRules(std::shared_ptr<const ScheduleRules> rules) {
+  groups_->SetScheduleRules(std::move(rules));
+}
+
 absl::StatusOr<UnshardHandle> ShardedModel::Unshard(const Module& module) {
   WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
   WEFT_RETURN_IF_ERROR(groups_->Unshard(group));

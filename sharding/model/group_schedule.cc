@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <absl/algorithm/container.h>
+#include <absl/strings/str_cat.h>
 
 #include "weft/core/status.h"
 
@@ -27,6 +28,8 @@ GroupSchedule::GroupSchedule(CommContext& context, ModelScalars& scalars, Groups
       shares_images_on_nodes_(residency == Residency::kNodeShared),
       spans_nodes_(
           SpanNodes(context.state().engine().bootstrap().node_map(), context.lanes().shard_group().size())),
+      built_in_rules_(std::make_shared<PrefetchRules>(prefetch_depth_)),
+      rules_(built_in_rules_),
       training_(module_order_),
       evaluation_(module_order_),
       backward_(Reversed(module_order_)),
@@ -41,6 +44,10 @@ void GroupSchedule::SetForwardPrefetch(int group, std::vector<int> next) {
 
 void GroupSchedule::SetBackwardPrefetch(int group, std::vector<int> next) {
   backward_prefetch_.insert_or_assign(group, std::move(next));
+}
+
+void GroupSchedule::SetRules(std::shared_ptr<const ScheduleRules> rules) {
+  rules_ = rules == nullptr ? built_in_rules_ : std::move(rules);
 }
 
 void GroupSchedule::ResetAfterError() {
@@ -89,15 +96,16 @@ absl::Status GroupSchedule::AfterUpdate(int group) {
 }
 
 bool GroupSchedule::BeginsForward(int group) const {
-  const std::vector<int> first = training_.First(1 + prefetch_depth_);
+  std::vector<int> after_root = training_.First(group_count());
+  after_root.erase(after_root.begin());
   return group == kRootGroup ||
-         absl::c_linear_search(PrefetchesOf(forward_prefetch_, kRootGroup, first), group);
+         absl::c_linear_search(PrefetchesOf(PassPart::kForward, kRootGroup, after_root), group);
 }
 
-std::vector<int> GroupSchedule::PrefetchesOf(const PrefetchLists& chosen, int group,
-                                             const std::vector<int>& otherwise) {
+std::vector<int> GroupSchedule::PrefetchesOf(PassPart part, int group, const std::vector<int>& next) const {
+  const PrefetchLists& chosen = part == PassPart::kBackward ? backward_prefetch_ : forward_prefetch_;
   const auto list = chosen.find(group);
-  return list != chosen.end() ? list->second : otherwise;
+  return list != chosen.end() ? list->second : rules_->GathersAhead(part, group, next);
 }
 
 // Outside of a pass nothing would reduce the group's gradients or end the time in which its shards are read.
@@ -235,6 +243,7 @@ absl::Status GroupSchedule::BeginBackward(const SchedulePass& pass) {
   pass_->Begin();
   awaits_backward_ = false;
   in_backward_ = true;
+  complete_.clear();
   progress_.assign(progress_.size(), {});
   for (int group = 0; group < group_count(); ++group) {
     ProgressOf(group).calls = calls->second[static_cast<size_t>(group)];
@@ -306,8 +315,23 @@ absl::Status GroupSchedule::EndBackwardOf(int group) {
   if (progress.running > 0 || progress.pending_backward > 0 || pass_->Expects(Ends(group))) {
     return absl::OkStatus();
   }
-  WEFT_RETURN_IF_ERROR(Reduce(group));
+  WEFT_RETURN_IF_ERROR(ReduceByRules(group));
   return switches(group).reshard_after_backward ? Reshard(group) : absl::OkStatus();
+}
+
+absl::Status GroupSchedule::ReduceByRules(int group) {
+  complete_.push_back(group);
+  for (const int due : rules_->Reductions(group, complete_)) {
+    const auto found = absl::c_find(complete_, due);
+    if (found == complete_.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the rules of the schedule reduce group ", due, " after the backward of '", GroupAt(group).name(),
+          "', but its gradients are not complete, or reduced already: choose groups of `complete`"));
+    }
+    complete_.erase(found);
+    WEFT_RETURN_IF_ERROR(Reduce(due));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status GroupSchedule::AgreeOnOrder() {
@@ -339,9 +363,13 @@ absl::Status GroupSchedule::Wait(int group) {
 }
 
 absl::Status GroupSchedule::Prefetch(int group) {
-  const PrefetchLists& chosen = in_backward_ ? backward_prefetch_ : forward_prefetch_;
-  for (const int next : PrefetchesOf(chosen, group, pass_->Next(prefetch_depth_))) {
-    if (NeedsParameters(next)) WEFT_RETURN_IF_ERROR(Unshard(next, Priority::kPrefetch));
+  for (const int next : PrefetchesOf(part(), group, pass_->Next(group_count()))) {
+    if (next < 0 || next >= group_count()) {
+      return absl::InvalidArgumentError(absl::StrCat("the rules of the schedule gather group ", next,
+                                                     " ahead, but there are ", group_count(), " groups"));
+    }
+    if (!NeedsParameters(next)) continue;
+    WEFT_RETURN_IF_ERROR(Unshard(next, rules_->GatherPriority(part(), next)));
   }
   return backward_follows_ && !in_backward_ ? PrefetchForBackward() : absl::OkStatus();
 }
@@ -371,7 +399,7 @@ absl::Status GroupSchedule::Reduce(int group) {
 absl::Status GroupSchedule::Reduce(int group, ReduceScope scope) {
   if (skips_unused_) GroupAt(group).AwaitUsedParameters();
   WEFT_RETURN_IF_ERROR(GroupAt(group).PrepareGradients());
-  WEFT_RETURN_IF_ERROR(GroupAt(group).ReduceGradients(scope));
+  WEFT_RETURN_IF_ERROR(GroupAt(group).ReduceGradients(scope, rules_->ReductionPriority(group)));
   Notify(ScheduleEvent::kReduce, group);
   return absl::OkStatus();
 }

@@ -53,6 +53,7 @@
 #include "weft/sharding/policy.h"
 #include "weft/sharding/residency.h"
 #include "weft/sharding/schedule_event.h"
+#include "weft/sharding/schedule_rules.h"
 #include "weft/sharding/sharded_groups.h"
 
 namespace weft {
@@ -110,6 +111,8 @@ class GroupSchedule {
   // in the recorded order.
   void SetForwardPrefetch(int group, std::vector<int> next);
   void SetBackwardPrefetch(int group, std::vector<int> next);
+  // Null: PrefetchRules. The lists above come before the rules.
+  void SetRules(std::shared_ptr<const ScheduleRules> rules);
   // Null: no observer.
   void SetObserver(ScheduleObserver observer) { observer_ = std::move(observer); }
 
@@ -156,8 +159,9 @@ class GroupSchedule {
   bool NeedsParameters(int group) const;
   // Whether the next forward gathers the group at its start.
   bool BeginsForward(int group) const;
-  static std::vector<int> PrefetchesOf(const PrefetchLists& chosen, int group,
-                                       const std::vector<int>& otherwise);
+  // The groups to gather ahead when `group` begins, before those of `next`.
+  std::vector<int> PrefetchesOf(PassPart part, int group, const std::vector<int>& next) const;
+  PassPart part() const { return in_backward_ ? PassPart::kBackward : PassPart::kForward; }
 
   absl::Status Unshard(int group, Priority priority);
   absl::Status Wait(int group);
@@ -167,6 +171,8 @@ class GroupSchedule {
   // Reduces as the group's switches say.
   absl::Status Reduce(int group);
   absl::Status Reduce(int group, ReduceScope scope);
+  // Reduces the groups that the rules choose now that the backward of `group` has ended.
+  absl::Status ReduceByRules(int group);
   absl::Status ReduceUnvisited(int group);
   // Agrees with all ranks on the parameters that any of them has used: Note [Unused parameters].
   absl::Status AgreeOnUsedParameters();
@@ -192,6 +198,9 @@ class GroupSchedule {
   std::vector<GroupSwitches> switches_;  // By group.
   bool is_last_backward_ = true;
   PrefetchLists forward_prefetch_, backward_prefetch_;
+  const std::shared_ptr<const ScheduleRules> built_in_rules_;
+  std::shared_ptr<const ScheduleRules> rules_;
+  std::vector<int> complete_;  // Groups with complete gradients that are not reduced yet, oldest first.
   ScheduleObserver observer_;
 
   ExecutionOrder training_, evaluation_, backward_;

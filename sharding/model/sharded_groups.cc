@@ -371,6 +371,10 @@ void ShardedGroups::SetScheduleObserver(ScheduleObserver observer) {
   schedule_->SetObserver(std::move(observer));
 }
 
+void ShardedGroups::SetScheduleRules(std::shared_ptr<const ScheduleRules> rules) {
+  schedule_->SetRules(std::move(rules));
+}
+
 void ShardedGroups::RecordOrderAgain() { schedule_->ForgetOrders(); }
 
 void ShardedGroups::SetWaitCheck(std::function<absl::Status()> check) {

@@ -97,9 +97,9 @@ OpOptions PipelineLanes::DataOptions(const std::string& label, Priority priority
   return options;
 }
 
-OpOptions PipelineLanes::ReductionOptions(const std::string& label, double scale) {
-  OpOptions options = DataOptions(label, Priority::kReduce);
-  options.scale = scale;
+OpOptions PipelineLanes::ReductionOptions(const std::string& label, const ReductionStyle& style) {
+  OpOptions options = DataOptions(label, style.priority);
+  options.scale = style.scale;
   return options;
 }
 
@@ -160,10 +160,11 @@ Work PipelineLanes::BarrierAfterAllGathers(const std::string& label, const Work*
 }
 
 absl::StatusOr<Transfer> PipelineLanes::ReduceScatter(const ReduceScatterRequest& request, const Parts& parts,
-                                                      const CustomReduceScatter& custom, double scale) {
+                                                      const CustomReduceScatter& custom,
+                                                      const ReductionStyle& style) {
   ++state_.counters().reduce_scatters;
   if (custom) {
-    WEFT_CHECK(scale == 1.0, "a custom reduce-scatter does not scale");
+    WEFT_CHECK(style.scale == 1.0, "a custom reduce-scatter does not scale");
     if (parts != nullptr) return PartsNotEndToEnd("reduce-scatter", request.label);
     StartedCollective started = custom(request);
     if (!started.ok()) return Annotate(started.status(), "reduce-scatter of '" + request.label + "'");
@@ -172,29 +173,29 @@ absl::StatusOr<Transfer> PipelineLanes::ReduceScatter(const ReduceScatterRequest
   if (parts != nullptr) {
     return Transfer(state_.engine().ReduceScatter(reduce_scatter_lanes_.Next(), request.input, request.output,
                                                   request.dtype, ReduceOp::kSum, parts,
-                                                  ReductionOptions(request.label, scale)));
+                                                  ReductionOptions(request.label, style)));
   }
   const int64_t total = std::accumulate(request.counts.begin(), request.counts.end(), int64_t{0});
   return Transfer(state_.engine().ReduceScatter(reduce_scatter_lanes_.Next(), request.input, request.output,
                                                 request.dtype, total, ReduceOp::kSum, request.counts,
-                                                ReductionOptions(request.label, scale)));
+                                                ReductionOptions(request.label, style)));
 }
 
 Work PipelineLanes::AllReduce(const std::string& label, int bucket, void* values, DType dtype, int64_t count,
-                              double scale, const Work* after) {
+                              const ReductionStyle& style, const Work* after) {
   ++state_.counters().all_reduces;
   return state_.engine().AllReduce(replicate_lanes_[static_cast<size_t>(bucket)].Next(), values, values,
-                                   dtype, count, ReduceOp::kSum, ReductionOptions(label, scale), after);
+                                   dtype, count, ReduceOp::kSum, ReductionOptions(label, style), after);
 }
 
 Work PipelineLanes::ReduceScatterOverReplicas(const std::string& label, const ReplicaSlice& slice,
-                                              const void* input, void* output, DType dtype, double scale,
-                                              const Work* after) {
+                                              const void* input, void* output, DType dtype,
+                                              const ReductionStyle& style, const Work* after) {
   const auto bucket = static_cast<size_t>(slice.bucket);
   if (replicate_groups_[bucket].size() > 1) ++state_.counters().reduce_scatters;
   return state_.engine().ReduceScatter(replicate_lanes_[bucket].Next(), input, output, dtype,
                                        slice.range.count, ReduceOp::kSum, slice.counts,
-                                       ReductionOptions(label, scale), after);
+                                       ReductionOptions(label, style), after);
 }
 
 Work PipelineLanes::AllGatherUpdates(const std::string& label, const ReplicaSlice& slice, const Parts& parts,

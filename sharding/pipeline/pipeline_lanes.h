@@ -88,17 +88,21 @@ class PipelineLanes {
   // all-gathers before it get an error instead of waiting for each other.
   Work BarrierAfterAllGathers(const std::string& label, const Work* after = nullptr);
 
+  struct ReductionStyle {
+    double scale = 1.0;  // OpOptions::scale.
+    Priority priority = Priority::kReduce;
+  };
   // Starts a reduce-scatter over the shard group, by `custom` if it is set, else by the engine. The caller
-  // must fail the context if `custom` fails. `scale`, here and below: OpOptions::scale; 1 with `custom`.
+  // must fail the context if `custom` fails. REQUIRES: a scale of 1 with `custom`.
   absl::StatusOr<Transfer> ReduceScatter(const ReduceScatterRequest& request, const Parts& parts,
-                                         const CustomReduceScatter& custom, double scale);
+                                         const CustomReduceScatter& custom, const ReductionStyle& style);
   // Starts an all-reduce, in place, over the replicas of a bucket.
-  Work AllReduce(const std::string& label, int bucket, void* values, DType dtype, int64_t count, double scale,
-                 const Work* after);
+  Work AllReduce(const std::string& label, int bucket, void* values, DType dtype, int64_t count,
+                 const ReductionStyle& style, const Work* after);
   // Starts a reduce-scatter of `slice` over the replicas of its bucket. REQUIRES:
   // shards_optimizer_over_replicas().
   Work ReduceScatterOverReplicas(const std::string& label, const ReplicaSlice& slice, const void* input,
-                                 void* output, DType dtype, double scale, const Work* after);
+                                 void* output, DType dtype, const ReductionStyle& style, const Work* after);
   // Starts to gather, in place in this rank's shard, the parts of a slice that the other replicas have
   // updated. `base`: the values that they hold of this rank's part, for delta encoding
   // (CommEngine::AllGatherDelta); all replicas give it or none does. `parts`: of the replicas in `shard`, if
@@ -127,7 +131,7 @@ class PipelineLanes {
   OpOptions ControlOptions(const std::string& label, Priority priority);
   // Options of operations that move weights, gradients or updates.
   OpOptions DataOptions(const std::string& label, Priority priority);
-  OpOptions ReductionOptions(const std::string& label, double scale);
+  OpOptions ReductionOptions(const std::string& label, const ReductionStyle& style);
 
   PipelineState& state_;
   Buffer scalars_;  // Node memory of AllReduceScalars.

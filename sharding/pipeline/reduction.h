@@ -48,6 +48,7 @@ struct Reduction {
   DType dtype;      // Of the collectives.
   DType sum_dtype;  // Of GradientSums: the master's.
   ReduceScope scope;
+  Priority priority;
   Buffer input;                        // Full gradients, with the parts of all shard ranks.
   PipelineLanes::Parts parts;          // Of the input. Null: they lie end to end.
   std::vector<int64_t> counts;         // Elements of each shard rank's part.

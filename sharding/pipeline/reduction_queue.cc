@@ -100,7 +100,8 @@ absl::Status ReductionQueue::SubmitReduceScatter(Entry& entry) {
   WEFT_ASSIGN_OR_RETURN(entry.reduce_scatter,
                         lanes.ReduceScatter({reduction.label, lanes.shard_group(), reduction.input.data(),
                                              entry.output.data(), reduction.dtype, reduction.counts},
-                                            reduction.parts, reduction.reduce_scatter, entry.scatter_scale));
+                                            reduction.parts, reduction.reduce_scatter,
+                                            {entry.scatter_scale, reduction.priority}));
   return absl::OkStatus();
 }
 
@@ -118,9 +119,9 @@ void ReductionQueue::SubmitAllReduces(Entry& entry, const Work* after) {
     if (reduction.lanes->replicate_group(slice.bucket).size() == 1) continue;
     std::byte* values =
         entry.output.data() + slice.range.begin * static_cast<int64_t>(SizeOf(reduction.dtype));
-    entry.replications.push_back(reduction.lanes->AllReduce(reduction.label, slice.bucket, values,
-                                                            reduction.dtype, slice.range.count,
-                                                            entry.replication_scale, after));
+    entry.replications.push_back(
+        reduction.lanes->AllReduce(reduction.label, slice.bucket, values, reduction.dtype, slice.range.count,
+                                   {entry.replication_scale, reduction.priority}, after));
   }
 }
 
@@ -134,7 +135,7 @@ absl::Status ReductionQueue::SubmitReplicaScatters(Entry& entry, const Work* aft
   for (const ReplicaSlice& slice : reduction.slices) {
     entry.replications.push_back(reduction.lanes->ReduceScatterOverReplicas(
         reduction.label, slice, entry.output.data() + slice.range.begin * element_bytes, part,
-        reduction.dtype, entry.replication_scale, after));
+        reduction.dtype, {entry.replication_scale, reduction.priority}, after));
     part += slice.own.count * element_bytes;
   }
   return absl::OkStatus();

@@ -59,6 +59,7 @@
 #include "weft/sharding/policy.h"
 #include "weft/sharding/residency.h"
 #include "weft/sharding/schedule_event.h"
+#include "weft/sharding/schedule_rules.h"
 #include "weft/sharding/shard_view.h"
 
 namespace weft {
@@ -134,6 +135,9 @@ class ShardedModel {
   void RecordOrderAgain();
   // Observes the schedule; see its type. Null: no observer.
   void SetScheduleObserver(ScheduleObserver observer);
+  // Order and priorities of gathers and reductions; see the type. Null: the built-in rules. The lists of
+  // SetModulesToForwardPrefetch and SetModulesToBackwardPrefetch come before the rules.
+  void SetScheduleRules(std::shared_ptr<const ScheduleRules> rules);
 
   // Starts to gather a module's group outside of its forward. Collective: all ranks, at the same place.
   absl::StatusOr<UnshardHandle> Unshard(const Module& module);

@@ -49,6 +49,7 @@
 #include "weft/sharding/policy.h"
 #include "weft/sharding/residency.h"
 #include "weft/sharding/schedule_event.h"
+#include "weft/sharding/schedule_rules.h"
 #include "weft/sharding/shard_view.h"
 
 namespace weft {
@@ -128,6 +129,8 @@ class ShardedGroups {
   void SetGradientHook(int group, GradientHook hook);
   void SetIsLastBackward(bool last);
   void SetScheduleObserver(ScheduleObserver observer);
+  // Null: the built-in rules. The lists of SetForwardPrefetch and SetBackwardPrefetch come before the rules.
+  void SetScheduleRules(std::shared_ptr<const ScheduleRules> rules);
   void RecordOrderAgain();
   // Called about every 50 ms while a schedule call waits, on its thread. An error ends the wait and fails the
   // groups, so a program can react to signals. Null: no check.

@@ -158,6 +158,60 @@ TEST(Schedule, PrefetchesForBackwardDuringForwardIfNodesShareImages) {
                NodeMap::RanksPerNode(4, 2));
 }
 
+// Gathers the farthest group ahead, and reduces two groups at a time, the newer one first.
+class OwnRules : public PrefetchRules {
+ public:
+  OwnRules() : PrefetchRules(1) {}
+  std::vector<int> GathersAhead(PassPart /*part*/, int /*group*/, absl::Span<const int> next) const override {
+    return next.empty() ? std::vector<int>() : std::vector<int>{next.back()};
+  }
+  std::vector<int> Reductions(int /*group*/, absl::Span<const int> complete) const override {
+    if (complete.size() < 2) return {};
+    return {complete.back(), complete.front()};
+  }
+};
+
+TEST(Schedule, FollowsTheRulesOfAClientUntilTheyAreRemoved) {
+  ShardingPolicy policy;
+  policy.node_shared = NodeShared::kOff;
+  policy.prefetch_depth = 0;
+  WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    model.SetScheduleRules(std::make_shared<OwnRules>());
+    EXPECT_THAT(
+        EventsOfAPass(net, model, rank),
+        ElementsAreArray({
+            "unshard root", "unshard 2",     "wait root",    "forward root",                           //
+            "unshard 0",    "wait 0",        "forward 0",    "reshard 0",                              //
+            "unshard 1",    "wait 1",        "forward 1",    "reshard 1",                              //
+            "wait 2",       "forward 2",                                                               //
+            "unshard 0",    "backward root",                                                           //
+            "backward 2",   "reshard 2",                                                               //
+            "unshard 1",    "wait 1",        "backward 1",   "reduce 1",     "reduce 2", "reshard 1",  //
+            "wait 0",       "backward 0",    "reshard 0",                                              //
+            "reduce root",  "reduce 0",      "reshard root",
+        }));
+    model.SetScheduleRules(nullptr);
+    EXPECT_THAT(EventsOfAPass(net, model, rank), ::testing::Contains("reduce 2"));
+    return absl::OkStatus();
+  });
+}
+
+TEST(Schedule, RefusesRulesThatReduceGradientsTooEarly) {
+  class TooEarly : public PrefetchRules {
+   public:
+    TooEarly() : PrefetchRules(0) {}
+    std::vector<int> Reductions(int /*group*/, absl::Span<const int> /*complete*/) const override {
+      return {1};
+    }
+  };
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    model.SetScheduleRules(std::make_shared<TooEarly>());
+    EXPECT_THAT(ToyPassOf(net, model, rank),
+                StatusIs(absl::StatusCode::kInvalidArgument, ::testing::HasSubstr("reduce group 1 after")));
+    return absl::OkStatus();
+  });
+}
+
 // Events of UpdateShards after a pass. The blocks are 0, 1 and 2.
 Events EventsOfAnUpdate(ToyNet& net, ShardedModel& model, int rank) {
   EXPECT_OK(ToyPassOf(net, model, rank));
