@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +15,7 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "weft/sharding/schedule_rules.h"
 #include "weft/train/config.h"
 
 namespace weft {
@@ -51,5 +53,19 @@ struct PlanOptions {
 // Errors: kInvalidArgument (the options, or a mesh that the configuration names and that is impossible),
 //   kNotFound, kPermissionDenied, kDataLoss, kUnimplemented (an input file, or the file of costs).
 absl::StatusOr<std::string> PlanTraining(const TrainConfig& config, const PlanOptions& options);
+
+// A step of the mesh that the configuration names. Bytes and memory are those of rank 0, as in the metrics of
+// a run.
+struct StepForecast {
+  double step_ms = 0;
+  double compute_ms = 0;       // If the rank has its cores for itself.
+  double exposed_ms = 0;       // Waiting for communication, the mean over ranks.
+  int64_t wire_bytes = 0;      // Sent by each host, the mean over hosts.
+  int64_t peak_images = 0;     // Bytes of gathered weights.
+  int64_t peak_gradients = 0;  // Bytes of full gradients.
+};
+// Simulates a step with a schedule's rules. Null: the built-in ones. REQUIRES and errors: as PlanTraining.
+absl::StatusOr<StepForecast> ForecastStep(const TrainConfig& config, const PlanOptions& options,
+                                          std::shared_ptr<const ScheduleRules> rules = nullptr);
 
 }  // namespace weft

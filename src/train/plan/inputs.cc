@@ -251,6 +251,7 @@ absl::StatusOr<TrainInputs> OpenModel(const TrainConfig& config) {
     return BadFlag("attention", ToAbsl(Name(config.attention.kind)),
                    absl::StrCat("cannot be used: ", status.message()));
   }
+  WEFT_RETURN_IF_ERROR(OpenLora(config.lora, inputs));
   return inputs;
 }
 
@@ -267,7 +268,6 @@ absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config) {
   if (inputs.weights && inputs.model.sparse_attention) {
     WEFT_ASSIGN_OR_RETURN(inputs.indexer_weights, OpenIndexers(folder, *inputs.model.sparse_attention));
   }
-  WEFT_RETURN_IF_ERROR(OpenLora(config.lora, inputs));
   return inputs;
 }
 

@@ -37,6 +37,16 @@ double SeenKeys(const PartShape& shape) {
   return 2 * window - window * window / static_cast<double>(shape.seq_len);
 }
 
+// Operations of a forward with the weights of the model itself.
+double OperationsOfWeights(ModelPart part, const PartShape& shape) {
+  const auto tokens = static_cast<double>(shape.tokens());
+  const auto dim = static_cast<double>(shape.dim);
+  if (part == ModelPart::kHead) return 2 * tokens * dim * static_cast<double>(shape.vocab_size);
+  if (part != ModelPart::kBlock) return 0;
+  const double others = dim * static_cast<double>(shape.heads * shape.head_dim + 3 * shape.ffn_dim);
+  return ProjectionOperations(shape) + 2 * tokens * others;
+}
+
 }  // namespace
 
 std::string_view Name(ModelPart part) {
@@ -53,6 +63,7 @@ PartShape ShapeOf(const LlamaConfig& model, int64_t sequences, int64_t seq_len, 
           .vocab_size = model.vocab_size,
           .selected_keys = model.sparse_attention ? std::min(model.sparse_attention->top_k, seq_len) : 0,
           .window = WindowOf(model.traits, seq_len),
+          .adapter_elements = 0,
           .qk_norm = model.traits.qk_norm,
           .sequences = sequences,
           .seq_len = seq_len,
@@ -60,25 +71,36 @@ PartShape ShapeOf(const LlamaConfig& model, int64_t sequences, int64_t seq_len, 
           .threads = threads};
 }
 
+double AttentionOperations(const PartShape& shape) {
+  return 2 * static_cast<double>(shape.tokens()) * SeenKeys(shape) *
+         static_cast<double>(shape.heads * shape.head_dim);
+}
+
+double ProjectionOperations(const PartShape& shape) {
+  return 2 * static_cast<double>(shape.tokens() * shape.dim * (shape.heads + 2 * shape.kv_heads) *
+                                 shape.head_dim);
+}
+
 double ForwardOperations(ModelPart part, const PartShape& shape) {
   const auto tokens = static_cast<double>(shape.tokens());
   const auto dim = static_cast<double>(shape.dim);
   switch (part) {
-    case ModelPart::kBlock: {
-      const double weights =
-          dim *
-          static_cast<double>((2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim + 3 * shape.ffn_dim);
-      return 2 * tokens * weights +
-             2 * tokens * SeenKeys(shape) * static_cast<double>(shape.heads * shape.head_dim) +
+    case ModelPart::kBlock:
+      return OperationsOfWeights(part, shape) + AttentionOperations(shape) +
+             2 * tokens * static_cast<double>(shape.adapter_elements) +
              kOperationsOfElement * tokens * 4 * dim;
-    }
     case ModelPart::kHead:
-      return 2 * tokens * dim * static_cast<double>(shape.vocab_size);
+      return OperationsOfWeights(part, shape);
     case ModelPart::kEmbedding:
     case ModelPart::kNorm:
       return kOperationsOfElement * tokens * dim;
   }
   return 0;
+}
+
+double BackwardOperations(ModelPart part, const PartShape& shape) {
+  const double trained = 2 * ForwardOperations(part, shape);
+  return shape.adapter_elements == 0 ? trained : trained - OperationsOfWeights(part, shape);
 }
 
 void MachineCosts::Add(const MeasuredModel& model) {
@@ -89,8 +111,8 @@ void MachineCosts::Add(const MeasuredModel& model) {
 ModelTimes TimesAtRate(const PartShape& shape, double flops) {
   ModelTimes times;
   for (const ModelPart part : kModelParts) {
-    const double forward_ns = ForwardOperations(part, shape) / (flops * shape.threads) * 1e9;
-    times[IndexOf(part)] = {forward_ns, 2 * forward_ns};
+    const double ns = 1e9 / (flops * shape.threads);
+    times[IndexOf(part)] = {ForwardOperations(part, shape) * ns, BackwardOperations(part, shape) * ns};
   }
   return times;
 }
@@ -116,10 +138,11 @@ TimesChoice ChooseTimes(const MachineCosts& costs, const PartShape& shape) {
                                   nearest->shape.threads == 1 ? " thread" : " threads"),
                      nearest, false};
   for (const ModelPart part : kModelParts) {
-    const double factor = ForwardOperations(part, shape) / ForwardOperations(part, nearest->shape) *
-                          nearest->shape.threads / shape.threads;
-    choice.times[IndexOf(part)].forward_ns *= factor;
-    choice.times[IndexOf(part)].backward_ns *= factor;
+    const double threads = static_cast<double>(nearest->shape.threads) / shape.threads;
+    choice.times[IndexOf(part)].forward_ns *=
+        threads * ForwardOperations(part, shape) / ForwardOperations(part, nearest->shape);
+    choice.times[IndexOf(part)].backward_ns *=
+        threads * BackwardOperations(part, shape) / BackwardOperations(part, nearest->shape);
   }
   return choice;
 }

@@ -24,8 +24,9 @@ std::string_view Name(ModelPart part);
 // The sizes that determine the time of a part on one rank, for one microbatch.
 struct PartShape {
   int64_t dim = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn_dim = 0, vocab_size = 0;
-  int64_t selected_keys = 0;  // Sparse attention; 0: dense.
-  int64_t window = 0;         // Keys of each query in all layers; 0: all keys before it.
+  int64_t selected_keys = 0;     // Sparse attention; 0: dense.
+  int64_t window = 0;            // Keys of each query in all layers; 0: all keys before it.
+  int64_t adapter_elements = 0;  // Of a block's adapters, which alone are trained; 0: all weights are.
   bool qk_norm = false;
   int64_t sequences = 0;
   int64_t seq_len = 0;
@@ -37,9 +38,14 @@ struct PartShape {
 };
 PartShape ShapeOf(const LlamaConfig& model, int64_t sequences, int64_t seq_len, DType dtype, int threads);
 
-// Floating-point operations of a forward. A backward has twice as many. Causal attention counts half of the
-// pairs. Parts without products count one operation for each element that they touch.
+// Floating-point operations. A backward has twice as many as a forward, but no products for the gradients of
+// frozen weights. Causal attention counts half of the pairs. Parts without products count one operation for
+// each element that they touch.
 double ForwardOperations(ModelPart part, const PartShape& shape);
+double BackwardOperations(ModelPart part, const PartShape& shape);
+// Those of a block's attention, and of its projections of queries, keys and values.
+double AttentionOperations(const PartShape& shape);
+double ProjectionOperations(const PartShape& shape);
 
 struct PartTimes {
   double forward_ns = 0;

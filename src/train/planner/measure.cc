@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/train/planner/loopback_stream.h"
 #include "weft/core/parallel.h"
 #include "weft/core/reproducible_sum.h"
 #include "weft/core/status.h"
@@ -122,10 +123,13 @@ class WholeModel {
   PartStopwatch stopwatch_;
 };
 
-absl::StatusOr<std::unique_ptr<WholeModel>> MakeModel(LlamaConfig config, const PartShape& shape) {
+absl::StatusOr<std::unique_ptr<WholeModel>> MakeModel(LlamaConfig config,
+                                                      const std::optional<LoraOptions>& lora,
+                                                      const PartShape& shape) {
   config.layers = kLayers;
   if (config.traits.first_window_layer > 0) config.traits.window.reset();  // Most layers see all keys.
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<LlamaModel> model, LlamaModel::Create(config));
+  if (lora) WEFT_RETURN_IF_ERROR(AddLora(*model, *lora).status());
   return std::make_unique<WholeModel>(std::move(model), shape);
 }
 
@@ -175,15 +179,38 @@ double TimeOnAllCores(int cores, const MakeBody& make_body) {
   return Median(medians);
 }
 
+// Bytes in a nanosecond that one core passes to the network stack, or takes from it.
+absl::StatusOr<double> MeasureWire(int cores) {
+  std::vector<std::unique_ptr<LoopbackStream>> streams;
+  for (int core = 0; core < cores; ++core) {
+    WEFT_ASSIGN_OR_RETURN(streams.emplace_back(), LoopbackStream::Create());
+  }
+  constexpr int kMoves = 16;
+  std::atomic<int> next{0};
+  std::atomic<bool> failed{false};
+  const auto move = [&] {
+    return [&, stream = streams[static_cast<size_t>(next++)].get()] {
+      for (int i = 0; i < kMoves; ++i) {
+        if (!stream->Move()) failed = true;
+      }
+    };
+  };
+  const double ns = TimeOnAllCores(cores, move);
+  if (failed) return absl::UnavailableError("a connection of this host to itself ended");
+  constexpr int kEnds = 2;
+  return kEnds * kMoves * static_cast<double>(LoopbackStream::kBytes) / ns;
+}
+
 }  // namespace
 
-absl::StatusOr<MeasuredModel> MeasureModel(const LlamaConfig& model, const PartShape& shape, int cores) {
+absl::StatusOr<MeasuredModel> MeasureModel(const LlamaConfig& model, const std::optional<LoraOptions>& lora,
+                                           const PartShape& shape, int cores) {
   MeasuredModel measured;
   measured.shape = shape;
   const int workers = std::max(1, cores / shape.threads);
   std::vector<std::unique_ptr<WholeModel>> models;
   for (int worker = 0; worker < workers; ++worker) {
-    WEFT_ASSIGN_OR_RETURN(models.emplace_back(), MakeModel(model, shape));
+    WEFT_ASSIGN_OR_RETURN(models.emplace_back(), MakeModel(model, lora, shape));
   }
   std::vector<absl::Status> outcomes(static_cast<size_t>(workers));
   RunAtOnce(workers, [&](int worker) {
@@ -195,7 +222,7 @@ absl::StatusOr<MeasuredModel> MeasureModel(const LlamaConfig& model, const PartS
   return measured;
 }
 
-CoreRates MeasureRates(int cores) {
+absl::StatusOr<CoreRates> MeasureRates(int cores) {
   constexpr int64_t kElements = int64_t{4} << 20;  // More than a core's cache holds.
   constexpr double kBytes = kElements * sizeof(float);
   CoreRates rates;
@@ -227,6 +254,7 @@ CoreRates MeasureRates(int cores) {
         };
   };
   rates.adamw_ns = TimeOnAllCores(cores, adamw) / kElements;
+  WEFT_ASSIGN_OR_RETURN(rates.wire_gb_s, MeasureWire(cores));
   return rates;
 }
 

@@ -20,6 +20,18 @@ int64_t WorkingBytes(const LlamaConfig& model, const RunPlan& plan) {
   return tokens * elements * static_cast<int64_t>(SizeOf(plan.parallel.param_dtype));
 }
 
+// Bytes of NeedOf's activations that lie in the buffers of attention over split sequences: its inputs and its
+// output, and the inputs of their norms.
+int64_t ExchangedActivations(const LlamaConfig& model, const RunPlan& plan) {
+  if (plan.context.size == 1 || model.sparse_attention) return 0;
+  const int64_t tokens = CeilDiv(plan.batch.sequences_per_rank() * plan.seq_len, plan.context.size);
+  const bool recomputes = plan.parallel.activation_checkpoint == ActivationCheckpoint::kFull;
+  const int64_t heads = model.heads + model.kv_heads;
+  const int64_t elements = (2 * heads + (model.traits.qk_norm ? heads : 0)) * model.head_dim;
+  return tokens * elements * (recomputes ? 1 : model.layers) *
+         static_cast<int64_t>(SizeOf(plan.parallel.param_dtype));
+}
+
 // Ranks of the first node among the `count` ranks 0, stride, 2 stride, ….
 int64_t LocalRanks(const NodeMap& nodes, int count, int stride) {
   int64_t local = 0;
@@ -60,12 +72,13 @@ MemoryForecast ForecastMemory(const LlamaConfig& model, const RunPlan& plan, con
   memory.moments = need.moments;
   memory.images = static_cast<int64_t>(step.peaks.image_bytes);
   memory.full_gradients = static_cast<int64_t>(step.peaks.gradient_bytes);
-  memory.activations = need.activations + WorkingBytes(model, plan);
+  memory.activations = need.activations - ExchangedActivations(model, plan) + WorkingBytes(model, plan);
+  memory.context = step.context_peak_bytes;
   memory.scratch = step.scratch_bytes;
   memory.program = kProgramBytes;
   const int64_t pools =
       static_cast<int64_t>(step.peaks.shard_bytes + step.peaks.image_bytes + step.peaks.gradient_bytes) +
-      step.scratch_bytes;
+      step.context_peak_bytes + step.scratch_bytes;
   memory.idle = std::max<int64_t>(0, step.heap_bytes - pools);
   memory.peers = PeerBytes(model, plan, nodes, step);
   return memory;

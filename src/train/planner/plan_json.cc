@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kFormat = "weft plan costs 1";
+constexpr const char* kFormat = "weft plan costs 2";
 constexpr JsonLimits kLimits = {.levels = 8, .values = 100'000, .token_bytes = 1'000};
 
 struct RateField {
@@ -40,6 +40,7 @@ constexpr ShapeField kShape[] = {
     {"vocab_size", &PartShape::vocab_size},
     {"selected_keys", &PartShape::selected_keys},
     {"window", &PartShape::window},
+    {"adapter_elements", &PartShape::adapter_elements},
     {"sequences", &PartShape::sequences},
     {"seq_len", &PartShape::seq_len},
 };
@@ -77,7 +78,9 @@ bool IsPositive(const MachineCosts& costs) {
   }
   for (const MeasuredModel& model : costs.models) {
     for (const ShapeField& entry : kShape) {
-      const bool may_be_zero = entry.field == &PartShape::selected_keys || entry.field == &PartShape::window;
+      const bool may_be_zero = entry.field == &PartShape::selected_keys ||
+                               entry.field == &PartShape::window ||
+                               entry.field == &PartShape::adapter_elements;
       if (model.shape.*entry.field < (may_be_zero ? 0 : 1)) return false;
     }
     if (model.shape.threads < 1) return false;
@@ -101,13 +104,12 @@ Json ToJson(const Candidate& candidate) {
   json["bytes"] = {{"all_gather", step.all_gather_bytes},
                    {"reduce_scatter", step.reduce_scatter_bytes},
                    {"all_reduce", step.all_reduce_bytes},
-                   {"context", step.context_bytes}};
+                   {"context", step.context_bytes},
+                   {"optimizer", step.optimizer_bytes}};
   json["host_wire_bytes"] = step.wire_bytes;
-  json["peak_bytes"] = {{"images", step.peaks.image_bytes},
-                        {"gradients", step.peaks.gradient_bytes},
-                        {"shards", step.peaks.shard_bytes},
-                        {"scratch", step.scratch_bytes},
-                        {"exact", step.divisor == 1}};
+  json["peak_bytes"] = {{"images", step.peaks.image_bytes}, {"gradients", step.peaks.gradient_bytes},
+                        {"shards", step.peaks.shard_bytes}, {"context", step.context_peak_bytes},
+                        {"scratch", step.scratch_bytes},    {"exact", step.divisor == 1}};
   json["memory"] = {{"weights", memory.weights},
                     {"gradients", memory.gradients},
                     {"moments", memory.moments},

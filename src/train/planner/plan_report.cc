@@ -83,11 +83,15 @@ std::string Details(const Candidate& candidate) {
       &text, Wrapped("time", absl::StrCat(Milliseconds(step.step_ms), " a step: ",
                                           Milliseconds(step.compute_ms), " of computation on free cores, ",
                                           Milliseconds(step.exposed_ms), " of exposed communication")));
-  absl::StrAppend(&text,
-                  Wrapped("receives", absl::StrCat(Bytes(step.all_gather_bytes), " all-gather, ",
-                                                   Bytes(step.reduce_scatter_bytes), " reduce-scatter, ",
-                                                   Bytes(step.all_reduce_bytes), " all-reduce, ",
-                                                   Bytes(step.context_bytes), " attention")));
+  absl::StrAppend(
+      &text,
+      Wrapped("receives",
+              absl::StrCat(Bytes(step.all_gather_bytes), " all-gather, ", Bytes(step.reduce_scatter_bytes),
+                           " reduce-scatter, ", Bytes(step.all_reduce_bytes), " all-reduce, ",
+                           Bytes(step.context_bytes), " attention",
+                           step.optimizer_bytes == 0
+                               ? ""
+                               : absl::StrCat(", ", Bytes(step.optimizer_bytes), " matrices of Muon"))));
   return text;
 }
 

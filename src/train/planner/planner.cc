@@ -82,19 +82,12 @@ int CoresOf(const PlanOptions& options) {
 
 class Planner {
  public:
-  Planner(const TrainConfig& config, const PlanOptions& options) : config_(config), options_(options) {}
+  Planner(const TrainConfig& config, const PlanOptions& options,
+          std::shared_ptr<const ScheduleRules> rules = nullptr)
+      : config_(config), options_(options), rules_(std::move(rules)) {}
 
   absl::StatusOr<std::string> Plan() {
-    WEFT_RETURN_IF_ERROR(CheckOptions());
-    WEFT_ASSIGN_OR_RETURN(link_, LinkSpeed::Parse(options_.link));
-    WEFT_ASSIGN_OR_RETURN(inputs_, OpenModel(config_));
-    cores_ = CoresOf(options_);
-    threads_ = static_cast<int>(std::max<int64_t>(1, cores_ / ranks_per_host()));
-    WEFT_RETURN_IF_ERROR(FindMemory());
-    const std::string path = CostsPath(options_);
-    WEFT_ASSIGN_OR_RETURN(costs_, ReadCosts(options_, path));
-    WEFT_ASSIGN_OR_RETURN(const std::vector<MeshSize> meshes, Meshes());
-    if (options_.measure) WEFT_RETURN_IF_ERROR(Measure(meshes, path));
+    WEFT_ASSIGN_OR_RETURN(const std::vector<MeshSize> meshes, Prepare());
     PlanReport report;
     for (const MeshSize& mesh : meshes) {
       WEFT_ASSIGN_OR_RETURN(Candidate candidate, Forecast(mesh));
@@ -105,14 +98,39 @@ class Planner {
     return options_.json ? FormatJson(report) : FormatText(report);
   }
 
+  // REQUIRES: options.all_meshes is off.
+  absl::StatusOr<StepForecast> ForecastOne() {
+    WEFT_ASSIGN_OR_RETURN(const std::vector<MeshSize> meshes, Prepare());
+    WEFT_ASSIGN_OR_RETURN(const Candidate candidate, Forecast(meshes.front()));
+    const ReplayResult& step = *candidate.step;
+    return StepForecast{step.step_ms,
+                        step.compute_ms,
+                        step.exposed_ms,
+                        step.wire_bytes,
+                        static_cast<int64_t>(step.peaks.image_bytes),
+                        static_cast<int64_t>(step.peaks.gradient_bytes)};
+  }
+
  private:
+  // Opens the inputs and the costs. Returns the meshes to forecast.
+  absl::StatusOr<std::vector<MeshSize>> Prepare() {
+    WEFT_RETURN_IF_ERROR(CheckOptions());
+    WEFT_ASSIGN_OR_RETURN(link_, LinkSpeed::Parse(options_.link));
+    WEFT_ASSIGN_OR_RETURN(inputs_, OpenModel(config_));
+    WEFT_RETURN_IF_ERROR(CreateModel(*inputs_).status());  // Counts the elements of adapters.
+    cores_ = CoresOf(options_);
+    threads_ = static_cast<int>(std::max<int64_t>(1, cores_ / ranks_per_host()));
+    WEFT_RETURN_IF_ERROR(FindMemory());
+    const std::string path = CostsPath(options_);
+    WEFT_ASSIGN_OR_RETURN(costs_, ReadCosts(options_, path));
+    WEFT_ASSIGN_OR_RETURN(std::vector<MeshSize> meshes, Meshes());
+    if (options_.measure) WEFT_RETURN_IF_ERROR(Measure(meshes, path));
+    return meshes;
+  }
+
   int64_t ranks_per_host() const { return options_.ranks / options_.hosts; }
 
   absl::Status CheckOptions() const {
-    if (config_.lora.enabled()) {
-      return absl::InvalidArgumentError(
-          "adapters cannot be forecast: leave out the flags of LoRA to plan the training of all weights");
-    }
     if (options_.ranks < 1 || options_.ranks > kMaxRanks) {
       return BadFlag("ranks", options_.ranks, absl::StrCat("must be from 1 to ", kMaxRanks));
     }
@@ -157,17 +175,19 @@ class Planner {
     return config;
   }
 
-  // The shape of a rank's microbatch. Ranks that split sequences have fewer tokens of each.
+  // The shape of a microbatch. The replay divides the times of its whole sequences over ranks that split
+  // them.
   PartShape ShapeOfPlan(const RunPlan& plan) const {
-    return ShapeOf(inputs_->model, plan.batch.sequences_per_rank(),
-                   (plan.seq_len + plan.context.size - 1) / plan.context.size, plan.parallel.param_dtype,
-                   threads_);
+    PartShape shape = ShapeOf(inputs_->model, plan.batch.sequences_per_rank(), plan.seq_len,
+                              plan.parallel.param_dtype, threads_);
+    shape.adapter_elements = plan.adapter_elements().value_or(0) / inputs_->model.layers;
+    return shape;
   }
 
   absl::Status Measure(const std::vector<MeshSize>& meshes, const std::string& path) {
     const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
     const CoreRates before = costs_.rates;
-    costs_.rates = MeasureRates(cores);
+    WEFT_ASSIGN_OR_RETURN(costs_.rates, MeasureRates(cores));
     costs_.rates.flops_f32 = before.flops_f32;
     costs_.rates.flops_bf16 = before.flops_bf16;
     std::vector<PartShape> shapes;
@@ -178,7 +198,8 @@ class Planner {
       if (std::find(shapes.begin(), shapes.end(), shape) == shapes.end()) shapes.push_back(shape);
     }
     for (const PartShape& shape : shapes) {
-      WEFT_ASSIGN_OR_RETURN(const MeasuredModel model, MeasureModel(inputs_->model, shape, cores));
+      WEFT_ASSIGN_OR_RETURN(const MeasuredModel model,
+                            MeasureModel(inputs_->model, inputs_->lora, shape, cores));
       costs_.Add(model);
     }
     WEFT_RETURN_IF_ERROR(WriteCosts(costs_, path));
@@ -208,13 +229,15 @@ class Planner {
     }
     WEFT_ASSIGN_OR_RETURN(const ModelTimes times, TimesOf(*plan));
     WEFT_ASSIGN_OR_RETURN(candidate.step, ReplayStep({.model = inputs_->model,
+                                                      .lora = inputs_->lora,
                                                       .plan = *plan,
                                                       .nodes = Nodes(),
                                                       .times = times,
                                                       .rates = costs_.rates,
                                                       .link = link_,
                                                       .cores = cores_,
-                                                      .threads = threads_}));
+                                                      .threads = threads_,
+                                                      .rules = rules_}));
     candidate.tokens = plan->targets_per_step();
     candidate.memory = ForecastMemory(inputs_->model, *plan, Nodes(), *candidate.step);
     const double total =
@@ -247,6 +270,10 @@ class Planner {
         absl::StrFormat("%d layers, dim %d, %d heads, %d kv heads, ffn %d, vocabulary %d, %.1f M parameters",
                         model.layers, model.dim, model.heads, model.kv_heads, model.ffn_dim, model.vocab_size,
                         static_cast<double>(model.ParameterCount()) / 1e6);
+    if (inputs_->lora) {
+      absl::StrAppendFormat(&report.model, ", adapters of rank %d with %.1f M", inputs_->lora->rank,
+                            static_cast<double>(inputs_->adapter_elements) / 1e6);
+    }
     report.batch =
         absl::StrCat(config_.data.batch_size ? absl::StrCat(*config_.data.batch_size, " sequences")
                                              : std::string("1 sequence for each data-parallel rank"),
@@ -275,8 +302,8 @@ class Planner {
     if (options_.hosts > 1) {
       list.emplace_back("links carry nothing else, and weights and gradients are not compressed");
     }
-    if (config_.parallel.context.size > 1) {
-      list.emplace_back("attention over split sequences exchanges its bytes in one gather a layer");
+    if (config_.parallel.context.size > 1 && inputs_->model.sparse_attention) {
+      list.emplace_back("sparse attention over split sequences exchanges its bytes in one gather a layer");
     }
     if (inputs_->model.traits.window && inputs_->model.traits.first_window_layer > 0) {
       list.emplace_back("layers with a window take as long as those without");
@@ -293,6 +320,7 @@ class Planner {
 
   const TrainConfig& config_;
   const PlanOptions& options_;
+  const std::shared_ptr<const ScheduleRules> rules_;
   LinkSpeed link_;
   std::optional<TrainInputs> inputs_;
   MachineCosts costs_;
@@ -325,6 +353,13 @@ absl::StatusOr<double> ParseFlops(std::string_view text) {
 
 absl::StatusOr<std::string> PlanTraining(const TrainConfig& config, const PlanOptions& options) {
   return Planner(config, options).Plan();
+}
+
+absl::StatusOr<StepForecast> ForecastStep(const TrainConfig& config, const PlanOptions& options,
+                                          std::shared_ptr<const ScheduleRules> rules) {
+  PlanOptions of_one = options;
+  of_one.all_meshes = false;
+  return Planner(config, of_one, std::move(rules)).ForecastOne();
 }
 
 }  // namespace weft

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -9,29 +10,30 @@
 
 #include "src/train/plan/memory_need.h"
 #include "src/train/plan/parameter_sets.h"
+#include "src/train/planner/context_replay.h"
 #include "src/train/planner/replay_sizes.h"
 #include "weft/comm/comm_engine.h"
-#include "weft/context_parallel/byte_formulas.h"
 #include "weft/core/status.h"
 #include "weft/memory/buffer_pool.h"
 #include "weft/memory/node_heap.h"
 #include "weft/mesh/simulation.h"
 #include "weft/mesh/world_group.h"
+#include "weft/optim/matrix_exchange.h"
 #include "weft/sharding/sharded_groups.h"
 
 namespace weft {
 namespace {
 
-// Time of one thread for a rank's share of the products of Muon. The ranks of a shard group have about equal
-// shares. Other rules have none.
+// Time of one thread for the products of a matrix.
+double OrthogonalizeNs(const ReplayInput& input, const Shape& matrix) {
+  return OrthogonalizeOperations(input.plan.muon, matrix[0], matrix[1]) / input.rates.flops_f32 * 1e9;
+}
+// The same for a rank's matrices. The ranks of a shard group have about equal shares. Other rules have none.
 double OrthogonalizeNs(const ReplayInput& input) {
   if (input.plan.optimizer != OptimizerKind::kMuon) return 0;
-  double operations = 0;
-  for (const Shape& shape : HiddenMatricesOfLayer(input.model)) {
-    operations += OrthogonalizeOperations(input.plan.muon, shape[0], shape[1]);
-  }
-  return operations * static_cast<double>(input.model.layers) / input.plan.shard_group_size() /
-         input.rates.flops_f32 * 1e9;
+  double ns = 0;
+  for (const Shape& matrix : HiddenMatricesOfLayer(input.model)) ns += OrthogonalizeNs(input, matrix);
+  return ns * static_cast<double>(input.model.layers) / input.plan.shard_group_size();
 }
 
 constexpr int kSteps = 2;  // The first step records the order of groups.
@@ -40,6 +42,7 @@ constexpr int kSteps = 2;  // The first step records the order of groups.
 struct Records {
   std::vector<EngineCounters> before, after;
   MemoryPeaks peaks;
+  size_t context_bytes = 0;
   size_t scratch_bytes = 0;
   size_t heap_bytes = 0;
 };
@@ -57,12 +60,14 @@ class ReplayRank {
     for (int step = 0; step < kSteps; ++step) {
       records.before[rank] = engine_->counters();
       sharded_->ResetPeaks();
+      if (context_ != nullptr) context_->ResetPeak();
       WEFT_RETURN_IF_ERROR(Step(step));
       records.after[rank] = engine_->counters();
       step_ends_ns_.push_back(bootstrap_.runtime().NowNs());
     }
     if (rank == 0) {
       records.peaks = sharded_->peaks();
+      if (context_ != nullptr) records.context_bytes = context_->peak_bytes();
       records.scratch_bytes = engine_->scratch_peak_bytes();
       records.heap_bytes = heap_->peak_bytes();
     }
@@ -75,73 +80,38 @@ class ReplayRank {
     EngineOptions options;
     options.timeout = absl::Hours(24);  // Of virtual time: a step may be that slow.
     NodeHeap::Options heap_options;
-    heap_options.segment_bytes = ReplaySegmentBytes(input_, divisor_) + context_bytes();
+    heap_options.segment_bytes = ReplaySegmentBytes(input_, divisor_);
     WEFT_ASSIGN_OR_RETURN(heap_, NodeHeap::Create(bootstrap_, heap_options));
     WEFT_ASSIGN_OR_RETURN(engine_, CommEngine::Create(bootstrap_, *heap_, options));
     WEFT_ASSIGN_OR_RETURN(summaries_lane_,
                           engine_->SharedLane(WorldGroup(bootstrap_), LanePurpose::kControl));
     pool_ = std::make_unique<BufferPool>(*heap_, "step summaries");
     WEFT_ASSIGN_OR_RETURN(summaries_, pool_->Acquire(kSummaryBytes * static_cast<size_t>(bootstrap_.size())));
-    WEFT_RETURN_IF_ERROR(ConnectContext());
+    WEFT_ASSIGN_OR_RETURN(context_, ContextReplay::Create(*engine_, input_, divisor_, [this](double ns) {
+                            Compute(ns, input_.threads);
+                          }));
     const auto keep_zeros = [](const Parameter&, int64_t, int64_t, float*) { return absl::OkStatus(); };
     std::vector<GroupMembers> members = CopyMembers(groups_, divisor_);
     for (const GroupMembers& group : members) parameters_.push_back(group.parameters);
     WEFT_ASSIGN_OR_RETURN(sharded_,
                           ShardedGroups::Create(*engine_, input_.plan.mesh, std::move(members),
                                                 input_.plan.Policy(WireCompression::kNone), keep_zeros));
+    sharded_->SetScheduleRules(input_.rules);
     for (int group = 0; group < sharded_->group_count(); ++group) {
       elements_.push_back(0);
-      for (const ShardView& shard : sharded_->Shards(group)) elements_.back() += shard.elements() * divisor_;
+      for (const ShardView& shard : sharded_->Shards(group)) elements_.back() += TrainedElements(shard);
     }
-    return absl::OkStatus();
+    return ConnectMatrices();
   }
 
-  // The exchanges of attention over split sequences, as gathers of the same bytes.
-  absl::Status ConnectContext() {
-    if (input_.plan.context.size == 1) return absl::OkStatus();
-    WEFT_ASSIGN_OR_RETURN(const ProcessGroup group, input_.plan.mesh.Group({"context"}, bootstrap_.rank()));
-    WEFT_ASSIGN_OR_RETURN(context_lane_, engine_->SharedLane(group, LanePurpose::kContext));
-    context_rank_ = group.group_rank;
-    WEFT_ASSIGN_OR_RETURN(context_buffer_, pool_->Acquire(context_bytes()));
+  absl::Status ConnectMatrices() {
+    if (input_.plan.optimizer != OptimizerKind::kMuon) return absl::OkStatus();
+    for (const ReplayGroup& group : groups_) {
+      for (const auto& parameter : group.members.parameters)
+        whole_shapes_[parameter->name] = parameter->shape;
+    }
+    WEFT_ASSIGN_OR_RETURN(matrices_, MatrixExchange::Create(*sharded_, IsHiddenMatrix, input_.plan.muon));
     return absl::OkStatus();
-  }
-  ContextCosts ContextCostsOfCall() const {
-    AttentionShape shape;
-    shape.batch = input_.plan.batch.sequences_per_rank();
-    shape.heads = input_.model.heads;
-    shape.kv_heads = input_.model.kv_heads;
-    shape.head_dim = shape.value_dim = input_.model.head_dim;
-    shape.dtype = input_.plan.parallel.param_dtype;
-    if (input_.model.sparse_attention) shape.index_dim = input_.model.sparse_attention->index_dim;
-    const ContextPlan& context = input_.plan.context;
-    const absl::StatusOr<SequenceLayout> layout =
-        SequenceLayout::Create({input_.plan.seq_len}, context.split());
-    WEFT_CHECK(layout.ok(), "the plan has a layout that cannot be created");
-    return CostsOf(context.scheme, shape, {.causal = true, .window = std::nullopt}, *layout,
-                   bootstrap_.rank() % context.size);
-  }
-  // Elements of a gather that brings `bytes` to each rank.
-  int64_t GatherElements(int64_t bytes) const {
-    const int64_t ranks = input_.plan.context.size;
-    return CeilDiv(bytes / divisor_, (ranks - 1) * kBytesOfElement) * ranks;
-  }
-  size_t context_bytes() const {
-    if (input_.plan.context.size == 1) return 0;
-    const ContextCosts costs = ContextCostsOfCall();
-    return static_cast<size_t>(GatherElements(std::max(costs.forward_bytes, costs.backward_bytes)) *
-                               kBytesOfElement);
-  }
-  absl::Status ExchangeSequences(bool forward) {
-    if (input_.plan.context.size == 1) return absl::OkStatus();
-    const ContextCosts costs = ContextCostsOfCall();
-    const int64_t elements = GatherElements(forward ? costs.forward_bytes : costs.backward_bytes);
-    const int64_t own = elements / input_.plan.context.size * context_rank_;
-    OpOptions options;
-    options.label = "attention";
-    options.priority = Priority::kCritical;
-    Work work = engine_->AllGather(context_lane_, context_buffer_.data() + own * kBytesOfElement,
-                                   context_buffer_.data(), DType::kF32, elements, {}, options);
-    return work.WaitReleased();
   }
 
   void Compute(double ns, int threads) {
@@ -149,10 +119,24 @@ class ReplayRank {
   }
   void ComputePart(ModelPart part, bool forward) {
     const PartTimes& times = input_.times[static_cast<size_t>(part)];
-    const bool recomputes = part == ModelPart::kBlock && !forward &&
-                            input_.plan.parallel.activation_checkpoint == ActivationCheckpoint::kFull;
-    Compute((forward ? times.forward_ns : times.backward_ns) + (recomputes ? times.forward_ns : 0),
-            input_.threads);
+    const double share = context_ == nullptr ? 1 : context_->share();
+    Compute(share * (forward ? times.forward_ns : times.backward_ns), input_.threads);
+  }
+  absl::Status ComputeBlock(int group, bool forward) {
+    if (context_ != nullptr) {
+      const int64_t layer = group - 1;  // The root's group comes first.
+      return forward ? context_->Forward(layer) : context_->Backward(layer);
+    }
+    const bool recomputes = input_.plan.parallel.activation_checkpoint == ActivationCheckpoint::kFull;
+    if (!forward && recomputes) ComputePart(ModelPart::kBlock, true);
+    ComputePart(ModelPart::kBlock, forward);
+    return absl::OkStatus();
+  }
+  absl::Status ComputeGroup(int group, bool forward) {
+    const ModelPart part = groups_[static_cast<size_t>(group)].part;
+    if (part == ModelPart::kBlock) return ComputeBlock(group, forward);
+    ComputePart(part, forward);
+    return absl::OkStatus();
   }
   // Calls the schedule, and charges the casts and copies that it did on this thread.
   absl::Status Scheduled(absl::Status status) {
@@ -163,14 +147,14 @@ class ReplayRank {
   }
 
   absl::Status Forward(const SchedulePass& pass) {
+    if (context_ != nullptr) context_->BeginPass();
     WEFT_RETURN_IF_ERROR(Scheduled(sharded_->BeforeForward(kRootGroup, pass)));
     ComputePart(ModelPart::kEmbedding, true);
     for (int group = 1; group < sharded_->group_count(); ++group) {
       const ModelPart part = groups_[static_cast<size_t>(group)].part;
       if (part == ModelPart::kHead) ComputePart(ModelPart::kNorm, true);
       WEFT_RETURN_IF_ERROR(Scheduled(sharded_->BeforeForward(group, pass)));
-      if (part == ModelPart::kBlock) WEFT_RETURN_IF_ERROR(ExchangeSequences(true));
-      ComputePart(part, true);
+      WEFT_RETURN_IF_ERROR(ComputeGroup(group, true));
       WEFT_RETURN_IF_ERROR(Scheduled(sharded_->AfterForward(group, pass)));
     }
     if (is_tied()) ComputeTiedHead(true);
@@ -182,8 +166,7 @@ class ReplayRank {
     for (int group = sharded_->group_count() - 1; group > kRootGroup; --group) {
       const ModelPart part = groups_[static_cast<size_t>(group)].part;
       WEFT_RETURN_IF_ERROR(Scheduled(sharded_->BeforeBackward(group, pass)));
-      if (part == ModelPart::kBlock) WEFT_RETURN_IF_ERROR(ExchangeSequences(false));
-      ComputePart(part, false);
+      WEFT_RETURN_IF_ERROR(ComputeGroup(group, false));
       WriteGradients(group);
       WEFT_RETURN_IF_ERROR(Scheduled(sharded_->AfterBackward(group)));
       if (part == ModelPart::kHead) ComputePart(ModelPart::kNorm, false);
@@ -200,7 +183,12 @@ class ReplayRank {
     ComputePart(ModelPart::kHead, forward);
   }
   void WriteGradients(int group) {
-    for (const auto& parameter : parameters_[static_cast<size_t>(group)]) parameter->BeginGradWrite();
+    for (const auto& parameter : parameters_[static_cast<size_t>(group)]) {
+      if (parameter->requires_grad) parameter->BeginGradWrite();
+    }
+  }
+  int64_t TrainedElements(const ShardView& shard) const {
+    return shard.parameter->requires_grad ? shard.elements() * divisor_ : 0;
   }
 
   absl::Status Step(int step) {
@@ -208,7 +196,7 @@ class ReplayRank {
     const GradientSync sync = input_.plan.parallel.grad_sync;
     const ShardUpdate update = [this](absl::Span<const ShardView> shards) {
       int64_t updated = 0;
-      for (const ShardView& shard : shards) updated += shard.elements() * divisor_;
+      for (const ShardView& shard : shards) updated += TrainedElements(shard);
       Compute(static_cast<double>(updated) * input_.rates.adamw_ns / input_.threads, input_.threads);
       return absl::OkStatus();
     };
@@ -234,10 +222,25 @@ class ReplayRank {
                              ? sharded_->FinishUpdatesInBackward().status()
                              : sharded_->ClipGradNorms(ClipSetsOf(input_.plan), NormType::kTwo).status());
     WEFT_RETURN_IF_ERROR(GatherSummaries());
-    Compute(OrthogonalizeNs(input_) / input_.threads, input_.threads);
+    if (matrices_ != nullptr) WEFT_RETURN_IF_ERROR(OrthogonalizeAll());
     if (!in_backward) WEFT_RETURN_IF_ERROR(sharded_->UpdateShards(update));
     sharded_->ZeroGradients();
     return absl::OkStatus();
+  }
+
+  // The exchange of Muon, and the products of this rank's matrices.
+  absl::Status OrthogonalizeAll() {
+    std::map<const Parameter*, float*> directions;
+    for (const ShardView& shard : sharded_->Shards()) directions[shard.parameter] = shard.grad;
+    std::vector<float*> own;
+    for (int i = 0; i < matrices_->count(); ++i) {
+      const auto found = directions.find(&matrices_->parameter(i));
+      own.push_back(found == directions.end() ? nullptr : found->second);
+    }
+    return matrices_->TransformAll(own, [this](int matrix, float* /*whole*/) {
+      Compute(OrthogonalizeNs(input_, whole_shapes_.at(matrices_->parameter(matrix).name)) / input_.threads,
+              input_.threads);
+    });
   }
 
   absl::Status GatherSummaries() {
@@ -260,17 +263,21 @@ class ReplayRank {
   std::unique_ptr<NodeHeap> heap_;
   std::unique_ptr<CommEngine> engine_;
   std::unique_ptr<BufferPool> pool_;
-  Buffer summaries_, context_buffer_;
-  LaneId summaries_lane_, context_lane_;
-  int context_rank_ = 0;
+  Buffer summaries_;
+  LaneId summaries_lane_;
+  std::unique_ptr<ContextReplay> context_;  // Null if sequences are not split.
   std::unique_ptr<ShardedGroups> sharded_;
   std::vector<std::vector<std::shared_ptr<Parameter>>> parameters_;  // By group.
-  std::vector<int64_t> elements_;  // By group: elements that this rank updates.
+  std::vector<int64_t> elements_;              // By group: elements that this rank updates.
+  std::unique_ptr<MatrixExchange> matrices_;   // Null unless the rule is Muon.
+  std::map<std::string, Shape> whole_shapes_;  // Of its matrices, unscaled.
   int64_t copied_bytes_ = 0;
   std::vector<int64_t> step_ends_ns_;
 };
 
 SimOptions MachineOf(const ReplayInput& input, int64_t divisor) {
+  // Share of a link's bytes that is no header of TCP, IP or Ethernet: 1448 of 1514 bytes of a frame.
+  constexpr double kPayload = 0.956;
   // Polls of many ranks are most of the events. They delay a rank by less than a thousandth of a step.
   constexpr int64_t kPollNs = 1'000;
   constexpr int kRanksOfPoll = 4;
@@ -280,7 +287,7 @@ SimOptions MachineOf(const ReplayInput& input, int64_t divisor) {
   machine.poll_ns = kPollNs * std::max(1, SimulatedRanks(input) / kRanksOfPoll);
   machine.memory_speed = input.rates.copy_gb_s / scale;
   machine.wire_latency_ns = std::llround(input.link.latency_us * 1e3);
-  machine.wire_speed = input.link.gigabits / 8 / scale;
+  machine.wire_speed = kPayload * input.link.gigabits / 8 / scale;
   machine.cores = input.cores;
   machine.wire_core_speed = input.rates.wire_gb_s / scale;
   machine.mirror_nodes = MirrorsNodes(input);
@@ -295,11 +302,12 @@ double ComputeMs(const ReplayInput& input) {
   const double recomputed = input.plan.parallel.activation_checkpoint == ActivationCheckpoint::kFull
                                 ? input.times[static_cast<size_t>(ModelPart::kBlock)].forward_ns
                                 : 0;
-  const double microbatch = total(ModelPart::kEmbedding) + total(ModelPart::kNorm) + total(ModelPart::kHead) +
-                            static_cast<double>(input.model.layers) * (total(ModelPart::kBlock) + recomputed);
+  const double sequences = total(ModelPart::kEmbedding) + total(ModelPart::kNorm) + total(ModelPart::kHead) +
+                           static_cast<double>(input.model.layers) * (total(ModelPart::kBlock) + recomputed);
+  const double microbatch = sequences / input.plan.context.size;
   const int owners = input.plan.shard_group_size() *
                      (input.plan.parallel.shard_optimizer_over_replicas ? input.plan.replicate_size : 1);
-  const double elementwise = static_cast<double>(input.model.ParameterCount()) / owners *
+  const double elementwise = static_cast<double>(TrainedElements(input.model, input.plan)) / owners *
                              (input.rates.adamw_ns + input.rates.norm_ns);
   const double update = (elementwise + OrthogonalizeNs(input)) / input.threads;
   return (microbatch * static_cast<double>(input.plan.batch.microbatches) + update) * 1e-6;
@@ -308,7 +316,7 @@ double ComputeMs(const ReplayInput& input) {
 }  // namespace
 
 absl::StatusOr<ReplayResult> ReplayStep(const ReplayInput& input) {
-  WEFT_ASSIGN_OR_RETURN(const std::vector<ReplayGroup> groups, GroupsOf(input.model));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<ReplayGroup> groups, GroupsOf(input.model, input.lora));
   ReplayResult result;
   WEFT_ASSIGN_OR_RETURN(result.divisor, ChooseDivisor(input));
   const auto ranks = static_cast<size_t>(SimulatedRanks(input));
@@ -340,10 +348,12 @@ absl::StatusOr<ReplayResult> ReplayStep(const ReplayInput& input) {
   result.reduce_scatter_bytes = sum(&EngineCounters::reduce_scatter_bytes) / count * result.divisor;
   result.all_reduce_bytes = sum(&EngineCounters::all_reduce_bytes) / count * result.divisor;
   result.context_bytes = sum(&EngineCounters::context_bytes) / count * result.divisor;
+  result.optimizer_bytes = sum(&EngineCounters::optimizer_bytes) / count * result.divisor;
   result.wire_bytes = sum(&EngineCounters::wire_bytes) / SimulatedNodes(input) * result.divisor;
   const auto scale = static_cast<size_t>(result.divisor);
   result.peaks = {records.peaks.image_bytes * scale, records.peaks.gradient_bytes * scale,
                   records.peaks.shard_bytes * scale};
+  result.context_peak_bytes = static_cast<int64_t>(records.context_bytes * scale);
   result.scratch_bytes = static_cast<int64_t>(records.scratch_bytes);
   result.heap_bytes = static_cast<int64_t>(records.heap_bytes * scale);
   result.events = report.events;

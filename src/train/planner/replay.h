@@ -11,14 +11,18 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 
 #include <absl/status/statusor.h>
 
 #include "src/train/plan/run_plan.h"
 #include "src/train/planner/costs.h"
 #include "weft/mesh/bootstrap.h"
+#include "weft/nn/linear.h"
 #include "weft/nn/llama_config.h"
 #include "weft/sharding/counters.h"
+#include "weft/sharding/schedule_rules.h"
 #include "weft/train/planner.h"
 
 namespace weft {
@@ -26,14 +30,16 @@ namespace weft {
 // One node is simulated if all do the same: Note [Mirrored nodes] in weft/mesh/simulation.h.
 struct ReplayInput {
   const LlamaConfig& model;
+  const std::optional<LoraOptions>& lora;  // The adapters, which alone are trained. Unset: all weights are.
   const RunPlan& plan;
   NodeMap nodes;
-  ModelTimes times;  // Of one microbatch.
+  ModelTimes times;  // Of one microbatch with whole sequences, also where ranks split them.
   CoreRates rates;
   LinkSpeed link;
   int cores = 1;            // Of each node.
   int threads = 1;          // Of each rank.
   int max_full_ranks = 64;  // With more ranks, one node is simulated if all do the same.
+  std::shared_ptr<const ScheduleRules> rules = nullptr;  // Null: the built-in ones.
 };
 
 struct ReplayResult {
@@ -45,8 +51,10 @@ struct ReplayResult {
   int64_t reduce_scatter_bytes = 0;
   int64_t all_reduce_bytes = 0;
   int64_t context_bytes = 0;
-  int64_t wire_bytes = 0;  // Sent by all ranks of a node to other nodes, the mean over nodes.
-  MemoryPeaks peaks;       // Of rank 0, as in the metrics of a run.
+  int64_t optimizer_bytes = 0;     // Matrices that Muon orthogonalizes.
+  int64_t wire_bytes = 0;          // Sent by all ranks of a node to other nodes, the mean over nodes.
+  MemoryPeaks peaks;               // Of rank 0, as in the metrics of a run.
+  int64_t context_peak_bytes = 0;  // Of rank 0: buffers of attention over split sequences.
   int64_t scratch_bytes = 0;
   int64_t heap_bytes = 0;  // Peak of rank 0's node memory over all steps; its pages stay resident.
   int64_t divisor = 1;     // See Note [Scaled replay].

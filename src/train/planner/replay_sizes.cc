@@ -6,6 +6,7 @@
 #include <absl/container/flat_hash_set.h>
 
 #include "src/train/plan/memory_need.h"
+#include "src/train/planner/context_replay.h"
 #include "weft/core/status.h"
 #include "weft/mesh/host_memory.h"
 #include "weft/nn/llama.h"
@@ -22,8 +23,10 @@ constexpr int64_t kMaxDivisor = int64_t{1} << 20;
 
 }  // namespace
 
-absl::StatusOr<std::vector<ReplayGroup>> GroupsOf(const LlamaConfig& config) {
+absl::StatusOr<std::vector<ReplayGroup>> GroupsOf(const LlamaConfig& config,
+                                                  const std::optional<LoraOptions>& lora) {
   WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<LlamaModel> model, LlamaModel::Create(config));
+  if (lora) WEFT_RETURN_IF_ERROR(AddLora(*model, *lora).status());
   std::vector<ReplayGroup> groups = {{{"root", -1, {}}, ModelPart::kEmbedding}};
   absl::flat_hash_set<const Parameter*> of_units;
   for (Module* unit : model->units()) {
@@ -44,12 +47,30 @@ std::vector<GroupMembers> CopyMembers(const std::vector<ReplayGroup>& groups, in
     GroupMembers members{group.members.name, group.members.parent, {}};
     for (const auto& parameter : group.members.parameters) {
       members.parameters.push_back(std::make_shared<Parameter>(*parameter));
-      if (divisor > 1) members.parameters.back()->shape = {CeilDiv(parameter->elements(), divisor)};
+      if (divisor == 1) continue;
+      Shape& shape = members.parameters.back()->shape;
+      const bool is_matrix = shape.size() == 2;
+      shape = {CeilDiv(parameter->elements(), divisor)};
+      if (is_matrix) shape.push_back(1);
     }
     copies.push_back(std::move(members));
   }
   return copies;
 }
+
+namespace {
+
+// True if exchanges of sequences treat all nodes alike: inside a node, or, between nodes, with equal parts
+// and not in the order of a ring.
+bool IsContextAlike(const RunPlan& plan, int ranks_per_node) {
+  const ContextPlan& context = plan.context;
+  if (ranks_per_node % context.size == 0) return true;
+  constexpr int64_t kChunksOfRank = 2;
+  return context.size % ranks_per_node == 0 && context.scheme.ring_rotation != RingRotation::kShift &&
+         plan.seq_len % (kChunksOfRank * context.size) == 0;
+}
+
+}  // namespace
 
 bool NodesAreAlike(const RunPlan& plan, const NodeMap& nodes) {
   const auto ranks = static_cast<int>(nodes.RanksOf(0).size());
@@ -57,8 +78,8 @@ bool NodesAreAlike(const RunPlan& plan, const NodeMap& nodes) {
   const auto is_even = [&](int group) { return group % ranks == 0 || ranks % group == 0; };
   // Otherwise the nodes have different parts of the tree of a reduction.
   const bool is_power_of_two = (ranks & (ranks - 1)) == 0;
-  return nodes.node_count() > 1 && is_power_of_two && is_even(plan.context.size) &&
-         is_even(plan.shard_group_size());
+  return nodes.node_count() > 1 && is_power_of_two && is_even(plan.shard_group_size()) &&
+         IsContextAlike(plan, ranks);
 }
 
 bool MirrorsNodes(const ReplayInput& input) {
@@ -71,8 +92,9 @@ int SimulatedRanks(const ReplayInput& input) {
 
 size_t ReplaySegmentBytes(const ReplayInput& input, int64_t divisor) {
   const LlamaConfig& model = input.model;
-  const int64_t largest = LargestGroup(model);
-  const int64_t all = model.ParameterCount();
+  const int64_t adapters = input.plan.adapter_elements().value_or(0);
+  const int64_t largest = LargestGroup(model) + adapters / model.layers;
+  const int64_t all = model.ParameterCount() + adapters;
   const int64_t own = CeilDiv(all, input.plan.shard_group_size());
   constexpr int64_t kGroupsInFlight = 6;  // Gathered ahead, in use, given back but still read by peers.
   const bool keeps_all = !input.plan.parallel.reshard_after_forward || input.plan.shard_group_size() == 1;
@@ -81,7 +103,8 @@ size_t ReplaySegmentBytes(const ReplayInput& input, int64_t divisor) {
       input.plan.parallel.grad_sync == GradientSync::kLast ? all + largest : kGroupsInFlight * largest;
   constexpr int64_t kCopiesOfShard = 4;  // Masters, gradients, partial sums, the base of a delta.
   const int64_t elements = kCopiesOfShard * own + std::min(images, 2 * all) + std::min(gradients, 2 * all);
-  return static_cast<size_t>(CeilDiv(elements, divisor) * kBytesOfElement) + kSpareBytes +
+  return static_cast<size_t>(CeilDiv(elements, divisor) * kBytesOfElement) +
+         ContextSegmentBytes(input, divisor) + kSpareBytes +
          kBytesOfPeer * static_cast<size_t>(input.nodes.size());
 }
 

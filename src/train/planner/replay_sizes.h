@@ -3,12 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <absl/status/statusor.h>
 
 #include "src/train/planner/costs.h"
 #include "src/train/planner/replay.h"
+#include "weft/nn/linear.h"
 #include "weft/nn/llama_config.h"
 #include "weft/sharding/sharded_groups.h"
 
@@ -23,11 +25,12 @@ struct ReplayGroup {
   ModelPart part = ModelPart::kBlock;
 };
 
-// The groups that FullyShard makes of the model: the root's, then those of its units.
-absl::StatusOr<std::vector<ReplayGroup>> GroupsOf(const LlamaConfig& config);
+// The groups that FullyShard makes of the model with its adapters: the root's, then those of its units.
+absl::StatusOr<std::vector<ReplayGroup>> GroupsOf(const LlamaConfig& config,
+                                                  const std::optional<LoraOptions>& lora);
 
 // The groups' members with 1 / divisor of their elements, as copies: the parameters of a rank point to its
-// memory.
+// memory. Matrices stay matrices.
 std::vector<GroupMembers> CopyMembers(const std::vector<ReplayGroup>& groups, int64_t divisor);
 
 // True if one node stands for all; the ranks and the nodes that are simulated.

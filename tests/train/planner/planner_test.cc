@@ -27,13 +27,16 @@ class Replay : public TrainRun {
     TrainConfig config = config_;
     config.parallel.dp_replicate = mesh.replicate;
     config.parallel.dp_shard = mesh.shard;
-    const auto inputs = OpenModel(config);
+    config.parallel.context.size = mesh.context;
+    auto inputs = OpenModel(config);
     EXPECT_OK(inputs);
+    EXPECT_OK(CreateModel(*inputs));
     const auto plan = MakeRunPlan(config, *inputs, nodes);
     EXPECT_OK(plan);
     ModelTimes times;
     times.fill({.forward_ns = part_ns, .backward_ns = 2 * part_ns});
     const auto result = ReplayStep({.model = inputs->model,
+                                    .lora = inputs->lora,
                                     .plan = *plan,
                                     .nodes = nodes,
                                     .times = times,
@@ -48,24 +51,41 @@ class Replay : public TrainRun {
 
   void ExpectBytesOfARun(const Mesh& mesh, const NodeMap& nodes) {
     SCOPED_TRACE(absl::StrCat(mesh.replicate, " x ", mesh.shard, " on ", nodes.node_count(), " nodes"));
-    const StepMetrics run = Run(mesh, nodes).steps.back();
+    const Result result = Run(mesh, nodes);
+    const StepMetrics run = result.steps.back();
     const ReplayResult forecast = Forecast(mesh, nodes);
     EXPECT_EQ(forecast.divisor, 1);
-    EXPECT_EQ(static_cast<int64_t>(forecast.peaks.shard_bytes), run.peak_bytes.shards);
+    // Groups are freed when they are updated, which takes longer on some ranks.
+    if (!config_.optimizer.in_backward) {
+      EXPECT_EQ(static_cast<int64_t>(forecast.peaks.shard_bytes), run.peak_bytes.shards);
+    }
     EXPECT_EQ(static_cast<int64_t>(forecast.peaks.image_bytes), run.peak_bytes.images);
     // Gradients stay in the pool until they are reduced. How many groups wait at once depends on when the
     // ranks of a run get to them: from the largest alone to what an instant computation leaves behind.
     const auto inputs = OpenModel(config_);
     ASSERT_OK(inputs);
-    const auto fewest = LargestGroup(inputs->model) * static_cast<int64_t>(sizeof(float));
+    const int64_t fewest =
+        config_.lora.enabled() ? 1 : LargestGroup(inputs->model) * static_cast<int64_t>(sizeof(float));
     const auto most = static_cast<int64_t>(Forecast(mesh, nodes, 1).peaks.gradient_bytes);
     for (const auto peak : {run.peak_bytes.gradients, static_cast<int64_t>(forecast.peaks.gradient_bytes)}) {
       EXPECT_GE(peak, fewest);
       EXPECT_LE(peak, most);
     }
-    EXPECT_EQ(forecast.all_gather_bytes, run.bytes.all_gather);
-    EXPECT_EQ(forecast.reduce_scatter_bytes, run.bytes.reduce_scatter);
-    EXPECT_EQ(forecast.all_reduce_bytes, run.bytes.all_reduce);
+    // A ring does not wait for the gradients that return to their owners.
+    if (config_.parallel.context.scheme != CpScheme::kRing) {
+      EXPECT_EQ(forecast.context_peak_bytes, run.peak_bytes.context);
+    }
+    const auto mean = [&](auto bytes) {
+      int64_t sum = 0;
+      for (const std::vector<StepMetrics>& steps : result.by_rank) sum += steps.back().bytes.*bytes;
+      return sum / mesh.ranks();
+    };
+    using Bytes = decltype(StepMetrics::bytes);
+    EXPECT_EQ(forecast.all_gather_bytes, mean(&Bytes::all_gather));
+    EXPECT_EQ(forecast.reduce_scatter_bytes, mean(&Bytes::reduce_scatter));
+    EXPECT_EQ(forecast.all_reduce_bytes, mean(&Bytes::all_reduce));
+    EXPECT_EQ(forecast.context_bytes, mean(&Bytes::context));
+    EXPECT_EQ(forecast.optimizer_bytes, mean(&Bytes::optimizer));
   }
 };
 
@@ -82,6 +102,51 @@ TEST_F(Replay, HasThePoolsOfARunInBf16WithMicrobatches) {
   config_.data.grad_accum = 2;
   config_.data.batch_size = 8;
   ExpectBytesOfARun({1, 2}, NodeMap::OneNode(2));
+}
+
+TEST_F(Replay, HasTheExchangesOfSplitSequences) {
+  config_.model.heads = 4;
+  config_.model.kv_heads = 2;
+  ContextOptions& context = config_.parallel.context;
+  context.scheme = CpScheme::kUlysses;
+  ExpectBytesOfARun({1, 1, 2}, NodeMap::OneNode(2));
+  context.scheme = CpScheme::kRing;
+  ExpectBytesOfARun({1, 1, 2}, NodeMap::RanksPerNode(2, 1));
+  context.scheme = CpScheme::kGather;
+  config_.parallel.activation_checkpoint = ActivationCheckpoint::kFull;
+  ExpectBytesOfARun({1, 2, 2}, NodeMap::RanksPerNode(4, 2));
+}
+
+TEST_F(Replay, ExchangesOnlyWhatIsTrainedOfAdapters) {
+  config_.lora = {.rank = 2, .targets = "all-linear"};
+  ExpectBytesOfARun({2, 2}, NodeMap::RanksPerNode(4, 2));
+  const ReplayResult adapters = Forecast({1, 2}, NodeMap::OneNode(2));
+  config_.lora = {};
+  const ReplayResult all = Forecast({1, 2}, NodeMap::OneNode(2));
+  EXPECT_GT(adapters.reduce_scatter_bytes, 0);
+  EXPECT_LT(adapters.reduce_scatter_bytes, all.reduce_scatter_bytes);
+  EXPECT_LT(adapters.peaks.shard_bytes, all.peaks.shard_bytes);
+}
+
+TEST_F(Replay, MovesTheMatricesOfMuon) {
+  config_.optimizer.kind = OptimizerKind::kMuon;
+  ExpectBytesOfARun({1, 2}, NodeMap::OneNode(2));
+  EXPECT_GT(Forecast({1, 2}, NodeMap::OneNode(2)).optimizer_bytes, 0);
+}
+
+TEST_F(Replay, FreesGradientsThatAreUpdatedInBackward) {
+  config_.model.layers = 6;
+  const size_t after = Forecast({1, 2}, NodeMap::OneNode(2)).peaks.shard_bytes;
+  config_.optimizer.kind = OptimizerKind::kSgd;
+  config_.optimizer.in_backward = true;
+  config_.optimizer.clip_grad_norm = 0;
+  ExpectBytesOfARun({1, 2}, NodeMap::OneNode(2));
+  const size_t shards = after / 2;  // Masters, and as many gradients.
+  for (const size_t peak : {Forecast({1, 2}, NodeMap::OneNode(2)).peaks.shard_bytes,
+                            static_cast<size_t>(Run({1, 2}).steps.back().peak_bytes.shards)}) {
+    EXPECT_GT(peak, shards);
+    EXPECT_LT(peak, after);
+  }
 }
 
 TEST_F(Replay, OfOneNodeForAllHasThePoolsBytesAndTimeOfAll) {
@@ -121,6 +186,7 @@ MeasuredModel Measured(int64_t tokens, double forward_ns) {
                  .vocab_size = 256,
                  .selected_keys = 0,
                  .window = 0,
+                 .adapter_elements = 0,
                  .qk_norm = false,
                  .sequences = 1,
                  .seq_len = tokens,
@@ -273,8 +339,7 @@ TEST_F(Replay, OfAllMeshesNamesTheFastestAndTheCommand) {
   options.memory_gib = 1e-3;
   EXPECT_THAT(PlanTraining(config_, options).value_or(""), HasSubstr("No mesh fits."));
   config_.lora.rank = 4;
-  EXPECT_THAT(PlanTraining(config_, options).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("LoRA")));
+  EXPECT_THAT(PlanTraining(config_, options).value_or(""), HasSubstr("adapters of rank 4"));
   config_.lora.rank = std::nullopt;
   options.hosts = 3;
   EXPECT_THAT(PlanTraining(config_, options).status(),
