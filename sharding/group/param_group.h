@@ -85,8 +85,8 @@ class ParamGroup {
     kShardedAfterForward,
   };
 
-  // `spec`: of the shard group and buckets of its mesh in the context. `image`: memory of a group in place, filled with zeros
-  // and shared by all ranks of the shard group; empty for other groups. The master is zero until Load.
+  // `spec`: of its mesh's shard group and buckets. `image`: memory of a group in place, filled with zeros and
+  // shared by all ranks of the shard group; empty for other groups. The master is zero until Load.
   // Errors: kResourceExhausted.
   static absl::StatusOr<std::unique_ptr<ParamGroup>> Create(CommContext& context, GroupSpec spec,
                                                             const ShardingPolicy& policy,

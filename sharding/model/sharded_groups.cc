@@ -214,6 +214,7 @@ absl::StatusOr<std::unique_ptr<ShardedGroups>> ShardedGroups::Create(CommEngine&
   absl::StatusOr<std::vector<GroupSpec>> specs = SpecifyGroups(std::move(groups), meshes, buckets, policy);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, specs.status(), timeout));
   ShardingPolicy of_any_group = policy;  // A single group that keeps parts makes all images private.
+  of_any_group.reshard_after_forward_size = 0;
   for (const GroupSpec& spec : *specs) {
     of_any_group.reshard_after_forward_size =
         std::max(of_any_group.reshard_after_forward_size, spec.regather_size);

@@ -13,8 +13,8 @@
 
 namespace weft {
 
-// Gathers the values of all ranks of the shard group of `lanes`, end to end, into `all`. `counts`: elements of each
-// rank. `first_only`: only the group's first rank receives them. Collective: by the shard group.
+// Gathers the values of all ranks of the shard group of `lanes`, end to end, into `all`. `counts`: elements
+// of each rank. `first_only`: only the group's first rank receives them. Collective: by the shard group.
 absl::Status GatherShardValues(CommContext& context, const PipelineLanes& lanes, const std::string& label,
                                const float* own, float* all, absl::Span<const int64_t> counts,
                                bool first_only);

@@ -15,6 +15,7 @@ from weft_case import SMALL, TEXT, WeftCase, main
 
 FIELDS = ("step loss grad_norm lr tokens tokens_seen tokens_per_s tflops step_ms exposed_comm_ms bytes wire_bytes wire_saved_bytes "
           "copied_bytes peak_buffer_bytes peak_bytes allocated_bytes rss_bytes skipped_steps").split()
+FIRST_FIELDS = ["byte_inputs"]  # Of the first line of a run, after the others.
 
 
 def weights_hash(output):
@@ -51,7 +52,7 @@ class Runs(WeftCase):
         lines = self.metrics("--steps", "3", "--batch-size", "2")
         self.assertEqual([line["step"] for line in lines], [1, 2, 3])
         for line in lines:
-            self.assertEqual(list(line), FIELDS)
+            self.assertEqual(list(line), FIELDS + FIRST_FIELDS * (line["step"] == 1))
             self.assertEqual(line["tokens"], 32)
         self.assertAlmostEqual(lines[0]["loss"], 5.545, delta=0.1)  # ln 256: uniform predictions.
         self.assertEqual(lines[2]["tokens_seen"], 96)
@@ -104,7 +105,8 @@ class Runs(WeftCase):
         for ranks in (None, 2):
             lines = self.metrics(*flags, ranks=ranks)
             for line in lines:
-                self.assertEqual(list(line), [*FIELDS, "indexer_loss", "indexer_grad_norm", "attention_mass_selected"])
+                self.assertEqual(list(line), [*FIELDS, "indexer_loss", "indexer_grad_norm", "attention_mass_selected",
+                                              *FIRST_FIELDS * (line["step"] == 1)])
             self.assertEqual([line["grad_norm"] == 0 for line in lines], [True, False, False])
         config = json.loads((self.folder / "m.config.json").read_text())
         self.assertIn("sparse, 4 keys a query, selected by 2 index heads of 8, 1 warm-up steps", config["attention"]["value"])

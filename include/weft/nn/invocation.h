@@ -53,7 +53,7 @@ struct RandomKey {
   // For each row of the batch the number of its sample among those of the step, over all ranks and
   // microbatches; below 2^32.
   std::vector<int64_t> samples;
-  // For a batch of one row that packs several samples, the documents of its sequence, in order. Empty: no pack.
+  // For a batch of one row that packs several samples, the documents of its sequence. Empty: no pack.
   struct Document {
     int64_t sample;
     int64_t number;  // Among the documents of the sample, from 0.

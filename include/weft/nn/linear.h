@@ -94,8 +94,8 @@ struct LoraOptions {
   // The linear layers with adapters, each by its name in transformers or the last parts of it: "q_proj" or
   // "layers.0.self_attn.q_proj". {kAllLinear}: all of them, but not a language model's head.
   std::vector<std::string> targets = {"q_proj", "v_proj"};
-  // Probability with which an element of an adapter's input is dropped in training. Passes with gradients then
-  // need a RandomKey (weft/nn/invocation.h).
+  // Probability with which an element of an adapter's input is dropped in training. Passes with gradients
+  // then need a RandomKey (weft/nn/invocation.h).
   double dropout = 0;
 
   float scaling() const { return static_cast<float>(alpha / static_cast<double>(rank)); }

@@ -1,4 +1,4 @@
-// Masks of dropout, for modules that drop elements of a tensor. weft/nn/dropout.h says what a mask depends on.
+// Masks of dropout, for modules that drop elements. weft/nn/dropout.h says what a mask depends on.
 #pragma once
 
 #include <string>

@@ -127,8 +127,8 @@ class Trainer {
                                   absl::FunctionRef<absl::Status()> before_update);
   // Sets how far the next microbatch's gradients are reduced after its backward.
   void SetGradientSync(bool last_microbatch);
-  // Key of the random numbers of a microbatch. They depend on seed, step, sequence, document and position, not
-  // on the division of the sequences over ranks.
+  // Key of the random numbers of a microbatch. They depend on seed, step, sequence, document and position,
+  // not on the division of the sequences over ranks.
   RandomKey RandomKeyOf(int64_t step, SequenceRange sequences,
                         absl::Span<const int64_t> document_lengths) const;
   absl::StatusOr<RankBatch> ReadBatch(SequenceRange sequences);

@@ -20,8 +20,8 @@ struct RunMetrics {
   // The keys and values of the configuration beside the metrics; empty without it.
   std::vector<std::pair<std::string, std::string>> configuration;
 
-  // The costs that the formulas of bytes give to the steps from `first` on, an index of `steps`. A run has one
-  // entry for each of its processes; earlier versions wrote none.
+  // The costs that the byte formulas give to the steps from `first` on, an index of `steps`. A run has one
+  // entry for each time that it was started; earlier versions wrote none.
   struct Formulas {
     size_t first;
     ByteInputs inputs;

@@ -143,6 +143,19 @@ TEST(Regather, TakesItsSizeFromEachModule) {
   }
 }
 
+TEST(Regather, LeavesImagesSharedIfEachModuleKeepsNothing) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    ToyRun run{.replicate = 1, .shard = 2};
+    run.policy.reshard_after_forward_size = 2;
+    WEFT_ASSIGN_OR_RETURN(const ToyOutcome parts, TrainToy(bootstrap, run));
+    EXPECT_GT(parts.engine.all_gather_bytes, 0);
+    run.policy.reshard_after_forward_size_of = [](const std::string&) { return 0; };
+    WEFT_ASSIGN_OR_RETURN(const ToyOutcome shared, TrainToy(bootstrap, run));
+    EXPECT_EQ(shared.engine.all_gather_bytes, 0);
+    return absl::OkStatus();
+  });
+}
+
 TEST(Regather, NamesTheModuleWhoseSizeIsWrong) {
   RunRanks(NodeMap::OneNode(4), [](Bootstrap& bootstrap) -> absl::Status {
     for (const int size : {3, 1, -2, 8}) {

@@ -41,40 +41,57 @@ void ExpectOutcomeOf(const ToyRun& run, const std::function<void(const ToyOutcom
   });
 }
 
+// Of rank 0.
+ToyOutcome OutcomeOf(const ToyRun& run) {
+  ToyOutcome first;
+  ExpectOutcomeOf(run, [&](const ToyOutcome& outcome) {
+    if (outcome.rank == 0) first = outcome;
+  });
+  return first;
+}
+
+// The model's mesh is FSDP, HSDP and DDP.
+std::vector<ToyRun> RunsOfSeveralMeshes() {
+  return {RunOf(4, {2, 0, 1}), RunOf(2, {4, 1, 0}), RunOf(1, {4, 2, 0})};
+}
+
 TEST(ParameterMesh, TrainsLikeOneRankAndToTheBitsOfOneMesh) {
   const ToyOutcome alone = *TrainToyOnOneRank({});
-  for (const GradientSync sync : {GradientSync::kLast, GradientSync::kReduceScatter}) {
-    ToyRun flat{.replicate = 1, .shard = kRanks};
-    flat.sync = sync;
-    flat.microbatches = sync == GradientSync::kLast ? 1 : 2;
-    ToyOutcome expected;
-    ExpectOutcomeOf(flat, [&](const ToyOutcome& outcome) {
-      if (outcome.rank == 0) expected = outcome;
-    });
-    for (const FlatKind layout : kFlatKinds) {
-      for (ToyRun run : {RunOf(4, {2, 0, 1}), RunOf(2, {4, 1, 0}), RunOf(1, {4, 2, 0})}) {
-        run.policy.layout = layout;
-        run.sync = sync;
-        run.microbatches = flat.microbatches;
-        SCOPED_TRACE(run.Describe());
-        ExpectOutcomeOf(run, [&](const ToyOutcome& outcome) {
-          EXPECT_EQ(outcome.weights, expected.weights);
-          EXPECT_EQ(outcome.norms, expected.norms);
-          ExpectCosts(outcome);
-          for (size_t step = 0; step < alone.norms.size(); ++step) {
-            EXPECT_NEAR(outcome.norms[step], alone.norms[step], 1e-5 * alone.norms[step]);
-          }
-        });
-      }
+  const ToyOutcome expected = OutcomeOf({.replicate = 1, .shard = kRanks});
+  for (const FlatKind layout : kFlatKinds) {
+    for (ToyRun run : RunsOfSeveralMeshes()) {
+      run.policy.layout = layout;
+      SCOPED_TRACE(run.Describe());
+      ExpectOutcomeOf(run, [&](const ToyOutcome& outcome) {
+        EXPECT_EQ(outcome.weights, expected.weights);
+        EXPECT_EQ(outcome.norms, expected.norms);
+        ExpectCosts(outcome);
+        for (size_t step = 0; step < alone.norms.size(); ++step) {
+          EXPECT_NEAR(outcome.norms[step], alone.norms[step], 1e-5 * alone.norms[step]);
+        }
+      });
     }
   }
 }
 
+// Partial sums over shard groups are added before replicas are, so the last bits depend on the meshes.
+TEST(ParameterMesh, AddsUpMicrobatches) {
+  ToyRun flat{.replicate = 1, .shard = kRanks, .microbatches = 2, .sync = GradientSync::kReduceScatter};
+  const ToyOutcome expected = OutcomeOf(flat);
+  for (ToyRun run : RunsOfSeveralMeshes()) {
+    run.microbatches = flat.microbatches;
+    run.sync = flat.sync;
+    SCOPED_TRACE(run.Describe());
+    ExpectOutcomeOf(run, [&](const ToyOutcome& outcome) {
+      ExpectCosts(outcome);
+      for (size_t i = 0; i < expected.weights.size(); ++i)
+        EXPECT_NEAR(outcome.weights[i], expected.weights[i], 1e-5);
+    });
+  }
+}
+
 TEST(ParameterMesh, KeepsPartsOfItsOwnShardGroupAfterForward) {
-  ToyOutcome expected;
-  ExpectOutcomeOf({.replicate = 1, .shard = kRanks}, [&](const ToyOutcome& outcome) {
-    if (outcome.rank == 0) expected = outcome;
-  });
+  const ToyOutcome expected = OutcomeOf({.replicate = 1, .shard = kRanks});
   ToyRun run = RunOf(2, {4, 0, 0});
   run.policy.prefetch_depth = 0;
   run.policy.reshard_after_forward_size = 2;

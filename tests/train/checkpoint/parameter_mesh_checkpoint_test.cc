@@ -23,7 +23,7 @@ using Arrays = std::map<std::string, std::vector<float>>;
 
 // A model of two layers on four ranks.
 struct TwoLayers {
-  Sequential net{"net"};
+  Sequential net{""};
   Linear& first = net.Add<Linear>("first", 8, 12);
   Linear& second = net.Add<Linear>("second", 12, 5);
 
@@ -58,7 +58,8 @@ TEST(ParameterMeshCheckpoint, HoldsEachElementOnceAndLoadsOnOneMesh) {
       return parameter.name == "second.weight" ? std::optional(flat) : std::nullopt;
     };
     WEFT_ASSIGN_OR_RETURN(const auto model, saved.Shard(*engine, pairs, policy, LoadInitialValues(1)));
-    CheckpointState state{.step = 1};
+    CheckpointState state;
+    state.step = 1;
     CheckpointArrays& arrays = state.arrays.emplace_back(CheckpointArrays{"model", "", {}});
     for (const ShardView& shard : model->Shards()) {
       if (model->IsFirstReplica(*shard.parameter)) arrays.shards.push_back(shard);
