@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "src/train/planner/loopback_stream.h"
 #include "weft/core/parallel.h"
 #include "weft/core/reproducible_sum.h"
 #include "weft/core/status.h"
@@ -179,28 +178,6 @@ double TimeOnAllCores(int cores, const MakeBody& make_body) {
   return Median(medians);
 }
 
-// Bytes in a nanosecond that one core passes to the network stack, or takes from it.
-absl::StatusOr<double> MeasureWire(int cores) {
-  std::vector<std::unique_ptr<LoopbackStream>> streams;
-  for (int core = 0; core < cores; ++core) {
-    WEFT_ASSIGN_OR_RETURN(streams.emplace_back(), LoopbackStream::Create());
-  }
-  constexpr int kMoves = 16;
-  std::atomic<int> next{0};
-  std::atomic<bool> failed{false};
-  const auto move = [&] {
-    return [&, stream = streams[static_cast<size_t>(next++)].get()] {
-      for (int i = 0; i < kMoves; ++i) {
-        if (!stream->Move()) failed = true;
-      }
-    };
-  };
-  const double ns = TimeOnAllCores(cores, move);
-  if (failed) return absl::UnavailableError("a connection of this host to itself ended");
-  constexpr int kEnds = 2;
-  return kEnds * kMoves * static_cast<double>(LoopbackStream::kBytes) / ns;
-}
-
 }  // namespace
 
 absl::StatusOr<MeasuredModel> MeasureModel(const LlamaConfig& model, const std::optional<LoraOptions>& lora,
@@ -222,7 +199,7 @@ absl::StatusOr<MeasuredModel> MeasureModel(const LlamaConfig& model, const std::
   return measured;
 }
 
-absl::StatusOr<CoreRates> MeasureRates(int cores) {
+CoreRates MeasureRates(int cores) {
   constexpr int64_t kElements = int64_t{4} << 20;  // More than a core's cache holds.
   constexpr double kBytes = kElements * sizeof(float);
   CoreRates rates;
@@ -254,7 +231,6 @@ absl::StatusOr<CoreRates> MeasureRates(int cores) {
         };
   };
   rates.adamw_ns = TimeOnAllCores(cores, adamw) / kElements;
-  WEFT_ASSIGN_OR_RETURN(rates.wire_gb_s, MeasureWire(cores));
   return rates;
 }
 

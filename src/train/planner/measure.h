@@ -18,8 +18,8 @@ namespace weft {
 absl::StatusOr<MeasuredModel> MeasureModel(const LlamaConfig& model, const std::optional<LoraOptions>& lora,
                                            const PartShape& shape, int cores);
 
-// Rates of one core with all `cores` busy. Takes about two seconds. The rates of products are left as they
-// are. Errors: those of a connection of this host to itself.
-absl::StatusOr<CoreRates> MeasureRates(int cores);
+// Rates of one core with all `cores` busy. Takes about two seconds. The rates of products and of the network
+// stack are left as they are.
+CoreRates MeasureRates(int cores);
 
 }  // namespace weft

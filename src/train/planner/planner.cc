@@ -187,9 +187,10 @@ class Planner {
   absl::Status Measure(const std::vector<MeshSize>& meshes, const std::string& path) {
     const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
     const CoreRates before = costs_.rates;
-    WEFT_ASSIGN_OR_RETURN(costs_.rates, MeasureRates(cores));
+    costs_.rates = MeasureRates(cores);
     costs_.rates.flops_f32 = before.flops_f32;
     costs_.rates.flops_bf16 = before.flops_bf16;
+    costs_.rates.wire_gb_s = before.wire_gb_s;
     std::vector<PartShape> shapes;
     for (const MeshSize& mesh : meshes) {
       const absl::StatusOr<RunPlan> plan = MakeRunPlan(ConfigOf(mesh), *inputs_, Nodes());
