@@ -85,6 +85,17 @@ class CustomCollective(unittest.TestCase):
         self.assertEqual(re.findall(r"^custom reduce-scatters: (\d+)$", output, re.MULTILINE), ["0", "5"])
 
 
+class OwnSchedule(unittest.TestCase):
+    def test_compares_two_schedules_without_ranks(self):
+        output = run(f"{PROGRAMS}/own_schedule")
+        steps = re.findall(r"^(built-in|paired) +([\d.]+) ms a step, +([\d.]+) ms of it exposed, .* ([\d.]+) KiB of gradients$",
+                           output, re.MULTILINE)
+        self.assertEqual([step[0] for step in steps], ["built-in", "paired"])
+        (_, built_in_ms, _, built_in_kib), (_, paired_ms, _, paired_kib) = steps
+        self.assertNotEqual(built_in_ms, paired_ms)
+        self.assertGreater(float(paired_kib), float(built_in_kib))
+
+
 class RawEngine(unittest.TestCase):
     def test_gathers_and_reduces_without_a_copy(self):
         bytes_of_peers = 6 * 2 * 16 * 1024 * 4  # Six blocks, two peers.
