@@ -127,6 +127,7 @@ absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessag
     signals_.push_back({message.peer, {}, sequence});
     return absl::OkStatus();
   }
+  ++peer_reports_[{credit.lane, sequence}].credit_messages;
   NoteDescriptor(credit.lane, message.peer, credit.descriptor);
   return absl::OkStatus();
 }
@@ -147,7 +148,7 @@ absl::Status CreditScheduler::HandlePartial(const WireLink::ControlMessage& mess
 
 void CreditScheduler::NoteDescriptor(int lane, int peer, const Descriptor& descriptor) {
   const bool is_first = credit_senders_.insert({lane, descriptor.sequence, peer}).second;
-  if (is_first) peer_descriptors_[{lane, descriptor.sequence}].push_back({peer, descriptor});
+  if (is_first) peer_reports_[{lane, descriptor.sequence}].descriptors.push_back({peer, descriptor});
 }
 
 void CreditScheduler::CountPeer(int peer) {
@@ -298,21 +299,28 @@ absl::Status CreditScheduler::Send(const Channel& channel, int64_t slice, const 
   return absl::OkStatus();
 }
 
-std::optional<std::pair<int, Descriptor>> CreditScheduler::FindMismatch(int lane,
-                                                                        const Descriptor& mine) const {
-  const auto it = peer_descriptors_.find(std::pair<int, uint64_t>{lane, mine.sequence});
-  if (it == peer_descriptors_.end()) return std::nullopt;
-  for (const PeerDescriptor& theirs : it->second) {
+int64_t CreditScheduler::CreditMessages(int lane, uint64_t sequence) const {
+  const auto it = peer_reports_.find(std::pair<int, uint64_t>{lane, sequence});
+  return it == peer_reports_.end() ? 0 : it->second.credit_messages;
+}
+
+std::optional<std::pair<int, Descriptor>> CreditScheduler::FindMismatch(int lane, const Descriptor& mine) {
+  const auto it = peer_reports_.find(std::pair<int, uint64_t>{lane, mine.sequence});
+  if (it == peer_reports_.end()) return std::nullopt;
+  PeerReports& reports = it->second;
+  for (; reports.compared < reports.descriptors.size(); ++reports.compared) {
+    const PeerDescriptor& theirs = reports.descriptors[reports.compared];
     if (!IsSameCollective(theirs.descriptor, mine)) return std::pair{theirs.peer, theirs.descriptor};
   }
   return std::nullopt;
 }
 
 void CreditScheduler::Forget(int lane, uint64_t sequence) {
-  const auto it = peer_descriptors_.find(std::pair<int, uint64_t>{lane, sequence});
-  if (it == peer_descriptors_.end()) return;
-  for (const PeerDescriptor& peer : it->second) credit_senders_.erase({lane, sequence, peer.peer});
-  peer_descriptors_.erase(it);
+  const auto it = peer_reports_.find(std::pair<int, uint64_t>{lane, sequence});
+  if (it == peer_reports_.end()) return;
+  for (const PeerDescriptor& peer : it->second.descriptors)
+    credit_senders_.erase({lane, sequence, peer.peer});
+  peer_reports_.erase(it);
   const auto is_of_operation = [&](const auto& entry) {
     return std::get<0>(entry.first) == lane && std::get<1>(entry.first) == sequence;
   };
@@ -359,7 +367,7 @@ void CreditScheduler::Abandon() {
   yielded_bytes_ = 0;
   credits_.clear();
   partials_.clear();
-  peer_descriptors_.clear();
+  peer_reports_.clear();
   credit_senders_.clear();
   signals_.clear();
 }

@@ -166,9 +166,13 @@ class CreditScheduler {
   absl::Status Send(const Channel& channel, int64_t slice, const std::byte* source, size_t bytes,
                     WireOwner* owner);
 
+  // Credit messages of an operation that have arrived. Credits are new if the number has changed.
+  int64_t CreditMessages(int lane, uint64_t sequence) const;
+
   // The first peer whose credit for this sequence of the lane describes a different operation, and its
-  // descriptor.
-  std::optional<std::pair<int, Descriptor>> FindMismatch(int lane, const Descriptor& mine) const;
+  // descriptor. Compares each descriptor once. REQUIRES: `mine` is the same in all calls for a sequence.
+  std::optional<std::pair<int, Descriptor>> FindMismatch(int lane, const Descriptor& mine);
+
   // Messages of small collectives. `edge` is unique among those of one operation from one rank to another.
   // See Note [Small collectives].
 
@@ -251,6 +255,12 @@ class CreditScheduler {
     int peer;
     Descriptor descriptor;
   };
+  // What peers have told about an operation.
+  struct PeerReports {
+    std::vector<PeerDescriptor> descriptors;
+    size_t compared = 0;  // Descriptors that FindMismatch has compared.
+    int64_t credit_messages = 0;
+  };
 
   static Key KeyOf(const Channel& c) { return {c.lane, c.sequence, c.peer, c.number}; }
   absl::StatusOr<bool> PollControlMessages();
@@ -295,7 +305,7 @@ class CreditScheduler {
   absl::flat_hash_map<Key, std::string> partials_;
   absl::flat_hash_set<int> peers_;  // Ranks to which this one has sent anything.
   // By lane and sequence.
-  absl::flat_hash_map<std::pair<int, uint64_t>, std::vector<PeerDescriptor>> peer_descriptors_;
+  absl::flat_hash_map<std::pair<int, uint64_t>, PeerReports> peer_reports_;
   std::vector<Signal> signals_;
   std::optional<NodeLink::FailureNotice> failure_;
   std::set<int> heartbeat_replies_;

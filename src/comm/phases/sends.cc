@@ -72,6 +72,7 @@ absl::StatusOr<bool> StagedSendStream::Step(OperationContext& context, int64_t a
   WEFT_ASSIGN_OR_RETURN(const int64_t credited,
                         CreditedSlices(context, channel_, part_, receiver_responded_));
   bool advanced = receiver_responded_ != had_responded;
+  awaits_slot_ = false;
   while (staged_.issued() < std::min({credited, available, slicing.slices()})) {
     if (source_->Produced(staged_.issued()) != nullptr) {
       staged_.Finish(staged_.Issue());
@@ -79,7 +80,8 @@ absl::StatusOr<bool> StagedSendStream::Step(OperationContext& context, int64_t a
       continue;
     }
     WEFT_ASSIGN_OR_RETURN(std::byte * slot, slots_.Take(context.scratch));
-    if (slot == nullptr) break;
+    awaits_slot_ = slot == nullptr;
+    if (awaits_slot_) break;
     const int64_t slice = staged_.Issue();
     held_.push_back({slice, slot});
     source_->Issue(context, slice, slot, this);
@@ -118,16 +120,24 @@ const OutgoingStream* Sends::AddRun(const CreditScheduler::Channel& channel, con
 }
 
 absl::StatusOr<bool> Sends::Step(OperationContext& context, int64_t available) {
+  const int64_t credit_messages =
+      context.wire.CreditMessages(context.record->lane, context.record->descriptor.sequence);
+  if (all_settled_ && credit_messages == credit_messages_ && available == available_) return false;
+  credit_messages_ = credit_messages;
+  available_ = available;
+  all_settled_ = true;
   bool advanced = false;
   for (const auto& stream : streams_) {
     WEFT_ASSIGN_OR_RETURN(const bool sent, stream->Step(context, available));
     advanced |= sent;
+    all_settled_ &= stream->is_settled();
   }
   return advanced;
 }
 
 bool Sends::finished() const {
-  return std::all_of(streams_.begin(), streams_.end(), [](const auto& stream) { return stream->finished(); });
+  while (finished_ < streams_.size() && streams_[finished_]->finished()) ++finished_;
+  return finished_ == streams_.size();
 }
 
 void Sends::AddAwaited(std::set<int>& ranks) const {

@@ -32,6 +32,8 @@ class OutgoingStream : public WireOwner {
   virtual int peer() const = 0;
   // Slices, counted from the first, that the stream has finished reading from its source.
   virtual int64_t read_slices() const = 0;
+  // True if a step can only advance after a new credit, or when more slices are available.
+  virtual bool is_settled() const { return true; }
 };
 
 // Sends slices to a remote peer directly from memory.
@@ -95,6 +97,9 @@ class StagedSendStream final : public TaskOwner, public OutgoingStream {
   }
   int peer() const override { return channel_.peer; }
   int64_t read_slices() const override { return staged_.done(); }
+  bool is_settled() const override {
+    return !awaits_slot_ && staged_.outstanding() == 0 && sent_.issued() == staged_.done();
+  }
   void OnTaskDone(int64_t ticket) override { staged_.Finish(ticket); }
   void OnWireDone(int64_t slice) override;
 
@@ -114,6 +119,7 @@ class StagedSendStream final : public TaskOwner, public OutgoingStream {
   PrefixCounter staged_;
   PrefixCounter sent_;
   bool receiver_responded_ = false;
+  bool awaits_slot_ = false;  // All scratch slots are in use.
 };
 
 // A run of elements in memory, and its encoding on the wire.
@@ -133,8 +139,8 @@ class Sends {
   const OutgoingStream* AddRun(const CreditScheduler::Channel& channel, const OutgoingRun& run,
                                ScratchSlots& slots);
 
-  // Advances all streams. Returns true if anything moved. `available`: slices of each source that may be
-  // read.
+  // Advances all streams. A step costs nothing if nothing has changed since the last one. Returns true if
+  // anything moved. `available`: slices of each source that may be read.
   absl::StatusOr<bool> Step(OperationContext& context,
                             int64_t available = std::numeric_limits<int64_t>::max());
   bool finished() const;
@@ -143,6 +149,11 @@ class Sends {
 
  private:
   std::vector<std::unique_ptr<OutgoingStream>> streams_;
+  // State of the last step that stepped the streams.
+  bool all_settled_ = false;
+  int64_t credit_messages_ = 0;
+  int64_t available_ = 0;
+  mutable size_t finished_ = 0;  // The first streams, which have finished.
 };
 
 }  // namespace weft

@@ -240,13 +240,13 @@ TEST_F(CreditSchedulerTest, CreditsRevealMismatchedOperations) {
   CreditScheduler sender(sender_link, kTags, options_, sender_counters, trace_);
   Receive(Priority::kBulk);
   DeliverTo(sender, sender_link);
-  EXPECT_FALSE(sender.FindMismatch(kLane, descriptor_));
   Descriptor mine = descriptor_;
   mine.identity = 5;
   const auto mismatch = sender.FindMismatch(kLane, mine);
   ASSERT_TRUE(mismatch);
   EXPECT_EQ(mismatch->first, 0);
   EXPECT_TRUE(IsSameCollective(mismatch->second, descriptor_));
+  EXPECT_FALSE(sender.FindMismatch(kLane, descriptor_));
   mine.sequence = 2;
   EXPECT_FALSE(sender.FindMismatch(kLane, mine)) << "a credit of another sequence";
 }
