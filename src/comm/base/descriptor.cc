@@ -1,9 +1,12 @@
 #include "src/comm/base/descriptor.h"
 
+#include <array>
+#include <bit>
 #include <tuple>
 
 #include <absl/strings/str_cat.h>
 
+#include "weft/core/hash.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -16,6 +19,8 @@ auto Key(const Descriptor& d) {
 
 bool Reduces(OpKind kind) { return kind == OpKind::kReduceScatter || kind == OpKind::kAllReduce; }
 
+bool SharesOutput(const Descriptor& d) { return d.kind == OpKind::kAllGatherShared && d.total_count > 0; }
+
 }  // namespace
 
 bool IsSameCollective(const Descriptor& a, const Descriptor& b) {
@@ -23,8 +28,24 @@ bool IsSameCollective(const Descriptor& a, const Descriptor& b) {
 }
 
 bool IsSameCollectiveOnNode(const Descriptor& a, const Descriptor& b) {
-  const bool shares = a.kind == OpKind::kAllGatherShared && a.total_count > 0;
-  return IsSameCollective(a, b) && (!shares || a.output == b.output);
+  return IsSameCollective(a, b) && (!SharesOutput(a) || a.output == b.output);
+}
+
+uint64_t HashOnNode(const Descriptor& d) {
+  const NodeAddress shared = SharesOutput(d) ? d.output : Descriptor::kNoAddress;
+  const auto small = [](auto value, int shift) { return static_cast<uint64_t>(value) << shift; };
+  const std::array<uint64_t, 10> fields = {d.sequence,
+                                           d.identity,
+                                           d.group_hash,
+                                           d.counts_hash,
+                                           static_cast<uint64_t>(d.total_count),
+                                           std::bit_cast<uint64_t>(d.scale),
+                                           d.generation,
+                                           small(d.kind, 0) | small(d.dtype, 8) | small(d.reduce, 16) |
+                                               small(d.wire_compression, 24) | small(d.leaves, 32),
+                                           static_cast<uint64_t>(shared.rank),
+                                           shared.offset};
+  return Hash64(fields.data(), sizeof(fields));
 }
 
 std::string ToString(const Descriptor& descriptor) {

@@ -42,6 +42,10 @@ bool IsSameCollective(const Descriptor& a, const Descriptor& b);
 // The same for two ranks of one node. Also compares the address of an output that the ranks of a node share.
 bool IsSameCollectiveOnNode(const Descriptor& a, const Descriptor& b);
 
+// Hash of everything that IsSameCollectiveOnNode compares. If hashes are equal, so are the operations. Those
+// of different hashes still match if one of them takes any dtype.
+uint64_t HashOnNode(const Descriptor& descriptor);
+
 // "all_reduce of 4096 f32 by sum, sequence 7".
 std::string ToString(const Descriptor& descriptor);
 // Differences of two mismatched descriptors that ToString does not show, such as " (identities 1f and 2e)".

@@ -32,6 +32,10 @@ class GroupPlacement {
 
   // The first member on `node`. It exchanges the control messages of the node: see Note [Node graphs].
   int FirstMember(int node) const { return members_[static_cast<size_t>(node)].front(); }
+  // The member of the caller's node that keeps what its local ranks share. See Note [Arrivals].
+  int node_host() const { return FirstMember(NodeOf(me())); }
+  // Ranks of the group on the caller's node, with the caller.
+  int local_size() const { return static_cast<int>(local_peers_.size()) + 1; }
 
   // Position of `member` among the group's ranks of its node.
   int IndexInNode(int member) const { return index_in_node_[static_cast<size_t>(member)]; }

@@ -72,6 +72,7 @@ int64_t Collective::RingPieceElements(const OperationContext& context) const {
 
 // Rings pay if they are smaller than the parts. Otherwise a part is staged whole, in one step.
 bool Collective::UsesRings(const OperationContext& context) const {
+  if (!takes_rings()) return false;
   const std::vector<int64_t>& counts = plan_.parts.counts;
   const int64_t ring_elements = StagedPhase::kRingPieces * RingPieceElements(context);
   switch (plan_.kind) {
@@ -176,10 +177,11 @@ absl::Status Collective::StageInput(OperationContext& context) {
 }
 
 std::unique_ptr<StagedPhase> Collective::MakeStagedPhase(OperationContext& context) const {
+  if (!UsesRings(context)) return nullptr;
   StagedPhase::Memory memory{input_rings_.data(), output_ring_.data(), {}, {}};
   bool any_ring = false;
   for (int member = 0; member < context.placement.size(); ++member) {
-    const Descriptor& published = *descriptors_[static_cast<size_t>(member)];
+    const Descriptor& published = DescriptorOf(context, member);
     memory.inputs.push_back({MapShared(context.node, published.input), published.input_in_ring});
     memory.outputs.push_back({MapShared(context.node, published.output), published.output_in_ring});
     any_ring |= published.input_in_ring || published.output_in_ring;
@@ -209,7 +211,6 @@ bool Collective::IsStagingDone() const {
 
 void Collective::Publish(OperationContext& context) {
   stage_ = Stage::kAwaitingPeers;
-  descriptors_.resize(static_cast<size_t>(context.placement.size()));
   Descriptor& descriptor = context.record->descriptor;
   descriptor.input_in_ring = static_cast<bool>(input_rings_);
   descriptor.output_in_ring = static_cast<bool>(output_ring_);
@@ -217,33 +218,72 @@ void Collective::Publish(OperationContext& context) {
   const std::byte* output = output_ring_ ? output_ring_.data() : plan_.output;
   descriptor.input = context.node.AddressOf(input).value_or(Descriptor::kNoAddress);
   descriptor.output = context.node.AddressOf(output).value_or(Descriptor::kNoAddress);
-  descriptors_[static_cast<size_t>(context.placement.me())] = descriptor;
   context.node.Publish(context.record->lane, descriptor);
-  for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
 }
 
-absl::StatusOr<bool> Collective::ReadPeerDescriptors(OperationContext& context) {
-  bool advanced = false;
-  for (int peer : context.placement.local_peers()) {
-    std::optional<Descriptor>& theirs = descriptors_[static_cast<size_t>(peer)];
-    if (theirs) continue;
-    const int rank = context.placement.WorldRank(peer);
-    theirs = context.node.Peek(context.record->lane, rank, context.record->descriptor.sequence);
-    if (!theirs) continue;
-    if (!IsSameCollectiveOnNode(*theirs, context.record->descriptor)) return Mismatch(context, rank, *theirs);
-    advanced = true;
+absl::StatusOr<bool> Collective::ComparePeer(const OperationContext& context, int peer) const {
+  const int rank = context.placement.WorldRank(peer);
+  const Descriptor& mine = context.record->descriptor;
+  const std::optional<Descriptor> theirs = context.node.Peek(context.record->lane, rank, mine.sequence);
+  if (!theirs) return false;
+  if (IsSameCollectiveOnNode(*theirs, mine)) return true;
+  return Mismatch(context, rank, *theirs);
+}
+
+// See Note [Arrivals].
+absl::StatusOr<bool> Collective::MeetPeers(OperationContext& context) {
+  const std::vector<int>& peers = context.placement.local_peers();
+  if (peers.empty()) return true;
+  const Descriptor& mine = context.record->descriptor;
+  const NodeLink::Meeting meeting = NodeLink::MeetingOf(context.record->lane, context.placement);
+  const uint64_t hash = HashOnNode(mine);
+  if (arrival_ == Arrival::kNone) {
+    const std::optional<bool> is_last = context.node.Arrive(meeting, mine.sequence, hash);
+    if (is_last) arrival_ = *is_last ? Arrival::kLast : Arrival::kCounted;
+    // Peers that published the first operation before the host opened the lane could not arrive.
+    const bool opens = context.placement.me() == context.placement.node_host() && mine.sequence == 1;
+    if (opens || (arrived_last() && wakes_peers_on_arrival())) {
+      for (const int peer : peers) context.node.Ring(context.placement.WorldRank(peer));
+    }
   }
-  return advanced;
+  if (arrival_ != Arrival::kNone) {
+    const std::optional<bool> all_equal = context.node.HaveArrived(meeting, mine.sequence, hash);
+    if (all_equal && *all_equal) return true;
+    if (all_equal) {
+      // Either operations that match have different hashes, or ranks of another group were counted.
+      bool all_published = true;
+      for (const int peer : peers) {
+        WEFT_ASSIGN_OR_RETURN(const bool is_published, ComparePeer(context, peer));
+        all_published &= is_published;
+      }
+      return all_published;
+    }
+  }
+  // While ranks are missing, each step compares the descriptor of another one.
+  WEFT_RETURN_IF_ERROR(ComparePeer(context, peers[next_compared_++ % peers.size()]).status());
+  return false;
+}
+
+const Descriptor& Collective::DescriptorOf(const OperationContext& context, int member) const {
+  if (member == context.placement.me()) return context.record->descriptor;
+  if (descriptors_.empty()) descriptors_.resize(static_cast<size_t>(context.placement.size()));
+  std::optional<Descriptor>& known = descriptors_[static_cast<size_t>(member)];
+  if (!known) {
+    known = context.node.Peek(context.record->lane, context.placement.WorldRank(member),
+                              context.record->descriptor.sequence);
+    WEFT_CHECK(known.has_value(), "a rank read the memory of a peer that has not published the operation");
+  }
+  return *known;
 }
 
 const std::byte* Collective::InputOf(const OperationContext& context, int member) const {
   if (member == context.placement.me()) return plan_.input;
-  return MapShared(context.node, descriptors_[static_cast<size_t>(member)]->input);
+  return MapShared(context.node, DescriptorOf(context, member).input);
 }
 
 const std::byte* Collective::OutputOf(const OperationContext& context, int member) const {
   if (member == context.placement.me()) return plan_.output;
-  return MapShared(context.node, descriptors_[static_cast<size_t>(member)]->output);
+  return MapShared(context.node, DescriptorOf(context, member).output);
 }
 
 WholeMemory Collective::WholeInputOf(const OperationContext& context, int member) const {
@@ -285,11 +325,8 @@ absl::StatusOr<Operation::Progress> Collective::Step(OperationContext& context) 
     if (IsStagingDone()) Publish(context);
   }
   if (stage_ == Stage::kAwaitingPeers) {
-    WEFT_ASSIGN_OR_RETURN(const bool read, ReadPeerDescriptors(context));
-    advanced |= read;
-    const std::vector<int>& peers = context.placement.local_peers();
-    if (std::all_of(peers.begin(), peers.end(),
-                    [&](int peer) { return descriptors_[static_cast<size_t>(peer)].has_value(); })) {
+    WEFT_ASSIGN_OR_RETURN(const bool met, MeetPeers(context));
+    if (met) {
       stage_ = Stage::kMoving;
       if (!plan_.views.empty()) ReadViewTables(context);
       WEFT_RETURN_IF_ERROR(BeginMove(context));
@@ -313,12 +350,18 @@ absl::StatusOr<Operation::Progress> Collective::Step(OperationContext& context) 
 
 std::set<int> Collective::AwaitedRanks(const OperationContext& context) const {
   std::set<int> ranks;
-  for (int peer : context.placement.local_peers()) {
-    if (descriptors_.empty() || !descriptors_[static_cast<size_t>(peer)])
-      ranks.insert(context.placement.WorldRank(peer));
+  if (stage_ >= Stage::kMoving) {
+    AddAwaited(context, ranks);
+    return ranks;
   }
-  if (stage_ >= Stage::kMoving) AddAwaited(context, ranks);
-  return ranks;
+  std::set<int> peers;
+  for (const int peer : context.placement.local_peers()) {
+    const int rank = context.placement.WorldRank(peer);
+    peers.insert(rank);
+    if (!context.node.Peek(context.record->lane, rank, context.record->descriptor.sequence))
+      ranks.insert(rank);
+  }
+  return ranks.empty() ? peers : ranks;  // Ranks that have published may not have been counted yet.
 }
 
 }  // namespace weft

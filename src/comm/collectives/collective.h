@@ -59,7 +59,14 @@ class Collective : public Operation {
   virtual bool MoveDrained() const = 0;
   virtual void AddAwaited(const OperationContext& context, std::set<int>& ranks) const = 0;
 
+  // False if buffers are staged whole, even if they are larger than staging rings.
+  virtual bool takes_rings() const { return true; }
+  // False if only the rank that arrives last does something then: the others need no wake-up.
+  virtual bool wakes_peers_on_arrival() const { return true; }
+
   const CollectivePlan& plan() const { return plan_; }
+  // True if this rank was the last one of its node to publish the operation. Valid in BeginMove.
+  bool arrived_last() const { return arrival_ == Arrival::kLast; }
   // Published input and output of `member`, or null if it shares none. REQUIRES: `member` is on this node,
   // and BeginMove has been called.
   const std::byte* InputOf(const OperationContext& context, int member) const;
@@ -83,7 +90,12 @@ class Collective : public Operation {
   absl::Status StageViews(OperationContext& context);
   void ReadViewTables(OperationContext& context);
   void Publish(OperationContext& context);
-  absl::StatusOr<bool> ReadPeerDescriptors(OperationContext& context);
+  // Returns true if all local peers have published the same operation.
+  absl::StatusOr<bool> MeetPeers(OperationContext& context);
+  // Returns false if the peer has not published the operation yet. Errors: kFailedPrecondition (mismatch).
+  absl::StatusOr<bool> ComparePeer(const OperationContext& context, int peer) const;
+  // The descriptor of a rank of this node. REQUIRES: all have published.
+  const Descriptor& DescriptorOf(const OperationContext& context, int member) const;
   absl::Status StartUnstaging(OperationContext& context);
   bool StepStaging(OperationContext& context);
   bool IsStagingDone() const;
@@ -105,8 +117,11 @@ class Collective : public Operation {
   Buffer input_rings_;
   Buffer output_ring_;
   std::deque<RangeStream> staging_;
-  // By group rank. Set for this rank and for local peers that have published.
-  std::vector<std::optional<Descriptor>> descriptors_;
+  enum class Arrival : uint8_t { kNone, kCounted, kLast };
+  Arrival arrival_ = Arrival::kNone;  // See Note [Arrivals].
+  size_t next_compared_ = 0;          // Index of the local peer whose descriptor is compared next.
+  // By group rank: descriptors that were read. Empty until the first one is.
+  mutable std::vector<std::optional<Descriptor>> descriptors_;
 };
 
 }  // namespace weft

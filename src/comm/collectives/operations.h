@@ -20,6 +20,9 @@ std::unique_ptr<Operation> MakeReduceScatter(const GroupPlacement& placement, Co
 std::unique_ptr<Operation> MakeAllReduce(const GroupPlacement& placement, CollectivePlan plan);
 // Reduce-scatter or all-reduce. REQUIRES: the group is on one node.
 std::unique_ptr<Operation> MakeNodeReduce(const GroupPlacement& placement, CollectivePlan plan);
+// REQUIRES: the group is on one node, has at least two ranks, and IsSmallAllReduce(plan).
+std::unique_ptr<Operation> MakeSmallAllReduce(CollectivePlan plan);
+bool IsSmallAllReduce(const CollectivePlan& plan);
 // All-to-all and send-receive.
 std::unique_ptr<Operation> MakeAllToAll(CollectivePlan plan);
 

@@ -12,6 +12,7 @@
 #include "src/comm/phases/collective_plan.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
+#include "weft/mesh/simulation.h"
 
 namespace weft {
 namespace {
@@ -325,6 +326,12 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
         if (root < 0 || root >= group.size()) {
           return absl::InvalidArgumentError(absl::StrCat("broadcast: root ", root, " is not a rank of group ",
                                                          group.name, " of size ", group.size()));
+        }
+        if (const Simulation* simulation = bootstrap().runtime().simulation();
+            simulation != nullptr && simulation->options().mirror_nodes) {
+          return absl::InvalidArgumentError(
+              "broadcast: its traffic differs between nodes, which mirrored nodes cannot simulate; simulate "
+              "all");
         }
         std::vector<int64_t> counts(static_cast<size_t>(group.size()), 0);
         counts[static_cast<size_t>(root)] = count;

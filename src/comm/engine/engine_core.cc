@@ -72,7 +72,10 @@ absl::Status EngineCore::LeaveLane(int index) {
   // See Note [Descriptor ring].
   if (lane.left || descriptor.sequence > ConsumedByAll(index) + NodeLink::kSlots) return absl::OkStatus();
   lane.left = true;
-  if (!placement.local_peers().empty()) env_.node.Publish(index, descriptor);
+  if (!placement.local_peers().empty()) {
+    env_.node.Publish(index, descriptor);
+    env_.node.Arrive(NodeLink::MeetingOf(index, placement), descriptor.sequence, HashOnNode(descriptor));
+  }
   for (const int peer : placement.local_peers()) env_.node.Ring(placement.WorldRank(peer));
   for (const int node : NeighborNodes(placement.NodeOf(placement.me()), placement.node_count())) {
     const int peer = placement.WorldRank(placement.PartLeader(node, placement.me()));
@@ -207,6 +210,7 @@ absl::StatusOr<bool> EngineCore::PollLanes() {
   WEFT_RETURN_IF_ERROR(CheckPeerFailures());
   std::vector<std::pair<Priority, int>> order;
   uses_wire_ = false;
+  awaits_slot_ = false;
   std::erase_if(active_, [this](int index) {
     Lane& lane = *lanes_[static_cast<size_t>(index)];
     lane.active = !lane.queued.empty() || !lane.running.empty();
@@ -217,6 +221,7 @@ absl::StatusOr<bool> EngineCore::PollLanes() {
     if (leaving_) WEFT_RETURN_IF_ERROR(LeaveLane(i));
     order.emplace_back(PriorityOf(lane), i);
     uses_wire_ |= lane.placement.spans_nodes();
+    awaits_slot_ |= AwaitsSlot(i);
   }
   std::sort(order.begin(), order.end());
   for (const auto& [priority, index] : order) {
@@ -238,13 +243,16 @@ bool EngineCore::MayStart(int index, const OperationRecord& next) const {
   return next.descriptor.sequence <= ConsumedByAll(index) + NodeLink::kSlots;
 }
 
+bool EngineCore::AwaitsSlot(int index) const {
+  const Lane& lane = *lanes_[static_cast<size_t>(index)];
+  return !lane.queued.empty() &&
+         lane.queued.front()->descriptor.sequence > ConsumedByAll(index) + NodeLink::kSlots;
+}
+
 uint64_t EngineCore::ConsumedByAll(int index) const {
   const Lane& lane = *lanes_[static_cast<size_t>(index)];
-  uint64_t least = lane.consumed;
-  for (int peer : lane.placement.local_peers()) {
-    least = std::min(least, env_.node.Consumed(index, lane.placement.WorldRank(peer)));
-  }
-  return least;
+  if (lane.placement.local_peers().empty()) return lane.consumed;
+  return env_.node.ConsumedByAll(NodeLink::MeetingOf(index, lane.placement));
 }
 
 absl::StatusOr<bool> EngineCore::StepLane(int index) {
@@ -323,18 +331,32 @@ bool EngineCore::ReleaseInOrder(int index) {
     if (!record->operation->drained()) break;
     if (record->descriptor.sequence <= lane.consumed) continue;
     lane.consumed = record->descriptor.sequence;
-    env_.node.Release(index, lane.consumed);
-    for (int peer : lane.placement.local_peers()) env_.node.Ring(lane.placement.WorldRank(peer));
+    Consume(index, *record);
     advanced = true;
   }
   const uint64_t released = lane.running.empty() ? 0 : ConsumedByAll(index);
-  while (!lane.running.empty() && lane.running.front()->descriptor.sequence <= released) {
+  const auto is_released = [&](const OperationRecord& record) {
+    return record.descriptor.sequence <= released ||
+           (record.descriptor.sequence <= lane.consumed && record.operation->is_released_when_drained());
+  };
+  while (!lane.running.empty() && is_released(*lane.running.front())) {
     wire_.Forget(index, lane.running.front()->descriptor.sequence);
     SetReleased(*lane.running.front());
     lane.running.pop_front();
     advanced = true;
   }
   return advanced;
+}
+
+// Wakes the peers if they may wait for this.
+void EngineCore::Consume(int index, const OperationRecord& record) {
+  const GroupPlacement& placement = lanes_[static_cast<size_t>(index)]->placement;
+  if (placement.local_peers().empty()) return;
+  const uint64_t sequence = record.descriptor.sequence;
+  env_.node.Release(index, sequence);
+  const bool is_last = env_.node.Consume(NodeLink::MeetingOf(index, placement), sequence);
+  if (!is_last || record.operation->is_released_when_drained()) return;
+  for (const int peer : placement.local_peers()) env_.node.Ring(placement.WorldRank(peer));
 }
 
 std::set<int> EngineCore::RanksYetToConsume(int index, uint64_t sequence) const {

@@ -94,8 +94,9 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // True if an operation has yet to start, or is not drained. False if only releases by peers are missing.
   bool has_local_work() const;
   bool has_tasks() const;
-  // True if an unfinished operation uses the wire, which must be polled: messages ring no doorbell.
-  bool uses_wire() const { return wire_.busy() || uses_wire_; }
+  // True if an unfinished operation waits for something that rings no doorbell and must be polled: messages
+  // of other nodes, or a slot of the descriptor ring whose operation was released before all had consumed it.
+  bool must_be_polled() const { return wire_.busy() || uses_wire_ || awaits_slot_; }
   // Sends the remaining control messages and signals. False once all have been sent, or the transport has
   // failed.
   bool FlushControlMessages() {
@@ -169,6 +170,8 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   bool MayStart(int index, const OperationRecord& next) const;
   absl::StatusOr<bool> StepRunning(int index);
   void SetReady(OperationRecord& record);
+  bool AwaitsSlot(int index) const;
+  void Consume(int index, const OperationRecord& record);
   bool ReleaseInOrder(int index);
   uint64_t ConsumedByAll(int index) const;
   absl::Status LeaveLane(int index);
@@ -199,6 +202,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   std::vector<CompletedCallback> callbacks_;                  // See TakeCallbacks.
   int64_t unfinished_ = 0;                                    // Submitted, neither *released* nor failed.
   bool uses_wire_ = false;                                    // A lane with operations spans nodes.
+  bool awaits_slot_ = false;                                  // See must_be_polled.
   bool leaving_ = false;
   int64_t next_slow_check_ns_ = 0;
   std::map<int, uint64_t> heartbeats_at_request_;  // Heartbeats of local peers at the last request.

@@ -78,6 +78,9 @@ std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, Collec
       return placement.spans_nodes() ? MakeReduceScatter(placement, std::move(plan))
                                      : MakeNodeReduce(placement, std::move(plan));
     case OpKind::kAllReduce:
+      if (!placement.spans_nodes() && placement.size() > 1 && IsSmallAllReduce(plan)) {
+        return MakeSmallAllReduce(std::move(plan));
+      }
       return placement.spans_nodes() ? MakeAllReduce(placement, std::move(plan))
                                      : MakeNodeReduce(placement, std::move(plan));
     case OpKind::kAllToAll:

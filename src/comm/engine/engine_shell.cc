@@ -119,7 +119,7 @@ EngineShell::PollResult EngineShell::PollLocked() {
   failed_.store(!core_->status().ok(), std::memory_order_release);
   const bool broadcasting = core_->is_broadcasting_failure();
   return {advanced, core_->is_idle() && !broadcasting, core_->has_local_work(), core_->has_tasks(),
-          core_->uses_wire() || broadcasting};
+          core_->must_be_polled() || broadcasting};
 }
 
 EngineShell::PollResult EngineShell::PollAndRunTask() {

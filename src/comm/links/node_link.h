@@ -12,6 +12,20 @@
 // sequence s, and only after every local peer has consumed s.
 // Why it suffices: a peer reads nothing of a sequence that it has consumed.
 //
+// Note [Arrivals]
+// Problem: each rank of a node needs the descriptors of all others, and needs to know that all have consumed
+// an operation. If each rank told each other, an operation would take as many wake-ups and reads as there are
+// pairs.
+// Rule: the ranks count themselves in two counters of the operation, which lie in the memory of one of them,
+// the *host*: one of ranks that have published it, and one of ranks that have consumed it. Each also adds the
+// hash of its descriptor to a sum. The rank that arrives last knows, and wakes the others, once. If the sum
+// is that of equal hashes, no rank reads another's descriptor to compare it. The rank that consumes last
+// clears the counters, and then publishes the sequence as consumed by all.
+// Why it suffices: the counts are read-modify-writes, so a rank that sees a full count sees everything that
+// the counted ranks wrote before. No rank starts the next operation of a slot before it is cleared: see Note
+// [Descriptor ring]. A rank that waits for others still looks at their descriptors one by one, so that a
+// mismatch is also found if a rank never arrives.
+//
 // Thread safety: called under the core's lock, except Reset, which runs while the core has failed, and Map,
 //   AddressOf and the doorbells, which any thread may call.
 #pragma once
@@ -26,6 +40,7 @@
 #include <absl/status/status.h>
 
 #include "src/comm/base/descriptor.h"
+#include "src/comm/base/group_placement.h"
 #include "weft/memory/node_heap.h"
 
 namespace weft {
@@ -68,6 +83,31 @@ class NodeLink {
   virtual void Release(int lane, uint64_t sequence) = 0;
   // The last sequence for which `peer` has called Release.
   virtual uint64_t Consumed(int lane, int peer) const = 0;
+
+  // Counters of a group's ranks on this node. See Note [Arrivals]. `host` and `ranks` are the same for all.
+  struct Meeting {
+    int lane;
+    int host;   // Bootstrap rank.
+    int ranks;  // Their number.
+  };
+  // Counts this rank, which has published `sequence` with a descriptor of this hash. Returns true if it is
+  // the last one, and nothing if the host has not opened the lane yet: call it again later.
+  virtual std::optional<bool> Arrive(const Meeting& meeting, uint64_t sequence, uint64_t hash) = 0;
+  // Nothing if some ranks have not arrived. Otherwise true if the hashes of all are `hash`.
+  // REQUIRES: this rank has arrived, and has not consumed the operation.
+  virtual std::optional<bool> HaveArrived(const Meeting& meeting, uint64_t sequence, uint64_t hash) const = 0;
+  // Counts this rank among those that have consumed `sequence`. Returns true if it is the last one.
+  // REQUIRES: called once for each sequence, in order, after HaveArrived has returned a value.
+  virtual bool Consume(const Meeting& meeting, uint64_t sequence) = 0;
+  // The last sequence that all ranks have consumed.
+  virtual uint64_t ConsumedByAll(const Meeting& meeting) const = 0;
+  // A word of the operation that one rank writes, and all others may read. 0 at first.
+  virtual void SetWord(const Meeting& meeting, uint64_t sequence, int64_t value) = 0;
+  virtual int64_t Word(const Meeting& meeting, uint64_t sequence) const = 0;
+
+  static Meeting MeetingOf(int lane, const GroupPlacement& placement) {
+    return {lane, placement.WorldRank(placement.node_host()), placement.local_size()};
+  }
 
   // Messages between two ranks of the node, in order for each pair.
 

@@ -1,7 +1,6 @@
 #include "src/comm/links/shared_memory_link.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstring>
 #include <deque>
@@ -14,67 +13,20 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/comm/links/mailbox.h"
+#include "src/comm/links/node_flags.h"
 #include "weft/core/futex.h"
 #include "weft/core/status.h"
 
 namespace weft {
 namespace {
 
-constexpr size_t kLine = 64;
-
-struct Slot {
-  alignas(kLine) std::atomic<uint64_t> published{0};  // Sequence of the descriptor in this slot.
-  Descriptor descriptor;
-  alignas(kLine) std::atomic<int64_t> claimed{0};  // Claimed pieces. May exceed their number.
-};
-
-// Flags of one lane. An array [kSlots, counter_count] of atomic counters follows.
-struct LaneFlags {
-  explicit LaneFlags(int64_t counters) : counter_count(counters) {
-    for (size_t i = 0; i < NodeLink::kSlots * static_cast<size_t>(counters); ++i)
-      new (FirstCounter() + i) std::atomic<int64_t>(0);
-  }
-  static size_t Bytes(int counters) {
-    return sizeof(LaneFlags) +
-           NodeLink::kSlots * static_cast<size_t>(counters) * sizeof(std::atomic<int64_t>);
-  }
-  std::atomic<int64_t>& Counter(uint64_t sequence, int index) {
-    return FirstCounter()[(sequence % NodeLink::kSlots) * static_cast<uint64_t>(counter_count) +
-                          static_cast<uint64_t>(index)];
-  }
-  Slot& At(uint64_t sequence) { return slots[sequence % NodeLink::kSlots]; }
-
-  alignas(kLine) std::atomic<uint64_t> consumed{0};
-  alignas(kLine) const int64_t counter_count;
-  std::array<Slot, NodeLink::kSlots> slots;
-
- private:
-  std::atomic<int64_t>* FirstCounter() { return reinterpret_cast<std::atomic<int64_t>*>(this + 1); }
-};
-
-// Memory for flags is taken as lanes are opened.
-constexpr int kBlockLanes = 1024;
-// By lane of the block: 1 + the offset of its LaneFlags in the owner's segment. 0 until the lane is open.
-using LaneBlock = std::array<std::atomic<uint64_t>, kBlockLanes>;
-
-struct FailureSlot {
-  static constexpr size_t kTextBytes = 480;
-  alignas(kLine) std::atomic<uint32_t> code{0};  // absl::StatusCode. 0: no failure.
-  int32_t rank = 0;                              // The rank that failed first.
-  std::array<char, kTextBytes> text{};
-};
-
-// Flags that one rank writes and its local peers read. Peers also write the doorbell and the claim counters.
-struct RankFlags {
-  alignas(kLine) std::atomic<uint32_t> doorbell{0};
-  alignas(kLine) std::atomic<uint32_t> sleepers{0};
-  alignas(kLine) std::atomic<uint64_t> heartbeats{0};
-  // Offset of the mailboxes that this rank writes, by the reader's position in the node.
-  uint64_t mailboxes = 0;
-  FailureSlot failure;
-  // By block of lanes: 1 + the offset of its LaneBlock in the owner's segment. 0 until a lane of it is open.
-  alignas(kLine) std::array<std::atomic<uint64_t>, NodeLink::kMaxLanes / kBlockLanes> blocks{};
-};
+using shared_memory::FailureSlot;
+using shared_memory::Gate;
+using shared_memory::kBlockLanes;
+using shared_memory::LaneBlock;
+using shared_memory::LaneFlags;
+using shared_memory::RankFlags;
+using shared_memory::Slot;
 
 class SharedMemoryLink final : public NodeLink {
  public:
@@ -84,6 +36,7 @@ class SharedMemoryLink final : public NodeLink {
         rank_(rank),
         position_(position),
         own_(new (flags) RankFlags),
+        first_(own_),
         mailboxes_(mailboxes),
         self_{own_} {
     own_->mailboxes = heap.AddressOf(mailboxes)->offset;
@@ -96,6 +49,7 @@ class SharedMemoryLink final : public NodeLink {
   void AddPeer(int peer, int position, RankFlags* flags) {
     auto* incoming = reinterpret_cast<Mailbox*>(heap().Resolve({peer, flags->mailboxes}));
     peers_[peer] = {flags, mailboxes_ + position, incoming + position_};
+    if (position == 0) first_ = flags;
   }
   RankFlags* own() { return own_; }
 
@@ -160,6 +114,37 @@ class SharedMemoryLink final : public NodeLink {
     return Flags(peer, lane).At(sequence).claimed.load(std::memory_order_relaxed) >= count;
   }
 
+  std::optional<bool> Arrive(const Meeting& meeting, uint64_t sequence, uint64_t hash) override {
+    LaneFlags* flags = Find(meeting.host, meeting.lane);
+    if (flags == nullptr) return std::nullopt;
+    Gate& gate = flags->GateOf(sequence);
+    gate.hashes.fetch_add(hash, std::memory_order_relaxed);
+    return gate.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == meeting.ranks;
+  }
+  std::optional<bool> HaveArrived(const Meeting& meeting, uint64_t sequence, uint64_t hash) const override {
+    const Gate& gate = Flags(meeting.host, meeting.lane).GateOf(sequence);
+    if (gate.arrived.load(std::memory_order_acquire) != meeting.ranks) return std::nullopt;
+    return gate.hashes.load(std::memory_order_relaxed) == hash * static_cast<uint64_t>(meeting.ranks);
+  }
+  bool Consume(const Meeting& meeting, uint64_t sequence) override {
+    LaneFlags& flags = Flags(meeting.host, meeting.lane);
+    Gate& gate = flags.GateOf(sequence);
+    if (gate.consumed.fetch_add(1, std::memory_order_acq_rel) + 1 != meeting.ranks) return false;
+    gate.Clear();
+    flags.consumed_by_all.store(sequence, std::memory_order_release);
+    return true;
+  }
+  uint64_t ConsumedByAll(const Meeting& meeting) const override {
+    const LaneFlags* flags = Find(meeting.host, meeting.lane);
+    return flags == nullptr ? 0 : flags->consumed_by_all.load(std::memory_order_acquire);
+  }
+  void SetWord(const Meeting& meeting, uint64_t sequence, int64_t value) override {
+    Flags(meeting.host, meeting.lane).GateOf(sequence).word.store(value, std::memory_order_release);
+  }
+  int64_t Word(const Meeting& meeting, uint64_t sequence) const override {
+    return Flags(meeting.host, meeting.lane).GateOf(sequence).word.load(std::memory_order_acquire);
+  }
+
   void Release(int lane, uint64_t sequence) override {
     Flags(rank_, lane).consumed.store(sequence, std::memory_order_release);
   }
@@ -171,24 +156,31 @@ class SharedMemoryLink final : public NodeLink {
   void SendMessage(int peer, std::string_view bytes) override {
     WEFT_CHECK(bytes.size() <= Mailbox::kMaxBytes, "a message to a rank of the node is too long");
     Rank& rank = RankOf(peer);
-    if (!rank.unsent.empty() || !rank.outgoing->Write(bytes)) rank.unsent.emplace_back(bytes);
+    if (!rank.unsent.empty() || !Write(rank, bytes)) {
+      rank.unsent.emplace_back(bytes);
+      ++unsent_;
+    }
     Ring(peer);
   }
   bool FlushMessages() override {
-    bool any_unsent = false;
+    if (unsent_ == 0) return false;
     for (auto& [peer, rank] : peers_) {
       const bool had_unsent = !rank.unsent.empty();
-      while (!rank.unsent.empty() && rank.outgoing->Write(rank.unsent.front())) rank.unsent.pop_front();
-      any_unsent |= !rank.unsent.empty();
+      while (!rank.unsent.empty() && Write(rank, rank.unsent.front())) {
+        rank.unsent.pop_front();
+        --unsent_;
+      }
       if (had_unsent) Ring(peer);
     }
-    return any_unsent;
+    return unsent_ > 0;
   }
   std::optional<Message> ReceiveMessage() override {
+    if (own_->mail.load(std::memory_order_acquire) == received_) return std::nullopt;
     for (auto& [peer, rank] : peers_) {
       const bool rings = rank.incoming->MayHoldBackWriter();
       std::optional<std::string> bytes = rank.incoming->Read();
       if (!bytes) continue;
+      ++received_;
       if (rings) Ring(peer);
       return Message{peer, *std::move(bytes)};
     }
@@ -204,9 +196,11 @@ class SharedMemoryLink final : public NodeLink {
     failure.text[length] = '\0';
     failure.rank = notice.rank;
     failure.code.store(static_cast<uint32_t>(cause.code()), std::memory_order_release);
+    first_->failures.fetch_add(1, std::memory_order_release);
     for (const auto& [peer, known] : peers_) Ring(peer);
   }
   std::optional<FailureNotice> ReadFailure() const override {
+    if (first_->failures.load(std::memory_order_acquire) == 0) return std::nullopt;
     for (const auto& [peer, known] : peers_) {
       const FailureSlot& failure = known.flags->failure;
       const uint32_t code = failure.code.load(std::memory_order_acquire);
@@ -226,7 +220,11 @@ class SharedMemoryLink final : public NodeLink {
   }
 
   void Reset() override {
-    own_->failure.code.store(0, std::memory_order_relaxed);
+    if (own_->failure.code.exchange(0, std::memory_order_relaxed) != 0)
+      first_->failures.fetch_sub(1, std::memory_order_relaxed);
+    own_->mail.store(0, std::memory_order_relaxed);
+    received_ = 0;
+    unsent_ = 0;
     for (auto& [peer, rank] : peers_) {
       rank.unsent.clear();
       rank.outgoing->ResetWriter();
@@ -241,6 +239,8 @@ class SharedMemoryLink final : public NodeLink {
       if (flags == nullptr) continue;
       flags->consumed.store(0, std::memory_order_relaxed);
       for (Slot& slot : flags->slots) slot.published.store(0, std::memory_order_relaxed);
+      for (Gate& gate : flags->gates) gate.Clear();
+      flags->consumed_by_all.store(0, std::memory_order_relaxed);
     }
   }
 
@@ -276,6 +276,12 @@ class SharedMemoryLink final : public NodeLink {
     std::vector<LaneFlags*> lanes = {};   // By lane; null until found.
   };
 
+  // Writes to the mailbox of a peer. False if it is full.
+  static bool Write(Rank& rank, std::string_view bytes) {
+    if (!rank.outgoing->Write(bytes)) return false;
+    rank.flags->mail.fetch_add(1, std::memory_order_release);
+    return true;
+  }
   Rank& RankOf(int peer) const {
     if (peer == rank_) return self_;
     const auto it = peers_.find(peer);
@@ -312,7 +318,10 @@ class SharedMemoryLink final : public NodeLink {
   int rank_;
   int position_;
   RankFlags* own_;
+  RankFlags* first_;  // Of the node's first rank.
   Mailbox* mailboxes_;
+  uint64_t received_ = 0;                // Messages that were read from mailboxes.
+  int64_t unsent_ = 0;                   // Messages that found a mailbox full.
   std::map<int, std::byte*> reserved_;   // Memory for flags, by number of counters.
   std::byte* reserved_block_ = nullptr;  // Memory for the next block of lanes.
   mutable Rank self_;

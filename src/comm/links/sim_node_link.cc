@@ -32,6 +32,25 @@ struct LaneFlags {
   Slot& At(uint64_t sequence) { return slots[sequence % NodeLink::kSlots]; }
 };
 
+// A store that all ranks of a node may see. See Note [Late flags].
+struct SharedStore {
+  int64_t made_ns;
+  absl::flat_hash_map<int, int64_t> visible_ns;  // By rank.
+};
+// See Note [Arrivals].
+struct Gate {
+  int arrived = 0;
+  uint64_t hashes = 0;
+  std::optional<SharedStore> all_arrived;
+  int consumed = 0;
+  std::deque<std::pair<int64_t, SharedStore>> words;
+};
+struct Gates {
+  std::array<Gate, NodeLink::kSlots> slots;
+  std::deque<std::pair<uint64_t, SharedStore>> consumed_by_all;
+  Gate& At(uint64_t sequence) { return slots[sequence % NodeLink::kSlots]; }
+};
+
 // Flags of one rank, as this rank or a peer sees them.
 struct RankFlags {
   std::map<int, LaneFlags> lanes;
@@ -45,6 +64,7 @@ using Store = std::shared_ptr<const std::function<void(RankFlags&)>>;
 struct PeerView {
   struct Pending {
     int64_t visible_ns;
+    int64_t made_ns;
     Store store;
   };
   RankFlags visible;
@@ -57,6 +77,7 @@ struct PeerView {
 struct RankState {
   int rank;
   RankFlags own;
+  std::map<int, Gates> gates;                // By lane, of groups whose host this rank is.
   absl::flat_hash_map<int, PeerView> views;  // By local peer.
   std::atomic<uint32_t> doorbell{0};
   uint64_t heartbeats = 0;  // Visible to peers at once.
@@ -104,6 +125,38 @@ class SimNodeLink final : public NodeLink {
     return SlotOf(lane, peer, sequence).claimed >= count;
   }
 
+  // Counts are read-modify-writes: the last rank sees all stores of the others, and whoever sees its count
+  // does.
+  std::optional<bool> Arrive(const Meeting& meeting, uint64_t sequence, uint64_t hash) override {
+    Gate& gate = GatesOf(meeting).At(sequence);
+    gate.hashes += hash;
+    if (++gate.arrived != meeting.ranks) return false;
+    gate.all_arrived = ShareNow();
+    return true;
+  }
+  std::optional<bool> HaveArrived(const Meeting& meeting, uint64_t sequence, uint64_t hash) const override {
+    const Gate& gate = GatesOf(meeting).At(sequence);
+    if (!gate.all_arrived || !Sees(*gate.all_arrived)) return std::nullopt;
+    return gate.hashes == hash * static_cast<uint64_t>(meeting.ranks);
+  }
+  bool Consume(const Meeting& meeting, uint64_t sequence) override {
+    Gates& gates = GatesOf(meeting);
+    if (++gates.At(sequence).consumed != meeting.ranks) return false;
+    gates.At(sequence) = {};
+    gates.consumed_by_all.emplace_back(sequence, ShareNow());
+    if (gates.consumed_by_all.size() > 2 * kSlots) gates.consumed_by_all.pop_front();
+    return true;
+  }
+  uint64_t ConsumedByAll(const Meeting& meeting) const override {
+    return LastSeen(GatesOf(meeting).consumed_by_all);
+  }
+  void SetWord(const Meeting& meeting, uint64_t sequence, int64_t value) override {
+    GatesOf(meeting).At(sequence).words.emplace_back(value, ShareNow());
+  }
+  int64_t Word(const Meeting& meeting, uint64_t sequence) const override {
+    return LastSeen(GatesOf(meeting).At(sequence).words);
+  }
+
   void Release(int lane, uint64_t sequence) override {
     Apply([=](RankFlags& flags) { flags.lanes[lane].consumed = sequence; });
   }
@@ -117,7 +170,7 @@ class SimNodeLink final : public NodeLink {
                                     [&](const auto& candidate) { return candidate->rank == peer; });
     WEFT_CHECK(found != peers_.end(), "a NodeLink was asked for a message to a rank of another node");
     const int64_t visible_ns = VisibleAt(**found);
-    (*found)->views[state_->rank].pending.push_back({visible_ns, store});
+    (*found)->views[state_->rank].pending.push_back({visible_ns, simulation_.NowNs(), store});
     Ring(peer);
   }
   bool FlushMessages() override { return false; }
@@ -157,6 +210,7 @@ class SimNodeLink final : public NodeLink {
   // Visible to peers at once: no rank uses the flags during a reset, and a barrier follows it.
   void Reset() override {
     state_->own = {};
+    state_->gates.clear();
     for (const auto& peer : peers_) {
       PeerView& view = peer->views[state_->rank];
       view.visible = {};
@@ -198,17 +252,52 @@ class SimNodeLink final : public NodeLink {
     const Store store = std::make_shared<const std::function<void(RankFlags&)>>(store_to);
     for (const auto& peer : peers_) {
       const int64_t visible_ns = VisibleAt(*peer);
-      peer->views[state_->rank].pending.push_back({visible_ns, store});
+      peer->views[state_->rank].pending.push_back({visible_ns, simulation_.NowNs(), store});
     }
   }
 
-  // The slot in the peer's own flags, without delay.
-  Slot& SlotOf(int lane, int peer, uint64_t sequence) const {
-    if (peer == state_->rank) return state_->own.lanes[lane].At(sequence);
+  RankState& StateOf(int peer) const {
+    if (peer == state_->rank) return *state_;
     const auto found = std::find_if(peers_.begin(), peers_.end(),
                                     [&](const auto& candidate) { return candidate->rank == peer; });
-    WEFT_CHECK(found != peers_.end(), "a NodeLink was asked for a piece of a rank of another node");
-    return (*found)->own.lanes[lane].At(sequence);
+    WEFT_CHECK(found != peers_.end(), "a NodeLink was asked for the state of a rank of another node");
+    return **found;
+  }
+  // The slot in the peer's own flags, without delay.
+  Slot& SlotOf(int lane, int peer, uint64_t sequence) const {
+    return StateOf(peer).own.lanes[lane].At(sequence);
+  }
+  Gates& GatesOf(const Meeting& meeting) const { return StateOf(meeting.host).gates[meeting.lane]; }
+
+  // A store of this rank to memory that the ranks of the node share. This rank has seen the counts of the
+  // others before, and with them everything that they stored.
+  SharedStore ShareNow() {
+    SharedStore store{simulation_.NowNs(), {}};
+    store.visible_ns[state_->rank] = store.made_ns;
+    for (const auto& peer : peers_) store.visible_ns[peer->rank] = VisibleAt(*peer);
+    Sees(store);
+    return store;
+  }
+  // True if this rank sees the store. It then sees all that any rank stored before.
+  bool Sees(const SharedStore& store) const {
+    const auto visible = store.visible_ns.find(state_->rank);
+    if (visible->second > simulation_.NowNs()) return false;
+    for (auto& [peer, view] : state_->views) {
+      while (!view.pending.empty() && view.pending.front().made_ns <= store.made_ns) ShowFirst(view);
+    }
+    return true;
+  }
+  // The value of the last of these stores that this rank sees; 0 if it sees none.
+  template <typename Value>
+  Value LastSeen(const std::deque<std::pair<Value, SharedStore>>& stores) const {
+    for (auto it = stores.rbegin(); it != stores.rend(); ++it) {
+      if (Sees(it->second)) return it->first;
+    }
+    return 0;
+  }
+  static void ShowFirst(PeerView& view) {
+    (*view.pending.front().store)(view.visible);
+    view.pending.pop_front();
   }
 
   RankFlags& VisibleFlags(int peer) const {
@@ -217,8 +306,7 @@ class SimNodeLink final : public NodeLink {
     WEFT_CHECK(found != state_->views.end(), "a NodeLink was asked for the flags of a rank of another node");
     PeerView& view = found->second;
     while (!view.pending.empty() && view.pending.front().visible_ns <= simulation_.NowNs()) {
-      (*view.pending.front().store)(view.visible);
-      view.pending.pop_front();
+      ShowFirst(view);
     }
     return view.visible;
   }

@@ -6,7 +6,8 @@
 // stores.
 // Why it suffices: the memory model promises that an acquire load which sees a release store also sees all
 // stores before it, and nothing else. Claims and heartbeats are visible at once, as nothing depends on their
-// delay.
+// delay. A full count (Note [Arrivals]) becomes visible late, too. Each rank that counted itself has read the
+// counts before, so a rank that sees the full count sees all stores of all ranks before it.
 #pragma once
 
 #include <memory>

@@ -66,6 +66,9 @@ class Operation {
   virtual bool ready() const = 0;
   // True once, in addition, this rank owes nothing to peers and no longer accesses their memory.
   virtual bool drained() const = 0;
+  // True if no peer accesses this rank's buffers once the operation is drained on this rank. It is then
+  // *released*, though peers may not have consumed it.
+  virtual bool is_released_when_drained() const { return false; }
   // Bootstrap ranks that the operation waits for.
   virtual std::set<int> AwaitedRanks(const OperationContext& context) const = 0;
 };

@@ -5,20 +5,110 @@
 // partial sum for each maximal subtree of that node. The part's leader on the node evaluates a partial sum
 // slice by slice, when the owner gives a credit for the slice. For a subtree of one rank, that rank sends its
 // input instead.
+//
+// Note [Reduce window]
+// Problem: with a ring for each partial sum, scratch memory would grow with the number of nodes. If partial
+// sums shared it in the order of their arrival, they could fill it without one of them being of use.
+// Rule: the stages of all slices, in order, need the partial sums in one fixed order (Note [Reduction
+// stages]). A partial sum at position p of that order has slot p % slots, and gets a credit only if p is less
+// than `slots` ahead of the first position that is still needed.
+// Why it suffices: the window holds all partial sums of the next stage, whatever has arrived. They all have
+// credits sooner or later, as a credited slice needs nothing else (Note [Credits]). So the stage runs, and
+// the window moves on.
 #pragma once
 
+#include <cstdint>
+#include <deque>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/statusor.h>
 
+#include "src/comm/base/reduction_stages.h"
 #include "src/comm/phases/collective_plan.h"
 #include "src/comm/phases/sends.h"
 #include "src/comm/phases/streams.h"
-#include "src/comm/phases/windowed_reduce.h"
 
 namespace weft {
+
+// Reduction of this rank's part from local inputs and from the partial sums of other nodes, which it receives
+// into a bounded window of scratch memory. See Note [Reduce window].
+class WindowedReduce {
+ public:
+  // Where the partial sum of a remote subtree comes from.
+  struct Remote {
+    CreditScheduler::Channel channel;
+    DType dtype;  // Of the partial sum on the wire.
+  };
+  struct Plan {
+    Slicing slicing;
+    DType dtype;
+    ReduceOp op;
+    ReduceTarget target;  // Of the whole part.
+    ReductionStages stages;
+    absl::FunctionRef<SliceMemory(int member)> local_input;
+    absl::FunctionRef<Remote(int subtree)> remote_input;
+  };
+  // Errors: kResourceExhausted (no scratch).
+  static absl::StatusOr<std::unique_ptr<WindowedReduce>> Create(const OperationContext& context, Plan plan);
+  // Not copyable: tasks hold pointers to it.
+  WindowedReduce(const WindowedReduce&) = delete;
+  WindowedReduce& operator=(const WindowedReduce&) = delete;
+
+  // Advances. Returns true if anything moved.
+  absl::StatusOr<bool> Step(OperationContext& context);
+  int64_t done() const { return progress_.done() / stage_count(); }  // Reduced slices.
+  bool finished() const { return done() == slicing_.slices(); }
+  // Adds the bootstrap ranks that the reduction waits for.
+  void AddAwaited(std::set<int>& ranks) const;
+
+ private:
+  struct Stage final : TaskOwner {
+    Stage(WindowedReduce& of, ReduceStream evaluated, const ReductionStage& stage)
+        : reduce(of),
+          number(of.stage_count()),
+          stream(std::move(evaluated)),
+          first_remote(stage.first_remote),
+          end_remote(stage.end_remote),
+          saves_to(stage.saves_to) {}
+    void OnTaskDone(int64_t slice) override {
+      reduce.progress_.Finish(slice * reduce.stage_count() + number);
+    }
+
+    WindowedReduce& reduce;
+    int64_t number;
+    ReduceStream stream;
+    int64_t first_remote, end_remote;  // As in ReductionStage.
+    int saves_to;
+  };
+
+  WindowedReduce(Slicing slicing, int64_t remote_count) : slicing_(slicing), remote_count_(remote_count) {}
+  absl::Status Allocate(const OperationContext& context, const Plan& plan);
+  int64_t stage_count() const { return static_cast<int64_t>(stages_.size()); }
+  absl::StatusOr<bool> StepCredits(OperationContext& context);
+  bool StepStages(OperationContext& context);
+  bool HasArrived(const Stage& stage, int64_t slice);
+  SliceMemory SavedValue(int index) const;
+
+  const Slicing slicing_;
+  const int64_t remote_count_;  // Partial sums of each slice.
+  // Steps are the stages of all slices, in order. Positions are the partial sums of all slices, in order.
+  std::deque<Stage> stages_;  // Deques: tasks and transfers hold pointers to the streams.
+  std::deque<ReceiveStream> receives_;
+  PrefixCounter progress_;        // Steps.
+  int64_t credited_ = 0;          // Positions.
+  int64_t arrived_in_stage_ = 0;  // Partial sums of the next step, from its first, that have arrived.
+  int64_t slots_ = 0;             // Of the window.
+  size_t slot_bytes_ = 0;
+  DType saved_dtype_;
+  size_t saved_bytes_ = 0;  // Of a saved value: one slice for each of two slices that are reduced at a time.
+  Buffer window_;
+  Buffer saved_;
+  bool announced_empty_ = false;
+};
 
 class ReducePhase {
  public:

@@ -25,7 +25,7 @@ struct Broadcast {
 // Bytes that the ranks of each node send in a broadcast of kLarge elements. Checks what every rank receives.
 std::vector<int64_t> SentByNode(const Broadcast& broadcast) {
   EngineOptions options;
-  options.slice_bytes = 512;
+  options.slice_bytes = broadcast.compression == WireCompression::kNone ? 512 : 4096;
   std::vector<int64_t> sent(static_cast<size_t>(broadcast.nodes.node_count()));
   const SimReport report = RunSimulatedRanks(broadcast.nodes, {}, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options, size_t{8} << 20));
@@ -105,6 +105,37 @@ TEST(Growth, ScratchOfAReductionDoesNotGrowWithTheNumberOfNodes) {
   EXPECT_NEAR(static_cast<double>(ScratchOfReduceScatter(1000)), static_cast<double>(expected(1000, 5)),
               4096);
   EXPECT_LT(expected(1000, 5), size_t{16} << 20);
+}
+
+// Events of the simulator that small all-reduces on a node add, for each rank.
+double EventsOfSmallAllReduces(int ranks) {
+  const auto events = [&](int operations) {
+    SimOptions machine;
+    machine.jitter = 0;
+    machine.poll_ns = 5'000;
+    const SimReport report =
+        RunSimulatedRanks(NodeMap::OneNode(ranks), machine, [&](Bootstrap& bootstrap) -> absl::Status {
+          WEFT_ASSIGN_OR_RETURN(const EngineFixture fixture,
+                                EngineFixture::Make(bootstrap, {}, size_t{1} << 20));
+          WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kI64, 43));
+          for (int i = 0; i < operations; ++i) {
+            buffer.Write(0, std::vector<double>(43, bootstrap.rank()));
+            Work work = fixture.engine->AllReduce(fixture.lane, buffer.data(), buffer.data(), DType::kI64, 43,
+                                                  ReduceOp::kSum);
+            WEFT_RETURN_IF_ERROR(work.WaitReleased());
+            EXPECT_EQ(buffer.Read(0, 43), std::vector<double>(43, ranks * (ranks - 1) / 2));
+          }
+          return absl::OkStatus();
+        });
+    EXPECT_OK(report.status());
+    return report.events;
+  };
+  return static_cast<double>(events(12) - events(2)) / ranks;
+}
+
+// Doorbells of all pairs of ranks would make it eight times as many.
+TEST(Growth, SmallAllReducesOnANodeRingNoDoorbellsBetweenAllPairs) {
+  EXPECT_LT(EventsOfSmallAllReduces(64), 2 * EventsOfSmallAllReduces(8));
 }
 
 // Windows of a slot and of a few, and steps of one partial sum and of several.

@@ -3,6 +3,7 @@
 
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -169,6 +170,84 @@ TEST(NodeLink, GivesEachPieceOfAnOperationToOneClaimer) {
     EXPECT_EQ(link.ClaimPiece(kLane, bootstrap.rank(), 1 + NodeLink::kSlots, kPieces), 0);
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     return BootstrapBarrier(bootstrap);
+  });
+}
+
+constexpr NodeLink::Meeting kMeeting{kLane, /*host=*/0, /*ranks=*/2};
+
+TEST(NodeLink, TellsWhetherAllHaveArrivedWithEqualHashes) {
+  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int /*peer*/) -> absl::Status {
+    const int rank = bootstrap.rank();
+    const auto hash = [&](uint64_t sequence) { return sequence == 1 ? 7 : 8 + static_cast<uint64_t>(rank); };
+    if (rank == 0) {
+      EXPECT_EQ(link.Arrive(kMeeting, 1, hash(1)), false);
+      EXPECT_EQ(link.HaveArrived(kMeeting, 1, hash(1)), std::nullopt);
+      EXPECT_EQ(link.Arrive(kMeeting, 2, hash(2)), false);
+    }
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    if (rank == 1) {
+      EXPECT_EQ(link.Arrive(kMeeting, 1, hash(1)), true);
+      EXPECT_EQ(link.Arrive(kMeeting, 2, hash(2)), true);
+      link.SetWord(kMeeting, 1, 42);
+    }
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    EXPECT_EQ(link.HaveArrived(kMeeting, 1, hash(1)), true);
+    EXPECT_EQ(link.HaveArrived(kMeeting, 2, hash(2)), false);
+    EXPECT_EQ(link.Word(kMeeting, 1), 42);
+    EXPECT_EQ(link.Word(kMeeting, 2), 0);
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
+// Both ranks pass through several operations of each slot concurrently.
+TEST(NodeLink, ClearsTheCountersOfAnOperationThatAllHaveConsumed) {
+  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int /*peer*/) -> absl::Status {
+    constexpr uint64_t kLast = 20 * NodeLink::kSlots;
+    int64_t arrived_last = 0;
+    int64_t consumed_last = 0;
+    for (uint64_t sequence = 1; sequence <= kLast; ++sequence) {
+      while (sequence > link.ConsumedByAll(kMeeting) + NodeLink::kSlots) std::this_thread::yield();
+      if (*link.Arrive(kMeeting, sequence, sequence)) ++arrived_last;
+      while (!link.HaveArrived(kMeeting, sequence, sequence)) std::this_thread::yield();
+      EXPECT_EQ(link.HaveArrived(kMeeting, sequence, sequence), true) << sequence;
+      if (link.Consume(kMeeting, sequence)) ++consumed_last;
+    }
+    const auto last =
+        bootstrap.AllGatherBlob(absl::StrCat(arrived_last, " ", consumed_last), absl::Seconds(60));
+    WEFT_RETURN_IF_ERROR(last.status());
+    int64_t arrived_sum = 0;
+    int64_t consumed_sum = 0;
+    for (const int rank : {0, 1}) {
+      const std::vector<std::string> counts = absl::StrSplit((*last)[static_cast<size_t>(rank)], ' ');
+      arrived_sum += std::stoll(counts[0]);
+      consumed_sum += std::stoll(counts[1]);
+    }
+    EXPECT_EQ(arrived_sum, kLast);
+    EXPECT_EQ(consumed_sum, kLast);
+    EXPECT_EQ(link.ConsumedByAll(kMeeting), kLast);
+    for (int i = 0; i < 2; ++i) WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    link.Reset();
+    EXPECT_TRUE(bootstrap.rank() == 1 || link.ConsumedByAll(kMeeting) == 0);
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
+TEST(NodeLink, CannotArriveBeforeTheHostHasOpenedTheLane) {
+  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int /*peer*/) -> absl::Status {
+    constexpr NodeLink::Meeting kOther{kLane + 1, /*host=*/0, /*ranks=*/2};
+    if (bootstrap.rank() == 1) {
+      EXPECT_EQ(link.Arrive(kOther, 1, 5), std::nullopt);
+      EXPECT_EQ(link.ConsumedByAll(kOther), 0U);
+    }
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    if (bootstrap.rank() == 0) WEFT_RETURN_IF_ERROR(link.OpenLane(kLane + 1, kCounters));
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    if (bootstrap.rank() == 1) {
+      EXPECT_EQ(link.Arrive(kOther, 1, 5), false);
+    }
+    for (int i = 0; i < 2; ++i) WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    return absl::OkStatus();
   });
 }
 

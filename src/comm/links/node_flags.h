@@ -1,0 +1,95 @@
+// Flags of ranks in node memory, as SharedMemoryLink lays them out.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+#include "src/comm/base/descriptor.h"
+#include "src/comm/links/node_link.h"
+
+namespace weft::shared_memory {
+
+inline constexpr size_t kLine = 64;
+
+struct Slot {
+  alignas(kLine) std::atomic<uint64_t> published{0};  // Sequence of the descriptor in this slot.
+  Descriptor descriptor;
+  alignas(kLine) std::atomic<int64_t> claimed{0};  // Claimed pieces. May exceed their number.
+};
+
+// See Note [Arrivals].
+struct Gate {
+  alignas(kLine) std::atomic<int32_t> arrived{0};
+  std::atomic<int32_t> consumed{0};
+  std::atomic<uint64_t> hashes{0};  // Sum over the ranks that have arrived.
+  std::atomic<int64_t> word{0};
+
+  void Clear() {
+    arrived.store(0, std::memory_order_relaxed);
+    consumed.store(0, std::memory_order_relaxed);
+    hashes.store(0, std::memory_order_relaxed);
+    word.store(0, std::memory_order_relaxed);
+  }
+};
+
+// Flags of one lane. An array [kSlots, counter_count] of atomic counters follows.
+struct LaneFlags {
+  explicit LaneFlags(int64_t counters) : counter_count(counters) {
+    for (size_t i = 0; i < NodeLink::kSlots * static_cast<size_t>(counters); ++i)
+      new (FirstCounter() + i) std::atomic<int64_t>(0);
+  }
+  static size_t Bytes(int counters) {
+    return sizeof(LaneFlags) +
+           NodeLink::kSlots * static_cast<size_t>(counters) * sizeof(std::atomic<int64_t>);
+  }
+  std::atomic<int64_t>& Counter(uint64_t sequence, int index) {
+    return FirstCounter()[(sequence % NodeLink::kSlots) * static_cast<uint64_t>(counter_count) +
+                          static_cast<uint64_t>(index)];
+  }
+  Slot& At(uint64_t sequence) { return slots[sequence % NodeLink::kSlots]; }
+  Gate& GateOf(uint64_t sequence) { return gates[sequence % NodeLink::kSlots]; }
+
+  alignas(kLine) std::atomic<uint64_t> consumed{0};
+  alignas(kLine) const int64_t counter_count;
+  std::array<Slot, NodeLink::kSlots> slots;
+  // Used only in the flags of the host.
+  std::array<Gate, NodeLink::kSlots> gates;
+  alignas(kLine) std::atomic<uint64_t> consumed_by_all{0};
+
+ private:
+  std::atomic<int64_t>* FirstCounter() { return reinterpret_cast<std::atomic<int64_t>*>(this + 1); }
+};
+
+// Memory for flags is taken as lanes are opened.
+inline constexpr int kBlockLanes = 1024;
+// By lane of the block: 1 + the offset of its LaneFlags in the owner's segment. 0 until the lane is open.
+using LaneBlock = std::array<std::atomic<uint64_t>, kBlockLanes>;
+
+struct FailureSlot {
+  static constexpr size_t kTextBytes = 480;
+  alignas(kLine) std::atomic<uint32_t> code{0};  // absl::StatusCode. 0: no failure.
+  int32_t rank = 0;                              // The rank that failed first.
+  std::array<char, kTextBytes> text{};
+};
+
+// Flags that one rank writes and its local peers read. Peers also write the doorbell and the claim counters.
+struct RankFlags {
+  alignas(kLine) std::atomic<uint32_t> doorbell{0};
+  alignas(kLine) std::atomic<uint32_t> sleepers{0};
+  alignas(kLine) std::atomic<uint64_t> heartbeats{0};
+  // Messages that peers have written to their mailboxes for this rank.
+  alignas(kLine) std::atomic<uint64_t> mail{0};
+  // Failure notices of the node's ranks. Used only in the flags of the node's first rank.
+  alignas(kLine) std::atomic<int32_t> failures{0};
+  // Offset of the mailboxes that this rank writes, by the reader's position in the node.
+  uint64_t mailboxes = 0;
+  FailureSlot failure;
+  // By block of lanes: 1 + the offset of its LaneBlock in the owner's segment. 0 until a lane of it is open.
+  alignas(kLine) std::array<std::atomic<uint64_t>, NodeLink::kMaxLanes / kBlockLanes> blocks{};
+};
+};
+
+}  // namespace weft::shared_memory
