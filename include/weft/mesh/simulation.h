@@ -36,6 +36,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -110,6 +111,9 @@ class Simulation {
   // Runs `action` at `time_ns`, or now if that has passed.
   // REQUIRES: `action` does not wait; it runs outside fibers.
   virtual void At(int64_t time_ns, absl::AnyInvocable<void()> action) = 0;
+  // The object with this key, which `make` makes at the first call. For tables that are equal on many ranks.
+  virtual std::shared_ptr<const void> SharedBetweenRanks(
+      uint64_t key, absl::FunctionRef<std::shared_ptr<const void>()> make) = 0;
   // Lets the calling fiber, of `rank`, compute for `ns` on each of `threads` cores; see SimOptions::cores.
   virtual void Compute(int rank, int64_t ns, int threads) = 0;
 };

@@ -3,6 +3,8 @@
 // `member` is always a rank of the group.
 #pragma once
 
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "src/comm/base/reduction_tree.h"
@@ -13,7 +15,19 @@ namespace weft {
 
 class GroupPlacement {
  public:
-  GroupPlacement(ProcessGroup group, const NodeMap& nodes);
+  // The part that is equal on all ranks of a group. Simulated ranks share it.
+  struct Tables {
+    std::vector<int> node_of;               // By member.
+    std::vector<int> index_in_node;         // By member.
+    std::vector<std::vector<int>> members;  // By node.
+    std::vector<NodeSubtree> subtrees;
+    std::vector<int> subtree_in_node;  // By subtree.
+  };
+  static std::shared_ptr<const Tables> MakeTables(const std::vector<int>& ranks, const NodeMap& nodes);
+
+  GroupPlacement(const ProcessGroup& group, const NodeMap& nodes)
+      : GroupPlacement(group, MakeTables(group.ranks, nodes)) {}
+  GroupPlacement(ProcessGroup group, std::shared_ptr<const Tables> tables);
 
   const ProcessGroup& group() const { return group_; }
   int size() const { return group_.size(); }
@@ -22,8 +36,8 @@ class GroupPlacement {
   int WorldRank(int member) const { return group_.ranks[static_cast<size_t>(member)]; }
 
   // Nodes are numbered from 0, in the order of their first members.
-  int node_count() const { return static_cast<int>(members_.size()); }
-  int NodeOf(int member) const { return node_of_[static_cast<size_t>(member)]; }
+  int node_count() const { return static_cast<int>(tables_->members.size()); }
+  int NodeOf(int member) const { return tables_->node_of[static_cast<size_t>(member)]; }
   bool IsLocal(int member) const { return NodeOf(member) == NodeOf(me()); }
   bool spans_nodes() const { return node_count() > 1; }
   // The other group ranks on the caller's node. The list starts at the caller's successor, so that every rank
@@ -31,14 +45,14 @@ class GroupPlacement {
   const std::vector<int>& local_peers() const { return local_peers_; }
 
   // The first member on `node`. It exchanges the control messages of the node: see Note [Node graphs].
-  int FirstMember(int node) const { return members_[static_cast<size_t>(node)].front(); }
+  int FirstMember(int node) const { return tables_->members[static_cast<size_t>(node)].front(); }
   // The member of the caller's node that keeps what its local ranks share. See Note [Arrivals].
   int node_host() const { return FirstMember(NodeOf(me())); }
   // Ranks of the group on the caller's node, with the caller.
   int local_size() const { return static_cast<int>(local_peers_.size()) + 1; }
 
   // Position of `member` among the group's ranks of its node.
-  int IndexInNode(int member) const { return index_in_node_[static_cast<size_t>(member)]; }
+  int IndexInNode(int member) const { return tables_->index_in_node[static_cast<size_t>(member)]; }
 
   // The leader of `node` for `member`'s part: the rank that sends or receives the part for its node. Parts
   // are dealt round robin to a node's ranks, so that each drives a share of the node's traffic. On the
@@ -49,20 +63,16 @@ class GroupPlacement {
   int LocalCounterpart(int member) const;
 
   // The maximal single-node subtrees of the group's reduction tree, with nodes numbered as above.
-  const std::vector<NodeSubtree>& subtrees() const { return subtrees_; }
+  const std::vector<NodeSubtree>& subtrees() const { return tables_->subtrees; }
   // Position of a subtree among those of its node.
-  int SubtreeInNode(int index) const { return subtree_in_node_[static_cast<size_t>(index)]; }
+  int SubtreeInNode(int index) const { return tables_->subtree_in_node[static_cast<size_t>(index)]; }
   // The member that sends to `target` the partial sum of the subtree with number `index`.
   int PartialSender(int index, int target) const;
 
  private:
   ProcessGroup group_;
-  std::vector<int> node_of_;               // By member.
-  std::vector<int> index_in_node_;         // By member.
-  std::vector<std::vector<int>> members_;  // By node.
+  std::shared_ptr<const Tables> tables_;
   std::vector<int> local_peers_;
-  std::vector<NodeSubtree> subtrees_;
-  std::vector<int> subtree_in_node_;  // By subtree.
 };
 
 }  // namespace weft

@@ -266,8 +266,8 @@ absl::StatusOr<bool> Collective::MeetPeers(OperationContext& context) {
 
 const Descriptor& Collective::DescriptorOf(const OperationContext& context, int member) const {
   if (member == context.placement.me()) return context.record->descriptor;
-  if (descriptors_.empty()) descriptors_.resize(static_cast<size_t>(context.placement.size()));
-  std::optional<Descriptor>& known = descriptors_[static_cast<size_t>(member)];
+  if (descriptors_.empty()) descriptors_.resize(static_cast<size_t>(context.placement.local_size()));
+  std::optional<Descriptor>& known = descriptors_[static_cast<size_t>(context.placement.IndexInNode(member))];
   if (!known) {
     known = context.node.Peek(context.record->lane, context.placement.WorldRank(member),
                               context.record->descriptor.sequence);

@@ -7,9 +7,9 @@
 
 namespace weft {
 
-// True for a barrier, and for an all-reduce of at most a cache line between nodes.
-bool IsSmallCollective(const GroupPlacement& placement, const CollectivePlan& plan);
-// REQUIRES: IsSmallCollective. `mirrored`: the simulation mirrors nodes.
+// True for an all-reduce of at most a cache line between nodes. Its plan has one part, that of rank 0.
+bool IsSmallAllReduce(const GroupPlacement& placement, int64_t count, DType dtype);
+// Barrier of any group, and small all-reduce. `mirrored`: the simulation mirrors nodes.
 std::unique_ptr<Operation> MakeSmallCollective(const GroupPlacement& placement, CollectivePlan plan,
                                                bool mirrored);
 // All kinds of all-gather, and the broadcast of a group on one node.

@@ -2,20 +2,18 @@
 //
 // Note [Small collectives]
 // Problem: a direct exchange takes as many messages per rank as there are nodes, for a few bytes.
-// Rule: the first member on each node acts for it. It reads the inputs of the node's members, adds the partial
-// sums that arrive from other nodes, each at its place in the canonical tree, and sends the sum to the node
-// that has the parent. The result returns down a binomial tree over nodes. Data travels in control messages,
-// without credits: a rank gets at most one message of an operation for each edge, and it cannot get one of the
-// next operation before it has completed this one.
-// Why it suffices: additions are those of Note [Canonical tree]. Partial sums are in fp32 and therefore exact
-// copies; a subtree of bf16 is rounded where the reduce phase would round it, at every node but that of rank
-// 0, which owns the only part. Each message has the descriptor of its sender. Every node sends to another, so
-// two ranks that differ are compared somewhere, and the failure reaches all.
-// Messages: if the ranks of each node form an aligned block of the group, a rank sends and receives at most
-// 2 log2(nodes) + 2. A barrier needs no sum, and takes the binomial tree in both directions in every
-// placement.
-#include "src/comm/collectives/small_collective.h"
-
+// Rule: the first member on each node acts for it. It reads the inputs of the node's members, adds the
+// partial sums that arrive from other nodes, each at its place in the canonical tree, and sends the sum to
+// the node that has the parent. The result returns down a binomial tree over nodes. Data travels in control
+// messages, without credits: a rank gets at most one message of an operation for each edge, and none of the
+// next operation before it has sent its part of this one.
+// Why it suffices: additions are those of Note [Canonical tree]. Partial sums of f16 and bf16 travel in fp32.
+// A subtree of bf16 is rounded where the reduce phase rounds it: on every node but that of rank 0, which owns
+// the only part. Each message has the descriptor of its sender. The messages connect all nodes, so two ranks
+// that differ are compared somewhere, and the failure reaches all.
+// Messages: if the ranks of each node form an aligned block of the group, a rank sends at most
+// log2(nodes) + 1, rounded up. Other placements send one for each partial sum of a node. A barrier needs no
+// sum, and takes the binomial tree in both directions in every placement.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -26,6 +24,7 @@
 #include <utility>
 
 #include "src/comm/base/node_graph.h"
+#include "src/comm/base/tree_chains.h"
 #include "src/comm/collectives/operations.h"
 #include "src/comm/phases/reduce_kernel.h"
 #include "src/comm/phases/reduce_phase.h"
@@ -282,37 +281,8 @@ class SmallCollective final : public Collective {
 
 }  // namespace
 
-std::vector<TreeChain> ChainsOfNode(const GroupPlacement& placement) {
-  std::vector<TreeChain> chains;
-  const int node = placement.NodeOf(placement.me());
-  for (const NodeSubtree& subtree : placement.subtrees()) {
-    if (subtree.node != node) continue;
-    TreeChain& chain = chains.emplace_back(TreeChain{subtree.lo, subtree.count, 0, -1, {}});
-    int lo = 0;
-    int count = placement.size();
-    while (lo != subtree.lo || count != subtree.count) {
-      if (lo == subtree.lo && chain.count == 0) chain.count = count;
-      const int left = LeftSize(count);
-      if (subtree.lo >= lo + left) {
-        chain.parent = lo;
-        lo += left;
-        count -= left;
-        continue;
-      }
-      if (lo == subtree.lo)
-        chain.branches.push_back({lo + left, count - left, placement.NodeOf(lo + left) == node});
-      count = left;
-    }
-    if (chain.count == 0) chain.count = subtree.count;
-  }
-  std::reverse(chains.begin(), chains.end());
-  return chains;
-}
-
-bool IsSmallCollective(const GroupPlacement& placement, const CollectivePlan& plan) {
-  if (plan.kind == OpKind::kBarrier) return true;
-  const int64_t bytes = plan.parts.total() * static_cast<int64_t>(SizeOf(plan.dtype));
-  return plan.kind == OpKind::kAllReduce && placement.spans_nodes() && bytes <= kSmallBytes;
+bool IsSmallAllReduce(const GroupPlacement& placement, int64_t count, DType dtype) {
+  return placement.spans_nodes() && count <= kSmallBytes / static_cast<int64_t>(SizeOf(dtype));
 }
 
 std::unique_ptr<Operation> MakeSmallCollective(const GroupPlacement& placement, CollectivePlan plan,

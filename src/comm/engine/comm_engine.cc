@@ -235,7 +235,9 @@ Work CommEngine::AllReduce(LaneId lane, const void* input, void* output, DType d
                          WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "all_reduce"));
                          request.plan = CollectivePlan::ForContiguous(
                              OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
-                             PartLayout::FromCounts(AllReduceCounts(count, group.size(), dtype)));
+                             PartLayout::FromCounts(impl_->IsSmallAllReduce(lane, count, dtype)
+                                                        ? std::vector<int64_t>{count}
+                                                        : AllReduceCounts(count, group.size(), dtype)));
                          request.total_count = count;
                          request.counts_hash = 0;
                          const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));

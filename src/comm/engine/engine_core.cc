@@ -27,8 +27,8 @@ EngineCore::EngineCore(const Environment& environment)
                  env_.credit_rules},
                 *this) {}
 
-absl::Status EngineCore::AddLane(int index, std::string name, ProcessGroup group, LanePurpose purpose) {
-  auto lane = std::make_unique<Lane>(std::move(name), GroupPlacement(std::move(group), env_.nodes));
+absl::Status EngineCore::AddLane(int index, std::string name, GroupPlacement placement, LanePurpose purpose) {
+  auto lane = std::make_unique<Lane>(std::move(name), std::move(placement));
   if (lane->placement.spans_nodes()) WEFT_RETURN_IF_ERROR(wire_.CheckLane(index, lane->name));
   if (const absl::Status opened = env_.node.OpenLane(index, CountersOf(lane->placement.size())); !opened.ok())
     return Annotate(opened, absl::StrCat("flags of lane ", lane->name));

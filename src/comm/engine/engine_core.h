@@ -19,7 +19,8 @@
 // would wait for its next operation until their deadline.
 // Rule: a rank that destroys its engine first *leaves* its lanes. On each lane it publishes, at the sequence
 // after its last operation, a descriptor that says so: to all peers of its node, and to one rank of each
-// neighbor node. An operation of a peer at that sequence differs from it, and fails on all ranks as a mismatch.
+// neighbor node (Note [Node graphs]). An operation of a peer at that sequence differs from it, and fails on
+// all ranks as a mismatch.
 // Why it suffices: all ranks of a lane submit the same operations, and a failure reaches every rank. Earlier
 // operations are not affected: leaving is legal at any time, also while peers still finish them.
 //
@@ -69,7 +70,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
 
   // Adds the lane `index` in [0, NodeLink::kMaxLanes). REQUIRES: it is free. Some indices may stay free.
   // Errors: kResourceExhausted (no node memory, or no message tags for the lane).
-  absl::Status AddLane(int index, std::string name, ProcessGroup group, LanePurpose purpose);
+  absl::Status AddLane(int index, std::string name, GroupPlacement placement, LanePurpose purpose);
 
   // Allocates what the next lane of a group of `members` ranks needs of node memory.
   absl::Status ReserveLane(int members) { return env_.node.ReserveLane(CountersOf(members)); }

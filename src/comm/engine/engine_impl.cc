@@ -72,7 +72,10 @@ std::string LaneName(const ProcessGroup& group, LanePurpose purpose) {
 
 std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, CollectivePlan plan,
                                          bool mirrored) {
-  if (IsSmallCollective(placement, plan)) return MakeSmallCollective(placement, std::move(plan), mirrored);
+  const bool is_small_sum =
+      plan.kind == OpKind::kAllReduce && IsSmallAllReduce(placement, plan.parts.total(), plan.dtype);
+  if (plan.kind == OpKind::kBarrier || is_small_sum)
+    return MakeSmallCollective(placement, std::move(plan), mirrored);
   switch (plan.kind) {
     case OpKind::kReduceScatter:
       return placement.spans_nodes() ? MakeReduceScatter(placement, std::move(plan))
@@ -163,8 +166,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore(WireLink&
   for (size_t index = 0; index < lanes_.size(); ++index) {
     if (lanes_[index] == nullptr) continue;
     const Lane& lane = *lanes_[index];
-    WEFT_RETURN_IF_ERROR(
-        core->AddLane(static_cast<int>(index), lane.name, lane.placement.group(), lane.purpose));
+    WEFT_RETURN_IF_ERROR(core->AddLane(static_cast<int>(index), lane.name, lane.placement, lane.purpose));
   }
   return core;
 }
@@ -195,14 +197,21 @@ absl::StatusOr<std::unique_ptr<CommEngine::Impl::Lane>> CommEngine::Impl::MakeLa
   WEFT_RETURN_IF_ERROR(CheckMember(group));
   const uint64_t group_hash = Hash64(group.ranks.data(), group.ranks.size() * sizeof(int));
   return std::make_unique<Lane>(
-      Lane{LaneName(group, purpose), purpose, GroupPlacement(group, bootstrap_.node_map()), group_hash});
+      Lane{LaneName(group, purpose), purpose, MakePlacement(group, group_hash), group_hash});
+}
+
+GroupPlacement CommEngine::Impl::MakePlacement(const ProcessGroup& group, uint64_t group_hash) const {
+  const auto make = [&] { return GroupPlacement::MakeTables(group.ranks, bootstrap_.node_map()); };
+  Simulation* simulation = bootstrap_.runtime().simulation();
+  if (simulation == nullptr) return {group, make()};
+  return {group, std::static_pointer_cast<const GroupPlacement::Tables>(
+                     simulation->SharedBetweenRanks(group_hash, make))};
 }
 
 absl::StatusOr<LaneId> CommEngine::Impl::Install(int index, std::unique_ptr<Lane> lane) {
-  const ProcessGroup& group = lane->placement.group();
   WEFT_RETURN_IF_ERROR(shell_->WithCore(
-      [&](EngineCore& core) { return core.AddLane(index, lane->name, group, lane->purpose); }));
-  recorder_.RecordLane(index, lane->name, group.ranks);
+      [&](EngineCore& core) { return core.AddLane(index, lane->name, lane->placement, lane->purpose); }));
+  recorder_.RecordLane(index, lane->name, lane->placement.group().ranks);
   trace_.SetLaneName(index, lane->name);
   const MutexLock lock(lanes_mutex_);
   if (static_cast<size_t>(index) >= lanes_.size()) lanes_.resize(static_cast<size_t>(index) + 1);
@@ -292,6 +301,10 @@ absl::Status CommEngine::Impl::CheckLane(LaneId lane) const {
       "lane ", lane.index, " is not a lane of this engine; use an id that it returned for a lane"));
 }
 
+bool CommEngine::Impl::IsSmallAllReduce(LaneId lane, int64_t count, DType dtype) const {
+  return weft::IsSmallAllReduce(LaneOf(lane).placement, count, dtype);
+}
+
 bool CommEngine::Impl::IsMirrored() const {
   const Simulation* simulation = bootstrap_.runtime().simulation();
   return simulation != nullptr && simulation->options().mirror_nodes;
@@ -300,7 +313,7 @@ bool CommEngine::Impl::IsMirrored() const {
 void CommEngine::Impl::MirrorNodes(const GroupPlacement& placement, Request& request) {
   if (!IsMirrored() || !placement.spans_nodes()) return;
   PartLayout& parts = request.plan.parts;
-  if (parts.counts.empty()) return;
+  if (parts.counts.size() != static_cast<size_t>(placement.size())) return;  // A small collective.
   const auto bytes_of = [&](const PartLayout& layout) {
     return std::accumulate(layout.counts.begin(), layout.counts.end(), int64_t{0}) *
            static_cast<int64_t>(SizeOf(request.plan.dtype));

@@ -95,6 +95,9 @@ class CommEngine::Impl {
   // True if other ranks of the lane's group are on this node.
   bool HasLocalPeers(LaneId lane) const { return !LaneOf(lane).placement.local_peers().empty(); }
 
+  // True if an all-reduce of `count` elements on this lane is a small one. REQUIRES: CheckLane(lane) is OK.
+  bool IsSmallAllReduce(LaneId lane, int64_t count, DType dtype) const;
+
   EngineCounters counters();
   absl::Status status();
   size_t scratch_peak_bytes() const { return scratch_.peak_bytes(); }
@@ -119,6 +122,7 @@ class CommEngine::Impl {
   // nodes. Bytes stay the means over all ranks and nodes.
   void MirrorNodes(const GroupPlacement& placement, Request& request);
   bool IsMirrored() const;
+  GroupPlacement MakePlacement(const ProcessGroup& group, uint64_t group_hash) const;
   absl::Status CheckMember(const ProcessGroup& group) const;
   absl::Status CheckMessage(OpKind kind, const MessageRequest& message, const OpOptions& options) const;
   // Null if this engine has no such lane.

@@ -329,7 +329,7 @@ absl::StatusOr<std::unique_ptr<NodeLink>> MakeSimNodeLink(Bootstrap& bootstrap, 
   // until the second gather below has completed.
   const std::shared_ptr<RankState>* own = &state;
   WEFT_ASSIGN_OR_RETURN(
-      const std::vector<std::string> addresses,
+      std::vector<std::string> addresses,
       ExchangeBlobs(bootstrap, "flags of an engine",
                     std::string(reinterpret_cast<const char*>(&own), sizeof(own)), timeout));
   for (const int peer : bootstrap.node_map().RanksOf(bootstrap.node())) {
@@ -338,6 +338,7 @@ absl::StatusOr<std::unique_ptr<NodeLink>> MakeSimNodeLink(Bootstrap& bootstrap, 
     std::memcpy(&theirs, addresses[static_cast<size_t>(peer)].data(), sizeof(theirs));
     link->AddPeer(*theirs);
   }
+  addresses = {};  // All ranks wait in the next exchange.
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::OkStatus(), timeout));
   return link;
 }

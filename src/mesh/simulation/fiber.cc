@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstring>
 #include <sys/mman.h>
 #include <utility>
 
@@ -11,18 +12,25 @@
 namespace weft::internal {
 namespace {
 
+// The last bytes below a stack without a guard page.
+constexpr uint64_t kIntact = 0x6b63617473666577;  // "wefstack".
+
 size_t PageBytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
 
 }  // namespace
 
-Fiber::Fiber(size_t stack_bytes, std::function<void()> body)
-    : body_(std::move(body)), mapped_bytes_(stack_bytes + PageBytes()) {
+Fiber::Fiber(size_t stack_bytes, bool is_guarded, std::function<void()> body)
+    : body_(std::move(body)), mapped_bytes_(stack_bytes + PageBytes()), is_guarded_(is_guarded) {
   void* memory = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
   WEFT_CHECK(memory != MAP_FAILED, "cannot map the stack of a fiber");
   mapped_ = static_cast<std::byte*>(memory);
-  WEFT_CHECK(mprotect(mapped_, PageBytes(), PROT_NONE) == 0, "cannot protect the guard page of a fiber");
   std::byte* stack = mapped_ + PageBytes();
+  if (is_guarded_) {
+    WEFT_CHECK(mprotect(mapped_, PageBytes(), PROT_NONE) == 0, "cannot protect the guard page of a fiber");
+  } else {
+    std::memcpy(stack - sizeof(kIntact), &kIntact, sizeof(kIntact));
+  }
   sanitizer_.SetStack(stack, stack_bytes);
   own_ = NewStack(stack, stack_bytes, &Fiber::Enter, this);
 }
@@ -44,6 +52,12 @@ void Fiber::Run() {
   SwitchStack(own_, resumer_);
 }
 
+void Fiber::CheckStack() const {
+  if (is_guarded_) return;
+  WEFT_CHECK(std::memcmp(mapped_ + PageBytes() - sizeof(kIntact), &kIntact, sizeof(kIntact)) == 0,
+             "the stack of a fiber has overflowed: see SimOptions::kFiberStackBytes");
+}
+
 void Fiber::Resume() {
   sanitizer_.StartSwitchIn();
   SwitchStack(resumer_, own_);
@@ -51,6 +65,7 @@ void Fiber::Resume() {
 }
 
 void Fiber::Suspend() {
+  CheckStack();
   sanitizer_.StartSwitchOut(/*finished=*/false);
   SwitchStack(own_, resumer_);
   sanitizer_.FinishSwitchIn();

@@ -13,7 +13,9 @@ namespace weft::internal {
 
 class Fiber {
  public:
-  Fiber(size_t stack_bytes, std::function<void()> body);
+  // With `is_guarded`, an overflow of the stack ends the process at once. Otherwise it is found when the
+  // fiber suspends.
+  Fiber(size_t stack_bytes, bool is_guarded, std::function<void()> body);
   // Discards a fiber that has not finished: objects on its stack are not destroyed.
   ~Fiber();
   Fiber(const Fiber&) = delete;
@@ -30,11 +32,14 @@ class Fiber {
  private:
   static void Enter(void* self);
   void Run();
+  // Ends the process if the stack has overflowed into the page below it.
+  void CheckStack() const;
 
   std::function<void()> body_;
   bool finished_ = false;
   size_t mapped_bytes_;
-  std::byte* mapped_;  // A guard page, then the stack.
+  std::byte* mapped_;  // A page that guards the stack, or ends with a mark; then the stack.
+  const bool is_guarded_;
   SuspendedCode own_ = nullptr, resumer_ = nullptr;
   FiberSanitizer sanitizer_;
 };

@@ -27,6 +27,13 @@ void Simulator::Compute(int rank, int64_t ns, int threads) {
   if (cores.End(now_ns_, threads)) WakeAll(&cores, /*wake_ns=*/0);
 }
 
+std::shared_ptr<const void> Simulator::SharedBetweenRanks(
+    uint64_t key, absl::FunctionRef<std::shared_ptr<const void>()> make) {
+  std::shared_ptr<const void>& shared = shared_[key];
+  if (shared == nullptr) shared = make();
+  return shared;
+}
+
 void Simulator::ChargeDebt(int rank) {
   if (const int64_t ns = std::exchange(debts_ns_[static_cast<size_t>(rank)], 0); ns > 0) Compute(rank, ns, 1);
 }
@@ -69,7 +76,7 @@ bool Simulator::IsDead(int rank) const {
 
 Simulator::FiberId Simulator::Start(int rank, std::function<void()> body) {
   const FiberId id = fibers_.size();
-  fibers_.push_back(std::make_unique<RankFiber>(rank, std::move(body)));
+  fibers_.push_back(std::make_unique<RankFiber>(rank, id < kGuardedFibers, std::move(body)));
   ++unfinished_;
   Unpark(id, Delay(rank, options_.wake_ns));
   return id;

@@ -29,6 +29,8 @@ class Simulator final : public Simulation {
   const SimOptions& options() const override { return options_; }
   void At(int64_t time_ns, absl::AnyInvocable<void()> action) override;
 
+  std::shared_ptr<const void> SharedBetweenRanks(
+      uint64_t key, absl::FunctionRef<std::shared_ptr<const void>()> make) override;
   void Compute(int rank, int64_t ns, int threads) override;
   // Adds core time that the next ChargeDebt of `rank` takes. For code that must not wait.
   void AddDebt(int rank, int64_t ns) { debts_ns_[static_cast<size_t>(rank)] += ns; }
@@ -67,8 +69,8 @@ class Simulator final : public Simulation {
 
  private:
   struct RankFiber {
-    RankFiber(int owner, std::function<void()> body)
-        : rank(owner), fiber(SimOptions::kFiberStackBytes, std::move(body)) {}
+    RankFiber(int owner, bool is_guarded, std::function<void()> body)
+        : rank(owner), fiber(SimOptions::kFiberStackBytes, is_guarded, std::move(body)) {}
     int rank;
     Fiber fiber;
     uint64_t sleep = 0;             // Number of the current sleep. Wake-ups for earlier numbers are ignored.
@@ -85,6 +87,8 @@ class Simulator final : public Simulation {
       return time_ns != other.time_ns ? time_ns > other.time_ns : order > other.order;
     }
   };
+  // Each guard page takes two of the mappings that the system allows a process, mostly 65,530.
+  static constexpr size_t kGuardedFibers = 8192;
   static constexpr uint64_t kAction = ~uint64_t{0};
   void Push(int64_t time_ns, size_t target, uint64_t sleep);
   void RunAction(size_t index);
@@ -106,6 +110,7 @@ class Simulator final : public Simulation {
   std::optional<FiberId> running_;
   size_t unfinished_ = 0;
   absl::flat_hash_map<const void*, std::vector<FiberId>> sleepers_;
+  absl::flat_hash_map<uint64_t, std::shared_ptr<const void>> shared_;  // See SharedBetweenRanks.
   int64_t events_ = 0;
   uint64_t fingerprint_ = 0;
 };

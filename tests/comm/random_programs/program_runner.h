@@ -22,11 +22,12 @@ namespace weft::testing {
 class ProgramRunner {
  public:
   ProgramRunner(Bootstrap& bootstrap, const Program& program, const ProgramRules& rules,
-                const ProgramMistake* mistake)
+                const ProgramMistake* mistake, ProgramArrivals& arrivals)
       : bootstrap_(bootstrap),
         program_(program),
         rules_(rules),
         mistake_(mistake != nullptr && mistake->rank == bootstrap.rank() ? mistake : nullptr),
+        arrivals_(arrivals),
         random_(program.seed * 1000003 + static_cast<uint64_t>(bootstrap.rank())),
         layouts_(program.seed * 7 + static_cast<uint64_t>(bootstrap.rank())) {}
   // Destroys the Works, then the engine, then the buffers: the memory of failed operations must outlive the
@@ -133,6 +134,7 @@ class ProgramRunner {
   const Program& program_;
   const ProgramRules rules_;
   const ProgramMistake* mistake_;
+  ProgramArrivals& arrivals_;
   SeededRandom random_;
   std::mt19937_64 layouts_;
   std::optional<EngineFixture> fixture_;

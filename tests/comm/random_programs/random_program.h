@@ -95,10 +95,14 @@ struct ProgramOutcome {
   int64_t operations = 0;  // Operations that this rank has finished.
 };
 
-// Runs the program on one rank. Errors: kDataLoss (a wrong result; names the operation), kInternal (a window
+// By operation: the ranks that have submitted it. All ranks of a run share it.
+using ProgramArrivals = std::vector<int>;
+
+// Runs the program on one rank. Errors: kDataLoss (a wrong result, or a barrier that has not waited for all
+// ranks; names the operation), kInternal (a window
 // was exceeded), and the errors of the engine.
 absl::Status RunProgram(Bootstrap& bootstrap, const Program& program, const ProgramRules& rules,
-                        const ProgramMistake* mistake, ProgramOutcome& outcome);
+                        const ProgramMistake* mistake, ProgramOutcome& outcome, ProgramArrivals& arrivals);
 
 // Runs the program on simulated ranks.
 struct ScheduleReport {

@@ -106,6 +106,10 @@ absl::Status ProgramRunner::Check(Live& live) {
     case ProgramOp::Kind::kBroadcast:
       return values_->CheckBroadcast(live.op, op, live.output.data());
     case ProgramOp::Kind::kBarrier:
+      if (arrivals_[static_cast<size_t>(live.op)] == bootstrap_.size()) break;
+      return absl::DataLossError(absl::StrCat("op ", live.op, ": a barrier is ready, but only ",
+                                              arrivals_[static_cast<size_t>(live.op)], " of ",
+                                              bootstrap_.size(), " ranks have submitted it"));
     case ProgramOp::Kind::kMessages:  // See CompleteMessages.
       break;
   }
@@ -204,16 +208,18 @@ absl::Status ProgramRunner::Run(ProgramOutcome& outcome) {
 }
 
 absl::Status RunProgram(Bootstrap& bootstrap, const Program& program, const ProgramRules& rules,
-                        const ProgramMistake* mistake, ProgramOutcome& outcome) {
-  return ProgramRunner(bootstrap, program, rules, mistake).Run(outcome);
+                        const ProgramMistake* mistake, ProgramOutcome& outcome, ProgramArrivals& arrivals) {
+  return ProgramRunner(bootstrap, program, rules, mistake, arrivals).Run(outcome);
 }
 
 ScheduleReport RunSchedule(const Program& program, const SimOptions& machine, const ProgramRules& rules,
                            const ProgramMistake* mistake) {
   ScheduleReport report;
   std::vector<ProgramOutcome> outcomes(static_cast<size_t>(program.nodes.size()));
+  ProgramArrivals arrivals(program.ops.size());
   report.simulation = RunSimulatedRanks(program.nodes, machine, [&](Bootstrap& bootstrap) {
-    return RunProgram(bootstrap, program, rules, mistake, outcomes[static_cast<size_t>(bootstrap.rank())]);
+    return RunProgram(bootstrap, program, rules, mistake, outcomes[static_cast<size_t>(bootstrap.rank())],
+                      arrivals);
   });
   for (const ProgramOutcome& outcome : outcomes) report.operations += outcome.operations;
   return report;

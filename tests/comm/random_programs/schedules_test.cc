@@ -116,6 +116,47 @@ TEST(BrokenRule, AnImageWrittenWithoutItsGateIsDetected) {
   }));
 }
 
+TEST(BrokenRule, ABarrierThatDoesNotAwaitItsTreeIsDetected) {
+  EXPECT_TRUE(IsDetected([](uint64_t seed) {
+    Program program = DrawProgramWithShortTimeout(seed);
+    for (ProgramOp& op : program.ops) op.kind = ProgramOp::Kind::kBarrier;
+    ProgramRules rules;
+    rules.credit_rules.partials_await_children = false;
+    return RunSchedule(program, {.seed = seed}, rules);
+  }));
+}
+
+// One rank submits another operation than all others. Its error must reach nodes that are no neighbors of its
+// own long before their deadline.
+ScheduleReport RunMistakeOnManyNodes(uint64_t seed, bool failures_are_relayed) {
+  constexpr int kNodes = 16;
+  Program program = DrawProgram(seed);
+  program.nodes = NodeMap::RanksPerNode(kNodes, 1);
+  program.shard_size = 1;
+  program.engine.timeout = absl::Seconds(1000);
+  for (ProgramOp& op : program.ops) {
+    op.kind = ProgramOp::Kind::kAllReduce;
+    op.count = 1;
+  }
+  const ProgramMistake mistake = {ProgramMistake::Kind::kOp, static_cast<int>(seed % kNodes)};
+  ProgramRules rules;
+  rules.credit_rules.failures_are_relayed = failures_are_relayed;
+  return RunSchedule(program, {.seed = seed, .poll_ns = kCoarsePollNs}, rules, &mistake);
+}
+
+TEST(BrokenRule, AFailureThatIsNotRelayedIsDetected) {
+  constexpr int64_t kSoonNs = 10'000'000'000;
+  bool is_detected = false;
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    const SimReport relayed = RunMistakeOnManyNodes(seed, /*failures_are_relayed=*/true).simulation;
+    EXPECT_FALSE(relayed.status().ok()) << "seed " << seed;
+    EXPECT_LT(relayed.virtual_ns, kSoonNs) << "seed " << seed;
+    is_detected |=
+        RunMistakeOnManyNodes(seed, /*failures_are_relayed=*/false).simulation.virtual_ns >= kSoonNs;
+  }
+  EXPECT_TRUE(is_detected);
+}
+
 // A rank dies during the run. The final operations need all ranks, so the error of every survivor names it.
 TEST(DeadRank, IsNamedByTheErrorOfEverySurvivor) {
   const uint64_t seeds = ScheduleCount(30);

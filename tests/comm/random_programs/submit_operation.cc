@@ -256,6 +256,7 @@ absl::Status ProgramRunner::Submit(int index) {
     case ProgramOp::Kind::kBarrier:
       break;
   }
+  ++arrivals_[static_cast<size_t>(index)];
   live.work = engine().Barrier(control_lane_, Options(index, op));
   return absl::OkStatus();
 }

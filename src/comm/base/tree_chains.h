@@ -1,4 +1,4 @@
-// The part of a node in the canonical tree of a small all-reduce. Pure.
+// The part of a node in the canonical tree of a reduction. Pure.
 #pragma once
 
 #include <vector>

@@ -1,0 +1,34 @@
+#include "src/comm/base/tree_chains.h"
+
+#include <algorithm>
+
+namespace weft {
+
+std::vector<TreeChain> ChainsOfNode(const GroupPlacement& placement) {
+  std::vector<TreeChain> chains;
+  const int node = placement.NodeOf(placement.me());
+  for (const NodeSubtree& subtree : placement.subtrees()) {
+    if (subtree.node != node) continue;
+    TreeChain& chain = chains.emplace_back(TreeChain{subtree.lo, subtree.count, 0, -1, {}});
+    int lo = 0;
+    int count = placement.size();
+    while (lo != subtree.lo || count != subtree.count) {
+      if (lo == subtree.lo && chain.count == 0) chain.count = count;
+      const int left = LeftSize(count);
+      if (subtree.lo >= lo + left) {
+        chain.parent = lo;
+        lo += left;
+        count -= left;
+        continue;
+      }
+      if (lo == subtree.lo)
+        chain.branches.push_back({lo + left, count - left, placement.NodeOf(lo + left) == node});
+      count = left;
+    }
+    if (chain.count == 0) chain.count = subtree.count;
+  }
+  std::reverse(chains.begin(), chains.end());
+  return chains;
+}
+
+}  // namespace weft

@@ -1,0 +1,144 @@
+// Growth of control messages with the ranks, on simulated ranks. bench/simulated_control measures more ranks.
+#include <bit>
+#include <random>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include "src/comm/base/node_graph.h"
+#include "tests/comm/support/engine_fixture.h"
+#include "tests/support/schedule_count.h"
+#include "tests/support/status_matchers.h"
+#include "weft/mesh/simulation.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+int CeilLog2(int n) { return static_cast<int>(std::bit_width(static_cast<unsigned>(n - 1))); }
+
+constexpr size_t kSegmentBytes = size_t{1} << 20;
+
+std::vector<NodeMap> Jobs() { return {NodeMap::RanksPerNode(256, 1), NodeMap::RanksPerNode(256, 16)}; }
+
+absl::StatusOr<EngineFixture> MakeFixture(Bootstrap& bootstrap) {
+  EngineOptions options;
+  options.recorder_entries = 4;
+  return EngineFixture::Make(bootstrap, options, kSegmentBytes);
+}
+
+// The control messages that `operation` sends on this rank.
+template <typename Operation>
+absl::StatusOr<int64_t> MessagesOf(EngineFixture& fixture, const Operation& operation) {
+  const int64_t before = fixture.engine->counters().control_messages;
+  Work work = operation();
+  WEFT_RETURN_IF_ERROR(work.WaitReleased());
+  return fixture.engine->counters().control_messages - before;
+}
+
+TEST(Scale, ABarrierAndASumSendOneMessageForEachLevelOfTheTree) {
+  for (const NodeMap& nodes : Jobs()) {
+    const int bound = CeilLog2(nodes.node_count()) + 1;
+    const SimReport report = RunSimulatedRanks(nodes, {.seed = 1}, [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap));
+      CommEngine& engine = *fixture.engine;
+      WEFT_ASSIGN_OR_RETURN(const int64_t barrier,
+                            MessagesOf(fixture, [&] { return engine.Barrier(fixture.lane); }));
+      EXPECT_LE(barrier, bound);
+      int64_t value = bootstrap.rank();
+      WEFT_ASSIGN_OR_RETURN(const int64_t sum, MessagesOf(fixture, [&] {
+                              return engine.AllReduce(fixture.lane, &value, &value, DType::kI64, 1,
+                                                      ReduceOp::kSum);
+                            }));
+      EXPECT_LE(sum, bound);
+      EXPECT_EQ(value, nodes.size() * (nodes.size() - 1) / 2);
+      EXPECT_LE(engine.counters().wire_peers, 2 * bound) << "peers";
+      EXPECT_EQ(engine.counters().wire_bytes, 0) << "data messages";
+      return absl::OkStatus();
+    });
+    EXPECT_OK(report.status());
+  }
+}
+
+TEST(Scale, AFailureReachesEveryRankWithLogarithmicallyManyMessages) {
+  constexpr int kFailing = 5;
+  for (const NodeMap& nodes : Jobs()) {
+    for (const int dead : {0, 4, 128}) {
+      SimOptions machine;
+      machine.seed = static_cast<uint64_t>(dead);
+      machine.death = {{dead, 20'000'000}};
+      machine.poll_ns = 4'000;
+      int told = 0;
+      const SimReport report = RunSimulatedRanks(nodes, machine, [&](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap));
+        const int64_t before = fixture.engine->counters().control_messages;
+        Work work;
+        if (bootstrap.rank() == kFailing) {
+          bootstrap.runtime().SleepFor(40'000'000);
+          fixture.engine->Abort(absl::DataLossError("the disk is gone"));
+        } else {
+          work = fixture.engine->Barrier(fixture.lane);
+          EXPECT_THAT(work.Wait(),
+                      StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rank 5: the disk is gone")));
+        }
+        EXPECT_LT(bootstrap.runtime().NowNs(), 300'000'000) << "rank " << bootstrap.rank();
+        constexpr int kRanksOfANode = 3;
+        const int levels = CeilLog2(nodes.node_count());
+        EXPECT_LE(fixture.engine->counters().control_messages - before,
+                  kRanksOfANode * 2 * levels + levels + 1);
+        ++told;
+        return absl::OkStatus();
+      });
+      EXPECT_EQ(told, nodes.size() - 1) << "rank " << dead << " is dead";
+      EXPECT_TRUE(absl::IsUnavailable(report.outcomes[static_cast<size_t>(dead)]));
+    }
+  }
+}
+
+// The nodes that `node` reaches without passing a silent one.
+std::set<int> Reached(int node, int nodes, const std::set<int>& silent) {
+  std::set<int> reached = {node};
+  std::vector<int> pending = {node};
+  while (!pending.empty()) {
+    const int from = pending.back();
+    pending.pop_back();
+    for (const int to : NeighborNodes(from, nodes)) {
+      if (!silent.contains(to) && reached.insert(to).second) pending.push_back(to);
+    }
+  }
+  return reached;
+}
+
+TEST(NodeGraph, StaysConnectedWithoutAsManyNodesAsANodeHasNeighborsButOne) {
+  std::mt19937 random(1);
+  for (const int nodes : {2, 3, 5, 6, 7, 8, 12, 31, 64, 100}) {
+    const std::set<int> neighbors = NeighborNodes(0, nodes);
+    EXPECT_LE(static_cast<int>(neighbors.size()), 2 * CeilLog2(nodes));
+    for (int trial = 0; trial < 200; ++trial) {
+      // Every other trial silences neighbors of node 0, the others any nodes.
+      std::set<int> silent;
+      while (silent.size() + 1 < neighbors.size()) {
+        const auto drawn = static_cast<int>(random() % static_cast<unsigned>(nodes));
+        if (drawn != 0 && (trial % 2 == 0 || neighbors.contains(drawn))) silent.insert(drawn);
+      }
+      EXPECT_EQ(Reached(0, nodes, silent).size() + silent.size(), static_cast<size_t>(nodes));
+    }
+  }
+}
+
+TEST(NodeGraph, HasATreeOfAllNodes) {
+  for (int nodes = 1; nodes <= 40; ++nodes) {
+    int edges = 0;
+    for (int node = 0; node < nodes; ++node) {
+      for (const int child : TreeChildren(node, nodes)) {
+        EXPECT_EQ(TreeParent(child), node);
+        ++edges;
+      }
+    }
+    EXPECT_EQ(edges, nodes - 1);
+  }
+}
+
+}  // namespace
+}  // namespace weft::testing
