@@ -61,6 +61,31 @@ TEST(Scale, ABarrierAndASumSendOneMessageForEachLevelOfTheTree) {
   }
 }
 
+// See Note [Mirrored nodes]. Each level of the tree takes a message up and one down.
+TEST(Scale, MirroredNodesWaitForEachLevelOfTheTree) {
+  constexpr int kNodes = 16;
+  constexpr int64_t kLatencyNs = 1'000'000;
+  SimOptions machine;
+  machine.jitter = 0;
+  machine.mirror_nodes = true;
+  machine.wire_latency_ns = kLatencyNs;
+  const NodeMap nodes = NodeMap::RanksPerNode(2 * kNodes, 2);
+  const SimReport report = RunSimulatedRanks(nodes, machine, [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap));
+    float value = 1;
+    for (const bool sums : {false, true}) {
+      const int64_t begin = bootstrap.runtime().NowNs();
+      Work work =
+          sums ? fixture.engine->AllReduce(fixture.lane, &value, &value, DType::kF32, 1, ReduceOp::kSum)
+               : fixture.engine->Barrier(fixture.lane);
+      WEFT_RETURN_IF_ERROR(work.WaitReleased());
+      EXPECT_GE(bootstrap.runtime().NowNs() - begin, 2 * CeilLog2(kNodes) * kLatencyNs);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_OK(report.status());
+}
+
 TEST(Scale, AFailureReachesEveryRankWithLogarithmicallyManyMessages) {
   constexpr int kFailing = 5;
   for (const NodeMap& nodes : Jobs()) {
