@@ -21,10 +21,10 @@
 #include <set>
 #include <utility>
 
-#include "src/comm/base/broadcast_tree.h"
 #include "src/comm/base/copy_bytes.h"
 #include "src/comm/collectives/operations.h"
 #include "src/comm/phases/sends.h"
+#include "src/comm/trees/broadcast_tree.h"
 #include "weft/core/status.h"
 
 namespace weft {

@@ -23,11 +23,11 @@
 #include <string_view>
 #include <utility>
 
-#include "src/comm/base/node_graph.h"
-#include "src/comm/base/tree_chains.h"
 #include "src/comm/collectives/operations.h"
 #include "src/comm/phases/reduce_kernel.h"
 #include "src/comm/phases/reduce_phase.h"
+#include "src/comm/trees/node_graph.h"
+#include "src/comm/trees/tree_chains.h"
 #include "weft/core/status.h"
 
 namespace weft {

@@ -8,7 +8,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
-#include "src/comm/base/node_graph.h"
+#include "src/comm/trees/node_graph.h"
 #include "weft/core/status.h"
 
 namespace weft {

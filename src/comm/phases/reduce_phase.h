@@ -27,10 +27,10 @@
 #include <absl/functional/function_ref.h>
 #include <absl/status/statusor.h>
 
-#include "src/comm/base/reduction_stages.h"
 #include "src/comm/phases/collective_plan.h"
 #include "src/comm/phases/sends.h"
 #include "src/comm/phases/streams.h"
+#include "src/comm/trees/reduction_stages.h"
 
 namespace weft {
 

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/comm/base/node_graph.h"
+#include "src/comm/trees/node_graph.h"
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/schedule_count.h"
 #include "tests/support/status_matchers.h"

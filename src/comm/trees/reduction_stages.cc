@@ -1,4 +1,4 @@
-#include "src/comm/base/reduction_stages.h"
+#include "src/comm/trees/reduction_stages.h"
 
 #include <map>
 #include <optional>

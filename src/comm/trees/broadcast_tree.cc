@@ -1,4 +1,4 @@
-#include "src/comm/base/broadcast_tree.h"
+#include "src/comm/trees/broadcast_tree.h"
 
 #include <bit>
 

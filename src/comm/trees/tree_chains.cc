@@ -1,4 +1,4 @@
-#include "src/comm/base/tree_chains.h"
+#include "src/comm/trees/tree_chains.h"
 
 #include <algorithm>
 

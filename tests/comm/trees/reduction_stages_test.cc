@@ -1,5 +1,5 @@
 // Checks the stages of a reduction against the program of the whole canonical tree, as text.
-#include "src/comm/base/reduction_stages.h"
+#include "src/comm/trees/reduction_stages.h"
 
 #include <algorithm>
 #include <bit>
