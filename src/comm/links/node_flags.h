@@ -90,6 +90,5 @@ struct RankFlags {
   // By block of lanes: 1 + the offset of its LaneBlock in the owner's segment. 0 until a lane of it is open.
   alignas(kLine) std::array<std::atomic<uint64_t>, NodeLink::kMaxLanes / kBlockLanes> blocks{};
 };
-};
 
 }  // namespace weft::shared_memory
