@@ -30,7 +30,7 @@ size_t InCacheLines(int64_t bytes) {
 
 TEST(Regather, GathersTheParametersFromNeighborsOnly) {
   for (const auto& [ranks, size] : {std::pair{2, 2}, {4, 2}, {4, 4}, {6, 3}, {6, 2}}) {
-    RunRanks(NodeMap::OneNode(ranks), [&, size = size](Bootstrap& bootstrap) -> absl::Status {
+    RunRanks(NodeMap::OneNode(ranks), [&, ranks = ranks, size = size](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 1, RegatherOver(size)));
       for (ShardingPolicy policy : PolicyOfEachLayout()) {
         for (const DType dtype : {DType::kF32, DType::kBF16}) {
