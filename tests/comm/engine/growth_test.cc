@@ -96,15 +96,14 @@ size_t ScratchOfReduceScatter(int nodes) {
 TEST(Growth, ScratchOfAReductionDoesNotGrowWithTheNumberOfNodes) {
   const EngineOptions options;
   const auto slice = static_cast<size_t>(options.slice_bytes);
-  // The window, two slices of each saved value, and the barrier's words for each slot of the descriptor ring.
-  const auto expected = [&](size_t nodes, size_t saved_values) {
+  // The window, and two slices of each saved value.
+  const auto expected = [&](size_t saved_values) {
     const size_t window = static_cast<size_t>(options.reduce_window_bytes) / slice;
-    return (window + 2 * saved_values) * slice + 8 * ((nodes + 1) * sizeof(int32_t) + 63) / 64 * 64;
+    return (window + 2 * saved_values) * slice;
   };
-  EXPECT_NEAR(static_cast<double>(ScratchOfReduceScatter(200)), static_cast<double>(expected(200, 2)), 4096);
-  EXPECT_NEAR(static_cast<double>(ScratchOfReduceScatter(1000)), static_cast<double>(expected(1000, 5)),
-              4096);
-  EXPECT_LT(expected(1000, 5), size_t{16} << 20);
+  EXPECT_EQ(ScratchOfReduceScatter(200), expected(2));
+  EXPECT_EQ(ScratchOfReduceScatter(1000), expected(5));
+  EXPECT_LT(expected(5), size_t{16} << 20);
 }
 
 // Events of the simulator that small all-reduces on a node add, for each rank.
