@@ -90,7 +90,7 @@ absl::Status GroupSchedule::FinishReading() {
 
 absl::Status GroupSchedule::AfterUpdate(int group) {
   if (spans_nodes_ && BeginsForward(group) && GroupAt(group).state() == ParamGroup::State::kSharded) {
-    return Unshard(group, Priority::kPrefetch);
+    return Unshard(group, rules_->GatherPriority(PassPart::kForward, group));
   }
   return GroupAt(group).AllGatherUpdates(Priority::kBulk);
 }
@@ -378,7 +378,7 @@ absl::Status GroupSchedule::PrefetchForBackward() {
   if (!shares_images_on_nodes_) return absl::OkStatus();
   for (const int next : PrefetchAcrossBackwardStart(*pass_, backward_, prefetch_depth_)) {
     if (!switches(next).unshard_in_backward) continue;
-    WEFT_RETURN_IF_ERROR(Unshard(next, Priority::kPrefetch));
+    WEFT_RETURN_IF_ERROR(Unshard(next, rules_->GatherPriority(PassPart::kBackward, next)));
   }
   return absl::OkStatus();
 }

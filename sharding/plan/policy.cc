@@ -86,8 +86,7 @@ absl::Status ShardingPolicy::Validate() const {
   if (mesh_of && shard_optimizer_over_replicas) {
     return absl::InvalidArgumentError(
         "mesh_of gives parameters a mesh of their own, and shard_optimizer_over_replicas is on, which needs "
-        "the "
-        "replicas of one mesh: leave one of them out");
+        "the replicas of one mesh: leave one of them out");
   }
   if (PrefetchDepth() < 0 || PrefetchDepth() > kMaxPrefetchDepth) {
     return absl::InvalidArgumentError(

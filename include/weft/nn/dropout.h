@@ -11,8 +11,8 @@
 // evaluation, and if p is 0, y is x itself.
 // Saves: no tensors. Backward draws the mask again.
 // Errors: kInvalidArgument (p is outside of [0, 1); the RandomKey has not one sample for each row of the
-//   batch; the sequence has another number of tokens), kFailedPrecondition (a pass with gradients and without
-//   a RandomKey).
+//   batch, or has documents although the batch is not one row; the sequence has another number of tokens),
+//   kFailedPrecondition (a pass with gradients and without a RandomKey).
 #pragma once
 
 #include <string>

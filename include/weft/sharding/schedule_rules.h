@@ -2,9 +2,13 @@
 //
 // The schedule of ShardedGroups decides when a group is needed, and waits for it. What it submits beside that
 // comes from rules: which groups it gathers ahead, when it reduces the gradients of a group, and how urgent
-// each operation is. SetScheduleRules replaces the built-in rules, which are PrefetchRules. No rules change a
-// bit of the results, except with several microbatches or mixed orders: Note [Order of additions] in
-// sharding/pipeline/reduction.h. To compare rules on a simulated cluster, see ForecastStep in
+// each operation is. Two decisions go by ShardingPolicy::prefetch_depth instead: which groups stay unsharded
+// from forward into backward, and, if ranks of a node share images, which groups of backward are gathered at
+// the end of forward. If shard groups span nodes, an update gathers the groups with which forward begins, as
+// GathersAhead says. SetScheduleRules replaces the built-in rules, which are PrefetchRules. Rules change no
+// bit of the results: see Note [Order of additions] in sharding/pipeline/reduction.h. A gradient that arrives
+// after the last call of its group is an exception: it is part of the group's reduction if that has waited,
+// and of another one if not. To compare rules on a simulated cluster, see ForecastStep in
 // weft/train/planner.h and examples/own_schedule.cc.
 //
 // Thread safety: the schedule calls the rules on the thread that drives the groups.

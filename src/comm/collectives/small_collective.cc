@@ -9,8 +9,9 @@
 // next operation before it has sent its part of this one.
 // Why it suffices: additions are those of Note [Canonical tree]. Partial sums of f16 and bf16 travel in fp32.
 // A subtree of bf16 is rounded where the reduce phase rounds it: on every node but that of rank 0, which owns
-// the only part. Each message has the descriptor of its sender. The messages connect all nodes, so two ranks
-// that differ are compared somewhere, and the failure reaches all.
+// the only part. Each message has the descriptor of its sender. Every node sends to its parent in the tree of
+// nodes, in a barrier as in a sum: a node whose sums go to others tells its parent that it has arrived. So two
+// ranks that differ are compared somewhere, and the failure reaches all.
 // Messages: if the ranks of each node form an aligned block of the group, a rank sends at most
 // log2(nodes) + 1, rounded up. Other placements send one for each partial sum of a node. A barrier needs no
 // sum, and takes the binomial tree in both directions in every placement.
@@ -56,9 +57,9 @@ class SmallCollective final : public Collective {
       for (int member = 0; member < placement.size(); ++member) {
         if (placement.IsLocal(member)) inputs_.emplace_back(member, CopyOf(InputOf(context, member)));
       }
-      for (TreeChain& chain : ChainsOfNode(placement)) chains_.push_back({std::move(chain)});
+      for (TreeChain& chain : ChainsOfNode(placement, Node(context))) chains_.push_back({std::move(chain)});
     }
-    return absl::OkStatus();
+    return mirrored_ ? absl::OkStatus() : BeginArrivals(context);
   }
 
   absl::StatusOr<bool> Move(OperationContext& context) override {
@@ -92,6 +93,9 @@ class SmallCollective final : public Collective {
   int64_t elements() const { return plan().kind == OpKind::kBarrier ? 0 : plan().parts.total(); }
   size_t input_bytes() const { return static_cast<size_t>(elements()) * SizeOf(plan().dtype); }
   std::vector<std::byte> CopyOf(const std::byte* input) const { return {input, input + input_bytes()}; }
+  static std::string_view BytesOf(const std::vector<std::byte>& sum) {
+    return {reinterpret_cast<const char*>(sum.data()), sum.size()};
+  }
   static int Node(const OperationContext& context) {
     return context.placement.NodeOf(context.placement.me());
   }
@@ -120,12 +124,28 @@ class SmallCollective final : public Collective {
         if (!branch.is_local && Arrived(context, peer, branch.lo) == nullptr) missing.insert(peer);
       }
     }
-    if (elements() > 0) return missing;
-    for (const int child : TreeChildren(Node(context), context.placement.node_count())) {
+    for (const int child : arriving_) {
       const int peer = LeaderOf(context, child);
       if (Arrived(context, peer, ArrivalEdge(child)) == nullptr) missing.insert(peer);
     }
     return missing;
+  }
+  bool HaveArrived(const OperationContext& context) const {
+    return std::all_of(arriving_.begin(), arriving_.end(), [&](int child) {
+      return Arrived(context, LeaderOf(context, child), ArrivalEdge(child)) != nullptr;
+    });
+  }
+
+  // Chooses the children whose arrival this node awaits. A node whose sums go elsewhere tells its parent that
+  // it has arrived, so that the tree of nodes connects different operations, too.
+  absl::Status BeginArrivals(OperationContext& context) {
+    const GroupPlacement& placement = context.placement;
+    const int node = Node(context);
+    for (const int child : TreeChildren(node, placement.node_count())) {
+      if (elements() == 0 || !SendsSum(placement, child, node)) arriving_.push_back(child);
+    }
+    if (elements() == 0 || node == 0 || SendsSum(placement, node, TreeParent(node))) return absl::OkStatus();
+    return Send(context, LeaderOf(context, TreeParent(node)), ArrivalEdge(node), {});
   }
 
   absl::StatusOr<bool> StepArrivals(OperationContext& context) {
@@ -144,14 +164,18 @@ class SmallCollective final : public Collective {
     for (Chain& chain : chains_) {
       if (!chain.sum.empty() || !Evaluate(context, chain)) continue;
       advanced = true;
-      const std::string_view sum(reinterpret_cast<const char*>(chain.sum.data()), chain.sum.size());
-      if (chain.tree.parent < 0) return Finish(context, sum);
-      if (context.placement.IsLocal(chain.tree.parent)) continue;
-      WEFT_RETURN_IF_ERROR(Send(context, LeaderOfMember(context, chain.tree.parent), chain.tree.lo, sum));
+      if (chain.tree.parent < 0 || context.placement.IsLocal(chain.tree.parent)) continue;
+      WEFT_RETURN_IF_ERROR(
+          Send(context, LeaderOfMember(context, chain.tree.parent), chain.tree.lo, BytesOf(chain.sum)));
     }
-    has_sent_up_ =
+    const bool has_sums =
         std::all_of(chains_.begin(), chains_.end(), [](const Chain& chain) { return !chain.sum.empty(); });
-    return advanced;
+    if (!has_sums) return advanced;
+    if (Node(context) > 0) {
+      has_sent_up_ = true;
+      return advanced;
+    }
+    return HaveArrived(context) ? Finish(context, BytesOf(chains_.back().sum)) : advanced;
   }
 
   // Computes the sum of a chain. False if a partial sum is missing.
@@ -216,7 +240,7 @@ class SmallCollective final : public Collective {
   }
 
   absl::StatusOr<bool> ReceiveResult(OperationContext& context) {
-    if (has_result_ || Node(context) == 0) return false;
+    if (has_result_ || Node(context) == 0 || !HaveArrived(context)) return false;
     const std::string* result = Arrived(context, LeaderOf(context, TreeParent(Node(context))), kResultEdge);
     if (result == nullptr || result->size() != input_bytes()) return false;
     return Finish(context, *result);
@@ -272,6 +296,7 @@ class SmallCollective final : public Collective {
   // At the leader.
   std::vector<std::pair<int, std::vector<std::byte>>> inputs_;  // Of the node's members, with their numbers.
   std::deque<Chain> chains_;
+  std::vector<int> arriving_;  // Nodes whose arrival is awaited.
   bool has_sent_up_ = false;
   int mirrored_steps_ = 0;
   bool mirrored_sent_ = false;

@@ -444,13 +444,20 @@ std::vector<int> EngineCore::RanksToTell() const {
     if (node == own && rank < env_.rank) ++place;
     if (const auto found = ranks_of.find(node); found != ranks_of.end()) found->second.push_back(rank);
   }
-  std::vector<int> told;
+  std::set<int> told;
   for (const auto& [node, ranks] : ranks_of) {
     const auto count = static_cast<int>(ranks.size());
     for (int i = 0; i < std::min(kRanksOfANode, count); ++i)
-      told.push_back(ranks[static_cast<size_t>((place + i) % count)]);
+      told.insert(ranks[static_cast<size_t>((place + i) % count)]);
   }
-  return told;
+  // Ranks outside of a group may have destroyed their engines, so news also goes along the nodes of the group.
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    if (lane == nullptr) continue;
+    const GroupPlacement& placement = lane->placement;
+    for (const int node : NeighborNodes(placement.NodeOf(placement.me()), placement.node_count()))
+      told.insert(placement.WorldRank(placement.PartLeader(node, placement.me())));
+  }
+  return {told.begin(), told.end()};
 }
 
 void EngineCore::RequestHeartbeat() {

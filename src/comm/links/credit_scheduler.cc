@@ -152,7 +152,8 @@ void CreditScheduler::NoteDescriptor(int lane, int peer, const Descriptor& descr
 }
 
 void CreditScheduler::CountPeer(int peer) {
-  if (peers_.insert(peer).second) ++counters_.wire_peers;
+  peers_.insert(peer);
+  counters_.wire_peers = std::max(counters_.wire_peers, static_cast<int64_t>(peers_.size()));
 }
 
 absl::Status CreditScheduler::SendControl(int peer, std::string_view bytes) {

@@ -4,9 +4,8 @@
 
 namespace weft {
 
-std::vector<TreeChain> ChainsOfNode(const GroupPlacement& placement) {
+std::vector<TreeChain> ChainsOfNode(const GroupPlacement& placement, int node) {
   std::vector<TreeChain> chains;
-  const int node = placement.NodeOf(placement.me());
   for (const NodeSubtree& subtree : placement.subtrees()) {
     if (subtree.node != node) continue;
     TreeChain& chain = chains.emplace_back(TreeChain{subtree.lo, subtree.count, 0, -1, {}});
@@ -29,6 +28,13 @@ std::vector<TreeChain> ChainsOfNode(const GroupPlacement& placement) {
   }
   std::reverse(chains.begin(), chains.end());
   return chains;
+}
+
+bool SendsSum(const GroupPlacement& placement, int from, int to) {
+  const std::vector<TreeChain> chains = ChainsOfNode(placement, from);
+  return std::any_of(chains.begin(), chains.end(), [&](const TreeChain& chain) {
+    return chain.parent >= 0 && placement.NodeOf(chain.parent) == to;
+  });
 }
 
 }  // namespace weft

@@ -11,7 +11,7 @@ namespace weft {
 struct TreeBranch {
   int lo;
   int count;
-  bool is_local;  // Its sum is that of a chain of this node. Otherwise the node of rank `lo` sends it.
+  bool is_local;  // Its sum is that of a chain of the same node. Otherwise the node of rank `lo` sends it.
 };
 
 // The trees T(lo, n) of one `lo`, from a maximal subtree of the node up to the largest tree that begins at
@@ -24,7 +24,9 @@ struct TreeChain {
   std::vector<TreeBranch> branches;
 };
 
-// The chains of the caller's node. A chain comes after those whose sums it needs.
-std::vector<TreeChain> ChainsOfNode(const GroupPlacement& placement);
+// The chains of a node. A chain comes after those whose sums it needs.
+std::vector<TreeChain> ChainsOfNode(const GroupPlacement& placement, int node);
+// True if `from` sends a partial sum to `to`.
+bool SendsSum(const GroupPlacement& placement, int from, int to);
 
 }  // namespace weft

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "src/nn/base/sequence_runs.h"
 #include "src/nn/base/shapes.h"
@@ -82,8 +83,12 @@ absl::Status CheckKey(const Invocation& invocation, const std::string& name, con
                      ": the pass has gradients but no random key; call Invocation::SetRandomKey, or "
                      "set the probability to 0"));
   }
-  if (!invocation.random_key()->documents.empty() && x.shape().size() >= 3 && x.dim(0) == 1) {
-    return absl::OkStatus();
+  if (!invocation.random_key()->documents.empty()) {
+    if (x.shape().size() >= 3 && x.dim(0) == 1) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        name,
+        ": the random key has the documents of a pack, which is one row [1, tokens, ...], but the input is [",
+        absl::StrJoin(x.shape(), ", "), "]; give the key `samples` alone"));
   }
   const auto samples = static_cast<int64_t>(invocation.random_key()->samples.size());
   if (x.shape().size() >= 2 && samples == x.dim(0)) return absl::OkStatus();

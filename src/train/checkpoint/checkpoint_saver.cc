@@ -156,9 +156,11 @@ absl::Status WriteDescription(const std::string& staged, const CheckpointLayout&
 absl::Status CheckComplete(const CheckpointLayout::File& layout, const CheckpointManifest::File& file) {
   const absl::Status status = CheckCoverage(file.ranges, file.bytes);
   if (status.ok()) return absl::OkStatus();
-  const char* remedy = absl::IsNotFound(status)
-                           ? "pass the shards of all ranks"
-                           : "ranks hold the same elements: set `replica` and `replicas`";
+  const char* remedy =
+      absl::IsNotFound(status)
+          ? "pass the shards of all ranks"
+          : "ranks hold the same elements: set `replica` and `replicas`, or, if parameters have "
+            "meshes of their own, pass the shards of the first replica only";
   return absl::InvalidArgumentError(
       absl::StrCat("the ranks' shards do not make up '", layout.name, "': ", status.message(), "; ", remedy));
 }

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <set>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -105,6 +107,7 @@ class WholeModel {
   absl::Status Step() {
     const float scale = 1.0F / static_cast<float>(ids_.elements());
     Invocation invocation(/*gradients=*/true, scale);
+    invocation.SetRandomKey(MakeRandomKey(/*seed=*/1, /*step=*/0, /*first_sample=*/0, ids_.dim(0)));
     if (model_->config().sparse_attention) IndexerPassOf(invocation).loss_factor = scale;
     WEFT_RETURN_IF_ERROR(model_->Forward(invocation, {ids_, ids_}).status());
     Tensor gradient = Tensor::Empty(DType::kF32, {});
@@ -128,7 +131,13 @@ absl::StatusOr<std::unique_ptr<WholeModel>> MakeModel(LlamaConfig config,
   config.layers = kLayers;
   if (config.traits.first_window_layer > 0) config.traits.window.reset();  // Most layers see all keys.
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<LlamaModel> model, LlamaModel::Create(config));
-  if (lora) WEFT_RETURN_IF_ERROR(AddLora(*model, *lora).status());
+  if (lora) {
+    LoraOptions of_all_layers = *lora;  // The model has not all layers that a target may name.
+    std::set<std::string> targets;
+    for (const std::string& target : lora->targets) targets.insert(target.substr(target.rfind('.') + 1));
+    of_all_layers.targets.assign(targets.begin(), targets.end());
+    WEFT_RETURN_IF_ERROR(AddLora(*model, of_all_layers).status());
+  }
   return std::make_unique<WholeModel>(std::move(model), shape);
 }
 

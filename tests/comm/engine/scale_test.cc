@@ -1,7 +1,10 @@
 // Growth of control messages with the ranks, on simulated ranks. bench/simulated_control measures more ranks.
+#include <algorithm>
 #include <bit>
 #include <random>
 #include <set>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -118,6 +121,60 @@ TEST(Scale, AFailureReachesEveryRankWithLogarithmicallyManyMessages) {
       EXPECT_EQ(told, nodes.size() - 1) << "rank " << dead << " is dead";
       EXPECT_TRUE(absl::IsUnavailable(report.outcomes[static_cast<size_t>(dead)]));
     }
+  }
+}
+
+// A lane of the ranks of `groups` with this one.
+absl::StatusOr<LaneId> AddLaneOf(EngineFixture& fixture, int rank,
+                                 const std::vector<std::vector<int>>& groups) {
+  const auto own = std::find_if(groups.begin(), groups.end(), [&](const std::vector<int>& ranks) {
+    return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+  });
+  const auto member = std::find(own->begin(), own->end(), rank) - own->begin();
+  return fixture.engine->AddLane(ProcessGroup{"part", *own, static_cast<int>(member)}, LanePurpose::kControl);
+}
+
+// The ranks between those of a group in the graph of all nodes have left.
+TEST(Scale, AFailureReachesTheGroupAlthoughAllOthersHaveDestroyedTheirEngines) {
+  const SimReport report =
+      RunSimulatedRanks(NodeMap::RanksPerNode(6, 1), {}, [&](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap));
+        WEFT_ASSIGN_OR_RETURN(const LaneId lane,
+                              AddLaneOf(fixture, bootstrap.rank(), {{0, 3}, {1, 2, 4, 5}}));
+        if (bootstrap.rank() % 3 != 0) return absl::OkStatus();
+        bootstrap.runtime().SleepFor(20'000'000);
+        if (bootstrap.rank() == 0) {
+          fixture.engine->Abort(absl::DataLossError("the disk is gone"));
+          return absl::OkStatus();
+        }
+        Work work = fixture.engine->Barrier(lane);
+        EXPECT_THAT(work.Wait(),
+                    StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rank 0: the disk is gone")));
+        return absl::OkStatus();
+      });
+  EXPECT_OK(report.status());
+}
+
+// The sums of this group and its barriers take different ways: see Note [Small collectives].
+TEST(Scale, ABarrierInsteadOfASumIsFoundOnEveryPlacement) {
+  const std::vector<int> ranks = {0, 1, 4, 6, 7};
+  const NodeMap cyclic{{0, 1, 2, 3, 0, 1, 2, 3}};
+  for (const int deviant : ranks) {
+    SCOPED_TRACE(deviant);
+    const SimReport report = RunSimulatedRanks(cyclic, {}, [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap));
+      WEFT_ASSIGN_OR_RETURN(const LaneId lane, AddLaneOf(fixture, bootstrap.rank(), {ranks, {2, 3, 5}}));
+      if (std::find(ranks.begin(), ranks.end(), bootstrap.rank()) == ranks.end())
+        return BootstrapBarrier(bootstrap);
+      std::vector<float> values(8, 1.0F);
+      Work work = bootstrap.rank() == deviant ? fixture.engine->Barrier(lane)
+                                              : fixture.engine->AllReduce(lane, values.data(), values.data(),
+                                                                          DType::kF32, 8, ReduceOp::kSum);
+      EXPECT_THAT(std::string(work.Wait().message()),
+                  HasSubstr(absl::StrCat("rank ", deviant, " submitted ")));
+      return BootstrapBarrier(bootstrap);
+    });
+    EXPECT_OK(report.status());
   }
 }
 

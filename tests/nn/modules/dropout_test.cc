@@ -224,6 +224,11 @@ TEST(Dropout, RejectsAPassWithoutAKeyAndWrongProbabilities) {
   EXPECT_THAT(dropout.Forward(pass, {x}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("h.0.drop: the batch has 2 rows, the random key 3 samples")));
+  RandomKey pack{1, 2, {0, 1}};
+  pack.documents = {{0, 0}};
+  pass.SetRandomKey(pack);
+  EXPECT_THAT(dropout.Forward(pass, {x}), StatusIs(absl::StatusCode::kInvalidArgument,
+                                                   HasSubstr("documents of a pack, which is one row")));
   for (const float probability : {-0.1F, 1.0F, std::nanf("")}) {
     Dropout wrong("wrong", probability);
     EXPECT_THAT(wrong.Forward(pass, {x}),
