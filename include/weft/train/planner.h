@@ -54,8 +54,8 @@ struct PlanOptions {
 //   kNotFound, kPermissionDenied, kDataLoss, kUnimplemented (an input file, or the file of costs).
 absl::StatusOr<std::string> PlanTraining(const TrainConfig& config, const PlanOptions& options);
 
-// A step of the mesh that the configuration names. Peaks are those of rank 0, as in the metrics of a run. Ranks
-// need not fit into the memory of the hosts; PlanTraining checks that.
+// A step of the mesh that the configuration names. Peaks are those of rank 0, as in the metrics of a run.
+// Ranks need not fit into the memory of the hosts; PlanTraining checks that.
 struct StepForecast {
   double step_ms = 0;
   double compute_ms = 0;       // If the rank has its cores for itself.

@@ -10,8 +10,8 @@
 // Why it suffices: additions are those of Note [Canonical tree]. Partial sums of f16 and bf16 travel in fp32.
 // A subtree of bf16 is rounded where the reduce phase rounds it: on every node but that of rank 0, which owns
 // the only part. Each message has the descriptor of its sender. Every node sends to its parent in the tree of
-// nodes, in a barrier as in a sum: a node whose sums go to others tells its parent that it has arrived. So two
-// ranks that differ are compared somewhere, and the failure reaches all.
+// nodes, in a barrier as in a sum: a node whose sums go to others tells its parent that it has arrived. So
+// two ranks that differ are compared somewhere, and the failure reaches all.
 // Messages: if the ranks of each node form an aligned block of the group, a rank sends at most
 // log2(nodes) + 1, rounded up. Other placements send one for each partial sum of a node. A barrier needs no
 // sum, and takes the binomial tree in both directions in every placement.

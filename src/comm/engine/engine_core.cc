@@ -450,7 +450,7 @@ std::vector<int> EngineCore::RanksToTell() const {
     for (int i = 0; i < std::min(kRanksOfANode, count); ++i)
       told.insert(ranks[static_cast<size_t>((place + i) % count)]);
   }
-  // Ranks outside of a group may have destroyed their engines, so news also goes along the nodes of the group.
+  // Ranks outside of a group may have destroyed their engines, so news also goes along the group's nodes.
   for (const std::unique_ptr<Lane>& lane : lanes_) {
     if (lane == nullptr) continue;
     const GroupPlacement& placement = lane->placement;

@@ -5,8 +5,8 @@
 // ranks.
 // Rule: a barrier and a small all-reduce send one message up and one down a binomial tree: see Note [Small
 // collectives]. News, such as a failure, floods: a node is a neighbor of those at the distances 1, 2, 4, … in
-// both directions, and whoever hears of news for the first time tells its neighbors: those of the nodes of all
-// ranks, and those of the nodes of each group that it is in, because other ranks may have left.
+// both directions, and whoever hears of news for the first time tells its neighbors: those among the nodes of
+// all ranks, and those among the nodes of each group that it is in, because other ranks may have left.
 // Why it suffices: each rank sends a multiple of log2(nodes) messages. As long as fewer nodes are silent than
 // a node has neighbors, the others stay connected, so news takes another way around them. Of each neighbor,
 // several ranks are told, and ranks of a node tell each other through node memory. With up to five nodes,

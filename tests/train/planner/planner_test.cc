@@ -71,7 +71,7 @@ class Replay : public TrainRun {
       EXPECT_GE(peak, fewest);
       EXPECT_LE(peak, most);
     }
-    // A tensor that a peer still reads keeps its memory, in a run of ranks that wait for each other most of all.
+    // A tensor that a peer still reads keeps its memory. In a run, ranks wait for each other.
     EXPECT_LE(static_cast<int64_t>(forecast.context_peak_bytes), 2 * run.peak_bytes.context);
     EXPECT_LE(run.peak_bytes.context, 2 * static_cast<int64_t>(forecast.context_peak_bytes));
     const auto mean = [&](auto bytes) {
