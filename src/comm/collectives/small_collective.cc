@@ -273,11 +273,12 @@ class SmallCollective final : public Collective {
   // See Note [Mirrored nodes]: only node 0 runs, and gets what it sends. It takes as many messages one after
   // the other as the longest way up and down the trees.
   absl::StatusOr<bool> StepMirrored(OperationContext& context) {
-    const int levels = std::bit_width(static_cast<unsigned>(context.placement.node_count() - 1));
+    const auto levels =
+        static_cast<unsigned>(std::bit_width(static_cast<unsigned>(context.placement.node_count() - 1)));
     bool advanced = false;
     while (mirrored_steps_ < 2 * levels) {
       const int peer = LeaderOf(context, 1 << (mirrored_steps_ % levels));
-      const int edge = 1 + mirrored_steps_;
+      const int edge = 1 + static_cast<int>(mirrored_steps_);
       if (!std::exchange(mirrored_sent_, true)) {
         WEFT_RETURN_IF_ERROR(Send(context, peer, edge, {}));
         advanced = true;
@@ -298,7 +299,7 @@ class SmallCollective final : public Collective {
   std::deque<Chain> chains_;
   std::vector<int> arriving_;  // Nodes whose arrival is awaited.
   bool has_sent_up_ = false;
-  int mirrored_steps_ = 0;
+  unsigned mirrored_steps_ = 0;
   bool mirrored_sent_ = false;
 
   bool has_result_ = false;
