@@ -26,8 +26,8 @@ LaunchEnvironment ReadLaunchEnvironment(absl::FunctionRef<const char*(const char
   if (tasks && number("SLURM_PROCID")) {
     return {Starter::kSlurm, number("SLURM_PROCID"), tasks, number("SLURM_CPUS_ON_NODE")};
   }
+  if (hydra.rank) return hydra;  // Before PMIx: Open MPI sets PMIX_RANK in a process that it did not start.
   if (const std::optional<int> rank = number("PMIX_RANK")) return {Starter::kPmix, rank, {}, {}};
-  if (hydra.rank) return hydra;
   return {};
 }
 
