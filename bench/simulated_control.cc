@@ -23,7 +23,7 @@
 namespace weft::bench {
 namespace {
 
-// Of the busiest or latest rank.
+// Figures of the busiest or latest rank.
 struct Growth {
   int64_t barrier_messages = 0;
   int64_t sum_messages = 0;

@@ -47,7 +47,7 @@ class ArrayGatherer {
   static bool IsOfFirstReplica(const ParamGroup& group) {
     return group.lanes().replicate_group(0).group_rank == 0;
   }
-  // Where replicas share the optimizer, all of them exchange their updates.
+  // All replicas that share the optimizer exchange their updates.
   bool TakesPart(const ParamGroup& group) const {
     return !first_only_ || group.lanes().shards_optimizer_over_replicas() || IsOfFirstReplica(group);
   }

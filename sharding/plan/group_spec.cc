@@ -50,7 +50,7 @@ absl::Status SizeError(const GroupMembers& members, int size, const absl::AlphaN
       absl::StrCat("parameter group '", members.name, "': reshard_after_forward_size is ", size, reason));
 }
 
-// Whether the policy reshards the group after forward.
+// True if the policy reshards the group after forward.
 bool IsResharded(const GroupMembers& members, const ShardingPolicy& policy) {
   return members.parent == -1 ? policy.reshard_root_after_forward : policy.reshard_after_forward;
 }

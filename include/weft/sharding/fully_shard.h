@@ -173,7 +173,7 @@ class ShardedModel {
   // The elements that this rank updates, in a fixed order. See Note [When shards may be written]. With the
   // optimizer sharded over replicas these are parts of the rank's shards; the other replicas update the rest.
   std::vector<ShardView> Shards() const;
-  // Whether this rank is the first of those that hold the same elements of a parameter. Where parameters have
+  // True if this rank is the first of those that hold the same elements of a parameter. If parameters have
   // meshes of their own, a checkpoint takes the shards for which it is true, of the model and of the moments:
   // then all ranks together have each element once.
   bool IsFirstReplica(const Parameter& parameter) const;

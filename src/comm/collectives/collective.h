@@ -120,7 +120,7 @@ class Collective : public Operation {
   enum class Arrival : uint8_t { kNone, kCounted, kLast };
   Arrival arrival_ = Arrival::kNone;  // See Note [Arrivals].
   size_t next_compared_ = 0;          // Index of the local peer whose descriptor is compared next.
-  // Of the node's members, by place in the node: descriptors that were read. Empty until the first one is.
+  // Descriptors of the node's members that were read, by place in the node. Empty until the first one is.
   mutable std::vector<std::optional<Descriptor>> descriptors_;
 };
 

@@ -255,7 +255,7 @@ class CreditScheduler {
     int peer;
     Descriptor descriptor;
   };
-  // What peers have told about an operation.
+  // Reports of peers about an operation.
   struct PeerReports {
     std::vector<PeerDescriptor> descriptors;
     size_t compared = 0;  // Descriptors that FindMismatch has compared.

@@ -38,7 +38,7 @@ namespace weft {
 // into a bounded window of scratch memory. See Note [Reduce window].
 class WindowedReduce {
  public:
-  // Where the partial sum of a remote subtree comes from.
+  // Source of the partial sum of a remote subtree.
   struct Remote {
     CreditScheduler::Channel channel;
     DType dtype;  // Of the partial sum on the wire.

@@ -78,7 +78,7 @@ struct SliceMemory {
   absl::Span<const PartRanges::PlacedRange> ranges = {};
   // The buffer's views, instead of the block at `base`. Null: none. REQUIRES: `ranges` are given.
   const ViewTable* views = nullptr;
-  // Of a ring that several runs share: slice s of this run has slot (first + s * stride) % ring_slices.
+  // Part of a ring that several runs share: slice s of this run has slot (first + s * stride) % ring_slices.
   struct Window {
     int64_t first;
     int64_t stride;

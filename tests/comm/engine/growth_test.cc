@@ -1,4 +1,4 @@
-// What the engine moves and allocates as the number of nodes grows. Nodes are simulated.
+// Tests of the bytes that the engine moves and allocates as the number of nodes grows. Nodes are simulated.
 #include <algorithm>
 #include <numeric>
 #include <vector>

@@ -41,7 +41,7 @@ void ExpectOutcomeOf(const ToyRun& run, const std::function<void(const ToyOutcom
   });
 }
 
-// Of rank 0.
+// Returns the outcome of rank 0.
 ToyOutcome OutcomeOf(const ToyRun& run) {
   ToyOutcome first;
   ExpectOutcomeOf(run, [&](const ToyOutcome& outcome) {
