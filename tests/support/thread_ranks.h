@@ -7,14 +7,16 @@
 #include <absl/functional/function_ref.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/schedule_count.h"
 #include "tests/support/status_matchers.h"
 #include "weft/mesh/thread_bootstrap.h"
 
 namespace weft::testing {
 
 // All ranks on one node, on two nodes (the first one is larger if the number of ranks is odd), and each rank
-// on its own node. Contains no map twice.
+// on its own node. Contains no map twice. If tests are limited, more than four ranks are on two nodes only.
 inline std::vector<NodeMap> NodeMapsOf(int ranks) {
+  if (ranks > 4 && ScheduleLimit()) return {NodeMap::RanksPerNode(ranks, (ranks + 1) / 2)};
   std::vector<NodeMap> maps = {NodeMap::OneNode(ranks)};
   if (ranks > 2) maps.push_back(NodeMap::RanksPerNode(ranks, (ranks + 1) / 2));
   if (ranks > 1) maps.push_back(NodeMap::RanksPerNode(ranks, 1));

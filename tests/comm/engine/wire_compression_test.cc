@@ -56,7 +56,7 @@ TEST(ChooseWireCompression, MayMeasureMoreOftenThanAnEngineHasLanes) {
   const SimReport report =
       RunSimulatedRanks(NodeMap::RanksPerNode(2, 1), SimOptions(), [](Bootstrap& bootstrap) -> absl::Status {
         WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
-        for (int i = 0; i < 40; ++i) {
+        for (uint64_t i = 0; i < ScheduleCount(40); ++i) {
           WEFT_RETURN_IF_ERROR(ChooseWireCompression(*fixture.engine).status());
         }
         return absl::OkStatus();

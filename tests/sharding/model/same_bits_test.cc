@@ -28,8 +28,10 @@ void RunToy(const NodeMap& nodes, const ToyRun& run, Check check) {
   });
 }
 
-// Runs of every schedule on each of these (replicate, shard) meshes.
+// Runs of every schedule on each of these (replicate, shard) meshes. If tests are limited, groups are
+// gathered ahead least or most.
 std::vector<ToyRun> Schedules(const std::vector<std::pair<int, int>>& meshes) {
+  constexpr int kMostAhead = ShardingPolicy::kMaxPrefetchDepth;
   std::vector<ToyRun> runs;
   for (const auto& [replicate, shard] : meshes) {
     for (const auto& [layout, node_shared] : {std::pair{FlatKind::kContiguous, NodeShared::kAuto},
@@ -38,7 +40,7 @@ std::vector<ToyRun> Schedules(const std::vector<std::pair<int, int>>& meshes) {
                                               {FlatKind::kRows, NodeShared::kOff},
                                               {FlatKind::kPerParameter, NodeShared::kAuto}}) {
       for (const bool reshard : {true, false}) {
-        for (int depth = 0; depth <= ShardingPolicy::kMaxPrefetchDepth; ++depth) {
+        for (int depth = 0; depth <= kMostAhead; depth += ScheduleLimit() ? kMostAhead : 1) {
           ToyRun run{.replicate = replicate, .shard = shard};
           run.policy.layout = layout;
           run.policy.node_shared = node_shared;
