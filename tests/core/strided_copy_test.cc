@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -232,6 +234,39 @@ TEST(ConvertRun, GivesTheSameBitsAtAnyOffsetAndLength) {
       for (int64_t i = 0; i < length; ++i) ASSERT_EQ(part[i].bits, whole[begin + i].bits);
     }
   }
+}
+
+TEST(ConvertRun, WidensAllValuesOfF16) {
+  std::vector<F16> values(0x10000);
+  for (size_t i = 0; i < values.size(); ++i) values[i].bits = static_cast<uint16_t>(i);
+  std::vector<float> wide(values.size());
+  ConvertRun(values.data(), DType::kF16, wide.data(), DType::kF32, std::ssize(values));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const float expected = ToFloat(values[i]);
+    ASSERT_EQ(std::isnan(wide[i]), std::isnan(expected)) << i;
+    if (!std::isnan(expected)) {
+      ASSERT_EQ(std::bit_cast<uint32_t>(wide[i]), std::bit_cast<uint32_t>(expected)) << i;
+    }
+  }
+}
+
+// The values of f16, the midpoints between them, and the floats next to these.
+TEST(ConvertRun, RoundsToF16AsToF16Does) {
+  std::vector<float> values;
+  for (uint32_t bits = 0; bits < 0x7c00; ++bits) {
+    const float below = ToFloat(F16{static_cast<uint16_t>(bits)});
+    const float above = bits + 1 == 0x7c00 ? 65536.0F : ToFloat(F16{static_cast<uint16_t>(bits + 1)});
+    const float middle = (below + above) / 2;
+    for (const float value : {below, middle, std::nextafter(middle, 0.0F), std::nextafter(middle, above)}) {
+      values.insert(values.end(), {value, -value});
+    }
+  }
+  const float infinity = std::numeric_limits<float>::infinity();
+  values.insert(values.end(),
+                {infinity, -infinity, NAN, -NAN, 1e30F, 1e-30F, std::bit_cast<float>(0x7f812345U)});
+  std::vector<F16> narrow(values.size());
+  ConvertRun(values.data(), DType::kF32, narrow.data(), DType::kF16, std::ssize(values));
+  for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(narrow[i].bits, ToF16(values[i]).bits) << values[i];
 }
 
 TEST(ConvertRun, ScalesInPlace) {
