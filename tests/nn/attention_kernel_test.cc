@@ -130,7 +130,7 @@ TEST(AttentionKernel, AcceptsHeadsFromTheMiddleOfAGroup) {
 
 TEST(AttentionKernel, AcceptsAnyStrides) {
   for (const Memory memory : {Memory::kDense, Memory::kHeadsFirst, Memory::kPartOfWider}) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       AttentionCase c;
       c.q_runs = WholeSequence(70);
       c.key_blocks = {WholeSequence(70)};
@@ -143,7 +143,9 @@ TEST(AttentionKernel, AcceptsAnyStrides) {
       c.memory = memory;
       c.dtype = dtype;
       CheckAttention(c, absl::StrCat("memory ", static_cast<int>(memory), " ", std::string(Name(dtype))),
-                     dtype == DType::kF32 ? 1e-5 : 0x1p-7);
+                     dtype == DType::kF32    ? 1e-5
+                     : dtype == DType::kBF16 ? 0x1p-7
+                                             : 0x1p-10);
     }
   }
 }

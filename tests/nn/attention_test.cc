@@ -50,7 +50,8 @@ void Check(const AttentionShape& shape, const GradientCheckOptions& options) {
 
 TEST(Attention, HasGradientsThatMatchFiniteDifferences) {
   for (const GradientCheckOptions& options :
-       {GradientCheckOptions{}, GradientCheckOptions{.dtype = DType::kBF16, .tolerance = 0x1p-6}}) {
+       {GradientCheckOptions{}, GradientCheckOptions{.dtype = DType::kBF16, .tolerance = 0x1p-6},
+        GradientCheckOptions{.dtype = DType::kF16, .tolerance = 0x1p-9}}) {
     Check({1, 1, 1, 1, 2}, options);
     Check({2, 7, 2, 2, 6}, options);
     Check({1, 9, 6, 2, 4}, options);   // Grouped-query attention.

@@ -40,6 +40,9 @@ Doubles ToDoubles(const TensorView& view) {
       case DType::kBF16:
         values[i] = ToFloat(view.As<BF16>()[i]);
         break;
+      case DType::kF16:
+        values[i] = ToFloat(view.As<F16>()[i]);
+        break;
       default:
         values[i] = view.As<int32_t>()[i];
     }

@@ -64,7 +64,7 @@ void ExpectLoss(const SparseRun& run, const SelectedNumbers& numbers, double los
 
 TEST(SelectedIndexerLoss, HasGradientsThatMatchFiniteDifferences) {
   for (SparseCase& c : Cases()) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       c.dtype = dtype;
       SparseRun run(c);
       run.Select();
@@ -78,7 +78,7 @@ TEST(SelectedIndexerLoss, HasGradientsThatMatchFiniteDifferences) {
 
 TEST(DenseIndexerLoss, HasGradientsThatMatchFiniteDifferences) {
   for (SparseCase& c : Cases()) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       c.dtype = dtype;
       SparseRun run(c);
       run.DenseForward();

@@ -31,13 +31,15 @@ using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
 using Values = std::vector<Doubles>;
 
-// Tolerances for bf16, which has 8 significant bits: a layer rounds its result, and at most one intermediate
-// value.
+// Tolerances for bf16 and f16, which have 8 and 11 significant bits: a layer rounds its result, and at most
+// one intermediate value.
 const std::vector<GradientCheckOptions> kDtypes = {
     {},
     {.grad_dtype = DType::kBF16, .tolerance = 0x1p-7},
     {.dtype = DType::kBF16, .tolerance = 0x1p-6},
     {.dtype = DType::kBF16, .grad_dtype = DType::kBF16, .tolerance = 0x1p-6},
+    {.dtype = DType::kF16, .tolerance = 0x1p-9},
+    {.dtype = DType::kF16, .grad_dtype = DType::kF16, .tolerance = 0x1p-9},
 };
 
 TEST(Linear, HasGradientsThatMatchFiniteDifferences) {
@@ -383,7 +385,7 @@ TEST(Layers, RejectInputsOfAnotherWidthDtypeOrNumber) {
   expect(head, {f32({3, 8})}, "head: logits have no backward");
   expect(up, {TestTensor(DType::kBF16, {2, 8}, 1)},
          "up: input is bf16, but model.layers.1.mlp.up.weight is f32");
-  expect(gelu, {TestIds({3}, 7, 1)}, "model.gelu: input is i32, the module takes f32 or bf16");
+  expect(gelu, {TestIds({3}, 7, 1)}, "model.gelu: input is i32, the module takes f32, bf16 or f16");
   expect(up, {TestIds({8}, 7, 1)}, "up: input is i32");
   expect(up, {}, "up: the number of inputs is 0, the module takes 1");
   expect(gelu, {Tensor()}, "model.gelu: input 0 is an undefined tensor");
@@ -638,6 +640,28 @@ TEST(LmHeadLoss, ScalesLossAndGradientsAlike) {
   Doubles quarter;
   EXPECT_EQ(run(1.0F, whole), 4.0F * run(0.25F, quarter));
   for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(whole[i], 4.0 * quarter[i], 1e-6);
+}
+
+// Half of a million targets, of which most are in other microbatches: most gradients are below the smallest
+// number of f16, unless they have a loss scale.
+TEST(LmHeadLoss, KeepsSmallGradientsInF16WithALossScale) {
+  LmHeadLoss head("lm_head", 64, 4);
+  const Tensor targets = TestIds({6}, 64, 2);
+  const auto gradient_in = [&](DType dtype, float loss_gradient) {
+    const MaterializedParameters memory(head, 3, dtype, DType::kF32);
+    Invocation invocation(/*gradients=*/true, 0x1p-19F);
+    EXPECT_OK(head.Forward(invocation, {TestTensor(dtype, {6, 4}, 1), targets}).status());
+    const Tensor scale = Tensor::Empty(DType::kF32, {});
+    *scale.As<float>() = loss_gradient;
+    EXPECT_OK(head.Backward(invocation, {scale}).status());
+    const auto* values = head.parameters()[0]->grad.As<float>();
+    Doubles gradient(values, values + 64 * 4);
+    for (double& value : gradient) value /= loss_gradient;
+    return gradient;
+  };
+  const Doubles exact = gradient_in(DType::kF32, 1.0F);
+  const Doubles scaled = gradient_in(DType::kF16, 0x1p16F);
+  for (size_t i = 0; i < exact.size(); ++i) EXPECT_NEAR(scaled[i], exact[i], 0x1p-19 * 0x1p-9);
 }
 
 TEST(LmHeadLoss, GivesIgnoredTargetsNeitherLossNorGradient) {

@@ -44,7 +44,8 @@ TEST(LightningIndexer, HasGradientsThatMatchFiniteDifferences) {
                                               SparseAttentionConfig{.index_heads = 1, .index_dim = 6}}) {
     for (const GradientCheckOptions& options :
          {GradientCheckOptions{.tolerance = 1e-4},
-          GradientCheckOptions{.dtype = DType::kBF16, .tolerance = 0x1p-4}}) {
+          GradientCheckOptions{.dtype = DType::kBF16, .tolerance = 0x1p-4},
+          GradientCheckOptions{.dtype = DType::kF16, .tolerance = 0x1p-7}}) {
       LightningIndexer indexer = MakeIndexer(config);
       const int64_t heads = config.index_heads;
       const int64_t index_dim = config.index_dim;

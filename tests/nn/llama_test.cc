@@ -148,7 +148,7 @@ TEST(LlamaModel, AccumulatesGradientsOverMicrobatches) {
   }
 }
 
-TEST(LlamaModel, TrainsInBf16CloseToF32) {
+TEST(LlamaModel, ComputesIn16BitsCloseToF32) {
   ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(TinyLlama()));
   const auto loss_in = [&](DType dtype) {
     const MaterializedParameters memory(*model, 3, dtype, DType::kF32);
@@ -160,6 +160,7 @@ TEST(LlamaModel, TrainsInBf16CloseToF32) {
     return *(*loss)[0].As<float>();
   };
   EXPECT_NEAR(loss_in(DType::kBF16), loss_in(DType::kF32), 0.01F);
+  EXPECT_NEAR(loss_in(DType::kF16), loss_in(DType::kF32), 0.00125F);
 }
 
 TEST(LlamaModel, RejectsInvalidInputs) {

@@ -12,12 +12,13 @@
 #include "src/nn/products/amx_kernels.h"
 #include "src/nn/products/matmul_backend.h"
 #include "weft/core/parallel.h"
+#include "weft/core/strided_copy.h"
 #include "weft/core/tensor.h"
 
 namespace weft {
 namespace {
 
-// Values in [-1, 1) that bf16 represents exactly, so that only the sums round.
+// Values in [-1, 1) that bf16 and f16 represent exactly, so that only the sums round.
 float ValueAt(int64_t index) {
   const uint64_t mixed = (static_cast<uint64_t>(index) + 1) * 0x9E3779B97F4A7C15U;
   return static_cast<float>(static_cast<int64_t>(mixed >> 57) - 64) / 64.0F;
@@ -34,16 +35,16 @@ struct Stored {
     }
   }
   void Set(int64_t row, int64_t column, float value) {
-    const int64_t at = row * row_length + column;
-    if (tensor.dtype() == DType::kBF16) {
-      tensor.As<BF16>()[at] = ToBF16(value);
-    } else {
-      tensor.As<float>()[at] = value;
-    }
+    ConvertRun(&value, DType::kF32, ElementAt(row, column), tensor.dtype(), 1);
   }
   float Get(int64_t row, int64_t column) const {
-    const int64_t at = row * row_length + column;
-    return tensor.dtype() == DType::kBF16 ? ToFloat(tensor.As<BF16>()[at]) : tensor.As<float>()[at];
+    float value = 0.0F;
+    ConvertRun(ElementAt(row, column), tensor.dtype(), &value, DType::kF32, 1);
+    return value;
+  }
+  std::byte* ElementAt(int64_t row, int64_t column) const {
+    const auto element = static_cast<int64_t>(SizeOf(tensor.dtype()));
+    return static_cast<std::byte*>(tensor.view().data) + (row * row_length + column) * element;
   }
   Tensor tensor;
   int64_t row_length;
@@ -90,7 +91,7 @@ void ExpectMatchesPlainLoops(const Case& c, const Multiply& multiply) {
                    c.result,
                    result.tensor.view().data,
                    result.row_length});
-  const double half_ulp = c.result == DType::kBF16 ? 0x1p-8 : 0x1p-24;
+  const double half_ulp = c.result == DType::kBF16 ? 0x1p-8 : c.result == DType::kF16 ? 0x1p-11 : 0x1p-24;
   for (int64_t i = 0; i < c.m; ++i) {
     for (int64_t j = 0; j < c.n; ++j) {
       double sum = c.beta == 0.0F ? 0.0 : c.beta * static_cast<double>(old.Get(i, j));
@@ -135,8 +136,8 @@ TEST(Matmul, MatchesPlainLoopsForEverySizeAndTranspose) {
 
 TEST(Matmul, MatchesPlainLoopsForEveryDtype) {
   for (Case c : Sweep({1, 31, 64})) {
-    for (const DType factors : {DType::kF32, DType::kBF16}) {
-      for (const DType result : {DType::kF32, DType::kBF16}) {
+    for (const DType factors : {DType::kF32, DType::kBF16, DType::kF16}) {
+      for (const DType result : {DType::kF32, DType::kBF16, DType::kF16}) {
         c.factors = factors;
         c.result = result;
         ExpectMatchesPlainLoops(c, CallMatmul);
@@ -147,7 +148,7 @@ TEST(Matmul, MatchesPlainLoopsForEveryDtype) {
 
 TEST(Matmul, WritesNothingIntoRowPadding) {
   for (Case c : Sweep({3, 33})) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       c.factors = c.result = dtype;
       c.padding = 7;
       ExpectMatchesPlainLoops(c, CallMatmul);

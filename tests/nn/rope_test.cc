@@ -55,7 +55,8 @@ TEST(RopeFrequencies, KeepShortScaleLongAndBlendMediumWavelengthsForLlama3) {
 TEST(Rope, HasGradientsThatMatchFiniteDifferences) {
   const std::vector<float> frequencies = RopeFrequencies(6, 100.0, std::nullopt);
   for (const GradientCheckOptions& options :
-       {GradientCheckOptions{}, GradientCheckOptions{.dtype = DType::kBF16, .tolerance = 0x1p-7}}) {
+       {GradientCheckOptions{}, GradientCheckOptions{.dtype = DType::kBF16, .tolerance = 0x1p-7},
+        GradientCheckOptions{.dtype = DType::kF16, .tolerance = 0x1p-10}}) {
     Rope rope("rope", std::make_shared<RopeTable>(frequencies));
     CheckGradients(
         rope, {TestTensor(options.dtype, {2, 7, 4, 6}, 1), TestTensor(options.dtype, {2, 7, 2, 6}, 2)},

@@ -168,16 +168,18 @@ TEST(SparseAttention, OnlySelectsAndAttendsWithoutGradients) {
   EXPECT_EQ(IndexerPassOf(invocation).queries, 0);
 }
 
-TEST(SparseAttention, ComputesInBf16CloseToF32) {
+TEST(SparseAttention, ComputesIn16BitsCloseToF32) {
   SparseAttention attention("attention", {.top_k = 1000});
   for (const bool warm_up : {false, true}) {
     const IndexerPass settings = {.warm_up = warm_up, .loss_factor = 0.5F};
     const PassResult wide = RunPass(attention, MakeInputs({}), settings);
-    const PassResult narrow = RunPass(attention, MakeInputs({}, DType::kBF16), settings);
-    EXPECT_THAT(narrow.out, Pointwise(DoubleNear(0.02), wide.out));
-    EXPECT_NEAR(narrow.pass.loss, wide.pass.loss, 0.01 * wide.pass.loss);
-    for (size_t i = 0; i < SparseAttention::kInputs; ++i) {
-      EXPECT_THAT(narrow.gradients[i], Pointwise(DoubleNear(0.05), wide.gradients[i])) << i;
+    for (const auto& [dtype, rounding] : {std::pair(DType::kBF16, 0.01), std::pair(DType::kF16, 0.00125)}) {
+      const PassResult narrow = RunPass(attention, MakeInputs({}, dtype), settings);
+      EXPECT_THAT(narrow.out, Pointwise(DoubleNear(2 * rounding), wide.out));
+      EXPECT_NEAR(narrow.pass.loss, wide.pass.loss, rounding * wide.pass.loss);
+      for (size_t i = 0; i < SparseAttention::kInputs; ++i) {
+        EXPECT_THAT(narrow.gradients[i], Pointwise(DoubleNear(5 * rounding), wide.gradients[i])) << i;
+      }
     }
   }
 }

@@ -5,6 +5,8 @@
 #include <functional>
 #include <limits>
 
+#include "weft/core/strided_copy.h"
+
 namespace weft::testing {
 namespace {
 
@@ -124,8 +126,9 @@ namespace {
 
 void AppendDoubles(const TensorView& view, size_t dim, const char* data, std::vector<double>& values) {
   if (dim == view.shape.size()) {
-    values.push_back(view.dtype == DType::kBF16 ? ToFloat(*reinterpret_cast<const BF16*>(data))
-                                                : *reinterpret_cast<const float*>(data));
+    float value = 0.0F;
+    ConvertRun(data, view.dtype, &value, DType::kF32, 1);
+    values.push_back(value);
     return;
   }
   const auto step = view.strides[dim] * static_cast<int64_t>(SizeOf(view.dtype));

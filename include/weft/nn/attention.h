@@ -2,7 +2,7 @@
 // kv_heads). Softmax and all sums are in fp32. No [tokens, keys] matrix is stored (see attention_kernel.h).
 //
 // Inputs: q [batch, tokens, heads, head_dim], k [batch, keys, kv_heads, head_dim], v [batch, keys, kv_heads,
-//   value_dim]; with layout kBhsd the two middle dims are swapped. One dtype, f32 or bf16. The innermost
+//   value_dim]; with layout kBhsd the two middle dims are swapped. One dtype, f32, bf16 or f16. The innermost
 //   stride is 1; other strides are free. The number of keys equals the number of tokens, unless the mask is
 //   not causal and no sequence is set. The invocation's sequence() gives the documents and positions of the
 //   tokens; its pair_mask() may hide further pairs. With its kv_cache(), queries also attend to the keys of

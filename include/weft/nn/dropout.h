@@ -6,8 +6,8 @@
 // batches and sequences over ranks, in a recomputed forward, and in a resumed run. Calls of one module in one
 // pass have the same mask: use a module for each place of the model.
 //
-// Inputs: x [batch, tokens, ...], or [batch, columns] without tokens; f32 or bf16. Outputs: y of the same
-// shape and dtype, in memory of its own. In a pass without gradients and without a RandomKey, as in
+// Inputs: x [batch, tokens, ...], or [batch, columns] without tokens; f32, bf16 or f16. Outputs: y of the
+// same shape and dtype, in memory of its own. In a pass without gradients and without a RandomKey, as in
 // evaluation, and if p is 0, y is x itself.
 // Saves: no tensors. Backward draws the mask again.
 // Errors: kInvalidArgument (p is outside of [0, 1); the RandomKey has not one sample for each row of the

@@ -4,7 +4,7 @@
 //   kGeluTanh  f(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): GeGLU with the tanh approximation of the
 //              Gaussian error linear unit, as in Gemma
 //
-// Inputs: gate and up [..., features], f32 or bf16. Outputs: y of the same shape and dtype.
+// Inputs: gate and up [..., features], f32, bf16 or f16. Outputs: y of the same shape and dtype.
 // Saves: gate and up. Backward overwrites them with their gradients.
 #pragma once
 

@@ -1,7 +1,7 @@
 // Gaussian error linear unit in its tanh approximation: y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
 // (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, section 2). Computed in fp32.
 //
-// Inputs: x of any shape, f32 or bf16. Outputs: y of the same shape and dtype. Saves: x.
+// Inputs: x of any shape, f32, bf16 or f16. Outputs: y of the same shape and dtype. Saves: x.
 #pragma once
 
 #include "weft/nn/module.h"

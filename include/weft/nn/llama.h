@@ -8,8 +8,8 @@
 //                         attention, o_proj (with sparse_attention: also the indexer of the attention)
 //       FeedForward       down_proj(f(gate_proj(x)) * up_proj(x)), f the trait `activation`
 //
-// Activations are [batch, tokens, dim], f32 or bf16. Residual sums are formed in fp32 and rounded once, in
-// place: a block adds its input to the output of its last layer. Only the layers save tensors.
+// Activations are [batch, tokens, dim], f32, bf16 or f16. Residual sums are formed in fp32 and rounded once,
+// in place: a block adds its input to the output of its last layer. Only the layers save tensors.
 #pragma once
 
 #include <memory>

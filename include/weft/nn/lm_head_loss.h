@@ -5,12 +5,12 @@
 // Forward computes the logits in fp32, in chunks of tokens. If a backward follows, it overwrites each chunk
 // with its gradient, and keeps only the gradient. Memory for [tokens, vocab_size] is therefore needed once.
 //
-// Inputs: hidden [..., dim], f32 or bf16; targets [...], i32. Outputs: the loss, an f32 scalar. A target of
-// kIgnoredTarget has neither loss nor gradient.
+// Inputs: hidden [..., dim], f32, bf16 or f16; targets [...], i32. Outputs: the loss, an f32 scalar. A target
+// of kIgnoredTarget has neither loss nor gradient.
 // Without targets: the logits [..., vocab_size], f32, in a pass without gradients.
 // Saves: hidden, and the gradient of the logits [tokens, vocab_size] in the dtype of hidden. Backward takes
-// the gradient of the loss, an f32 scalar, usually 1. It writes or adds the weight's gradient, summed in fp32
-// and rounded once.
+// the gradient of the loss, an f32 scalar: 1, or in f16 a loss scale (weft/optim/loss_scaler.h). It writes or
+// adds the weight's gradient, summed in fp32 and rounded once.
 // Errors: kInvalidArgument (not one target per token; a target that is neither in [0, vocab_size) nor
 //   kIgnoredTarget; no targets in a pass with gradients; checked before anything is computed).
 #pragma once

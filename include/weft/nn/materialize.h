@@ -16,7 +16,7 @@ namespace weft {
 // Lifetime: this object owns the memory. Its destructor resets the parameters' views to null.
 class [[nodiscard]] MaterializedParameters {
  public:
-  // REQUIRES: both dtypes are f32 or bf16.
+  // REQUIRES: both dtypes are f32, bf16 or f16.
   MaterializedParameters(Module& module, uint64_t seed, DType data_dtype, DType grad_dtype);
   ~MaterializedParameters();
   MaterializedParameters(MaterializedParameters&&) noexcept = default;

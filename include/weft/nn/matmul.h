@@ -32,16 +32,17 @@ struct Factor {
 
 // C[m, n] = A[m, k] B[k, n] + beta C, summed in fp32 and rounded once to C's dtype. With beta 0 the old C is
 // not read. Sizes may be 0.
-// REQUIRES: A and B are both f32 or both bf16; C is f32 or bf16, and overlaps neither A nor B. The rows of C
-//   start `c_leading` elements apart. All three are aligned to their elements.
+// REQUIRES: A and B have one dtype; it and C's are f32, bf16 or f16. C overlaps neither A nor B. The rows of
+//   C start `c_leading` elements apart. All three are aligned to their elements.
 void Matmul(int64_t m, int64_t n, int64_t k, DType factor_dtype, Factor a, Factor b, float beta,
             DType c_dtype, void* c, int64_t c_leading);
 
-// True if products of bf16 factors use the CPU's bf16 instructions (avx512_core_bf16), which are nearly twice
-// as fast as f32. Otherwise Matmul converts the factors to f32 first, which takes up to a tenth of a step
-// with few tokens. Only the CPU's instruction set decides, never a measurement: the choice affects the bits
-// of the result, and every run and every rank of a machine must give the same bits.
-bool UsesNativeBf16Matmul();
+// True if products of bf16 or f16 factors use the CPU's instructions for them. Those for bf16
+// (avx512_core_bf16) are nearly twice as fast as f32; for f16 (AVX512-FP16) oneDNN must have kernels too.
+// Otherwise Matmul converts the factors to f32 first, which takes up to a tenth of a step with few tokens.
+// Only the CPU's instruction set and the library decide, never a measurement: the choice affects the bits of
+// the result, and every run and every rank of a machine must give the same bits.
+bool UsesNativeMatmul(DType factor_dtype);
 // True if large products of bf16 factors use weft's own kernels on the CPU's AMX tiles. Only the CPU, the
 // system and the compiler decide.
 bool UsesAmxMatmul();

@@ -2,8 +2,8 @@
 // torch.nn.Module has them. There is no autograd tape: a module's BackwardImpl calls Backward of its children
 // in the reverse order of its forward.
 //
-// Conventions of all modules: activations are contiguous tensors [..., features] of f32 or bf16, unless the
-// module's header says otherwise. The data of parameters have the dtype of the activations.
+// Conventions of all modules: activations are contiguous tensors [..., features] of f32, bf16 or f16, unless
+// the module's header says otherwise. The data of parameters have the dtype of the activations.
 //
 // Thread safety: none; one thread drives a model.
 // Call order within an invocation: at most one Backward for each Forward, in the reverse order of the

@@ -110,8 +110,8 @@ class RopeTable {
 // Rotates queries and keys in place. A head may be longer than the rotated part: the first 2 half_dim()
 // elements are then rotated as if they were the head, and the others keep their values.
 //
-// Inputs: any number of contiguous tensors [batch, tokens, heads, head_dim], f32 or bf16. The invocation's
-// sequence() gives the positions of the tokens. Outputs: the same tensors, overwritten.
+// Inputs: any number of contiguous tensors [batch, tokens, heads, head_dim], f32, bf16 or f16. The
+// invocation's sequence() gives the positions of the tokens. Outputs: the same tensors, overwritten.
 // Saves: nothing. Backward rotates the gradients by the opposite angles, in place.
 // Errors: kInvalidArgument (shape or dtype; the sequence has another number of tokens), kFailedPrecondition
 // (an input has a reader, see Invocation::AddReader; nothing was overwritten).

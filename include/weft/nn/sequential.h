@@ -40,7 +40,7 @@ class Sequential : public Module {
 // Residual connection: y = x + f(x), where f is the chain of the children. The sum is formed in fp32 and
 // rounded once.
 //
-// Inputs: x, f32 or bf16. Outputs: y of the same shape and dtype, in memory of its own. Saves: nothing
+// Inputs: x, f32, bf16 or f16. Outputs: y of the same shape and dtype, in memory of its own. Saves: nothing
 // itself.
 // Errors: kInvalidArgument (f does not keep shape and dtype).
 class Residual : public Sequential {

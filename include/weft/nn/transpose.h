@@ -1,6 +1,6 @@
 // Swap of the last two dims, as a module. A layer between two Transposes works on the second-last dim.
 //
-// Inputs: x [..., a, b], f32 or bf16. Outputs: y [..., b, a], contiguous, a copy in the dtype of x.
+// Inputs: x [..., a, b], f32, bf16 or f16. Outputs: y [..., b, a], contiguous, a copy in the dtype of x.
 // Saves: nothing.
 #pragma once
 

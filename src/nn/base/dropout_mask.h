@@ -14,7 +14,7 @@ namespace weft {
 bool DropsElements(const Invocation& invocation, float probability);
 
 // x times the mask of `name` in this pass, in memory of its own. x is [batch, tokens, ...], or
-// [batch, columns] without tokens; f32 or bf16. REQUIRES: 0 <= probability < 1.
+// [batch, columns] without tokens; f32, bf16 or f16. REQUIRES: 0 <= probability < 1.
 // Errors: kFailedPrecondition (the pass has no RandomKey), kInvalidArgument (the key has not one sample for
 //   each row of the batch, or lacks a document; the sequence has another number of tokens).
 absl::StatusOr<Tensor> DropElements(const Invocation& invocation, const std::string& name, float probability,

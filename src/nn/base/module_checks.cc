@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/nn/products/element.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -25,8 +26,8 @@ absl::Status CheckInputCount(const Module& module, const Tensors& inputs, size_t
 }
 
 absl::Status CheckActivation(const Module& module, const Tensor& tensor, size_t dims) {
-  if (tensor.dtype() != DType::kF32 && tensor.dtype() != DType::kBF16) {
-    return Invalid(module, "input is ", ToAbsl(Name(tensor.dtype())), ", the module takes f32 or bf16");
+  if (!IsComputeDType(tensor.dtype())) {
+    return Invalid(module, "input is ", ToAbsl(Name(tensor.dtype())), ", the module takes f32, bf16 or f16");
   }
   if (tensor.shape().size() < dims) {
     return Invalid(module, "input has the shape ", ToString(tensor.shape()), ", the module takes at least ",

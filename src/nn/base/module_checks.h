@@ -15,7 +15,8 @@ namespace weft {
 
 // OK if there are `count` inputs, all of them defined.
 absl::Status CheckInputCount(const Module& module, const Tensors& inputs, size_t count);
-// OK if there is an error-free `tensor` of activations: contiguous, f32 or bf16, with at least `dims` dims.
+// OK if there is an error-free `tensor` of activations: contiguous, f32, bf16 or f16, with at least `dims`
+// dims.
 absl::Status CheckActivation(const Module& module, const Tensor& tensor, size_t dims = 0);
 // OK if the parameters of `module` itself can be read, in the dtype `compute` of the activations.
 // Errors: also kFailedPrecondition (a parameter is sharded).

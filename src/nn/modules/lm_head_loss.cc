@@ -17,6 +17,24 @@
 namespace weft {
 namespace {
 
+// Note [Kept gradients of f16]
+// Problem: forward does not know the gradient of the loss, which is large in f16 (see LossScaler). Divided by
+// the number of targets alone, most gradients of logits would be too small for f16.
+// Rule: in f16 the kept gradients have the factor 2^15 in place of the invocation's loss scale. Backward
+// multiplies by the gradient of the loss, by the loss scale and by 2^-15.
+// Why it suffices: gradients of logits are at most 1, so kept ones are below 65504, the largest number of
+// f16. Those of at least 2^-29 keep all bits.
+// Without it: probabilities below 6e-8 times the number of targets have no gradient.
+constexpr float kKeptScale = 0x1p15F;
+
+float KeptScale(DType dtype, const Invocation& invocation) {
+  return dtype == DType::kF16 ? kKeptScale : invocation.loss_scale();
+}
+// Factor from a kept gradient to that of the logits.
+float KeptToGradient(DType dtype, const Invocation& invocation, float loss_gradient) {
+  return dtype == DType::kF16 ? loss_gradient * invocation.loss_scale() / kKeptScale : loss_gradient;
+}
+
 // Number of tokens whose logits are computed at once. Large enough for the product to run at full speed;
 // small enough for the logits to be still in cache when the softmax reads them.
 int64_t TokensPerChunk(int64_t vocab_size) {
@@ -108,8 +126,9 @@ absl::StatusOr<Tensors> LmHeadLoss::ForwardImpl(Invocation& invocation, const Te
             dim()},
            {weight.data, dim(), true}, 0.0F, DType::kF32, logits, vocab_size());
     ParallelFor(rows, RowGrain(vocab_size()), [&](int64_t begin, int64_t end) {
-      ComputeRowLosses(logits, vocab_size(), targets.As<int32_t>() + first, invocation.loss_scale(), begin,
-                       end, keep ? &gradient : nullptr, losses.data() + first);
+      ComputeRowLosses(logits, vocab_size(), targets.As<int32_t>() + first,
+                       KeptScale(hidden.dtype(), invocation), begin, end, keep ? &gradient : nullptr,
+                       losses.data() + first);
     });
   }
   if (keep) invocation.Save(this, {hidden, gradients});
@@ -124,10 +143,10 @@ absl::StatusOr<Tensors> LmHeadLoss::BackwardImpl(Invocation& invocation, const T
   const Tensor& hidden = saved[0];
   const Tensor& logit_gradients = saved[1];
   WEFT_RETURN_IF_ERROR(CheckBackward(*this, output_gradients, 1, hidden.dtype()));
-  const float loss_gradient = *output_gradients[0].As<float>();
-  if (loss_gradient != 1.0F) {
+  const float factor = KeptToGradient(hidden.dtype(), invocation, *output_gradients[0].As<float>());
+  if (factor != 1.0F) {
     void* data = logit_gradients.view().data;
-    ConvertRun(data, hidden.dtype(), data, hidden.dtype(), logit_gradients.elements(), loss_gradient);
+    ConvertRun(data, hidden.dtype(), data, hidden.dtype(), logit_gradients.elements(), factor);
   }
   const int64_t tokens = Rows(hidden);
   Parameter& parameter = *parameters()[0];

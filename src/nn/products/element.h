@@ -1,4 +1,4 @@
-// Conversion between fp32 and the elements of f32 and bf16 tensors, for kernels that compute in fp32.
+// Conversion between fp32 and the elements of f32, bf16 and f16 tensors, for kernels that compute in fp32.
 #pragma once
 
 #include <algorithm>
@@ -12,24 +12,35 @@ namespace weft {
 
 inline float Load(float value) { return value; }
 inline float Load(BF16 value) { return ToFloat(value); }
+inline float Load(F16 value) { return ToFloat(value); }
 
 template <typename T>
 T Round(float value) {
   if constexpr (std::is_same_v<T, BF16>) {
     return ToBF16(value);
+  } else if constexpr (std::is_same_v<T, F16>) {
+    return ToF16(value);
   } else {
     static_assert(std::is_same_v<T, float>);
     return value;
   }
 }
 
-// Calls function(T{}), where T is the element type of `dtype`: float or BF16. REQUIRES: dtype is f32 or bf16.
+// The dtypes of activations, and of the operands of products.
+constexpr bool IsComputeDType(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+}
+
+// Calls function(T{}), where T is the element type of `dtype`: float, BF16 or F16.
+// REQUIRES: IsComputeDType(dtype).
 template <typename Function>
 void WithElementType(DType dtype, const Function& function) {
   if (dtype == DType::kBF16) {
     function(BF16{});
+  } else if (dtype == DType::kF16) {
+    function(F16{});
   } else {
-    WEFT_CHECK(dtype == DType::kF32, "a module was given a tensor whose dtype is neither f32 nor bf16");
+    WEFT_CHECK(dtype == DType::kF32, "a module was given a tensor whose dtype is none of f32, bf16 and f16");
     function(float{});
   }
 }

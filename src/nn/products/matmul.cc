@@ -30,20 +30,21 @@ void StoreSum(const Product& product, const float* sum) {
   });
 }
 
-// Converts a bf16 factor to fp32 with dense rows, in `scratch`.
-Factor Widen(Factor factor, int64_t rows, int64_t columns, Scratch& scratch) {
+// Converts a factor of `dtype` to fp32 with dense rows, in `scratch`.
+Factor Widen(Factor factor, DType dtype, int64_t rows, int64_t columns, Scratch& scratch) {
   if (factor.transposed) std::swap(rows, columns);
   float* wide = scratch.Floats(rows * columns);
-  const auto* narrow = static_cast<const BF16*>(factor.data);
+  const auto* narrow = static_cast<const std::byte*>(factor.data);
+  const int64_t row_bytes = factor.leading * static_cast<int64_t>(SizeOf(dtype));
   ParallelFor(rows, RowGrain(columns), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      ConvertRun(narrow + row * factor.leading, DType::kBF16, wide + row * columns, DType::kF32, columns);
+      ConvertRun(narrow + row * row_bytes, dtype, wide + row * columns, DType::kF32, columns);
     }
   });
   return {wide, columns, factor.transposed};
 }
 
-// Product for dtypes that the library does not support: converts bf16 factors to fp32, multiplies, rounds the
+// Product for dtypes that the library does not support: converts factors to fp32, multiplies, rounds the
 // result.
 void MultiplyInF32(const Product& product) {
   static thread_local Scratch wide_a;
@@ -51,9 +52,9 @@ void MultiplyInF32(const Product& product) {
   static thread_local Scratch wide_c;
   Product wide = product;
   wide.factor_dtype = DType::kF32;
-  if (product.factor_dtype == DType::kBF16) {
-    wide.a = Widen(product.a, product.m, product.k, wide_a);
-    wide.b = Widen(product.b, product.k, product.n, wide_b);
+  if (product.factor_dtype != DType::kF32) {
+    wide.a = Widen(product.a, product.factor_dtype, product.m, product.k, wide_a);
+    wide.b = Widen(product.b, product.factor_dtype, product.k, product.n, wide_b);
   }
   if (product.c_dtype == DType::kF32) {
     backend::Multiply(wide);
@@ -71,13 +72,12 @@ void MultiplyInF32(const Product& product) {
 
 bool UsesAmxMatmul() { return matmul_amx::Supports(DType::kBF16, DType::kF32); }
 
-bool UsesNativeBf16Matmul() { return backend::Supports(DType::kBF16, DType::kF32); }
+bool UsesNativeMatmul(DType factor_dtype) { return backend::Supports(factor_dtype, DType::kF32); }
 
 void Matmul(int64_t m, int64_t n, int64_t k, DType factor_dtype, Factor a, Factor b, float beta,
             DType c_dtype, void* c, int64_t c_leading) {
-  const auto is_operand = [](DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16; };
-  WEFT_CHECK(is_operand(factor_dtype) && is_operand(c_dtype),
-             "matrix products take operands of f32 and bf16 only");
+  WEFT_CHECK(IsComputeDType(factor_dtype) && IsComputeDType(c_dtype),
+             "matrix products take operands of f32, bf16 and f16 only");
   WEFT_CHECK(c_leading >= n && a.leading >= (a.transposed ? m : k) && b.leading >= (b.transposed ? k : n),
              "a matrix operand has rows longer than its leading dimension");
   if (m == 0 || n == 0) return;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <string_view>
 
 #include <absl/container/flat_hash_map.h>
 #include <oneapi/dnnl/dnnl.hpp>
@@ -47,7 +48,14 @@ const dnnl::engine& Engine() {
 }
 
 dnnl::memory::data_type DataType(DType dtype) {
-  return dtype == DType::kBF16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
+  switch (dtype) {
+    case DType::kBF16:
+      return dnnl::memory::data_type::bf16;
+    case DType::kF16:
+      return dnnl::memory::data_type::f16;
+    default:
+      return dnnl::memory::data_type::f32;
+  }
 }
 
 dnnl::memory::desc Describe(int64_t rows, int64_t columns, DType dtype, int64_t leading, bool transposed) {
@@ -105,8 +113,8 @@ using Key = std::array<int64_t, 9>;
 
 Key KeyOf(const Product& product) {
   const int64_t flags = (product.a.transposed ? 1 : 0) | (product.b.transposed ? 2 : 0) |
-                        (product.factor_dtype == DType::kBF16 ? 4 : 0) |
-                        (product.c_dtype == DType::kBF16 ? 8 : 0);
+                        static_cast<int64_t>(product.factor_dtype) << 2 |
+                        static_cast<int64_t>(product.c_dtype) << 6;
   return {product.m,
           product.n,
           product.k,
@@ -138,6 +146,20 @@ void MultiplyBySgemm(const Product& product) {
   WEFT_CHECK(status == dnnl_success, "dnnl_sgemm rejected its arguments");
 }
 
+// True if the library has a kernel for products of f16 factors that is not its slow reference: from 2.7 on,
+// on a CPU with AVX512-FP16. Such a kernel accumulates in fp32.
+bool HasF16Kernels() {
+  const auto is_fast = [](DType c_dtype) {
+    constexpr int64_t kSize = 256;
+    const auto factor = Describe(kSize, kSize, DType::kF16, kSize, false);
+    const dnnl::matmul::desc product(factor, factor, Describe(kSize, kSize, c_dtype, kSize, false));
+    const dnnl::matmul::primitive_desc kernel(product, dnnl::primitive_attr(), Engine(),
+                                              /*allow_empty=*/true);
+    return kernel && std::string_view(kernel.impl_info_str()).substr(0, 3) != "ref";
+  };
+  return is_fast(DType::kF32) && is_fast(DType::kF16);
+}
+
 bool HasBf16Instructions() {
   const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
   constexpr auto kNeeded = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
@@ -148,7 +170,10 @@ bool HasBf16Instructions() {
 
 bool Supports(DType factor_dtype, DType c_dtype) {
   static const bool has_bf16 = HasBf16Instructions();
-  return factor_dtype == DType::kBF16 ? has_bf16 : c_dtype == DType::kF32;
+  static const bool has_f16 = HasF16Kernels();
+  if (factor_dtype == DType::kF32) return c_dtype == DType::kF32;
+  const bool has_factor = factor_dtype == DType::kBF16 ? has_bf16 : has_f16;
+  return has_factor && (c_dtype == DType::kF32 || c_dtype == factor_dtype);
 }
 
 void Multiply(const Product& product) {

@@ -175,18 +175,22 @@ ResolvedItem ShardingItem(const TrainConfig& config, const RunPlan& plan) {
                                      : "prefetch for shard groups on one node"};
 }
 
-// Empty if nothing is computed in bf16.
+// Empty if all is computed in f32.
 std::vector<ResolvedItem> ProductItems(const RunPlan& plan) {
-  if (plan.parallel.param_dtype != DType::kBF16) {
+  const DType dtype = plan.parallel.param_dtype;
+  const std::string name(Name(dtype));
+  if (dtype == DType::kF32) {
     return {};
   }
-  if (UsesAmxMatmul()) {
+  if (dtype == DType::kBF16 && UsesAmxMatmul()) {
     return {{"products", "bf16 on AMX tiles", "the CPU has them"}};
   }
-  if (UsesNativeBf16Matmul()) {
-    return {{"products", "bf16", "the CPU has instructions for them"}};
+  if (UsesNativeMatmul(dtype)) {
+    return {{"products", name, "the CPU has instructions for them"}};
   }
-  return {{"products", "bf16 widened to f32", "the CPU has no instructions for bf16 products"}};
+  return {{"products", name + " widened to f32",
+           dtype == DType::kBF16 ? "the CPU has no instructions for bf16 products"
+                                 : "the CPU or oneDNN has no f16 products with sums in f32"}};
 }
 
 }  // namespace

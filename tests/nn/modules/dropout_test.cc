@@ -48,7 +48,7 @@ std::vector<float> MaskOf(const Draw& draw) {
 }
 
 TEST(Dropout, ZeroesElementsWithItsProbabilityAndScalesTheOthers) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     Dropout dropout("drop", 0.2F);
     const Tensor x = TestTensor(dtype, {8, 64, 128}, 1);
     Invocation pass;
@@ -57,7 +57,8 @@ TEST(Dropout, ZeroesElementsWithItsProbabilityAndScalesTheOthers) {
     ASSERT_OK_AND_ASSIGN(const Tensors dx, dropout.Backward(pass, {x}));
     EXPECT_EQ(std::memcmp(dx[0].view().data, y[0].view().data, x.bytes()), 0);
     const auto value = [&](const Tensor& tensor, int64_t i) {
-      return dtype == DType::kF32 ? tensor.As<float>()[i] : ToFloat(tensor.As<BF16>()[i]);
+      if (dtype == DType::kF32) return tensor.As<float>()[i];
+      return dtype == DType::kBF16 ? ToFloat(tensor.As<BF16>()[i]) : ToFloat(tensor.As<F16>()[i]);
     };
     double zeros = 0;
     for (int64_t i = 0; i < x.elements(); ++i) {

@@ -3,7 +3,7 @@
 //
 // Inputs: q [batch, tokens, heads, head_dim], k [batch, keys, kv_heads, head_dim], v [batch, keys, kv_heads,
 //   value_dim], and the outputs of LightningIndexer: index_q [batch, tokens, index_heads, index_dim], index_k
-//   [batch, keys, 1, index_dim] and index_weights [batch, tokens, index_heads]. One dtype, f32 or bf16.
+//   [batch, keys, 1, index_dim] and index_weights [batch, tokens, index_heads]. One dtype, f32, bf16 or f16.
 // Outputs: out [batch, tokens, heads, value_dim].
 // The invocation's sequence() gives the documents and positions of the tokens. Where ranks share the
 //   sequence, q, index_q and index_weights are this rank's tokens, and the keys are those of all ranks, in

@@ -21,7 +21,7 @@ namespace weft {
 // Index score of query t and key s: the sum over index heads h of weights[t, h] * ReLU(q[t, h] . k[s]). One
 // index key serves all index heads.
 struct IndexQueries {
-  TensorView q;        // [batch, queries, index_heads, index_dim], f32 or bf16
+  TensorView q;        // [batch, queries, index_heads, index_dim], f32, bf16 or f16
   TensorView weights;  // [batch, queries, index_heads], in q's dtype
 };
 // The index keys of one KeyBlock: [batch, keys, index_dim], in the dtype of the index queries.
