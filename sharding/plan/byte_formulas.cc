@@ -84,6 +84,13 @@ int64_t CopiedByUnshard(const FlatLayout& layout, const ShardingPolicy& policy, 
   return BytesOf(layout.parameter_elements() + cast, policy.param_dtype);
 }
 
+// Bytes that a reduce-scatter of `elements` over `group_nodes` nodes hands to the link between nodes. Partial
+// sums of several ranks of a node are sent in fp32 if the dtype is f16.
+int64_t ReducedOverWires(int64_t elements, DType dtype, int ranks, int group_nodes) {
+  const bool is_widened = dtype == DType::kF16 && ranks > group_nodes;
+  return ReduceScatterWireBytes(BytesOf(elements, is_widened ? DType::kF32 : dtype), group_nodes);
+}
+
 // Bytes copied into the input of a reduction.
 int64_t CopiedIntoReduction(const FlatLayout& layout, const ShardingPolicy& policy) {
   const bool casts = policy.gradient_dtype() != policy.reduce_dtype;
@@ -192,31 +199,34 @@ void AddReplication(const FlatLayout& layout, const ShardingPolicy& policy, cons
                     StepCosts& costs) {
   const int64_t times = shape.all_reduces();
   // Each part has a replicate group of its own.
-  const int64_t bytes = BytesOf(layout.reduced_elements(), policy.reduce_dtype);
+  const int64_t reduced_over_wires = ReducedOverWires(layout.reduced_elements(), policy.reduce_dtype,
+                                                      shape.replicate_size, shape.replicate_group_nodes());
   if (policy.shard_optimizer_over_replicas) {
     const int64_t own = BytesOf(UpdatedPartOf(layout, policy, shape).own, policy.reduce_dtype);
     costs.reduce_scatters += times;
     costs.reduce_scatter_bytes += times * ReduceScatterBytes(own, shape.replicate_size);
-    costs.wire_bytes += times * ReduceScatterWireBytes(bytes, shape.replicate_group_nodes());
+    costs.wire_bytes += times * reduced_over_wires;
     return;
   }
   const int64_t own = BytesOf(layout.reduced_elements(shape.shard_rank), policy.reduce_dtype);
   costs.all_reduces += times;
   costs.all_reduce_bytes += times * AllReduceBytes(own, shape.replicate_size);
-  costs.wire_bytes += times * AllReduceWireBytes(bytes, shape.replicate_group_nodes());
+  const int64_t gathered_over_wires = AllGatherWireBytes(
+      BytesOf(layout.reduced_elements(), policy.reduce_dtype), shape.replicate_group_nodes());
+  costs.wire_bytes += times * (reduced_over_wires + gathered_over_wires);
 }
 
 StepCosts CostsOfReductions(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
   StepCosts costs;
-  const int64_t bytes = BytesOf(layout.reduced_elements(), policy.reduce_dtype);
   const int64_t own_elements = layout.reduced_elements(shape.shard_rank);
   const int64_t own_bytes = BytesOf(own_elements, policy.reduce_dtype);
   if (shape.shard_size > 1) {
     const int64_t times = shape.reduce_scatters();
     costs.reduce_scatters = times;
     costs.reduce_scatter_bytes = times * ReduceScatterBytes(own_bytes, shape.shard_size);
-    costs.wire_bytes =
-        times * shape.replicate_size * ReduceScatterWireBytes(bytes, shape.shard_group_nodes());
+    costs.wire_bytes = times * shape.replicate_size *
+                       ReducedOverWires(layout.reduced_elements(), policy.reduce_dtype, shape.shard_size,
+                                        shape.shard_group_nodes());
     if (IsRanged(layout)) {
       costs.packed_bytes =
           times * PackedByReduceScatter(GradientParts(layout, shape), policy.reduce_dtype, shape.slice_bytes);

@@ -48,18 +48,20 @@ std::string_view Name(GradientSync sync) {
 }
 
 absl::Status ParameterDTypes::Validate() const {
-  WEFT_RETURN_IF_ERROR(CheckDType("param_dtype", param, {DType::kF32, DType::kBF16, DType::kF64}));
+  WEFT_RETURN_IF_ERROR(
+      CheckDType("param_dtype", param, {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}));
   WEFT_RETURN_IF_ERROR(
       CheckDType("reduce_dtype", reduce, {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}));
   WEFT_RETURN_IF_ERROR(
-      CheckDType("gradient_dtype", gradient_dtype(), {DType::kF32, DType::kBF16, DType::kF64}));
+      CheckDType("gradient_dtype", gradient_dtype(), {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}));
   return CheckDType("master_dtype", master, {DType::kF32, DType::kF64});
 }
 
 DType ParameterDTypes::gradient_dtype() const {
   if (gradient.has_value()) return *gradient;
   if (param == DType::kF64) return DType::kF64;
-  return param == DType::kBF16 && reduce == DType::kBF16 ? DType::kBF16 : DType::kF32;
+  const bool is_narrow = param == DType::kBF16 || param == DType::kF16;
+  return is_narrow && reduce == param ? param : DType::kF32;
 }
 
 ParameterDTypes ShardingPolicy::DTypesOf(const Parameter& parameter) const {

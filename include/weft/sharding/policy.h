@@ -24,13 +24,14 @@
 namespace weft {
 
 struct ParameterDTypes {
-  // Dtype of all-gathers, forward and backward: f32, bf16 or f64.
+  // Dtype of all-gathers, forward and backward: f32, bf16, f16 or f64. In f16 gradients need a loss scale:
+  // see LossScaler (weft/optim/loss_scaler.h).
   DType param = DType::kF32;
   // Dtype in which gradients are exchanged: f32, bf16, f16 or f64. Sums over ranks are accumulated in f64 for
   // f64, otherwise in fp32.
   DType reduce = DType::kF32;
-  // Dtype of the gradients that backward writes: f32, bf16 or f64. Unset: bf16 if `param` and `reduce` are
-  // bf16, f64 if `param` is, else f32.
+  // Dtype of the gradients that backward writes: f32, bf16, f16 or f64. Unset: that of `param` and `reduce`
+  // if both are bf16 or both f16, f64 if `param` is, else f32.
   std::optional<DType> gradient = std::nullopt;
   // Dtype of the master shard, and of the sums of its gradients over microbatches: f32 or f64. f64 is for
   // clients of ShardedGroups: modules of FullyShard and ShardedAdamW compute in fp32.

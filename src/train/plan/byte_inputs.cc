@@ -178,8 +178,8 @@ absl::StatusOr<ByteInputs> ParseByteInputs(const nlohmann::json& json) {
   ShardingPolicy& policy = inputs.policy;
   policy.layout = reader.OneOf("layout", {FlatKind::kContiguous, FlatKind::kPerParameter});
   inputs.alignment = reader.Integer("alignment", 1, 64);
-  policy.param_dtype = reader.OneOf("param_dtype", {DType::kF32, DType::kBF16});
-  policy.reduce_dtype = reader.OneOf("reduce_dtype", {DType::kF32, DType::kBF16});
+  policy.param_dtype = reader.OneOf("param_dtype", {DType::kF32, DType::kBF16, DType::kF16});
+  policy.reduce_dtype = reader.OneOf("reduce_dtype", {DType::kF32, DType::kBF16, DType::kF16});
   policy.reshard_after_forward = reader.Bool("reshard_after_forward");
   policy.reshard_root_after_forward = reader.Bool("reshard_root_after_forward");
   policy.prefetch_depth =

@@ -64,10 +64,10 @@ TEST(GroupDTypes, RefuseUnsupportedDTypes) {
   const auto refused = [&](const ParameterDTypes& dtypes) {
     return AgreeOnDTypes("block", parameters, WithDTypes({"p0"}, dtypes)).status();
   };
-  EXPECT_THAT(refused({.param = DType::kF16}),
-              StatusIs(kInvalid, AllOf(HasSubstr("'p0' of group 'block'"), HasSubstr("param_dtype is f16"))));
+  EXPECT_THAT(refused({.param = DType::kI32}),
+              StatusIs(kInvalid, AllOf(HasSubstr("'p0' of group 'block'"), HasSubstr("param_dtype is i32"))));
   EXPECT_THAT(refused({.reduce = DType::kI32}), StatusIs(kInvalid, HasSubstr("reduce_dtype is i32")));
-  EXPECT_THAT(refused({.gradient = DType::kF16}), StatusIs(kInvalid, HasSubstr("gradient_dtype is f16")));
+  EXPECT_THAT(refused({.gradient = DType::kI32}), StatusIs(kInvalid, HasSubstr("gradient_dtype is i32")));
   EXPECT_THAT(refused({.master = DType::kBF16}), StatusIs(kInvalid, HasSubstr("master_dtype is bf16")));
 }
 

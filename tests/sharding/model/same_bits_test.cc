@@ -274,12 +274,12 @@ TEST(FullyShard, GathersNothingInPlace) {
   }
 }
 
-TEST(FullyShard, TrainsInBf16CloseToFp32AtTheCostsOfTheFormulas) {
+TEST(FullyShard, TrainsIn16BitsCloseToFp32AtTheCostsOfTheFormulas) {
   for (const auto& [replicate, shard] : {std::pair{1, 1}, {1, 2}, {2, 1}, {2, 2}}) {
     for (const FlatKind layout : kFlatKinds) {
       for (const auto& [param, reduce] :
            {std::pair{DType::kBF16, DType::kF32}, std::pair{DType::kF32, DType::kBF16},
-            std::pair{DType::kBF16, DType::kBF16}}) {
+            std::pair{DType::kBF16, DType::kBF16}, std::pair{DType::kF16, DType::kF16}}) {
         ToyRun run{.replicate = replicate, .shard = shard};
         run.policy.layout = layout;
         run.policy.param_dtype = param;

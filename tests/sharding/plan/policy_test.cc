@@ -20,9 +20,9 @@ TEST(ShardingPolicy, NamesTheInvalidOption) {
     change(policy);
     EXPECT_THAT(policy.Validate(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
   };
-  expect_invalid([](ShardingPolicy& p) { p.param_dtype = DType::kF16; }, "param_dtype is f16");
+  expect_invalid([](ShardingPolicy& p) { p.param_dtype = DType::kI32; }, "param_dtype is i32");
   expect_invalid([](ShardingPolicy& p) { p.reduce_dtype = DType::kI32; }, "reduce_dtype is i32");
-  expect_invalid([](ShardingPolicy& p) { p.param_dtype = DType::kF16; }, "f32 or bf16");
+  expect_invalid([](ShardingPolicy& p) { p.param_dtype = DType::kI32; }, "f32 or bf16 or f16");
   expect_invalid([](ShardingPolicy& p) { p.reduce_dtype = DType::kI32; }, "f32 or bf16 or f16");
   expect_invalid([](ShardingPolicy& p) { p.gradient_divide_factor = 0.0F; }, "gradient_divide_factor is 0");
   expect_invalid([](ShardingPolicy& p) { p.gradient_divide_factor = -2.0F; }, "a positive number");
@@ -46,7 +46,7 @@ TEST(ShardingPolicy, NamesTheInvalidOption) {
                  "kPerParameter");
 }
 
-TEST(ShardingPolicy, WritesGradientsInBf16OnlyIfTheyAreReducedInBf16) {
+TEST(ShardingPolicy, WritesGradientsIn16BitsOnlyIfTheyAreReducedInTheSame) {
   const auto gradient = [](DType param, DType reduce) {
     ShardingPolicy policy;
     policy.param_dtype = param;
@@ -57,6 +57,9 @@ TEST(ShardingPolicy, WritesGradientsInBf16OnlyIfTheyAreReducedInBf16) {
   EXPECT_EQ(gradient(DType::kF32, DType::kBF16), DType::kF32);
   EXPECT_EQ(gradient(DType::kBF16, DType::kF32), DType::kF32);
   EXPECT_EQ(gradient(DType::kBF16, DType::kBF16), DType::kBF16);
+  EXPECT_EQ(gradient(DType::kBF16, DType::kF16), DType::kF32);
+  EXPECT_EQ(gradient(DType::kF16, DType::kF32), DType::kF32);
+  EXPECT_EQ(gradient(DType::kF16, DType::kF16), DType::kF16);
 }
 
 }  // namespace
