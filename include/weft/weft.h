@@ -53,6 +53,7 @@
 #include "weft/nn/rms_norm.h"
 #include "weft/nn/sequential.h"
 #include "weft/nn/transpose.h"
+#include "weft/optim/loss_scaler.h"
 #include "weft/optim/lr_schedule.h"
 #include "weft/optim/sharded_adamw.h"
 #include "weft/optim/sharded_muon.h"

@@ -98,9 +98,12 @@ absl::Status ParamGroup::CountGradientsAsZero() {
 absl::StatusOr<Buffer> ParamGroup::TakeReduceInput(double scale) {
   const DType from = dtypes().gradient_dtype();
   const DType to = dtypes().reduce;
-  if (spec_.is_zero_copy() && from == to) return std::move(gradient_image_);
   const int64_t elements =
       spec_.is_zero_copy() ? layout().gradient_image_elements() : layout().reduced_elements();
+  if (spec_.is_zero_copy() && from == to) {
+    if (scale != 1.0) ConvertRun(gradient_image_.data(), from, gradient_image_.data(), to, elements, scale);
+    return std::move(gradient_image_);
+  }
   const int64_t bytes = BytesOf(elements, to);
   WEFT_ASSIGN_OR_RETURN(Buffer input, context_.memory().AcquireGradients(static_cast<size_t>(bytes)));
   if (spec_.is_zero_copy()) {

@@ -89,6 +89,10 @@ void AddOptimizerFlags(CLI::App& app, OptimizerOptions& optimizer) {
   group.Number("--clip-grad-norm", optimizer.clip_grad_norm, "Largest gradient norm; 0: no clipping");
   group.Number("--max-skipped-steps", optimizer.max_skipped_steps,
                "Steps that a run may skip because the loss or gradient norm is not finite");
+  group.Text("--loss-scale", optimizer.loss_scale,
+             "f16: factor of the gradients, adapted when they overflow, or fixed [dynamic]", "dynamic|N");
+  group.Number("--loss-scale-growth-interval", optimizer.loss_scale_growth_interval,
+               "Steps without an overflow until a dynamic loss scale doubles");
   group.Number("--beta1", optimizer.beta1, "AdamW: decay of the first moment");
   group.Number("--beta2", optimizer.beta2, "AdamW: decay of the second moment");
   group.Number("--eps", optimizer.eps, "AdamW: term added to the root of the second moment");
@@ -135,7 +139,7 @@ void AddParallelFlags(CLI::App& app, ParallelOptions& parallel) {
   group.OneOf("--activation-checkpoint", parallel.activation_checkpoint,
               {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull},
               "Keep activations for backward (none), or recompute them (full)");
-  group.OneOf("--reduce-dtype", parallel.reduce_dtype, {DType::kF32, DType::kBF16},
+  group.OneOf("--reduce-dtype", parallel.reduce_dtype, {DType::kF32, DType::kBF16, DType::kF16},
               "Dtype of gradient reductions");
 }
 
@@ -183,7 +187,7 @@ void AddGatherFlags(FlagGroup& group, ParallelOptions& parallel) {
   group.OneOfOrUnset("--wire-compression", parallel.wire_compression,
                      {WireCompression::kNone, WireCompression::kLossless},
                      "Compression of weights and gradients between nodes [measured at the start]");
-  group.OneOf("--param-dtype", parallel.param_dtype, {DType::kF32, DType::kBF16},
+  group.OneOf("--param-dtype", parallel.param_dtype, {DType::kF32, DType::kBF16, DType::kF16},
               "Dtype of computation and of gathered weights");
 }
 

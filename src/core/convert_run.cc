@@ -3,7 +3,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include "src/core/f16c.h"
 #include "weft/core/status.h"
 #include "weft/core/vector_clones.h"
 

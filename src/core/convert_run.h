@@ -17,4 +17,17 @@ using RunKernel = void (*)(const std::byte* source, int64_t source_stride, std::
 // REQUIRES: CopyPlan::Make accepts the pair; `scale` is 1 for integers.
 RunKernel SelectRunKernel(DType source, DType target, double scale);
 
+// Conversions between f16 and f32 by instructions of the CPU (F16C): three to four times as fast in the cache
+// as those of weft/core/dtype.h, to the same bits.
+namespace f16c {
+
+// False on other CPUs, and if the compiler has no such instructions. The functions below then must not be
+// called.
+bool IsAvailable();
+// target[i] = source[i] * scale, rounded to f32, and in Narrow then to f16. No overlap.
+void Widen(const F16* source, float* target, int64_t count, float scale);
+void Narrow(const float* source, F16* target, int64_t count, float scale);
+
+}  // namespace f16c
+
 }  // namespace weft::internal

@@ -1,10 +1,10 @@
 // This file alone is compiled for F16C. It calls no inline function of other headers: the linker might keep
 // its copy of one for all callers.
-#include "src/core/f16c.h"
-
 #include <immintrin.h>
 
 #include <cstring>
+
+#include "src/core/convert_run.h"
 
 namespace weft::internal::f16c {
 namespace {

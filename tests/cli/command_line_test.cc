@@ -121,7 +121,11 @@ TEST(CommandLine, SetsEveryFieldFromItsFlag) {
                                      "--param-dtype",
                                      "bf16",
                                      "--reduce-dtype",
-                                     "bf16",
+                                     "f16",
+                                     "--loss-scale",
+                                     "dynamic",
+                                     "--loss-scale-growth-interval",
+                                     "100",
                                      "--metrics",
                                      "m",
                                      "--export-hf",
@@ -169,7 +173,9 @@ TEST(CommandLine, SetsEveryFieldFromItsFlag) {
   EXPECT_EQ(config.parallel.grad_sync, GradientSync::kEach);
   EXPECT_EQ(config.parallel.activation_checkpoint, ActivationCheckpoint::kFull);
   EXPECT_EQ(config.parallel.param_dtype, DType::kBF16);
-  EXPECT_EQ(config.parallel.reduce_dtype, DType::kBF16);
+  EXPECT_EQ(config.parallel.reduce_dtype, DType::kF16);
+  EXPECT_EQ(config.optimizer.loss_scale, "dynamic");
+  EXPECT_EQ(config.optimizer.loss_scale_growth_interval, 100);
   EXPECT_EQ(config.output.metrics_file, "m");
   EXPECT_EQ(config.output.export_folder, "e");
 }
@@ -257,7 +263,8 @@ TEST(CommandLine, SuggestsTheNearestValue) {
       ErrorOf({"train", "--load-balance", "head-tial"}),
       "--load-balance: 'head-tial' is not one of none, head-tail, query-exchange; did you mean head-tail?");
   EXPECT_EQ(ErrorOf({"train", "--shuffle", "yes"}), "--shuffle: 'yes' is neither false nor true");
-  EXPECT_EQ(ErrorOf({"train", "--param-dtype", "f16"}), "--param-dtype: 'f16' is neither f32 nor bf16");
+  EXPECT_EQ(ErrorOf({"train", "--param-dtype", "f64"}),
+            "--param-dtype: 'f64' is not one of f32, bf16, f16; did you mean f32?");
 }
 
 TEST(CommandLine, NamesValuesThatAreNotNumbers) {

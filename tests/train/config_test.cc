@@ -2,6 +2,7 @@
 
 #include <functional>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -149,8 +150,35 @@ TEST(TrainConfig, NamesParallelOptionsOutOfRange) {
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.parallel.dp_replicate = -1; }), HasSubstr("only one of them"));
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.parallel.prefetch_depth = 3; }),
               HasSubstr("--prefetch-depth 3"));
-  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.parallel.param_dtype = DType::kF16; }),
-              HasSubstr("--param-dtype f16"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.parallel.param_dtype = DType::kF64; }),
+              HasSubstr("--param-dtype f64: must be f32, bf16 or f16"));
+}
+
+TEST(TrainConfig, NamesWhatALossScaleCannotBe) {
+  const auto error = [](auto change) {
+    return ErrorWith([&](TrainConfig& c) {
+      c.parallel.param_dtype = DType::kF16;
+      change(c);
+    });
+  };
+  for (const char* scale : {"auto", "0", "-2", "inf", "nan", "1e39"}) {
+    EXPECT_THAT(error([&](TrainConfig& c) { c.optimizer.loss_scale = scale; }),
+                HasSubstr(absl::StrCat("--loss-scale ", scale, ": must be dynamic, or a positive number")));
+  }
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.loss_scale = "dynamic"; }),
+              HasSubstr("--loss-scale dynamic: is for gradients in f16: give --param-dtype f16"));
+  EXPECT_THAT(error([](TrainConfig& c) { c.optimizer.loss_scale_growth_interval = 0; }),
+              HasSubstr("--loss-scale-growth-interval 0: must be at least 1"));
+  EXPECT_THAT(error([](TrainConfig& c) {
+                c.optimizer.loss_scale = "8";
+                c.optimizer.loss_scale_growth_interval = 5;
+              }),
+              HasSubstr("--loss-scale-growth-interval 5: is for a dynamic loss scale"));
+  EXPECT_THAT(error([](TrainConfig& c) {
+                c.optimizer.in_backward = true;
+                c.optimizer.clip_grad_norm = 0;
+              }),
+              HasSubstr("so it cannot skip a step, as --loss-scale dynamic does"));
 }
 
 std::string ContextError(int64_t size, const std::function<void(ContextOptions&)>& change) {

@@ -45,7 +45,7 @@ class Ledger : public TrainRun {
       flat.push_back({.shape = parameter->shape, .trainable = parameter->requires_grad});
     }
     const bool narrow =
-        config_.parallel.param_dtype == DType::kBF16 || config_.parallel.reduce_dtype == DType::kBF16;
+        SizeOf(config_.parallel.param_dtype) == 2 || SizeOf(config_.parallel.reduce_dtype) == 2;
     return FlatLayout::Make(FlatKindFor(config_.parallel.zero_copy), flat, shard_size, narrow ? 32 : 16)
         .value();
   }
@@ -205,7 +205,7 @@ TEST_F(Ledger, MatchesTheFormulasForEveryGradientSyncWithActivationCheckpoints) 
   config_.parallel.activation_checkpoint = ActivationCheckpoint::kFull;
   for (const GradientSync sync : {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach}) {
     config_.parallel.grad_sync = sync;
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       config_.parallel.param_dtype = dtype;
       config_.parallel.reduce_dtype = dtype;
       for (const Mesh mesh : {Mesh{1, 4}, Mesh{2, 2}, Mesh{4, 1}}) ExpectFormulas(mesh, 2);
@@ -220,7 +220,7 @@ TEST_F(Ledger, MatchesTheFormulasWithTheOptimizerShardedOverReplicas) {
   config_.data.batch_size = 8;
   config_.data.grad_accum = 2;
   config_.parallel.shard_optimizer_over_replicas = true;
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     config_.parallel.param_dtype = config_.parallel.reduce_dtype = dtype;
     for (const Mesh mesh : {Mesh{2, 2}, Mesh{4, 1}}) {
       const NodeMap nodes = NodeMap::RanksPerNode(4, 2);

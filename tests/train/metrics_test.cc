@@ -72,6 +72,15 @@ TEST(Metrics, HaveAnEvaluationLossOnlyAfterAnEvaluation) {
   EXPECT_EQ(nlohmann::json::parse(ToJson(metrics))["eval_loss"], 1.25);
 }
 
+TEST(Metrics, HaveTheLossScaleOnlyInF16) {
+  StepMetrics metrics = Example();
+  EXPECT_FALSE(nlohmann::json::parse(ToJson(metrics)).contains("loss_scale"));
+  metrics.loss_scale = {.scale = 65536, .skipped = true};
+  const auto json = nlohmann::json::parse(ToJson(metrics));
+  EXPECT_EQ(json["loss_scale"], 65536);
+  EXPECT_EQ(json["skipped"], true);
+}
+
 TEST(Metrics, HaveTheIndexersOnlyWithSparseAttention) {
   StepMetrics metrics = Example();
   EXPECT_FALSE(nlohmann::json::parse(ToJson(metrics)).contains("indexer_loss"));

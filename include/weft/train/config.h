@@ -18,6 +18,7 @@
 #include "weft/nn/linear.h"
 #include "weft/nn/llama_config.h"
 #include "weft/optim/adamw.h"
+#include "weft/optim/loss_scaler.h"
 #include "weft/optim/lr_schedule.h"
 #include "weft/optim/muon.h"
 #include "weft/optim/sgd.h"
@@ -130,7 +131,7 @@ struct OptimizerOptions {
   double min_lr_ratio = 0.0;
   double clip_grad_norm = 1.0;  // 0: no clipping.
   // Steps whose loss or gradient norm is not finite do not update the weights. A run ends when it has skipped
-  // more than this many.
+  // more than this many. Steps after which a dynamic loss scale backs off from above 1 do not count.
   int64_t max_skipped_steps = 0;
   OptimizerKind kind = OptimizerKind::kAdamW;
   // Of SGD and Muon. Default: off for SGD, on for Muon.
@@ -138,6 +139,10 @@ struct OptimizerOptions {
   std::optional<MuonLrScale> muon_lr_scale = std::nullopt;  // Of Muon. Default: original.
   DecayScope decay = DecayScope::kAll;
   LrDecay lr_schedule = LrDecay::kConstant;
+  // Scale of losses if compute or reductions are in f16: "dynamic", or a positive number. Empty: dynamic in
+  // f16.
+  std::string loss_scale = "";
+  int64_t loss_scale_growth_interval = 2000;  // Of a dynamic one: steps without an overflow until it doubles.
   // Update each group of parameters in the backward, as soon as its gradients are reduced.
   bool in_backward = false;
 
@@ -234,6 +239,9 @@ struct TrainConfig {
   // The flags that were given, as a file of --config, which a run with metrics saves beside them. Empty: none
   // is saved.
   std::string given_flags;
+
+  // Unset if neither compute nor reductions are in f16. REQUIRES: ValidateLossScale has passed.
+  std::optional<LossScalerOptions> loss_scaling() const;
 };
 
 // "dense", "dsa".
@@ -256,6 +264,8 @@ absl::Status Validate(const TrainConfig& config);
 absl::Status Validate(const AttentionConfig& attention, const ContextOptions& context);
 // Checks the context-parallel options alone; part of the above.
 absl::Status Validate(const ContextOptions& context);
+// Checks the options of the loss scale, with those that it allows; part of the above.
+absl::Status ValidateLossScale(const TrainConfig& config);
 // Checks the options of adapters alone; part of the above.
 absl::Status Validate(const LoraConfig& lora);
 

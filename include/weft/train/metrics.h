@@ -22,13 +22,21 @@ struct IndexerMetrics {
   double mass_selected = 0;
 };
 
+// Of a run with a loss scale.
+struct LossScaleMetrics {
+  double scale = 1;      // Of the step.
+  bool skipped = false;  // The step did not update the weights.
+  // Steps among the run's skipped ones after which a dynamic scale backed off from above 1.
+  int64_t backoffs = 0;
+};
+
 // Loss, norm and tokens are those of all ranks. Bytes, times and memory are those of one rank; outputs show
 // rank 0's. docs/training.md describes the fields.
 struct StepMetrics {
   int64_t step = 0;  // From 1.
   // Mean over the targets of the step that have a loss, in nats, before the update; 0 if there are none.
   double loss = 0;
-  double grad_norm = 0;  // Before clipping. Of all parameters but those of indexers.
+  double grad_norm = 0;  // Before clipping, without the loss scale. Of all parameters but those of indexers.
   double lr = 0;
   int64_t tokens = 0;
   std::optional<int64_t> loss_tokens;  // Targets that have a loss. Unset without --loss-mask: all of them.
@@ -62,8 +70,9 @@ struct StepMetrics {
   int64_t rss_bytes = 0;
   // Steps of the run so far whose loss or gradient norm was not finite: they did not update the weights.
   int64_t skipped_steps = 0;
-  std::optional<IndexerMetrics> indexers;  // Set with sparse attention.
-  std::optional<double> eval_loss;         // After the update; set if an evaluation followed the step.
+  std::optional<LossScaleMetrics> loss_scale;  // Set if compute or reductions are in f16.
+  std::optional<IndexerMetrics> indexers;      // Set with sparse attention.
+  std::optional<double> eval_loss;             // After the update; set if an evaluation followed the step.
   // A JSON object with the inputs of the byte formulas. MetricsFile has it in the first step of each process.
   std::optional<std::string> byte_inputs;
 };

@@ -220,9 +220,9 @@ absl::Status ValidateAxis(const char* flag, int64_t value) {
 }
 
 absl::Status ValidateDtype(const char* flag, DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16
              ? absl::OkStatus()
-             : BadFlag(flag, ToAbsl(Name(dtype)), "must be f32 or bf16");
+             : BadFlag(flag, ToAbsl(Name(dtype)), "must be f32, bf16 or f16");
 }
 
 absl::Status ValidateParallel(const ParallelOptions& parallel) {
@@ -264,9 +264,7 @@ absl::Status ValidateExport(const OutputOptions& output, const LoraConfig& lora)
   if (!output.export_dtype) return absl::OkStatus();
   const DType dtype = *output.export_dtype;
   if (output.export_folder.empty()) return BadFlag("export-dtype", ToAbsl(Name(dtype)), "needs --export-hf");
-  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16
-             ? absl::OkStatus()
-             : BadFlag("export-dtype", ToAbsl(Name(dtype)), "must be f32, bf16 or f16");
+  return ValidateDtype("export-dtype", dtype);
 }
 
 absl::Status ValidateTrace(const OutputOptions& output, int64_t steps) {
@@ -376,6 +374,7 @@ absl::Status Validate(const TrainConfig& config) {
   }
   WEFT_RETURN_IF_ERROR(ValidateMuon(config));
   WEFT_RETURN_IF_ERROR(ValidateUpdatesInBackward(config));
+  WEFT_RETURN_IF_ERROR(ValidateLossScale(config));
   return Validate(config.attention, config.parallel.context);
 }
 

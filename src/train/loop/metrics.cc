@@ -86,6 +86,10 @@ std::string ToJson(const StepMetrics& metrics) {
                                  {"rss_bytes", metrics.rss_bytes},
                                  {"skipped_steps", metrics.skipped_steps}};
   if (metrics.loss_tokens) json["loss_tokens"] = *metrics.loss_tokens;
+  if (metrics.loss_scale) {
+    json["loss_scale"] = metrics.loss_scale->scale;
+    json["skipped"] = metrics.loss_scale->skipped;
+  }
   if (metrics.indexers) {
     json["indexer_loss"] = metrics.indexers->loss;
     json["indexer_grad_norm"] = metrics.indexers->grad_norm;

@@ -35,6 +35,7 @@ std::string LossesAndNorms(const StepMetrics& metrics) {
     absl::StrAppend(&text, ", those of the indexers ", metrics.indexers->loss, " and ",
                     metrics.indexers->grad_norm);
   }
+  if (metrics.loss_scale) absl::StrAppend(&text, " at the loss scale ", metrics.loss_scale->scale);
   return text;
 }
 
@@ -58,6 +59,8 @@ std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double
   };
   if (metrics.indexers)
     fields.insert(fields.begin() + 3, {absl::StrFormat("indexer %.4f", metrics.indexers->loss), 6});
+  if (metrics.loss_scale)
+    fields.insert(fields.begin() + 3, {absl::StrFormat("scale %.0f", metrics.loss_scale->scale), 1});
   const auto join = [&](int min_importance) {
     std::string line;
     for (const Field& field : fields) {

@@ -193,6 +193,20 @@ std::vector<ResolvedItem> ProductItems(const RunPlan& plan) {
                                  : "the CPU or oneDNN has no f16 products with sums in f32"}};
 }
 
+// Empty without a loss scale.
+std::vector<ResolvedItem> LossScaleItems(const TrainConfig& config, const RunPlan& plan) {
+  if (!plan.loss_scaling) {
+    return {};
+  }
+  const LossScaler scaler(*plan.loss_scaling);
+  const std::string growth = absl::StrCat(", doubled after ", plan.loss_scaling->growth_interval,
+                                          " steps without an overflow, halved after an overflow");
+  return {{"loss-scale",
+           absl::StrCat(scaler.is_dynamic() ? "dynamic from " : "", scaler.scale(),
+                        scaler.is_dynamic() ? growth : ""),
+           config.optimizer.loss_scale.empty() ? "f16" : "--loss-scale"}};
+}
+
 }  // namespace
 
 std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainInputs& inputs,
@@ -210,7 +224,7 @@ std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainIn
       {"steps", absl::StrCat(config.optimizer.steps), ""}};
   for (std::vector<ResolvedItem> more :
        {AttentionItems(config, inputs, plan), LoraItems(config, inputs), ProductItems(plan),
-        ContextItems(plan), EvaluationItems(config, plan)}) {
+        LossScaleItems(config, plan), ContextItems(plan), EvaluationItems(config, plan)}) {
     std::move(more.begin(), more.end(), std::back_inserter(items));
   }
   return items;

@@ -36,6 +36,8 @@ namespace {
 
 constexpr const char* kRemedy = ": use a smaller --lr, more --warmup-steps, or a smaller --clip-grad-norm";
 
+constexpr const char* kScaleRemedy = "; or a smaller --loss-scale, or --param-dtype bf16";
+
 constexpr const char* kMemoryRemedies =
     ": shard over more ranks on further hosts (--dp-shard), or use --activation-checkpoint full, a smaller "
     "--batch-size, a larger --grad-accum, or a smaller --seq-len";
@@ -45,8 +47,8 @@ int64_t CheckpointBytes(const LlamaConfig& model, const RunPlan& plan) {
   return static_cast<int64_t>(sizeof(float)) * (TrainedElements(model, plan) + StateElements(model, plan));
 }
 
-absl::Status NotFinite(int64_t step, const absl::AlphaNum& what) {
-  return absl::OutOfRangeError(absl::StrCat("step ", step, ": ", what, kRemedy));
+absl::Status NotFinite(int64_t step, const absl::AlphaNum& what, const char* more_remedies = "") {
+  return absl::OutOfRangeError(absl::StrCat("step ", step, ": ", what, kRemedy, more_remedies));
 }
 
 absl::Status CheckEvalLoss(int64_t step, double loss) {
@@ -56,12 +58,14 @@ absl::Status CheckEvalLoss(int64_t step, double loss) {
 
 // Losses and gradient norms are the same on all ranks, so all ranks return the same status.
 absl::Status CheckFinite(const StepMetrics& metrics, int64_t max_skipped_steps) {
-  if (metrics.skipped_steps > max_skipped_steps) {
+  // A lower loss scale may help against an overflow.
+  const int64_t skipped = metrics.skipped_steps - (metrics.loss_scale ? metrics.loss_scale->backoffs : 0);
+  if (skipped > max_skipped_steps) {
     return NotFinite(metrics.step,
                      absl::StrCat(LossesAndNorms(metrics), ", but ", metrics.indexers ? "all" : "both",
-                                  " must be finite; ", metrics.skipped_steps,
-                                  metrics.skipped_steps == 1 ? " step was" : " steps were",
-                                  " skipped, and --max-skipped-steps allows ", max_skipped_steps));
+                                  " must be finite; ", skipped, skipped == 1 ? " step was" : " steps were",
+                                  " skipped, and --max-skipped-steps allows ", max_skipped_steps),
+                     metrics.loss_scale ? kScaleRemedy : "");
   }
   return metrics.eval_loss ? CheckEvalLoss(metrics.step, *metrics.eval_loss) : absl::OkStatus();
 }

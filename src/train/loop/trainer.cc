@@ -34,6 +34,9 @@ constexpr const char* kOptimizerFiles = "optimizer";
 constexpr const char* kIndexerOptimizerFiles = "indexer_optimizer";
 constexpr const char* kAdapterOptimizerFiles = "adapter_optimizer";
 constexpr const char* kOptimizerSteps = "optimizer_steps";
+constexpr const char* kLossScaleExponent = "loss_scale_exponent";
+constexpr const char* kLossScaleGrowthSteps = "loss_scale_growth_steps";
+constexpr const char* kLossScaleBackoffs = "loss_scale_backoffs";
 
 // Suffix of an optimizer's state in the files of a checkpoint.
 std::string SuffixOf(const std::string& state_name) { return "." + state_name; }
@@ -134,7 +137,9 @@ Trainer::Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, Batch
       splitter_(std::move(splitter)),
       flops_per_token_(FlopsPerToken(model->config(), plan_.seq_len, plan_.adapter_elements())),
       warm_up_flops_per_token_(FlopsPerToken(WarmUpConfig(model->config(), plan_.seq_len), plan_.seq_len)),
-      model_(std::move(model)) {}
+      model_(std::move(model)) {
+  if (plan_.loss_scaling) loss_scaler_.emplace(*plan_.loss_scaling);
+}
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Bootstrap& bootstrap, const Corpus& corpus,
                                                          RunPlan plan, std::unique_ptr<LlamaModel> model,
@@ -228,6 +233,7 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, const StepFlags&
   sharded_->ZeroGradients();
   StepMetrics& metrics = result.metrics;
   metrics = ResultsOf(step, all, norms);
+  metrics.loss_scale = UpdateLossScale(!AreFinite(norms), result.skipped);
   if (corpus_.has_loss_mask()) metrics.loss_tokens = targets;
   AddCounters(before, Counters(), metrics);
   AddPeaks(*sharded_, context_.get(), *engine_, metrics);
@@ -259,7 +265,7 @@ absl::Status Trainer::ForwardAndBackward(int64_t step, int64_t targets, StepSumm
                                          absl::FunctionRef<absl::Status()> before_update) {
   // Scaled by the targets of the whole step, so the ranks' losses and gradients add up to those of the mean
   // loss.
-  const float loss_scale = 1.0F / static_cast<float>(std::max<int64_t>(targets, 1));
+  const float mean_factor = 1.0F / static_cast<float>(std::max<int64_t>(targets, 1));
   for (int64_t microbatch = 0; microbatch < plan_.batch.microbatches; ++microbatch) {
     const bool last = microbatch + 1 == plan_.batch.microbatches;
     SetGradientSync(last);
@@ -269,7 +275,7 @@ absl::Status Trainer::ForwardAndBackward(int64_t step, int64_t targets, StepSumm
     }
     SequenceRange sequences = plan_.batch.Part(microbatch, plan_.data_parallel_rank(bootstrap_.rank()));
     sequences.first += plan_.SequencesOf(step).first;
-    WEFT_RETURN_IF_ERROR(RunMicrobatch(step, sequences, loss_scale, own));
+    WEFT_RETURN_IF_ERROR(RunMicrobatch(step, sequences, mean_factor, own));
   }
   return absl::OkStatus();
 }
@@ -289,8 +295,21 @@ absl::StatusOr<RankBatch> Trainer::ReadBatch(SequenceRange sequences) {
 
 absl::StatusOr<std::vector<GradientNorm>> Trainer::ClipGradNorms() {
   const Span span("optimizer", [] { return std::string("clip"); });
-  return plan_.updates_in_backward ? sharded_->FinishUpdatesInBackward()
-                                   : sharded_->ClipGradNorms(ClipSetsOf(plan_));
+  const std::vector<ClipSet> sets = ClipSetsOf(plan_);
+  WEFT_ASSIGN_OR_RETURN(std::vector<GradientNorm> norms, plan_.updates_in_backward
+                                                             ? sharded_->FinishUpdatesInBackward()
+                                                             : sharded_->ClipGradNorms(sets));
+  if (!loss_scaler_) return norms;
+  for (size_t i = 0; i < sets.size(); ++i) norms[i] = loss_scaler_->Unscaled(norms[i], sets[i].max_norm);
+  return norms;
+}
+
+std::optional<LossScaleMetrics> Trainer::UpdateLossScale(bool overflowed, bool skipped) {
+  if (!loss_scaler_) return std::nullopt;
+  LossScaleMetrics metrics{.scale = loss_scaler_->scale(), .skipped = skipped};
+  loss_scaler_->Update(overflowed);
+  metrics.backoffs = loss_scaler_->state().backoffs;
+  return metrics;
 }
 
 RandomKey Trainer::RandomKeyOf(int64_t step, SequenceRange sequences,
@@ -307,11 +326,11 @@ RandomKey Trainer::RandomKeyOf(int64_t step, SequenceRange sequences,
   return key;
 }
 
-absl::Status Trainer::RunMicrobatch(int64_t step, SequenceRange sequences, float loss_scale,
+absl::Status Trainer::RunMicrobatch(int64_t step, SequenceRange sequences, float mean_factor,
                                     StepSummary& own) {
   const bool warm_up = IsWarmUp(step);
   WEFT_ASSIGN_OR_RETURN(RankBatch batch, ReadBatch(sequences));
-  Invocation invocation(true, loss_scale);
+  Invocation invocation(true, mean_factor);
   invocation.SetSequence(std::move(batch.sequence));
   if (plan_.adapters && plan_.adapters->dropout > 0) {
     invocation.SetRandomKey(RandomKeyOf(step, sequences, batch.document_lengths));
@@ -320,8 +339,8 @@ absl::Status Trainer::RunMicrobatch(int64_t step, SequenceRange sequences, float
     IndexerPass& pass = IndexerPassOf(invocation);
     pass.warm_up = warm_up;
     // The indexers learn from all queries.
-    pass.loss_factor =
-        static_cast<float>(plan_.indexers->loss_coef) * (1.0F / static_cast<float>(plan_.targets_per_step()));
+    pass.loss_factor = static_cast<float>(plan_.indexers->loss_coef) *
+                       (1.0F / static_cast<float>(plan_.targets_per_step())) * loss_scale();
     pass.mass_stride = kMassStride;
   }
   WEFT_ASSIGN_OR_RETURN(const Tensors losses,
@@ -329,7 +348,7 @@ absl::Status Trainer::RunMicrobatch(int64_t step, SequenceRange sequences, float
   own.loss += *losses[0].As<float>();
   // In the warm-up only the indexers' loss has gradients.
   Tensor gradient = Tensor::Empty(DType::kF32, {});
-  *gradient.As<float>() = warm_up ? 0.0F : 1.0F;
+  *gradient.As<float>() = warm_up ? 0.0F : loss_scale();
   WEFT_RETURN_IF_ERROR(model_->Backward(invocation, {std::move(gradient)}).status());
   if (plan_.indexers) {
     const IndexerPass& pass = IndexerPassOf(invocation);
@@ -398,6 +417,12 @@ CheckpointState Trainer::State(int64_t step) {
     state.counts_of_parameters[shards[i].parameter->name] = updates[i];
   }
   state.counts[kOptimizerSteps] = optimizer.steps();
+  if (loss_scaler_ && loss_scaler_->is_dynamic()) {
+    const LossScaler::State& scale = loss_scaler_->state();
+    state.counts[kLossScaleExponent] = scale.exponent;
+    state.counts[kLossScaleGrowthSteps] = scale.growth_steps;
+    state.counts[kLossScaleBackoffs] = scale.backoffs;
+  }
   return state;
 }
 
@@ -422,7 +447,20 @@ absl::Status Trainer::LoadOptimizer(const Checkpoint& checkpoint) {
     updates.push_back(found == checkpoint.counts_of_parameters().end() ? steps->second : found->second);
   }
   optimizer.SetStepsOfShards(updates);
-  return absl::OkStatus();
+  return LoadLossScale(checkpoint);
+}
+
+absl::Status Trainer::LoadLossScale(const Checkpoint& checkpoint) {
+  const std::map<std::string, int64_t>& counts = checkpoint.counts();
+  // A run that was not in f16, or had a fixed scale, has saved none: the scale starts anew.
+  if (!loss_scaler_ || !counts.contains(kLossScaleExponent)) return absl::OkStatus();
+  const auto count = [&](const char* name) { return counts.contains(name) ? counts.at(name) : -1; };
+  const absl::Status valid = loss_scaler_->SetState({.exponent = count(kLossScaleExponent),
+                                                     .growth_steps = count(kLossScaleGrowthSteps),
+                                                     .backoffs = count(kLossScaleBackoffs)});
+  return valid.ok() ? valid
+                    : absl::DataLossError(
+                          absl::StrCat("the checkpoint '", checkpoint.folder(), "' has ", valid.message()));
 }
 
 absl::Status Trainer::MergeAdapters() {
@@ -450,7 +488,7 @@ absl::Status Trainer::Update(int64_t step, absl::Span<const GradientNorm> norms)
 
 absl::Status Trainer::BeginUpdatesInBackward(int64_t step) {
   const std::vector<ClipSet> sets = ClipSetsOf(plan_);
-  const std::vector<GradientNorm> unclipped(sets.size(), {0.0, 1.0});
+  const std::vector<GradientNorm> unclipped(sets.size(), {0.0, 1.0 / loss_scale()});
   WEFT_ASSIGN_OR_RETURN(ShardUpdate update,
                         optimizer_.rule->BeginStepInBackward(*sharded_, GroupStepsOf(step, unclipped)));
   return sharded_->BeginUpdatesInBackward(std::move(update), sets);

@@ -26,6 +26,7 @@
 #include "weft/memory/buffer_pool.h"
 #include "weft/memory/node_heap.h"
 #include "weft/nn/llama.h"
+#include "weft/optim/loss_scaler.h"
 #include "weft/sharding/fully_shard.h"
 #include "weft/train/checkpoint.h"
 #include "weft/train/corpus.h"
@@ -79,7 +80,8 @@ class Trainer {
   // Adds the adapters' products to this rank's shards of the weights. The model with its adapters is no
   // longer of use then. Collective: all ranks.
   absl::Status MergeAdapters();
-  // Replaces the optimizer's state. The weights are those of Create's loader.
+  // Replaces the optimizer's state and that of a dynamic loss scale. The weights are those of Create's
+  // loader.
   // Errors: those of the checkpoint's loader.
   absl::Status LoadOptimizer(const Checkpoint& checkpoint);
 
@@ -132,11 +134,13 @@ class Trainer {
   RandomKey RandomKeyOf(int64_t step, SequenceRange sequences,
                         absl::Span<const int64_t> document_lengths) const;
   absl::StatusOr<RankBatch> ReadBatch(SequenceRange sequences);
+  // The norms of each ParameterSet, and the factors of its gradients, without the loss scale.
   absl::StatusOr<std::vector<GradientNorm>> ClipGradNorms();
   // `norms`: of each ParameterSet.
   std::vector<OptimizerGroupStep> GroupStepsOf(int64_t step, absl::Span<const GradientNorm> norms) const;
   absl::Status BeginUpdatesInBackward(int64_t step);
-  absl::Status RunMicrobatch(int64_t step, SequenceRange sequences, float loss_scale, StepSummary& own);
+  // `mean_factor`: 1 / targets of the whole step.
+  absl::Status RunMicrobatch(int64_t step, SequenceRange sequences, float mean_factor, StepSummary& own);
   size_t SummaryBytes() const {
     return plan_.indexers ? sizeof(StepSummary) : offsetof(StepSummary, indexers);
   }
@@ -144,6 +148,10 @@ class Trainer {
   // `norms`: of each ParameterSet. The metrics of losses, norms and tokens; the others stay 0.
   StepMetrics ResultsOf(int64_t step, const StepSummary& all, absl::Span<const GradientNorm> norms) const;
   absl::Status Update(int64_t step, absl::Span<const GradientNorm> norms);
+  float loss_scale() const { return loss_scaler_ ? loss_scaler_->scale() : 1.0F; }
+  // Adapts the loss scale after a step. Returns its metrics; unset without one.
+  std::optional<LossScaleMetrics> UpdateLossScale(bool overflowed, bool skipped);
+  absl::Status LoadLossScale(const Checkpoint& checkpoint);
 
   Bootstrap& bootstrap_;
   const Corpus& corpus_;
@@ -161,6 +169,7 @@ class Trainer {
   Buffer summaries_;  // SummaryBytes() per rank, in node memory.
   LaneId summaries_lane_;
   RunOptimizer optimizer_;
+  std::optional<LossScaler> loss_scaler_;  // Unset if nothing is in f16.
 };
 
 }  // namespace weft

@@ -90,6 +90,8 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
       {"--beta2", Text(optimizer.beta2), kFixed},
       {"--eps", Text(optimizer.eps), kFixed},
       {"--max-skipped-steps", Text(optimizer.max_skipped_steps)},
+      {"--loss-scale", optimizer.loss_scale.empty() ? kNotGiven : optimizer.loss_scale},
+      {"--loss-scale-growth-interval", Text(optimizer.loss_scale_growth_interval)},
       {"--dp-replicate", Text(parallel.dp_replicate)},
       {"--dp-shard", Text(parallel.dp_shard)},
       {"--zero-copy", Text(parallel.zero_copy)},

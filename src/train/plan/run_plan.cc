@@ -177,6 +177,7 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
                  o.decay,
                  LrSchedule{o.lr, o.lr_schedule, o.warmup_steps, o.steps, o.min_lr_ratio},
                  o.clip_grad_norm,
+                 config.loss_scaling(),
                  evaluation,
                  config.attention.indexer_training(),
                  inputs.lora ? std::optional(AdapterPlan{inputs.adapter_elements, inputs.lora->scaling(),

@@ -12,6 +12,7 @@
 #include "src/train/plan/inputs.h"
 #include "weft/mesh/device_mesh.h"
 #include "weft/optim/adamw.h"
+#include "weft/optim/loss_scaler.h"
 #include "weft/optim/lr_schedule.h"
 #include "weft/optim/muon.h"
 #include "weft/optim/sgd.h"
@@ -50,6 +51,7 @@ struct RunPlan {
   DecayScope decay;
   LrSchedule learning_rate;  // Of --lr.
   double clip_grad_norm;
+  std::optional<LossScalerOptions> loss_scaling;  // Unset if nothing is in f16.
   std::optional<EvaluationPlan> evaluation;
   std::optional<IndexerTraining> indexers;             // Unset for dense attention.
   std::optional<AdapterPlan> adapters = std::nullopt;  // Unset: the whole model is trained.

@@ -125,7 +125,8 @@ TimesChoice ChooseTimes(const MachineCosts& costs, const PartShape& shape) {
       nearest = &model;
   }
   if (nearest == nullptr) {
-    const double flops = shape.dtype == DType::kF32 ? costs.rates.flops_f32 : costs.rates.flops_bf16;
+    // Products in f16 are multiplied in f32 on most CPUs.
+    const double flops = shape.dtype == DType::kBF16 ? costs.rates.flops_bf16 : costs.rates.flops_f32;
     return {TimesAtRate(shape, flops),
             absl::StrCat("operations at ", std::llround(flops / 1e9), " GFLOP/s a core"), nullptr, false};
   }

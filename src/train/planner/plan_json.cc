@@ -63,7 +63,7 @@ MeasuredModel ModelOf(const Json& json) {
   MeasuredModel model;
   for (const ShapeField& entry : kShape) model.shape.*entry.field = json.at(entry.name);
   model.shape.qk_norm = json.at("qk_norm");
-  model.shape.dtype = json.at("dtype") == "bf16" ? DType::kBF16 : DType::kF32;
+  model.shape.dtype = ParseDType(json.at("dtype").get<std::string>()).value_or(DType::kF32);
   model.shape.threads = json.at("threads");
   for (const ModelPart part : kModelParts) {
     const Json& times = json.at(std::string(weft::Name(part)));

@@ -2,6 +2,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -177,14 +178,21 @@ absl::StatusOr<std::vector<float>> ReduceOnce(const GroupFixture& fixture, const
 }
 
 TEST(GradientDivision, DividesTheSumOnceInEveryDType) {
+  // Gradients are written in f32, or in the dtype in which they are reduced.
+  constexpr std::pair<DType, DType> kPairs[] = {{DType::kF32, DType::kF32},
+                                                {DType::kF32, DType::kBF16},
+                                                {DType::kF32, DType::kF16},
+                                                {DType::kBF16, DType::kBF16},
+                                                {DType::kF16, DType::kF16}};
   for (const auto& [replicas, ranks] : {std::pair{1, 1}, {1, 2}, {2, 2}, {2, 4}}) {
     RunRanks(NodeMap::OneNode(ranks),
              [&, replicas = replicas, ranks = ranks](Bootstrap& bootstrap) -> absl::Status {
                WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, replicas));
                for (ShardingPolicy policy : PolicyOfEachLayout()) {
-                 for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-                   policy.reduce_dtype = dtype;
-                   policy.gradient_divide_factor = 8.0F;
+                 policy.gradient_divide_factor = 8.0F;
+                 for (const auto& [param, reduce] : kPairs) {
+                   policy.param_dtype = param;
+                   policy.reduce_dtype = reduce;
                    for (const int times : {1, 2}) {
                      WEFT_ASSIGN_OR_RETURN(const auto gradients, ReduceOnce(fixture, policy, 12.0F, times));
                      EXPECT_THAT(gradients, Each(1.5F * static_cast<float>(ranks * times)));
@@ -201,11 +209,15 @@ TEST(GradientDivision, KeepsSumsInF16FromOverflowing) {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
     for (ShardingPolicy policy : PolicyOfEachLayout()) {
       policy.reduce_dtype = DType::kF16;
-      WEFT_ASSIGN_OR_RETURN(const auto overflowed, ReduceOnce(fixture, policy, 32768.0F));
-      EXPECT_THAT(overflowed, Each(std::numeric_limits<float>::infinity()));
-      policy.gradient_divide_factor = 4.0F;
-      WEFT_ASSIGN_OR_RETURN(const auto divided, ReduceOnce(fixture, policy, 16384.0F));
-      EXPECT_THAT(divided, Each(16384.0F));
+      for (const DType param : {DType::kF32, DType::kF16}) {
+        policy.param_dtype = param;
+        policy.gradient_divide_factor = 1.0F;
+        WEFT_ASSIGN_OR_RETURN(const auto overflowed, ReduceOnce(fixture, policy, 32768.0F));
+        EXPECT_THAT(overflowed, Each(std::numeric_limits<float>::infinity()));
+        policy.gradient_divide_factor = 4.0F;
+        WEFT_ASSIGN_OR_RETURN(const auto divided, ReduceOnce(fixture, policy, 16384.0F));
+        EXPECT_THAT(divided, Each(16384.0F));
+      }
     }
     return absl::OkStatus();
   });
