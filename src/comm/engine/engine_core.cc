@@ -2,22 +2,13 @@
 
 #include <algorithm>
 #include <iterator>
-#include <set>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_join.h>
 
-#include "src/comm/trees/node_graph.h"
 #include "weft/core/status.h"
 
 namespace weft {
-namespace {
-
-// Run time after which the flight recorder gets the ranks that an operation waits for.
-constexpr int64_t kSlowOperationNs = 1'000'000'000;
-
-}  // namespace
 
 EngineCore::EngineCore(const Environment& environment)
     : env_(environment),
@@ -53,37 +44,6 @@ void EngineCore::Submit(std::shared_ptr<OperationRecord> record) {
   lane.submitted = record->descriptor.sequence;
   lane.queued.push_back(std::move(record));
 }
-
-absl::Status EngineCore::Leave() {
-  leaving_ = true;
-  if (!status_.ok()) return absl::OkStatus();  // Peers have a failure notice.
-  for (int i = 0; i < static_cast<int>(lanes_.size()); ++i) {
-    if (lanes_[static_cast<size_t>(i)] != nullptr) WEFT_RETURN_IF_ERROR(LeaveLane(i));
-  }
-  return messages_.Leave();
-}
-
-absl::Status EngineCore::LeaveLane(int index) {
-  Lane& lane = *lanes_[static_cast<size_t>(index)];
-  const GroupPlacement& placement = lane.placement;
-  Descriptor descriptor;
-  descriptor.sequence = lane.submitted + 1;
-  descriptor.leaves = true;
-  // See Note [Descriptor ring].
-  if (lane.left || descriptor.sequence > ConsumedByAll(index) + NodeLink::kSlots) return absl::OkStatus();
-  lane.left = true;
-  if (!placement.local_peers().empty()) {
-    env_.node.Publish(index, descriptor);
-    env_.node.Arrive(NodeLink::MeetingOf(index, placement), descriptor.sequence, HashOnNode(descriptor));
-  }
-  for (const int peer : placement.local_peers()) env_.node.Ring(placement.WorldRank(peer));
-  for (const int node : NeighborNodes(placement.NodeOf(placement.me()), placement.node_count())) {
-    const int peer = placement.WorldRank(placement.PartLeader(node, placement.me()));
-    WEFT_RETURN_IF_ERROR(wire_.AnnounceEmptyPart({index, descriptor.sequence, peer, 0}, descriptor));
-  }
-  return absl::OkStatus();
-}
-
 void EngineCore::RaisePriority(OperationRecord& operation, bool until_released) {
   if (operation.message) {
     operation.message->awaited = true;
@@ -177,15 +137,6 @@ void EngineCore::FinishTask(const DataTask& task, const absl::Status& moved) {
   if (!moved.ok()) Fail(Annotate(moved, Describe(*task.record)));
   if (task.record->State() != OperationState::kFailed) task.owner->OnTaskDone(task.ticket);
 }
-
-absl::Status EngineCore::CheckPeerFailures() {
-  heard_ = env_.node.ReadFailure();
-  if (!heard_) heard_ = wire_.failure();
-  if (!heard_) return absl::OkStatus();
-  return absl::Status(heard_->cause.code(),
-                      absl::StrCat("rank ", heard_->rank, ": ", heard_->cause.message()));
-}
-
 bool EngineCore::Poll(int64_t now_ns) {
   env_.node.PublishHeartbeat();
   if (!status_.ok()) {
@@ -358,166 +309,4 @@ void EngineCore::Consume(int index, const OperationRecord& record) {
   if (!is_last || record.operation->is_released_when_drained()) return;
   for (const int peer : placement.local_peers()) env_.node.Ring(placement.WorldRank(peer));
 }
-
-std::set<int> EngineCore::RanksYetToConsume(int index, uint64_t sequence) const {
-  const Lane& lane = *lanes_[static_cast<size_t>(index)];
-  std::set<int> ranks;
-  for (int peer : lane.placement.local_peers()) {
-    const int rank = lane.placement.WorldRank(peer);
-    if (env_.node.Consumed(index, rank) < sequence) ranks.insert(rank);
-  }
-  return ranks;
-}
-
-std::string EngineCore::DescribeStartWait(const OperationRecord& record) {
-  Lane& lane = *lanes_[static_cast<size_t>(record.lane)];
-  if (!lane.running.empty() && !lane.running.back()->IsReady()) {
-    return absl::StrCat("is queued behind ", Describe(*lane.running.back()), ", which ",
-                        DescribeWait(*lane.running.back()));
-  }
-  if (record.after != nullptr && !record.after->IsReady())
-    return absl::StrCat("starts after ", Describe(*record.after));
-  if (record.gate != nullptr && record.gate->State() != OperationState::kReleased)
-    return absl::StrCat("starts at the release of ", Describe(*record.gate), ", which ",
-                        DescribeWait(*record.gate));
-  if (!lane.queued.empty() && lane.queued.front().get() != &record) {
-    return absl::StrCat("is queued behind ", Describe(*lane.queued.front()), ", which ",
-                        DescribeStartWait(*lane.queued.front()));
-  }
-  // The operation can only wait for its slot. See Note [Descriptor ring].
-  if (lane.running.empty()) return "is about to start";
-  return absl::StrCat("needs the descriptor slot of ", Describe(*lane.running.front()), ", which ",
-                      DescribeWait(*lane.running.front()));
-}
-
-std::string EngineCore::DescribeWait(const OperationRecord& record) {
-  if (record.message) return messages_.DescribeWait(record);
-  Lane& lane = *lanes_[static_cast<size_t>(record.lane)];
-  if (record.State() == OperationState::kQueued) return DescribeStartWait(record);
-  std::set<int> ranks;
-  for (const auto& running : lane.running) {
-    if (running.get() != &record || record.operation == nullptr) continue;
-    ranks = record.operation->AwaitedRanks(ContextOf(lane, running, false));
-    if (record.IsReady()) ranks.merge(RanksYetToConsume(record.lane, record.descriptor.sequence));
-  }
-  if (ranks.empty()) return "waits for data movement on this rank";
-  return absl::StrCat("waits for rank(s) ", absl::StrJoin(ranks, ", "));
-}
-
-void EngineCore::RecordSlowOperations() {
-  if (now_ns_ < next_slow_check_ns_) return;
-  next_slow_check_ns_ = now_ns_ + kSlowOperationNs;
-  for (const auto& message : messages_.unfinished())
-    env_.recorder.RecordWait(*message, messages_.DescribeWait(*message));
-  for (const int index : active_) {
-    const Lane& lane = *lanes_[static_cast<size_t>(index)];
-    if (!lane.running.empty() && now_ns_ - lane.running.front()->started_ns < kSlowOperationNs) continue;
-    RecordWaitOfFirst(lane);
-  }
-}
-
-void EngineCore::RecordWaitOfFirst(const Lane& lane) {
-  for (const auto& record : lane.running) {
-    if (record->IsReady()) continue;
-    env_.recorder.RecordWait(*record, DescribeWait(*record));
-    return;
-  }
-}
-
-std::vector<int> EngineCore::OtherRanks(bool of_this_node) const {
-  std::vector<int> others;
-  for (int rank = 0; rank < env_.nodes.size(); ++rank) {
-    if (rank != env_.rank && env_.nodes.SameNode(rank, env_.rank) == of_this_node) others.push_back(rank);
-  }
-  return others;
-}
-
-std::vector<int> EngineCore::RanksToTell() const {
-  constexpr int kRanksOfANode = 3;  // News passes a node unless so many of its ranks are silent.
-  const std::vector<int>& node_of = env_.nodes.node_of_rank;
-  const int own = node_of[static_cast<size_t>(env_.rank)];
-  std::map<int, std::vector<int>> ranks_of;
-  for (const int node : NeighborNodes(own, env_.nodes.node_count())) ranks_of[node];
-  int place = 0;  // Of this rank in its node.
-  for (int rank = 0; rank < env_.nodes.size(); ++rank) {
-    const int node = node_of[static_cast<size_t>(rank)];
-    if (node == own && rank < env_.rank) ++place;
-    if (const auto found = ranks_of.find(node); found != ranks_of.end()) found->second.push_back(rank);
-  }
-  std::set<int> told;
-  for (const auto& [node, ranks] : ranks_of) {
-    const auto count = static_cast<int>(ranks.size());
-    for (int i = 0; i < std::min(kRanksOfANode, count); ++i)
-      told.insert(ranks[static_cast<size_t>((place + i) % count)]);
-  }
-  // Ranks outside of a group may have destroyed their engines, so news also goes along the group's nodes.
-  for (const std::unique_ptr<Lane>& lane : lanes_) {
-    if (lane == nullptr) continue;
-    const GroupPlacement& placement = lane->placement;
-    for (const int node : NeighborNodes(placement.NodeOf(placement.me()), placement.node_count()))
-      told.insert(placement.WorldRank(placement.PartLeader(node, placement.me())));
-  }
-  return {told.begin(), told.end()};
-}
-
-void EngineCore::RequestHeartbeat() {
-  heartbeats_at_request_.clear();
-  for (const int rank : OtherRanks(/*of_this_node=*/true)) {
-    heartbeats_at_request_[rank] = env_.node.Heartbeats(rank);
-    env_.node.Ring(rank);
-  }
-  wire_.RequestHeartbeat(OtherRanks(/*of_this_node=*/false));
-}
-
-std::set<int> EngineCore::UnresponsiveRanks() const {
-  std::set<int> unresponsive;
-  for (const auto& [rank, beats] : heartbeats_at_request_) {
-    if (env_.node.Heartbeats(rank) == beats) unresponsive.insert(rank);
-  }
-  for (const int rank : OtherRanks(/*of_this_node=*/false)) {
-    if (!wire_.HeartbeatReplies().contains(rank)) unresponsive.insert(rank);
-  }
-  return unresponsive;
-}
-
-void EngineCore::Fail(const absl::Status& cause) {
-  if (!status_.ok()) return;
-  status_ = cause;
-  broadcasting_failure_ = true;
-  for (const int index : active_) RecordWaitOfFirst(*lanes_[static_cast<size_t>(index)]);
-  const std::vector<std::shared_ptr<OperationRecord>> messages = messages_.unfinished();
-  for (const auto& message : messages) env_.recorder.RecordWait(*message, messages_.DescribeWait(*message));
-  env_.recorder.RecordFailure(cause);
-  const NodeLink::FailureNotice notice = heard_.value_or(NodeLink::FailureNotice{env_.rank, cause});
-  env_.node.PublishFailure(notice);
-  if (!heard_ || env_.credit_rules.failures_are_relayed) wire_.BroadcastFailure(notice, RanksToTell());
-  wire_.Abandon();
-  for (std::deque<DataTask>& tasks : tasks_) tasks.clear();
-  for (const int index : std::exchange(active_, {})) {
-    Lane& lane = *lanes_[static_cast<size_t>(index)];
-    lane.active = false;
-    for (auto* records : {&lane.running, &lane.queued}) {
-      for (const std::shared_ptr<OperationRecord>& record : *records) FailRecord(record, cause);
-      records->clear();
-    }
-  }
-  for (const auto& message : messages) FailRecord(message, cause);
-  unfinished_ = 0;
-  env_.node.Ring(env_.rank);
-}
-
-void EngineCore::FailRecord(const std::shared_ptr<OperationRecord>& record, const absl::Status& cause) {
-  record->error = cause;
-  if (!record->IsReady()) record->state.store(OperationState::kFailed, std::memory_order_release);
-  QueueCallbacks(*record, cause);
-  env_.recorder.Record(*record);
-  quarantine_.push_back(record);
-}
-
-void EngineCore::ReleaseQuarantine() {
-  for (const std::shared_ptr<OperationRecord>& record : quarantine_) {
-    if (record->IsReady()) record->state.store(OperationState::kReleased, std::memory_order_release);
-  }
-}
-
 }  // namespace weft

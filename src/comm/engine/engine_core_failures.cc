@@ -1,0 +1,149 @@
+// Failures and leaving: what this rank tells others, and what it learns from them.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/comm/engine/engine_core.h"
+#include "src/comm/trees/node_graph.h"
+#include "weft/core/status.h"
+
+namespace weft {
+
+absl::Status EngineCore::Leave() {
+  leaving_ = true;
+  if (!status_.ok()) return absl::OkStatus();  // Peers have a failure notice.
+  for (int i = 0; i < static_cast<int>(lanes_.size()); ++i) {
+    if (lanes_[static_cast<size_t>(i)] != nullptr) WEFT_RETURN_IF_ERROR(LeaveLane(i));
+  }
+  return messages_.Leave();
+}
+
+absl::Status EngineCore::LeaveLane(int index) {
+  Lane& lane = *lanes_[static_cast<size_t>(index)];
+  const GroupPlacement& placement = lane.placement;
+  Descriptor descriptor;
+  descriptor.sequence = lane.submitted + 1;
+  descriptor.leaves = true;
+  // See Note [Descriptor ring].
+  if (lane.left || descriptor.sequence > ConsumedByAll(index) + NodeLink::kSlots) return absl::OkStatus();
+  lane.left = true;
+  if (!placement.local_peers().empty()) {
+    env_.node.Publish(index, descriptor);
+    env_.node.Arrive(NodeLink::MeetingOf(index, placement), descriptor.sequence, HashOnNode(descriptor));
+  }
+  for (const int peer : placement.local_peers()) env_.node.Ring(placement.WorldRank(peer));
+  for (const int node : NeighborNodes(placement.NodeOf(placement.me()), placement.node_count())) {
+    const int peer = placement.WorldRank(placement.PartLeader(node, placement.me()));
+    WEFT_RETURN_IF_ERROR(wire_.AnnounceEmptyPart({index, descriptor.sequence, peer, 0}, descriptor));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EngineCore::CheckPeerFailures() {
+  heard_ = env_.node.ReadFailure();
+  if (!heard_) heard_ = wire_.failure();
+  if (!heard_) return absl::OkStatus();
+  return absl::Status(heard_->cause.code(),
+                      absl::StrCat("rank ", heard_->rank, ": ", heard_->cause.message()));
+}
+
+std::vector<int> EngineCore::OtherRanks(bool of_this_node) const {
+  std::vector<int> others;
+  for (int rank = 0; rank < env_.nodes.size(); ++rank) {
+    if (rank != env_.rank && env_.nodes.SameNode(rank, env_.rank) == of_this_node) others.push_back(rank);
+  }
+  return others;
+}
+
+std::vector<int> EngineCore::RanksToTell() const {
+  constexpr int kRanksOfANode = 3;  // News passes a node unless so many of its ranks are silent.
+  const std::vector<int>& node_of = env_.nodes.node_of_rank;
+  const int own = node_of[static_cast<size_t>(env_.rank)];
+  std::map<int, std::vector<int>> ranks_of;
+  for (const int node : NeighborNodes(own, env_.nodes.node_count())) ranks_of[node];
+  int place = 0;  // Of this rank in its node.
+  for (int rank = 0; rank < env_.nodes.size(); ++rank) {
+    const int node = node_of[static_cast<size_t>(rank)];
+    if (node == own && rank < env_.rank) ++place;
+    if (const auto found = ranks_of.find(node); found != ranks_of.end()) found->second.push_back(rank);
+  }
+  std::set<int> told;
+  for (const auto& [node, ranks] : ranks_of) {
+    const auto count = static_cast<int>(ranks.size());
+    for (int i = 0; i < std::min(kRanksOfANode, count); ++i)
+      told.insert(ranks[static_cast<size_t>((place + i) % count)]);
+  }
+  // Ranks outside of a group may have destroyed their engines, so news also goes along the group's nodes.
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    if (lane == nullptr) continue;
+    const GroupPlacement& placement = lane->placement;
+    for (const int node : NeighborNodes(placement.NodeOf(placement.me()), placement.node_count()))
+      told.insert(placement.WorldRank(placement.PartLeader(node, placement.me())));
+  }
+  return {told.begin(), told.end()};
+}
+
+void EngineCore::RequestHeartbeat() {
+  heartbeats_at_request_.clear();
+  for (const int rank : OtherRanks(/*of_this_node=*/true)) {
+    heartbeats_at_request_[rank] = env_.node.Heartbeats(rank);
+    env_.node.Ring(rank);
+  }
+  wire_.RequestHeartbeat(OtherRanks(/*of_this_node=*/false));
+}
+
+std::set<int> EngineCore::UnresponsiveRanks() const {
+  std::set<int> unresponsive;
+  for (const auto& [rank, beats] : heartbeats_at_request_) {
+    if (env_.node.Heartbeats(rank) == beats) unresponsive.insert(rank);
+  }
+  for (const int rank : OtherRanks(/*of_this_node=*/false)) {
+    if (!wire_.HeartbeatReplies().contains(rank)) unresponsive.insert(rank);
+  }
+  return unresponsive;
+}
+
+void EngineCore::Fail(const absl::Status& cause) {
+  if (!status_.ok()) return;
+  status_ = cause;
+  broadcasting_failure_ = true;
+  for (const int index : active_) RecordWaitOfFirst(*lanes_[static_cast<size_t>(index)]);
+  const std::vector<std::shared_ptr<OperationRecord>> messages = messages_.unfinished();
+  for (const auto& message : messages) env_.recorder.RecordWait(*message, messages_.DescribeWait(*message));
+  env_.recorder.RecordFailure(cause);
+  const NodeLink::FailureNotice notice = heard_.value_or(NodeLink::FailureNotice{env_.rank, cause});
+  env_.node.PublishFailure(notice);
+  if (!heard_ || env_.credit_rules.failures_are_relayed) wire_.BroadcastFailure(notice, RanksToTell());
+  wire_.Abandon();
+  for (std::deque<DataTask>& tasks : tasks_) tasks.clear();
+  for (const int index : std::exchange(active_, {})) {
+    Lane& lane = *lanes_[static_cast<size_t>(index)];
+    lane.active = false;
+    for (auto* records : {&lane.running, &lane.queued}) {
+      for (const std::shared_ptr<OperationRecord>& record : *records) FailRecord(record, cause);
+      records->clear();
+    }
+  }
+  for (const auto& message : messages) FailRecord(message, cause);
+  unfinished_ = 0;
+  env_.node.Ring(env_.rank);
+}
+
+void EngineCore::FailRecord(const std::shared_ptr<OperationRecord>& record, const absl::Status& cause) {
+  record->error = cause;
+  if (!record->IsReady()) record->state.store(OperationState::kFailed, std::memory_order_release);
+  QueueCallbacks(*record, cause);
+  env_.recorder.Record(*record);
+  quarantine_.push_back(record);
+}
+
+void EngineCore::ReleaseQuarantine() {
+  for (const std::shared_ptr<OperationRecord>& record : quarantine_) {
+    if (record->IsReady()) record->state.store(OperationState::kReleased, std::memory_order_release);
+  }
+}
+
+}  // namespace weft

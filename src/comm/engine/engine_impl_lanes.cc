@@ -1,0 +1,151 @@
+// Lanes: their names, indices and agreement on them.
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/comm/engine/engine_impl.h"
+#include "weft/core/hash.h"
+#include "weft/core/status.h"
+#include "weft/mesh/simulation.h"
+
+namespace weft {
+namespace {
+
+std::string LaneName(const ProcessGroup& group, LanePurpose purpose) {
+  return absl::StrCat(group.name, "/", ToAbsl(Name(purpose)));
+}
+
+}  // namespace
+
+absl::Status CommEngine::Impl::CheckMember(const ProcessGroup& group) const {
+  const bool member = group.group_rank >= 0 && group.group_rank < group.size() &&
+                      group.ranks[static_cast<size_t>(group.group_rank)] == bootstrap_.rank();
+  if (member) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("rank ", bootstrap_.rank(), " is not rank ",
+                                                 group.group_rank, " of group ", group.name,
+                                                 "; every rank adds the lane of its own group"));
+}
+
+CommEngine::Impl::Lane* CommEngine::Impl::Find(LaneId lane) const {
+  const MutexLock lock(lanes_mutex_);
+  const bool in_range = lane.index >= 0 && static_cast<size_t>(lane.index) < lanes_.size();
+  return in_range ? lanes_[static_cast<size_t>(lane.index)].get() : nullptr;
+}
+
+const CommEngine::Impl::Lane& CommEngine::Impl::LaneOf(LaneId lane) const {
+  const Lane* found = Find(lane);
+  WEFT_CHECK(found != nullptr, "the engine has no such lane");
+  return *found;
+}
+
+absl::StatusOr<std::unique_ptr<CommEngine::Impl::Lane>> CommEngine::Impl::MakeLane(const ProcessGroup& group,
+                                                                                   LanePurpose purpose) {
+  WEFT_RETURN_IF_ERROR(CheckMember(group));
+  const uint64_t group_hash = Hash64(group.ranks.data(), group.ranks.size() * sizeof(int));
+  return std::make_unique<Lane>(
+      Lane{LaneName(group, purpose), purpose, MakePlacement(group, group_hash), group_hash});
+}
+
+GroupPlacement CommEngine::Impl::MakePlacement(const ProcessGroup& group, uint64_t group_hash) const {
+  const auto make = [&] { return GroupPlacement::MakeTables(group.ranks, bootstrap_.node_map()); };
+  Simulation* simulation = bootstrap_.runtime().simulation();
+  if (simulation == nullptr) return {group, make()};
+  return {group, std::static_pointer_cast<const GroupPlacement::Tables>(
+                     simulation->SharedBetweenRanks(group_hash, make))};
+}
+
+absl::StatusOr<LaneId> CommEngine::Impl::Install(int index, std::unique_ptr<Lane> lane) {
+  WEFT_RETURN_IF_ERROR(shell_->WithCore(
+      [&](EngineCore& core) { return core.AddLane(index, lane->name, lane->placement, lane->purpose); }));
+  recorder_.RecordLane(index, lane->name, lane->placement.group().ranks);
+  trace_.SetLaneName(index, lane->name);
+  const MutexLock lock(lanes_mutex_);
+  if (static_cast<size_t>(index) >= lanes_.size()) lanes_.resize(static_cast<size_t>(index) + 1);
+  lanes_[static_cast<size_t>(index)] = std::move(lane);
+  return LaneId{index};
+}
+
+absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, LanePurpose purpose) {
+  const Turn::Hold turn(forming_);
+  return AddLaneOfAll(group, purpose);
+}
+
+absl::StatusOr<LaneId> CommEngine::Impl::AddLaneOfAll(const ProcessGroup& group, LanePurpose purpose) {
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, MakeLane(group, purpose));
+  const int index = IndexOfLaneOfAll(lanes_of_all_);
+  if (index >= lane_limit_) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "lane ", lane->name, " of ", RankList(group.ranks), " is one too many: this engine has at most ",
+        lanes_of_all_, " lanes that all ranks add; use one lane for several uses of a group, or GroupLane"));
+  }
+  WEFT_ASSIGN_OR_RETURN(const LaneId id, Install(index, std::move(lane)));
+  ++lanes_of_all_;
+  return id;
+}
+
+absl::StatusOr<LaneId> CommEngine::Impl::GroupLane(const ProcessGroup& group, LanePurpose purpose, int number,
+                                                   const GroupExchange& exchange) {
+  const Turn::Hold turn(forming_);
+  const std::string name = LaneName(group, purpose);
+  const LaneKey key{group.ranks, purpose, number};
+  const auto found = group_lanes_.find(key);
+  LaneProposal own;
+  own.group_hash = Hash64(group.ranks.data(), group.ranks.size() * sizeof(int));
+  own.purpose = purpose;
+  own.number = number;
+  own.existing = found == group_lanes_.end() ? -1 : found->second.index;
+  own.limit = lane_limit_;
+  own.is_free = FreeIndices();
+  absl::StatusOr<std::unique_ptr<Lane>> lane = MakeLane(group, purpose);
+  // Afterwards no member fails alone.
+  own.status = lane.ok() ? shell_->WithCore([&](EngineCore& core) { return core.ReserveLane(group.size()); })
+                         : lane.status();
+  const absl::StatusOr<std::vector<std::string>> proposals = exchange(own.Serialize());
+  if (!proposals.ok()) {
+    return Annotate(proposals.status(),
+                    absl::StrCat("lane ", name, " of ", RankList(group.ranks), ", agreement of its members"));
+  }
+  WEFT_ASSIGN_OR_RETURN(const LaneDecision decision, DecideLane(group, name, *proposals));
+  if (!decision.is_new) return LaneId{decision.index};
+  WEFT_ASSIGN_OR_RETURN(const LaneId id, Install(decision.index, *std::move(lane)));
+  group_lanes_[key] = id;
+  return id;
+}
+
+// The index of a lane is the same on all ranks, so they must decide alike whether to add one. Their own maps
+// may differ: two partitions of the ranks can have some groups in common, whose ranks then have the lane, and
+// not others. A lane is therefore reused only if all ranks have it at the same index.
+absl::StatusOr<LaneId> CommEngine::Impl::SharedLane(const ProcessGroup& group, LanePurpose purpose,
+                                                    int number) {
+  const Turn::Hold turn(forming_);
+  const LaneKey key{group.ranks, purpose, number};
+  const auto found = shared_lanes_.find(key);
+  const std::string own = absl::StrCat(found == shared_lanes_.end() ? LaneId{}.index : found->second.index);
+  const absl::Status member = CheckMember(group);
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> indices,
+                        ExchangeBlobs(bootstrap_, "index of a shared lane",
+                                      member.ok() ? absl::StatusOr<std::string>(own) : member, timeout_));
+  const bool same =
+      std::all_of(indices.begin(), indices.end(), [&](const std::string& index) { return index == own; });
+  if (same && found != shared_lanes_.end()) return found->second;
+  const absl::StatusOr<LaneId> lane = AddLaneOfAll(group, purpose);
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, lane.status(), timeout_));
+  shared_lanes_[key] = *lane;
+  return *lane;
+}
+
+std::vector<bool> CommEngine::Impl::FreeIndices() const {
+  const MutexLock lock(lanes_mutex_);
+  std::vector<bool> is_free;
+  for (const std::unique_ptr<Lane>& lane : lanes_) is_free.push_back(lane == nullptr);
+  return is_free;
+}
+
+absl::Status CommEngine::Impl::CheckLane(LaneId lane) const {
+  if (Find(lane) != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "lane ", lane.index, " is not a lane of this engine; use an id that it returned for a lane"));
+}
+
+}  // namespace weft

@@ -1,0 +1,172 @@
+// Submissions: requests become records and operations.
+#include <numeric>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/comm/collectives/operations.h"
+#include "src/comm/engine/engine_impl.h"
+#include "weft/core/status.h"
+#include "weft/mesh/simulation.h"
+
+namespace weft {
+namespace {
+
+std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, CollectivePlan plan,
+                                         bool mirrored) {
+  const bool is_small_sum =
+      plan.kind == OpKind::kAllReduce && IsSmallAllReduce(placement, plan.parts.total(), plan.dtype);
+  if (plan.kind == OpKind::kBarrier || is_small_sum)
+    return MakeSmallCollective(placement, std::move(plan), mirrored);
+  switch (plan.kind) {
+    case OpKind::kReduceScatter:
+      return placement.spans_nodes() ? MakeReduceScatter(placement, std::move(plan))
+                                     : MakeNodeReduce(placement, std::move(plan));
+    case OpKind::kAllReduce:
+      if (!placement.spans_nodes() && placement.size() > 1 && IsSmallAllReduce(plan)) {
+        return MakeSmallAllReduce(std::move(plan));
+      }
+      return placement.spans_nodes() ? MakeAllReduce(placement, std::move(plan))
+                                     : MakeNodeReduce(placement, std::move(plan));
+    case OpKind::kAllToAll:
+    case OpKind::kSendReceive:
+      return MakeAllToAll(std::move(plan));
+    case OpKind::kBroadcast:
+      return placement.spans_nodes() ? MakeBroadcast(placement, std::move(plan))
+                                     : MakeAllGather(placement, std::move(plan));
+    case OpKind::kAllGather:
+    case OpKind::kAllGatherShared:
+    case OpKind::kAllGatherDelta:
+    case OpKind::kBarrier:
+    case OpKind::kSend:  // Messages have no operation: see MessageBoard.
+    case OpKind::kReceive:
+      break;
+  }
+  return MakeAllGather(placement, std::move(plan));
+}
+
+}  // namespace
+
+bool CommEngine::Impl::IsSmallAllReduce(LaneId lane, int64_t count, DType dtype) const {
+  return weft::IsSmallAllReduce(LaneOf(lane).placement, count, dtype);
+}
+
+bool CommEngine::Impl::IsMirrored() const {
+  const Simulation* simulation = bootstrap_.runtime().simulation();
+  return simulation != nullptr && simulation->options().mirror_nodes;
+}
+
+void CommEngine::Impl::MirrorNodes(const GroupPlacement& placement, Request& request) {
+  if (!IsMirrored() || !placement.spans_nodes()) return;
+  PartLayout& parts = request.plan.parts;
+  if (parts.counts.size() != static_cast<size_t>(placement.size())) return;  // A small collective.
+  const auto bytes_of = [&](const PartLayout& layout) {
+    return std::accumulate(layout.counts.begin(), layout.counts.end(), int64_t{0}) *
+           static_cast<int64_t>(SizeOf(request.plan.dtype));
+  };
+  PartLayout mirrored = MirrorParts(parts, placement);
+  const int64_t bytes = bytes_of(parts);
+  const int64_t excess = bytes_of(mirrored) - bytes;
+  if (excess != 0 && request.plan.kind != OpKind::kAllReduce) {
+    request.logical_bytes = bytes * (placement.size() - 1) / placement.size();
+  }
+  if (excess != 0 && placement.IndexInNode(placement.me()) == 0) {
+    const int phases = request.plan.kind == OpKind::kAllReduce ? 2 : 1;
+    const int64_t sent = phases * excess * (placement.node_count() - 1) / placement.node_count();
+    shell_->WithCore([&](EngineCore& /*core*/) { counters_.wire_bytes -= sent; });
+  }
+  parts = std::move(mirrored);
+}
+
+std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const absl::Status& valid) {
+  auto record = std::make_shared<OperationRecord>();
+  const absl::Status checked = valid.ok() ? CheckLane(request.lane) : valid;
+  record->descriptor.kind = request.plan.kind;
+  record->descriptor.dtype = request.plan.dtype;
+  record->label = std::move(request.options.label);
+  if (!checked.ok()) {
+    record->error = checked;
+    record->state.store(OperationState::kFailed, std::memory_order_release);
+    Abort(checked);
+    return record;
+  }
+  Lane& lane = *Find(request.lane);
+  MirrorNodes(lane.placement, request);
+  record->lane = request.lane.index;
+  record->lane_name = lane.name;
+  record->priority = request.options.priority;
+  record->logical_bytes = request.logical_bytes;
+  record->after = std::move(request.after);
+  record->gate = std::move(request.gate);
+  Descriptor& descriptor = record->descriptor;
+  descriptor.identity = request.options.identity;
+  descriptor.counts_hash = request.counts_hash;
+  descriptor.group_hash = lane.group_hash;
+  descriptor.total_count = request.total_count;
+  descriptor.generation = reset_rounds_.attempt();
+  descriptor.any_dtype = request.any_dtype;
+  descriptor.reduce = request.plan.reduce;
+  descriptor.wire_compression = request.options.wire_compression;
+  descriptor.scale = request.options.scale;
+  request.plan.scale = request.options.scale;
+  logical_bytes_[static_cast<size_t>(lane.purpose)].fetch_add(request.logical_bytes,
+                                                              std::memory_order_relaxed);
+  {
+    const MutexLock lock(lanes_mutex_);
+    descriptor.sequence = lane.next_sequence++;
+    record->operation = MakeOperation(lane.placement, std::move(request.plan), IsMirrored());
+    shell_->Queue(record);
+  }
+  shell_->Kick();
+  return record;
+}
+
+std::shared_ptr<OperationRecord> CommEngine::Impl::SubmitMessage(OpKind kind, MessageRequest message,
+                                                                 OpOptions options) {
+  auto record = std::make_shared<OperationRecord>();
+  record->descriptor.kind = kind;
+  record->descriptor.dtype = DType::kU8;
+  record->descriptor.identity = options.identity;
+  record->descriptor.total_count = message.bytes;
+  record->descriptor.generation = reset_rounds_.attempt();
+  record->label = std::move(options.label);
+  if (const absl::Status valid = CheckMessage(kind, message, options); !valid.ok()) {
+    record->error = valid;
+    record->state.store(OperationState::kFailed, std::memory_order_release);
+    Abort(valid);
+    return record;
+  }
+  record->lane = kMessageLane;
+  record->lane_name = "messages";
+  record->priority = options.priority;
+  record->logical_bytes = message.bytes;
+  record->message = message;
+  {
+    const MutexLock lock(lanes_mutex_);
+    record->descriptor.sequence = next_message_++;
+    shell_->Queue(record);
+  }
+  shell_->Kick();
+  return record;
+}
+
+absl::Status CommEngine::Impl::CheckMessage(OpKind kind, const MessageRequest& message,
+                                            const OpOptions& options) const {
+  const auto invalid = [&](const auto&... text) {
+    return absl::InvalidArgumentError(absl::StrCat(ToAbsl(Name(kind)), ": ", text...));
+  };
+  const bool any_source = kind == OpKind::kReceive && message.peer == kAnySource;
+  if (!any_source && (message.peer < 0 || message.peer >= bootstrap_.size())) {
+    return invalid(message.peer, " is not a rank of the bootstrap, which has ranks 0 to ",
+                   bootstrap_.size() - 1, "; a receive from every rank takes kAnySource");
+  }
+  if (message.bytes < 0) return invalid("a size of ", message.bytes, " bytes is negative");
+  if (message.data == nullptr && message.bytes > 0)
+    return invalid("null buffer of ", message.bytes, " bytes");
+  if (options.gate != nullptr) return invalid("a message has no gate; submit it once the gate is released");
+  if (options.wire_compression != WireCompression::kNone)
+    return invalid("messages are not compressed; set wire_compression to kNone");
+  return absl::OkStatus();
+}
+
+}  // namespace weft
