@@ -20,6 +20,7 @@
 #include "python/bindings/sharding.h"
 #include "weft/core/status.h"
 #include "weft/mesh/key_value_store.h"
+#include "weft/mesh/share_domain.h"
 #include "weft/mesh/store_bootstrap.h"
 
 namespace nb = nanobind;
@@ -33,11 +34,13 @@ absl::StatusOr<std::shared_ptr<Session>> MakeSession(std::shared_ptr<KeyValueSto
     const char* const value = std::getenv(name);
     return std::string(value == nullptr ? "" : value);
   };
+  WEFT_ASSIGN_OR_RETURN(const std::optional<int> numa_node, NumaNodeFromEnvironment());
   const StoreBootstrapOptions bootstrap_options{.rank = rank,
                                                 .size = size,
                                                 .startup_timeout = options.timeout,
                                                 .timeout = options.timeout,
                                                 .node_id = environment("WEFT_NODE_ID"),
+                                                .numa_node = numa_node,
                                                 .network = environment("WEFT_NETWORK")};
   WEFT_ASSIGN_OR_RETURN(auto bootstrap, MakeStoreBootstrap(store, bootstrap_options));
   return Session::Create(std::move(store), std::move(bootstrap), options);

@@ -23,6 +23,8 @@ class HwlocTopology {
   // Cache sizes are 0 where they are unknown.
   Topology Describe() const;
   std::vector<int> CpusOfThread() const;
+  // The NUMA node with all of these hardware threads; nothing if they belong to several, or there are none.
+  std::optional<int> NumaNodeOf(const std::vector<int>& cpus) const;
   std::optional<int> CpuCountOfProcess(int process_id) const;
 
  private:

@@ -36,6 +36,8 @@ void Load(hwloc_topology* topology) {
   hwloc_topology_set_all_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_NONE);
   hwloc_topology_set_cache_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_ALL);
   hwloc_topology_set_type_filter(topology, HWLOC_OBJ_CORE, HWLOC_TYPE_FILTER_KEEP_ALL);
+  // Without groups, a NUMA node would count as near to all processors of its package or of the host.
+  hwloc_topology_set_type_filter(topology, HWLOC_OBJ_GROUP, HWLOC_TYPE_FILTER_KEEP_STRUCTURE);
   WEFT_CHECK(hwloc_topology_load(topology) == 0, "hwloc cannot read the topology of this host");
 }
 
@@ -94,6 +96,21 @@ std::vector<int> HwlocTopology::CpusOfThread() const {
   return cpus;
 }
 
+std::optional<int> HwlocTopology::NumaNodeOf(const std::vector<int>& cpus) const {
+  const Bitmap wanted = MakeBitmap();
+  for (const int cpu : cpus) hwloc_bitmap_set(wanted.get(), static_cast<unsigned>(cpu));
+  // Memory of other kinds forms NUMA nodes of its own beside the same CPUs. The operating system numbers the
+  // nodes of ordinary memory first.
+  hwloc_obj_t first = nullptr;
+  for (hwloc_obj_t object = nullptr;
+       (object = hwloc_get_next_obj_by_type(handle_.get(), HWLOC_OBJ_NUMANODE, object)) != nullptr;) {
+    if (hwloc_bitmap_intersects(object->cpuset, wanted.get()) == 0) continue;
+    if (first == nullptr || object->os_index < first->os_index) first = object;
+  }
+  if (first == nullptr || hwloc_bitmap_isincluded(wanted.get(), first->cpuset) == 0) return std::nullopt;
+  return static_cast<int>(first->os_index);
+}
+
 std::optional<int> HwlocTopology::CpuCountOfProcess(int process_id) const {
   const Bitmap cpus = MakeBitmap();
   if (hwloc_get_proc_cpubind(handle_.get(), process_id, cpus.get(), HWLOC_CPUBIND_THREAD) != 0) {
@@ -132,6 +149,11 @@ const Topology& HostTopology() {
 }
 
 std::vector<int> AffinityCpus() { return internal::HostHandle().CpusOfThread(); }
+
+std::optional<int> BoundNumaNode() {
+  const internal::HwlocTopology& host = internal::HostHandle();
+  return host.NumaNodeOf(host.CpusOfThread());
+}
 
 std::optional<int> CpuCountOfProcess(int process_id) {
   return internal::HostHandle().CpuCountOfProcess(process_id);

@@ -48,6 +48,29 @@ TEST(HwlocTopology, ReportsNoCacheWhereTheHostDescribesNone) {
   EXPECT_EQ(topology.last_level_cache_bytes, 0);
 }
 
+TEST(HwlocTopology, FindsTheNumaNodeOfAThreadThatIsBoundToOne) {
+  const internal::HwlocTopology host("numa:2 core:3 pu:2");  // CPUs 0 to 5, and 6 to 11.
+  EXPECT_THAT(host.NumaNodeOf({0}), Optional(0));
+  EXPECT_THAT(host.NumaNodeOf({6, 11}), Optional(1));
+}
+
+TEST(HwlocTopology, FindsNoNumaNodeOfAThreadThatMayRunOnSeveral) {
+  const internal::HwlocTopology host("numa:2 core:3 pu:2");
+  EXPECT_EQ(host.NumaNodeOf({5, 6}), std::nullopt);
+  EXPECT_EQ(host.NumaNodeOf({}), std::nullopt);
+  EXPECT_EQ(host.NumaNodeOf({0, 12}), std::nullopt);  // The host has no CPU 12.
+}
+
+TEST(HwlocTopology, PrefersTheMemoryThatIsNumberedFirstBesideTheSameCpus) {
+  const internal::HwlocTopology host("package:2 [numa] [numa] core:2 pu:1");
+  const std::optional<int> first = host.NumaNodeOf({0, 1});
+  const std::optional<int> second = host.NumaNodeOf({2, 3});
+  ASSERT_TRUE(first.has_value() && second.has_value());
+  EXPECT_LT(*first, *second);
+  EXPECT_EQ(host.NumaNodeOf({0}), first);
+  EXPECT_EQ(host.NumaNodeOf({1, 2}), std::nullopt);
+}
+
 TEST(HostTopology, HasPlausibleCounts) {
   const Topology& host = HostTopology();
   EXPECT_GE(host.cpus, host.cores);
@@ -77,6 +100,7 @@ TEST(AffinityCpus, FollowTheAffinityOfTheCallingThread) {
   ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
   EXPECT_THAT(AffinityCpus(), ElementsAre(first));
   EXPECT_THAT(CpuCountOfProcess(getpid()), Optional(1));
+  EXPECT_TRUE(BoundNumaNode().has_value());  // One CPU belongs to one NUMA node.
   ASSERT_EQ(sched_setaffinity(0, sizeof(original), &original), 0);
 }
 

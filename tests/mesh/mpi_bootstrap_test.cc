@@ -39,6 +39,15 @@ TEST(MpiBootstrap, PutsTheRanksOfOneMachineOnOneNode) {
   EXPECT_EQ(WorldBootstrap().node(), 0);
 }
 
+TEST(MpiBootstrap, EveryRankLearnsTheNumaNodesOfAll) {
+  MpiBootstrapOptions options;
+  options.numa_node = 7 - WorldBootstrap().rank();
+  ASSERT_OK_AND_ASSIGN(const auto bootstrap, MakeMpiBootstrap(options));
+  std::vector<int> expected;
+  for (int rank = 0; rank < bootstrap->size(); ++rank) expected.push_back(7 - rank);
+  EXPECT_EQ(bootstrap->node_map().numa_of_rank, expected);
+}
+
 TEST(MpiBootstrap, TwoBootstrapsCanExistAtTheSameTime) {
   ASSERT_OK_AND_ASSIGN(const auto second, MakeMpiBootstrap());
   EXPECT_EQ(second->rank(), WorldBootstrap().rank());

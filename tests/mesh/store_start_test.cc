@@ -114,6 +114,17 @@ TEST(StoreStart, NodesFollowTheNamesThatTheirRanksGive) {
   });
 }
 
+TEST(StoreStart, EveryRankLearnsTheNumaNodesOfAll) {
+  const auto store = std::make_shared<MemoryStore>();
+  RunRanks(3, [&](int rank) {
+    StoreBootstrapOptions options = Rank(rank, 3);
+    options.numa_node = 2 - rank;
+    const auto bootstrap = MakeStoreBootstrap(store, options);
+    ASSERT_OK(bootstrap);
+    EXPECT_THAT((*bootstrap)->node_map().numa_of_rank, ::testing::ElementsAre(2, 1, 0));
+  });
+}
+
 TEST(StoreStart, NamesTheRanksThatNeverCome) {
   EXPECT_THAT(MakeStoreBootstrap(std::make_shared<MemoryStore>(), Rank(1, 4, absl::Milliseconds(1))),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
@@ -156,12 +167,18 @@ TEST(StoreStart, ReadsTheVariablesOfTheLauncher) {
   setenv("WORLD_SIZE", "4", 1);
   setenv("WEFT_NODE_ID", "left", 1);
   setenv("WEFT_NETWORK", "eth1", 1);
+  setenv("WEFT_NUMA_NODE", "1x", 1);
+  EXPECT_THAT(StoreBootstrapOptions::FromEnvironment(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("WEFT_NUMA_NODE is '1x'")));
+  setenv("WEFT_NUMA_NODE", "1", 1);
   ASSERT_OK_AND_ASSIGN(const auto options, StoreBootstrapOptions::FromEnvironment());
   EXPECT_EQ(options.rank, 3);
   EXPECT_EQ(options.size, 4);
   EXPECT_EQ(options.node_id, "left");
   EXPECT_EQ(options.network, "eth1");
-  for (const char* name : {"RANK", "WORLD_SIZE", "WEFT_NODE_ID", "WEFT_NETWORK"}) unsetenv(name);
+  EXPECT_EQ(options.numa_node, 1);
+  for (const char* name : {"RANK", "WORLD_SIZE", "WEFT_NODE_ID", "WEFT_NUMA_NODE", "WEFT_NETWORK"})
+    unsetenv(name);
 }
 
 }  // namespace

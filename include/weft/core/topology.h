@@ -29,6 +29,10 @@ const Topology& HostTopology();
 // The hardware threads on which the calling thread may run, ascending.
 std::vector<int> AffinityCpus();
 
+// The NUMA node with all hardware threads on which the calling thread may run, by its number in the operating
+// system. Nothing if they belong to several NUMA nodes: the thread is not bound to one.
+std::optional<int> BoundNumaNode();
+
 // Number of hardware threads on which another process may run; nothing if the process does not exist.
 std::optional<int> CpuCountOfProcess(int process_id);
 

@@ -26,7 +26,12 @@ namespace weft {
 
 // Assignment of ranks to nodes. Nodes are numbered in the order of their lowest ranks.
 struct NodeMap {
+  static constexpr int kNotBound = -1;
+
   std::vector<int> node_of_rank;
+  // The NUMA node to which each rank is bound, by its number on the rank's host; kNotBound if the rank may
+  // run on several. Empty: no rank is bound.
+  std::vector<int> numa_of_rank = {};
 
   int size() const { return static_cast<int>(node_of_rank.size()); }
   int node_count() const;

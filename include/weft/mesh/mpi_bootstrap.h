@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
@@ -20,9 +21,12 @@ struct MpiBootstrapOptions {
   // and cannot be cancelled. If one exceeds its timeout, the process prints its name and ends by _Exit(86),
   // which makes mpirun end the other ranks. If false, such a call blocks for as long as a rank is missing.
   bool watchdog = true;
+  // NUMA node that this rank counts as bound to. Unset: that of its affinity.
+  std::optional<int> numa_node = std::nullopt;
 
-  // The timeouts of the environment: WEFT_STARTUP_TIMEOUT_S and WEFT_TIMEOUT_S, in seconds.
-  // Errors: kInvalidArgument (a variable is not a positive number).
+  // The timeouts of the environment, WEFT_STARTUP_TIMEOUT_S and WEFT_TIMEOUT_S, in seconds, and
+  // WEFT_NUMA_NODE.
+  // Errors: kInvalidArgument (a variable is not a positive number, or no number of a NUMA node).
   static absl::StatusOr<MpiBootstrapOptions> FromEnvironment();
 };
 
@@ -40,7 +44,7 @@ struct MpiBootstrapOptions {
 //   kInvalidArgument (srun started several processes, but each is alone for MPI), kInternal (has MPI's error
 //   message).
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOptions& options);
-// With the timeouts of the environment.
+// With the options of the environment.
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap();
 
 }  // namespace weft

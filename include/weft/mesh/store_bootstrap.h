@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <absl/status/statusor.h>
@@ -28,12 +29,15 @@ struct StoreBootstrapOptions {
   // Name of this rank's node. Ranks with equal names share memory. Empty: the host name, the boot of the
   // kernel and the process namespace tell nodes apart.
   std::string node_id;
+  // NUMA node that this rank counts as bound to. Unset: that of its affinity.
+  std::optional<int> numa_node = std::nullopt;
   // Interfaces for messages between nodes, separated by commas, such as "eth0" or "ib0" (IP over InfiniBand).
   // Empty: any that a peer can reach; those of a network that both hosts are part of come first.
   std::string network;
 
   // Reads the rank and the number of ranks from RANK and WORLD_SIZE, which torchrun sets, and the rest from
-  // WEFT_STARTUP_TIMEOUT_S, WEFT_TIMEOUT_S, WEFT_NODE_ID and WEFT_NETWORK, where they are set.
+  // WEFT_STARTUP_TIMEOUT_S, WEFT_TIMEOUT_S, WEFT_NODE_ID, WEFT_NUMA_NODE and WEFT_NETWORK, where they are
+  // set.
   // Errors: kInvalidArgument (RANK or WORLD_SIZE is missing; a variable is not a number; names it).
   static absl::StatusOr<StoreBootstrapOptions> FromEnvironment();
 };

@@ -12,6 +12,7 @@
 #include "src/mesh/base/anonymous_memory.h"
 #include "src/mesh/base/deadline.h"
 #include "src/mesh/base/node_memory_limits.h"
+#include "src/mesh/base/numa_binding.h"
 #include "src/mesh/mpi/mpi_blob_exchange.h"
 #include "src/mesh/mpi/mpi_duplicates.h"
 #include "src/mesh/mpi/mpi_node_memory.h"
@@ -19,6 +20,7 @@
 #include "src/mesh/mpi/mpi_wire.h"
 #include "weft/core/status.h"
 #include "weft/mesh/launch_environment.h"
+#include "weft/mesh/share_domain.h"
 
 namespace weft {
 namespace {
@@ -28,22 +30,31 @@ using internal::MpiSession;
 using internal::MpiSharedWindow;
 using internal::MpiStatus;
 
-// Every rank publishes the lowest rank of its node. Nodes are then numbered in the order of those ranks.
-absl::StatusOr<NodeMap> FindNodes(MpiSession& session, MPI_Comm world, int ranks, MPI_Comm node) {
+// The place of a rank: the lowest rank of its node, and the NUMA node to which it is bound.
+struct Place {
+  int lowest = 0;
+  int numa = NodeMap::kNotBound;
+};
+
+// Every rank publishes its place. Nodes are then numbered in the order of their lowest ranks.
+absl::StatusOr<NodeMap> FindNodes(MpiSession& session, MPI_Comm world, int ranks, MPI_Comm node, int numa) {
   const internal::CallGuard::Scope call = session.Guard("MPI_Allgather of the nodes");
   int rank = 0;
-  int lowest = 0;
+  Place own{0, numa};
   MPI_Comm_rank(world, &rank);
-  WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Allreduce(&rank, &lowest, 1, MPI_INT, MPI_MIN, node), "MPI_Allreduce"));
-  std::vector<int> lowest_of(static_cast<size_t>(ranks));
   WEFT_RETURN_IF_ERROR(
-      MpiStatus(MPI_Allgather(&lowest, 1, MPI_INT, lowest_of.data(), 1, MPI_INT, world), "MPI_Allgather"));
+      MpiStatus(MPI_Allreduce(&rank, &own.lowest, 1, MPI_INT, MPI_MIN, node), "MPI_Allreduce"));
+  std::vector<Place> places(static_cast<size_t>(ranks));
+  WEFT_RETURN_IF_ERROR(
+      MpiStatus(MPI_Allgather(&own, 2, MPI_INT, places.data(), 2, MPI_INT, world), "MPI_Allgather"));
   NodeMap nodes;
-  std::vector<int> number_of(lowest_of.size());  // Node number, indexed by the node's lowest rank.
+  std::vector<int> number_of(places.size());  // Node number, indexed by the node's lowest rank.
   int count = 0;
   for (int other = 0; other < ranks; ++other) {
-    if (lowest_of[other] == other) number_of[other] = count++;
-    nodes.node_of_rank.push_back(number_of[lowest_of[other]]);
+    const Place& place = places[static_cast<size_t>(other)];
+    if (place.lowest == other) number_of[other] = count++;
+    nodes.node_of_rank.push_back(number_of[place.lowest]);
+    nodes.numa_of_rank.push_back(place.numa);
   }
   return nodes;
 }
@@ -135,7 +146,8 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MpiBootstrap::Make(const MpiBootstrap
   WEFT_ASSIGN_OR_RETURN(MpiCommunicator world, MpiCommunicator::Duplicate(*session, MPI_COMM_WORLD));
   WEFT_RETURN_IF_ERROR(CheckRankCount(world.size()));
   WEFT_ASSIGN_OR_RETURN(MpiCommunicator node, MpiCommunicator::SplitByNode(*session, world.get()));
-  WEFT_ASSIGN_OR_RETURN(NodeMap nodes, FindNodes(*session, world.get(), world.size(), node.get()));
+  WEFT_ASSIGN_OR_RETURN(NodeMap nodes, FindNodes(*session, world.get(), world.size(), node.get(),
+                                                 internal::NumaNodeOrBinding(options.numa_node)));
   WEFT_ASSIGN_OR_RETURN(auto blobs, internal::MpiBlobExchange::Create(session, world.get()));
   session->EndStartup();
   return std::unique_ptr<Bootstrap>(new MpiBootstrap(std::move(session), std::move(world), std::move(node),
@@ -193,6 +205,7 @@ absl::StatusOr<MpiBootstrapOptions> MpiBootstrapOptions::FromEnvironment() {
                         internal::SecondsFromEnvironment("WEFT_STARTUP_TIMEOUT_S",
                                                          absl::ToDoubleSeconds(options.startup_timeout)));
   WEFT_ASSIGN_OR_RETURN(options.timeout, DefaultTimeout());
+  WEFT_ASSIGN_OR_RETURN(options.numa_node, NumaNodeFromEnvironment());
   return options;
 }
 

@@ -8,15 +8,18 @@
 #include <vector>
 
 #include <absl/strings/numbers.h>
+#include <absl/strings/str_split.h>
 
 #include "src/mesh/base/anonymous_memory.h"
 #include "src/mesh/base/deadline.h"
 #include "src/mesh/base/node_memory_limits.h"
+#include "src/mesh/base/numa_binding.h"
 #include "src/mesh/store/node_identity.h"
 #include "src/mesh/store/shared_segment.h"
 #include "src/mesh/store/store_gather.h"
 #include "src/mesh/tcp/tcp_wire.h"
 #include "weft/core/status.h"
+#include "weft/mesh/share_domain.h"
 
 namespace weft {
 namespace {
@@ -54,13 +57,29 @@ absl::StatusOr<int64_t> NextGeneration(KeyValueStore& store, const StoreBootstra
   return last + 1;
 }
 
+// What a rank tells the others at the start, as text: three fields with spaces between them. The identity of
+// its node may have spaces.
+struct Greeting {
+  std::string size;
+  std::string numa;
+  std::string identity;
+
+  std::string Encode() const { return absl::StrCat(size, " ", numa, " ", identity); }
+  static Greeting Decode(const std::string& text) {
+    const std::vector<std::string> fields = absl::StrSplit(text, absl::MaxSplits(' ', 2));
+    return fields.size() == 3 ? Greeting{fields[0], fields[1], fields[2]} : Greeting{"unknown", "", ""};
+  }
+};
+
 // Numbers nodes in the order of their lowest ranks.
-NodeMap NodesOf(const std::vector<std::string>& identities) {
+NodeMap NodesOf(const std::vector<Greeting>& greetings) {
   NodeMap nodes;
   std::map<std::string, int> number_of;
-  for (const std::string& identity : identities) {
+  for (const Greeting& greeting : greetings) {
     const int next = static_cast<int>(number_of.size());
-    nodes.node_of_rank.push_back(number_of.try_emplace(identity, next).first->second);
+    nodes.node_of_rank.push_back(number_of.try_emplace(greeting.identity, next).first->second);
+    int& numa = nodes.numa_of_rank.emplace_back();
+    if (!absl::SimpleAtoi(greeting.numa, &numa)) numa = NodeMap::kNotBound;
   }
   return nodes;
 }
@@ -113,9 +132,10 @@ class StoreBootstrap final : public Bootstrap {
 };
 
 absl::Status StoreBootstrap::Start() {
-  const std::string identity = options_.node_id.empty() ? internal::NodeIdentity() : options_.node_id;
-  const auto parts =
-      ExchangeBlobs(*this, "start-up", absl::StrCat(options_.size, " ", identity), options_.startup_timeout);
+  const Greeting own{absl::StrCat(options_.size),
+                     absl::StrCat(internal::NumaNodeOrBinding(options_.numa_node)),
+                     options_.node_id.empty() ? internal::NodeIdentity() : options_.node_id};
+  const auto parts = ExchangeBlobs(*this, "start-up", own.Encode(), options_.startup_timeout);
   if (absl::IsDeadlineExceeded(parts.status())) {
     return absl::DeadlineExceededError(absl::StrCat(
         "start-up: ", parts.status().message(),
@@ -124,19 +144,15 @@ absl::Status StoreBootstrap::Start() {
         "earlier run"));
   }
   if (!parts.ok()) return Annotate(parts.status(), "start-up");
-  std::vector<std::string> identities;
+  std::vector<Greeting> greetings;
   for (size_t rank = 0; rank < parts->size(); ++rank) {
-    const std::string& part = (*parts)[rank];
-    const size_t space = part.find(' ');
-    const std::string size = part.substr(0, space);
-    if (size != absl::StrCat(options_.size)) {
-      return absl::InvalidArgumentError(absl::StrCat("start-up: rank ", rank, " is one of ", size,
-                                                     " ranks, but rank ", options_.rank, " is one of ",
-                                                     options_.size, ": start all with the same size"));
-    }
-    identities.push_back(part.substr(space + 1));
+    const Greeting& greeting = greetings.emplace_back(Greeting::Decode((*parts)[rank]));
+    if (greeting.size == own.size) continue;
+    return absl::InvalidArgumentError(absl::StrCat("start-up: rank ", rank, " is one of ", greeting.size,
+                                                   " ranks, but rank ", options_.rank, " is one of ",
+                                                   options_.size, ": start all with the same size"));
   }
-  nodes_ = NodesOf(identities);
+  nodes_ = NodesOf(greetings);
   return absl::OkStatus();
 }
 
@@ -240,6 +256,7 @@ absl::StatusOr<StoreBootstrapOptions> StoreBootstrapOptions::FromEnvironment() {
   WEFT_ASSIGN_OR_RETURN(options.timeout, DefaultTimeout());
   options.node_id = TextFromEnvironment("WEFT_NODE_ID");
   options.network = TextFromEnvironment("WEFT_NETWORK");
+  WEFT_ASSIGN_OR_RETURN(options.numa_node, NumaNodeFromEnvironment());
   return options;
 }
 
