@@ -101,6 +101,7 @@ nb::dict Counters(const Session& session) {
   named["control_bytes"] = counters.control_bytes;
   named["wire_bytes"] = counters.wire_bytes;
   named["wire_saved_bytes"] = counters.wire_saved_bytes;
+  named["cross_domain_bytes"] = counters.cross_domain_bytes;
   named["copied_bytes"] = counters.copied_bytes;
   named["operations"] = counters.operations;
   named["wait_ns"] = counters.wait_ns;
@@ -127,8 +128,10 @@ NB_MODULE(_core, module) {
            "start-up and every wait that\n"
            "names no timeout. `segment_bytes` is the node memory that the rank reserves; 0: its share "
            "of what is free.\n"
-           "WEFT_NODE_ID and WEFT_NETWORK of the environment choose node and network. WEFT_WIRE_COMPRESSION, "
-           "none or\n"
+           "WEFT_NODE_ID, WEFT_NUMA_NODE and WEFT_NETWORK of the environment choose node, NUMA node and "
+           "network.\n"
+           "WEFT_SHARE_DOMAIN, auto, node, numa or none, chooses the ranks that share images. "
+           "WEFT_WIRE_COMPRESSION, none or\n"
            "lossless, chooses whether floats are compressed between nodes; if it is unset, a measurement "
            "does.\n"
            "\n"

@@ -120,7 +120,7 @@ std::vector<size_t> ImageBytes(const std::vector<GroupSpec>& specs) {
 // Node memory of images that ranks share; empty blocks if images are private.
 struct SharedImages {
   std::vector<SharedBlock> in_place;  // One for each group, shared by the ranks of the shard group.
-  SharedBlock region;                 // For all groups, shared by the local ranks of the shard group.
+  SharedBlock region;                 // For all groups, shared by the shard group's ranks in a domain.
   int region_holders = 0;
 };
 
@@ -142,7 +142,7 @@ absl::StatusOr<SharedImages> AllocateImages(CommEngine& engine, const ProcessGro
     SharedBlockRequest request;
     request.bytes = PlanRegionBytes(order, ImageBytes(specs), policy);
     for (const int rank : shard_group.ranks) {
-      if (bootstrap.node_map().SameNode(rank, bootstrap.rank())) request.holders.push_back(rank);
+      if (engine.share_domains().map.SameNode(rank, bootstrap.rank())) request.holders.push_back(rank);
     }
     WEFT_ASSIGN_OR_RETURN(std::vector<SharedBlock> region, share({request}));
     images.region = std::move(region.front());
@@ -220,7 +220,7 @@ absl::StatusOr<std::unique_ptr<ShardedGroups>> ShardedGroups::Create(CommEngine&
         std::max(of_any_group.reshard_after_forward_size, spec.regather_size);
   }
   WEFT_ASSIGN_OR_RETURN(ResidencyChoice residency,
-                        ChooseResidency(of_any_group, bootstrap.node_map(), shard_size));
+                        ChooseResidency(of_any_group, engine.share_domains(), shard_size));
   WEFT_ASSIGN_OR_RETURN(SharedImages images,
                         AllocateImagesOrNone(engine, shard_group, *specs, order, policy, residency));
   absl::StatusOr<std::unique_ptr<CommContext>> context =

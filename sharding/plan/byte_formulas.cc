@@ -114,7 +114,13 @@ StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy
   costs.all_gathers = unshards;
   costs.all_gather_bytes =
       unshards * (bytes - BytesOf(layout.shard_elements(shape.shard_rank), policy.param_dtype));
-  costs.wire_bytes = unshards * shape.replicate_size * AllGatherWireBytes(bytes, shape.shard_group_nodes());
+  const int nodes = shape.shard_group_nodes();
+  const int domains = shape.domains_of_neighbors(shape.shard_size);
+  costs.wire_bytes = unshards * shape.replicate_size * AllGatherWireBytes(bytes, nodes);
+  costs.cross_domain_bytes = unshards * shape.replicate_size *
+                             (shape.residency == Residency::kNodeShared
+                                  ? SharedGatherCrossBytes(bytes, nodes, domains)
+                                  : PrivateGatherCrossBytes(bytes, shape.shard_size, nodes, domains));
   if (IsRanged(layout)) {
     const bool is_in_place = shape.residency == Residency::kPrivate && policy.param_dtype != DType::kF32;
     costs.packed_bytes = unshards * PackedByAllGather(ShardParts(layout, shape), is_in_place,
@@ -143,8 +149,12 @@ StepCosts CostsOfRegathers(const FlatLayout& layout, const ShardingPolicy& polic
   costs.all_gathers = times;
   costs.all_gather_bytes = times * (bytes - BytesOf(kept, policy.param_dtype));
   costs.copied_bytes = times * BytesOf(copied_out + kept, policy.param_dtype);
-  costs.wire_bytes =
-      times * (shape.ranks() / neighbors) * AllGatherWireBytes(bytes, shape.nodes_of_neighbors(neighbors));
+  const int nodes = shape.nodes_of_neighbors(neighbors);
+  const int64_t groups = shape.ranks() / neighbors;
+  costs.wire_bytes = times * groups * AllGatherWireBytes(bytes, nodes);
+  costs.cross_domain_bytes =
+      times * groups *
+      PrivateGatherCrossBytes(bytes, neighbors, nodes, shape.domains_of_neighbors(neighbors));
   if (IsRanged(layout)) {
     const RangedGroup group{NeighborRanges(layout, neighbors), shape.nodes_of_neighbors(neighbors),
                             shape.shard_rank % neighbors};
@@ -183,8 +193,10 @@ StepCosts CostsOfUpdates(const FlatLayout& layout, const ShardingPolicy& policy,
   const UpdatedPart part = UpdatedPartOf(layout, policy, shape);
   costs.all_gathers = 1;
   costs.all_gather_bytes = BytesOf(part.all - part.own, DType::kF32);
-  costs.wire_bytes =
-      AllGatherWireBytes(BytesOf(layout.reduced_elements(), DType::kF32), shape.replicate_group_nodes());
+  const int64_t bytes = BytesOf(layout.reduced_elements(), DType::kF32);  // Of all groups of replicas.
+  costs.wire_bytes = AllGatherWireBytes(bytes, shape.replicate_group_nodes());
+  costs.cross_domain_bytes = PrivateGatherCrossBytes(
+      bytes, shape.replicate_size, shape.replicate_group_nodes(), shape.replicate_group_domains());
   const bool master_is_in_image = shape.residency == Residency::kInPlace && policy.param_dtype == DType::kF32;
   if (!IsRanged(layout) || !master_is_in_image) return costs;
   for (const ReplicaSlice& slice : SlicesOf(layout, policy, shape)) {
@@ -255,12 +267,25 @@ int64_t AllGatherWireBytes(int64_t bytes, int nodes) { return bytes * (nodes - 1
 int64_t ReduceScatterWireBytes(int64_t bytes, int nodes) { return bytes * (nodes - 1); }
 int64_t AllReduceWireBytes(int64_t bytes, int nodes) { return 2 * bytes * (nodes - 1); }
 
+// Each domain but the one that has a part, or receives it, copies it once.
+int64_t SharedGatherCrossBytes(int64_t bytes, int nodes, int domains) { return bytes * (domains - nodes); }
+int64_t PrivateGatherCrossBytes(int64_t bytes, int size, int nodes, int domains) {
+  return bytes * (size / nodes - size / domains);
+}
+
 int StepShape::nodes() const { return ranks_per_node == 0 ? 1 : ranks() / ranks_per_node; }
 int StepShape::nodes_of_neighbors(int count) const {
   return ranks_per_node == 0 ? 1 : std::max(1, count / ranks_per_node);
 }
+int StepShape::domains_of_neighbors(int count) const {
+  return ranks_per_domain == 0 ? nodes_of_neighbors(count) : std::max(1, count / ranks_per_domain);
+}
 // The group's ranks are `shard_size` apart.
 int StepShape::replicate_group_nodes() const { return nodes() / shard_group_nodes(); }
+int StepShape::replicate_group_domains() const {
+  const int domains = ranks_per_domain == 0 ? nodes() : ranks() / ranks_per_domain;
+  return domains / domains_of_neighbors(shard_size);
+}
 
 int StepShape::reduce_scatters() const { return gradient_sync == GradientSync::kLast ? 1 : microbatches; }
 int StepShape::all_reduces() const { return gradient_sync == GradientSync::kEach ? microbatches : 1; }
@@ -274,6 +299,7 @@ StepCosts& StepCosts::operator+=(const StepCosts& other) {
   all_reduce_bytes += other.all_reduce_bytes;
   copied_bytes += other.copied_bytes;
   wire_bytes += other.wire_bytes;
+  cross_domain_bytes += other.cross_domain_bytes;
   packed_bytes += other.packed_bytes;
   return *this;
 }

@@ -179,7 +179,10 @@ void AddCheckpointFlags(CLI::App& app, CheckpointConfig& checkpoint) {
 
 void AddGatherFlags(FlagGroup& group, ParallelOptions& parallel) {
   group.OneOf("--node-shared", parallel.node_shared, {NodeShared::kAuto, NodeShared::kOn, NodeShared::kOff},
-              "One copy of the weights per node; auto: if possible");
+              "One copy of the weights per share domain; auto: if possible");
+  group.OneOf("--share-domain", parallel.share_domain,
+              {ShareDomain::kAuto, ShareDomain::kNode, ShareDomain::kNuma, ShareDomain::kNone},
+              "Ranks that share images; auto: numa if ranks are bound to several NUMA nodes, else node");
   group.Bool("--reshard-after-forward", parallel.reshard_after_forward,
              "Free gathered parameters after forward");
   group.Number("--prefetch-depth", parallel.prefetch_depth,
@@ -208,6 +211,8 @@ void AddPlanFlags(CLI::App& app, PlanOptions& options) {
   FlagGroup machine(app, "Machine");
   machine.Number("--ranks", options.ranks, "Ranks of the run");
   machine.Number("--hosts", options.hosts, "Hosts, which the ranks fill evenly");
+  machine.Number("--numa-nodes", options.numa_nodes,
+                 "NUMA nodes of each host, to which the ranks are bound evenly");
   machine.Number("--cores", options.cores, "Cores of each host [those of this machine]");
   machine.Number("--memory", options.memory_gib, "GiB of each host [available on this machine]");
   machine.Text("--link", options.link, "Rate and latency of each host's link, as 100gbit:5us [10gbit:50us]",

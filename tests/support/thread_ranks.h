@@ -5,6 +5,8 @@
 #include <vector>
 
 #include <absl/functional/function_ref.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/schedule_count.h"
@@ -23,8 +25,24 @@ inline std::vector<NodeMap> NodeMapsOf(int ranks) {
   return maps;
 }
 
+// Several NUMA nodes on a node: pairs of ranks and alternating ranks on one node, and alternating ranks on
+// two nodes. The last rank of an odd number is alone.
+inline std::vector<NodeMap> NumaMapsOf(int ranks) {
+  std::vector<NodeMap> maps = {NodeMap::OneNode(ranks), NodeMap::OneNode(ranks),
+                               NodeMap::RanksPerNode(ranks, (ranks + 1) / 2)};
+  for (int rank = 0; rank < ranks; ++rank) {
+    maps[0].numa_of_rank.push_back(rank / 2);
+    maps[1].numa_of_rank.push_back(rank % 2);
+    maps[2].numa_of_rank.push_back(rank % 2);
+  }
+  return maps;
+}
+
 inline std::string Describe(const NodeMap& nodes) {
-  return absl::StrCat(nodes.size(), " ranks on ", nodes.node_count(), " nodes");
+  return absl::StrCat(nodes.size(), " ranks on ", nodes.node_count(), " nodes",
+                      nodes.numa_of_rank.empty()
+                          ? ""
+                          : absl::StrCat(", on NUMA nodes ", absl::StrJoin(nodes.numa_of_rank, " ")));
 }
 
 // Runs `body` on each rank. The test fails if a body returns an error or an expectation inside of it fails.

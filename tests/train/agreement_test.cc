@@ -66,6 +66,7 @@ TEST_F(Agreement, IsRequiredOfEveryFlagThatChangesResultsOrCollectives) {
       {"--dp-shard", [](TrainConfig& config) { config.parallel.dp_shard = 3; }},
       {"--zero-copy", [](TrainConfig& config) { config.parallel.zero_copy = false; }},
       {"--node-shared", [](TrainConfig& config) { config.parallel.node_shared = NodeShared::kOff; }},
+      {"--share-domain", [](TrainConfig& config) { config.parallel.share_domain = ShareDomain::kNone; }},
       {"--reshard-after-forward", [](TrainConfig& config) { config.parallel.reshard_after_forward = false; }},
       {"--prefetch-depth", [](TrainConfig& config) { config.parallel.prefetch_depth = 0; }},
       {"--checkpoint-dir",

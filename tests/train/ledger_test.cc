@@ -97,7 +97,8 @@ class Ledger : public TrainRun {
         NodeMap::RanksPerNode(mesh.ranks(), ranks_per_node == 0 ? mesh.ranks() : ranks_per_node);
     StepShape shape = ShapeOf(mesh, ranks_per_node);
     const ShardingPolicy policy = ResolvePrefetch(Policy(), nodes, shape.shard_size);
-    shape.residency = ChooseResidency(policy, nodes, shape.shard_size)->residency;
+    shape.residency =
+        ChooseResidency(policy, *ChooseShareDomains(nodes, ShareDomain::kAuto), shape.shard_size)->residency;
     const StepCosts expected = Expected(shape, policy);
     const StepCosts ahead = GatheredAhead(shape, policy);
     const Result result = Run(mesh, nodes);
@@ -227,7 +228,8 @@ TEST_F(Ledger, MatchesTheFormulasWithTheOptimizerShardedOverReplicas) {
       const Result result = Run(mesh, nodes);
       std::vector<int64_t> wire_of_steps(result.steps.size());
       StepShape shape = ShapeOf(mesh, 2);
-      shape.residency = ChooseResidency(Policy(), nodes, mesh.shard)->residency;
+      shape.residency =
+          ChooseResidency(Policy(), *ChooseShareDomains(nodes, ShareDomain::kAuto), mesh.shard)->residency;
       for (int r = 0; r < mesh.ranks(); ++r) {
         shape.shard_rank = r % mesh.shard;
         shape.replicate_rank = r / mesh.shard;
@@ -300,7 +302,10 @@ TEST_F(Ledger, ReducesAndHoldsGradientsOfAdaptersAlone) {
     config_.data.batch_size = mesh.ranks();
     const Result result = Run(mesh);
     StepShape shape = ShapeOf(mesh, mesh.ranks());
-    shape.residency = ChooseResidency(Policy(), NodeMap::OneNode(mesh.ranks()), mesh.shard)->residency;
+    shape.residency =
+        ChooseResidency(Policy(), *ChooseShareDomains(NodeMap::OneNode(mesh.ranks()), ShareDomain::kAuto),
+                        mesh.shard)
+            ->residency;
     int64_t image_elements = 0;
     for (const FlatLayout& layout : Layouts(shape)) image_elements += layout.gradient_image_elements();
     for (int r = 0; r < mesh.ranks(); ++r) {

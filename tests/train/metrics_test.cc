@@ -39,6 +39,7 @@ StepMetrics Example() {
   metrics.bytes = {1, 2, 3, 0, 4};
   metrics.wire_bytes = 5;
   metrics.wire_saved_bytes = 8;
+  metrics.cross_domain_bytes = 13;
   metrics.copied_bytes = 6;
   metrics.peak_buffer_bytes = 7;
   metrics.peak_bytes = {3, 4, 9, 11, 10};
@@ -58,7 +59,7 @@ TEST(Metrics, AreOneJsonObjectWithEveryFieldPerLine) {
       R"({"step":3,"loss":2.5,"grad_norm":0.125,"lr":0.0003,"tokens":1024,"tokens_seen":3072,"tokens_per_s":12345.0,)"
       R"("tflops":0.25,"step_ms":83.0,"exposed_comm_ms":4.0,)"
       R"("bytes":{"all_gather":1,"reduce_scatter":2,"all_reduce":3,"context":0,"control":4,"optimizer":0},)"
-      R"("wire_bytes":5,"wire_saved_bytes":8,"copied_bytes":6,"peak_buffer_bytes":7,)"
+      R"("wire_bytes":5,"wire_saved_bytes":8,"cross_domain_bytes":13,"copied_bytes":6,"peak_buffer_bytes":7,)"
       R"("peak_bytes":{"images":3,"gradients":4,"shards":9,"context":11,"scratch":10},"allocated_bytes":12,"rss_bytes":8388608,)"
       R"("skipped_steps":0})"
       "\n";

@@ -152,7 +152,7 @@ class ShiftedRuntime final : public Runtime {
     base_.SleepOn(word, expected, timeout_ns);
   }
   void WakeAll(const std::atomic<uint32_t>& word) override { base_.WakeAll(word); }
-  void Move(size_t bytes, absl::FunctionRef<void()> move) override { base_.Move(bytes, move); }
+  void Move(MoveSize size, absl::FunctionRef<void()> move) override { base_.Move(size, move); }
   std::unique_ptr<Task> Start(std::function<void()> body) override { return base_.Start(std::move(body)); }
 
  private:

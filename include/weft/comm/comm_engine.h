@@ -54,7 +54,8 @@ using GroupExchange = std::function<absl::StatusOr<std::vector<std::string>>(std
 
 class CommEngine {
  public:
-  // Errors: kInvalidArgument (an option out of range), kResourceExhausted (no node memory for flags).
+  // Errors: kInvalidArgument (an option out of range; share domain kNuma, but ranks are not bound),
+  //   kResourceExhausted (no node memory for flags).
   static absl::StatusOr<std::unique_ptr<CommEngine>> Create(Bootstrap& bootstrap, NodeHeap& heap,
                                                             const EngineOptions& options = {});
   // Tells the peers of every lane that this rank submits nothing more: operations that still need it then
@@ -96,14 +97,17 @@ class CommEngine {
   Work AllGather(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
                  absl::Span<const int64_t> counts = {}, OpOptions options = {}, const Work* after = nullptr);
 
-  // AllGather into one `output` per node, which the group's ranks on the node share (a SharedBlock). Each
-  // part is written once, by its owner or by the rank that receives it from another node. *Ready* means that
-  // the whole output is valid. In place for each rank: input == output + this rank's offset.
+  // AllGather into one `output` for each share domain (share_domains), which the group's ranks in the domain
+  // share (a SharedBlock). Each part is written once, by its owner, by the rank that receives it from another
+  // node, or by one that copies it from another domain of the node. *Ready* means that the whole output is
+  // valid. In place for each rank: input == output + this rank's offset.
   //
   // The gather writes nothing until it has started on every rank of the node: each has submitted it, and its
   // `options.gate` is *released* there. REQUIRES: by then, this rank no longer reads the block. An
   // out-of-place gather never reads `output`. The gather that follows it may therefore fill the block as soon
-  // as every rank has finished reading the block and has submitted that gather.
+  // as every rank has finished reading the block and has submitted that gather. If the group has several
+  // domains on a node, ranks of the other domains read the block until the gather that filled it is *ready*
+  // on them. REQUIRES, then: each rank submits the gather that fills any of these blocks again after that.
   Work AllGatherShared(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
                        absl::Span<const int64_t> counts = {}, OpOptions options = {},
                        const Work* after = nullptr);
@@ -228,6 +232,8 @@ class CommEngine {
   EngineTrace StopTrace();
 
   Bootstrap& bootstrap() const;
+  // The ranks that share images, and the reason.
+  const ShareDomains& share_domains() const;
   NodeHeap& heap() const;
   const EngineOptions& options() const;
   // That of the options, or the default if they have none.

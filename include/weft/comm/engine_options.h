@@ -7,11 +7,16 @@
 
 #include <absl/time/time.h>
 
+#include "weft/mesh/share_domain.h"
+
 namespace weft {
 
 struct EngineOptions {
   // Deadline of every Wait that names none. Unset: the environment's WEFT_TIMEOUT_S (DefaultTimeout).
   std::optional<absl::Duration> timeout = std::nullopt;
+  // The ranks of a node that share images. Unset: the environment's WEFT_SHARE_DOMAIN (DefaultShareDomain).
+  // REQUIRES: the same on all ranks.
+  std::optional<ShareDomain> share_domain = std::nullopt;
   // Size of a slice, the unit of transfer between nodes. The default and its header stay below 64 KiB, the
   // limit up to which MPI sends eagerly over TCP. Larger slices use the rendezvous protocol, whose handshake
   // queues behind other data.
@@ -72,6 +77,8 @@ struct EngineCounters {
   // to which it sent control messages or slices.
   int64_t control_messages = 0;
   int64_t wire_peers = 0;
+  // Bytes that this rank copied from ranks of other share domains of its node, in all-gathers of node memory.
+  int64_t cross_domain_bytes = 0;
   // Bytes that the engine staged, packed or unpacked. 0 if every buffer lies in node memory and every part
   // that crosses nodes is contiguous. Compression does not count.
   int64_t copied_bytes = 0;

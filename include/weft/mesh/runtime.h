@@ -38,9 +38,13 @@ class Runtime {
   // word first.
   virtual void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) = 0;
   virtual void WakeAll(const std::atomic<uint32_t>& word) = 0;
-  // Runs `move`, which reads and writes about `bytes` bytes. In a simulation the call takes virtual time, and
-  // `move` runs at a random moment of it.
-  virtual void Move(size_t bytes, absl::FunctionRef<void()> move) = 0;
+  struct MoveSize {
+    size_t bytes;
+    bool crosses_domains = false;  // Reads memory of another share domain of the node.
+  };
+  // Runs `move`, which reads and writes about `size.bytes` bytes. In a simulation the call takes virtual
+  // time, and `move` runs at a random moment of it.
+  virtual void Move(MoveSize size, absl::FunctionRef<void()> move) = 0;
   // Starts a thread or fiber that runs `body`.
   virtual std::unique_ptr<Task> Start(std::function<void()> body) = 0;
 
@@ -57,7 +61,7 @@ class SystemRuntime final : public Runtime {
   void SleepFor(int64_t ns) override;
   void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) override;
   void WakeAll(const std::atomic<uint32_t>& word) override;
-  void Move(size_t bytes, absl::FunctionRef<void()> move) override;
+  void Move(MoveSize size, absl::FunctionRef<void()> move) override;
   std::unique_ptr<Task> Start(std::function<void()> body) override;
 };
 

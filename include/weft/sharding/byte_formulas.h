@@ -57,6 +57,11 @@ int64_t AllGatherWireBytes(int64_t bytes, int nodes);
 int64_t ReduceScatterWireBytes(int64_t bytes, int nodes);
 int64_t AllReduceWireBytes(int64_t bytes, int nodes);
 
+// Bytes that all ranks of a group of `size`, evenly over `nodes` nodes and `domains` share domains, copy from
+// other domains of their nodes in one all-gather: into an image for each domain, or for each rank.
+int64_t SharedGatherCrossBytes(int64_t bytes, int nodes, int domains);
+int64_t PrivateGatherCrossBytes(int64_t bytes, int size, int nodes, int domains);
+
 struct StepShape {
   int shard_size = 1;
   int replicate_size = 1;
@@ -67,6 +72,9 @@ struct StepShape {
   int shard_rank = 0;
   // Consecutive ranks on each node; divides the shard size or is a multiple of it. 0: one node has all ranks.
   int ranks_per_node = 0;
+  // Consecutive ranks of each share domain (CommEngine::share_domains), as ranks_per_node; divides that. 0:
+  // each node is a domain.
+  int ranks_per_domain = 0;
   // See ChooseResidency. In place nothing is gathered.
   Residency residency = Residency::kPrivate;
   int replicate_rank = 0;  // See shard_rank.
@@ -79,6 +87,9 @@ struct StepShape {
   int nodes_of_neighbors(int count) const;  // For `count` neighbors; `count` divides the shard size.
   int shard_group_nodes() const { return nodes_of_neighbors(shard_size); }
   int replicate_group_nodes() const;
+  // The same for share domains.
+  int domains_of_neighbors(int count) const;
+  int replicate_group_domains() const;
 
   int reduce_scatters() const;  // In a step.
   int all_reduces() const;
@@ -91,8 +102,9 @@ struct StepCosts {
   int64_t all_gather_bytes = 0;  // Received by the rank.
   int64_t reduce_scatter_bytes = 0;
   int64_t all_reduce_bytes = 0;
-  int64_t copied_bytes = 0;  // Written by casts and by copies in and out.
-  int64_t wire_bytes = 0;    // Between nodes, of all ranks together.
+  int64_t copied_bytes = 0;        // Written by casts and by copies in and out.
+  int64_t wire_bytes = 0;          // Between nodes, of all ranks together.
+  int64_t cross_domain_bytes = 0;  // Copied between share domains by all-gathers, of all ranks together.
   // Packed and unpacked by the engine on this rank (EngineCounters::copied_bytes). kRows between nodes only.
   // REQUIRES: as AllGatherWireBytes; the last nodes are as full as the first.
   int64_t packed_bytes = 0;

@@ -15,6 +15,7 @@
 #include "weft/comm/types.h"
 #include "weft/context_parallel/context_scheme.h"
 #include "weft/core/dtype.h"
+#include "weft/mesh/share_domain.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/llama_config.h"
 #include "weft/optim/adamw.h"
@@ -178,6 +179,7 @@ struct ParallelOptions {
   ContextOptions context;
   bool zero_copy = true;
   NodeShared node_shared = NodeShared::kAuto;
+  ShareDomain share_domain = ShareDomain::kAuto;
   bool reshard_after_forward = true;
   bool shard_optimizer_over_replicas = false;
   std::optional<int64_t> prefetch_depth = std::nullopt;            // Unset: ResolvePrefetch chooses.

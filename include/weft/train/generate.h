@@ -43,8 +43,8 @@ struct GenerateConfig {
   bool print_tokens = false;                 // Print token ids, one a line, rather than text.
   int64_t max_new_tokens = 128;
   SamplingOptions sampling;
-  // Only the options of gathers and the dtype are used: node_shared, reshard_after_forward, prefetch_depth,
-  // wire_compression, param_dtype.
+  // Only the options of gathers and the dtype are used: node_shared, share_domain, reshard_after_forward,
+  // prefetch_depth, wire_compression, param_dtype.
   ParallelOptions parallel;
 };
 

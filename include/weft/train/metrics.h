@@ -55,6 +55,7 @@ struct StepMetrics {
   } bytes;
   int64_t wire_bytes = 0;
   int64_t wire_saved_bytes = 0;
+  int64_t cross_domain_bytes = 0;  // EngineCounters::cross_domain_bytes.
   int64_t copied_bytes = 0;
   int64_t peak_buffer_bytes = 0;  // Sum of the peaks of images and of gradients.
   // Peak of each pool within the step. The peak of scratch is that of the run so far.

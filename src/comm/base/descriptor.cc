@@ -13,13 +13,16 @@ namespace weft {
 namespace {
 
 auto Key(const Descriptor& d) {
-  return std::tie(d.sequence, d.identity, d.group_hash, d.counts_hash, d.total_count, d.generation, d.kind,
-                  d.reduce, d.wire_compression, d.scale, d.leaves);
+  return std::tie(d.sequence, d.identity, d.group_hash, d.counts_hash, d.domains_hash, d.total_count,
+                  d.generation, d.kind, d.reduce, d.wire_compression, d.scale, d.leaves);
 }
 
 bool Reduces(OpKind kind) { return kind == OpKind::kReduceScatter || kind == OpKind::kAllReduce; }
 
-bool SharesOutput(const Descriptor& d) { return d.kind == OpKind::kAllGatherShared && d.total_count > 0; }
+// True if all ranks of a node share the output.
+bool SharesOutput(const Descriptor& d) {
+  return d.kind == OpKind::kAllGatherShared && d.total_count > 0 && d.domains_hash == 0;
+}
 
 }  // namespace
 
@@ -34,10 +37,11 @@ bool IsSameCollectiveOnNode(const Descriptor& a, const Descriptor& b) {
 uint64_t HashOnNode(const Descriptor& d) {
   const NodeAddress shared = SharesOutput(d) ? d.output : Descriptor::kNoAddress;
   const auto small = [](auto value, int shift) { return static_cast<uint64_t>(value) << shift; };
-  const std::array<uint64_t, 10> fields = {d.sequence,
+  const std::array<uint64_t, 11> fields = {d.sequence,
                                            d.identity,
                                            d.group_hash,
                                            d.counts_hash,
+                                           d.domains_hash,
                                            static_cast<uint64_t>(d.total_count),
                                            std::bit_cast<uint64_t>(d.scale),
                                            d.generation,
@@ -62,6 +66,8 @@ std::string MismatchDetails(const Descriptor& a, const Descriptor& b) {
   if (a.group_hash != b.group_hash)
     return " (lanes of different groups: ranks called AddLane in different orders)";
   if (a.counts_hash != b.counts_hash) return " (different counts, ranges or roots)";
+  if (a.domains_hash != b.domains_hash)
+    return " (different share domains: give all ranks the same, for example by WEFT_SHARE_DOMAIN)";
   if (a.wire_compression != b.wire_compression) {
     return absl::StrCat(" (wire compression: ", ToAbsl(Name(a.wire_compression)), " and ",
                         ToAbsl(Name(b.wire_compression)), ")");

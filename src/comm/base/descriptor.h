@@ -19,6 +19,8 @@ struct Descriptor {
   // Hash of the counts of all parts. 0 if ranks may pass different counts, or if the counts follow from the
   // total.
   uint64_t counts_hash = 0;
+  // A gather into shared outputs of a group with several share domains on a node: hash of the domains.
+  uint64_t domains_hash = 0;
   int64_t total_count = 0;  // Elements. 0 if the total may differ between ranks.
   double scale = 1.0;       // OpOptions::scale.
   uint32_t generation = 0;  // Number of resets of the engine after errors.
@@ -39,7 +41,7 @@ struct Descriptor {
 
 // True if both describe the same collective. Ignores memory addresses, which differ between ranks.
 bool IsSameCollective(const Descriptor& a, const Descriptor& b);
-// The same for two ranks of one node. Also compares the address of an output that the ranks of a node share.
+// The same for two ranks of one node. Also compares the address of an output that all ranks of a node share.
 bool IsSameCollectiveOnNode(const Descriptor& a, const Descriptor& b);
 
 // Hash of everything that IsSameCollectiveOnNode compares. If hashes are equal, so are the operations. Those

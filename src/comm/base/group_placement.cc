@@ -3,28 +3,57 @@
 #include <map>
 #include <utility>
 
+#include "weft/core/hash.h"
 #include "weft/core/status.h"
 
 namespace weft {
 
-std::shared_ptr<const GroupPlacement::Tables> GroupPlacement::MakeTables(const std::vector<int>& ranks,
-                                                                         const NodeMap& nodes) {
-  auto tables = std::make_shared<Tables>();
-  std::map<int, int> number_of_node;  // By the node's number in the node map.
+namespace {
+
+// A partition of the members of a group: the number of the set of each, in the order of the first members,
+// and the members of each set.
+struct Partition {
+  std::vector<int> set_of;
+  std::vector<std::vector<int>> members;
+};
+
+Partition PartitionBy(const std::vector<int>& ranks, const NodeMap& map) {
+  Partition partition;
+  std::map<int, int> number_of;  // By the number in the map.
   for (size_t member = 0; member < ranks.size(); ++member) {
-    const int world_node = nodes.node_of_rank[static_cast<size_t>(ranks[member])];
-    const int next = static_cast<int>(tables->members.size());
-    const auto [it, inserted] = number_of_node.try_emplace(world_node, next);
-    if (inserted) tables->members.emplace_back();
-    std::vector<int>& node_members = tables->members[static_cast<size_t>(it->second)];
-    tables->node_of.push_back(it->second);
-    tables->index_in_node.push_back(static_cast<int>(node_members.size()));
-    node_members.push_back(static_cast<int>(member));
+    const int world_number = map.node_of_rank[static_cast<size_t>(ranks[member])];
+    const int next = static_cast<int>(partition.members.size());
+    const auto [it, inserted] = number_of.try_emplace(world_number, next);
+    if (inserted) partition.members.emplace_back();
+    partition.set_of.push_back(it->second);
+    partition.members[static_cast<size_t>(it->second)].push_back(static_cast<int>(member));
+  }
+  return partition;
+}
+
+}  // namespace
+
+std::shared_ptr<const GroupPlacement::Tables> GroupPlacement::MakeTables(const std::vector<int>& ranks,
+                                                                         const NodeMap& nodes,
+                                                                         const NodeMap& domains) {
+  auto tables = std::make_shared<Tables>();
+  Partition by_node = PartitionBy(ranks, nodes);
+  tables->node_of = std::move(by_node.set_of);
+  tables->members = std::move(by_node.members);
+  tables->index_in_node.resize(ranks.size());
+  for (const std::vector<int>& members : tables->members) {
+    for (size_t index = 0; index < members.size(); ++index)
+      tables->index_in_node[static_cast<size_t>(members[index])] = static_cast<int>(index);
   }
   tables->subtrees = MaximalSubtrees(tables->node_of);
   std::vector<int> count_of_node(tables->members.size());
   for (const NodeSubtree& subtree : tables->subtrees)
     tables->subtree_in_node.push_back(count_of_node[static_cast<size_t>(subtree.node)]++);
+  Partition by_domain = PartitionBy(ranks, domains);
+  tables->domain_of = std::move(by_domain.set_of);
+  tables->in_domain = std::move(by_domain.members);
+  if (tables->in_domain.size() != tables->members.size())
+    tables->domains_hash = Hash64(tables->domain_of.data(), tables->domain_of.size() * sizeof(int));
   return tables;
 }
 
@@ -41,6 +70,13 @@ int GroupPlacement::PartLeader(int node, int member) const {
   const std::vector<int>& node_members = tables_->members[static_cast<size_t>(node)];
   return node_members[static_cast<size_t>(tables_->index_in_node[static_cast<size_t>(member)]) %
                       node_members.size()];
+}
+
+int GroupPlacement::DomainLeader(int member) const {
+  const int writer = PartLeader(NodeOf(me()), member);
+  if (IsInDomain(writer)) return writer;
+  const std::vector<int>& domain = MembersOfDomain();
+  return domain[static_cast<size_t>(IndexInNode(member)) % domain.size()];
 }
 
 int GroupPlacement::LocalCounterpart(int member) const {

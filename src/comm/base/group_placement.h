@@ -1,8 +1,10 @@
-// Node locality of a group: local peers, remote ranks, and the leader of each node for each part. Pure.
+// Node locality of a group: local peers, remote ranks, and the leader of each node and of each share domain
+// for each part. Pure.
 //
 // `member` is always a rank of the group.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -21,12 +23,18 @@ class GroupPlacement {
     std::vector<int> index_in_node;         // By member.
     std::vector<std::vector<int>> members;  // By node.
     std::vector<NodeSubtree> subtrees;
-    std::vector<int> subtree_in_node;  // By subtree.
+    std::vector<int> subtree_in_node;         // By subtree.
+    std::vector<int> domain_of;               // By member.
+    std::vector<std::vector<int>> in_domain;  // Members by domain.
+    uint64_t domains_hash = 0;
   };
-  static std::shared_ptr<const Tables> MakeTables(const std::vector<int>& ranks, const NodeMap& nodes);
+  // `domains`: the share domains of all ranks (ShareDomains::map).
+  static std::shared_ptr<const Tables> MakeTables(const std::vector<int>& ranks, const NodeMap& nodes,
+                                                  const NodeMap& domains);
 
+  // Each node is one share domain.
   GroupPlacement(const ProcessGroup& group, const NodeMap& nodes)
-      : GroupPlacement(group, MakeTables(group.ranks, nodes)) {}
+      : GroupPlacement(group, MakeTables(group.ranks, nodes, nodes)) {}
   GroupPlacement(ProcessGroup group, std::shared_ptr<const Tables> tables);
 
   const ProcessGroup& group() const { return group_; }
@@ -59,6 +67,18 @@ class GroupPlacement {
   // member's own node, the leader is the member.
   int PartLeader(int node, int member) const;
 
+  // True if `member` is in the caller's share domain.
+  bool IsInDomain(int member) const { return DomainOf(member) == DomainOf(me()); }
+  // Ranks of the group in the caller's share domain, with the caller.
+  int domain_size() const { return static_cast<int>(MembersOfDomain().size()); }
+  // True if the group has ranks of several share domains on some node.
+  bool spans_domains() const { return domains_hash() != 0; }
+  // Hash of the domains of all members; 0 if each node has one.
+  uint64_t domains_hash() const { return tables_->domains_hash; }
+  // The rank of the caller's domain that writes `member`'s part into an image that the domain shares: a rank
+  // that has it, or else one that copies it from another domain of the node. Copies are dealt round robin.
+  int DomainLeader(int member) const;
+
   // The rank of the caller's node in the same place of its node as `member`. REQUIRES: there is one.
   int LocalCounterpart(int member) const;
 
@@ -70,6 +90,11 @@ class GroupPlacement {
   int PartialSender(int index, int target) const;
 
  private:
+  int DomainOf(int member) const { return tables_->domain_of[static_cast<size_t>(member)]; }
+  const std::vector<int>& MembersOfDomain() const {
+    return tables_->in_domain[static_cast<size_t>(DomainOf(me()))];
+  }
+
   ProcessGroup group_;
   std::shared_ptr<const Tables> tables_;
   std::vector<int> local_peers_;

@@ -1,4 +1,5 @@
-// All-gather: into private outputs, into one output that the ranks of a node share, or with delta encoding.
+// All-gather: into private outputs, into one output that the ranks of a share domain share, or with delta
+// encoding.
 // Also the broadcast of a group on one node (an all-gather in which only the root has a part).
 #include <limits>
 #include <memory>
@@ -24,6 +25,7 @@ class AllGatherOperation final : public Collective {
     for (int peer : context.placement.local_peers()) {
       memory.peers.push_back({peer, InputOf(context, peer), OutputOf(context, peer)});
     }
+    if (plan().kind == OpKind::kAllGatherShared) WEFT_RETURN_IF_ERROR(CheckSharedOutputs(context));
     const auto kind =
         plan().kind == OpKind::kAllGatherShared ? GatherPhase::Kind::kShared : GatherPhase::Kind::kWhole;
     WEFT_ASSIGN_OR_RETURN(gather_, GatherPhase::Create(context, plan().parts, plan().dtype,
@@ -42,6 +44,16 @@ class AllGatherOperation final : public Collective {
   }
 
  private:
+  // With one domain on the node, peers have compared the addresses already.
+  absl::Status CheckSharedOutputs(const OperationContext& context) const {
+    if (!context.placement.spans_domains() || plan().parts.total() == 0) return absl::OkStatus();
+    for (const int peer : context.placement.local_peers()) {
+      if (context.placement.IsInDomain(peer) && OutputOf(context, peer) != plan().output)
+        return MismatchWith(context, peer);
+    }
+    return absl::OkStatus();
+  }
+
   std::unique_ptr<StagedPhase> staged_;  // Else gather_.
   std::unique_ptr<GatherPhase> gather_;
 };
@@ -49,9 +61,11 @@ class AllGatherOperation final : public Collective {
 }  // namespace
 
 std::unique_ptr<Operation> MakeAllGather(const GroupPlacement& placement, CollectivePlan plan) {
-  // A shared output lies in node memory already, and no rank reads another rank's input.
-  const bool pulled = !placement.local_peers().empty() && plan.kind != OpKind::kAllGatherShared;
-  const Collective::Sharing sharing{.input = pulled, .output = pulled && placement.spans_nodes()};
+  // A shared output lies in node memory already. Only ranks of other domains read a rank's input then.
+  const bool is_shared = plan.kind == OpKind::kAllGatherShared;
+  const bool pulled = !placement.local_peers().empty() && !is_shared;
+  const bool crosses = is_shared && placement.domain_size() < placement.local_size();
+  const Collective::Sharing sharing{.input = pulled || crosses, .output = pulled && placement.spans_nodes()};
   return std::make_unique<AllGatherOperation>(std::move(plan), sharing);
 }
 

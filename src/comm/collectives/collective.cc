@@ -276,6 +276,10 @@ const Descriptor& Collective::DescriptorOf(const OperationContext& context, int 
   return *known;
 }
 
+absl::Status Collective::MismatchWith(const OperationContext& context, int member) const {
+  return Mismatch(context, context.placement.WorldRank(member), DescriptorOf(context, member));
+}
+
 const std::byte* Collective::InputOf(const OperationContext& context, int member) const {
   if (member == context.placement.me()) return plan_.input;
   return MapShared(context.node, DescriptorOf(context, member).input);

@@ -71,6 +71,8 @@ class Collective : public Operation {
   // and BeginMove has been called.
   const std::byte* InputOf(const OperationContext& context, int member) const;
   const std::byte* OutputOf(const OperationContext& context, int member) const;
+  // The error for a local peer whose operation does not match. REQUIRES: BeginMove has been called.
+  absl::Status MismatchWith(const OperationContext& context, int member) const;
   // The phase that moves the operation if this rank or a peer has published staging rings; otherwise null.
   // REQUIRES: the group is on one node, and BeginMove has been called. See Note [Staging rings].
   std::unique_ptr<StagedPhase> MakeStagedPhase(OperationContext& context) const;

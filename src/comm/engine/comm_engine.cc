@@ -381,6 +381,7 @@ void CommEngine::SetPhase(std::string phase) { impl_->SetPhase(std::move(phase))
 void CommEngine::StartTrace() { impl_->StartTrace(); }
 EngineTrace CommEngine::StopTrace() { return impl_->StopTrace(); }
 Bootstrap& CommEngine::bootstrap() const { return impl_->bootstrap(); }
+const ShareDomains& CommEngine::share_domains() const { return impl_->share_domains(); }
 NodeHeap& CommEngine::heap() const { return impl_->heap(); }
 const EngineOptions& CommEngine::options() const { return impl_->options(); }
 absl::Duration CommEngine::timeout() const { return impl_->timeout(); }

@@ -96,6 +96,10 @@ CommEngine::Impl::~Impl() {
 absl::Status CommEngine::Impl::Open() {
   WEFT_RETURN_IF_ERROR(CheckOptions(options_, bootstrap_.runtime()));
   WEFT_ASSIGN_OR_RETURN(timeout_, TimeoutOrDefault(options_.timeout));
+  const absl::StatusOr<ShareDomain> domain =
+      options_.share_domain.has_value() ? *options_.share_domain : DefaultShareDomain();
+  WEFT_RETURN_IF_ERROR(domain.status());
+  WEFT_ASSIGN_OR_RETURN(share_domains_, ChooseShareDomains(bootstrap_.node_map(), *domain));
   WEFT_ASSIGN_OR_RETURN(node_, OpenNodeLink(bootstrap_, heap_, timeout_));
   WEFT_ASSIGN_OR_RETURN(wire_, bootstrap_.OpenWire(timeout_));
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore(*wire_));

@@ -106,6 +106,7 @@ class CommEngine::Impl {
   void StartTrace() { trace_.Start(); }
   EngineTrace StopTrace() { return trace_.Stop(); }
   Bootstrap& bootstrap() const { return bootstrap_; }
+  const ShareDomains& share_domains() const { return share_domains_; }
   NodeHeap& heap() const { return heap_; }
   const EngineOptions& options() const { return options_; }
   absl::Duration timeout() const { return timeout_; }
@@ -152,7 +153,8 @@ class CommEngine::Impl {
   Bootstrap& bootstrap_;
   NodeHeap& heap_;
   const EngineOptions options_;
-  absl::Duration timeout_;  // Set by Open.
+  absl::Duration timeout_;      // Set by Open.
+  ShareDomains share_domains_;  // Set by Open.
   const CreditRules credit_rules_;
   BufferPool scratch_;
   Recorder recorder_;

@@ -48,11 +48,15 @@ absl::StatusOr<std::unique_ptr<CommEngine::Impl::Lane>> CommEngine::Impl::MakeLa
 }
 
 GroupPlacement CommEngine::Impl::MakePlacement(const ProcessGroup& group, uint64_t group_hash) const {
-  const auto make = [&] { return GroupPlacement::MakeTables(group.ranks, bootstrap_.node_map()); };
+  const auto make = [&] {
+    return GroupPlacement::MakeTables(group.ranks, bootstrap_.node_map(), share_domains_.map);
+  };
   Simulation* simulation = bootstrap_.runtime().simulation();
   if (simulation == nullptr) return {group, make()};
-  return {group, std::static_pointer_cast<const GroupPlacement::Tables>(
-                     simulation->SharedBetweenRanks(group_hash, make))};
+  // Engines of one simulation may have different domains.
+  const uint64_t key = group_hash + static_cast<uint64_t>(share_domains_.kind);
+  return {group,
+          std::static_pointer_cast<const GroupPlacement::Tables>(simulation->SharedBetweenRanks(key, make))};
 }
 
 absl::StatusOr<LaneId> CommEngine::Impl::Install(int index, std::unique_ptr<Lane> lane) {

@@ -101,9 +101,9 @@ CodecCost MeasureCodec(Runtime& runtime) {
   double shortest = 0;
   for (int slice = 0; slice < kSlices; ++slice) {
     const double milliseconds = TimeMs(runtime, [&] {
-      runtime.Move(kSliceBytes,
+      runtime.Move({kSliceBytes},
                    [&] { bytes = CompressSlice(DType::kF32, plain, kSliceElements, compressed.data()); });
-      runtime.Move(kSliceBytes, [&] {
+      runtime.Move({kSliceBytes}, [&] {
         WEFT_CHECK(DecompressSlice(DType::kF32, compressed.data(), kSliceElements, plain),
                    "a slice that was just compressed does not decompress");
       });

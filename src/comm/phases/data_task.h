@@ -84,6 +84,7 @@ struct DataTask {
   int64_t ticket;                           // The owner's number of the task.
   Priority priority;
   TaskBody body;
+  bool crosses_domains = false;  // Reads memory of another share domain of the node.
 };
 
 // An issuer of tasks.

@@ -51,15 +51,27 @@ SliceMemory GatherPhase::Submitted(const std::byte* own_part, const std::byte* o
   return {const_cast<std::byte*>(own_part), element_bytes_};
 }
 
-void GatherPhase::AddPull(SliceMemory source, SliceMemory target, int member, int peer, int counter) {
-  if (IsSameRun(source, target) || parts_.counts[static_cast<size_t>(member)] == 0) return;
-  pulls_.push_back(
-      {CopyStream(SlicingOf(member), dtype_, source, target, nontemporal_), member, peer, counter});
+void GatherPhase::AddPull(const OperationContext& context, SliceMemory source, SliceMemory target, int member,
+                          int source_member, int counter) {
+  const GroupPlacement& placement = context.placement;
+  const int64_t elements = parts_.counts[static_cast<size_t>(member)];
+  if (IsSameRun(source, target) || elements == 0) return;
+  const bool is_awaited = kind_ == Kind::kShared && placement.domain_size() > 1;
+  pulls_.push_back({CopyStream(SlicingOf(member), dtype_, source, target, nontemporal_), member,
+                    placement.WorldRank(source_member), counter, !is_awaited});
+  if (placement.IsInDomain(source_member)) return;
+  pulls_.back().stream.SetCrossesDomains();
+  context.counters.cross_domain_bytes += elements * static_cast<int64_t>(element_bytes_);
 }
 
 void GatherPhase::AddWatch(const OperationContext& context, int member, int writer) {
   if (SlicingOf(member).elements == 0) return;
   watches_.push_back({member, context.placement.WorldRank(writer)});
+}
+
+const PeerMemory& GatherPhase::Memory::PeerOf(int member) const {
+  return *std::find_if(peers.begin(), peers.end(),
+                       [&](const PeerMemory& candidate) { return candidate.member == member; });
 }
 
 void GatherPhase::PlanLocal(const OperationContext& context, const Memory& memory) {
@@ -70,34 +82,45 @@ void GatherPhase::PlanLocal(const OperationContext& context, const Memory& memor
       AddWatch(context, peer.member, peer.member);
       continue;
     }
-    AddPull(Submitted(peer.own_part, peer.output, peer.member), PartOf(memory.output, peer.member),
-            peer.member, placement.WorldRank(peer.member), -1);
+    AddPull(context, Submitted(peer.own_part, peer.output, peer.member), PartOf(memory.output, peer.member),
+            peer.member, peer.member, -1);
   }
-  AddPull(OwnPart(placement, memory), PartOf(memory.output, me), me, placement.WorldRank(me), -1);
+  AddPull(context, OwnPart(placement, memory), PartOf(memory.output, me), me, me, -1);
   for (int member = 0; member < placement.size(); ++member) {
     if (placement.IsLocal(member)) continue;
     const int leader = placement.PartLeader(placement.NodeOf(me), member);
     if (leader == me) continue;
-    const auto peer = std::find_if(memory.peers.begin(), memory.peers.end(),
-                                   [&](const PeerMemory& candidate) { return candidate.member == leader; });
-    AddPull(PartOf(peer->output, member), PartOf(memory.output, member), member, placement.WorldRank(leader),
-            member);
+    AddPull(context, PartOf(memory.PeerOf(leader).output, member), PartOf(memory.output, member), member,
+            leader, member);
   }
 }
 
 void GatherPhase::PlanShared(const OperationContext& context, const Memory& memory) {
   const GroupPlacement& placement = context.placement;
   const int me = placement.me();
+  AddPull(context, OwnPart(placement, memory), PartOf(memory.output, me), me, me, -1);
   for (const PeerMemory& peer : memory.peers) {
-    const SliceMemory part = Submitted(peer.own_part, memory.output, peer.member);
-    if (!IsSameRun(part, PartOf(memory.output, peer.member))) AddWatch(context, peer.member, peer.member);
+    const int writer = placement.DomainLeader(peer.member);
+    if (placement.IsInDomain(peer.member)) {
+      const SliceMemory part = Submitted(peer.own_part, memory.output, peer.member);
+      if (!IsSameRun(part, PartOf(memory.output, peer.member))) AddWatch(context, peer.member, writer);
+    } else if (writer == me) {
+      AddPull(context, Submitted(peer.own_part, peer.output, peer.member), PartOf(memory.output, peer.member),
+              peer.member, peer.member, -1);
+    } else {
+      AddWatch(context, peer.member, writer);
+    }
   }
-  AddPull(OwnPart(placement, memory), PartOf(memory.output, me), me, placement.WorldRank(me), -1);
-  own_announced_ = pulls_.empty();
   for (int member = 0; member < placement.size(); ++member) {
     if (placement.IsLocal(member)) continue;
-    const int leader = placement.PartLeader(placement.NodeOf(me), member);
-    if (leader != me) AddWatch(context, member, leader);
+    const int receiver = placement.PartLeader(placement.NodeOf(me), member);
+    const int writer = placement.DomainLeader(member);
+    if (writer != me) {
+      AddWatch(context, member, writer);
+    } else if (receiver != me) {
+      AddPull(context, PartOf(memory.PeerOf(receiver).output, member), PartOf(memory.output, member), member,
+              receiver, member);
+    }
   }
 }
 
@@ -193,7 +216,8 @@ absl::StatusOr<bool> GatherPhase::StepRelays(OperationContext& context, Writable
       advanced |= relay.unpack->Step(context, std::min(relay.stream.done(), writable(relay.member)));
     }
     if (relay.announced == relay.done()) continue;
-    if (kind_ == Kind::kShared && !relay.finished()) continue;
+    // Without several domains, peers wait for the whole part.
+    if (kind_ == Kind::kShared && !context.placement.spans_domains() && !relay.finished()) continue;
     relay.announced = relay.done();
     Announce(context, relay.member, relay.announced);
     advanced = true;
@@ -205,6 +229,17 @@ void GatherPhase::Announce(OperationContext& context, int member, int64_t slices
   if (context.placement.local_peers().empty()) return;
   context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, member, slices);
   for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
+}
+
+bool GatherPhase::AnnouncePulls(OperationContext& context) {
+  bool advanced = false;
+  for (Pull& pull : pulls_) {
+    if (pull.announced || !pull.stream.finished()) continue;
+    pull.announced = true;
+    Announce(context, pull.member, pull.stream.done());
+    advanced = true;
+  }
+  return advanced;
 }
 
 bool GatherPhase::StepWatches(OperationContext& context) {
@@ -220,10 +255,7 @@ bool GatherPhase::StepWatches(OperationContext& context) {
 
 absl::StatusOr<bool> GatherPhase::Step(OperationContext& context, int64_t own_available, Writable writable) {
   bool advanced = StepPulls(context, own_available, writable);
-  if (!own_announced_ && pulls_.front().stream.finished()) {
-    own_announced_ = true;
-    Announce(context, context.placement.me(), pulls_.front().stream.done());
-  }
+  advanced |= AnnouncePulls(context);
   advanced |= StepWatches(context);
   WEFT_ASSIGN_OR_RETURN(const bool relayed, StepRelays(context, writable));
   advanced |= relayed;
@@ -234,10 +266,10 @@ absl::StatusOr<bool> GatherPhase::Step(OperationContext& context, int64_t own_av
 }
 
 bool GatherPhase::complete() const {
-  return std::all_of(pulls_.begin(), pulls_.end(), [](const Pull& pull) { return pull.stream.finished(); }) &&
+  return std::all_of(pulls_.begin(), pulls_.end(),
+                     [](const Pull& pull) { return pull.stream.finished() && pull.announced; }) &&
          std::all_of(relays_.begin(), relays_.end(), [](const Relay& relay) { return relay.finished(); }) &&
-         std::all_of(watches_.begin(), watches_.end(), [](const Watch& watch) { return watch.done; }) &&
-         own_announced_;
+         std::all_of(watches_.begin(), watches_.end(), [](const Watch& watch) { return watch.done; });
 }
 
 bool GatherPhase::drained() const {

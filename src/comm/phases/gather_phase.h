@@ -14,6 +14,13 @@
 // counter for the part, which the writer sets once, when the part is complete. A part that already lies in
 // the output needs no counter: its owner has published the operation.
 //
+// If a node has several share domains, each has an output of its own. One rank of a domain, its leader for
+// the part, copies the part from the domain that has it: from its owner, or slice by slice from the rank that
+// receives it from another node. So a part crosses the wire once for each node, and the link between domains
+// once for each other domain. Such a leader still reads the output of another domain while ranks of that
+// domain are ready. So an output may be filled again only after every rank of the node is ready, which the
+// contract of AllGatherShared asks of its callers.
+//
 // Note [Delta base]
 // Problem: delta encoding needs the same base at the sender and at every receiver.
 // Rule: the base of a part is the values that the outputs of all other ranks have for it. The owner of the
@@ -52,13 +59,17 @@ class GatherPhase {
     std::byte* output;      // The whole output.
     std::byte* delta_base;  // The base of this rank's part, for kAllGatherDelta. See Note [Delta base].
     std::vector<PeerMemory> peers;  // All local peers.
+
+    // REQUIRES: `member` is a local peer.
+    const PeerMemory& PeerOf(int member) const;
   };
   enum class Kind : uint8_t {
     kWhole,  // Every part is valid from the start.
     // All-reduce: parts become valid slice by slice while the phase runs. The owner of a part writes it to
     // every output of its node, and sets its counter when the part is complete.
     kPushed,
-    // Every part is valid from the start, and the local ranks share one output. See Note [Shared outputs].
+    // Every part is valid from the start, and the ranks of a share domain share one output. See Note [Shared
+    // outputs].
     kShared,
   };
   // Errors: kResourceExhausted (no scratch for the encoded slices of other nodes).
@@ -90,9 +101,10 @@ class GatherPhase {
   // Copy of a part from the memory of a local rank.
   struct Pull {
     CopyStream stream;
-    int member;   // Owner of the part.
-    int source;   // Bootstrap rank that is read from.
-    int counter;  // Index of the source's counter of valid slices. -1: all slices are valid.
+    int member;      // Owner of the part.
+    int source;      // Bootstrap rank that is read from.
+    int counter;     // Index of the source's counter of valid slices. -1: all slices are valid.
+    bool announced;  // False while peers wait for this rank's counter of the part.
   };
   // Receive of a remote part for this node.
   struct Relay {
@@ -130,7 +142,9 @@ class GatherPhase {
   bool UsesWire(int member) const;
   SliceMemory RingFor(std::byte* base) const { return {base, element_bytes_, ring_slices_, encoding_}; }
   void AddWatch(const OperationContext& context, int member, int writer);
-  void AddPull(SliceMemory source, SliceMemory target, int member, int peer, int counter);
+  // Adds a copy of a member's part from the memory of `source_member`.
+  void AddPull(const OperationContext& context, SliceMemory source, SliceMemory target, int member,
+               int source_member, int counter);
   // A member's part in a whole output.
   SliceMemory PartOf(const std::byte* output, int member) const {
     return PartMemory(parts_, output, member, element_bytes_);
@@ -140,6 +154,8 @@ class GatherPhase {
   bool StepWatches(OperationContext& context);
   // Publishes to local peers how many slices of a member's part are valid in this rank's output.
   void Announce(OperationContext& context, int member, int64_t slices);
+  // Announces parts whose copies have finished. True if there were any.
+  bool AnnouncePulls(OperationContext& context);
 
   const Kind kind_;
   const PartLayout parts_;
@@ -158,7 +174,6 @@ class GatherPhase {
   std::vector<Watch> watches_;
   std::optional<SliceMemory> delta_base_;
   std::optional<CopyStream> base_update_;  // Copies this rank's part to the delta base.
-  bool own_announced_ = true;              // False while peers wait for the counter of this rank's part.
 };
 
 }  // namespace weft

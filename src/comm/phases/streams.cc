@@ -7,8 +7,9 @@
 namespace weft {
 namespace {
 
-void PushTask(OperationContext& context, TaskOwner* owner, int64_t ticket, TaskBody body) {
-  context.tasks.Push({context.record, owner, ticket, context.priority, std::move(body)});
+void PushTask(OperationContext& context, TaskOwner* owner, int64_t ticket, TaskBody body,
+              bool crosses_domains = false) {
+  context.tasks.Push({context.record, owner, ticket, context.priority, std::move(body), crosses_domains});
 }
 
 // Counts elements that are packed or unpacked.
@@ -79,7 +80,7 @@ void CopyStream::Issue(OperationContext& context) {
       return;
     }
   }
-  PushTask(context, this, slice, BodyOf(slice));
+  PushTask(context, this, slice, BodyOf(slice), crosses_domains_);
 }
 
 TaskBody CopyStream::BodyOf(int64_t slice) const {

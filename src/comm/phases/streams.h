@@ -134,6 +134,8 @@ class CopyStream final : public TaskOwner {
     copy.is_from_ring_ = true;
     return copy;
   }
+  // Declares that the source is memory of another share domain of the node.
+  void SetCrossesDomains() { crosses_domains_ = true; }
 
   // Issues tasks. Returns true if it issued any. `available`: slices of the source that may be read.
   bool Step(OperationContext& context, int64_t available);
@@ -152,6 +154,7 @@ class CopyStream final : public TaskOwner {
   SliceMemory target_;
   bool nontemporal_;
   bool is_from_ring_ = false;
+  bool crosses_domains_ = false;
   PrefixCounter progress_;
 };
 

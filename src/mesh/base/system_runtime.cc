@@ -41,7 +41,7 @@ void SystemRuntime::WakeAll(const std::atomic<uint32_t>& word) {
   FutexWakeAll(word, /*between_processes=*/false);
 }
 
-void SystemRuntime::Move(size_t /*bytes*/, absl::FunctionRef<void()> move) { move(); }
+void SystemRuntime::Move(MoveSize /*size*/, absl::FunctionRef<void()> move) { move(); }
 
 std::unique_ptr<Runtime::Task> SystemRuntime::Start(std::function<void()> body) {
   return std::make_unique<ThreadTask>(std::move(body));

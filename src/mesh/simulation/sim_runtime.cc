@@ -17,8 +17,11 @@ class FiberTask final : public Runtime::Task {
 
 }  // namespace
 
-void SimRuntime::Move(size_t bytes, absl::FunctionRef<void()> move) {
-  const auto ns = static_cast<int64_t>(static_cast<double>(bytes) / simulator_.options().memory_speed);
+void SimRuntime::Move(MoveSize size, absl::FunctionRef<void()> move) {
+  const SimOptions& machine = simulator_.options();
+  const double speed =
+      size.crosses_domains ? machine.cross_domain_speed.value_or(machine.memory_speed) : machine.memory_speed;
+  const auto ns = static_cast<int64_t>(static_cast<double>(size.bytes) / speed);
   const int64_t duration = simulator_.Delay(rank_, ns);
   const auto before = static_cast<int64_t>(simulator_.Draw() * static_cast<double>(duration));
   simulator_.ChargeDebt(rank_);

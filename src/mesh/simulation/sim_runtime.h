@@ -24,7 +24,7 @@ class SimRuntime final : public Runtime {
     if (word.load() == expected) simulator_.SleepOn(&word, timeout_ns);
   }
   void WakeAll(const std::atomic<uint32_t>& word) override { simulator_.WakeAll(&word); }
-  void Move(size_t bytes, absl::FunctionRef<void()> move) override;
+  void Move(MoveSize size, absl::FunctionRef<void()> move) override;
   std::unique_ptr<Task> Start(std::function<void()> body) override;
   Simulation* simulation() override { return &simulator_; }
 

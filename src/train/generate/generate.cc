@@ -125,6 +125,7 @@ class Generation {
         {"--prompt-tokens or --prompt", absl::StrJoin(prompt_, ",")},
         {"--max-new-tokens", absl::StrCat(config_.max_new_tokens)},
         {"--node-shared", std::string(Name(parallel.node_shared))},
+        {"--share-domain", std::string(Name(parallel.share_domain))},
         {"--reshard-after-forward", parallel.reshard_after_forward ? "true" : "false"},
         {"--prefetch-depth", TextOf(parallel.prefetch_depth)},
         {"--wire-compression",
@@ -176,6 +177,7 @@ class Generation {
     WEFT_ASSIGN_OR_RETURN(heap_, NodeHeap::Create(bootstrap_, heap_options));
     EngineOptions options = environment_.engine;
     options.timeout = timeout_;
+    options.share_domain = config_.parallel.share_domain;
     WEFT_ASSIGN_OR_RETURN(engine_, CommEngine::Create(bootstrap_, *heap_, options));
     WEFT_ASSIGN_OR_RETURN(const ShardingPolicy policy, MakePolicy());
     for (const std::shared_ptr<Parameter>& parameter : model_->AllParameters()) {

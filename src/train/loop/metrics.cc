@@ -74,6 +74,7 @@ std::string ToJson(const StepMetrics& metrics) {
                                    {"optimizer", metrics.bytes.optimizer}}},
                                  {"wire_bytes", metrics.wire_bytes},
                                  {"wire_saved_bytes", metrics.wire_saved_bytes},
+                                 {"cross_domain_bytes", metrics.cross_domain_bytes},
                                  {"copied_bytes", metrics.copied_bytes},
                                  {"peak_buffer_bytes", metrics.peak_buffer_bytes},
                                  {"peak_bytes",

@@ -218,6 +218,7 @@ std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainIn
       OptimizerItem(plan),
       MeshItem(plan),
       ShardingItem(config, plan),
+      {"share-domain", std::string(Name(plan.domains.kind)), plan.domains.reason},
       {"node-shared", std::string(Name(plan.residency.residency)), plan.residency.reason},
       {"threads", absl::StrCat(threads.threads, " per rank"), threads.reason},
       {"seed", absl::StrCat(config.seed), ""},

@@ -217,6 +217,7 @@ class Run {
     if (resumed != nullptr) loader = LoadWeights(*resumed, *plan_, loader);
     EngineOptions engine = environment_.engine;
     engine.timeout = timeout_;
+    engine.share_domain = plan_->parallel.share_domain;
     engine.watchdog = environment_.watchdog;
     engine.dump_folder = config_.output.dump_folder;
     WEFT_ASSIGN_OR_RETURN(

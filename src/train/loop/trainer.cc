@@ -78,6 +78,7 @@ void AddCounters(const CounterSnapshot& before, const CounterSnapshot& after, St
   metrics.bytes.optimizer = to.optimizer_bytes - from.optimizer_bytes;
   metrics.wire_bytes = to.wire_bytes - from.wire_bytes;
   metrics.wire_saved_bytes = to.wire_saved_bytes - from.wire_saved_bytes;
+  metrics.cross_domain_bytes = to.cross_domain_bytes - from.cross_domain_bytes;
   metrics.copied_bytes =
       to.copied_bytes - from.copied_bytes + after.sharding.copied_bytes - before.sharding.copied_bytes;
   metrics.allocated_bytes = after.allocated_bytes - before.allocated_bytes;

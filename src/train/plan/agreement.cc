@@ -96,6 +96,7 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
       {"--dp-shard", Text(parallel.dp_shard)},
       {"--zero-copy", Text(parallel.zero_copy)},
       {"--node-shared", Text(Name(parallel.node_shared))},
+      {"--share-domain", Text(Name(parallel.share_domain))},
       {"--reshard-after-forward", Text(parallel.reshard_after_forward)},
       {"--shard-optimizer-over-replicas", Text(parallel.shard_optimizer_over_replicas)},
       {"--check-replicas", Text(parallel.check_replicas)},

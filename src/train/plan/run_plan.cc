@@ -154,7 +154,9 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
   // Neither choice depends on wire compression.
   const ShardingPolicy policy =
       ResolvePrefetch(MakePolicy(config.parallel, WireCompression::kNone), nodes, shard * context);
-  absl::StatusOr<ResidencyChoice> residency = ChooseResidency(policy, nodes, shard * context);
+  absl::StatusOr<ShareDomains> domains = ChooseShareDomains(nodes, config.parallel.share_domain);
+  if (!domains.ok()) return Annotate(domains.status(), "--share-domain");
+  absl::StatusOr<ResidencyChoice> residency = ChooseResidency(policy, *domains, shard * context);
   if (!residency.ok()) return Annotate(residency.status(), "--node-shared");
   ParallelOptions parallel = config.parallel;
   parallel.prefetch_depth = policy.prefetch_depth;
@@ -168,6 +170,7 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
                  data.seq_len,
                  data.document_separator,
                  parallel,
+                 *std::move(domains),
                  *std::move(residency),
                  o.kind,
                  o.in_backward,

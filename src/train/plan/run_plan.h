@@ -41,6 +41,7 @@ struct RunPlan {
   std::optional<int64_t> document_separator;
   // The values of the flags, with prefetch_depth set. If wire_compression is unset, the trainer measures it.
   ParallelOptions parallel;
+  ShareDomains domains;
   ResidencyChoice residency;
   OptimizerKind optimizer;
   bool updates_in_backward;

@@ -50,8 +50,9 @@ int64_t PeerBytes(const LlamaConfig& model, const RunPlan& plan, const NodeMap& 
   const int64_t element_bytes = plan.residency.residency == Residency::kInPlace
                                     ? static_cast<int64_t>(SizeOf(plan.parallel.param_dtype))
                                     : static_cast<int64_t>(sizeof(float));
+  const int64_t sharers = LocalRanks(plan.domains.map, shards, 1);
   const int64_t shared_images =
-      plan.residency.residency == Residency::kNodeShared ? images * (local_shards - 1) : 0;
+      plan.residency.residency == Residency::kNodeShared ? images * (sharers - 1) : 0;
   const int64_t masters = model.ParameterCount() * element_bytes * (local_shards - 1) / shards;
   // A reduction reads a part of each peer's gradients. Their buffers lie elsewhere in other steps, so in time
   // the parts are all pages.

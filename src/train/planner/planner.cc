@@ -137,6 +137,10 @@ class Planner {
     if (options_.hosts < 1 || options_.ranks % options_.hosts != 0) {
       return BadFlag("hosts", options_.hosts, absl::StrCat("must divide the ", options_.ranks, " ranks"));
     }
+    if (options_.numa_nodes < 1 || ranks_per_host() % options_.numa_nodes != 0) {
+      return BadFlag("numa-nodes", options_.numa_nodes,
+                     absl::StrCat("must divide the ", ranks_per_host(), " ranks of a host"));
+    }
     if (options_.cores && (*options_.cores < 1 || *options_.cores > kMaxCores)) {
       return BadFlag("cores", *options_.cores, absl::StrCat("must be from 1 to ", kMaxCores));
     }
@@ -164,8 +168,21 @@ class Planner {
     return std::vector<MeshSize>{{plan.replicate_size, plan.shard_size, plan.context.size}};
   }
 
+  // mpirun's flags that place the ranks as the forecast does.
+  std::string Mapping() const {
+    if (options_.numa_nodes > 1) {
+      return absl::StrCat(" --map-by ppr:", ranks_per_host() / options_.numa_nodes, ":numa --bind-to numa");
+    }
+    return options_.hosts > 1 ? absl::StrCat(" --map-by ppr:", ranks_per_host(), ":node") : "";
+  }
+
   NodeMap Nodes() const {
-    return NodeMap::RanksPerNode(static_cast<int>(options_.ranks), static_cast<int>(ranks_per_host()));
+    NodeMap nodes =
+        NodeMap::RanksPerNode(static_cast<int>(options_.ranks), static_cast<int>(ranks_per_host()));
+    const int64_t ranks_per_numa_node = ranks_per_host() / options_.numa_nodes;
+    for (int64_t rank = 0; rank < options_.ranks; ++rank)
+      nodes.numa_of_rank.push_back(static_cast<int>(rank % ranks_per_host() / ranks_per_numa_node));
+    return nodes;
   }
 
   TrainConfig ConfigOf(const MeshSize& mesh) const {
@@ -281,19 +298,18 @@ class Planner {
                      " of ", config_.data.seq_len, " tokens, ", config_.data.grad_accum,
                      config_.data.grad_accum == 1 ? " microbatch, " : " microbatches, ",
                      ToAbsl(Name(config_.parallel.param_dtype)));
-    report.machine = absl::StrCat(options_.hosts, options_.hosts == 1 ? " host, " : " hosts, ",
-                                  ranks_per_host(), ranks_per_host() == 1 ? " rank" : " ranks", " and ",
-                                  cores_, cores_ == 1 ? " core" : " cores", " on each, ",
-                                  absl::StrFormat("%.1f GiB", static_cast<double>(memory_) / (1 << 30)),
-                                  options_.hosts > 1 ? absl::StrCat(", link ", link_.ToString()) : "");
+    report.machine = absl::StrCat(
+        options_.hosts, options_.hosts == 1 ? " host, " : " hosts, ", ranks_per_host(),
+        ranks_per_host() == 1 ? " rank" : " ranks", " and ", cores_, cores_ == 1 ? " core" : " cores",
+        " on each, ", options_.numa_nodes > 1 ? absl::StrCat(options_.numa_nodes, " NUMA nodes, ") : "",
+        absl::StrFormat("%.1f GiB", static_cast<double>(memory_) / (1 << 30)),
+        options_.hosts > 1 ? absl::StrCat(", link ", link_.ToString()) : "");
     report.costs = absl::StrCat(costs_.source, "; ", times_reason_);
     report.assumptions = Assumptions(report.candidates);
     if (report.candidates.empty() || !report.candidates.front().fits()) return;
     report.command =
-        absl::StrCat("mpirun -n ", options_.ranks,
-                     options_.hosts > 1 ? absl::StrCat(" --map-by ppr:", ranks_per_host(), ":node") : "",
-                     " weft train ", options_.train_arguments, options_.train_arguments.empty() ? "" : " ",
-                     report.candidates.front().mesh.Flags());
+        absl::StrCat("mpirun -n ", options_.ranks, Mapping(), " weft train ", options_.train_arguments,
+                     options_.train_arguments.empty() ? "" : " ", report.candidates.front().mesh.Flags());
   }
 
   std::vector<std::string> Assumptions(const std::vector<Candidate>& candidates) const {

@@ -79,6 +79,7 @@ class ReplayRank {
   absl::Status Connect() {
     EngineOptions options;
     options.timeout = absl::Hours(24);  // Of virtual time: a step may be that slow.
+    options.share_domain = input_.plan.parallel.share_domain;
     NodeHeap::Options heap_options;
     heap_options.segment_bytes = ReplaySegmentBytes(input_, divisor_);
     WEFT_ASSIGN_OR_RETURN(heap_, NodeHeap::Create(bootstrap_, heap_options));

@@ -64,5 +64,34 @@ TEST(GroupPlacement, SendsAPartialFromTheNodeThatHoldsItsSubtree) {
   }
 }
 
+TEST(GroupPlacement, GivesEveryPartOneLeaderPerDomainAndSpreadsTheCopies) {
+  std::vector<int> ranks(8);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const NodeMap nodes = NodeMap::RanksPerNode(8, 4);
+  const NodeMap domains = NodeMap::RanksPerNode(8, 2);
+  const auto tables = GroupPlacement::MakeTables(ranks, nodes, domains);
+  for (int me = 0; me < 4; ++me) {
+    const GroupPlacement placement(GroupOf(ranks, me), tables);
+    EXPECT_TRUE(placement.spans_domains());
+    EXPECT_EQ(placement.domain_size(), 2);
+    std::vector<int> copies(8);
+    for (int member = 0; member < 8; ++member) {
+      const int leader = placement.DomainLeader(member);
+      EXPECT_TRUE(placement.IsInDomain(leader));
+      const int receiver = placement.PartLeader(placement.NodeOf(me), member);
+      if (placement.IsInDomain(receiver)) {
+        EXPECT_EQ(leader, receiver);
+      } else {
+        ++copies[static_cast<size_t>(leader)];
+      }
+    }
+    EXPECT_EQ(copies[static_cast<size_t>(me)], 2);
+  }
+  EXPECT_FALSE(GroupPlacement(GroupOf(ranks, 0), nodes).spans_domains());
+  EXPECT_FALSE(
+      GroupPlacement(GroupOf({0, 1, 4, 5}, 0), GroupPlacement::MakeTables({0, 1, 4, 5}, nodes, domains))
+          .spans_domains());
+}
+
 }  // namespace
 }  // namespace weft

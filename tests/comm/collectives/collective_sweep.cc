@@ -147,11 +147,12 @@ absl::Status SweepAllGatherShared(EngineFixture& fixture, const SweepOptions& op
   const int ranks = world.size();
   const int me = world.group_rank;
   const ProcessGroup node = RanksOfThisNode(fixture.engine->bootstrap());
+  const ProcessGroup domain = RanksOfThisDomain(*fixture.engine);
   WEFT_ASSIGN_OR_RETURN(const LaneId readers, fixture.engine->AddLane(node, LanePurpose::kControl));
   constexpr int64_t kMaxElements = 8192;
   WEFT_ASSIGN_OR_RETURN(const auto blocks,
                         ShareBlocks(fixture.engine->bootstrap(), *fixture.heap,
-                                    {{node.ranks, kMaxElements * sizeof(int64_t)}}, absl::Seconds(60)));
+                                    {{domain.ranks, kMaxElements * sizeof(int64_t)}}, absl::Seconds(60)));
   return ForEachCase(ranks, options, true, [&](const Case& c) -> absl::Status {
     const int64_t own = c.counts[static_cast<size_t>(me)];
     TestBuffer image = TestBuffer::Of(blocks[0].data(), c.dtype);

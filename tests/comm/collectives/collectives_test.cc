@@ -31,10 +31,12 @@ class Collectives : public ::testing::TestWithParam<int> {
     options.piece_bytes = 2 * slice_bytes;
     options.lane_window_bytes = 4 * slice_bytes;
     options.yield_window_bytes = 2 * slice_bytes;
-    RunRanksOnEveryNodeMap(GetParam(), [&](Bootstrap& bootstrap) -> absl::Status {
-      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
-      return sweep(fixture);
-    });
+    for (const NodeMap& nodes : maps_) {
+      RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+        return sweep(fixture);
+      });
+    }
   }
   // Slices have several codec blocks, and parts have several slices.
   void RunCompressed(absl::Status (*sweep)(EngineFixture&, const SweepOptions&)) {
@@ -42,7 +44,26 @@ class Collectives : public ::testing::TestWithParam<int> {
     swept.op.wire_compression = WireCompression::kLossless;
     Run(sweep, swept, /*slice_bytes=*/3000);
   }
+
+  std::vector<NodeMap> maps_ = NodeMapsOf(GetParam());
 };
+
+class NumaCollectives : public Collectives {
+ protected:
+  NumaCollectives() { maps_ = NumaMapsOf(GetParam()); }
+};
+
+TEST_P(NumaCollectives, AllGatherSharedFillsOneBlockPerDomain) {
+  Run(SweepAllGatherShared, {.counts = {0, 1, 700}, .dtypes = {DType::kF32, DType::kI8}});
+}
+TEST_P(NumaCollectives, AllGatherSharedFillsOneBlockPerDomainWithPartsThatTravelCompressed) {
+  RunCompressed(SweepAllGatherShared);
+}
+TEST_P(NumaCollectives, GathersBringRangesToEveryRank) {
+  RunSweep([](EngineFixture& fixture) { return SweepGathersOfRanges(fixture, WireCompression::kNone); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, NumaCollectives, ::testing::Values(3, 4, 7));
 
 TEST_P(Collectives, AllGatherBringsEveryPartToEveryRank) { Run(SweepAllGather); }
 TEST_P(Collectives, AllGatherSharedFillsOneBlockPerNode) { Run(SweepAllGatherShared); }

@@ -159,13 +159,13 @@ template <typename T>
 absl::Status GatherShared(const Case& c) {
   SCOPED_TRACE("shared");
   const int64_t before = c.engine().counters().copied_bytes;
-  const ProcessGroup node = RanksOfThisNode(c.engine().bootstrap());
-  WEFT_ASSIGN_OR_RETURN(
-      const auto blocks,
-      ShareBlocks(c.engine().bootstrap(), *c.fixture.heap,
-                  {{node.ranks, static_cast<size_t>(c.parts->extent() + 1) * sizeof(T)}}, absl::Seconds(60)));
+  const ProcessGroup domain = RanksOfThisDomain(c.engine());
+  WEFT_ASSIGN_OR_RETURN(const auto blocks,
+                        ShareBlocks(c.engine().bootstrap(), *c.fixture.heap,
+                                    {{domain.ranks, static_cast<size_t>(c.parts->extent() + 1) * sizeof(T)}},
+                                    absl::Seconds(60)));
   std::byte* output = blocks[0].data();
-  if (node.group_rank == 0) {
+  if (domain.group_rank == 0) {
     for (int64_t i = 0; i < c.parts->extent(); ++i) Store(output, i, GapValue<T>(i));
   }
   WEFT_RETURN_IF_ERROR(BootstrapBarrier(c.engine().bootstrap()));

@@ -9,6 +9,7 @@
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/memory/shared_block.h"
+#include "weft/mesh/simulation.h"
 
 namespace weft::testing {
 namespace {
@@ -21,6 +22,7 @@ struct Bytes {
   std::vector<int64_t> wire;  // By rank.
   int64_t logical = 0;
   int64_t copied = 0;
+  int64_t cross_domain = 0;
 };
 
 EngineOptions SmallSlices() {
@@ -52,6 +54,7 @@ void Expect(const NodeMap& nodes, LanePurpose purpose, bool in_node_memory, cons
               expected.logical);
     EXPECT_EQ(counters.wire_bytes, expected.wire[static_cast<size_t>(bootstrap.rank())]);
     EXPECT_EQ(counters.copied_bytes, expected.copied);
+    EXPECT_EQ(counters.cross_domain_bytes, expected.cross_domain);
     EXPECT_EQ(counters.operations, 1);
     return absl::OkStatus();
   });
@@ -61,15 +64,15 @@ Work AllGather(EngineFixture& f, TestBuffer& input, TestBuffer& output) {
   return f.engine->AllGather(f.lane, input.data(), output.data(), DType::kF32,
                              kPart * f.engine->group(f.lane).size());
 }
-// All ranks of a node gather into the output of their first rank. Ranks are threads, so they can exchange
-// pointers.
+// All ranks of a share domain gather into the output of their first rank. Ranks are threads or fibers, so
+// they can exchange pointers.
 Work AllGatherShared(EngineFixture& f, TestBuffer& input, TestBuffer& output) {
   Bootstrap& bootstrap = f.engine->bootstrap();
   std::byte* own = output.data();
   const auto outputs =
       bootstrap.AllGatherBlob({reinterpret_cast<const char*>(&own), sizeof(own)}, absl::Seconds(60));
   std::byte* shared = nullptr;
-  const auto first = static_cast<size_t>(bootstrap.node_map().RanksOf(bootstrap.node()).front());
+  const auto first = static_cast<size_t>(RanksOfThisDomain(*f.engine).ranks.front());
   std::memcpy(&shared, (*outputs)[first].data(), sizeof(shared));
   return f.engine->AllGatherShared(f.lane, input.data(), shared, DType::kF32,
                                    kPart * f.engine->group(f.lane).size());
@@ -115,6 +118,45 @@ TEST(Counters, AllGatherSharedSendsTheSameBytesAndStagesNothing) {
   Expect(kTwoNodes, purpose, true, AllGatherShared, kAG, {{b, b, b, b}, 3 * b, 0});
   Expect(kFourNodes, purpose, false, AllGatherShared, kAG, {{3 * b, 3 * b, 3 * b, 3 * b}, 3 * b, 0});
   Expect(kTwoAndOne, purpose, true, AllGatherShared, kAG, {{b, b, b}, 2 * b, 0});
+}
+
+// Two share domains of two ranks on each node.
+NodeMap TwoDomains(NodeMap nodes) {
+  for (int rank = 0; rank < nodes.size(); ++rank) nodes.numa_of_rank.push_back(rank / 2 % 2);
+  return nodes;
+}
+
+TEST(Counters, EveryPartCrossesBetweenDomainsOnceForEachThatSharesAnImage) {
+  const int64_t b = kPartBytes;
+  const auto purpose = LanePurpose::kAllGather;
+  const NodeMap one_node = TwoDomains(NodeMap::OneNode(4));
+  const NodeMap two_nodes = TwoDomains(NodeMap::RanksPerNode(8, 4));
+  const std::vector<int64_t> wire(8, b);
+  Expect(one_node, purpose, true, AllGatherShared, kAG, {{0, 0, 0, 0}, 3 * b, 0, b});
+  Expect(one_node, purpose, true, AllGather, kAG, {{0, 0, 0, 0}, 3 * b, 0, 2 * b});
+  // Two parts of each node lie in the other domain, and its four ranks copy one each.
+  Expect(two_nodes, purpose, true, AllGatherShared, kAG, {wire, 7 * b, 0, 2 * b});
+  Expect(two_nodes, purpose, true, AllGather, kAG, {wire, 7 * b, 0, 4 * b});
+  EngineOptions by_node = SmallSlices();
+  by_node.share_domain = ShareDomain::kNode;
+  Expect(two_nodes, purpose, true, AllGatherShared, kAG, {wire, 7 * b}, by_node);
+}
+
+// Each rank copies one part over a slow link into a shared image, and two into an image of its own.
+TEST(Counters, AGatherForEachDomainTakesHalfTheTimeOfTheLinkBetweenDomains) {
+  const NodeMap nodes = TwoDomains(NodeMap::OneNode(4));
+  const SimOptions machine{.jitter = 0, .cross_domain_speed = 0.001};
+  const auto time_of = [&](const Operation& gather) {
+    const SimReport report = RunSimulatedRanks(nodes, machine, [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+      WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, 4 * kPart));
+      WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kF32, 4 * kPart));
+      return gather(fixture, input, output).WaitReleased();
+    });
+    EXPECT_OK(report.status());
+    return static_cast<double>(report.virtual_ns);
+  };
+  EXPECT_NEAR(time_of(AllGather) / time_of(AllGatherShared), 2, 0.1);
 }
 
 TEST(Counters, ReduceScatterSendsOnePartialOfEveryNodeToEveryOwnerElsewhere) {

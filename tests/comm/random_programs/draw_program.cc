@@ -54,8 +54,9 @@ std::vector<ProgramMessage> MessagesOf(const ProgramOp& op, int index, int ranks
 }
 
 std::string Program::ToString() const {
-  return absl::StrCat("seed ", seed, ": ", nodes.size(), " ranks on ", nodes.node_count(), " nodes, ",
-                      nodes.size() / shard_size, " x ", shard_size, ", ", ops.size(), " operations");
+  return absl::StrCat("seed ", seed, ": ", nodes.size(), " ranks on ", nodes.node_count(),
+                      " nodes, share domain ", ToAbsl(Name(engine.share_domain.value_or(ShareDomain::kAuto))),
+                      ", ", nodes.size() / shard_size, " x ", shard_size, ", ", ops.size(), " operations");
 }
 
 Program DrawProgram(uint64_t seed, int max_ranks) {
@@ -75,6 +76,10 @@ Program DrawProgram(uint64_t seed, int max_ranks) {
   for (int64_t i = 0; i < ops; ++i) program.ops.push_back(DrawOp(random));
   program.engine.reduce_fan_in = random.OneOf<int64_t>({1, 2, 3, 32});
   program.engine.reduce_window_bytes = program.engine.slice_bytes * random.Between(1, 20);
+  const int64_t numa_nodes = random.Between(1, 3);
+  for (int rank = 0; rank < ranks; ++rank)
+    program.nodes.numa_of_rank.push_back(static_cast<int>(random.Between(0, numa_nodes - 1)));
+  program.engine.share_domain = random.OneOf({ShareDomain::kNode, ShareDomain::kNuma, ShareDomain::kNuma});
   return program;
 }
 
@@ -87,6 +92,7 @@ SimOptions DrawMachine(uint64_t seed) {
   machine.memory_speed = random.OneOf({0.05, 0.5, 8.0});
   machine.wire_speed = random.OneOf({0.02, 0.1, 1.25});
   machine.wire_latency_ns = random.OneOf<int64_t>({1'000, 20'000, 100'000});
+  if (random.Chance(50)) machine.cross_domain_speed = random.OneOf({0.02, 0.2});
   if (random.Chance(25))
     machine.slow = {{static_cast<int>(random.Between(0, 15)), random.OneOf({3.0, 10.0})}};
   return machine;

@@ -11,13 +11,13 @@ namespace weft::testing {
 
 namespace {
 
-// The ranks of the group that are on this node.
-ProcessGroup WithinNode(const ProcessGroup& group, const Bootstrap& bootstrap) {
+// The ranks of the group that are on this rank's node, or in its share domain.
+ProcessGroup WithinNode(const ProcessGroup& group, const NodeMap& nodes_or_domains, int rank) {
   ProcessGroup local{group.name + " of the node", {}, 0};
-  for (const int rank : group.ranks) {
-    if (!bootstrap.node_map().SameNode(rank, bootstrap.rank())) continue;
-    if (rank == bootstrap.rank()) local.group_rank = local.size();
-    local.ranks.push_back(rank);
+  for (const int other : group.ranks) {
+    if (!nodes_or_domains.SameNode(other, rank)) continue;
+    if (other == rank) local.group_rank = local.size();
+    local.ranks.push_back(other);
   }
   return local;
 }
@@ -62,7 +62,7 @@ absl::Status ProgramRunner::Open() {
   WEFT_ASSIGN_OR_RETURN(context_lane_, AddLane(world_, LanePurpose::kContext));
   WEFT_ASSIGN_OR_RETURN(control_lane_, AddLane(world_, LanePurpose::kControl));
   node_ = RanksOfThisNode(bootstrap_);
-  shard_of_node_ = WithinNode(shard_, bootstrap_);
+  shard_of_node_ = WithinNode(shard_, bootstrap_.node_map(), bootstrap_.rank());
   WEFT_ASSIGN_OR_RETURN(shard_readers_lane_, AddLane(shard_of_node_, LanePurpose::kControl));
   WEFT_ASSIGN_OR_RETURN(node_readers_lane_, AddLane(node_, LanePurpose::kControl));
   const size_t image_bytes = ImageBytes(program_);
@@ -70,8 +70,11 @@ absl::Status ProgramRunner::Open() {
     WEFT_ASSIGN_OR_RETURN(images_.emplace_back(), fixture_->pool->Acquire(image_bytes));
   }
   std::vector<SharedBlockRequest> requests;
-  for (const ProcessGroup* group : {&shard_of_node_, &node_})
-    requests.resize(requests.size() + ProgramOp::kImages, {group->ranks, image_bytes});
+  const NodeMap& domains = engine().share_domains().map;
+  for (const ProcessGroup* group : {&shard_of_node_, &node_}) {
+    const ProcessGroup holders = WithinNode(*group, domains, bootstrap_.rank());
+    requests.resize(requests.size() + ProgramOp::kImages, {holders.ranks, image_bytes});
+  }
   WEFT_ASSIGN_OR_RETURN(shared_images_,
                         ShareBlocks(bootstrap_, *fixture_->heap, requests, fixture_->engine->timeout()));
   return absl::OkStatus();

@@ -23,6 +23,15 @@ inline ProcessGroup RanksOfThisNode(const Bootstrap& bootstrap) {
   return group;
 }
 
+// Group of the ranks that share images with this rank.
+inline ProcessGroup RanksOfThisDomain(const CommEngine& engine) {
+  const NodeMap& domains = engine.share_domains().map;
+  const int me = engine.bootstrap().rank();
+  ProcessGroup group{"domain", domains.RanksOf(domains.node_of_rank[static_cast<size_t>(me)]), 0};
+  while (group.ranks[static_cast<size_t>(group.group_rank)] != me) ++group.group_rank;
+  return group;
+}
+
 struct EngineFixture : RankEngine {
   LaneId lane;  // A lane of all ranks.
 

@@ -9,7 +9,8 @@ namespace {
 
 size_t DistinctResults(DType dtype, const ToyStep& step) {
   size_t most_results = 0;
-  for (const NodeMap& nodes : {NodeMap::RanksPerNode(4, 2), NodeMap{{0, 0, 0, 1}}}) {
+  for (const NodeMap& nodes : {NodeMap::RanksPerNode(4, 2), NodeMap{{0, 0, 0, 1}},
+                               NodeMap{{0, 0, 0, 0}, {0, 1, 0, 1}}, NodeMap{{0, 0, 0, 1}, {0, 0, 1, 0}}}) {
     most_results = std::max(most_results, DistinctResults(25, nodes, SharedImages(dtype), step));
   }
   return most_results;

@@ -1,5 +1,6 @@
-// Images shared on each node, for shard groups that span nodes.
+// Images shared on each node or NUMA node, for shard groups that span several.
 #include <algorithm>
+#include <optional>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,6 +34,52 @@ TEST(NodeShared, GivesTheBitsOfPrivateImagesOnEveryNodeMap) {
       }
     }
   }
+}
+
+const NodeMap kTwoNumaNodes = {{0, 0, 0, 0}, {0, 0, 1, 1}};
+const NodeMap kAlternatingNumaNodes = {{0, 0, 0, 0, 1, 1}, {0, 1, 0, 1, 0, 0}};
+
+TEST(NodeShared, GivesTheBitsOfPrivateImagesWithAnImageForEachNumaNode) {
+  for (const NodeMap& nodes : {kTwoNumaNodes, kAlternatingNumaNodes}) {
+    for (const FlatKind layout : {FlatKind::kContiguous, FlatKind::kRows}) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        ToyRun run{.shard = nodes.size(), .microbatches = 2};
+        run.policy.layout = layout;
+        run.policy.param_dtype = dtype;
+        ExpectTheBitsOfPrivateImages(nodes, run);
+      }
+    }
+  }
+}
+
+TEST(NodeShared, GivesTheSameWeightsForEveryShareDomain) {
+  ToyRun run{.replicate = 2, .shard = 4};
+  std::vector<std::vector<float>> weights;
+  // Bound to NUMA nodes, on one of which a shard group lies, and not bound.
+  for (const std::vector<int>& numa :
+       {std::vector<int>{0, 0, 1, 1, 2, 2, 2, 2}, {0, 1, 0, 1, 0, 1, 0, 1}, {}}) {
+    weights.push_back(TrainOnThreads({std::vector<int>(8, 0), numa}, run).weights);
+    EXPECT_EQ(weights.back(), weights.front());
+  }
+}
+
+// A rank commits the pages of its own segment, so they lie on the NUMA node to which it is bound.
+TEST(NodeShared, LetsRanksOfANumaNodeReadOneCopyInTheirOwnSegments) {
+  std::vector<const void*> places(4);
+  WithToyModel(kTwoNumaNodes, SharedImages(),
+               [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+                 WEFT_ASSIGN_OR_RETURN(UnshardHandle handle, model.Unshard(net.layer(1)));
+                 WEFT_RETURN_IF_ERROR(handle.Wait());
+                 const void* place = net.layer(1).weight()->data.data;
+                 places[static_cast<size_t>(rank)] = place;
+                 const CommEngine& engine = model.sharded_groups().context().state().engine();
+                 const std::optional<NodeAddress> address = engine.heap().AddressOf(place);
+                 EXPECT_TRUE(address && engine.share_domains().map.SameNode(address->rank, rank));
+                 return model.Reshard(net.layer(1));
+               });
+  EXPECT_EQ(places[0], places[1]);
+  EXPECT_EQ(places[2], places[3]);
+  EXPECT_NE(places[0], places[2]);
 }
 
 TEST(NodeShared, GivesTheBitsOfPrivateImagesWithoutResharding) {

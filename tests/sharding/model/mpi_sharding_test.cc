@@ -1,4 +1,11 @@
 // Training of the toy network over MPI processes, on every mesh of the ranks.
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/toy_training.h"
@@ -7,6 +14,46 @@
 
 namespace weft::testing {
 namespace {
+
+// The ranks of the world, of which each pair of a node is bound to a NUMA node of its own.
+class OnNumaNodes final : public Bootstrap {
+ public:
+  OnNumaNodes() : nodes_(WorldBootstrap().node_map()) {
+    std::map<int, int> seen;  // Ranks by node.
+    nodes_.numa_of_rank.clear();
+    for (const int node : nodes_.node_of_rank) nodes_.numa_of_rank.push_back(seen[node]++ / 2);
+  }
+  int rank() const override { return WorldBootstrap().rank(); }
+  const NodeMap& node_map() const override { return nodes_; }
+  Runtime& runtime() override { return WorldBootstrap().runtime(); }
+  absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
+                                                         absl::Duration timeout) override {
+    return WorldBootstrap().AllGatherBlob(blob, timeout);
+  }
+  absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override {
+    return WorldBootstrap().ReserveNodeMemory(segment_bytes);
+  }
+  absl::StatusOr<size_t> FreeNodeMemory() const override { return WorldBootstrap().FreeNodeMemory(); }
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override {
+    return WorldBootstrap().OpenWire(timeout);
+  }
+  int64_t link_count() const override { return WorldBootstrap().link_count(); }
+  void SkipLinks(int64_t count) override { WorldBootstrap().SkipLinks(count); }
+
+ private:
+  NodeMap nodes_;
+};
+
+TEST(FullyShardOverMpi, GivesTheSameBitsWithAnImageForEachNumaNode) {
+  OnNumaNodes numa_nodes;
+  ToyRun run{.shard = WorldBootstrap().size()};
+  ASSERT_OK_AND_ASSIGN(const ToyOutcome by_node, TrainToy(WorldBootstrap(), run));
+  ASSERT_OK_AND_ASSIGN(const ToyOutcome by_numa_node, TrainToy(numa_nodes, run));
+  EXPECT_EQ(by_numa_node.weights, by_node.weights);
+  const std::vector<int>& numa = numa_nodes.node_map().numa_of_rank;
+  const bool has_several = *std::max_element(numa.begin(), numa.end()) > 0;
+  EXPECT_EQ(by_numa_node.engine.cross_domain_bytes > 0, has_several);
+}
 
 TEST(FullyShardOverMpi, TrainsLikeOneRankOnEveryMesh) {
   const int ranks = WorldBootstrap().size();

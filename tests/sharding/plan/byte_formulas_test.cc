@@ -142,6 +142,19 @@ TEST(ByteFormulas, SendOneCopyPerNodeBetweenNodes) {
   EXPECT_EQ(Costs({.shard_size = 4}).wire_bytes, 0);
 }
 
+TEST(ByteFormulas, CopyEachPartOnceToEachOtherShareDomainThatSharesAnImage) {
+  StepShape shape = {.shard_size = 8, .ranks_per_node = 4, .ranks_per_domain = 2};
+  // Two gathers of a step. Each of the two nodes has two domains of two ranks.
+  EXPECT_EQ(Costs(shape).cross_domain_bytes, 2 * kW * 2);
+  shape.residency = Residency::kNodeShared;
+  EXPECT_EQ(Costs(shape).cross_domain_bytes, 2 * kW * 2 * 1);
+  shape.shard_size = 2;
+  shape.replicate_size = 4;
+  shape.residency = Residency::kInPlace;
+  EXPECT_EQ(Costs(shape).cross_domain_bytes, 0);
+  EXPECT_EQ(Costs({.shard_size = 8, .ranks_per_node = 4}).cross_domain_bytes, 0);
+}
+
 TEST(ByteFormulas, CopyNothingWithZeroCopyInFp32AndCastTheShardInBf16) {
   const StepShape shape = {.shard_size = 4};
   EXPECT_EQ(Costs(shape).copied_bytes, 0);

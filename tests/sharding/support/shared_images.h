@@ -15,16 +15,24 @@ namespace weft::testing {
 inline ToyOutcome TrainOnThreads(const NodeMap& nodes, const ToyRun& run) {
   SCOPED_TRACE(run.Describe());
   ToyOutcome first;
+  int64_t crossed = 0;
   std::mutex mutex;
   RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const ToyOutcome outcome, TrainToy(bootstrap, run));
     const std::lock_guard lock(mutex);
     if (first.weights.empty()) first = outcome;
     EXPECT_EQ(outcome.weights, first.weights);
+    crossed += outcome.engine.cross_domain_bytes;
     if (!run.policy.dtypes_of) ExpectCosts(outcome);  // The formulas assume one dtype.
     EXPECT_EQ(outcome.sharding.unshared_images, 0);
     return absl::OkStatus();
   });
+  // The formulas assume domains of equally many consecutive ranks.
+  const NodeMap domains = ChooseShareDomains(nodes, ShareDomain::kAuto)->map;
+  const auto ranks = static_cast<int>(domains.RanksOf(0).size());
+  if (domains.node_of_rank == NodeMap::RanksPerNode(nodes.size(), ranks).node_of_rank) {
+    EXPECT_EQ(crossed, first.expected.cross_domain_bytes);
+  }
   return first;
 }
 

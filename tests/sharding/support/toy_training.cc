@@ -26,12 +26,16 @@ ShardingCounters Difference(const ShardingCounters& after, const ShardingCounter
           after.unshared_images - before.unshared_images};
 }
 
-StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, const Bootstrap& bootstrap) {
+StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, const CommEngine& engine) {
+  const Bootstrap& bootstrap = engine.bootstrap();
   const int rank = bootstrap.rank();
   StepShape shape = {run.shard_group_size(), run.replicate, run.microbatches, run.sync,
                      rank % run.shard_group_size()};
   const auto on_first_node = static_cast<int>(bootstrap.node_map().RanksOf(0).size());
   shape.ranks_per_node = on_first_node == bootstrap.size() ? 0 : on_first_node;
+  const NodeMap& domains = engine.share_domains().map;
+  if (domains.node_count() > bootstrap.node_map().node_count())
+    shape.ranks_per_domain = static_cast<int>(domains.RanksOf(0).size());
   shape.slice_bytes = run.slice_bytes;
   shape.residency = model.residency().residency;
   shape.replicate_rank = rank / run.shard_group_size();
@@ -174,7 +178,7 @@ absl::StatusOr<ToyOutcome> TrainToy(Bootstrap& bootstrap, const ToyRun& run) {
   }
   outcome.image_peak_bytes = model->peaks().image_bytes;
   outcome.gradient_peak_bytes = model->peaks().gradient_bytes;
-  outcome.expected = ExpectedCosts(*model, run, bootstrap);
+  outcome.expected = ExpectedCosts(*model, run, *rank.engine);
   WEFT_ASSIGN_OR_RETURN(outcome.weights, ToyWeights(*model));
   model.reset();  // Waits for its operations.
   outcome.total_copied_bytes = rank.engine->counters().copied_bytes;

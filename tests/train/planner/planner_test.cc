@@ -104,6 +104,15 @@ TEST_F(Replay, HasThePoolsOfARunInBf16WithMicrobatches) {
   ExpectBytesOfARun({1, 2}, NodeMap::OneNode(2));
 }
 
+TEST_F(Replay, HasAnImageForEachNumaNodeOverWhichAShardGroupLies) {
+  const NodeMap numa_nodes{{0, 0, 0, 0}, {0, 0, 1, 1}};
+  EXPECT_EQ(Forecast({1, 4}, NodeMap::OneNode(4)).all_gather_bytes, 0);
+  EXPECT_GT(Forecast({1, 4}, numa_nodes).all_gather_bytes, 0);
+  EXPECT_EQ(Forecast({2, 2}, numa_nodes).all_gather_bytes, 0);  // Each shard group is on one NUMA node.
+  config_.parallel.share_domain = ShareDomain::kNode;
+  EXPECT_EQ(Forecast({1, 4}, numa_nodes).all_gather_bytes, 0);
+}
+
 TEST_F(Replay, HasTheExchangesOfSplitSequences) {
   config_.model.heads = 4;
   config_.model.kv_heads = 2;
@@ -341,6 +350,15 @@ TEST_F(Replay, OfAllMeshesNamesTheFastestAndTheCommand) {
   config_.lora.rank = 4;
   EXPECT_THAT(PlanTraining(config_, options).value_or(""), HasSubstr("adapters of rank 4"));
   config_.lora.rank = std::nullopt;
+  options.numa_nodes = 2;
+  options.memory_gib = 4;
+  const std::string bound = PlanTraining(config_, options).value_or("");
+  EXPECT_THAT(bound, HasSubstr("on each, 2 NUMA nodes"));
+  EXPECT_THAT(bound, HasSubstr("mpirun -n 2 --map-by ppr:1:numa --bind-to numa weft train"));
+  options.numa_nodes = 3;
+  EXPECT_THAT(
+      PlanTraining(config_, options).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--numa-nodes 3: must divide the 2 ranks")));
   options.hosts = 3;
   EXPECT_THAT(PlanTraining(config_, options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--hosts 3")));
