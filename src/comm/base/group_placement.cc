@@ -52,6 +52,7 @@ std::shared_ptr<const GroupPlacement::Tables> GroupPlacement::MakeTables(const s
   Partition by_domain = PartitionBy(ranks, domains);
   tables->domain_of = std::move(by_domain.set_of);
   tables->in_domain = std::move(by_domain.members);
+  tables->domain_subtrees = MaximalSubtrees(tables->domain_of);
   if (tables->in_domain.size() != tables->members.size())
     tables->domains_hash = Hash64(tables->domain_of.data(), tables->domain_of.size() * sizeof(int));
   return tables;

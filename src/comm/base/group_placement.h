@@ -26,6 +26,7 @@ class GroupPlacement {
     std::vector<int> subtree_in_node;         // By subtree.
     std::vector<int> domain_of;               // By member.
     std::vector<std::vector<int>> in_domain;  // Members by domain.
+    std::vector<NodeSubtree> domain_subtrees;
     uint64_t domains_hash = 0;
   };
   // `domains`: the share domains of all ranks (ShareDomains::map).
@@ -75,6 +76,8 @@ class GroupPlacement {
   bool spans_domains() const { return domains_hash() != 0; }
   // Hash of the domains of all members; 0 if each node has one.
   uint64_t domains_hash() const { return tables_->domains_hash; }
+  // The maximal subtrees of the group's reduction tree that lie in one share domain each.
+  const std::vector<NodeSubtree>& domain_subtrees() const { return tables_->domain_subtrees; }
   // The rank of the caller's domain that writes `member`'s part into an image that the domain shares: a rank
   // that has it, or else one that copies it from another domain of the node. Copies are dealt round robin.
   int DomainLeader(int member) const;

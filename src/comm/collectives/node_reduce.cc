@@ -1,5 +1,6 @@
 // Reduce-scatter and all-reduce of a group on one node. Each part is reduced directly from the inputs of all
-// ranks, and written to the owner's output (reduce-scatter) or to the outputs of all ranks (all-reduce).
+// ranks, and written to the owner's output (reduce-scatter) or to the outputs of all ranks (all-reduce). A
+// reduce-scatter over several share domains reduces in each domain first: see Note [Domain sums].
 //
 // Note [Work stealing]
 // Problem: a rank that submits late, shares its core or is interrupted would delay its peers by the time that
@@ -37,6 +38,7 @@
 #include <vector>
 
 #include "src/comm/collectives/operations.h"
+#include "src/comm/phases/domain_reduce.h"
 #include "src/comm/phases/reduce_phase.h"
 
 namespace weft {
@@ -67,6 +69,10 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
     staged_ = MakeStagedPhase(context);
     if (staged_) return absl::OkStatus();
     const GroupPlacement& placement = context.placement;
+    if (!to_all_ && DomainReduce::Applies(placement)) {
+      WEFT_ASSIGN_OR_RETURN(domain_reduce_, DomainReduce::Create(context, plan(), LocalInputs(context)));
+      return absl::OkStatus();
+    }
     for (int owner = 0; owner < placement.size(); ++owner) {
       const Slicing pieces{plan().parts.counts[static_cast<size_t>(owner)],
                            SliceElements(context, plan().dtype)};
@@ -78,6 +84,7 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
 
   absl::StatusOr<bool> Move(OperationContext& context) override {
     if (staged_) return staged_->Step(context);
+    if (domain_reduce_) return domain_reduce_->Step(context);
     const bool busy = current_part_ != kNone && !piece_is_done_;
     const int finished = busy ? kNone : FinishPiece(context);
     const bool found = FindCompleteParts(context);
@@ -87,13 +94,17 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
   }
   bool MoveComplete() const override {
     if (staged_) return staged_->complete();
+    if (domain_reduce_) return domain_reduce_->complete();
     return std::all_of(parts_.begin(), parts_.end(),
                        [](const NodePart& part) { return part.is_complete || !part.is_needed; });
   }
-  bool MoveDrained() const override { return MoveComplete() && current_part_ == kNone; }
+  bool MoveDrained() const override {
+    return domain_reduce_ ? domain_reduce_->drained() : MoveComplete() && current_part_ == kNone;
+  }
 
   void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
     if (staged_) return staged_->AddAwaited(context, ranks);
+    if (domain_reduce_) return domain_reduce_->AddAwaited(context, ranks);
     for (size_t owner = 0; owner < parts_.size(); ++owner) {
       const NodePart& part = parts_[owner];
       if (part.is_complete || !part.is_needed) continue;
@@ -203,11 +214,13 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
     return found;
   }
 
-  const bool to_all_;                    // True for an all-reduce.
-  std::unique_ptr<StagedPhase> staged_;  // If set, the members below are not used.
-  std::deque<NodePart> parts_;           // By owner. A deque: tasks hold pointers to the streams.
-  int current_part_ = kNone;             // Owner of the part of the piece that this rank has claimed.
-  bool piece_is_done_ = false;           // The task of that piece has finished.
+  const bool to_all_;  // True for an all-reduce.
+  // If one of these is set, the members below are not used.
+  std::unique_ptr<StagedPhase> staged_;
+  std::unique_ptr<DomainReduce> domain_reduce_;
+  std::deque<NodePart> parts_;  // By owner. A deque: tasks hold pointers to the streams.
+  int current_part_ = kNone;    // Owner of the part of the piece that this rank has claimed.
+  bool piece_is_done_ = false;  // The task of that piece has finished.
 };
 
 constexpr int64_t kMaxSmallBytes = 4096;

@@ -102,7 +102,9 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
   descriptor.identity = request.options.identity;
   descriptor.counts_hash = request.counts_hash;
   descriptor.group_hash = lane.group_hash;
-  if (descriptor.kind == OpKind::kAllGatherShared) descriptor.domains_hash = lane.placement.domains_hash();
+  if (descriptor.kind == OpKind::kAllGatherShared || descriptor.kind == OpKind::kReduceScatter) {
+    descriptor.domains_hash = lane.placement.domains_hash();
+  }
   descriptor.total_count = request.total_count;
   descriptor.generation = reset_rounds_.attempt();
   descriptor.any_dtype = request.any_dtype;

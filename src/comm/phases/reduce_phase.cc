@@ -40,11 +40,6 @@ size_t SlotBytes(const OperationContext& context, const CollectivePlan& plan, in
 // does.
 constexpr int64_t kSavedSlices = 2;
 
-// The type in which sums are accumulated: see RunReduce.
-DType AccumulationDType(DType dtype) {
-  return dtype == DType::kBF16 || dtype == DType::kF16 ? DType::kF32 : dtype;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<WindowedReduce>> WindowedReduce::Create(const OperationContext& context,
@@ -186,6 +181,10 @@ ReduceTarget TargetOf(const GroupPlacement& placement, const CollectivePlan& pla
   const bool average = plan.reduce == ReduceOp::kAverage;
   const double scale = average ? 1.0 / placement.size() : plan.scale;
   return {output, plan.dtype, scale, ShouldBypassCaches(node_bytes)};
+}
+
+DType AccumulationDType(DType dtype) {
+  return dtype == DType::kBF16 || dtype == DType::kF16 ? DType::kF32 : dtype;
 }
 
 DType PartialDType(DType dtype) { return dtype == DType::kF16 ? DType::kF32 : dtype; }

@@ -162,6 +162,9 @@ class ReducePhase {
 // results that are too large for the caches.
 ReduceTarget TargetOf(const GroupPlacement& placement, const CollectivePlan& plan, std::byte* output);
 
+// Dtype in which sums are accumulated: see RunReduce.
+DType AccumulationDType(DType dtype);
+
 // Dtype of partial sums between nodes. f32 for f16, so that they are not rounded. bf16 stays bf16, which
 // halves the bytes on the wire.
 DType PartialDType(DType dtype);

@@ -55,6 +55,15 @@ TEST_P(CanonicalOrder, HoldsOnOneNodeForBF16) {
   Check(NodeMap::OneNode(GetParam()), SlicesOf(512, 4), {DType::kBF16}, 1601);
 }
 
+// Sums of share domains are not rounded, so bf16 keeps its bits, too.
+TEST_P(CanonicalOrder, HoldsOnOneNodeOfSeveralShareDomains) {
+  for (const NodeMap& nodes : NumaMapsOf(GetParam())) {
+    if (nodes.node_count() > 1) continue;
+    Check(nodes, SlicesOf(256, 4),
+          {DType::kF32, DType::kF16, DType::kBF16, DType::kI32, DType::kI64, DType::kF64, DType::kU8}, 1601);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, CanonicalOrder, ::testing::Values(1, 2, 3, 4, 7));
 
 using CanonicalOrderOfFour = CanonicalOrder;

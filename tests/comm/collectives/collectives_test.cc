@@ -59,6 +59,14 @@ TEST_P(NumaCollectives, AllGatherSharedFillsOneBlockPerDomain) {
 TEST_P(NumaCollectives, AllGatherSharedFillsOneBlockPerDomainWithPartsThatTravelCompressed) {
   RunCompressed(SweepAllGatherShared);
 }
+TEST_P(NumaCollectives, ReduceScatterReducesEachPartAtItsOwner) {
+  Run(SweepReduceScatter,
+      {.counts = {0, 1, 700}, .dtypes = {DType::kF32, DType::kBF16, DType::kF64, DType::kI8}});
+}
+TEST_P(NumaCollectives, ReduceScatterReducesRangesInTheCanonicalOrder) {
+  RunSweep(
+      [](EngineFixture& fixture) { return SweepReduceScatterOfRanges(fixture, WireCompression::kNone); });
+}
 TEST_P(NumaCollectives, GathersBringRangesToEveryRank) {
   RunSweep([](EngineFixture& fixture) { return SweepGathersOfRanges(fixture, WireCompression::kNone); });
 }

@@ -16,6 +16,7 @@ EngineCounters Difference(const EngineCounters& after, const EngineCounters& bef
   difference.all_gather_bytes = after.all_gather_bytes - before.all_gather_bytes;
   difference.reduce_scatter_bytes = after.reduce_scatter_bytes - before.reduce_scatter_bytes;
   difference.all_reduce_bytes = after.all_reduce_bytes - before.all_reduce_bytes;
+  difference.cross_domain_bytes = after.cross_domain_bytes - before.cross_domain_bytes;
   difference.copied_bytes = after.copied_bytes - before.copied_bytes;
   return difference;
 }
