@@ -52,7 +52,10 @@ TEST(FullyShardOverMpi, GivesTheSameBitsWithAnImageForEachNumaNode) {
   EXPECT_EQ(by_numa_node.weights, by_node.weights);
   const std::vector<int>& numa = numa_nodes.node_map().numa_of_rank;
   const bool has_several = *std::max_element(numa.begin(), numa.end()) > 0;
-  EXPECT_EQ(by_numa_node.engine.cross_domain_bytes > 0, has_several);
+  // Rank 0 copies the part of the third rank of its node. With three ranks, rank 1 copies none.
+  if (numa_nodes.rank() == 0) {
+    EXPECT_EQ(by_numa_node.engine.cross_domain_bytes > 0, has_several);
+  }
 }
 
 TEST(FullyShardOverMpi, TrainsLikeOneRankOnEveryMesh) {
