@@ -26,6 +26,11 @@ constexpr int64_t kWirePollsPerWait = 16;
 int64_t WirePollInterval(int64_t waited_ns, int64_t shortest_ns) {
   return std::clamp(waited_ns / kWirePollsPerWait, shortest_ns, kMaxWirePollIntervalNs);
 }
+// The shortest interval on any link. On fast links, the intervals below are cut down to it.
+constexpr int64_t kFastestWirePollIntervalNs = 25 * kMicrosecond;
+int64_t CutToWire(int64_t interval_ns, int64_t wire_interval_ns) {
+  return std::clamp(wire_interval_ns, kFastestWirePollIntervalNs, interval_ns);
+}
 // The shortest interval while a thread waits.
 constexpr int64_t kWirePollIntervalNs = 50 * kMicrosecond;
 // The shortest interval while no thread waits. Each poll takes time from a rank that computes, and the
@@ -118,8 +123,8 @@ EngineShell::PollResult EngineShell::PollLocked() {
   const bool advanced = core_->Poll(runtime_.NowNs());
   failed_.store(!core_->status().ok(), std::memory_order_release);
   const bool broadcasting = core_->is_broadcasting_failure();
-  return {advanced, core_->is_idle() && !broadcasting, core_->has_local_work(), core_->has_tasks(),
-          core_->must_be_polled() || broadcasting};
+  return {advanced,           core_->is_idle() && !broadcasting,       core_->has_local_work(),
+          core_->has_tasks(), core_->must_be_polled() || broadcasting, core_->poll_interval_ns()};
 }
 
 EngineShell::PollResult EngineShell::PollAndRunTask() {
@@ -177,7 +182,9 @@ bool EngineShell::PollUntil(const OperationRecord* record, const std::function<b
       runtime_.Yield();
     } else {
       const int64_t interval =
-          poll.uses_wire ? WirePollInterval(now - idle_since, kWirePollIntervalNs) : kMaxDoorbellWaitNs;
+          poll.uses_wire
+              ? WirePollInterval(now - idle_since, CutToWire(kWirePollIntervalNs, poll.wire_interval_ns))
+              : kMaxDoorbellWaitNs;
       node_.Wait(seen, std::min(interval, std::max<int64_t>(1, limit - now)));
     }
     if (now >= limit && !done()) {
@@ -336,7 +343,8 @@ void EngineShell::RunProgressThread() {
     } else {
       const int64_t shortest = initial_polls > 0 ? kInitialWirePollIntervalNs : kUnattendedWirePollIntervalNs;
       if (initial_polls > 0) --initial_polls;
-      node_.Wait(doorbell, WirePollInterval(runtime_.NowNs() - idle_since, shortest));
+      node_.Wait(doorbell,
+                 WirePollInterval(runtime_.NowNs() - idle_since, CutToWire(shortest, poll.wire_interval_ns)));
     }
   }
 }

@@ -90,6 +90,7 @@ class EngineShell {
     bool has_local_work;  // An operation needs more than releases by peers.
     bool has_tasks;
     bool uses_wire;
+    int64_t wire_interval_ns;  // Of polls of the wire, by its rate. See Note [Wire budget].
   };
   // Destroyed without the lock: the destructors may call the engine.
   using ReleasedMemory = std::vector<std::shared_ptr<void>>;

@@ -195,9 +195,8 @@ absl::StatusOr<bool> CreditScheduler::PollTransfers() {
     if (transfer.receive) {
       BytesInFlight(transfer.lane, transfer.phase) -= static_cast<int64_t>(transfer.bytes);
       all_bytes_ -= static_cast<int64_t>(transfer.bytes);
+      CountShared(transfer, -static_cast<int64_t>(transfer.bytes));
       budget_.Arrived(transfer.credit, static_cast<int64_t>(transfer.bytes));
-      if (transfer.shared)
-        bytes_by_priority_[static_cast<size_t>(transfer.priority)] -= static_cast<int64_t>(transfer.bytes);
       if (transfer.yielded) yielded_bytes_ -= static_cast<int64_t>(transfer.bytes);
     }
     trace_.AddSlice(transfer.lane, {{},
@@ -256,15 +255,32 @@ absl::Status CreditScheduler::Receive(const Channel& channel, WirePhase phase, P
   const bool shared = slice.sender_has_started;
   const bool yielded = shared && priority > highest_demand();
   in_flight_.push_back({request, owner, slice.number, true, slice.bytes, channel.peer, channel.lane,
-                        channel.sequence, trace_.Begin(), phase, priority, shared, yielded, budget_.Grant()});
+                        channel.sequence, channel.number, trace_.Begin(), phase, priority, shared, yielded,
+                        budget_.Grant()});
   if (yielded) {
     yielded_bytes_ += static_cast<int64_t>(slice.bytes);
     counters_.yielded_peak_bytes = std::max(counters_.yielded_peak_bytes, yielded_bytes_);
   }
   BytesInFlight(channel.lane, phase) += static_cast<int64_t>(slice.bytes);
   all_bytes_ += static_cast<int64_t>(slice.bytes);
-  if (shared) bytes_by_priority_[static_cast<size_t>(priority)] += static_cast<int64_t>(slice.bytes);
+  CountShared(in_flight_.back(), static_cast<int64_t>(slice.bytes));
+  counters_.requested_peak_bytes = std::max(counters_.requested_peak_bytes, all_bytes_);
   return SendCredit(channel, descriptor, part, 1);
+}
+
+void CreditScheduler::CountShared(const Transfer& transfer, int64_t bytes) {
+  (transfer.shared ? bytes_by_priority_[static_cast<size_t>(transfer.priority)] : silent_bytes_) += bytes;
+}
+
+void CreditScheduler::CountAsStarted(const Channel& channel) {
+  for (Transfer& transfer : in_flight_) {
+    const Key key{transfer.lane, transfer.sequence, transfer.peer, transfer.channel};
+    if (!transfer.receive || transfer.shared || key != KeyOf(channel)) continue;
+    const auto bytes = static_cast<int64_t>(transfer.bytes);
+    CountShared(transfer, -bytes);
+    transfer.shared = true;
+    CountShared(transfer, bytes);
+  }
 }
 
 absl::Status CreditScheduler::AnnounceEmptyPart(const Channel& channel, const Descriptor& descriptor) {
@@ -294,7 +310,7 @@ absl::Status CreditScheduler::Send(const Channel& channel, int64_t slice, const 
   WEFT_ASSIGN_OR_RETURN(const WireLink::RequestId request,
                         link_.Send(channel.peer, TagOf(channel), source, bytes));
   in_flight_.push_back({request, owner, slice, false, bytes, channel.peer, channel.lane, channel.sequence,
-                        trace_.Begin(), WirePhase::kGather, Priority::kBulk});
+                        channel.number, trace_.Begin(), WirePhase::kGather, Priority::kBulk});
   counters_.wire_bytes += static_cast<int64_t>(bytes);
   CountPeer(channel.peer);
   return absl::OkStatus();
@@ -365,6 +381,7 @@ void CreditScheduler::Abandon() {
   bytes_in_flight_.clear();
   bytes_by_priority_ = {};
   all_bytes_ = 0;
+  silent_bytes_ = 0;
   yielded_bytes_ = 0;
   credits_.clear();
   partials_.clear();

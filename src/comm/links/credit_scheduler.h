@@ -32,10 +32,15 @@
 // operation held back lower priorities, or its credits filled the windows, one late rank would slow all
 // traffic of the others.
 // Rule: until a peer is known to have started the operation, a receiver gives it credits for kSilentSlices
-// slices of a stream. They count in the lane window only, and the operation registers no demand for the
+// slices of a stream. They count in the lane window and the budget only, and the operation registers no demand for the
 // stream. A peer has started if one of its credit messages for the operation has arrived, or its first slice.
 // If it produces the slices while the operation runs, as in the second phase of an all-reduce, a credit
 // message is no evidence: its first slice must have arrived.
+// Slices that may run ahead: on a fast or long link, two slices are sent long before the credits for more
+// arrive. While nothing more urgent wants the wire, streams of silent peers therefore have further slices in
+// flight, up to a half of the measured budget in all (Note [Wire budget]). Other operations keep the other
+// half, which holds what the link brings in the time of a credit. Once the peer has started, its slices count
+// in all windows.
 // Why it suffices: demands and the windows that operations share then count only slices that can arrive. The
 // first slices keep a sender busy while its receiver learns that it has started.
 //
@@ -128,6 +133,8 @@ class CreditScheduler {
   // Bytes that all lanes together may have in flight to this rank beyond their windows. See Note [Wire
   // budget]. 0 until something has arrived.
   int64_t budget_bytes() const { return budget_.bytes(); }
+  // Interval of polls that a link of the measured rate is worth.
+  int64_t poll_interval_ns() const { return budget_.poll_interval_ns(); }
 
   // True if the windows admit another slice. `head`: see OperationContext.
   bool MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, bool head) const;
@@ -139,6 +146,13 @@ class CreditScheduler {
     // If false, the slice does not count in the windows that operations share. See Note [Silent peers].
     bool sender_has_started = true;
   };
+  // True if a stream whose peer is silent may have more than kSilentSlices slices in flight.
+  bool MayRunAhead(Priority priority, size_t bytes) const {
+    return priority <= highest_demand() &&
+           2 * (silent_bytes_ + static_cast<int64_t>(bytes)) <= budget_.bytes();
+  }
+  // Counts the slices in flight of a peer that was silent in the windows that operations share.
+  void CountAsStarted(const Channel& channel);
   // Posts a receive and sends the credit for it. `part` is the shape of the whole stream; the sender compares
   // it with its own.
   absl::Status Receive(const Channel& channel, WirePhase phase, Priority priority,
@@ -243,6 +257,7 @@ class CreditScheduler {
     int peer;
     int lane;
     uint64_t sequence;
+    int channel;
     int64_t begin_ns;  // See TraceLog::Begin.
     WirePhase phase;
     Priority priority;
@@ -277,6 +292,8 @@ class CreditScheduler {
   int64_t BytesBelow(Priority priority) const;
   Priority highest_demand() const { return std::min(previous_demand_, demand_now_); }
   int64_t& BytesInFlight(int lane, WirePhase phase);
+  // Adds `bytes` to the counts that depend on the transfer's `shared`.
+  void CountShared(const Transfer& transfer, int64_t bytes);
 
   int TagOf(const Channel& channel) const {
     return channel.lane == kMessageLane ? channel.number : tags_.OfLane(channel.lane, channel.number);
@@ -295,7 +312,8 @@ class CreditScheduler {
   std::array<int64_t, 4> bytes_by_priority_{};  // Bytes of posted receives with `shared` set, by priority.
   // Peers whose credit messages have arrived, by lane, sequence and rank.
   absl::flat_hash_set<std::tuple<int, uint64_t, int>> credit_senders_;
-  int64_t all_bytes_ = 0;  // Bytes of all posted receives.
+  int64_t all_bytes_ = 0;     // Bytes of all posted receives.
+  int64_t silent_bytes_ = 0;  // Those of them without `shared`.
   WireBudget budget_;
   int64_t yielded_bytes_ = 0;  // Bytes of posted receives with `yielded` set.
   bool uses_background_window_ = false;

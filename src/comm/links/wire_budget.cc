@@ -8,6 +8,7 @@ namespace {
 constexpr int64_t kSlicesOfRate = 1024;
 // Two intervals between polls of the progress thread, and a part of one.
 constexpr int64_t kPollsNs = 600'000;
+constexpr double kBytesOfPoll = 1 << 20;
 
 }  // namespace
 
@@ -33,7 +34,9 @@ void WireBudget::EndPoll() {
   const int64_t ns = std::max(flight_ns, granting_ns);
   const auto arrived = static_cast<double>(arrived_bytes_ - newest_.arrived_bytes);
   rate_ = std::max(rate_, arrived / static_cast<double>(ns));
-  const double budget = std::max(rate_, previous_rate_) * static_cast<double>(kPollsNs + 2 * shortest_ns_);
+  const double rate = std::max(rate_, previous_rate_);
+  poll_interval_ns_ = static_cast<int64_t>(kBytesOfPoll / rate);
+  const double budget = rate * static_cast<double>(kPollsNs + 2 * shortest_ns_);
   bytes_ = static_cast<int64_t>(std::min(budget, static_cast<double>(max_bytes_)));
 }
 

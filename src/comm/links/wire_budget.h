@@ -14,6 +14,9 @@
 //     limit.
 //   - The shortest time is that since the engine was created. Slices that queue behind others do not
 //     lengthen it, so a queue does not feed itself.
+// Polls: a link that brings a mebibyte in less than the poll interval is polled once for each mebibyte, but at
+// most every 25 us. A poll takes little time beside the data. Otherwise two polls, of a credit and of its
+// slice, would take as long as the data of a whole operation.
 // On a short link of any speed, an urgent exchange thus finds less than a millisecond of other data ahead of
 // it, or the constant windows.
 //
@@ -21,6 +24,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace weft {
 
@@ -43,6 +47,8 @@ class WireBudget {
 
   // 0 until the first slice has arrived.
   int64_t bytes() const { return bytes_; }
+  // The time in which the link brings kBytesOfPoll. Very long until the first slice has arrived.
+  int64_t poll_interval_ns() const { return poll_interval_ns_; }
 
  private:
   const int64_t max_bytes_;
@@ -55,6 +61,7 @@ class WireBudget {
   double rate_ = 0, previous_rate_ = 0;
   int64_t slices_of_period_ = 0;
   int64_t bytes_ = 0;
+  int64_t poll_interval_ns_ = std::numeric_limits<int64_t>::max();
 };
 
 }  // namespace weft

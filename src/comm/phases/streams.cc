@@ -178,11 +178,16 @@ absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t co
   if (slice >= std::min(limit, slicing_.slices())) return false;
   if (ring_slices() != 0 && slice >= consumed + ring_slices()) return false;
   const bool started = SenderHasStarted(context);
-  if (!started && slice >= CreditScheduler::kSilentSlices) return false;
-  if (started) context.wire.RegisterDemand(context.priority);
   const size_t bytes = target_.MaxSliceBytes(slicing_, slice);
+  if (started) {
+    context.wire.RegisterDemand(context.priority);
+    if (std::exchange(ran_ahead_, false)) context.wire.CountAsStarted(channel_);
+  } else if (slice >= CreditScheduler::kSilentSlices && !context.wire.MayRunAhead(context.priority, bytes)) {
+    return false;
+  }
   if (!context.wire.MayReceive(channel_.lane, phase_, context.priority, bytes, context.head)) return false;
   progress_.Issue();
+  ran_ahead_ |= !started;
   const auto length =
       target_.encoding == WireEncoding::kPlain ? WireLink::Length::kExact : WireLink::Length::kAtMost;
   WEFT_RETURN_IF_ERROR(context.wire.Receive(channel_, phase_, context.priority, context.record->descriptor,

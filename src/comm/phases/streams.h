@@ -334,6 +334,7 @@ class ReceiveStream final : public WireOwner {
   PartShape part_;
   PrefixCounter progress_;
   Source source_;
+  bool ran_ahead_ = false;  // Has given credits to a silent peer.
   bool announced_empty_ = false;
 };
 

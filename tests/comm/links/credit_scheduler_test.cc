@@ -350,6 +350,34 @@ TEST_F(CreditSchedulerTest, SlicesOfAPeerThatHasNotStartedCountInTheLaneWindowOn
   EXPECT_FALSE(MayReceive(Priority::kBulk, false, kOtherLane, 2 * kSlice));
 }
 
+TEST_F(CreditSchedulerTest, SilentPeersRunAheadInHalfOfTheBudgetUntilTheyStart) {
+  const CreditScheduler::Channel channel = ChannelOf(kLane);
+  const auto receive = [&](bool sender_has_started) {
+    CreditScheduler::Slice slice{next_slice_++, memory_.data(), kSlice};
+    slice.sender_has_started = sender_has_started;
+    EXPECT_OK(scheduler_.Receive(channel, WirePhase::kGather, Priority::kBulk, descriptor_,
+                                 PartShape::OneDim(10), slice, &owner_));
+  };
+  EXPECT_FALSE(scheduler_.MayRunAhead(Priority::kBulk, kSlice)) << "no rate is known";
+  EXPECT_OK(scheduler_.Poll(/*now_ns=*/1'000'000));
+  receive(/*sender_has_started=*/true);
+  link_.FinishAll();
+  EXPECT_OK(scheduler_.Poll(/*now_ns=*/2'000'000));
+  // A slice in a millisecond, for 0.6 ms and two of them.
+  const int64_t budget = scheduler_.budget_bytes();
+  EXPECT_EQ(budget, static_cast<int64_t>(2.6 * kSlice));
+  receive(/*sender_has_started=*/false);
+  EXPECT_FALSE(scheduler_.MayRunAhead(Priority::kBulk, kSlice));
+  EXPECT_TRUE(scheduler_.MayRunAhead(Priority::kBulk, static_cast<size_t>(budget / 2) - kSlice));
+  scheduler_.CountAsStarted(ChannelOf(kOtherLane));
+  EXPECT_FALSE(scheduler_.MayRunAhead(Priority::kBulk, kSlice)) << "another stream has started";
+  scheduler_.CountAsStarted(channel);
+  EXPECT_TRUE(scheduler_.MayRunAhead(Priority::kBulk, kSlice));
+  scheduler_.RegisterDemand(Priority::kPrefetch);
+  EXPECT_FALSE(scheduler_.MayRunAhead(Priority::kBulk, kSlice)) << "a higher priority wants the wire";
+  EXPECT_FALSE(MayReceive(Priority::kBulk, false, kOtherLane, 2 * kSlice)) << "it counts in the yield window";
+}
+
 TEST_F(CreditSchedulerTest, KnowsThePeersThatHaveSentCreditMessagesForAnOperation) {
   FakeWireLink other_link;
   EngineCounters other_counters;

@@ -80,6 +80,7 @@ Program DrawProgram(uint64_t seed, int max_ranks) {
   for (int rank = 0; rank < ranks; ++rank)
     program.nodes.numa_of_rank.push_back(static_cast<int>(random.Between(0, numa_nodes - 1)));
   program.engine.share_domain = random.OneOf({ShareDomain::kNode, ShareDomain::kNuma, ShareDomain::kNuma});
+  program.engine.max_budget_bytes = program.engine.slice_bytes * random.OneOf<int64_t>({1, 8, 64, 1 << 16});
   return program;
 }
 

@@ -186,11 +186,18 @@ absl::Status ProgramRunner::CheckBounds(ProgramOutcome& outcome) {
       std::max(CompressedCapacity(/*number_bytes=*/1, options.slice_bytes),
                DeltaCapacity(options.slice_bytes / static_cast<int64_t>(sizeof(float)))));
   const int64_t bound = std::max(options.yield_window_bytes, slice_bytes) + kLanes * kPhases * slice_bytes;
-  if (counters.yielded_peak_bytes <= bound) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat(counters.yielded_peak_bytes,
-                   " bytes of lower priority were in flight during a demand of higher priority, at most ",
-                   bound, " are allowed"));
+  if (counters.yielded_peak_bytes > bound) {
+    return absl::InternalError(
+        absl::StrCat(counters.yielded_peak_bytes,
+                     " bytes of lower priority were in flight during a demand of higher priority, at most ",
+                     bound, " are allowed"));
+  }
+  const int64_t windows =
+      kLanes * kPhases * (2 * options.lane_window_bytes + slice_bytes) + 2 * options.max_budget_bytes;
+  if (counters.requested_peak_bytes <= windows) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(counters.requested_peak_bytes,
+                                          " bytes were requested from other nodes at once, at most ", windows,
+                                          " fit the windows"));
 }
 
 absl::Status ProgramRunner::Run(ProgramOutcome& outcome) {
