@@ -1,5 +1,6 @@
 // This file alone is compiled for F16C. It calls no inline function of other headers: the linker might keep
 // its copy of one for all callers.
+#include <cpuid.h>
 #include <immintrin.h>
 
 #include <cstring>
@@ -34,10 +35,17 @@ void ForAllLanes(const Source* source, Target* target, int64_t count, Convert co
   std::memcpy(target + i, converted, static_cast<size_t>(count - i) * sizeof(Target));
 }
 
+// The system must save the registers of AVX, too.
+bool HasInstructions() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __builtin_cpu_supports("avx") != 0 && __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 &&
+         (ecx & bit_F16C) != 0;
+}
+
 }  // namespace
 
 bool IsAvailable() {
-  static const bool available = __builtin_cpu_supports("avx") != 0 && __builtin_cpu_supports("f16c") != 0;
+  static const bool available = HasInstructions();
   return available;
 }
 

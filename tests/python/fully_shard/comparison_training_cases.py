@@ -14,6 +14,7 @@ from fsdp2_comparison import (
     compare,
     expect_equal,
     expect_same_gradients,
+    expect_same_state,
     loss_of,
     make_llama,
     plain,
@@ -132,6 +133,37 @@ def trains_in_bf16() -> None:
 
     model = compare(make, tolerance=2e-2)
     assert model(tokens_of(0)).dtype == torch.float32
+
+
+def train_scaled(model: nn.Module, scaler: torch.amp.GradScaler) -> list[Tensor]:
+    """Trains with a loss scale. In the third step the gradients of rank 0 overflow. Returns losses, norms and scales."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    results = []
+    for step in range(6):
+        loss = loss_of(model, tokens_of(step)) * (1e6 if step == 2 and dist.get_rank() == 0 else 1)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        before = whole_state(model)
+        scaler.step(optimizer)
+        is_unchanged = all(torch.equal(before[name], value) for name, value in whole_state(model).items())
+        assert is_unchanged == (step == 2), f"step {step}: parameters are {'the same' if is_unchanged else 'updated'}"
+        scaler.update()
+        optimizer.zero_grad()
+        results += [loss.detach(), whole(norm), torch.tensor(scaler.get_scale())]
+    return results
+
+
+@case
+def trains_in_f16_with_a_grad_scaler() -> None:
+    for reduce_dtype in (torch.float16, torch.float32):
+        policy = MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=reduce_dtype)
+        models = {name: shard_all(make_llama(), shard, mp_policy=policy) for name, shard in BOTH.items()}
+        ours, theirs = (train_scaled(models[name], torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)) for name in ("weft", "torch"))
+        assert [float(scale) for scale in ours[2::3]] == [2.0**exponent for exponent in (10, 11, 10, 10, 11, 11)]
+        for number, (left, right) in enumerate(zip(ours, theirs, strict=True)):
+            torch.testing.assert_close(left, right, rtol=2e-3, atol=2e-3, equal_nan=True, msg=lambda text, number=number: f"result {number}: {text}")
+        expect_same_state(models["weft"], models["torch"], exact=False, tolerance=2e-3)
 
 
 @case

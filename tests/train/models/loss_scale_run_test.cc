@@ -41,11 +41,10 @@ TEST_F(LossScaleRun, GivesTheSameBitsOnEveryMeshOfFourRanks) {
 }
 
 TEST_F(LossScaleRun, FollowsTheLossesInF32) {
-  config_.optimizer.steps = 10;
   config_.parallel.param_dtype = DType::kF32;
   const Result exact = Run({1, 1});
   config_.parallel.param_dtype = DType::kF16;
-  for (const Mesh mesh : {Mesh{1, 1}, Mesh{1, 2}, Mesh{2, 2}, Mesh{1, 2, 2}}) {
+  for (const Mesh mesh : {Mesh{1, 1}, Mesh{1, 2}, Mesh{1, 2, 2}}) {
     ExpectSameLosses(Run(mesh), exact, 1e-2);
   }
 }

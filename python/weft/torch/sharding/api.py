@@ -241,7 +241,8 @@ def fully_shard(
             for the root. An int k > 1: between nodes, one of k parts is kept, and backward gathers the rest from
             k neighbors.
         shard_placement_fn: returns `Shard(dim)` for a parameter that is to be cut on another dim, or None.
-        mp_policy: dtypes. param_dtype: float32, bfloat16 or float64; reduce_dtype: also float16.
+        mp_policy: dtypes. param_dtype and reduce_dtype: float32, bfloat16, float16 or float64. In float16
+            gradients need torch.amp.GradScaler("cpu").
         offload_policy: must be the default; weft trains on CPUs.
         ignored_params: parameters that stay whole, with the caller.
 

@@ -226,7 +226,7 @@ class Group:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     if dtype not in _DTYPE_NAMES:
-        raise ValueError(f"mp_policy names {dtype}: weft gathers in float32, bfloat16 or float64, and reduces in these or float16")
+        raise ValueError(f"mp_policy names {dtype}: weft gathers and reduces in float32, bfloat16, float16 or float64")
     return _DTYPE_NAMES[dtype]
 
 
