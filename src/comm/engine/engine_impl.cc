@@ -107,7 +107,8 @@ absl::Status CommEngine::Impl::Open() {
   lane_limit_ = NodeLink::kMaxLanes;
   if (bootstrap_.node_map().node_count() > 1)
     lane_limit_ = std::min(lane_limit_, TagLayout::Of(wire_->max_tag(), bootstrap_.node_map()).lanes);
-  shell_.emplace(bootstrap_.runtime(), *node_, trace_, bootstrap_.rank());
+  const auto node_ranks = static_cast<int>(bootstrap_.node_map().RanksOf(bootstrap_.node()).size());
+  shell_.emplace(bootstrap_.runtime(), *node_, trace_, bootstrap_.rank(), node_ranks);
   shell_->Start(std::move(core));
   if (options_.watchdog) {
     watchdog_.emplace(

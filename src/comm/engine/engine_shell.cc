@@ -9,6 +9,7 @@
 #include <absl/strings/str_join.h>
 
 #include "weft/core/status.h"
+#include "weft/core/topology.h"
 
 namespace weft {
 namespace {
@@ -16,6 +17,9 @@ namespace {
 constexpr int64_t kMicrosecond = 1'000;
 constexpr int64_t kMillisecond = 1'000'000;
 
+// A waiting thread polls for this long before it yields, if the hardware threads on which it may run are
+// enough for all ranks of the node: a yield beside other programs may take a time slice of milliseconds.
+constexpr int64_t kSpinBeforeYieldNs = 10 * kMicrosecond;
 // A waiting thread yields for this long before it sleeps: about the cost of waking a sleeper.
 constexpr int64_t kYieldBeforeSleepNs = 30 * kMicrosecond;
 
@@ -53,14 +57,20 @@ constexpr absl::Duration kMaxSendWait = absl::Seconds(5);
 // Longer waits are cut to this one: the sum of a time and a wait must fit 64 bits.
 constexpr absl::Duration kMaxWait = absl::Hours(24 * 365);
 
+// Virtual time passes only while a fiber yields.
+int64_t SpinNs(Runtime& runtime, int node_ranks) {
+  const bool has_core = runtime.simulation() == nullptr && node_ranks <= HostTopology().cpus;
+  return has_core ? kSpinBeforeYieldNs : 0;
+}
+
 void Call(const std::vector<CompletedCallback>& callbacks) {
   for (const CompletedCallback& callback : callbacks) callback.done(callback.status);
 }
 
 }  // namespace
 
-EngineShell::EngineShell(Runtime& runtime, NodeLink& node, TraceLog& trace, int rank)
-    : runtime_(runtime), node_(node), trace_(trace), rank_(rank) {}
+EngineShell::EngineShell(Runtime& runtime, NodeLink& node, TraceLog& trace, int rank, int node_ranks)
+    : runtime_(runtime), node_(node), trace_(trace), rank_(rank), spin_ns_(SpinNs(runtime, node_ranks)) {}
 
 EngineShell::~EngineShell() { Stop(); }
 
@@ -179,7 +189,7 @@ bool EngineShell::PollUntil(const OperationRecord* record, const std::function<b
       // With more ranks than cores, another rank must use the wire before this one's time slice ends.
       if (poll.uses_wire) runtime_.Yield();
     } else if (now - idle_since < kYieldBeforeSleepNs) {
-      runtime_.Yield();
+      if (now - idle_since >= spin_ns_) runtime_.Yield();
     } else {
       const int64_t interval =
           poll.uses_wire

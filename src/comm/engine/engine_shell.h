@@ -11,6 +11,8 @@
 //   - A submission does not wake a progress thread that sleeps beside a waiting thread if the operation can
 //     only wait for local peers. Otherwise a thread that submits small operations and waits for each would
 //     pay for a wake-up each time. Once no thread waits, the progress thread polls within a millisecond.
+//   - A waiting thread polls, then yields, then sleeps. It polls without yielding only for a time as short as
+//     a wake-up, and only if the hardware threads on which it may run are enough for all ranks of the node.
 //
 // Thread safety: all members may be called from any thread.
 #pragma once
@@ -35,8 +37,9 @@ namespace weft {
 
 class EngineShell {
  public:
-  // `node` is the core's link. Lifetime: `runtime`, `node` and `trace` must outlive the shell.
-  EngineShell(Runtime& runtime, NodeLink& node, TraceLog& trace, int rank);
+  // `node` is the core's link. `node_ranks`: ranks of this node. Lifetime: `runtime`, `node` and `trace` must
+  // outlive the shell.
+  EngineShell(Runtime& runtime, NodeLink& node, TraceLog& trace, int rank, int node_ranks);
   ~EngineShell();
 
   // Takes the core and starts the progress thread.
@@ -112,6 +115,7 @@ class EngineShell {
   NodeLink& node_;
   TraceLog& trace_;
   const int rank_;
+  const int64_t spin_ns_;  // Time for which a waiting thread polls before it yields.
   Mutex mutex_;
   std::unique_ptr<EngineCore> core_ ABSL_GUARDED_BY(mutex_) ABSL_PT_GUARDED_BY(mutex_);
   int running_tasks_ ABSL_GUARDED_BY(mutex_) = 0;
