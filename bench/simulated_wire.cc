@@ -2,9 +2,10 @@
 //
 //   weft_bench_simulated_wire [MIB] [NODES] [GBIT LATENCY_US]
 //
-// Each row is a link, by default each of a grid of rates and latencies. Each number is the share of the link's speed that a collective of MIB mebibytes
-// reaches: the time that its bytes and two latencies take (of a credit and of the data), divided by the time
-// from its submission, at the same time on all ranks, to its end on all. Copies and sums take no time.
+// Each row is a link, by default each of a grid of rates and latencies. Each number is the share of the
+// link's speed that a collective of MIB mebibytes reaches: the time that its bytes and two latencies take
+// (of a credit and of the data), divided by the time from its submission, at the same time on all ranks,
+// to its end on all. Copies and sums take no time.
 //
 //   waited      a thread waits
 //   overlapped  all threads compute, so only the progress thread polls

@@ -31,11 +31,11 @@
 // Problem: a peer that has not started an operation sends nothing, whatever credits it has. If such an
 // operation held back lower priorities, or its credits filled the windows, one late rank would slow all
 // traffic of the others.
-// Rule: until a peer is known to have started the operation, a receiver gives it credits for kSilentSlices
-// slices of a stream. They count in the lane window and the budget only, and the operation registers no demand for the
-// stream. A peer has started if one of its credit messages for the operation has arrived, or its first slice.
-// If it produces the slices while the operation runs, as in the second phase of an all-reduce, a credit
-// message is no evidence: its first slice must have arrived.
+// Rule: until a peer is known to have started the operation, a receiver gives it credits for
+// kSilentSlices slices of a stream. They count in the lane window and the budget only, and the operation
+// registers no demand for the stream. A peer has started if one of its credit messages for the operation
+// has arrived, or its first slice. If it produces the slices while the operation runs, as in the second
+// phase of an all-reduce, a credit message is no evidence: its first slice must have arrived.
 // Slices that may run ahead: on a fast or long link, two slices are sent long before the credits for more
 // arrive. While nothing more urgent wants the wire, streams of silent peers therefore have further slices in
 // flight, up to a half of the measured budget in all (Note [Wire budget]). Other operations keep the other

@@ -14,9 +14,9 @@
 //     limit.
 //   - The shortest time is that since the engine was created. Slices that queue behind others do not
 //     lengthen it, so a queue does not feed itself.
-// Polls: a link that brings a mebibyte in less than the poll interval is polled once for each mebibyte, but at
-// most every 25 us. A poll takes little time beside the data. Otherwise two polls, of a credit and of its
-// slice, would take as long as the data of a whole operation.
+// Polls: a link that brings a mebibyte in less than the poll interval is polled once for each mebibyte,
+// but at most every 25 us. A poll takes little time beside the data. Otherwise two polls, of a credit and
+// of its slice, would take as long as the data of a whole operation.
 // On a short link of any speed, an urgent exchange thus finds less than a millisecond of other data ahead of
 // it, or the constant windows.
 //
