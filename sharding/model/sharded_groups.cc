@@ -10,11 +10,10 @@
 #include "sharding/model/backward_updates.h"
 #include "sharding/model/group_schedule.h"
 #include "sharding/model/model_scalars.h"
+#include "sharding/model/shared_images.h"
 #include "sharding/plan/mesh_groups.h"
-#include "sharding/plan/region_plan.h"
 #include "sharding/plan/replicate_buckets.h"
 #include "weft/core/status.h"
-#include "weft/memory/shared_block.h"
 
 namespace weft {
 namespace {
@@ -110,88 +109,6 @@ absl::StatusOr<std::unique_ptr<CommContext>> CreateContext(CommEngine& engine, c
   return context;
 }
 
-std::vector<size_t> ImageBytes(const std::vector<GroupSpec>& specs) {
-  std::vector<size_t> bytes;
-  bytes.reserve(specs.size());
-  for (const GroupSpec& spec : specs) bytes.push_back(spec.image_bytes());
-  return bytes;
-}
-
-// Node memory of images that ranks share; empty blocks if images are private.
-struct SharedImages {
-  std::vector<SharedBlock> in_place;  // One for each group, shared by the ranks of the shard group.
-  SharedBlock region;                 // For all groups, shared by the shard group's ranks in a domain.
-  int region_holders = 0;
-};
-
-absl::StatusOr<SharedImages> AllocateImages(CommEngine& engine, const ProcessGroup& shard_group,
-                                            const std::vector<GroupSpec>& specs,
-                                            const std::vector<PassEvent>& order, const ShardingPolicy& policy,
-                                            Residency residency) {
-  Bootstrap& bootstrap = engine.bootstrap();
-  const auto share = [&](absl::Span<const SharedBlockRequest> requests) {
-    return ShareBlocks(bootstrap, engine.heap(), requests, engine.timeout());
-  };
-  SharedImages images;
-  images.in_place.resize(specs.size());
-  if (residency == Residency::kInPlace) {
-    std::vector<SharedBlockRequest> requests;
-    for (const size_t bytes : ImageBytes(specs)) requests.push_back({shard_group.ranks, bytes});
-    WEFT_ASSIGN_OR_RETURN(images.in_place, share(requests));
-  } else if (residency == Residency::kNodeShared) {
-    SharedBlockRequest request;
-    request.bytes = PlanRegionBytes(order, ImageBytes(specs), policy);
-    for (const int rank : shard_group.ranks) {
-      if (engine.share_domains().map.SameNode(rank, bootstrap.rank())) request.holders.push_back(rank);
-    }
-    WEFT_ASSIGN_OR_RETURN(std::vector<SharedBlock> region, share({request}));
-    images.region = std::move(region.front());
-    images.region_holders = static_cast<int>(request.holders.size());
-  }
-  return images;
-}
-
-// OK if this rank's segment has room for what a group keeps beside a shared image: the master, unless it lies
-// in the image, and the cast shard of images shared on each node. Errors: kResourceExhausted.
-absl::Status CheckRoomForShards(NodeHeap& heap, const std::vector<GroupSpec>& specs, int shard_rank,
-                                Residency residency) {
-  std::vector<std::byte*> blocks;
-  absl::Status status;
-  for (const GroupSpec& spec : specs) {
-    const bool in_place = residency == Residency::kInPlace;
-    const size_t master = in_place && !spec.is_cast() ? 0 : spec.master_bytes(shard_rank);
-    const size_t cast = !in_place && spec.is_cast() ? spec.shard_bytes(shard_rank, spec.dtypes.param) : 0;
-    const absl::StatusOr<std::byte*> block = heap.Allocate(master + cast);
-    if (block.ok()) blocks.push_back(*block);
-    status.Update(block.status());
-  }
-  for (std::byte* block : blocks) heap.Free(block);
-  return status;
-}
-
-// Allocates images. If node memory has no room for shared ones and the policy is kAuto, images become
-// private.
-absl::StatusOr<SharedImages> AllocateImagesOrNone(CommEngine& engine, const ProcessGroup& shard_group,
-                                                  const std::vector<GroupSpec>& specs,
-                                                  const std::vector<PassEvent>& order,
-                                                  const ShardingPolicy& policy, ResidencyChoice& residency) {
-  absl::StatusOr<SharedImages> images =
-      AllocateImages(engine, shard_group, specs, order, policy, residency.residency);
-  if (policy.node_shared != NodeShared::kAuto || residency.residency == Residency::kPrivate) return images;
-  if (images.ok()) {
-    const absl::Status room =
-        AgreeOnStatus(engine.bootstrap(),
-                      CheckRoomForShards(engine.heap(), specs, shard_group.group_rank, residency.residency),
-                      engine.timeout());
-    if (room.ok()) return images;
-    images = room;  // Frees them.
-  }
-  if (!absl::IsResourceExhausted(images.status())) return images;
-  residency = {Residency::kPrivate, absl::StrCat("node memory has no room for images that ranks share: ",
-                                                 images.status().message())};
-  return AllocateImages(engine, shard_group, specs, order, policy, residency.residency);
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardedGroups>> ShardedGroups::Create(CommEngine& engine,
@@ -222,7 +139,7 @@ absl::StatusOr<std::unique_ptr<ShardedGroups>> ShardedGroups::Create(CommEngine&
   WEFT_ASSIGN_OR_RETURN(ResidencyChoice residency,
                         ChooseResidency(of_any_group, engine.share_domains(), shard_size));
   WEFT_ASSIGN_OR_RETURN(SharedImages images,
-                        AllocateImagesOrNone(engine, shard_group, *specs, order, policy, residency));
+                        AllocateSharedImages(engine, shard_group, *specs, order, policy, residency));
   absl::StatusOr<std::unique_ptr<CommContext>> context =
       CreateContext(engine, meshes, buckets, policy, *specs, residency.residency);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, context.status(), timeout));
@@ -407,105 +324,6 @@ void ShardedGroups::ResetPeaks() { context_->memory().ResetPeaks(); }
 absl::Status ShardedGroups::CheckGradientsReduced() const {
   for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->CheckGradientsReduced());
   return absl::OkStatus();
-}
-
-std::vector<ShardView> ShardedGroups::Shards() const {
-  std::vector<ShardView> shards;
-  for (const auto& group : groups_) {
-    for (ShardView& shard : group->Shards()) shards.push_back(shard);
-  }
-  return shards;
-}
-
-std::vector<ShardView> ShardedGroups::Shards(int number) const { return group(number).Shards(); }
-
-std::vector<MasterView> ShardedGroups::Masters(int number) const { return group(number).Masters(); }
-
-absl::Status ShardedGroups::CheckMastersAreF32() const {
-  for (const auto& group : groups_) {
-    if (group->dtypes().master == DType::kF32) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("parameter group '", group->name(), "' has ", ToAbsl(Name(group->dtypes().master)),
-                     " masters: call BeginWriting, and write them through Masters"));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<ShardView>> ShardedGroups::CurrentShards() {
-  WEFT_RETURN_IF_ERROR(CheckMastersAreF32());
-  for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->AllGatherUpdates(Priority::kCritical));
-  std::vector<ShardView> shards;
-  for (const auto& group : groups_) {
-    WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> current, group->CurrentShards());
-    shards.insert(shards.end(), current.begin(), current.end());
-  }
-  return shards;
-}
-
-absl::Status ShardedGroups::UpdateShards(const ShardUpdate& update) {
-  WEFT_RETURN_IF_ERROR(CheckMastersAreF32());
-  WEFT_RETURN_IF_ERROR(context_->epochs().is_read() ? BeginWriting() : schedule_->BeginWriting());
-  for (int number = 0; number < static_cast<int>(groups_.size()); ++number) {
-    absl::Status updated = update(group(number).Shards());
-    if (updated.ok()) updated = schedule_->AfterUpdate(number);
-    if (!updated.ok()) {
-      return Annotate(context_->state().Fail(updated),
-                      absl::StrCat("update of '", group(number).name(), "'"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ShardedGroups::BeginUpdatesInBackward(ShardUpdate update, std::vector<ClipSet> sets) {
-  WEFT_RETURN_IF_ERROR(CheckMastersAreF32());
-  if (policy_.unused_gradients != UnusedGradients::kZero) {
-    return absl::FailedPreconditionError(
-        "updates in backward come before ranks agree on the parameters that were used: set "
-        "ShardingPolicy::unused_gradients to kZero");
-  }
-  for (const ClipSet& set : sets) {
-    if (set.max_norm == 0) continue;
-    return absl::InvalidArgumentError(
-        "updates in backward come before the norm of all gradients is known: set max_norm to 0 (no "
-        "clipping)");
-  }
-  backward_updates_.reset();  // Before the next one, which sets the groups' hooks.
-  backward_updates_ =
-      std::make_unique<BackwardUpdates>(*context_, groups_, std::move(update), std::move(sets));
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<GradientNorm>> ShardedGroups::FinishUpdatesInBackward() {
-  if (backward_updates_ == nullptr) {
-    return absl::FailedPreconditionError(
-        "there are no updates in backward: call BeginUpdatesInBackward first");
-  }
-  const std::unique_ptr<BackwardUpdates> updates = std::move(backward_updates_);
-  WEFT_RETURN_IF_ERROR(updates->UpdateRest());
-  WEFT_ASSIGN_OR_RETURN(std::vector<GradientNorm> norms, updates->Norms(*scalars_));
-  // Sends the updates.
-  WEFT_RETURN_IF_ERROR(UpdateShards([](absl::Span<const ShardView>) { return absl::OkStatus(); }));
-  return norms;
-}
-
-absl::Status ShardedGroups::BeginWriting() {
-  WEFT_RETURN_IF_ERROR(schedule_->BeginWriting());
-  return schedule_->FinishReading();
-}
-
-bool ShardedGroups::are_shards_read() const { return context_->epochs().is_read(); }
-
-absl::Status ShardedGroups::ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects) {
-  for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->ForgetReducedGradients(selects));
-  return absl::OkStatus();
-}
-
-std::vector<bool> ShardedGroups::ReducedParameters(int number) const {
-  return group(number).ReducedParameters();
-}
-
-std::shared_ptr<const void> ShardedGroups::ReducedGradients(int number) const {
-  return group(number).reduced_gradients();
 }
 
 void ShardedGroups::ZeroGradients() {

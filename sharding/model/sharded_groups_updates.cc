@@ -1,0 +1,114 @@
+// Shards of a model as loaders and optimizers see them: views, updates, and the gradients that are left.
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "sharding/group/param_group.h"
+#include "sharding/model/backward_updates.h"
+#include "sharding/model/group_schedule.h"
+#include "sharding/model/model_scalars.h"
+#include "weft/core/status.h"
+#include "weft/sharding/sharded_groups.h"
+
+namespace weft {
+
+std::vector<ShardView> ShardedGroups::Shards() const {
+  std::vector<ShardView> shards;
+  for (const auto& group : groups_) {
+    for (ShardView& shard : group->Shards()) shards.push_back(shard);
+  }
+  return shards;
+}
+
+std::vector<ShardView> ShardedGroups::Shards(int number) const { return group(number).Shards(); }
+
+std::vector<MasterView> ShardedGroups::Masters(int number) const { return group(number).Masters(); }
+
+absl::Status ShardedGroups::CheckMastersAreF32() const {
+  for (const auto& group : groups_) {
+    if (group->dtypes().master == DType::kF32) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("parameter group '", group->name(), "' has ", ToAbsl(Name(group->dtypes().master)),
+                     " masters: call BeginWriting, and write them through Masters"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<ShardView>> ShardedGroups::CurrentShards() {
+  WEFT_RETURN_IF_ERROR(CheckMastersAreF32());
+  for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->AllGatherUpdates(Priority::kCritical));
+  std::vector<ShardView> shards;
+  for (const auto& group : groups_) {
+    WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> current, group->CurrentShards());
+    shards.insert(shards.end(), current.begin(), current.end());
+  }
+  return shards;
+}
+
+absl::Status ShardedGroups::UpdateShards(const ShardUpdate& update) {
+  WEFT_RETURN_IF_ERROR(CheckMastersAreF32());
+  WEFT_RETURN_IF_ERROR(context_->epochs().is_read() ? BeginWriting() : schedule_->BeginWriting());
+  for (int number = 0; number < static_cast<int>(groups_.size()); ++number) {
+    absl::Status updated = update(group(number).Shards());
+    if (updated.ok()) updated = schedule_->AfterUpdate(number);
+    if (!updated.ok()) {
+      return Annotate(context_->state().Fail(updated),
+                      absl::StrCat("update of '", group(number).name(), "'"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardedGroups::BeginUpdatesInBackward(ShardUpdate update, std::vector<ClipSet> sets) {
+  WEFT_RETURN_IF_ERROR(CheckMastersAreF32());
+  if (policy_.unused_gradients != UnusedGradients::kZero) {
+    return absl::FailedPreconditionError(
+        "updates in backward come before ranks agree on the parameters that were used: set "
+        "ShardingPolicy::unused_gradients to kZero");
+  }
+  for (const ClipSet& set : sets) {
+    if (set.max_norm == 0) continue;
+    return absl::InvalidArgumentError(
+        "updates in backward come before the norm of all gradients is known: set max_norm to 0 (no "
+        "clipping)");
+  }
+  backward_updates_.reset();  // Before the next one, which sets the groups' hooks.
+  backward_updates_ =
+      std::make_unique<BackwardUpdates>(*context_, groups_, std::move(update), std::move(sets));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<GradientNorm>> ShardedGroups::FinishUpdatesInBackward() {
+  if (backward_updates_ == nullptr) {
+    return absl::FailedPreconditionError(
+        "there are no updates in backward: call BeginUpdatesInBackward first");
+  }
+  const std::unique_ptr<BackwardUpdates> updates = std::move(backward_updates_);
+  WEFT_RETURN_IF_ERROR(updates->UpdateRest());
+  WEFT_ASSIGN_OR_RETURN(std::vector<GradientNorm> norms, updates->Norms(*scalars_));
+  // Sends the updates.
+  WEFT_RETURN_IF_ERROR(UpdateShards([](absl::Span<const ShardView>) { return absl::OkStatus(); }));
+  return norms;
+}
+
+absl::Status ShardedGroups::BeginWriting() {
+  WEFT_RETURN_IF_ERROR(schedule_->BeginWriting());
+  return schedule_->FinishReading();
+}
+
+bool ShardedGroups::are_shards_read() const { return context_->epochs().is_read(); }
+
+absl::Status ShardedGroups::ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects) {
+  for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->ForgetReducedGradients(selects));
+  return absl::OkStatus();
+}
+
+std::vector<bool> ShardedGroups::ReducedParameters(int number) const {
+  return group(number).ReducedParameters();
+}
+
+std::shared_ptr<const void> ShardedGroups::ReducedGradients(int number) const {
+  return group(number).reduced_gradients();
+}
+
+}  // namespace weft
