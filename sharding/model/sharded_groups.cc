@@ -136,6 +136,7 @@ absl::StatusOr<std::unique_ptr<ShardedGroups>> ShardedGroups::Create(CommEngine&
     of_any_group.reshard_after_forward_size =
         std::max(of_any_group.reshard_after_forward_size, spec.regather_size);
   }
+  if (meshes.meshes.size() == 1) of_any_group.mesh_of = nullptr;  // It gave no parameter another mesh.
   WEFT_ASSIGN_OR_RETURN(ResidencyChoice residency,
                         ChooseResidency(of_any_group, engine.share_domains(), shard_size));
   WEFT_ASSIGN_OR_RETURN(SharedImages images,

@@ -120,7 +120,7 @@ struct ShardingPolicy {
 
   // The mesh over which a parameter is sharded and replicated instead of the model's: another division of the
   // same ranks into replicas and shard groups, with the model's axes. The parameters of one group have one
-  // mesh. Images are private then: see ChooseResidency. Returning nothing: the model's mesh. Unset: the
+  // mesh. Images are private if it gives another mesh to any. Returning nothing: the model's mesh. Unset: the
   // model's for all. Alike on all ranks. Not with shard_optimizer_over_replicas. For checkpoints see
   // ShardedModel::IsFirstReplica.
   std::function<std::optional<DeviceMesh>(const Parameter&)> mesh_of = nullptr;

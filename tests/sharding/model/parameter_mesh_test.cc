@@ -101,6 +101,17 @@ TEST(ParameterMesh, KeepsPartsOfItsOwnShardGroupAfterForward) {
   });
 }
 
+TEST(ParameterMesh, LeavesImagesSharedIfNoParameterHasAMeshOfItsOwn) {
+  for (ToyRun run : {RunOf(kRanks, {0, 0, 0}), RunOf(kRanks, {kRanks, 0, 0})}) {
+    run.policy.node_shared = NodeShared::kOn;
+    RunRanks(NodeMap::OneNode(kRanks), [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const ToyOutcome outcome, TrainToy(bootstrap, run));
+      ExpectCosts(outcome);  // Those of images in place.
+      return absl::OkStatus();
+    });
+  }
+}
+
 TEST(ParameterMesh, RefusesWhatItCannotShard) {
   RunRanks(NodeMap::OneNode(kRanks), [](Bootstrap& bootstrap) -> absl::Status {
     const auto expect_error = [&](const ToyRun& run, const std::string& text) {
