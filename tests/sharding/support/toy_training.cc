@@ -30,8 +30,9 @@ ShardingCounters Difference(const ShardingCounters& after, const ShardingCounter
 StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, const CommEngine& engine) {
   const Bootstrap& bootstrap = engine.bootstrap();
   const int rank = bootstrap.rank();
-  StepShape shape = {run.shard_group_size(), run.replicate, run.microbatches, run.sync,
-                     rank % run.shard_group_size()};
+  StepShape shape;
+  shape.microbatches = run.microbatches;
+  shape.gradient_sync = run.sync;
   const auto on_first_node = static_cast<int>(bootstrap.node_map().RanksOf(0).size());
   shape.ranks_per_node = on_first_node == bootstrap.size() ? 0 : on_first_node;
   const NodeMap& domains = engine.share_domains().map;
@@ -39,7 +40,6 @@ StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, const Comm
     shape.ranks_per_domain = static_cast<int>(domains.RanksOf(0).size());
   shape.slice_bytes = run.slice_bytes;
   shape.residency = model.residency().residency;
-  shape.replicate_rank = rank / run.shard_group_size();
   StepCosts costs;
   const ShardedGroups& groups = model.sharded_groups();
   for (int group = 0; group < groups.group_count(); ++group) {
