@@ -11,12 +11,6 @@
 namespace weft {
 namespace {
 
-// The unscaled sequences of a rank.
-PartShape ShapeOfBlock(const ReplayInput& input) {
-  return ShapeOf(input.model, input.plan.batch.sequences_per_rank(), input.plan.seq_len,
-                 input.plan.parallel.param_dtype, input.threads);
-}
-
 struct ScaledSizes {
   LlamaConfig model;
   int64_t seq_len;
@@ -108,10 +102,11 @@ absl::Status ContextReplay::CreateBlocks(const LlamaConfig& scaled, int64_t seq_
   WEFT_ASSIGN_OR_RETURN(const SequenceLayout layout, SequenceLayout::Create({seq_len}, plan.split()));
   parts_ = layout.Parts(rank_);
   const DType dtype = input_.plan.parallel.param_dtype;
-  PartShape shape = ShapeOfBlock(input_);
+  const PartShape unscaled = ShapeOfMicrobatch(input_.model, input_.plan, input_.threads);
+  PartShape shape = unscaled;
   shape.seq_len = seq_len;  // Fewer pairs, which together take as long.
   const BlockTimes times =
-      SplitTimes(input_.times[static_cast<size_t>(ModelPart::kBlock)], ShapeOfBlock(input_), shape, share_);
+      SplitTimes(input_.times[static_cast<size_t>(ModelPart::kBlock)], unscaled, shape, share_);
   std::vector<std::unique_ptr<TimedBlock>> blocks;
   for (int64_t layer = 0; layer < scaled.layers; ++layer) {
     blocks.push_back(std::make_unique<TimedBlock>(

@@ -43,7 +43,7 @@ PartShape ShapeOf(const LlamaConfig& model, int64_t sequences, int64_t seq_len, 
 // each element that they touch.
 double ForwardOperations(ModelPart part, const PartShape& shape);
 double BackwardOperations(ModelPart part, const PartShape& shape);
-// Those of a block's attention, and of its projections of queries, keys and values.
+// Those of the forward of a block's attention, and of its projections of queries, keys and values.
 double AttentionOperations(const PartShape& shape);
 double ProjectionOperations(const PartShape& shape);
 

@@ -192,15 +192,6 @@ class Planner {
     return config;
   }
 
-  // The shape of a microbatch. The replay divides the times of its whole sequences over ranks that split
-  // them.
-  PartShape ShapeOfPlan(const RunPlan& plan) const {
-    PartShape shape = ShapeOf(inputs_->model, plan.batch.sequences_per_rank(), plan.seq_len,
-                              plan.parallel.param_dtype, threads_);
-    shape.adapter_elements = plan.adapter_elements().value_or(0) / inputs_->model.layers;
-    return shape;
-  }
-
   absl::Status Measure(const std::vector<MeshSize>& meshes, const std::string& path) {
     const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
     const CoreRates before = costs_.rates;
@@ -212,7 +203,7 @@ class Planner {
     for (const MeshSize& mesh : meshes) {
       const absl::StatusOr<RunPlan> plan = MakeRunPlan(ConfigOf(mesh), *inputs_, Nodes());
       if (!plan.ok()) continue;  // Forecast reports it.
-      const PartShape shape = ShapeOfPlan(*plan);
+      const PartShape shape = ShapeOfMicrobatch(inputs_->model, *plan, threads_);
       if (std::find(shapes.begin(), shapes.end(), shape) == shapes.end()) shapes.push_back(shape);
     }
     for (const PartShape& shape : shapes) {
@@ -271,7 +262,7 @@ class Planner {
   }
 
   absl::StatusOr<ModelTimes> TimesOf(const RunPlan& plan) {
-    const PartShape shape = ShapeOfPlan(plan);
+    const PartShape shape = ShapeOfMicrobatch(inputs_->model, plan, threads_);
     if (!options_.flops.empty()) {
       WEFT_ASSIGN_OR_RETURN(const double flops, ParseFlops(options_.flops));
       times_reason_ = "computation at --flops";

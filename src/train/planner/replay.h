@@ -61,6 +61,9 @@ struct ReplayResult {
   int64_t events = 0;
 };
 
+// The shape of a microbatch of a rank, with whole sequences also where ranks split them.
+PartShape ShapeOfMicrobatch(const LlamaConfig& model, const RunPlan& plan, int threads);
+
 // True if all nodes do the same. REQUIRES: ranks fill the nodes evenly, in order.
 bool NodesAreAlike(const RunPlan& plan, const NodeMap& nodes);
 

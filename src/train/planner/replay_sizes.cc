@@ -72,6 +72,13 @@ bool IsContextAlike(const RunPlan& plan, int ranks_per_node) {
 
 }  // namespace
 
+PartShape ShapeOfMicrobatch(const LlamaConfig& model, const RunPlan& plan, int threads) {
+  PartShape shape =
+      ShapeOf(model, plan.batch.sequences_per_rank(), plan.seq_len, plan.parallel.param_dtype, threads);
+  shape.adapter_elements = plan.adapter_elements().value_or(0) / model.layers;
+  return shape;
+}
+
 bool NodesAreAlike(const RunPlan& plan, const NodeMap& nodes) {
   const auto ranks = static_cast<int>(nodes.RanksOf(0).size());
   // A group of consecutive ranks covers whole nodes or divides one.

@@ -78,16 +78,23 @@ double PairsOf(const AttentionProblem& problem, const TensorView& q, const Token
 }  // namespace
 
 BlockTimes SplitTimes(const PartTimes& whole, const PartShape& shape, const PartShape& pairs, double share) {
-  const double all = ForwardOperations(ModelPart::kBlock, shape);
-  const double attention = AttentionOperations(shape) / all;
-  const double projections = ProjectionOperations(shape) / all;
+  const double forward = ForwardOperations(ModelPart::kBlock, shape);
+  const double backward = BackwardOperations(ModelPart::kBlock, shape);
+  // Frozen projections have no products for the gradients of their weights.
+  const double products = shape.adapter_elements == 0 ? 2 : 1;
+  const PartTimes attention = {AttentionOperations(shape) / forward * whole.forward_ns,
+                               2 * AttentionOperations(shape) / backward * whole.backward_ns};
+  const PartTimes projections = {ProjectionOperations(shape) / forward * whole.forward_ns,
+                                 products * ProjectionOperations(shape) / backward * whole.backward_ns};
+  const PartTimes rest = {whole.forward_ns - attention.forward_ns - projections.forward_ns,
+                          whole.backward_ns - attention.backward_ns - projections.backward_ns};
   const AttentionMask mask{true, pairs.window == 0 ? std::nullopt : std::optional(pairs.window)};
   const TokenRun all_tokens{.count = pairs.seq_len};
   const auto count =
       static_cast<double>(pairs.sequences * pairs.heads * VisiblePairs(mask, all_tokens, all_tokens));
-  return {.projections = Times(share * projections, whole),
-          .rest = Times(share * (1 - attention - projections), whole),
-          .attention_pair = Times(attention / count, whole)};
+  return {.projections = Times(share, projections),
+          .rest = Times(share, rest),
+          .attention_pair = Times(1 / count, attention)};
 }
 
 AttentionKernels TimedKernels(const PartTimes& of_pair, const PassTime& pass_time) {

@@ -62,10 +62,13 @@ class Replay : public TrainRun {
     EXPECT_EQ(static_cast<int64_t>(forecast.peaks.image_bytes), run.peak_bytes.images);
     // Gradients stay in the pool until they are reduced. How many groups wait at once depends on when the
     // ranks of a run get to them: from the largest alone to what an instant computation leaves behind.
-    const auto inputs = OpenModel(config_);
+    auto inputs = OpenModel(config_);
     ASSERT_OK(inputs);
-    const int64_t fewest =
-        config_.lora.enabled() ? 1 : LargestGroup(inputs->model) * static_cast<int64_t>(sizeof(float));
+    ASSERT_OK(
+        CreateModel(*inputs));  // Counts the elements of adapters, of which all blocks have equally many.
+    const int64_t largest = config_.lora.enabled() ? inputs->adapter_elements / inputs->model.layers
+                                                   : LargestGroup(inputs->model);
+    const int64_t fewest = largest * static_cast<int64_t>(sizeof(float));
     const auto most = static_cast<int64_t>(Forecast(mesh, nodes, 1).peaks.gradient_bytes);
     for (const auto peak : {run.peak_bytes.gradients, static_cast<int64_t>(forecast.peaks.gradient_bytes)}) {
       EXPECT_GE(peak, fewest);
@@ -135,6 +138,28 @@ TEST_F(Replay, ExchangesOnlyWhatIsTrainedOfAdapters) {
   EXPECT_GT(adapters.reduce_scatter_bytes, 0);
   EXPECT_LT(adapters.reduce_scatter_bytes, all.reduce_scatter_bytes);
   EXPECT_LT(adapters.peaks.shard_bytes, all.peaks.shard_bytes);
+}
+
+// The last rank of an unbalanced split has three quarters of the attention, but half of all other work.
+TEST_F(Replay, GivesTheAttentionALargerShareOfTheBackwardWithAdapters) {
+  config_.data.seq_len = 128;
+  config_.lora = {.rank = 1, .targets = "all-linear"};
+  ContextOptions& context = config_.parallel.context;
+  context.scheme = CpScheme::kGather;
+  context.load_balance = LoadBalance::kNone;
+  auto inputs = OpenModel(config_);
+  ASSERT_OK(inputs);
+  ASSERT_OK(CreateModel(*inputs));
+  PartShape shape = ShapeOf(inputs->model, 4, 128, DType::kF32, 1);
+  shape.adapter_elements = inputs->adapter_elements / inputs->model.layers;
+  const double attention =
+      AttentionOperations(shape) / ForwardOperations(ModelPart::kBlock, shape) +
+      2 * (2 * AttentionOperations(shape) / BackwardOperations(ModelPart::kBlock, shape));
+  constexpr double kPartMs = 100;  // Exchanges take no time beside it. A backward takes twice as long.
+  const double halves = (3 + 2) * 3 * kPartMs / 2;  // Of three parts and two blocks.
+  const double quarters = 2 * attention * kPartMs / 4;
+  const double step_ms = Forecast({1, 1, 2}, NodeMap::OneNode(2), kPartMs * 1e6).step_ms;
+  EXPECT_NEAR(step_ms, halves + quarters, 0.003 * step_ms);
 }
 
 TEST_F(Replay, MovesTheMatricesOfMuon) {
