@@ -1,6 +1,7 @@
 #include "weft/train/planner.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -89,10 +90,8 @@ class Planner {
   absl::StatusOr<std::string> Plan() {
     WEFT_ASSIGN_OR_RETURN(const std::vector<MeshSize> meshes, Prepare());
     PlanReport report;
-    for (const MeshSize& mesh : meshes) {
-      WEFT_ASSIGN_OR_RETURN(Candidate candidate, Forecast(mesh));
-      report.candidates.push_back(std::move(candidate));
-    }
+    WEFT_ASSIGN_OR_RETURN(report.candidates, ForecastAll(meshes));
+    report.costs = absl::StrCat(costs_.source, "; ", ReasonOfTimes(meshes));
     Rank(report.candidates);
     Describe(report);
     return options_.json ? FormatJson(report) : FormatText(report);
@@ -216,7 +215,54 @@ class Planner {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<Candidate> Forecast(const MeshSize& mesh) {
+  // Meshes are simulated on all cores at once, unless they would then share too little memory to be as exact
+  // as alone.
+  absl::StatusOr<std::vector<Candidate>> ForecastAll(const std::vector<MeshSize>& meshes) const {
+    const auto threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+    std::vector<std::optional<int64_t>> divisors(meshes.size());
+    bool at_once = true;
+    for (size_t i = 0; i < meshes.size() && at_once; ++i) {
+      const absl::StatusOr<RunPlan> plan = MakeRunPlan(ConfigOf(meshes[i]), *inputs_, Nodes());
+      if (!plan.ok()) continue;  // Forecast reports it.
+      const ReplayInput input = InputOf(*plan, {});
+      const absl::StatusOr<int64_t> alone = ChooseDivisor(input);
+      const absl::StatusOr<int64_t> shared = ChooseDivisor(input, threads);
+      at_once = alone.ok() && shared.ok() && *alone == *shared;
+      if (at_once) divisors[i] = *alone;  // Later, less memory is free.
+    }
+    std::vector<absl::StatusOr<Candidate>> forecasts(meshes.size());
+    std::atomic<size_t> next = 0;
+    const auto work = [&] {
+      for (size_t i = next++; i < meshes.size(); i = next++) {
+        forecasts[i] = Forecast(meshes[i], at_once ? divisors[i] : std::nullopt);
+      }
+    };
+    std::vector<std::thread> others;
+    for (int i = 1; at_once && i < threads; ++i) others.emplace_back(work);
+    work();
+    for (std::thread& other : others) other.join();
+    std::vector<Candidate> candidates;
+    for (absl::StatusOr<Candidate>& forecast : forecasts) {
+      WEFT_ASSIGN_OR_RETURN(candidates.emplace_back(), std::move(forecast));
+    }
+    return candidates;
+  }
+
+  ReplayInput InputOf(const RunPlan& plan, const ModelTimes& times) const {
+    return {.model = inputs_->model,
+            .lora = inputs_->lora,
+            .plan = plan,
+            .nodes = Nodes(),
+            .times = times,
+            .rates = costs_.rates,
+            .link = link_,
+            .cores = cores_,
+            .threads = threads_,
+            .rules = rules_};
+  }
+
+  absl::StatusOr<Candidate> Forecast(const MeshSize& mesh,
+                                     std::optional<int64_t> divisor = std::nullopt) const {
     Candidate candidate{.mesh = mesh, .error = "", .step = std::nullopt, .memory = {}, .tokens = 0};
     const TrainConfig config = ConfigOf(mesh);
     const absl::StatusOr<RunPlan> plan = MakeRunPlan(config, *inputs_, Nodes());
@@ -236,17 +282,10 @@ class Planner {
       candidate.error = std::string(refused.message());
       return candidate;
     }
-    WEFT_ASSIGN_OR_RETURN(const ModelTimes times, TimesOf(*plan));
-    WEFT_ASSIGN_OR_RETURN(candidate.step, ReplayStep({.model = inputs_->model,
-                                                      .lora = inputs_->lora,
-                                                      .plan = *plan,
-                                                      .nodes = Nodes(),
-                                                      .times = times,
-                                                      .rates = costs_.rates,
-                                                      .link = link_,
-                                                      .cores = cores_,
-                                                      .threads = threads_,
-                                                      .rules = rules_}));
+    WEFT_ASSIGN_OR_RETURN(const TimesChoice choice, TimesOf(*plan));
+    ReplayInput input = InputOf(*plan, choice.times);
+    input.divisor = divisor;
+    WEFT_ASSIGN_OR_RETURN(candidate.step, ReplayStep(input));
     candidate.tokens = plan->targets_per_step();
     candidate.memory = ForecastMemory(inputs_->model, *plan, Nodes(), *candidate.step);
     const double total =
@@ -261,16 +300,21 @@ class Planner {
     return candidate;
   }
 
-  absl::StatusOr<ModelTimes> TimesOf(const RunPlan& plan) {
+  absl::StatusOr<TimesChoice> TimesOf(const RunPlan& plan) const {
     const PartShape shape = ShapeOfMicrobatch(inputs_->model, plan, threads_);
-    if (!options_.flops.empty()) {
-      WEFT_ASSIGN_OR_RETURN(const double flops, ParseFlops(options_.flops));
-      times_reason_ = "computation at --flops";
-      return TimesAtRate(shape, flops);
+    if (options_.flops.empty()) return ChooseTimes(costs_, shape);
+    WEFT_ASSIGN_OR_RETURN(const double flops, ParseFlops(options_.flops));
+    return TimesChoice{TimesAtRate(shape, flops), "computation at --flops", nullptr, false};
+  }
+
+  // Where the times of the last mesh that has a plan come from.
+  std::string ReasonOfTimes(const std::vector<MeshSize>& meshes) const {
+    for (auto mesh = meshes.rbegin(); mesh != meshes.rend(); ++mesh) {
+      const absl::StatusOr<RunPlan> plan = MakeRunPlan(ConfigOf(*mesh), *inputs_, Nodes());
+      if (!plan.ok()) continue;
+      if (const auto choice = TimesOf(*plan); choice.ok()) return choice->reason;
     }
-    const TimesChoice choice = ChooseTimes(costs_, shape);
-    times_reason_ = choice.reason;
-    return choice.times;
+    return "";
   }
 
   void Describe(PlanReport& report) const {
@@ -295,7 +339,6 @@ class Planner {
         " on each, ", options_.numa_nodes > 1 ? absl::StrCat(options_.numa_nodes, " NUMA nodes, ") : "",
         absl::StrFormat("%.1f GiB", static_cast<double>(memory_) / (1 << 30)),
         options_.hosts > 1 ? absl::StrCat(", link ", link_.ToString()) : "");
-    report.costs = absl::StrCat(costs_.source, "; ", times_reason_);
     report.assumptions = Assumptions(report.candidates);
     if (report.candidates.empty() || !report.candidates.front().fits()) return;
     report.command =
@@ -335,7 +378,6 @@ class Planner {
   int cores_ = 1;
   int threads_ = 1;
   int64_t memory_ = 0;  // Of a host.
-  std::string times_reason_;
 };
 
 }  // namespace

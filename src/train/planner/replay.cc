@@ -319,7 +319,11 @@ double ComputeMs(const ReplayInput& input) {
 absl::StatusOr<ReplayResult> ReplayStep(const ReplayInput& input) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<ReplayGroup> groups, GroupsOf(input.model, input.lora));
   ReplayResult result;
-  WEFT_ASSIGN_OR_RETURN(result.divisor, ChooseDivisor(input));
+  if (input.divisor) {
+    result.divisor = *input.divisor;
+  } else {
+    WEFT_ASSIGN_OR_RETURN(result.divisor, ChooseDivisor(input));
+  }
   const auto ranks = static_cast<size_t>(SimulatedRanks(input));
   Records records;
   records.before.resize(ranks);

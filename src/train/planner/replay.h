@@ -40,6 +40,7 @@ struct ReplayInput {
   int threads = 1;          // Of each rank.
   int max_full_ranks = 64;  // With more ranks, one node is simulated if all do the same.
   std::shared_ptr<const ScheduleRules> rules = nullptr;  // Null: the built-in ones.
+  std::optional<int64_t> divisor = std::nullopt;         // See Note [Scaled replay]. Unset: ChooseDivisor.
 };
 
 struct ReplayResult {
@@ -67,6 +68,11 @@ PartShape ShapeOfMicrobatch(const LlamaConfig& model, const RunPlan& plan, int t
 // True if all nodes do the same. REQUIRES: ranks fill the nodes evenly, in order.
 bool NodesAreAlike(const RunPlan& plan, const NodeMap& nodes);
 
+// The divisor for a machine that runs `simulations` replays at once, which share its memory.
+// Errors: kResourceExhausted (too little memory here).
+absl::StatusOr<int64_t> ChooseDivisor(const ReplayInput& input, int simulations = 1);
+
+// Thread safety: several threads may replay at once.
 // Errors: kInternal, kResourceExhausted (the simulation itself failed).
 absl::StatusOr<ReplayResult> ReplayStep(const ReplayInput& input);
 

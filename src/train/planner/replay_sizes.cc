@@ -116,7 +116,7 @@ size_t ReplaySegmentBytes(const ReplayInput& input, int64_t divisor) {
 }
 
 // A power of two keeps the alignment of most sizes.
-absl::StatusOr<int64_t> ChooseDivisor(const ReplayInput& input) {
+absl::StatusOr<int64_t> ChooseDivisor(const ReplayInput& input, int simulations) {
   WEFT_ASSIGN_OR_RETURN(const size_t available, AvailableHostMemory());
   const auto ranks = static_cast<double>(SimulatedRanks(input));
   const double moved = 3.0 * kBytesOfElement * static_cast<double>(input.model.ParameterCount()) * ranks *
@@ -124,7 +124,7 @@ absl::StatusOr<int64_t> ChooseDivisor(const ReplayInput& input) {
   int64_t divisor = 1;
   while (moved / static_cast<double>(divisor) > kMaxMovedBytes ||
          ranks * static_cast<double>(ReplaySegmentBytes(input, divisor)) >
-             static_cast<double>(available) / 2) {
+             static_cast<double>(available) / 2 / simulations) {
     if (divisor > kMaxDivisor) {
       return absl::ResourceExhaustedError(
           "there is too little memory on this machine to simulate so many ranks: use fewer --ranks");

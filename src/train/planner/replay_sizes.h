@@ -43,7 +43,4 @@ inline int SimulatedNodes(const ReplayInput& input) {
 // Node memory of a simulated rank, for everything that it may hold at once. Untouched pages take no memory.
 size_t ReplaySegmentBytes(const ReplayInput& input, int64_t divisor);
 
-// The divisor of Note [Scaled replay] in replay.h. Errors: kResourceExhausted (too little memory here).
-absl::StatusOr<int64_t> ChooseDivisor(const ReplayInput& input);
-
 }  // namespace weft
