@@ -268,10 +268,6 @@ absl::Status CreditScheduler::Receive(const Channel& channel, WirePhase phase, P
   return SendCredit(channel, descriptor, part, 1);
 }
 
-void CreditScheduler::CountShared(const Transfer& transfer, int64_t bytes) {
-  (transfer.shared ? bytes_by_priority_[static_cast<size_t>(transfer.priority)] : silent_bytes_) += bytes;
-}
-
 void CreditScheduler::CountAsStarted(const Channel& channel) {
   for (Transfer& transfer : in_flight_) {
     const Key key{transfer.lane, transfer.sequence, transfer.peer, transfer.channel};
@@ -314,11 +310,6 @@ absl::Status CreditScheduler::Send(const Channel& channel, int64_t slice, const 
   counters_.wire_bytes += static_cast<int64_t>(bytes);
   CountPeer(channel.peer);
   return absl::OkStatus();
-}
-
-int64_t CreditScheduler::CreditMessages(int lane, uint64_t sequence) const {
-  const auto it = peer_reports_.find(std::pair<int, uint64_t>{lane, sequence});
-  return it == peer_reports_.end() ? 0 : it->second.credit_messages;
 }
 
 std::optional<std::pair<int, Descriptor>> CreditScheduler::FindMismatch(int lane, const Descriptor& mine) {

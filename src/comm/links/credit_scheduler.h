@@ -181,7 +181,10 @@ class CreditScheduler {
                     WireOwner* owner);
 
   // Credit messages of an operation that have arrived. Credits are new if the number has changed.
-  int64_t CreditMessages(int lane, uint64_t sequence) const;
+  int64_t CreditMessages(int lane, uint64_t sequence) const {
+    const auto it = peer_reports_.find(std::pair<int, uint64_t>{lane, sequence});
+    return it == peer_reports_.end() ? 0 : it->second.credit_messages;
+  }
 
   // The first peer whose credit for this sequence of the lane describes a different operation, and its
   // descriptor. Compares each descriptor once. REQUIRES: `mine` is the same in all calls for a sequence.
@@ -293,7 +296,9 @@ class CreditScheduler {
   Priority highest_demand() const { return std::min(previous_demand_, demand_now_); }
   int64_t& BytesInFlight(int lane, WirePhase phase);
   // Adds `bytes` to the counts that depend on the transfer's `shared`.
-  void CountShared(const Transfer& transfer, int64_t bytes);
+  void CountShared(const Transfer& transfer, int64_t bytes) {
+    (transfer.shared ? bytes_by_priority_[static_cast<size_t>(transfer.priority)] : silent_bytes_) += bytes;
+  }
 
   int TagOf(const Channel& channel) const {
     return channel.lane == kMessageLane ? channel.number : tags_.OfLane(channel.lane, channel.number);
