@@ -24,24 +24,23 @@ GradientNorm LossScaler::Unscaled(GradientNorm scaled, double max_norm) const {
   return {norm, ClipFactor(norm, max_norm) / scale()};
 }
 
-void LossScaler::Update(bool overflowed) {
-  if (!is_dynamic()) return;
+bool LossScaler::Update(bool overflowed) {
+  if (!is_dynamic()) return false;
+  const bool is_above_one = state_.exponent > 0;
   if (overflowed) {
-    if (state_.exponent > 0) ++state_.backoffs;
     state_.exponent = std::max(state_.exponent - 1, kLeastExponent);
     state_.growth_steps = 0;
   } else if (++state_.growth_steps >= options_.growth_interval) {
     state_.exponent = std::min(state_.exponent + 1, kLargestExponent);
     state_.growth_steps = 0;
   }
+  return overflowed && is_above_one;
 }
 
 absl::Status LossScaler::SetState(const State& state) {
-  if (state.exponent < kLeastExponent || state.exponent > kLargestExponent || state.growth_steps < 0 ||
-      state.backoffs < 0) {
+  if (state.exponent < kLeastExponent || state.exponent > kLargestExponent || state.growth_steps < 0) {
     return absl::InvalidArgumentError(absl::StrCat("a loss scale out of range: exponent ", state.exponent,
-                                                   ", ", state.growth_steps, " growth steps, ",
-                                                   state.backoffs, " backoffs"));
+                                                   ", ", state.growth_steps, " growth steps"));
   }
   state_ = state;
   return absl::OkStatus();

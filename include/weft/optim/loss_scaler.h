@@ -46,8 +46,6 @@ class LossScaler {
   struct State {
     int64_t exponent = 16;     // The scale is 2^exponent, from 2^-24 to 2^127.
     int64_t growth_steps = 0;  // Steps without an overflow since the scale changed, or a step overflowed.
-    // Overflows so far at a scale above 1. Lower scales do not help against an overflow at 1.
-    int64_t backoffs = 0;
   };
 
   explicit LossScaler(LossScalerOptions options) : options_(options) {}
@@ -57,8 +55,9 @@ class LossScaler {
   // The norm without the scale, and the factor that unscales gradients and clips them to `max_norm` (0: no
   // clipping). `scaled`: of gradients with this scale.
   GradientNorm Unscaled(GradientNorm scaled, double max_norm) const;
-  // Adapts a dynamic scale after a step. All ranks must call it alike.
-  void Update(bool overflowed);
+  // Adapts a dynamic scale after a step. True if it backed off from above 1, which may help against the
+  // overflow; lower scales do not. All ranks must call it alike.
+  bool Update(bool overflowed);
 
   const State& state() const { return state_; }
   // Errors: kInvalidArgument (a number out of its range).

@@ -26,8 +26,6 @@ struct IndexerMetrics {
 struct LossScaleMetrics {
   double scale = 1;      // Of the step.
   bool skipped = false;  // The step did not update the weights.
-  // Steps among the run's skipped ones after which a dynamic scale backed off from above 1.
-  int64_t backoffs = 0;
 };
 
 // Loss, norm and tokens are those of all ranks. Bytes, times and memory are those of one rank; outputs show
@@ -71,6 +69,9 @@ struct StepMetrics {
   int64_t rss_bytes = 0;
   // Steps of the run so far whose loss or gradient norm was not finite: they did not update the weights.
   int64_t skipped_steps = 0;
+  // Those of them that --max-skipped-steps counts: not those in which only gradients overflowed, and after
+  // which a dynamic loss scale backed off from above 1.
+  int64_t counted_skips = 0;
   std::optional<LossScaleMetrics> loss_scale;  // Set if compute or reductions are in f16.
   std::optional<IndexerMetrics> indexers;      // Set with sparse attention.
   std::optional<double> eval_loss;             // After the update; set if an evaluation followed the step.

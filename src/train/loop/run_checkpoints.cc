@@ -15,6 +15,7 @@ namespace weft {
 namespace {
 
 constexpr const char* kSkippedSteps = "skipped_steps";
+constexpr const char* kCountedSkips = "counted_skips";  // Missing in older checkpoints: all count.
 constexpr const char* kBatchSize = "--batch-size";
 
 bool IsFile(const std::string& path) {
@@ -139,17 +140,22 @@ absl::Status RunCheckpoints::CheckProperties() const {
   return flag ? absl::InvalidArgumentError(message) : absl::DataLossError(message);
 }
 
-int64_t RunCheckpoints::skipped_steps() const {
-  if (!resumed_) return 0;
-  const auto found = resumed_->counts().find(kSkippedSteps);
-  return found == resumed_->counts().end() ? 0 : found->second;
+RunCheckpoints::Skips RunCheckpoints::skips() const {
+  if (!resumed_) return {};
+  const auto count = [&](const char* name, int64_t missing) {
+    const auto found = resumed_->counts().find(name);
+    return found == resumed_->counts().end() ? missing : found->second;
+  };
+  const int64_t all = count(kSkippedSteps, 0);
+  return {all, count(kCountedSkips, all)};
 }
 
-absl::Status RunCheckpoints::Save(Trainer& trainer, int64_t step, int64_t skipped_steps,
+absl::Status RunCheckpoints::Save(Trainer& trainer, int64_t step, const Skips& skips,
                                   std::map<std::string, std::string> files) {
   WEFT_RETURN_IF_ERROR(Finish());
   CheckpointState state = trainer.State(step);
-  state.counts[kSkippedSteps] = skipped_steps;
+  state.counts[kSkippedSteps] = skips.all;
+  state.counts[kCountedSkips] = skips.counted;
   state.properties = properties_;
   state.files = std::move(files);
   WEFT_RETURN_IF_ERROR(saver_->Start(std::move(state)));

@@ -39,7 +39,12 @@ class RunCheckpoints {
   // The checkpoint from which the run goes on; null for a new run.
   const Checkpoint* resumed() const { return resumed_ ? &*resumed_ : nullptr; }
   int64_t first_step() const { return resumed_ ? resumed_->step() + 1 : 1; }
-  int64_t skipped_steps() const;
+  // Steps without an update, and those of them that --max-skipped-steps counts.
+  struct Skips {
+    int64_t all = 0;
+    int64_t counted = 0;
+  };
+  Skips skips() const;  // Of the run until that checkpoint.
   // Lines for the user, on rank 0: the checkpoints that were found, skipped and removed.
   const std::vector<std::string>& messages() const { return messages_; }
 
@@ -50,7 +55,7 @@ class RunCheckpoints {
 
   // Saves the state after `step`. With --checkpoint-async, only begins to. `files`: see CheckpointState.
   // REQUIRES: enabled().
-  absl::Status Save(Trainer& trainer, int64_t step, int64_t skipped_steps,
+  absl::Status Save(Trainer& trainer, int64_t step, const Skips& skips,
                     std::map<std::string, std::string> files);
   absl::Status BeforeUpdate() { return enabled() ? saver_->BeforeUpdate() : absl::OkStatus(); }
   bool CanAdvance() const { return enabled() && saver_->CanAdvance(); }

@@ -58,8 +58,7 @@ absl::Status CheckEvalLoss(int64_t step, double loss) {
 
 // Losses and gradient norms are the same on all ranks, so all ranks return the same status.
 absl::Status CheckFinite(const StepMetrics& metrics, int64_t max_skipped_steps) {
-  // A lower loss scale may help against an overflow.
-  const int64_t skipped = metrics.skipped_steps - (metrics.loss_scale ? metrics.loss_scale->backoffs : 0);
+  const int64_t skipped = metrics.counted_skips;
   if (skipped > max_skipped_steps) {
     return NotFinite(metrics.step,
                      absl::StrCat(LossesAndNorms(metrics), ", but ", metrics.indexers ? "all" : "both",
@@ -226,7 +225,8 @@ class Run {
     if (resumed != nullptr) {
       WEFT_RETURN_IF_ERROR(Agree(trainer_->LoadOptimizer(*resumed)));
       report_.steps = resumed->step();
-      report_.skipped_steps = checkpoints_->skipped_steps();
+      report_.skipped_steps = checkpoints_->skips().all;
+      counted_skips_ = checkpoints_->skips().counted;
     }
     WEFT_RETURN_IF_ERROR(OpenTrace());  // All ranks have the same flags and the same checkpoint.
     return Agree(OpenEvaluatorAndMetrics());
@@ -302,6 +302,8 @@ class Run {
       if (trace_) WEFT_RETURN_IF_ERROR(trace_->AfterStep(step));
       report_.skipped_steps += result.skipped ? 1 : 0;
       result.metrics.skipped_steps = report_.skipped_steps;
+      counted_skips_ += result.counts ? 1 : 0;
+      result.metrics.counted_skips = counted_skips_;
       if (EvaluatesAfter(step) && CheckFinite(result.metrics, max_skipped).ok()) {
         trainer_->engine().SetPhase(absl::StrCat("evaluation after step ", step));
         WEFT_ASSIGN_OR_RETURN(report_.eval_loss, evaluator_->ComputeLoss());
@@ -380,8 +382,8 @@ class Run {
     const bool last = flags.stop || step == config_.optimizer.steps;
     if (last || flags.save || checkpoints_->IsDue(step)) {
       trainer_->engine().SetPhase(absl::StrCat("checkpoint of step ", step));
-      WEFT_RETURN_IF_ERROR(
-          checkpoints_->Save(*trainer_, step, report_.skipped_steps, FilesBesideCheckpoint()));
+      WEFT_RETURN_IF_ERROR(checkpoints_->Save(*trainer_, step, {report_.skipped_steps, counted_skips_},
+                                              FilesBesideCheckpoint()));
     } else if (flags.can_advance_save) {
       WEFT_RETURN_IF_ERROR(checkpoints_->Advance());
     }
@@ -474,6 +476,7 @@ class Run {
   std::vector<ModelCompanion> companions_;  // On rank 0, if there is --checkpoint-dir.
   std::unique_ptr<RunCheckpoints> checkpoints_;
   TrainReport report_;
+  int64_t counted_skips_ = 0;  // See StepMetrics.
 };
 
 }  // namespace

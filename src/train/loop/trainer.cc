@@ -36,7 +36,6 @@ constexpr const char* kAdapterOptimizerFiles = "adapter_optimizer";
 constexpr const char* kOptimizerSteps = "optimizer_steps";
 constexpr const char* kLossScaleExponent = "loss_scale_exponent";
 constexpr const char* kLossScaleGrowthSteps = "loss_scale_growth_steps";
-constexpr const char* kLossScaleBackoffs = "loss_scale_backoffs";
 
 // Suffix of an optimizer's state in the files of a checkpoint.
 std::string SuffixOf(const std::string& state_name) { return "." + state_name; }
@@ -226,7 +225,8 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, const StepFlags&
   StepResult result;
   result.flags = all.flags;
   // All have the same bits on every rank, so all ranks decide alike.
-  result.skipped = !std::isfinite(all.loss) || !std::isfinite(all.indexers.loss) || !AreFinite(norms);
+  const bool has_losses = std::isfinite(all.loss) && std::isfinite(all.indexers.loss);
+  result.skipped = !has_losses || !AreFinite(norms);
   if (!result.skipped && !plan_.updates_in_backward) {
     WEFT_RETURN_IF_ERROR(before_update());
     WEFT_RETURN_IF_ERROR(Update(step, norms));
@@ -234,7 +234,12 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, const StepFlags&
   sharded_->ZeroGradients();
   StepMetrics& metrics = result.metrics;
   metrics = ResultsOf(step, all, norms);
-  metrics.loss_scale = UpdateLossScale(!AreFinite(norms), result.skipped);
+  result.counts = result.skipped;
+  if (loss_scaler_) {
+    metrics.loss_scale = {.scale = loss_scaler_->scale(), .skipped = result.skipped};
+    const bool backed_off = loss_scaler_->Update(!AreFinite(norms));
+    if (has_losses && backed_off) result.counts = false;
+  }
   if (corpus_.has_loss_mask()) metrics.loss_tokens = targets;
   AddCounters(before, Counters(), metrics);
   AddPeaks(*sharded_, context_.get(), *engine_, metrics);
@@ -303,14 +308,6 @@ absl::StatusOr<std::vector<GradientNorm>> Trainer::ClipGradNorms() {
   if (!loss_scaler_) return norms;
   for (size_t i = 0; i < sets.size(); ++i) norms[i] = loss_scaler_->Unscaled(norms[i], sets[i].max_norm);
   return norms;
-}
-
-std::optional<LossScaleMetrics> Trainer::UpdateLossScale(bool overflowed, bool skipped) {
-  if (!loss_scaler_) return std::nullopt;
-  LossScaleMetrics metrics{.scale = loss_scaler_->scale(), .skipped = skipped};
-  loss_scaler_->Update(overflowed);
-  metrics.backoffs = loss_scaler_->state().backoffs;
-  return metrics;
 }
 
 RandomKey Trainer::RandomKeyOf(int64_t step, SequenceRange sequences,
@@ -422,7 +419,6 @@ CheckpointState Trainer::State(int64_t step) {
     const LossScaler::State& scale = loss_scaler_->state();
     state.counts[kLossScaleExponent] = scale.exponent;
     state.counts[kLossScaleGrowthSteps] = scale.growth_steps;
-    state.counts[kLossScaleBackoffs] = scale.backoffs;
   }
   return state;
 }
@@ -456,9 +452,8 @@ absl::Status Trainer::LoadLossScale(const Checkpoint& checkpoint) {
   // A run that was not in f16, or had a fixed scale, has saved none: the scale starts anew.
   if (!loss_scaler_ || !counts.contains(kLossScaleExponent)) return absl::OkStatus();
   const auto count = [&](const char* name) { return counts.contains(name) ? counts.at(name) : -1; };
-  const absl::Status valid = loss_scaler_->SetState({.exponent = count(kLossScaleExponent),
-                                                     .growth_steps = count(kLossScaleGrowthSteps),
-                                                     .backoffs = count(kLossScaleBackoffs)});
+  const absl::Status valid = loss_scaler_->SetState(
+      {.exponent = count(kLossScaleExponent), .growth_steps = count(kLossScaleGrowthSteps)});
   return valid.ok() ? valid
                     : absl::DataLossError(
                           absl::StrCat("the checkpoint '", checkpoint.folder(), "' has ", valid.message()));

@@ -63,6 +63,7 @@ class Trainer {
   struct StepResult {
     StepMetrics metrics;
     bool skipped = false;  // The loss or the gradient norm is not finite: no rank updated its weights.
+    bool counts = false;   // The step was skipped, and --max-skipped-steps counts it.
     // `stop` and `save`: requested by some rank. `can_advance_save`: by all ranks.
     StepFlags flags;
   };
@@ -150,7 +151,6 @@ class Trainer {
   absl::Status Update(int64_t step, absl::Span<const GradientNorm> norms);
   float loss_scale() const { return loss_scaler_ ? loss_scaler_->scale() : 1.0F; }
   // Adapts the loss scale after a step. Returns its metrics; unset without one.
-  std::optional<LossScaleMetrics> UpdateLossScale(bool overflowed, bool skipped);
   absl::Status LoadLossScale(const Checkpoint& checkpoint);
 
   Bootstrap& bootstrap_;
