@@ -218,7 +218,8 @@ class Planner {
   // Meshes are simulated on all cores at once, unless they would then share too little memory to be as exact
   // as alone.
   absl::StatusOr<std::vector<Candidate>> ForecastAll(const std::vector<MeshSize>& meshes) const {
-    const auto threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+    const auto threads = static_cast<int>(
+        std::clamp<size_t>(std::thread::hardware_concurrency(), 1, std::max<size_t>(1, meshes.size())));
     std::vector<std::optional<int64_t>> divisors(meshes.size());
     bool at_once = true;
     for (size_t i = 0; i < meshes.size() && at_once; ++i) {
