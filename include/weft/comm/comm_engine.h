@@ -232,7 +232,7 @@ class CommEngine {
   EngineTrace StopTrace();
 
   Bootstrap& bootstrap() const;
-  // The ranks that share images, and the reason.
+  // Share domains of the job, and why they were chosen.
   const ShareDomains& share_domains() const;
   NodeHeap& heap() const;
   const EngineOptions& options() const;

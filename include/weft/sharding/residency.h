@@ -37,9 +37,9 @@ struct ResidencyChoice {
 bool SpanNodes(const NodeMap& nodes, int shard_size);
 
 // Chooses for shard groups of `shard_size` consecutive ranks; the same on all ranks. `domains`: of the engine
-// (CommEngine::share_domains), or those of ChooseShareDomains. Reads
-// reshard_after_forward_size; a caller with sizes of its own for some groups gives the largest. Images are
-// private if mesh_of is set; a caller whose parameters all have one mesh resets it.
+// (CommEngine::share_domains), or those of ChooseShareDomains. Reads reshard_after_forward_size; a caller
+// with sizes of its own for some groups gives the largest. Images are private if mesh_of is set; a caller
+// whose parameters all have one mesh resets it.
 // Errors: kInvalidArgument (NodeShared::kOn where images cannot be shared; says why, and the remedy).
 absl::StatusOr<ResidencyChoice> ChooseResidency(const ShardingPolicy& policy, const ShareDomains& domains,
                                                 int shard_size);

@@ -19,8 +19,8 @@ struct Descriptor {
   // Hash of the counts of all parts. 0 if ranks may pass different counts, or if the counts follow from the
   // total.
   uint64_t counts_hash = 0;
-  // A gather into shared outputs, or a reduce-scatter, of a group with several share domains on a node: hash
-  // of the domains.
+  // Hash of the group's share domains. 0 unless it has several on a node, and the operation is a gather into
+  // shared outputs or a reduce-scatter.
   uint64_t domains_hash = 0;
   int64_t total_count = 0;  // Elements. 0 if the total may differ between ranks.
   double scale = 1.0;       // OpOptions::scale.

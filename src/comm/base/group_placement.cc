@@ -31,6 +31,16 @@ Partition PartitionBy(const std::vector<int>& ranks, const NodeMap& map) {
   return partition;
 }
 
+// The index of each of `count` members in its set.
+std::vector<int> IndicesInSets(const std::vector<std::vector<int>>& sets, size_t count) {
+  std::vector<int> indices(count);
+  for (const std::vector<int>& members : sets) {
+    for (size_t index = 0; index < members.size(); ++index)
+      indices[static_cast<size_t>(members[index])] = static_cast<int>(index);
+  }
+  return indices;
+}
+
 }  // namespace
 
 std::shared_ptr<const GroupPlacement::Tables> GroupPlacement::MakeTables(const std::vector<int>& ranks,
@@ -40,11 +50,7 @@ std::shared_ptr<const GroupPlacement::Tables> GroupPlacement::MakeTables(const s
   Partition by_node = PartitionBy(ranks, nodes);
   tables->node_of = std::move(by_node.set_of);
   tables->members = std::move(by_node.members);
-  tables->index_in_node.resize(ranks.size());
-  for (const std::vector<int>& members : tables->members) {
-    for (size_t index = 0; index < members.size(); ++index)
-      tables->index_in_node[static_cast<size_t>(members[index])] = static_cast<int>(index);
-  }
+  tables->index_in_node = IndicesInSets(tables->members, ranks.size());
   tables->subtrees = MaximalSubtrees(tables->node_of);
   std::vector<int> count_of_node(tables->members.size());
   for (const NodeSubtree& subtree : tables->subtrees)
@@ -52,6 +58,7 @@ std::shared_ptr<const GroupPlacement::Tables> GroupPlacement::MakeTables(const s
   Partition by_domain = PartitionBy(ranks, domains);
   tables->domain_of = std::move(by_domain.set_of);
   tables->in_domain = std::move(by_domain.members);
+  tables->index_in_domain = IndicesInSets(tables->in_domain, ranks.size());
   tables->domain_subtrees = MaximalSubtrees(tables->domain_of);
   if (tables->in_domain.size() != tables->members.size())
     tables->domains_hash = Hash64(tables->domain_of.data(), tables->domain_of.size() * sizeof(int));
@@ -77,7 +84,7 @@ int GroupPlacement::DomainLeader(int member) const {
   const int writer = PartLeader(NodeOf(me()), member);
   if (IsInDomain(writer)) return writer;
   const std::vector<int>& domain = MembersOfDomain();
-  return domain[static_cast<size_t>(IndexInNode(member)) % domain.size()];
+  return domain[static_cast<size_t>(tables_->index_in_domain[static_cast<size_t>(member)]) % domain.size()];
 }
 
 int GroupPlacement::LocalCounterpart(int member) const {

@@ -26,6 +26,7 @@ class GroupPlacement {
     std::vector<int> subtree_in_node;         // By subtree.
     std::vector<int> domain_of;               // By member.
     std::vector<std::vector<int>> in_domain;  // Members by domain.
+    std::vector<int> index_in_domain;         // By member.
     std::vector<NodeSubtree> domain_subtrees;
     uint64_t domains_hash = 0;
   };

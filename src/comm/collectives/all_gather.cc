@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include <absl/strings/str_cat.h>
+
 #include "src/comm/collectives/operations.h"
 #include "src/comm/phases/gather_phase.h"
 #include "weft/core/status.h"
@@ -44,12 +46,19 @@ class AllGatherOperation final : public Collective {
   }
 
  private:
-  // With one domain on the node, peers have compared the addresses already.
+  // Ranks of a domain have one output, and those of different domains have different ones. With one domain on
+  // the node, peers have compared the addresses already.
   absl::Status CheckSharedOutputs(const OperationContext& context) const {
     if (!context.placement.spans_domains() || plan().parts.total() == 0) return absl::OkStatus();
     for (const int peer : context.placement.local_peers()) {
-      if (context.placement.IsInDomain(peer) && OutputOf(context, peer) != plan().output)
-        return MismatchWith(context, peer);
+      const bool is_same = OutputOf(context, peer) == plan().output;
+      if (context.placement.IsInDomain(peer) && !is_same) return MismatchWith(context, peer);
+      if (!context.placement.IsInDomain(peer) && is_same) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "rank ", context.placement.WorldRank(peer),
+            " of another share domain gathers into the same block; give each share domain a block "
+            "of its own (CommEngine::share_domains), or set the share domain to node"));
+      }
     }
     return absl::OkStatus();
   }

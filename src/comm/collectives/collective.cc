@@ -331,9 +331,9 @@ absl::StatusOr<Operation::Progress> Collective::Step(OperationContext& context) 
   if (stage_ == Stage::kAwaitingPeers) {
     WEFT_ASSIGN_OR_RETURN(const bool met, MeetPeers(context));
     if (met) {
-      stage_ = Stage::kMoving;
       if (!plan_.views.empty()) ReadViewTables(context);
       WEFT_RETURN_IF_ERROR(BeginMove(context));
+      stage_ = Stage::kMoving;
       advanced = true;
     }
   }

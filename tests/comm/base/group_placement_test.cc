@@ -93,5 +93,22 @@ TEST(GroupPlacement, GivesEveryPartOneLeaderPerDomainAndSpreadsTheCopies) {
           .spans_domains());
 }
 
+// As `mpirun --map-by numa` deals ranks to domains.
+TEST(GroupPlacement, SpreadsTheCopiesIfRanksAlternateBetweenDomains) {
+  constexpr int kRanks = 8;
+  constexpr int kDomains = 2;
+  std::vector<int> ranks(kRanks);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  NodeMap domains;
+  for (const int rank : ranks) domains.node_of_rank.push_back(rank % kDomains);
+  const GroupPlacement placement(GroupOf(ranks, 0),
+                                 GroupPlacement::MakeTables(ranks, NodeMap::OneNode(kRanks), domains));
+  std::vector<int> copies(kRanks);
+  for (const int member : ranks) {
+    if (!placement.IsInDomain(member)) ++copies[static_cast<size_t>(placement.DomainLeader(member))];
+  }
+  EXPECT_THAT(copies, ElementsAre(1, 0, 1, 0, 1, 0, 1, 0));
+}
+
 }  // namespace
 }  // namespace weft

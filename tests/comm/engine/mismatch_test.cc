@@ -8,6 +8,7 @@
 
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/thread_ranks.h"
+#include "weft/memory/shared_block.h"
 
 namespace weft::testing {
 namespace {
@@ -204,6 +205,23 @@ TEST(Mismatch, OfASharedOutputIsAnError) {
     EXPECT_THAT(work.Wait(),
                 Refusal(AllOf(HasSubstr("all_gather_shared of 90 f32"),
                               HasSubstr("shared outputs at different addresses in node memory"))));
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
+TEST(Mismatch, OfAnOutputThatSeveralShareDomainsShareIsAnError) {
+  NodeMap nodes = NodeMap::OneNode(4);
+  nodes.numa_of_rank = {0, 0, 1, 1};
+  RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    const std::vector<int>& ranks = fixture.engine->group(fixture.lane).ranks;
+    WEFT_ASSIGN_OR_RETURN(const auto blocks,
+                          ShareBlocks(bootstrap, *fixture.heap, {{ranks, 4096}}, absl::Seconds(60)));
+    TestBuffer block = TestBuffer::Of(blocks[0].data(), DType::kF32);
+    // In place.
+    Work work = fixture.engine->AllGatherShared(fixture.lane, block.At(24 * bootstrap.rank()), block.data(),
+                                                DType::kF32, 96);
+    EXPECT_THAT(work.Wait(), Refusal(HasSubstr("of another share domain gathers into the same block")));
     return BootstrapBarrier(bootstrap);
   });
 }
