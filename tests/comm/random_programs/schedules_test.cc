@@ -132,6 +132,7 @@ ScheduleReport RunMistakeOnManyNodes(uint64_t seed, bool failures_are_relayed) {
   constexpr int kNodes = 16;
   Program program = DrawProgram(seed);
   program.nodes = NodeMap::RanksPerNode(kNodes, 1);
+  program.engine.share_domain = ShareDomain::kNode;
   program.shard_size = 1;
   program.engine.timeout = absl::Seconds(1000);
   for (ProgramOp& op : program.ops) {
