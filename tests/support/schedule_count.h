@@ -16,8 +16,8 @@ inline std::optional<uint64_t> ScheduleLimit() {
   return std::stoull(asked);
 }
 inline uint64_t ScheduleCount(uint64_t all) { return std::min(all, ScheduleLimit().value_or(all)); }
-// If tests are limited, true for a third of all combinations of three choices. With three values a choice,
-// each pair of values of two choices is in that third (a Latin square).
+// If tests are limited, true for a third of all combinations of three choices, given by their numbers. With
+// three values a choice, each pair of values of two choices is in that third (a Latin square).
 inline bool IsInSample(int one, int two, int three) {
   return !ScheduleLimit() || (one + two + three) % 3 == 0;
 }

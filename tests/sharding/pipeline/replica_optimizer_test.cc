@@ -32,11 +32,12 @@ void ExpectTheBitsOfAllReduces(const NodeMap& nodes, ToyRun run) {
 }
 
 TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesOnEveryMeshAndNodeMap) {
-  for (const auto& [replicate, shard] : {std::pair{2, 1}, {2, 2}, {3, 1}, {2, 3}, {4, 1}}) {
+  for (int mesh = 0; const auto& [replicate, shard] : {std::pair{2, 1}, {2, 2}, {3, 1}, {2, 3}, {4, 1}}) {
+    ++mesh;
     for (const NodeMap& nodes : {NodeMap::OneNode(replicate * shard),
                                  NodeMap::RanksPerNode(replicate * shard, shard == 1 ? 2 : shard)}) {
       for (const FlatKind layout : kFlatKinds) {
-        if (!IsInSample(replicate, shard, static_cast<int>(layout) + nodes.node_count())) continue;
+        if (!IsInSample(mesh, nodes.node_count(), static_cast<int>(layout))) continue;
         ToyRun run{.replicate = replicate, .shard = shard};
         run.policy.layout = layout;
         ExpectTheBitsOfAllReduces(nodes, run);
