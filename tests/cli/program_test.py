@@ -14,7 +14,7 @@ import model_folder
 from weft_case import SMALL, TEXT, WeftCase, main
 
 FIELDS = ("step loss grad_norm lr tokens tokens_seen tokens_per_s tflops step_ms exposed_comm_ms bytes wire_bytes wire_saved_bytes "
-          "copied_bytes peak_buffer_bytes peak_bytes allocated_bytes rss_bytes skipped_steps").split()
+          "cross_domain_bytes copied_bytes peak_buffer_bytes peak_bytes allocated_bytes rss_bytes skipped_steps").split()
 FIRST_FIELDS = ["byte_inputs"]  # Of the first line of a run, after the others.
 
 
