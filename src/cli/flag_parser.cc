@@ -23,7 +23,7 @@ namespace {
 
 using Strings = std::vector<std::string>;
 
-constexpr size_t kHelpColumn = 44;
+constexpr size_t kHelpColumn = 48;
 constexpr uintmax_t kMaxConfigBytes = 1 << 20;
 
 // Formats options as "--flag TYPE    description [default]".
