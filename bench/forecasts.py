@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Forecasts of `weft plan` against runs: the table of docs/planning.md.
 
-    bench/forecasts.py                        all rows, 3 rounds, about 10 minutes
+    bench/forecasts.py                        all rows, 3 rounds, about 5 minutes
     bench/forecasts.py --rounds 1 --rows 5,6  some rows (from 1), for a try
 
 A round forecasts each row with --measure and then runs it, so that the costs and the run see the same speed of the
