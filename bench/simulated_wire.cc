@@ -45,7 +45,7 @@ struct Experiment {
   }
 };
 
-// What the ranks of a simulation share: they take turns in one thread.
+// Values that all ranks of a simulation set and read. They take turns in one thread.
 struct Shared {
   int round = -1;
   int64_t begin_ns = 0;  // Of this round.

@@ -48,20 +48,14 @@ void ConvertFloats(const std::byte* source, int64_t source_stride, std::byte* ta
                               [factor](Source value) { return Narrowed<Target>(Widened(value) * factor); });
 }
 
-// The same between f16 and f32, on a CPU with instructions for it.
-void WidenF16(const std::byte* source, int64_t source_stride, std::byte* target, int64_t target_stride,
-              int64_t count, double scale) {
+// The same between f16 and f32, by `convert` on a CPU with instructions for it.
+template <typename Source, typename Target, void (*convert)(const Source*, Target*, int64_t, float)>
+void ConvertByInstructions(const std::byte* source, int64_t source_stride, std::byte* target,
+                           int64_t target_stride, int64_t count, double scale) {
   if (source_stride != 1 || target_stride != 1)
-    return ConvertFloats<F16, float>(source, source_stride, target, target_stride, count, scale);
-  f16c::Widen(reinterpret_cast<const F16*>(source), reinterpret_cast<float*>(target), count,
-              static_cast<float>(scale));
-}
-void NarrowToF16(const std::byte* source, int64_t source_stride, std::byte* target, int64_t target_stride,
-                 int64_t count, double scale) {
-  if (source_stride != 1 || target_stride != 1)
-    return ConvertFloats<float, F16>(source, source_stride, target, target_stride, count, scale);
-  f16c::Narrow(reinterpret_cast<const float*>(source), reinterpret_cast<F16*>(target), count,
-               static_cast<float>(scale));
+    return ConvertFloats<Source, Target>(source, source_stride, target, target_stride, count, scale);
+  convert(reinterpret_cast<const Source*>(source), reinterpret_cast<Target*>(target), count,
+          static_cast<float>(scale));
 }
 
 template <typename Source, typename Target>
@@ -114,8 +108,10 @@ RunKernel SelectFloatTarget(DType target) {
 }
 
 RunKernel SelectConversion(DType source, DType target) {
-  if (f16c::IsAvailable() && source == DType::kF16 && target == DType::kF32) return WidenF16;
-  if (f16c::IsAvailable() && source == DType::kF32 && target == DType::kF16) return NarrowToF16;
+  if (f16c::IsAvailable() && source == DType::kF16 && target == DType::kF32)
+    return ConvertByInstructions<F16, float, f16c::Widen>;
+  if (f16c::IsAvailable() && source == DType::kF32 && target == DType::kF16)
+    return ConvertByInstructions<float, F16, f16c::Narrow>;
   switch (source) {
     case DType::kF32:
       return SelectFloatTarget<float>(target);

@@ -22,7 +22,7 @@ struct IndexerMetrics {
   double mass_selected = 0;
 };
 
-// Of a run with a loss scale.
+// Figures of a step in a run with a loss scale.
 struct LossScaleMetrics {
   double scale = 1;      // Of the step.
   bool skipped = false;  // The step did not update the weights.

@@ -57,8 +57,8 @@ absl::StatusOr<int64_t> NextGeneration(KeyValueStore& store, const StoreBootstra
   return last + 1;
 }
 
-// What a rank tells the others at the start, as text: three fields with spaces between them. The identity of
-// its node may have spaces.
+// A rank's message to the others at the start. As text it has three fields with spaces between them. The
+// identity of its node may have spaces.
 struct Greeting {
   std::string size;
   std::string numa;

@@ -308,7 +308,7 @@ class Planner {
     return TimesChoice{TimesAtRate(shape, flops), "computation at --flops", nullptr, false};
   }
 
-  // Where the times of the last mesh that has a plan come from.
+  // Says where times come from, for the last mesh that has a plan.
   std::string ReasonOfTimes(const std::vector<MeshSize>& meshes) const {
     for (auto mesh = meshes.rbegin(); mesh != meshes.rend(); ++mesh) {
       const absl::StatusOr<RunPlan> plan = MakeRunPlan(ConfigOf(*mesh), *inputs_, Nodes());
