@@ -46,7 +46,8 @@ void GroupSchedule::SetBackwardPrefetch(int group, std::vector<int> next) {
 }
 
 void GroupSchedule::SetRules(std::shared_ptr<const ScheduleRules> rules) {
-  rules_ = rules == nullptr ? built_in_rules_ : std::move(rules);
+  rules_ = std::move(rules);
+  if (rules_ == nullptr) rules_ = built_in_rules_;
 }
 
 void GroupSchedule::ResetAfterError() {
