@@ -110,6 +110,15 @@ TEST_F(ReportPage, HasCurvesAndValuesAndLoadsNothing) {
                           Not(HasSubstr("{{"))));
 }
 
+TEST_F(ReportPage, HasACurveOfTheLossScaleOfARunInF16Only) {
+  EXPECT_THAT(Page(), Not(HasSubstr("Loss scale")));
+  options_.runs = {folder_.Write("f16.jsonl",
+                                 "{\"step\":1,\"loss\":2,\"loss_scale\":512}\n"
+                                 "{\"step\":2,\"loss\":2,\"loss_scale\":256}\n")};
+  options_.output = folder_ / "f16.html";
+  EXPECT_THAT(Page(), AllOf(HasSubstr("Loss scale"), HasSubstr("512 at step 1, 256 at step 2")));
+}
+
 TEST_F(ReportPage, MarksTheChoicesInWhichRunsDiffer) {
   options_.runs.push_back(folder_.Write("other.jsonl", Lines(5)));
   folder_.Write("a&<b>.config.json", R"({"mesh": {"value": "shard 2"}, "seed": {"value": "0"}})");

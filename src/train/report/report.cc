@@ -135,6 +135,7 @@ std::string CurvesOf(const Runs& runs) {
       CurveOf(runs, "Loss", "nats per token", false,
               {{"loss", "training"}, {.key = "eval_loss", .name = "evaluation", .is_sparse = true}}),
       CurveOf(runs, "Gradient norm", "before clipping", true, {{"grad_norm", "gradient norm"}}),
+      CurveOf(runs, "Loss scale", "of f16", true, {{"loss_scale", "loss scale"}}),
       CurveOf(runs, "Learning rate", "", false, {{"lr", "learning rate"}}),
       CurveOf(runs, "Throughput", "tokens per second", false, {{"tokens_per_s", "throughput"}}),
       CurveOf(runs, "Time of a step", "ms", true,
