@@ -41,8 +41,8 @@ ROOMS = {
     "nn": [["products"], ["kernels"], ["sparse"], ["base"], ["modules"], ["models"]],
     "sharding": [["plan"], ["pipeline"], ["group"], ["model"]],
     "context_parallel": [["layouts"], ["exchanges"], ["schemes"], ["hooks"]],
-    "train": [["files"], ["checkpoint"], ["config"], ["data"], ["plan"], ["trace"], ["loop", "diagnose", "generate", "planner"],
-              ["report"]],
+    "train": [["files"], ["checkpoint"], ["config"], ["data"], ["plan"], ["trace", "output"],
+              ["loop", "diagnose", "generate", "planner"], ["report"]],
 }
 
 # Libraries that only sources may use: if a public header included one, every user of weft would need it.

@@ -14,7 +14,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "src/train/loop/event_file.h"
+#include "src/train/output/event_file.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 #include "weft/train/progress.h"

@@ -1,4 +1,4 @@
-#include "src/train/loop/outputs.h"
+#include "src/train/output/outputs.h"
 
 #include <filesystem>
 

@@ -150,10 +150,10 @@ RunCheckpoints::Skips RunCheckpoints::skips() const {
   return {all, count(kCountedSkips, all)};
 }
 
-absl::Status RunCheckpoints::Save(Trainer& trainer, int64_t step, const Skips& skips,
+absl::Status RunCheckpoints::Save(const TrainingState& training, int64_t step, const Skips& skips,
                                   std::map<std::string, std::string> files) {
   WEFT_RETURN_IF_ERROR(Finish());
-  CheckpointState state = trainer.State(step);
+  CheckpointState state = SavedState(training, step);
   state.counts[kSkippedSteps] = skips.all;
   state.counts[kCountedSkips] = skips.counted;
   state.properties = properties_;

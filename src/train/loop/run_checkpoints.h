@@ -14,7 +14,7 @@
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
-#include "src/train/loop/trainer.h"
+#include "src/train/loop/training_state.h"
 #include "src/train/plan/agreement.h"
 #include "src/train/plan/run_plan.h"
 #include "weft/mesh/bootstrap.h"
@@ -55,7 +55,7 @@ class RunCheckpoints {
 
   // Saves the state after `step`. With --checkpoint-async, only begins to. `files`: see CheckpointState.
   // REQUIRES: enabled().
-  absl::Status Save(Trainer& trainer, int64_t step, const Skips& skips,
+  absl::Status Save(const TrainingState& training, int64_t step, const Skips& skips,
                     std::map<std::string, std::string> files);
   absl::Status BeforeUpdate() { return enabled() ? saver_->BeforeUpdate() : absl::OkStatus(); }
   bool CanAdvance() const { return enabled() && saver_->CanAdvance(); }

@@ -1,7 +1,5 @@
 #include "weft/train/train.h"
 
-#include <algorithm>
-#include <cmath>
 #include <map>
 #include <optional>
 #include <utility>
@@ -11,20 +9,20 @@
 #include "src/train/config/flag_error.h"
 #include "src/train/files/file_io.h"
 #include "src/train/loop/evaluator.h"
-#include "src/train/loop/event_file.h"
-#include "src/train/loop/export_hf.h"
-#include "src/train/loop/outputs.h"
-#include "src/train/loop/resolved_config.h"
+#include "src/train/loop/finite_checks.h"
 #include "src/train/loop/run_checkpoints.h"
 #include "src/train/loop/sharded_hash.h"
 #include "src/train/loop/trainer.h"
+#include "src/train/output/export_hf.h"
+#include "src/train/output/outputs.h"
+#include "src/train/output/resolved_config.h"
+#include "src/train/output/run_records.h"
 #include "src/train/plan/agreement.h"
 #include "src/train/plan/inputs.h"
 #include "src/train/plan/memory_need.h"
 #include "src/train/plan/run_plan.h"
 #include "src/train/trace/run_trace.h"
 #include "weft/core/parallel.h"
-#include "weft/core/reproducible_sum.h"
 #include "weft/core/status.h"
 #include "weft/mesh/host_memory.h"
 #include "weft/train/peft_adapter.h"
@@ -34,10 +32,6 @@
 namespace weft {
 namespace {
 
-constexpr const char* kRemedy = ": use a smaller --lr, more --warmup-steps, or a smaller --clip-grad-norm";
-
-constexpr const char* kScaleRemedy = "; or a smaller --loss-scale, or --param-dtype bf16";
-
 constexpr const char* kMemoryRemedies =
     ": shard over more ranks on further hosts (--dp-shard), or use --activation-checkpoint full, a smaller "
     "--batch-size, a larger --grad-accum, or a smaller --seq-len";
@@ -45,37 +39,6 @@ constexpr const char* kMemoryRemedies =
 // Weights and states of the optimizer in fp32.
 int64_t CheckpointBytes(const LlamaConfig& model, const RunPlan& plan) {
   return static_cast<int64_t>(sizeof(float)) * (TrainedElements(model, plan) + StateElements(model, plan));
-}
-
-absl::Status NotFinite(int64_t step, const absl::AlphaNum& what, const char* more_remedies = "") {
-  return absl::OutOfRangeError(absl::StrCat("step ", step, ": ", what, kRemedy, more_remedies));
-}
-
-absl::Status CheckEvalLoss(int64_t step, double loss) {
-  if (std::isfinite(loss)) return absl::OkStatus();
-  return NotFinite(step, absl::StrCat("the loss on --eval-data is ", loss, ", but it must be finite"));
-}
-
-// Losses and gradient norms are the same on all ranks, so all ranks return the same status.
-absl::Status CheckFinite(const StepMetrics& metrics, int64_t max_skipped_steps) {
-  const int64_t skipped = metrics.counted_skips;
-  if (skipped > max_skipped_steps) {
-    return NotFinite(metrics.step,
-                     absl::StrCat(LossesAndNorms(metrics), ", but ", metrics.indexers ? "all" : "both",
-                                  " must be finite; ", skipped, skipped == 1 ? " step was" : " steps were",
-                                  " skipped, and --max-skipped-steps allows ", max_skipped_steps),
-                     metrics.loss_scale ? kScaleRemedy : "");
-  }
-  return metrics.eval_loss ? CheckEvalLoss(metrics.step, *metrics.eval_loss) : absl::OkStatus();
-}
-
-absl::Status CheckWeightsFinite(const std::vector<ShardView>& shards, int64_t step) {
-  for (const ShardView& shard : shards) {
-    if (std::isfinite(MaxMagnitude(shard.data, shard.elements()))) continue;
-    return NotFinite(
-        step, absl::StrCat("the weights are not finite after the update ('", shard.parameter->name, "')"));
-  }
-  return absl::OkStatus();
 }
 
 // The parts of a run, in the order in which they are created.
@@ -223,13 +186,13 @@ class Run {
         trainer_, Trainer::Create(bootstrap_, inputs_->corpus, *plan_, std::move(model_), loader, engine));
     AnnounceWireCompression();
     if (resumed != nullptr) {
-      WEFT_RETURN_IF_ERROR(Agree(trainer_->LoadOptimizer(*resumed)));
+      WEFT_RETURN_IF_ERROR(Agree(LoadTrainingState(*resumed, trainer_->state())));
       report_.steps = resumed->step();
       report_.skipped_steps = checkpoints_->skips().all;
       counted_skips_ = checkpoints_->skips().counted;
     }
     WEFT_RETURN_IF_ERROR(OpenTrace());  // All ranks have the same flags and the same checkpoint.
-    return Agree(OpenEvaluatorAndMetrics());
+    return Agree(OpenEvaluatorAndRecords());
   }
 
   // On one node nothing is sent, so there is nothing to announce.
@@ -243,47 +206,19 @@ class Run {
   }
 
   // Both steps can fail on one rank alone.
-  absl::Status OpenEvaluatorAndMetrics() {
+  absl::Status OpenEvaluatorAndRecords() {
     if (plan_->evaluation) {
       WEFT_ASSIGN_OR_RETURN(evaluator_,
                             Evaluator::Create(trainer_->engine(), trainer_->model(), *inputs_->eval_corpus,
                                               *plan_->evaluation, trainer_->splitter()));
     }
-    return OpenMetrics();
-  }
-
-  // A resumed run keeps the lines up to its checkpoint, and appends to them.
-  absl::StatusOr<MetricsFile> OpenMetricsFile(const std::string& path) {
-    const Checkpoint* resumed = checkpoints_->resumed();
-    if (resumed != nullptr) return MetricsFile::Continue(path, resumed->step());
-    if (!config_.checkpoint.resume.empty()) WEFT_RETURN_IF_ERROR(MoveMetricsAside(path));
-    return MetricsFile::Create(path);
-  }
-
-  // Called if --resume auto starts a new run: the file may be that of a run without a checkpoint.
-  absl::Status MoveMetricsAside(const std::string& path) {
-    WEFT_ASSIGN_OR_RETURN(const std::string aside, KeepOldMetrics(path));
-    if (!aside.empty() && output() != nullptr) {
-      std::fprintf(output(), "metrics  the lines of an earlier run are now in %s\n", aside.c_str());
-    }
+    if (!first()) return absl::OkStatus();
+    WEFT_ASSIGN_OR_RETURN(records_, RunRecords::Open(config_, resolved_,
+                                                     {.first_step = checkpoints_->first_step(),
+                                                      .resumed = checkpoints_->resumed() != nullptr,
+                                                      .byte_inputs = ToJson(trainer_->byte_inputs()).dump()},
+                                                     output()));
     return absl::OkStatus();
-  }
-
-  absl::Status OpenMetrics() {
-    const std::string& path = config_.output.metrics_file;
-    if (first() && !config_.output.tensorboard_folder.empty()) {
-      WEFT_ASSIGN_OR_RETURN(events_,
-                            EventFile::Create(config_.output.tensorboard_folder, checkpoints_->first_step()));
-    }
-    if (!first() || path.empty()) {
-      return absl::OkStatus();
-    }
-    WEFT_ASSIGN_OR_RETURN(metrics_, OpenMetricsFile(path));
-    const auto beside = ConfigPathBeside(path);
-    if (!beside) return absl::OkStatus();
-    WEFT_RETURN_IF_ERROR(WriteWholeFile(*beside, ToJson(resolved_)));
-    return config_.given_flags.empty() ? absl::OkStatus()
-                                       : WriteWholeFile(*FlagsPathBeside(path), config_.given_flags);
   }
 
   absl::Status TrainSteps() {
@@ -340,19 +275,11 @@ class Run {
     return absl::OkStatus();
   }
 
-  // The trace of the steps that --trace-steps names, if the run has them still before it.
   absl::Status OpenTrace() {
     if (config_.output.trace_file.empty()) return absl::OkStatus();
-    const int64_t next = checkpoints_->first_step();
-    const int64_t end = config_.optimizer.steps;
-    StepRange steps{std::min(next + 2, end), std::min(next + 4, end)};
-    if (const std::string& text = config_.output.trace_steps; !text.empty()) {
-      WEFT_ASSIGN_OR_RETURN(steps, StepRange::Parse(text));
-      if (steps.first < next) {
-        return BadFlag("trace-steps", text,
-                       absl::StrCat("the resumed run goes on at step ", next, "; name later steps"));
-      }
-    }
+    WEFT_ASSIGN_OR_RETURN(
+        const StepRange steps,
+        TracedSteps(config_.output.trace_steps, checkpoints_->first_step(), config_.optimizer.steps));
     trace_.emplace(trainer_->engine(), config_.output.trace_file, steps, timeout_);
     return absl::OkStatus();
   }
@@ -368,8 +295,8 @@ class Run {
         absl::StrCat("after step ", step));
   }
 
-  Trainer::StepFlags TakeRequests() {
-    Trainer::StepFlags flags;
+  StepFlags TakeRequests() {
+    StepFlags flags;
     flags.stop = environment_.stop != nullptr && environment_.stop->load();
     flags.save = environment_.save != nullptr && environment_.save->exchange(false);
     flags.can_advance_save = checkpoints_->CanAdvance();
@@ -377,13 +304,13 @@ class Run {
   }
 
   // Begins or advances a save, as all ranks agreed in the step. Waits for the save of the last step.
-  absl::Status SaveAfter(int64_t step, const Trainer::StepFlags& flags) {
+  absl::Status SaveAfter(int64_t step, const StepFlags& flags) {
     if (!checkpoints_->enabled()) return absl::OkStatus();
     const bool last = flags.stop || step == config_.optimizer.steps;
     if (last || flags.save || checkpoints_->IsDue(step)) {
       trainer_->engine().SetPhase(absl::StrCat("checkpoint of step ", step));
-      WEFT_RETURN_IF_ERROR(checkpoints_->Save(*trainer_, step, {report_.skipped_steps, counted_skips_},
-                                              FilesBesideCheckpoint()));
+      WEFT_RETURN_IF_ERROR(checkpoints_->Save(
+          trainer_->state(), step, {report_.skipped_steps, counted_skips_}, FilesBesideCheckpoint()));
     } else if (flags.can_advance_save) {
       WEFT_RETURN_IF_ERROR(checkpoints_->Advance());
     }
@@ -423,12 +350,7 @@ class Run {
     if (environment_.on_step) {
       environment_.on_step(metrics);
     }
-    if (events_) WEFT_RETURN_IF_ERROR(events_->Write(metrics));
-    if (!metrics_) return absl::OkStatus();
-    if (metrics.step != checkpoints_->first_step()) return metrics_->Write(metrics);
-    StepMetrics first = metrics;
-    first.byte_inputs = ToJson(trainer_->byte_inputs()).dump();
-    return metrics_->Write(first);
+    return records_ ? records_->Write(metrics) : absl::OkStatus();
   }
 
   absl::Status Finish() {
@@ -470,8 +392,7 @@ class Run {
   std::unique_ptr<Trainer> trainer_;
   std::optional<RunTrace> trace_;           // If there is --trace.
   std::unique_ptr<Evaluator> evaluator_;    // Null without --eval-data.
-  std::optional<MetricsFile> metrics_;      // On rank 0, if there is --metrics.
-  std::optional<EventFile> events_;         // On rank 0, if there is --tensorboard.
+  std::optional<RunRecords> records_;       // On rank 0.
   std::optional<HfExport> export_;          // On rank 0, if there is --export-hf.
   std::vector<ModelCompanion> companions_;  // On rank 0, if there is --checkpoint-dir.
   std::unique_ptr<RunCheckpoints> checkpoints_;

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <limits>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,32 +11,16 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/train/data/batch_reader.h"
-#include "src/train/files/model_folder.h"
 #include "src/train/plan/memory_need.h"
-#include "weft/core/parallel.h"
 #include "weft/core/spans.h"
 #include "weft/core/status.h"
-#include "weft/mesh/world_group.h"
-#include "weft/nn/linear.h"
 #include "weft/nn/sparse/lightning_indexer.h"
 #include "weft/nn/sparse/sparse_attention.h"
-#include "weft/sharding/state_dict.h"
 
 namespace weft {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// Names in a checkpoint, besides kModelFiles, kIndexerFiles and kAdapterFiles.
-constexpr const char* kOptimizerFiles = "optimizer";
-constexpr const char* kIndexerOptimizerFiles = "indexer_optimizer";
-constexpr const char* kAdapterOptimizerFiles = "adapter_optimizer";
-constexpr const char* kOptimizerSteps = "optimizer_steps";
-constexpr const char* kLossScaleExponent = "loss_scale_exponent";
-constexpr const char* kLossScaleGrowthSteps = "loss_scale_growth_steps";
-
-// Suffix of an optimizer's state in the files of a checkpoint.
-std::string SuffixOf(const std::string& state_name) { return "." + state_name; }
 
 double MillisecondsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -64,70 +46,7 @@ LlamaConfig WarmUpConfig(LlamaConfig config, int64_t seq_len) {
   return config;
 }
 
-// Fills the byte, allocation and communication-time fields of `metrics` with the differences of two
-// snapshots.
-void AddCounters(const CounterSnapshot& before, const CounterSnapshot& after, StepMetrics& metrics) {
-  const EngineCounters& from = before.engine;
-  const EngineCounters& to = after.engine;
-  metrics.bytes.all_gather = to.all_gather_bytes - from.all_gather_bytes;
-  metrics.bytes.reduce_scatter = to.reduce_scatter_bytes - from.reduce_scatter_bytes;
-  metrics.bytes.all_reduce = to.all_reduce_bytes - from.all_reduce_bytes;
-  metrics.bytes.context = to.context_bytes - from.context_bytes;
-  metrics.bytes.control = to.control_bytes - from.control_bytes;
-  metrics.bytes.optimizer = to.optimizer_bytes - from.optimizer_bytes;
-  metrics.wire_bytes = to.wire_bytes - from.wire_bytes;
-  metrics.wire_saved_bytes = to.wire_saved_bytes - from.wire_saved_bytes;
-  metrics.cross_domain_bytes = to.cross_domain_bytes - from.cross_domain_bytes;
-  metrics.copied_bytes =
-      to.copied_bytes - from.copied_bytes + after.sharding.copied_bytes - before.sharding.copied_bytes;
-  metrics.allocated_bytes = after.allocated_bytes - before.allocated_bytes;
-  metrics.exposed_comm_ms = static_cast<double>(to.wait_ns - from.wait_ns) / 1e6;
-}
-
-// Fills in the peak memory of each pool since the peaks were reset. `sequences`: null if they are not split.
-void AddPeaks(ShardedModel& model, const ContextParallel* sequences, const CommEngine& engine,
-              StepMetrics& metrics) {
-  const MemoryPeaks peaks = model.peaks();
-  metrics.peak_buffer_bytes = static_cast<int64_t>(peaks.image_bytes + peaks.gradient_bytes);
-  metrics.peak_bytes.images = static_cast<int64_t>(peaks.image_bytes);
-  metrics.peak_bytes.gradients = static_cast<int64_t>(peaks.gradient_bytes);
-  metrics.peak_bytes.shards = static_cast<int64_t>(peaks.shard_bytes);
-  metrics.peak_bytes.context =
-      sequences == nullptr ? 0 : static_cast<int64_t>(sequences->peak_buffer_bytes());
-  metrics.peak_bytes.scratch = static_cast<int64_t>(engine.scratch_peak_bytes());
-}
-
-// Adds factor * B A to the elements of a shard, with B [rows, rank] and A [rank, columns].
-void AddProduct(float factor, const std::vector<float>& b, const std::vector<float>& a,
-                const ShardView& shard) {
-  const ShardPiece& piece = shard.piece;
-  const int64_t columns = shard.parameter->shape[1];
-  const int64_t rank = static_cast<int64_t>(a.size()) / columns;
-  for (int64_t run = 0; run < piece.runs; ++run) {
-    const int64_t first = piece.start + run * piece.run_stride;
-    const int64_t end = first + piece.run_length;
-    float* const values = shard.data + run * piece.run_length;
-    const int64_t first_row = first / columns;
-    ParallelFor((end - 1) / columns - first_row + 1, 1, [&](int64_t begin_row, int64_t end_row) {
-      for (int64_t row = first_row + begin_row; row < first_row + end_row; ++row) {
-        const int64_t from = std::max(first, row * columns);
-        const int64_t to = std::min(end, (row + 1) * columns);
-        for (int64_t k = 0; k < rank; ++k) {
-          const float weight = factor * b[static_cast<size_t>(row * rank + k)];
-          const float* const a_row = a.data() + k * columns;
-          for (int64_t i = from; i < to; ++i) values[i - first] += weight * a_row[i - row * columns];
-        }
-      }
-    });
-  }
-}
-
 }  // namespace
-
-ShardLoader LoadWeights(const Checkpoint& checkpoint, const RunPlan& plan, const ShardLoader& inputs) {
-  return LoadBySet(plan.adapters ? inputs : checkpoint.Loader(kModelFiles), checkpoint.Loader(kIndexerFiles),
-                   checkpoint.Loader(kAdapterFiles));
-}
 
 Trainer::Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, BatchSplitter splitter,
                  std::unique_ptr<LlamaModel> model)
@@ -177,10 +96,8 @@ absl::Status Trainer::Connect(const ShardLoader& loader, const EngineOptions& op
 }
 
 absl::Status Trainer::Prepare() {
-  WEFT_ASSIGN_OR_RETURN(summaries_lane_, engine_->SharedLane(WorldGroup(bootstrap_), LanePurpose::kControl));
-  summaries_pool_ = std::make_unique<BufferPool>(*heap_, "step summaries");
   WEFT_ASSIGN_OR_RETURN(summaries_,
-                        summaries_pool_->Acquire(SummaryBytes() * static_cast<size_t>(bootstrap_.size())));
+                        StepSummaries::Create(bootstrap_, *heap_, *engine_, plan_.indexers.has_value()));
   for (DecoderBlock* block : model_->blocks()) {
     block->SetActivationCheckpointing(plan_.parallel.activation_checkpoint == ActivationCheckpoint::kFull);
   }
@@ -197,6 +114,10 @@ absl::Status Trainer::SplitSequences() {
 CounterSnapshot Trainer::Counters() const {
   return {engine_->counters(), sharded_->counters(),
           TensorBytesFromSystem() + static_cast<int64_t>(heap_->total_allocated_bytes())};
+}
+
+TrainingState Trainer::state() {
+  return {plan_, *sharded_, *optimizer_.rule, loss_scaler_ ? &*loss_scaler_ : nullptr};
 }
 
 ByteInputs Trainer::byte_inputs() const {
@@ -220,7 +141,7 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, const StepFlags&
                         CountTargets(corpus_, plan_.order, plan_.SequencesOf(step), plan_.seq_len));
   WEFT_RETURN_IF_ERROR(ForwardAndBackward(step, targets, own, before_update));
   WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> norms, ClipGradNorms());
-  WEFT_ASSIGN_OR_RETURN(const StepSummary all, GatherSummaries(own));
+  WEFT_ASSIGN_OR_RETURN(const StepSummary all, summaries_->Sum(own));
 
   StepResult result;
   result.flags = all.flags;
@@ -351,128 +272,6 @@ absl::Status Trainer::RunMicrobatch(int64_t step, SequenceRange sequences, float
   if (plan_.indexers) {
     const IndexerPass& pass = IndexerPassOf(invocation);
     own.indexers += {pass.loss, pass.queries, pass.selected_mass, pass.mass_pairs};
-  }
-  return absl::OkStatus();
-}
-
-Trainer::IndexerSums& Trainer::IndexerSums::operator+=(const IndexerSums& other) {
-  loss += other.loss;
-  queries += other.queries;
-  selected_mass += other.selected_mass;
-  mass_pairs += other.mass_pairs;
-  return *this;
-}
-
-absl::StatusOr<Trainer::StepSummary> Trainer::GatherSummaries(const StepSummary& own) {
-  // A gather instead of a reduction: each rank adds the values in the order of ranks, so all get equal bits.
-  const size_t bytes = SummaryBytes();
-  const auto summary_of = [&](int rank) {
-    return reinterpret_cast<char*>(summaries_.data()) + bytes * static_cast<size_t>(rank);
-  };
-  std::memcpy(summary_of(bootstrap_.rank()), &own, bytes);
-  OpOptions options;
-  options.label = "step_summaries";
-  options.priority = Priority::kCritical;
-  const auto words = static_cast<int64_t>(bytes / sizeof(int64_t));
-  Work work = engine_->AllGather(summaries_lane_, summary_of(bootstrap_.rank()), summary_of(0), DType::kI64,
-                                 words * bootstrap_.size(), {}, options);
-  WEFT_RETURN_IF_ERROR(work.WaitReleased());
-  StepSummary all;
-  all.flags.can_advance_save = true;
-  for (int rank = 0; rank < bootstrap_.size(); ++rank) {
-    StepSummary summary;
-    std::memcpy(&summary, summary_of(rank), bytes);
-    all.loss += summary.loss;
-    all.indexers += summary.indexers;
-    const StepFlags& flags = summary.flags;
-    all.flags.stop = all.flags.stop || flags.stop;
-    all.flags.save = all.flags.save || flags.save;
-    all.flags.can_advance_save = all.flags.can_advance_save && flags.can_advance_save;
-  }
-  return all;
-}
-
-CheckpointState Trainer::State(int64_t step) {
-  CheckpointState state;
-  state.step = step;
-  ShardSets weights = SplitIntoSets(sharded_->Shards());
-  if (plan_.adapters) weights.llama.clear();  // It does not change.
-  state.arrays = {{kModelFiles, "", weights.llama},
-                  {kIndexerFiles, "", weights.indexers},
-                  {kAdapterFiles, "", weights.adapters}};
-  ShardedOptimizer& optimizer = *optimizer_.rule;
-  for (size_t i = 0; i < optimizer.state_names().size(); ++i) {
-    const std::string suffix = SuffixOf(optimizer.state_names()[i]);
-    ShardSets values = SplitIntoSets(optimizer.State(i));
-    state.arrays.push_back({kOptimizerFiles, suffix, std::move(values.llama)});
-    state.arrays.push_back({kIndexerOptimizerFiles, suffix, std::move(values.indexers)});
-    state.arrays.push_back({kAdapterOptimizerFiles, suffix, std::move(values.adapters)});
-  }
-  const std::vector<ShardView> shards = sharded_->Shards();
-  const std::vector<int64_t> updates = optimizer.StepsOfShards();
-  for (size_t i = 0; i < updates.size(); ++i) {
-    if (!shards[i].parameter->requires_grad) continue;
-    state.counts_of_parameters[shards[i].parameter->name] = updates[i];
-  }
-  state.counts[kOptimizerSteps] = optimizer.steps();
-  if (loss_scaler_ && loss_scaler_->is_dynamic()) {
-    const LossScaler::State& scale = loss_scaler_->state();
-    state.counts[kLossScaleExponent] = scale.exponent;
-    state.counts[kLossScaleGrowthSteps] = scale.growth_steps;
-  }
-  return state;
-}
-
-absl::Status Trainer::LoadOptimizer(const Checkpoint& checkpoint) {
-  ShardedOptimizer& optimizer = *optimizer_.rule;
-  for (size_t i = 0; i < optimizer.state_names().size(); ++i) {
-    const std::string suffix = SuffixOf(optimizer.state_names()[i]);
-    const ShardLoader loader = LoadBySet(checkpoint.Loader(kOptimizerFiles, suffix),
-                                         checkpoint.Loader(kIndexerOptimizerFiles, suffix),
-                                         checkpoint.Loader(kAdapterOptimizerFiles, suffix));
-    WEFT_RETURN_IF_ERROR(FillShards(optimizer.State(i), loader));
-  }
-  const auto steps = checkpoint.counts().find(kOptimizerSteps);
-  if (steps == checkpoint.counts().end()) {
-    return absl::DataLossError(absl::StrCat("the checkpoint '", checkpoint.folder(), "' has no count '",
-                                            kOptimizerSteps, "': it is not one of weft train"));
-  }
-  optimizer.set_steps(steps->second);
-  std::vector<int64_t> updates;
-  for (const ShardView& shard : sharded_->Shards()) {
-    const auto found = checkpoint.counts_of_parameters().find(shard.parameter->name);
-    updates.push_back(found == checkpoint.counts_of_parameters().end() ? steps->second : found->second);
-  }
-  optimizer.SetStepsOfShards(updates);
-  return LoadLossScale(checkpoint);
-}
-
-absl::Status Trainer::LoadLossScale(const Checkpoint& checkpoint) {
-  const std::map<std::string, int64_t>& counts = checkpoint.counts();
-  // A run that was not in f16, or had a fixed scale, has saved none: the scale starts anew.
-  if (!loss_scaler_ || !counts.contains(kLossScaleExponent)) return absl::OkStatus();
-  const auto count = [&](const char* name) { return counts.contains(name) ? counts.at(name) : -1; };
-  const absl::Status valid = loss_scaler_->SetState(
-      {.exponent = count(kLossScaleExponent), .growth_steps = count(kLossScaleGrowthSteps)});
-  return valid.ok() ? valid
-                    : absl::DataLossError(
-                          absl::StrCat("the checkpoint '", checkpoint.folder(), "' has ", valid.message()));
-}
-
-absl::Status Trainer::MergeAdapters() {
-  WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> shards, sharded_->CurrentShards());
-  std::map<std::string, std::vector<float>> adapters;
-  WEFT_RETURN_IF_ERROR(GatherFullState(*sharded_, shards, StateTarget::kEveryRank,
-                                       [&](const Parameter& parameter, absl::Span<const float> values) {
-                                         if (IsLoraParameter(parameter)) {
-                                           adapters[parameter.name].assign(values.begin(), values.end());
-                                         }
-                                         return absl::OkStatus();
-                                       }));
-  for (const ShardView& shard : shards) {
-    const LoraNames names = LoraNamesOf(shard.parameter->name);
-    const auto a = adapters.find(names.a);
-    if (a != adapters.end()) AddProduct(plan_.adapters->scaling, adapters.at(names.b), a->second, shard);
   }
   return absl::OkStatus();
 }

@@ -8,7 +8,7 @@
 
 #include "src/train/files/file_io.h"
 #include "src/train/files/json_text.h"
-#include "src/train/loop/outputs.h"
+#include "src/train/output/outputs.h"
 #include "src/train/report/json_lines.h"
 #include "weft/core/status.h"
 

@@ -20,6 +20,7 @@
 #include <string>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
 #include "weft/comm/comm_engine.h"
@@ -27,6 +28,10 @@
 #include "weft/train/config.h"
 
 namespace weft {
+
+// The steps that --trace-steps names (`text`). Without it, the third to fifth step of a run that does steps
+// `next` to `last`. Errors: those of StepRange::Parse; kInvalidArgument (the first is before `next`).
+absl::StatusOr<StepRange> TracedSteps(const std::string& text, int64_t next, int64_t last);
 
 class RunTrace {
  public:

@@ -1,4 +1,4 @@
-#include "src/train/loop/outputs.h"
+#include "src/train/output/outputs.h"
 
 #include <unistd.h>
 
@@ -17,7 +17,7 @@
 #include "src/train/config/flag_error.h"
 #include "src/train/files/file_io.h"
 #include "src/train/files/model_folder.h"
-#include "src/train/loop/export_hf.h"
+#include "src/train/output/export_hf.h"
 #include "weft/core/status.h"
 #include "weft/train/metrics.h"
 

@@ -1,4 +1,4 @@
-#include "src/train/loop/resolved_config.h"
+#include "src/train/output/resolved_config.h"
 
 #include <algorithm>
 #include <iterator>

@@ -1,4 +1,4 @@
-#include "src/train/loop/event_file.h"
+#include "src/train/output/event_file.h"
 
 #include <unistd.h>
 

@@ -13,7 +13,7 @@
 
 #include "src/train/files/shard_runs.h"
 #include "src/train/files/transposed_runs.h"
-#include "src/train/loop/export_hf.h"
+#include "src/train/output/export_hf.h"
 #include "weft/core/status.h"
 #include "weft/train/hf_config.h"
 #include "weft/train/safetensors.h"

@@ -1,4 +1,4 @@
-#include "src/train/loop/export_hf.h"
+#include "src/train/output/export_hf.h"
 
 #include <fcntl.h>
 #include <unistd.h>

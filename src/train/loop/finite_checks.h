@@ -1,0 +1,25 @@
+// Errors of a run whose losses, gradients or weights are not finite. They name the step and the remedies.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <absl/status/status.h>
+
+#include "weft/sharding/shard_view.h"
+#include "weft/train/metrics.h"
+
+namespace weft {
+
+// All return kOutOfRange.
+
+absl::Status CheckEvalLoss(int64_t step, double loss);
+
+// An error once more steps were skipped than --max-skipped-steps allows, or if the loss of the evaluation is
+// not finite. Losses and gradient norms are the same on all ranks, so all ranks return the same status.
+absl::Status CheckFinite(const StepMetrics& metrics, int64_t max_skipped_steps);
+
+// Checks this rank's shards.
+absl::Status CheckWeightsFinite(const std::vector<ShardView>& shards, int64_t step);
+
+}  // namespace weft

@@ -1,0 +1,59 @@
+#include "src/train/output/run_records.h"
+
+#include "src/train/files/file_io.h"
+#include "src/train/output/outputs.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+// The file may be that of a run without a checkpoint.
+absl::Status MoveMetricsAside(const std::string& path, std::FILE* output) {
+  WEFT_ASSIGN_OR_RETURN(const std::string aside, KeepOldMetrics(path));
+  if (!aside.empty() && output != nullptr) {
+    std::fprintf(output, "metrics  the lines of an earlier run are now in %s\n", aside.c_str());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteConfigBeside(const TrainConfig& config, const std::vector<ResolvedItem>& resolved) {
+  const std::string& metrics_file = config.output.metrics_file;
+  const auto beside = ConfigPathBeside(metrics_file);
+  if (!beside) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(WriteWholeFile(*beside, ToJson(resolved)));
+  return config.given_flags.empty() ? absl::OkStatus()
+                                    : WriteWholeFile(*FlagsPathBeside(metrics_file), config.given_flags);
+}
+
+}  // namespace
+
+absl::StatusOr<RunRecords> RunRecords::Open(const TrainConfig& config,
+                                            const std::vector<ResolvedItem>& resolved, Start start,
+                                            std::FILE* output) {
+  RunRecords records(std::move(start));
+  const int64_t first_step = records.start_.first_step;
+  if (const std::string& folder = config.output.tensorboard_folder; !folder.empty()) {
+    WEFT_ASSIGN_OR_RETURN(records.events_, EventFile::Create(folder, first_step));
+  }
+  const std::string& path = config.output.metrics_file;
+  if (path.empty()) return records;
+  if (records.start_.resumed) {
+    WEFT_ASSIGN_OR_RETURN(records.metrics_, MetricsFile::Continue(path, first_step - 1));
+  } else {
+    if (!config.checkpoint.resume.empty()) WEFT_RETURN_IF_ERROR(MoveMetricsAside(path, output));
+    WEFT_ASSIGN_OR_RETURN(records.metrics_, MetricsFile::Create(path));
+  }
+  WEFT_RETURN_IF_ERROR(WriteConfigBeside(config, resolved));
+  return records;
+}
+
+absl::Status RunRecords::Write(const StepMetrics& metrics) {
+  if (events_) WEFT_RETURN_IF_ERROR(events_->Write(metrics));
+  if (!metrics_) return absl::OkStatus();
+  if (metrics.step != start_.first_step) return metrics_->Write(metrics);
+  StepMetrics first = metrics;
+  first.byte_inputs = start_.byte_inputs;
+  return metrics_->Write(first);
+}
+
+}  // namespace weft
