@@ -162,8 +162,9 @@ endfunction()
 # count; the count 2x3 means two nodes of three ranks. The ranks agree on the verdict. A rank computes with one
 # thread unless the test sets another number, because ctest runs tests in parallel. A SINGLE_THREAD program is left out under
 # ThreadSanitizer, which would find nothing in it. COST is the approximate time of a long test under the slowest preset: ctest
-# starts the longest tests first, so that no core idles at the end. Under the sanitizers WEFT_SCHEDULES limits long tests. Programs that are not SLOW have the label `quick`; of the runs
-# of processes, only the ones with two ranks have it.
+# starts the longest tests first, so that no core idles at the end. Under the sanitizers WEFT_SCHEDULES limits long tests; under
+# ThreadSanitizer the limit is lowest, because simulated ranks are fibers of one thread, which has no races. Programs that are not
+# SLOW have the label `quick`; of the runs of processes, only the ones with two ranks have it.
 function(weft_test name)
   cmake_parse_arguments(ARG "SINGLE_THREAD;SLOW" "TIMEOUT;COST" "SOURCES;LINK;MPI_RANKS;STORE_RANKS;LABELS" ${ARGN})
   if(ARG_SINGLE_THREAD AND WEFT_SANITIZE MATCHES "thread")
@@ -224,7 +225,9 @@ function(weft_test name)
     endif()
     add_test(NAME ${name} COMMAND ${name} --gtest_output=json:${PROJECT_BINARY_DIR}/results/${name}.json)
     set(environment OMP_NUM_THREADS=1)
-    if(WEFT_SANITIZE)
+    if(WEFT_SANITIZE MATCHES "thread")
+      list(APPEND environment WEFT_SCHEDULES=2)
+    elseif(WEFT_SANITIZE)
       list(APPEND environment WEFT_SCHEDULES=10)
     endif()
     set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} COST ${ARG_COST} LABELS "${ARG_LABELS}"

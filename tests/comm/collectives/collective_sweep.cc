@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/comm/support/strided_parts.h"
+#include "tests/support/schedule_count.h"
 #include "tests/support/status_matchers.h"
 #include "weft/memory/shared_block.h"
 
@@ -97,15 +98,23 @@ std::vector<std::vector<int64_t>> CountsFor(int ranks, int64_t base) {
   return {equal, uneven};
 }
 
+// If tests are limited, three dtypes or more are swept by a third of the cases, which has each dtype with each
+// count and with each memory.
 absl::Status ForEachCase(int ranks, const SweepOptions& options, bool has_counts,
                          absl::FunctionRef<absl::Status(const Case&)> body) {
+  const bool may_sample = options.dtypes.size() >= 3;
+  int dtype_number = 0;
   for (DType dtype : options.dtypes) {
+    ++dtype_number;
+    int count_number = 0;
     for (int64_t base : options.counts) {
+      ++count_number;
       for (const std::vector<int64_t>& counts : CountsFor(ranks, base)) {
         const bool equal = counts == std::vector<int64_t>(static_cast<size_t>(ranks), base);
         if (!equal && !has_counts) continue;
         for (const bool in_place : {false, true}) {
           for (const Memory memory : {Memory::kNode, Memory::kOwn, Memory::kMixed}) {
+            if (may_sample && !IsInSample(dtype_number, count_number, static_cast<int>(memory))) continue;
             const Case one{dtype, counts, equal, in_place, memory};
             SCOPED_TRACE(one.ToString());
             if (absl::Status status = body(one); !status.ok()) return Annotate(status, one.ToString());
