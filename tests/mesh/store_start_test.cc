@@ -1,15 +1,11 @@
 // Start-up over a store, with ranks that are threads: missing ranks, wrong arguments, keys that stay.
-#include <condition_variable>
 #include <cstdlib>
-#include <functional>
-#include <map>
-#include <mutex>
-#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/mesh/bootstrap_conformance.h"
+#include "tests/mesh/memory_store.h"
 #include "tests/support/status_matchers.h"
 #include "weft/mesh/store_bootstrap.h"
 
@@ -18,42 +14,9 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::weft::testing::MemoryStore;
+using ::weft::testing::RunRanks;
 using ::weft::testing::StatusIs;
-
-// A store in memory that tells its keys and can fail.
-class MemoryStore final : public KeyValueStore {
- public:
-  absl::Status Set(std::string_view key, std::string_view value) override {
-    const std::lock_guard lock(mutex_);
-    if (!failure_.ok()) return failure_;
-    values_[std::string(key)] = value;
-    changed_.notify_all();
-    return absl::OkStatus();
-  }
-  absl::StatusOr<std::string> Get(std::string_view key, absl::Duration timeout) override {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout),
-                      [&] { return values_.contains(std::string(key)); });
-    if (!failure_.ok()) return failure_;
-    const auto found = values_.find(std::string(key));
-    if (found == values_.end()) return absl::DeadlineExceededError("no such key");
-    return found->second;
-  }
-  absl::Status Delete(std::string_view key) override {
-    const std::lock_guard lock(mutex_);
-    values_.erase(std::string(key));
-    return absl::OkStatus();
-  }
-
-  void Fail(absl::Status failure) { failure_ = std::move(failure); }
-  size_t size() const { return values_.size(); }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
-  absl::Status failure_;
-};
 
 StoreBootstrapOptions Rank(int rank, int size, absl::Duration timeout = absl::Seconds(60)) {
   StoreBootstrapOptions options;
@@ -62,13 +25,6 @@ StoreBootstrapOptions Rank(int rank, int size, absl::Duration timeout = absl::Se
   options.startup_timeout = timeout;
   options.timeout = absl::Seconds(60);
   return options;
-}
-
-// Runs `body` as every rank, each on its own thread.
-void RunRanks(int size, const std::function<void(int)>& body) {
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) threads.emplace_back(body, rank);
-  for (std::thread& thread : threads) thread.join();
 }
 
 class StoreStart : public ::testing::TestWithParam<int> {};
@@ -89,16 +45,17 @@ TEST_P(StoreStart, RanksOfOneProcessPassTheConformanceTests) {
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, StoreStart, ::testing::Values(1, 2, 3, 4, 7));
 
-// Each rank keeps its generation, and its blobs of the last two rounds at most.
+// Each rank keeps its generation and its blob of the last round. In a tree, ranks 0 and 1 also keep subtrees.
 TEST(StoreStart, TheNumberOfKeysDoesNotGrowWithTheRounds) {
-  constexpr int kRanks = 3;
-  const auto store = std::make_shared<MemoryStore>();
-  RunRanks(kRanks, [&](int rank) {
-    const auto bootstrap = MakeStoreBootstrap(store, Rank(rank, kRanks));
-    ASSERT_OK(bootstrap);
-    for (int round = 0; round < 20; ++round) EXPECT_OK((*bootstrap)->AllGatherBlob("x", absl::Seconds(60)));
-  });
-  EXPECT_EQ(store->size(), 2 * kRanks);
+  for (const int ranks : {3, 10}) {
+    const auto store = std::make_shared<MemoryStore>();
+    RunRanks(ranks, [&](int rank) {
+      const auto bootstrap = MakeStoreBootstrap(store, Rank(rank, ranks));
+      ASSERT_OK(bootstrap);
+      for (int round = 0; round < 20; ++round) EXPECT_OK((*bootstrap)->AllGatherBlob("x", absl::Seconds(60)));
+    });
+    EXPECT_EQ(store->size(), 2 * ranks + (ranks == 10 ? 2 : 0));
+  }
 }
 
 TEST(StoreStart, NodesFollowTheNamesThatTheirRanksGive) {

@@ -36,7 +36,7 @@ FLOOR_OF = {layer: floor for floor, layers in enumerate(FLOORS) for layer in lay
 
 # Rooms of a layer, lowest first. Rooms of one floor stand beside each other. All other layers have no rooms.
 ROOMS = {
-    "mesh": [["base"], ["mpi", "tcp", "threads", "simulation"], ["store"]],
+    "mesh": [["base"], ["rounds"], ["mpi", "tcp", "threads", "simulation"], ["store"]],
     "comm": [["base"], ["trees"], ["codec"], ["links"], ["phases"], ["collectives"], ["messages"], ["engine"]],
     "nn": [["products"], ["kernels"], ["sparse"], ["base"], ["modules"], ["models"]],
     "sharding": [["plan"], ["pipeline"], ["group"], ["model"]],

@@ -1,7 +1,6 @@
 #include "src/mesh/mpi/mpi_blob_exchange.h"
 
-#include <chrono>
-#include <cstring>
+#include <algorithm>
 #include <utility>
 
 #include "src/mesh/base/deadline.h"
@@ -12,7 +11,9 @@ namespace weft::internal {
 namespace {
 
 constexpr int kTag = 0;
-constexpr size_t kMaxBlobBytes = size_t{1} << 30;
+
+// A rank spreads what it knows so many times in the second half of its timeout. See Note [Blob relays].
+constexpr int kSpreads = 32;
 
 }  // namespace
 
@@ -23,118 +24,201 @@ absl::StatusOr<std::unique_ptr<MpiBlobExchange>> MpiBlobExchange::Create(std::sh
 }
 
 MpiBlobExchange::MpiBlobExchange(std::shared_ptr<MpiSession> session, MpiCommunicator comm)
-    : session_(std::move(session)), comm_(std::move(comm)), rank_(comm_.rank()), peers_(comm_.size()) {}
+    : session_(std::move(session)), comm_(std::move(comm)), rank_(comm_.rank()), size_(comm_.size()) {}
 
 MpiBlobExchange::~MpiBlobExchange() {
+  stop_ = true;
+  if (thread_.joinable()) thread_.join();
+  const MutexLock lock(mutex_);
   // Only rounds that missed their deadline leave requests behind. See Note [MPI teardown].
-  for (Peer& peer : peers_) {
-    for (Transfer& sent : peer.outgoing) session_->Abandon(sent.request, sent.message);
-    if (peer.incoming.request != MPI_REQUEST_NULL)
-      session_->Abandon(peer.incoming.request, peer.incoming.message);
+  for (auto* const transfers : {&incoming_, &outgoing_}) {
+    for (Transfer& transfer : *transfers) session_->Abandon(transfer.request, transfer.message);
   }
   comm_.Retire();  // Messages of an abandoned round may still arrive.
 }
 
 absl::StatusOr<std::vector<std::string>> MpiBlobExchange::AllGather(std::string_view blob,
                                                                     absl::Duration timeout) {
-  ++round_;  // A rejected blob uses its round, too, so that later rounds match.
-  if (blob.size() > kMaxBlobBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot gather a blob of ", blob.size(), " bytes: the maximum is ", kMaxBlobBytes));
+  RoundNumber number = 0;
+  {
+    const MutexLock lock(mutex_);
+    number = ++round_;  // A rejected blob uses its round, too, so that later rounds match.
   }
-  auto message = std::make_shared<std::string>(sizeof(round_), '\0');
-  std::memcpy(message->data(), &round_, sizeof(round_));
-  message->append(blob);
-  for (int peer = 0; peer < comm_.size(); ++peer) {
-    if (peer == rank_) continue;
-    peers_[peer].arrived = false;
-    WEFT_RETURN_IF_ERROR(Send(peer, message));
+  if (blob.size() > BlobRelay::kMaxBlobBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot gather a blob of ", blob.size(),
+                                                   " bytes: the maximum is ", BlobRelay::kMaxBlobBytes));
   }
-  const absl::Status advanced = AdvanceAllUntil(timeout);
-  session_->SetPeersMissing(absl::IsDeadlineExceeded(advanced) ? advanced : absl::OkStatus());
-  WEFT_RETURN_IF_ERROR(advanced);
-
-  std::vector<std::string> blobs;
-  for (int rank = 0; rank < comm_.size(); ++rank) {
-    const std::string& from = rank == rank_ ? *message : *peers_[rank].incoming.message;
-    blobs.push_back(from.substr(sizeof(round_)));
-  }
-  return blobs;
-}
-
-absl::Status MpiBlobExchange::Send(int peer, const std::shared_ptr<std::string>& message) {
-  Transfer sent{message};
-  WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Isend(message->data(), static_cast<int>(message->size()), MPI_BYTE, peer,
-                                           kTag, comm_.get(), &sent.request),
-                                 "MPI_Isend"));
-  peers_[peer].outgoing.push_back(std::move(sent));
-  return absl::OkStatus();
-}
-
-absl::Status MpiBlobExchange::AdvanceAllUntil(absl::Duration timeout) {
-  const auto deadline = DeadlineAfter(timeout);
+  const TimePoint deadline = DeadlineAfter(timeout);
+  Call(number, blob, timeout);
   Backoff backoff;
-  for (;;) {
-    std::vector<int> missing;
-    for (int peer = 0; peer < comm_.size(); ++peer) {
-      if (peer == rank_) continue;
-      WEFT_RETURN_IF_ERROR(Advance(peer));
-      if (!IsFinished(peer)) missing.push_back(peer);
+  while (true) {
+    WEFT_ASSIGN_OR_RETURN(auto blobs, AdvanceAndTake(number));
+    if (blobs) {
+      session_->SetPeersMissing(absl::OkStatus());
+      return *std::move(blobs);
     }
-    if (missing.empty()) return absl::OkStatus();
     if (std::chrono::steady_clock::now() >= deadline) {
-      return MissingRanksError("all-gather of blobs", missing, timeout);
+      const absl::Status missed = Abandon(number, timeout);
+      session_->SetPeersMissing(missed);
+      return missed;
     }
     backoff.Pause();
   }
 }
 
+MpiBlobExchange::Round& MpiBlobExchange::RoundOf(RoundNumber number) {
+  return rounds_.try_emplace(number, Round{BlobRelay(number, rank_, size_)}).first->second;
+}
+
+void MpiBlobExchange::Call(RoundNumber number, std::string_view blob, absl::Duration timeout) {
+  constexpr std::chrono::nanoseconds kShortestInterval = std::chrono::milliseconds(1);
+  const MutexLock lock(mutex_);
+  Round& round = RoundOf(number);
+  round.called = true;
+  round.spread_at = DeadlineAfter(timeout / 2);
+  round.spread_interval =
+      std::max(kShortestInterval, (round.spread_at - std::chrono::steady_clock::now()) / kSpreads);
+  round.relay.Contribute(blob);
+}
+
+absl::StatusOr<std::optional<std::vector<std::string>>> MpiBlobExchange::AdvanceAndTake(RoundNumber number) {
+  const MutexLock lock(mutex_);
+  WEFT_RETURN_IF_ERROR(failure_);
+  WEFT_RETURN_IF_ERROR(Advance());
+  const auto found = rounds_.find(number);
+  if (!IsFinished(number, found->second)) return std::optional<std::vector<std::string>>();
+  std::optional<std::vector<std::string>> blobs(found->second.relay.TakeBlobs());
+  rounds_.erase(found);
+  return blobs;
+}
+
 // MPI sends a large message only while the sender calls MPI. A rank therefore also waits for its own sends.
-bool MpiBlobExchange::IsFinished(int peer) const {
-  return peers_[peer].arrived && peers_[peer].outgoing.empty();
+bool MpiBlobExchange::IsFinished(RoundNumber number, const Round& round) const {
+  return round.relay.complete() && std::none_of(outgoing_.begin(), outgoing_.end(),
+                                                [&](const Transfer& sent) { return sent.round == number; });
 }
 
-absl::Status MpiBlobExchange::Advance(int peer) {
-  Peer& state = peers_[peer];
-  while (!state.outgoing.empty()) {
-    int done = 0;
+absl::Status MpiBlobExchange::Advance() {
+  WEFT_RETURN_IF_ERROR(StartReceives());
+  WEFT_RETURN_IF_ERROR(FinishReceives());
+  WEFT_RETURN_IF_ERROR(StartSends());
+  return FinishSends();
+}
+
+absl::Status MpiBlobExchange::StartReceives() {
+  while (true) {
+    int found = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
     WEFT_RETURN_IF_ERROR(
-        MpiStatus(MPI_Test(&state.outgoing.front().request, &done, MPI_STATUS_IGNORE), "MPI_Test (send)"));
-    if (done == 0) break;
-    state.outgoing.erase(state.outgoing.begin());
+        MpiStatus(MPI_Improbe(MPI_ANY_SOURCE, kTag, comm_.get(), &found, &message, &status), "MPI_Improbe"));
+    if (found == 0) return absl::OkStatus();
+    int bytes = 0;
+    WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count"));
+    Transfer& incoming = incoming_.emplace_back();
+    incoming.peer = status.MPI_SOURCE;
+    incoming.message = std::make_shared<std::string>(static_cast<size_t>(bytes), '\0');
+    WEFT_RETURN_IF_ERROR(MpiStatus(
+        MPI_Imrecv(incoming.message->data(), bytes, MPI_BYTE, &message, &incoming.request), "MPI_Imrecv"));
   }
-  if (state.arrived) return absl::OkStatus();
-  if (state.incoming.request == MPI_REQUEST_NULL) WEFT_RETURN_IF_ERROR(StartReceive(peer));
-  return FinishReceive(state);
 }
 
-absl::Status MpiBlobExchange::StartReceive(int peer) {
-  int found = 0;
-  MPI_Message message = MPI_MESSAGE_NULL;
-  MPI_Status status;
-  WEFT_RETURN_IF_ERROR(
-      MpiStatus(MPI_Improbe(peer, kTag, comm_.get(), &found, &message, &status), "MPI_Improbe"));
-  if (found == 0) return absl::OkStatus();
-  int bytes = 0;
-  WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count"));
-  Transfer& incoming = peers_[peer].incoming;
-  incoming.message = std::make_shared<std::string>(static_cast<size_t>(bytes), '\0');
-  return MpiStatus(MPI_Imrecv(incoming.message->data(), bytes, MPI_BYTE, &message, &incoming.request),
-                   "MPI_Imrecv");
-}
-
-absl::Status MpiBlobExchange::FinishReceive(Peer& from) {
-  if (from.incoming.request == MPI_REQUEST_NULL) return absl::OkStatus();
-  int done = 0;
-  WEFT_RETURN_IF_ERROR(
-      MpiStatus(MPI_Test(&from.incoming.request, &done, MPI_STATUS_IGNORE), "MPI_Test (receive)"));
-  if (done == 0) return absl::OkStatus();
-  RoundNumber round = 0;
-  WEFT_CHECK(from.incoming.message->size() >= sizeof(round), "a blob message without a round number");
-  std::memcpy(&round, from.incoming.message->data(), sizeof(round));
-  WEFT_CHECK(round <= round_, "a peer skipped a round of the blob exchange");
-  from.arrived = round == round_;
+absl::Status MpiBlobExchange::FinishReceives() {
+  for (auto it = incoming_.begin(); it != incoming_.end();) {
+    int done = 0;
+    WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Test(&it->request, &done, MPI_STATUS_IGNORE), "MPI_Test (receive)"));
+    if (done == 0) {
+      ++it;
+      continue;
+    }
+    const std::shared_ptr<std::string> message = std::move(it->message);
+    const int peer = it->peer;
+    it = incoming_.erase(it);
+    WEFT_RETURN_IF_ERROR(Annotate(Deliver(*message), absl::StrCat("message of rank ", peer)));
+  }
   return absl::OkStatus();
+}
+
+absl::Status MpiBlobExchange::Deliver(const std::string& message) {
+  const std::optional<RoundNumber> number = BlobRelay::RoundOf(message);
+  if (!number)
+    return absl::InternalError("no message of the blob exchange: do all ranks run the same build?");
+  const bool is_finished = *number <= round_ && !rounds_.contains(*number);
+  return is_finished ? absl::OkStatus() : RoundOf(*number).relay.Receive(message);
+}
+
+absl::Status MpiBlobExchange::StartSends() {
+  const TimePoint now = std::chrono::steady_clock::now();
+  for (auto& [number, round] : rounds_) {
+    if (round.called && now >= round.spread_at) {
+      round.relay.Spread();
+      round.spread_at = now + round.spread_interval;
+    }
+    for (BlobRelay::Message& message : round.relay.TakeMessages()) {
+      Transfer& sent = outgoing_.emplace_back();
+      sent.peer = message.peer;
+      sent.round = number;
+      sent.message = std::move(message.bytes);
+      WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Isend(sent.message->data(), static_cast<int>(sent.message->size()),
+                                               MPI_BYTE, sent.peer, kTag, comm_.get(), &sent.request),
+                                     "MPI_Isend"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MpiBlobExchange::FinishSends() {
+  for (auto it = outgoing_.begin(); it != outgoing_.end();) {
+    int done = 0;
+    WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Test(&it->request, &done, MPI_STATUS_IGNORE), "MPI_Test (send)"));
+    it = done != 0 ? outgoing_.erase(it) : std::next(it);
+  }
+  return absl::OkStatus();
+}
+
+// Returns the ranks that have not called. If all have, returns those whose blobs are still with relays. If
+// there are none of these either, returns those that have not taken this rank's messages.
+std::vector<int> MpiBlobExchange::AwaitedRanks(RoundNumber number) {
+  const BlobRelay& relay = RoundOf(number).relay;
+  std::vector<int> ranks = relay.MissingRanks();
+  if (ranks.empty()) ranks = relay.MissingBlobs();
+  if (!ranks.empty()) return ranks;
+  for (const Transfer& sent : outgoing_) {
+    if (sent.round == number) ranks.push_back(sent.peer);
+  }
+  return ranks;
+}
+
+absl::Status MpiBlobExchange::Abandon(RoundNumber number, absl::Duration timeout) {
+  std::vector<int> missing;
+  bool starts_thread = false;
+  {
+    const MutexLock lock(mutex_);
+    missing = AwaitedRanks(number);
+    RoundOf(number).abandoned = true;
+    starts_thread = !std::exchange(relaying_, true);
+  }
+  if (starts_thread) {
+    if (thread_.joinable()) thread_.join();  // An earlier one, which has ended.
+    thread_ = std::thread([this] { RelayAbandonedRounds(); });
+  }
+  return MissingRanksError("all-gather of blobs", missing, timeout);
+}
+
+void MpiBlobExchange::RelayAbandonedRounds() {
+  Backoff backoff;
+  while (!stop_ && AdvanceAbandonedRounds()) backoff.Pause();
+}
+
+bool MpiBlobExchange::AdvanceAbandonedRounds() {
+  const MutexLock lock(mutex_);
+  failure_ = Advance();
+  std::erase_if(rounds_, [this](const auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return entry.second.abandoned && IsFinished(entry.first, entry.second);
+  });
+  relaying_ = failure_.ok() && std::any_of(rounds_.begin(), rounds_.end(),
+                                           [](const auto& entry) { return entry.second.abandoned; });
+  return relaying_;
 }
 
 }  // namespace weft::internal
