@@ -91,7 +91,9 @@ struct SimReport {
   int64_t virtual_ns = 0;              // Virtual time at the end of the last rank.
   int64_t events = 0;                  // Events that the simulation ran.
   int64_t messages = 0;                // Data messages over wire links.
-  uint64_t fingerprint = 0;            // Hash of all event times; equal for identical runs.
+  // Control messages that each rank has sent over wire links.
+  std::vector<int64_t> control_messages = {};
+  uint64_t fingerprint = 0;  // Hash of all event times; equal for identical runs.
 
   // OK, or the error of the lowest failing rank.
   absl::Status status() const;

@@ -55,20 +55,33 @@ struct Gates {
 struct RankFlags {
   std::map<int, LaneFlags> lanes;
   std::optional<NodeLink::FailureNotice> failure;
-  std::deque<std::string> messages;  // To the rank that sees these flags.
+  std::vector<std::string> messages;  // To the rank that sees these flags.
 };
 // A store to the flags of a rank. All peers share it.
 using Store = std::shared_ptr<const std::function<void(RankFlags&)>>;
 
-// The flags of a peer that are visible to this rank, and the stores that are not visible yet.
+// The flags of a peer that are visible to this rank, and the stores that are not visible yet. There is one
+// for each pair of ranks of a node: it takes little memory if this rank does not look at the flags of the
+// peer.
 struct PeerView {
   struct Pending {
     int64_t visible_ns;
     int64_t made_ns;
     Store store;
   };
+  // Shows the stores that are visible at `now_ns`, and those made until `seen_ns`.
+  void Show(int64_t now_ns, int64_t seen_ns) {
+    size_t shown = 0;
+    for (; shown < pending.size(); ++shown) {
+      const Pending& next = pending[shown];
+      if (next.visible_ns > now_ns && next.made_ns > seen_ns) break;
+      (*next.store)(visible);
+    }
+    pending.erase(pending.begin(), pending.begin() + static_cast<int64_t>(shown));
+  }
+
   RankFlags visible;
-  std::deque<Pending> pending;  // In the order of the stores.
+  std::vector<Pending> pending;  // In the order of the stores.
   int64_t last_visible_ns = 0;
 };
 
@@ -79,6 +92,9 @@ struct RankState {
   RankFlags own;
   std::map<int, Gates> gates;                // By lane, of groups whose host this rank is.
   absl::flat_hash_map<int, PeerView> views;  // By local peer.
+  int64_t seen_ns = 0;                       // This rank sees all stores of its node until this time.
+  int unread_messages = 0;                   // To this rank, visible or not.
+  int failures = 0;                          // Notices of the node. Used only in the state of its first rank.
   std::atomic<uint32_t> doorbell{0};
   uint64_t heartbeats = 0;  // Visible to peers at once.
   Runtime* runtime;
@@ -166,20 +182,20 @@ class SimNodeLink final : public NodeLink {
     WEFT_CHECK(bytes.size() <= Mailbox::kMaxBytes, "a message to a rank of the node is too long");
     const Store store = std::make_shared<const std::function<void(RankFlags&)>>(
         [message = std::string(bytes)](RankFlags& flags) { flags.messages.push_back(message); });
-    const auto found = std::find_if(peers_.begin(), peers_.end(),
-                                    [&](const auto& candidate) { return candidate->rank == peer; });
-    WEFT_CHECK(found != peers_.end(), "a NodeLink was asked for a message to a rank of another node");
-    const int64_t visible_ns = VisibleAt(**found);
-    (*found)->views[state_->rank].pending.push_back({visible_ns, simulation_.NowNs(), store});
+    RankState& receiver = StateOf(peer);
+    AddPending(receiver, store);
+    ++receiver.unread_messages;
     Ring(peer);
   }
   bool FlushMessages() override { return false; }
   std::optional<Message> ReceiveMessage() override {
+    if (state_->unread_messages == 0) return std::nullopt;  // A cheap check: every poll calls this function.
     for (const auto& peer : peers_) {
-      std::deque<std::string>& messages = VisibleFlags(peer->rank).messages;
+      std::vector<std::string>& messages = VisibleFlags(peer->rank).messages;
       if (messages.empty()) continue;
       Message message{peer->rank, std::move(messages.front())};
-      messages.pop_front();
+      messages.erase(messages.begin());
+      --state_->unread_messages;
       return message;
     }
     return std::nullopt;
@@ -188,11 +204,13 @@ class SimNodeLink final : public NodeLink {
   void PublishFailure(const FailureNotice& notice) override {
     if (state_->own.failure) return;
     Apply([notice](RankFlags& flags) { flags.failure = notice; });
+    ++FirstOfNode().failures;
     for (const auto& peer : peers_) Ring(peer->rank);
   }
   std::optional<FailureNotice> ReadFailure() const override {
+    if (FirstOfNode().failures == 0) return std::nullopt;  // A cheap check: every poll calls this function.
     for (const auto& peer : peers_) {
-      if (!peer->own.failure) continue;  // A cheap check, because every poll calls this function.
+      if (!peer->own.failure) continue;
       const RankFlags& flags = VisibleFlags(peer->rank);
       if (flags.failure) return flags.failure;
     }
@@ -200,17 +218,14 @@ class SimNodeLink final : public NodeLink {
   }
 
   void PublishHeartbeat() override { ++state_->heartbeats; }
-  uint64_t Heartbeats(int peer) const override {
-    for (const auto& other : peers_) {
-      if (other->rank == peer) return other->heartbeats;
-    }
-    return state_->heartbeats;
-  }
+  uint64_t Heartbeats(int peer) const override { return StateOf(peer).heartbeats; }
 
   // Visible to peers at once: no rank uses the flags during a reset, and a barrier follows it.
   void Reset() override {
     state_->own = {};
     state_->gates.clear();
+    state_->unread_messages = 0;
+    state_->failures = 0;
     for (const auto& peer : peers_) {
       PeerView& view = peer->views[state_->rank];
       view.visible = {};
@@ -221,9 +236,8 @@ class SimNodeLink final : public NodeLink {
   // The doorbell is delayed like a flag: a rank that it wakes sees all stores before the ring.
   void Ring(int peer) override {
     if (peer == state_->rank) return RingNow(*state_);
-    for (const auto& other : peers_) {
-      if (other->rank == peer) simulation_.At(VisibleAt(*other), [other] { RingNow(*other); });
-    }
+    const std::shared_ptr<RankState>& other = *Find(peer);
+    simulation_.At(VisibleAt(*other), [other] { RingNow(*other); });
   }
   uint32_t Doorbell() const override { return state_->doorbell.load(); }
   void Wait(uint32_t seen, int64_t timeout_ns) override {
@@ -250,18 +264,32 @@ class SimNodeLink final : public NodeLink {
     store_to(state_->own);
     if (peers_.empty()) return;
     const Store store = std::make_shared<const std::function<void(RankFlags&)>>(store_to);
-    for (const auto& peer : peers_) {
-      const int64_t visible_ns = VisibleAt(*peer);
-      peer->views[state_->rank].pending.push_back({visible_ns, simulation_.NowNs(), store});
-    }
+    for (const auto& peer : peers_) AddPending(*peer, store);
+  }
+
+  void AddPending(RankState& peer, const Store& store) {
+    constexpr size_t kManyPending = 64;  // Of a peer that does not look at the flags of this rank.
+    const int64_t visible_ns = VisibleAt(peer);
+    PeerView& view = peer.views[state_->rank];
+    view.pending.push_back({visible_ns, simulation_.NowNs(), store});
+    if (view.pending.size() % kManyPending == 0) view.Show(simulation_.NowNs(), peer.seen_ns);
+  }
+
+  // The place of a local peer in peers_.
+  std::vector<std::shared_ptr<RankState>>::const_iterator Find(int peer) const {
+    const auto found = std::lower_bound(peers_.begin(), peers_.end(), peer,
+                                        [](const auto& state, int rank) { return state->rank < rank; });
+    WEFT_CHECK(found != peers_.end() && (*found)->rank == peer,
+               "a NodeLink was asked for a rank of another node");
+    return found;
+  }
+  RankState& FirstOfNode() const {
+    return peers_.empty() || state_->rank < peers_.front()->rank ? *state_ : *peers_.front();
   }
 
   RankState& StateOf(int peer) const {
     if (peer == state_->rank) return *state_;
-    const auto found = std::find_if(peers_.begin(), peers_.end(),
-                                    [&](const auto& candidate) { return candidate->rank == peer; });
-    WEFT_CHECK(found != peers_.end(), "a NodeLink was asked for the state of a rank of another node");
-    return **found;
+    return **Find(peer);
   }
   // The slot in the peer's own flags, without delay.
   Slot& SlotOf(int lane, int peer, uint64_t sequence) const {
@@ -282,9 +310,7 @@ class SimNodeLink final : public NodeLink {
   bool Sees(const SharedStore& store) const {
     const auto visible = store.visible_ns.find(state_->rank);
     if (visible->second > simulation_.NowNs()) return false;
-    for (auto& [peer, view] : state_->views) {
-      while (!view.pending.empty() && view.pending.front().made_ns <= store.made_ns) ShowFirst(view);
-    }
+    state_->seen_ns = std::max(state_->seen_ns, store.made_ns);
     return true;
   }
   // The value of the last of these stores that this rank sees; 0 if it sees none.
@@ -295,26 +321,18 @@ class SimNodeLink final : public NodeLink {
     }
     return 0;
   }
-  static void ShowFirst(PeerView& view) {
-    (*view.pending.front().store)(view.visible);
-    view.pending.pop_front();
-  }
-
   RankFlags& VisibleFlags(int peer) const {
     if (peer == state_->rank) return state_->own;
     const auto found = state_->views.find(peer);
     WEFT_CHECK(found != state_->views.end(), "a NodeLink was asked for the flags of a rank of another node");
-    PeerView& view = found->second;
-    while (!view.pending.empty() && view.pending.front().visible_ns <= simulation_.NowNs()) {
-      ShowFirst(view);
-    }
-    return view.visible;
+    found->second.Show(simulation_.NowNs(), state_->seen_ns);
+    return found->second.visible;
   }
 
   Runtime& runtime_;
   Simulation& simulation_;
   std::shared_ptr<RankState> state_;
-  std::vector<std::shared_ptr<RankState>> peers_;  // Local peers.
+  std::vector<std::shared_ptr<RankState>> peers_;  // Local peers, ascending.
 };
 
 }  // namespace

@@ -74,8 +74,8 @@ absl::Status FabricWire::Poll() { return absl::OkStatus(); }
 absl::StatusOr<bool> FabricWire::Test(RequestId request) {
   const auto found = requests_.find(request);
   WEFT_CHECK(found != requests_.end(), "Test of a request that is not in flight");
-  const std::shared_ptr<WireTransfer> transfer = found->second.transfer;
-  if (!transfer->done.load(std::memory_order_acquire)) return false;
+  if (!found->second.transfer->done.load(std::memory_order_acquire)) return false;
+  const std::shared_ptr<WireTransfer> transfer = std::move(found->second.transfer);
   requests_.erase(found);
   WEFT_RETURN_IF_ERROR(transfer->outcome);
   return true;

@@ -16,19 +16,29 @@ absl::StatusOr<AnonymousMemory> Reserve(size_t bytes, const absl::StatusOr<size_
 void GatherRound::Arrive(int rank, std::string_view blob) {
   blobs_[static_cast<size_t>(rank)].emplace(blob);
   ++arrived_;
+  if (!complete()) return;
+  for (const std::optional<std::string>& arrived : blobs_) {
+    all_.append(*arrived);
+    ends_.push_back(all_.size());
+  }
+  blobs_.assign(blobs_.size(), std::nullopt);
 }
 
 absl::StatusOr<std::vector<std::string>> GatherRound::Result(absl::Duration timeout) const {
-  std::vector<std::string> result;
+  if (complete()) {
+    std::vector<std::string> result;
+    result.reserve(ends_.size());
+    size_t begin = 0;
+    for (const size_t end : ends_) {
+      result.push_back(all_.substr(begin, end - begin));
+      begin = end;
+    }
+    return result;
+  }
   std::vector<int> missing;
   for (size_t rank = 0; rank < blobs_.size(); ++rank) {
-    if (blobs_[rank]) {
-      result.push_back(*blobs_[rank]);
-    } else {
-      missing.push_back(static_cast<int>(rank));
-    }
+    if (!blobs_[rank]) missing.push_back(static_cast<int>(rank));
   }
-  if (missing.empty()) return result;
   return MissingRanksError("all-gather of blobs", missing, timeout);
 }
 

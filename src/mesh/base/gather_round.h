@@ -32,7 +32,10 @@ class GatherRound {
   bool Leave() { return ++left_ == blobs_.size(); }
 
  private:
-  std::vector<std::optional<std::string>> blobs_;
+  std::vector<std::optional<std::string>> blobs_;  // Empty once the round is complete.
+  // The blobs of a complete round, end to end: with many ranks, most of the time of a round goes into copies.
+  std::string all_;
+  std::vector<size_t> ends_;
   size_t arrived_ = 0;
   size_t left_ = 0;
 };

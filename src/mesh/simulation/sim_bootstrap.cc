@@ -61,6 +61,14 @@ int64_t SimWorld::messages() const {
   return messages;
 }
 
+std::vector<int64_t> SimWorld::control_messages() const {
+  std::vector<int64_t> messages(static_cast<size_t>(nodes_.size()));
+  for (const auto& fabric : fabrics_) {
+    for (size_t rank = 0; rank < messages.size(); ++rank) messages[rank] += fabric->control_messages()[rank];
+  }
+  return messages;
+}
+
 absl::StatusOr<NodeMemory> SimBootstrap::ReserveNodeMemory(size_t segment_bytes) {
   const std::vector<int> ranks = node_map().RanksOf(node());
   WEFT_ASSIGN_OR_RETURN(
@@ -103,6 +111,7 @@ SimReport RunSimulatedRanks(const NodeMap& nodes, const SimOptions& options,
   report.virtual_ns = simulator.NowNs();
   report.events = simulator.events();
   report.messages = world.messages();
+  report.control_messages = world.control_messages();
   report.fingerprint = simulator.fingerprint();
   return report;
 }

@@ -30,6 +30,7 @@ class SimWorld {
   std::shared_ptr<SimFabric> Fabric(size_t call);
   absl::StatusOr<size_t> FreeBytesPerNode() const;
   int64_t messages() const;
+  std::vector<int64_t> control_messages() const;
 
  private:
   struct Round : GatherRound {

@@ -21,15 +21,16 @@ void Copy(WireTransfer& send, WireTransfer& receive) {
 SimFabric::SimFabric(Simulator& simulator, const NodeMap& nodes)
     : simulator_(simulator),
       nodes_(nodes),
+      ranks_per_node_(static_cast<int>(nodes.RanksOf(0).size())),
       arrived_control_messages_(static_cast<size_t>(nodes.size())),
       egress_free_ns_(static_cast<size_t>(nodes.node_count())),
-      ingress_free_ns_(static_cast<size_t>(nodes.node_count())) {}
+      ingress_free_ns_(static_cast<size_t>(nodes.node_count())),
+      control_messages_(static_cast<size_t>(nodes.size())) {}
 
 WireChannel SimFabric::Mirrored(const WireChannel& channel) const {
   if (!simulator_.options().mirror_nodes) return channel;
   const auto [sender, receiver, tag] = channel;
-  const int ranks = static_cast<int>(nodes_.RanksOf(0).size());
-  return {sender + receiver / ranks * ranks, receiver % ranks, tag};
+  return {sender + receiver / ranks_per_node_ * ranks_per_node_, receiver % ranks_per_node_, tag};
 }
 
 void SimFabric::Post(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) {
@@ -82,6 +83,7 @@ void SimFabric::Abandon(const WireChannel& channel, WireTransfer& transfer) {
 }
 
 void SimFabric::PushControlMessage(int from, int to, std::string_view bytes) {
+  ++control_messages_[static_cast<size_t>(from)];
   const auto [sender, receiver, tag] = Mirrored({from, to, 0});
   int64_t& last = last_control_message_ns_[{sender, receiver}];
   last = std::max(last, simulator_.NowNs() + simulator_.Delay(from, simulator_.options().wire_latency_ns));

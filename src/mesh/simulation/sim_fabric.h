@@ -31,6 +31,8 @@ class SimFabric final : public InProcessFabric {
   std::optional<WireLink::ControlMessage> PopControlMessage(int rank) override;
 
   int64_t messages() const { return messages_; }
+  // By sender.
+  const std::vector<int64_t>& control_messages() const { return control_messages_; }
 
  private:
   // The channel of the message that one on `channel` stands for: see Note [Mirrored nodes] in simulation.h.
@@ -41,11 +43,13 @@ class SimFabric final : public InProcessFabric {
 
   Simulator& simulator_;
   const NodeMap nodes_;
+  const int ranks_per_node_;  // Of mirrored nodes.
   MatchQueue match_queue_;
   std::vector<std::deque<WireLink::ControlMessage>> arrived_control_messages_;
   absl::flat_hash_map<std::pair<int, int>, int64_t> last_control_message_ns_;  // By (sender, receiver).
   std::vector<int64_t> egress_free_ns_, ingress_free_ns_;  // By node: when its link is free.
   int64_t messages_ = 0;
+  std::vector<int64_t> control_messages_;
 };
 
 }  // namespace weft::internal
