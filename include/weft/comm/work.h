@@ -40,7 +40,7 @@ class [[nodiscard]] Work {
   // Blocks until *ready*, or until *released*; runs the progress loop meanwhile. `deadline` defaults to the
   // engine's timeout from now; with a later one, the watchdog waits for that long, too. May be called again.
   // Errors: kDeadlineExceeded (names lane, operation, sequence and missing ranks; the operation continues.
-  //           Without a `deadline` it also names the ranks that do not respond to a heartbeat request);
+  //           Without a `deadline` it also names the ranks that are late, and those that do not respond);
   //         kFailedPrecondition (a peer submitted a different operation; the message has both);
   //         kInvalidArgument (an argument of the collective, which the message names);
   //         kAborted (the engine had failed before; the message has the cause);

@@ -16,7 +16,8 @@ EngineCore::EngineCore(const Environment& environment)
             environment.credit_rules),
       messages_({env_.rank, env_.nodes, env_.node, wire_, *this, env_.scratch, env_.counters, env_.options,
                  env_.credit_rules},
-                *this) {}
+                *this),
+      late_ranks_(env_.rank) {}
 
 absl::Status EngineCore::AddLane(int index, std::string name, GroupPlacement placement, LanePurpose purpose) {
   auto lane = std::make_unique<Lane>(std::move(name), std::move(placement));
@@ -157,6 +158,7 @@ absl::StatusOr<bool> EngineCore::PollLanes() {
   bool advanced = false;
   if (env_.nodes.node_count() > 1) {
     WEFT_ASSIGN_OR_RETURN(advanced, wire_.Poll(now_ns_));
+    AnswerQuestions();
   }
   WEFT_RETURN_IF_ERROR(CheckPeerFailures());
   std::vector<std::pair<Priority, int>> order;

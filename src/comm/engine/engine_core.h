@@ -39,9 +39,11 @@
 #include <vector>
 
 #include <absl/status/status.h>
+#include <absl/strings/string_view.h>
 
 #include "src/comm/base/group_placement.h"
 #include "src/comm/base/trace_log.h"
+#include "src/comm/engine/late_ranks.h"
 #include "src/comm/engine/recorder.h"
 #include "src/comm/links/credit_scheduler.h"
 #include "src/comm/links/node_link.h"
@@ -133,10 +135,18 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // REQUIRES: no rank accesses memory of failed operations any more.
   void ReleaseQuarantine();
 
-  // Requests a heartbeat from all other ranks.
-  void RequestHeartbeat();
-  // Ranks that have not responded to the last request.
-  std::set<int> UnresponsiveRanks() const;
+  // An inquiry after the ranks for which an operation waits. See Note [Late ranks].
+  struct Inquiry {
+    int64_t begun_ns = 0;
+    OperationNumber waits_in;
+    std::map<int, uint64_t> heartbeats;  // Of the ranks of this node, when the inquiry began.
+  };
+  Inquiry Inquire(const OperationRecord& record);
+  // True if all ranks of this node have had a heartbeat since then, or had a second for it, and all asked
+  // ranks have answered.
+  bool IsAnswered(const Inquiry& inquiry) const;
+  // "no heartbeat from rank(s) 3; "; empty if no rank is known to be late or silent.
+  std::string DescribeInquiry(const Inquiry& inquiry) const;
   // For messages: "waits for rank(s) 2, 3".
   std::string DescribeWait(const OperationRecord& record);
 
@@ -180,13 +190,28 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   absl::Status LeaveLane(int index);
   // Ranks of this node that have not consumed `sequence` of the lane.
   std::set<int> RanksYetToConsume(int index, uint64_t sequence) const;
+  // Why an operation has not started.
+  struct StartWait {
+    absl::string_view reason;
+    const OperationRecord* blocker;  // The operation that must get further first. Null: there is none.
+  };
+  StartWait StartWaitOf(const OperationRecord& record) const;
   std::string DescribeStartWait(const OperationRecord& record);
+  // Bootstrap ranks for which a running operation waits.
+  std::set<int> AwaitedRanks(const OperationRecord& record);
+  // The ranks for which an operation waits, itself or through others of this rank.
+  LateRanks::Awaited AwaitedBy(const OperationRecord& record);
+  LateRanks::Awaited AwaitedBy(const OperationNumber& number);
+  // An unfinished operation for which a thread waits; null if there is none.
+  const OperationRecord* OfWaitingThread() const;
+  void AnswerQuestions();
+  void Send(const LateRanks::Messages& messages);
+  std::set<int> SilentOnNode(const Inquiry& inquiry) const;
   // Writes into the flight recorder what the first unfinished operation of each slow lane waits for.
   void RecordSlowOperations();
   void RecordWaitOfFirst(const Lane& lane);
   // Sets heard_, and returns its notice as an error.
   absl::Status CheckPeerFailures();
-  std::vector<int> OtherRanks(bool of_this_node) const;
   // Ranks of other nodes that this rank tells of a failure. See Note [Node graphs].
   std::vector<int> RanksToTell() const;
 
@@ -208,7 +233,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   bool awaits_slot_ = false;                                  // See must_be_polled.
   bool leaving_ = false;
   int64_t next_slow_check_ns_ = 0;
-  std::map<int, uint64_t> heartbeats_at_request_;  // Heartbeats of local peers at the last request.
+  LateRanks late_ranks_;
   absl::Status status_;
   std::optional<NodeLink::FailureNotice> heard_;  // The failure notice of another rank.
   bool broadcasting_failure_ = false;

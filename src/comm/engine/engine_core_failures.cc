@@ -50,14 +50,6 @@ absl::Status EngineCore::CheckPeerFailures() {
                       absl::StrCat("rank ", heard_->rank, ": ", heard_->cause.message()));
 }
 
-std::vector<int> EngineCore::OtherRanks(bool of_this_node) const {
-  std::vector<int> others;
-  for (int rank = 0; rank < env_.nodes.size(); ++rank) {
-    if (rank != env_.rank && env_.nodes.SameNode(rank, env_.rank) == of_this_node) others.push_back(rank);
-  }
-  return others;
-}
-
 std::vector<int> EngineCore::RanksToTell() const {
   constexpr int kRanksOfANode = 3;  // News passes a node unless so many of its ranks are silent.
   const std::vector<int>& node_of = env_.nodes.node_of_rank;
@@ -84,26 +76,6 @@ std::vector<int> EngineCore::RanksToTell() const {
       told.insert(placement.WorldRank(placement.PartLeader(node, placement.me())));
   }
   return {told.begin(), told.end()};
-}
-
-void EngineCore::RequestHeartbeat() {
-  heartbeats_at_request_.clear();
-  for (const int rank : OtherRanks(/*of_this_node=*/true)) {
-    heartbeats_at_request_[rank] = env_.node.Heartbeats(rank);
-    env_.node.Ring(rank);
-  }
-  wire_.RequestHeartbeat(OtherRanks(/*of_this_node=*/false));
-}
-
-std::set<int> EngineCore::UnresponsiveRanks() const {
-  std::set<int> unresponsive;
-  for (const auto& [rank, beats] : heartbeats_at_request_) {
-    if (env_.node.Heartbeats(rank) == beats) unresponsive.insert(rank);
-  }
-  for (const int rank : OtherRanks(/*of_this_node=*/false)) {
-    if (!wire_.HeartbeatReplies().contains(rank)) unresponsive.insert(rank);
-  }
-  return unresponsive;
 }
 
 void EngineCore::Fail(const absl::Status& cause) {

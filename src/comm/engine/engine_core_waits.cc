@@ -1,4 +1,5 @@
 // Descriptions of what operations wait for, for errors and for the flight recorder.
+#include <algorithm>
 #include <set>
 #include <string>
 
@@ -25,44 +26,155 @@ std::set<int> EngineCore::RanksYetToConsume(int index, uint64_t sequence) const 
   return ranks;
 }
 
-std::string EngineCore::DescribeStartWait(const OperationRecord& record) {
-  Lane& lane = *lanes_[static_cast<size_t>(record.lane)];
-  if (!lane.running.empty() && !lane.running.back()->IsReady()) {
-    return absl::StrCat("is queued behind ", Describe(*lane.running.back()), ", which ",
-                        DescribeWait(*lane.running.back()));
-  }
-  if (record.after != nullptr && !record.after->IsReady())
-    return absl::StrCat("starts after ", Describe(*record.after));
+EngineCore::StartWait EngineCore::StartWaitOf(const OperationRecord& record) const {
+  const Lane& lane = *lanes_[static_cast<size_t>(record.lane)];
+  if (!lane.running.empty() && !lane.running.back()->IsReady())
+    return {"is queued behind", lane.running.back().get()};
+  if (record.after != nullptr && !record.after->IsReady()) return {"starts after", record.after.get()};
   if (record.gate != nullptr && record.gate->State() != OperationState::kReleased)
-    return absl::StrCat("starts at the release of ", Describe(*record.gate), ", which ",
-                        DescribeWait(*record.gate));
-  if (!lane.queued.empty() && lane.queued.front().get() != &record) {
-    return absl::StrCat("is queued behind ", Describe(*lane.queued.front()), ", which ",
-                        DescribeStartWait(*lane.queued.front()));
-  }
+    return {"starts at the release of", record.gate.get()};
+  if (!lane.queued.empty() && lane.queued.front().get() != &record)
+    return {"is queued behind", lane.queued.front().get()};
   // The operation can only wait for its slot. See Note [Descriptor ring].
-  if (lane.running.empty()) return "is about to start";
-  return absl::StrCat("needs the descriptor slot of ", Describe(*lane.running.front()), ", which ",
-                      DescribeWait(*lane.running.front()));
+  if (lane.running.empty()) return {"is about to start", nullptr};
+  return {"needs the descriptor slot of", lane.running.front().get()};
 }
 
-std::string EngineCore::DescribeWait(const OperationRecord& record) {
-  if (record.message) return messages_.DescribeWait(record);
+std::string EngineCore::DescribeStartWait(const OperationRecord& record) {
+  const StartWait wait = StartWaitOf(record);
+  if (wait.blocker == nullptr) return std::string(wait.reason);
+  return absl::StrCat(wait.reason, " ", Describe(*wait.blocker), ", which ", DescribeWait(*wait.blocker));
+}
+
+std::set<int> EngineCore::AwaitedRanks(const OperationRecord& record) {
   Lane& lane = *lanes_[static_cast<size_t>(record.lane)];
-  if (record.State() == OperationState::kQueued) return DescribeStartWait(record);
   std::set<int> ranks;
   for (const auto& running : lane.running) {
     if (running.get() != &record || record.operation == nullptr) continue;
     ranks = record.operation->AwaitedRanks(ContextOf(lane, running, false));
     if (record.IsReady()) ranks.merge(RanksYetToConsume(record.lane, record.descriptor.sequence));
   }
+  return ranks;
+}
+
+std::string EngineCore::DescribeWait(const OperationRecord& record) {
+  if (record.message) return messages_.DescribeWait(record);
+  if (record.State() == OperationState::kQueued) return DescribeStartWait(record);
+  const std::set<int> ranks = AwaitedRanks(record);
   if (ranks.empty()) return "waits for data movement on this rank";
   return absl::StrCat("waits for rank(s) ", absl::StrJoin(ranks, ", "));
+}
+
+LateRanks::Awaited EngineCore::AwaitedBy(const OperationRecord& record) {
+  LateRanks::Awaited awaited{true, {record.lane, record.descriptor.sequence}, {}};
+  std::set<int> ranks;
+  if (record.message) {
+    if (record.message->peer != kAnySource) {
+      ranks = {record.message->peer};
+    } else {
+      for (int rank = 0; rank < env_.nodes.size(); ++rank) ranks.insert(rank);
+    }
+  } else if (record.State() == OperationState::kQueued) {
+    const StartWait wait = StartWaitOf(record);
+    return wait.blocker == nullptr ? awaited : AwaitedBy(*wait.blocker);
+  } else {
+    ranks = AwaitedRanks(record);
+  }
+  ranks.erase(env_.rank);
+  awaited.ranks.assign(ranks.begin(), ranks.end());
+  return awaited;
+}
+
+LateRanks::Awaited EngineCore::AwaitedBy(const OperationNumber& number) {
+  const auto index = static_cast<size_t>(number.lane);
+  // The other end of a message has another number, if it has been submitted at all.
+  const bool is_message = number.lane == kMessageLane;
+  if (is_message || index >= lanes_.size() || lanes_[index] == nullptr ||
+      number.sequence > lanes_[index]->submitted) {
+    LateRanks::Awaited awaited{true, number, {}};
+    if (const OperationRecord* own = OfWaitingThread()) awaited = AwaitedBy(*own);
+    awaited.is_submitted = is_message;
+    return awaited;
+  }
+  for (const auto* const records : {&lanes_[index]->running, &lanes_[index]->queued}) {
+    for (const std::shared_ptr<OperationRecord>& record : *records) {
+      if (record->descriptor.sequence == number.sequence) return AwaitedBy(*record);
+    }
+  }
+  return {true, number, {}};  // It is *released* on this rank.
+}
+
+const OperationRecord* EngineCore::OfWaitingThread() const {
+  for (const int index : active_) {
+    const Lane& lane = *lanes_[static_cast<size_t>(index)];
+    for (const auto* const records : {&lane.running, &lane.queued}) {
+      for (const std::shared_ptr<OperationRecord>& record : *records) {
+        const uint64_t sequence = record->descriptor.sequence;
+        const uint64_t awaited = record->IsReady()
+                                     ? lane.awaited_until_release
+                                     : std::max(lane.awaited_until_ready, lane.awaited_until_release);
+        if (sequence <= awaited) return record.get();
+      }
+    }
+  }
+  for (const std::shared_ptr<OperationRecord>& message : messages_.unfinished()) {
+    if (message->message->awaited) return message.get();
+  }
+  return nullptr;
+}
+
+EngineCore::Inquiry EngineCore::Inquire(const OperationRecord& record) {
+  Inquiry inquiry{now_ns_, {}, {}};
+  for (const int rank : env_.nodes.RanksOf(env_.nodes.node_of_rank[static_cast<size_t>(env_.rank)])) {
+    if (rank == env_.rank) continue;
+    inquiry.heartbeats[rank] = env_.node.Heartbeats(rank);
+    env_.node.Ring(rank);
+  }
+  if (env_.nodes.node_count() == 1) return inquiry;
+  const LateRanks::Awaited awaited = AwaitedBy(record);
+  inquiry.waits_in = awaited.waits_in;
+  LateRanks::Messages messages;
+  late_ranks_.Inquire(awaited, now_ns_, messages);
+  Send(messages);
+  return inquiry;
+}
+
+void EngineCore::AnswerQuestions() {
+  LateRanks::Messages messages;
+  const auto lookup = [this](const OperationNumber& number) { return AwaitedBy(number); };
+  for (const HeartbeatQuestion& question : wire_.TakeQuestions())
+    late_ranks_.OnQuestion(question, lookup, now_ns_, messages);
+  for (const HeartbeatAnswer& answer : wire_.TakeAnswers()) late_ranks_.OnAnswer(answer, messages);
+  late_ranks_.Poll(now_ns_, messages);
+  Send(messages);
+}
+
+void EngineCore::Send(const LateRanks::Messages& messages) {
+  for (const HeartbeatQuestion& question : messages.questions) wire_.Ask(question);
+  for (const auto& [peer, answer] : messages.answers) wire_.Answer(peer, answer);
+}
+
+std::set<int> EngineCore::SilentOnNode(const Inquiry& inquiry) const {
+  std::set<int> silent;
+  for (const auto& [rank, beats] : inquiry.heartbeats) {
+    if (env_.node.Heartbeats(rank) == beats) silent.insert(rank);
+  }
+  return silent;
+}
+
+bool EngineCore::IsAnswered(const Inquiry& inquiry) const {
+  return (SilentOnNode(inquiry).empty() || now_ns_ - inquiry.begun_ns >= LateRanks::kAnswerNs) &&
+         (env_.nodes.node_count() == 1 || late_ranks_.is_final(inquiry.waits_in));
+}
+
+std::string EngineCore::DescribeInquiry(const Inquiry& inquiry) const {
+  return late_ranks_.Describe(inquiry.waits_in, SilentOnNode(inquiry));
 }
 
 void EngineCore::RecordSlowOperations() {
   if (now_ns_ < next_slow_check_ns_) return;
   next_slow_check_ns_ = now_ns_ + kSlowOperationNs;
+  if (const absl::Status asked = messages_.AskWitnesses(); !asked.ok()) return Fail(asked);
   for (const auto& message : messages_.unfinished())
     env_.recorder.RecordWait(*message, messages_.DescribeWait(*message));
   for (const int index : active_) {

@@ -50,8 +50,9 @@ constexpr int64_t kMaxDoorbellWaitNs = 20 * kMillisecond;
 constexpr int64_t kMaxParkNs = 250 * kMillisecond;
 // Sleep of the progress thread while another thread waits and polls.
 constexpr int64_t kBesideWaiterSleepNs = kMillisecond;
-// Time that a rank has to respond to a heartbeat request: longer than a parked progress thread sleeps.
-constexpr int64_t kHeartbeatTimeoutNs = 4 * kMaxParkNs;
+// Longest inquiry after a missed deadline: the ranks that are asked may find a silent one themselves.
+constexpr int64_t kInquiryNs = 2 * LateRanks::kAnswerNs;
+static_assert(LateRanks::kAnswerNs == 4 * kMaxParkNs, "a rank must answer although its thread is parked");
 // Time that sends of failed operations have to complete.
 constexpr absl::Duration kMaxSendWait = absl::Seconds(5);
 // Longer waits are cut to this one: the sum of a time and a wait must fit 64 bits.
@@ -220,26 +221,24 @@ bool EngineShell::HasOccurred(const OperationRecord& record, Event event) const 
 }
 
 absl::Status EngineShell::DeadlineError(const OperationRecord& record, Event event, bool checks_heartbeats) {
-  std::string missing_heartbeats;
+  std::string others;
   if (checks_heartbeats) {
-    WithCore([](EngineCore& core) { core.RequestHeartbeat(); });
-    const auto unresponsive = [this] {
-      return WithCore([](EngineCore& core) { return core.UnresponsiveRanks(); });
-    };
-    const bool all_responded = PollUntil(
-        &record, [&] { return HasOccurred(record, event) || unresponsive().empty(); },
-        runtime_.Now() + absl::Nanoseconds(kHeartbeatTimeoutNs));
+    const EngineCore::Inquiry inquiry = WithCore([&](EngineCore& core) { return core.Inquire(record); });
+    PollUntil(
+        &record,
+        [&] {
+          return HasOccurred(record, event) ||
+                 WithCore([&](EngineCore& core) { return core.IsAnswered(inquiry); });
+        },
+        runtime_.Now() + absl::Nanoseconds(kInquiryNs));
     if (HasOccurred(record, event)) return absl::OkStatus();
-    if (!all_responded) {
-      missing_heartbeats =
-          absl::StrCat("no heartbeat from rank(s) ", absl::StrJoin(unresponsive(), ", "), "; ");
-    }
+    others = WithCore([&](EngineCore& core) { return core.DescribeInquiry(inquiry); });
   }
   return WithCore([&](EngineCore& core) {
-    // The unresponsive ranks come before the description of the wait, which may be long: a failure notice to
-    // other nodes is cut to the size of a control message.
+    // The late and silent ranks come before the description of the wait, which may be long: a failure notice
+    // to other nodes is cut to the size of a control message.
     return absl::DeadlineExceededError(
-        absl::StrCat(Describe(record), ": deadline passed; ", missing_heartbeats, core.DescribeWait(record)));
+        absl::StrCat(Describe(record), ": deadline passed; ", others, core.DescribeWait(record)));
   });
 }
 

@@ -53,8 +53,8 @@ class EngineShell {
   void Kick() ABSL_LOCKS_EXCLUDED(mutex_);
 
   enum class Event : uint8_t { kReady, kReleased };
-  // Polls until the event. `checks_heartbeats`: after the deadline, requests heartbeats and names the ranks
-  // that do not respond, which takes up to one more second.
+  // Polls until the event. `checks_heartbeats`: after the deadline, asks for the ranks that are late or
+  // silent, and names them, which takes up to two more seconds. See Note [Late ranks].
   // Errors: the operation's; kDeadlineExceeded.
   absl::Status Wait(const std::shared_ptr<OperationRecord>& record, Event event, absl::Time deadline,
                     bool checks_heartbeats) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-enum class ControlKind : uint8_t { kCredit, kFailure, kHeartbeatRequest, kHeartbeat, kSignal, kPartial };
+enum class ControlKind : uint8_t { kCredit, kFailure, kQuestion, kAnswer, kSignal, kPartial };
 
 struct CreditMessage {
   ControlKind kind = ControlKind::kCredit;
@@ -101,10 +101,14 @@ absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessag
     }
     return absl::OkStatus();
   }
-  if (kind == ControlKind::kHeartbeatRequest)
-    return SendControl(message.peer, KindOnly(ControlKind::kHeartbeat));
-  if (kind == ControlKind::kHeartbeat) {
-    heartbeat_replies_.insert(message.peer);
+  if (kind == ControlKind::kQuestion || kind == ControlKind::kAnswer) {
+    WEFT_ASSIGN_OR_RETURN(HeartbeatAnswer heartbeat,
+                          ParseHeartbeat(message.peer, std::string_view(message.bytes).substr(sizeof(kind))));
+    if (kind == ControlKind::kQuestion) {
+      questions_.push_back(heartbeat.question);
+    } else {
+      answers_.push_back(std::move(heartbeat));
+    }
     return absl::OkStatus();
   }
   if (kind == ControlKind::kSignal) {
@@ -180,37 +184,35 @@ const std::string* CreditScheduler::PartialFrom(int peer, int lane, uint64_t seq
 }
 
 absl::StatusOr<bool> CreditScheduler::PollTransfers() {
-  bool any = false;
-  for (size_t i = 0; i < in_flight_.size();) {
-    const absl::StatusOr<bool> done = link_.Test(in_flight_[i].request);
-    if (done.ok() && !*done) {
-      ++i;
-      continue;
-    }
-    any = true;
-    // The link also forgets a request that has failed.
-    const Transfer transfer = in_flight_[i];
-    in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
-    WEFT_RETURN_IF_ERROR(done.status());
-    if (transfer.receive) {
-      BytesInFlight(transfer.lane, transfer.phase) -= static_cast<int64_t>(transfer.bytes);
-      all_bytes_ -= static_cast<int64_t>(transfer.bytes);
-      CountShared(transfer, -static_cast<int64_t>(transfer.bytes));
-      budget_.Arrived(transfer.credit, static_cast<int64_t>(transfer.bytes));
-      if (transfer.yielded) yielded_bytes_ -= static_cast<int64_t>(transfer.bytes);
-    }
-    trace_.AddSlice(transfer.lane, {{},
-                                    transfer.sequence,
-                                    !transfer.receive,
-                                    transfer.peer,
-                                    transfer.slice,
-                                    static_cast<int64_t>(transfer.bytes),
-                                    transfer.begin_ns,
-                                    0});
-    transfer.owner->OnWireDone(transfer.slice);
-  }
+  std::vector<Transfer> done;
+  absl::Status failed;
+  std::erase_if(in_flight_, [&](const Transfer& transfer) {
+    if (!failed.ok()) return false;
+    const absl::StatusOr<bool> tested = link_.Test(transfer.request);
+    if (tested.ok() && !*tested) return false;
+    failed = tested.status();
+    if (tested.ok()) done.push_back(transfer);
+    return true;  // The link also forgets a request that has failed.
+  });
+  for (const Transfer& transfer : done) FinishTransfer(transfer);
+  WEFT_RETURN_IF_ERROR(failed);
   budget_.EndPoll();
-  return any;
+  return !done.empty();
+}
+
+void CreditScheduler::FinishTransfer(const Transfer& transfer) {
+  const auto bytes = static_cast<int64_t>(transfer.bytes);
+  if (transfer.receive) {
+    BytesInFlight(transfer.lane, transfer.phase) -= bytes;
+    all_bytes_ -= bytes;
+    CountShared(transfer, -bytes);
+    budget_.Arrived(transfer.credit, bytes);
+    if (transfer.yielded) yielded_bytes_ -= bytes;
+  }
+  trace_.AddSlice(
+      transfer.lane,
+      {{}, transfer.sequence, !transfer.receive, transfer.peer, transfer.slice, bytes, transfer.begin_ns, 0});
+  transfer.owner->OnWireDone(transfer.slice);
 }
 
 int64_t& CreditScheduler::BytesInFlight(int lane, WirePhase phase) {
@@ -270,8 +272,9 @@ absl::Status CreditScheduler::Receive(const Channel& channel, WirePhase phase, P
 
 void CreditScheduler::CountAsStarted(const Channel& channel) {
   for (Transfer& transfer : in_flight_) {
+    if (transfer.peer != channel.peer || !transfer.receive || transfer.shared) continue;
     const Key key{transfer.lane, transfer.sequence, transfer.peer, transfer.channel};
-    if (!transfer.receive || transfer.shared || key != KeyOf(channel)) continue;
+    if (key != KeyOf(channel)) continue;
     const auto bytes = static_cast<int64_t>(transfer.bytes);
     CountShared(transfer, -bytes);
     transfer.shared = true;
@@ -348,20 +351,20 @@ void CreditScheduler::BroadcastFailure(const NodeLink::FailureNotice& notice, co
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
   bytes.append(cause.message().data(),
                std::min(cause.message().size(), WireLink::kMaxControlMessageBytes - sizeof(header)));
-  for (int rank : ranks) {
-    // A rank that the notice does not reach fails at its own deadline.
-    const absl::Status sent = SendControl(rank, bytes);
-    static_cast<void>(sent);
-  }
+  for (int rank : ranks) TrySend(rank, bytes);
 }
 
-void CreditScheduler::RequestHeartbeat(const std::vector<int>& ranks) {
-  heartbeat_replies_.clear();
-  for (const int rank : ranks) {
-    // A rank that the request does not reach counts as one that does not reply.
-    const absl::Status sent = SendControl(rank, KindOnly(ControlKind::kHeartbeatRequest));
-    static_cast<void>(sent);
-  }
+void CreditScheduler::Ask(const HeartbeatQuestion& question) {
+  TrySend(question.peer, absl::StrCat(ToAbsl(KindOnly(ControlKind::kQuestion)), EncodeHeartbeat(question)));
+}
+
+void CreditScheduler::Answer(int peer, const HeartbeatAnswer& answer) {
+  TrySend(peer, absl::StrCat(ToAbsl(KindOnly(ControlKind::kAnswer)), EncodeHeartbeat(answer)));
+}
+
+void CreditScheduler::TrySend(int peer, std::string_view bytes) {
+  const absl::Status sent = SendControl(peer, bytes);
+  static_cast<void>(sent);
 }
 
 void CreditScheduler::Abandon() {

@@ -70,6 +70,7 @@
 #include "src/comm/base/descriptor.h"
 #include "src/comm/base/part_shape.h"
 #include "src/comm/base/trace_log.h"
+#include "src/comm/links/heartbeat.h"
 #include "src/comm/links/node_link.h"
 #include "src/comm/links/tag_layout.h"
 #include "src/comm/links/wire_budget.h"
@@ -230,10 +231,12 @@ class CreditScheduler {
   // The first failure notice that has arrived.
   const std::optional<NodeLink::FailureNotice>& failure() const { return failure_; }
 
-  // Requests a heartbeat from ranks of other nodes. Poll replies to the requests of others.
-  // HeartbeatReplies() has the ranks that have replied since the last request.
-  void RequestHeartbeat(const std::vector<int>& ranks);
-  const std::set<int>& HeartbeatReplies() const { return heartbeat_replies_; }
+  // Best effort: a rank that a question does not reach counts as one that does not answer.
+  void Ask(const HeartbeatQuestion& question);
+  void Answer(int peer, const HeartbeatAnswer& answer);
+  // Questions of others, and answers to this rank, that have arrived.
+  std::vector<HeartbeatQuestion> TakeQuestions() { return std::exchange(questions_, {}); }
+  std::vector<HeartbeatAnswer> TakeAnswers() { return std::exchange(answers_, {}); }
 
   // Abandons all transfers after a failure. Their owners get no callback.
   void Abandon();
@@ -283,11 +286,15 @@ class CreditScheduler {
   static Key KeyOf(const Channel& c) { return {c.lane, c.sequence, c.peer, c.number}; }
   absl::StatusOr<bool> PollControlMessages();
   absl::StatusOr<bool> PollTransfers();
+  // Counts a complete transfer, and calls its owner.
+  void FinishTransfer(const Transfer& transfer);
   absl::Status HandleControlMessage(const WireLink::ControlMessage& message);
   absl::Status HandlePartial(const WireLink::ControlMessage& message);
   void NoteDescriptor(int lane, int peer, const Descriptor& descriptor);
   // Counts the message and its receiver.
   absl::Status SendControl(int peer, std::string_view bytes);
+  // A rank that the message does not reach notices by its own deadline.
+  void TrySend(int peer, std::string_view bytes);
   void CountPeer(int peer);
   absl::Status SendCredit(const Channel& channel, const Descriptor& descriptor, const PartShape& part,
                           int32_t slices);
@@ -331,7 +338,8 @@ class CreditScheduler {
   absl::flat_hash_map<std::pair<int, uint64_t>, PeerReports> peer_reports_;
   std::vector<Signal> signals_;
   std::optional<NodeLink::FailureNotice> failure_;
-  std::set<int> heartbeat_replies_;
+  std::vector<HeartbeatQuestion> questions_;
+  std::vector<HeartbeatAnswer> answers_;
 };
 
 }  // namespace weft

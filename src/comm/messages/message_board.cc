@@ -10,13 +10,6 @@
 namespace weft {
 namespace {
 
-bool IsSend(const OperationRecord& record) { return record.descriptor.kind == OpKind::kSend; }
-
-absl::Status HasLeft(int peer, std::string_view what, const OperationRecord& record) {
-  return absl::AbortedError(absl::StrCat("rank ", peer, " destroyed its engine before it ", ToAbsl(what), " ",
-                                         Describe(record), "; see the error of that rank"));
-}
-
 absl::Status Mismatch(const OperationRecord& receive, int own_rank, const Announcement& announcement) {
   const Signal& sent = announcement.signal;
   const auto with_identity = [](int64_t bytes, uint64_t identity) {
@@ -102,13 +95,16 @@ absl::Status MessageBoard::Start(const Record& record) {
 absl::Status MessageBoard::StartReceive(const Record& record) {
   const int peer = record->message->peer;
   if (const auto announcement = matcher_.Post(record)) return Match(record, *announcement);
-  if (peer == kAnySource || peer == env_.rank) return absl::OkStatus();
+  if (peer == env_.rank) return absl::OkStatus();
   if (left_senders_.contains(peer)) return HasLeft(peer, "sent", *record);
   // See Note [Messages]: a rank that uses no messages must learn that this one waits for it.
-  if (!IsRemote(peer) || !interests_told_.insert(peer).second) return absl::OkStatus();
   Signal interest;
   interest.kind = SignalKind::kInterest;
-  return Send(peer, interest);
+  const bool any = peer == kAnySource;
+  for (int rank = any ? 0 : peer; rank < (any ? env_.nodes.size() : peer + 1); ++rank) {
+    if (IsRemote(rank) && interests_told_.insert(rank).second) WEFT_RETURN_IF_ERROR(Send(rank, interest));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status MessageBoard::Match(const Record& record, const Announcement& announcement) {
@@ -182,6 +178,8 @@ absl::Status MessageBoard::HandleSignal(int source, const Signal& signal) {
     case SignalKind::kInterest:
       used_ = true;
       return absl::OkStatus();
+    case SignalKind::kAsksWitness:
+      return HandleQuestion(source, signal.leaver);
     case SignalKind::kNoMoreSends:
     case SignalKind::kNoMoreReceives:
       return HandleLeft(signal);
@@ -189,42 +187,6 @@ absl::Status MessageBoard::HandleSignal(int source, const Signal& signal) {
   return absl::InternalError(absl::StrCat("a message signal from rank ", source, " has the unknown kind ",
                                           static_cast<int>(signal.kind),
                                           ": run the same version of weft on all ranks"));
-}
-
-absl::Status MessageBoard::HandleLeft(const Signal& signal) {
-  const int leaver = signal.leaver;
-  if (signal.tells_node) {
-    Signal forwarded = signal;
-    forwarded.tells_node = false;
-    for (const int peer : env_.nodes.RanksOf(env_.nodes.node_of_rank[static_cast<size_t>(env_.rank)])) {
-      if (peer != env_.rank) WEFT_RETURN_IF_ERROR(Send(peer, forwarded));
-    }
-  }
-  if (signal.kind == SignalKind::kNoMoreSends) {
-    left_senders_.insert(leaver);
-    for (const Record& receive : matcher_.waiting()) {
-      if (receive->message->peer == leaver) return HasLeft(leaver, "sent", *receive);
-    }
-    return absl::OkStatus();
-  }
-  left_receivers_.insert(leaver);
-  for (const auto& [number, send] : sends_) {
-    if (send->message().peer == leaver && !send->granted())
-      return HasLeft(leaver, "received", *send->record());
-  }
-  return absl::OkStatus();
-}
-
-// A receive from any rank fails once no other rank is left, and a thread waits for it: until then, this rank
-// may still send to itself.
-absl::Status MessageBoard::CheckAnySource() const {
-  const int others = env_.nodes.size() - 1;
-  if (others == 0 || static_cast<int>(left_senders_.size()) < others) return absl::OkStatus();
-  for (const Record& receive : matcher_.waiting()) {
-    if (receive->message->peer == kAnySource && receive->message->awaited)
-      return HasLeft(*left_senders_.rbegin(), "sent, as the last of all other ranks,", *receive);
-  }
-  return absl::OkStatus();
 }
 
 IncomingMessage* MessageBoard::FindIncoming(int source, uint64_t number) {
@@ -297,45 +259,6 @@ absl::StatusOr<bool> MessageBoard::StepReceive(IncomingMessage& receive) {
 void MessageBoard::Finish(const Record& record) {
   records_.erase(record->descriptor.sequence);
   events_.OnMessageFinished(*record);
-}
-
-absl::Status MessageBoard::Leave() {
-  WEFT_RETURN_IF_ERROR(TellLeft(SignalKind::kNoMoreSends, told_no_more_sends_));
-  const bool receives =
-      std::any_of(records_.begin(), records_.end(), [](const auto& entry) { return !IsSend(*entry.second); });
-  return receives ? absl::OkStatus() : TellLeft(SignalKind::kNoMoreReceives, told_no_more_receives_);
-}
-
-std::vector<int> MessageBoard::RanksToTell() const {
-  std::vector<int> ranks;
-  std::vector<std::vector<int>> members(static_cast<size_t>(env_.nodes.node_count()));
-  for (int rank = 0; rank < env_.nodes.size(); ++rank)
-    members[static_cast<size_t>(env_.nodes.node_of_rank[static_cast<size_t>(rank)])].push_back(rank);
-  for (const std::vector<int>& of_node : members) {
-    if (used_ || !IsRemote(of_node[0])) {
-      ranks.insert(ranks.end(), of_node.begin(), of_node.end());
-    } else {
-      // Not always the same rank of a node, which may have left.
-      ranks.push_back(of_node[static_cast<size_t>(env_.rank) % of_node.size()]);
-    }
-  }
-  std::erase(ranks, env_.rank);
-  return ranks;
-}
-
-absl::Status MessageBoard::TellLeft(SignalKind kind, Told& told) {
-  if (told.is_complete && told.used == used_) return absl::OkStatus();
-  told.is_complete = true;
-  told.used = used_;
-  Signal signal;
-  signal.kind = kind;
-  signal.leaver = env_.rank;
-  for (const int peer : RanksToTell()) {
-    if (!told.ranks.insert(peer).second) continue;
-    signal.tells_node = !used_ && IsRemote(peer);
-    WEFT_RETURN_IF_ERROR(Send(peer, signal));
-  }
-  return absl::OkStatus();
 }
 
 bool MessageBoard::uses_wire() const {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -57,6 +58,8 @@ class MessageBoard final : private SignalSender {
   absl::StatusOr<bool> Poll();
   // This rank submits nothing more. Call it again to tell more when messages have finished.
   absl::Status Leave();
+  // Asks whether the other ends of messages that wait have left. Called about once a second.
+  absl::Status AskWitnesses();
 
   bool is_idle() const { return records_.empty(); }
   // True if an unfinished message may use the wire.
@@ -77,7 +80,12 @@ class MessageBoard final : private SignalSender {
   absl::Status Match(const Record& record, const Announcement& announcement);
   absl::StatusOr<bool> HandleSignals();
   absl::Status HandleSignal(int source, const Signal& signal);
+  static bool IsSend(const OperationRecord& record) { return record.descriptor.kind == OpKind::kSend; }
+  static absl::Status HasLeft(int peer, std::string_view what, const OperationRecord& record);
   absl::Status HandleLeft(const Signal& signal);
+  absl::Status HandleQuestion(int asker, int leaver);
+  // A rank of each node that hears of the leaving of `leaver`. `place`: chooses among the ranks of a node.
+  std::vector<int> WitnessesOf(int leaver, int place) const;
   absl::Status CheckAnySource() const;
   IncomingMessage* FindIncoming(int source, uint64_t number);
   absl::StatusOr<bool> StepSends();
@@ -106,8 +114,11 @@ class MessageBoard final : private SignalSender {
   std::deque<Signal> own_signals_;                          // From this rank to itself.
   bool used_ = false;                                       // This rank or a peer has used messages.
   std::set<int> interests_told_;
-  std::set<int> left_senders_;    // Ranks that send nothing more.
-  std::set<int> left_receivers_;  // Ranks that receive nothing more.
+  std::set<int> asked_about_;              // Ranks about which this rank has asked witnesses.
+  std::map<int, std::set<int>> asked_by_;  // By rank that may leave: ranks that asked about it.
+  std::set<int> unused_leavers_;           // Ranks that have left and have had no message.
+  std::set<int> left_senders_;             // Ranks that send nothing more.
+  std::set<int> left_receivers_;           // Ranks that receive nothing more.
   Told told_no_more_sends_;
   Told told_no_more_receives_;
 };

@@ -15,11 +15,15 @@
 // without any other operation, and the windows of Note [Credits] cannot lock up. An announcement takes a
 // small record at the receiver, and nothing else, until it is matched.
 //
-// Leaving: a rank that destroys its engine tells all ranks that it sends nothing more, and, once it has no
-// unfinished receive, that it receives nothing more. Both arrive after what it had sent before. A receive
-// that only this rank could match, or a send that it has not matched, then fails. A rank that has had no
-// message tells one rank of each other node instead, which tells the ranks of its node: engines without
-// messages then send few signals.
+// Leaving: a rank that destroys its engine tells that it sends nothing more, and, once it has no unfinished
+// receive, that it receives nothing more. Both arrive after what it had sent before. A receive that only this
+// rank could match, or a send that it has not matched, then fails. A rank that has had a message tells all
+// ranks. A rank that has had none tells one rank of each neighbor node (Note [Node graphs]), its *witnesses*,
+// and each of them the ranks of its node: engines without messages then send few signals. A rank whose
+// message has waited for about a second asks the witnesses of the other end, and these tell it once they
+// know.
+// What breaks: if a rank and all its witnesses have left before another rank's first message to it, that
+// message ends at its deadline. With up to five nodes, all nodes are witnesses.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +46,8 @@ enum class SignalKind : uint8_t {
   kPulled,    // The data has been copied.
   kConsumed,  // `pieces`: copied out of the ring so far.
   // About no message.
-  kInterest,        // The rank has a receive from the peer.
+  kInterest,        // The rank has a receive from the peer, or from any rank.
+  kAsksWitness,     // Has the rank `leaver` left? The answer is one of those below, once it has.
   kNoMoreSends,     // Of the rank `leaver`.
   kNoMoreReceives,  // Of the rank `leaver`.
 };
@@ -52,7 +57,10 @@ struct Signal {
   int32_t tag = 0;
   int32_t leaver = 0;
   bool tells_node = false;  // The receiver of the signal tells it to the other ranks of its node.
-  uint64_t number = 0;      // The sender's number of the message.
+  // The leaver has had no message. None of its signals can then be on the way, so others may pass this one
+  // on.
+  bool is_unused = false;
+  uint64_t number = 0;  // The sender's number of the message.
   uint64_t channel = 0;
   uint64_t identity = 0;
   int64_t bytes = 0;

@@ -124,6 +124,81 @@ TEST(Scale, AFailureReachesEveryRankWithLogarithmicallyManyMessages) {
   }
 }
 
+// See Note [Late ranks].
+TEST(Scale, AMissedTimeoutNamesTheLateOrDeadRankWithLogarithmicallyManyMessages) {
+  constexpr int64_t kSecond = 1'000'000'000;
+  for (const NodeMap& nodes : {NodeMap::RanksPerNode(64, 1), NodeMap::RanksPerNode(64, 4)}) {
+    for (const auto& [missing, dies] : {std::pair{0, false}, {45, false}, {63, true}}) {
+      SCOPED_TRACE(::testing::Message() << nodes.node_count() << " nodes, rank " << missing);
+      SimOptions machine;
+      machine.poll_ns = 4'000;
+      if (dies) machine.death = {{missing, kSecond / 10}};
+      int named = 0;
+      const SimReport report = RunSimulatedRanks(nodes, machine, [&](Bootstrap& bootstrap) -> absl::Status {
+        EngineOptions options;
+        options.recorder_entries = 4;
+        options.timeout = absl::Milliseconds(200);
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options, kSegmentBytes));
+        if (bootstrap.rank() == missing) {
+          bootstrap.runtime().SleepFor(20 * kSecond);
+          return absl::OkStatus();
+        }
+        const int64_t before = fixture.engine->counters().control_messages;
+        Work work = fixture.engine->Barrier(fixture.lane);
+        const std::string expected = absl::StrCat(dies ? "no heartbeat from rank(s) " : "; rank(s) ", missing,
+                                                  dies ? ";" : " have not");
+        const std::string message(work.Wait().message());
+        EXPECT_THAT(message, HasSubstr(expected)) << "rank " << bootstrap.rank();
+        // Questions and answers on each edge of the tree, and the news of the failure.
+        const int levels = CeilLog2(nodes.node_count());
+        EXPECT_LE(fixture.engine->counters().control_messages - before, 14 * levels + 16);
+        ++named;
+        return absl::OkStatus();
+      });
+      EXPECT_EQ(named, nodes.size() - 1);
+    }
+  }
+}
+
+// See Note [Messages].
+TEST(Scale, LeavingSendsLogarithmicallyManyMessages) {
+  for (const NodeMap& nodes : Jobs()) {
+    const SimReport report = RunSimulatedRanks(nodes, {}, [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap));
+      return BootstrapBarrier(bootstrap);
+    });
+    EXPECT_OK(report.status());
+    // Two signals, and one message for each lane, to a rank of each neighbor node.
+    const int lanes = 1;
+    EXPECT_LE(*std::max_element(report.control_messages.begin(), report.control_messages.end()),
+              (2 + lanes) * 2 * CeilLog2(nodes.node_count()));
+  }
+}
+
+// Rank 0 has left without a message, and its neighbors learn of it. Rank 19 is none of them.
+TEST(Scale, AFirstMessageToARankThatHasLeftFailsLongBeforeItsDeadline) {
+  const NodeMap nodes = NodeMap::RanksPerNode(40, 1);
+  for (const bool sends : {true, false}) {
+    const SimReport report = RunSimulatedRanks(nodes, {}, [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap));
+      if (bootstrap.rank() == 0) return absl::OkStatus();
+      bootstrap.runtime().SleepFor(1'000'000'000);
+      if (bootstrap.rank() == 19) {
+        int value = 0;
+        const int64_t begin = bootstrap.runtime().NowNs();
+        Work work = sends ? fixture.engine->Send({0, 1}, &value, sizeof(value))
+                          : fixture.engine->Receive({0, 1}, &value, sizeof(value));
+        EXPECT_THAT(work.Wait(), StatusIs(absl::StatusCode::kAborted,
+                                          HasSubstr("rank 0 destroyed its engine before it ")));
+        EXPECT_LT(bootstrap.runtime().NowNs() - begin, int64_t{60'000'000'000});  // The timeout is 600 s.
+      }
+      bootstrap.runtime().SleepFor(5'000'000'000);
+      return absl::OkStatus();
+    });
+    EXPECT_OK(report.status());
+  }
+}
+
 // A lane of the ranks of `groups` with this one.
 absl::StatusOr<LaneId> AddLaneOf(EngineFixture& fixture, int rank,
                                  const std::vector<std::vector<int>>& groups) {

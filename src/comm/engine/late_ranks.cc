@@ -1,0 +1,123 @@
+#include "src/comm/engine/late_ranks.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+namespace weft {
+namespace {
+
+// An inquiry that is older is begun again, and forgotten when another one begins.
+constexpr int64_t kValidNs = 4 * LateRanks::kAnswerNs;
+// Ranks that a rank asks in one inquiry. More may be awaited in a direct exchange.
+constexpr size_t kMostAsked = 64;
+
+std::vector<int> FirstOf(const std::set<int>& ranks) {
+  auto end = ranks.begin();
+  std::advance(end, std::min(ranks.size(), HeartbeatAnswer::kMaxRanks));
+  return {ranks.begin(), end};
+}
+
+}  // namespace
+
+bool LateRanks::Inquiry::is_final() const {
+  return std::all_of(peers.begin(), peers.end(), [](const auto& entry) { return entry.second.is_final; });
+}
+
+LateRanks::Inquiry& LateRanks::Begin(const Awaited& awaited, int64_t now_ns, Messages& messages) {
+  std::erase_if(inquiries_,
+                [now_ns](const auto& entry) { return now_ns - entry.second.begun_ns > kValidNs; });
+  const auto [it, is_new] = inquiries_.try_emplace(awaited.waits_in);
+  Inquiry& inquiry = it->second;
+  if (!is_new) return inquiry;
+  inquiry.begun_ns = now_ns;
+  for (const int rank : awaited.ranks) {
+    if (inquiry.peers.size() == kMostAsked) break;
+    if (!inquiry.peers.try_emplace(rank, Peer{now_ns}).second) continue;
+    messages.questions.push_back({rank, awaited.waits_in});
+  }
+  return inquiry;
+}
+
+void LateRanks::Inquire(const Awaited& awaited, int64_t now_ns, Messages& messages) {
+  Begin(awaited, now_ns, messages);
+}
+
+HeartbeatAnswer LateRanks::AnswerTo(const HeartbeatQuestion& asker, const Inquiry& inquiry) const {
+  HeartbeatAnswer answer{
+      {rank_, asker.about}, inquiry.is_final(), FirstOf(inquiry.late), FirstOf(inquiry.silent)};
+  const bool is_cause = answer.is_final && answer.late.empty() && answer.silent.empty();
+  if (is_cause && inquiry.askers.at(asker)) answer.late = {rank_};
+  return answer;
+}
+
+void LateRanks::OnQuestion(const HeartbeatQuestion& from, Lookup lookup, int64_t now_ns, Messages& messages) {
+  const Awaited awaited = lookup(from.about);
+  if (awaited.ranks.empty()) {
+    HeartbeatAnswer answer{{rank_, from.about}, /*is_final=*/true, {}, {}};
+    if (!awaited.is_submitted) answer.late = {rank_};
+    messages.answers.emplace_back(from.peer, std::move(answer));
+    return;
+  }
+  Inquiry& inquiry = Begin(awaited, now_ns, messages);
+  inquiry.askers[from] = !awaited.is_submitted;
+  messages.answers.emplace_back(from.peer, AnswerTo(from, inquiry));
+}
+
+void LateRanks::OnAnswer(const HeartbeatAnswer& answer, Messages& messages) {
+  const auto found = inquiries_.find(answer.question.about);
+  if (found == inquiries_.end()) return;
+  Inquiry& inquiry = found->second;
+  const auto peer = inquiry.peers.find(answer.question.peer);
+  if (peer == inquiry.peers.end()) return;
+  const size_t known = inquiry.late.size() + inquiry.silent.size();
+  inquiry.late.insert(answer.late.begin(), answer.late.end());
+  inquiry.silent.insert(answer.silent.begin(), answer.silent.end());
+  peer->second.has_answered = true;
+  const bool becomes_final = answer.is_final && !std::exchange(peer->second.is_final, true);
+  if (known != inquiry.late.size() + inquiry.silent.size() || (becomes_final && inquiry.is_final()))
+    Tell(inquiry, messages);
+}
+
+void LateRanks::Poll(int64_t now_ns, Messages& messages) {
+  for (auto& [number, inquiry] : inquiries_) {
+    bool changed = false;
+    for (auto& [rank, peer] : inquiry.peers) {
+      if (peer.has_answered || peer.is_final || now_ns - peer.asked_ns < kAnswerNs) continue;
+      peer.is_final = true;
+      inquiry.silent.insert(rank);
+      changed = true;
+    }
+    if (changed) Tell(inquiry, messages);
+  }
+}
+
+void LateRanks::Tell(const Inquiry& inquiry, Messages& messages) const {
+  for (const auto& [asker, is_late] : inquiry.askers)
+    messages.answers.emplace_back(asker.peer, AnswerTo(asker, inquiry));
+}
+
+bool LateRanks::is_final(const OperationNumber& waits_in) const {
+  const auto found = inquiries_.find(waits_in);
+  return found == inquiries_.end() || found->second.is_final();
+}
+
+std::string LateRanks::Describe(const OperationNumber& waits_in, std::set<int> also_silent) const {
+  std::string text;
+  std::set<int> late;
+  if (const auto found = inquiries_.find(waits_in); found != inquiries_.end()) {
+    also_silent.insert(found->second.silent.begin(), found->second.silent.end());
+    late = found->second.late;
+  }
+  if (!also_silent.empty())
+    absl::StrAppend(&text, "no heartbeat from rank(s) ", absl::StrJoin(also_silent, ", "), "; ");
+  if (!late.empty()) {
+    absl::StrAppend(&text, "rank(s) ", absl::StrJoin(late, ", "),
+                    " have not submitted what others wait for; ");
+  }
+  return text;
+}
+
+}  // namespace weft

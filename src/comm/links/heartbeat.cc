@@ -1,0 +1,63 @@
+#include "src/comm/links/heartbeat.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <type_traits>
+
+#include <absl/strings/str_cat.h>
+
+#include "weft/mesh/wire_link.h"
+
+namespace weft {
+namespace {
+
+struct HeartbeatMessage {
+  int32_t lane = 0;
+  int16_t late_count = 0;
+  int16_t silent_count = 0;
+  uint64_t sequence = 0;
+  int32_t is_final = 0;
+  std::array<int32_t, 2 * HeartbeatAnswer::kMaxRanks> ranks{};  // The late ones, then the silent ones.
+};
+static_assert(std::is_trivially_copyable_v<HeartbeatMessage> &&
+              sizeof(HeartbeatMessage) < WireLink::kMaxControlMessageBytes);
+
+}  // namespace
+
+std::string EncodeHeartbeat(const HeartbeatQuestion& question) {
+  return EncodeHeartbeat(HeartbeatAnswer{question, false, {}, {}});
+}
+
+std::string EncodeHeartbeat(const HeartbeatAnswer& answer) {
+  HeartbeatMessage message;
+  message.lane = answer.question.about.lane;
+  message.sequence = answer.question.about.sequence;
+  message.is_final = answer.is_final ? 1 : 0;
+  message.late_count = static_cast<int16_t>(answer.late.size());
+  message.silent_count = static_cast<int16_t>(answer.silent.size());
+  std::copy(answer.silent.begin(), answer.silent.end(),
+            std::copy(answer.late.begin(), answer.late.end(), message.ranks.begin()));
+  return {reinterpret_cast<const char*>(&message), sizeof(message)};
+}
+
+absl::StatusOr<HeartbeatAnswer> ParseHeartbeat(int peer, std::string_view bytes) {
+  HeartbeatMessage message;
+  const bool has_size = bytes.size() == sizeof(message);
+  if (has_size) std::memcpy(&message, bytes.data(), sizeof(message));
+  const auto is_count = [](int count) {
+    return count >= 0 && count <= static_cast<int>(HeartbeatAnswer::kMaxRanks);
+  };
+  if (!has_size || !is_count(message.late_count) || !is_count(message.silent_count)) {
+    return absl::InternalError(absl::StrCat("a heartbeat from rank ", peer, " is malformed: it has ",
+                                            bytes.size(), " bytes, expected ", sizeof(message),
+                                            ": run the same version of weft on all ranks"));
+  }
+  const auto late_end = message.ranks.begin() + message.late_count;
+  return HeartbeatAnswer{{peer, {message.lane, message.sequence}},
+                         message.is_final != 0,
+                         {message.ranks.begin(), late_end},
+                         {late_end, late_end + message.silent_count}};
+}
+
+}  // namespace weft

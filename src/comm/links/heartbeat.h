@@ -1,0 +1,45 @@
+// Questions of a rank to those for which it waits, and their answers. Each answer is a heartbeat.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+namespace weft {
+
+// An operation, by the index of its lane. Ranks of a lane number its operations alike.
+struct OperationNumber {
+  int lane = 0;
+  uint64_t sequence = 0;
+  friend auto operator<=>(const OperationNumber&, const OperationNumber&) = default;
+};
+
+struct HeartbeatQuestion {
+  int peer;
+  OperationNumber about;
+  friend auto operator<=>(const HeartbeatQuestion&, const HeartbeatQuestion&) = default;
+};
+
+struct HeartbeatAnswer {
+  // Ranks of one list that an answer can have.
+  static constexpr size_t kMaxRanks = 24;
+
+  HeartbeatQuestion question;  // With the rank that answers as `peer`.
+  bool is_final = true;        // False: the rank itself awaits answers, and sends another one.
+  std::vector<int> late;       // Ranks that have not submitted what others wait for.
+  std::vector<int> silent;     // Ranks that have not answered.
+};
+
+// The bytes of a question or answer. At most WireLink::kMaxControlMessageBytes - 1.
+std::string EncodeHeartbeat(const HeartbeatQuestion& question);
+std::string EncodeHeartbeat(const HeartbeatAnswer& answer);
+// The answer that `peer` has sent, or its question: that of an answer without ranks.
+// Errors: kInternal (the bytes are malformed).
+absl::StatusOr<HeartbeatAnswer> ParseHeartbeat(int peer, std::string_view bytes);
+
+}  // namespace weft

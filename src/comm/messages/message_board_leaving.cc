@@ -1,0 +1,141 @@
+// Leaving: what a rank tells that submits no more messages, and what it learns from such ranks. See
+// Note [Messages].
+#include <algorithm>
+#include <numeric>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/comm/messages/message_board.h"
+#include "src/comm/trees/node_graph.h"
+#include "weft/core/status.h"
+
+namespace weft {
+
+absl::Status MessageBoard::HasLeft(int peer, std::string_view what, const OperationRecord& record) {
+  return absl::AbortedError(absl::StrCat("rank ", peer, " destroyed its engine before it ", ToAbsl(what), " ",
+                                         Describe(record), "; see the error of that rank"));
+}
+
+absl::Status MessageBoard::HandleLeft(const Signal& signal) {
+  const int leaver = signal.leaver;
+  Signal forwarded = signal;
+  forwarded.tells_node = false;
+  if (signal.tells_node) {
+    for (const int peer : env_.nodes.RanksOf(env_.nodes.node_of_rank[static_cast<size_t>(env_.rank)])) {
+      if (peer != env_.rank) WEFT_RETURN_IF_ERROR(Send(peer, forwarded));
+    }
+  }
+  if (signal.is_unused) unused_leavers_.insert(leaver);
+  if (const auto askers = asked_by_.find(leaver); askers != asked_by_.end() && signal.is_unused) {
+    for (const int peer : askers->second) WEFT_RETURN_IF_ERROR(Send(peer, forwarded));
+  }
+  if (signal.kind == SignalKind::kNoMoreSends) {
+    left_senders_.insert(leaver);
+    for (const Record& receive : matcher_.waiting()) {
+      if (receive->message->peer == leaver) return HasLeft(leaver, "sent", *receive);
+    }
+    return absl::OkStatus();
+  }
+  left_receivers_.insert(leaver);
+  for (const auto& [number, send] : sends_) {
+    if (send->message().peer == leaver && !send->granted())
+      return HasLeft(leaver, "received", *send->record());
+  }
+  return absl::OkStatus();
+}
+
+// A receive from any rank fails once no other rank is left, and a thread waits for it: until then, this rank
+// may still send to itself.
+absl::Status MessageBoard::CheckAnySource() const {
+  const int others = env_.nodes.size() - 1;
+  if (others == 0 || static_cast<int>(left_senders_.size()) < others) return absl::OkStatus();
+  for (const Record& receive : matcher_.waiting()) {
+    if (receive->message->peer == kAnySource && receive->message->awaited)
+      return HasLeft(*left_senders_.rbegin(), "sent, as the last of all other ranks,", *receive);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MessageBoard::Leave() {
+  WEFT_RETURN_IF_ERROR(TellLeft(SignalKind::kNoMoreSends, told_no_more_sends_));
+  const bool receives =
+      std::any_of(records_.begin(), records_.end(), [](const auto& entry) { return !IsSend(*entry.second); });
+  return receives ? absl::OkStatus() : TellLeft(SignalKind::kNoMoreReceives, told_no_more_receives_);
+}
+
+std::vector<int> MessageBoard::WitnessesOf(int leaver, int place) const {
+  std::vector<int> witnesses;
+  const int node = env_.nodes.node_of_rank[static_cast<size_t>(leaver)];
+  for (const int neighbor : NeighborNodes(node, env_.nodes.node_count())) {
+    const std::vector<int> ranks = env_.nodes.RanksOf(neighbor);
+    witnesses.push_back(ranks[static_cast<size_t>(place) % ranks.size()]);
+  }
+  return witnesses;
+}
+
+// Not always the same rank of a node, which may have left.
+std::vector<int> MessageBoard::RanksToTell() const {
+  std::vector<int> ranks;
+  if (used_) {
+    ranks.resize(static_cast<size_t>(env_.nodes.size()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+  } else {
+    ranks = WitnessesOf(env_.rank, env_.rank);
+    const std::vector<int> local =
+        env_.nodes.RanksOf(env_.nodes.node_of_rank[static_cast<size_t>(env_.rank)]);
+    ranks.insert(ranks.end(), local.begin(), local.end());
+  }
+  std::erase(ranks, env_.rank);
+  return ranks;
+}
+
+absl::Status MessageBoard::AskWitnesses() {
+  std::set<int> awaited;
+  for (const Record& receive : matcher_.waiting()) awaited.insert(receive->message->peer);
+  for (const auto& [number, send] : sends_) {
+    if (!send->granted()) awaited.insert(send->message().peer);
+  }
+  for (const int rank : awaited) {
+    if (rank == kAnySource || !IsRemote(rank) || !asked_about_.insert(rank).second) continue;
+    Signal question;
+    question.kind = SignalKind::kAsksWitness;
+    question.leaver = rank;
+    // Witnesses on this node tell its ranks unasked.
+    for (const int witness : WitnessesOf(rank, env_.rank)) {
+      if (IsRemote(witness)) WEFT_RETURN_IF_ERROR(Send(witness, question));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MessageBoard::HandleQuestion(int asker, int leaver) {
+  asked_by_[leaver].insert(asker);
+  if (!unused_leavers_.contains(leaver)) return absl::OkStatus();
+  Signal answer;
+  answer.leaver = leaver;
+  answer.is_unused = true;
+  for (const auto& [kind, left] : {std::pair{SignalKind::kNoMoreSends, &left_senders_},
+                                   std::pair{SignalKind::kNoMoreReceives, &left_receivers_}}) {
+    answer.kind = kind;
+    if (left->contains(leaver)) WEFT_RETURN_IF_ERROR(Send(asker, answer));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MessageBoard::TellLeft(SignalKind kind, Told& told) {
+  if (told.is_complete && told.used == used_) return absl::OkStatus();
+  told.is_complete = true;
+  told.used = used_;
+  Signal signal;
+  signal.kind = kind;
+  signal.leaver = env_.rank;
+  signal.is_unused = !used_;
+  for (const int peer : RanksToTell()) {
+    if (!told.ranks.insert(peer).second) continue;
+    signal.tells_node = !used_ && IsRemote(peer);
+    WEFT_RETURN_IF_ERROR(Send(peer, signal));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weft
