@@ -6,8 +6,10 @@
 //   weft_bench_engine_growth broadcast NODES          largest bytes of a link, relative to the message
 //   weft_bench_engine_growth reduce_scratch NODES     peak of scratch memory of a reduce-scatter
 //   weft_bench_engine_growth core NODES               CPU time of a broadcast between nodes of one rank each
+//   weft_bench_engine_growth operations NODES         CPU time of operations of one rank, parts of 64 bytes
 //
-// Nodes are simulated. Times of `core` include the events of the simulator.
+// Nodes are simulated; of `operations` and `reduce_scratch`, only node 0 runs (Note [Mirrored nodes] in
+// weft/mesh/simulation.h). Times of `core` and `operations` include the events of the simulator.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -98,6 +100,40 @@ void Core(int nodes) {
               seconds * 1e9 / repeated.repeats / nodes);
 }
 
+void Operations(int nodes) {
+  constexpr int64_t kCount = 16;  // Elements of a part.
+  const auto elements = static_cast<int64_t>(nodes) * kCount;
+  struct Row {
+    const char* name;
+    Operation run;
+  };
+  const Row rows[] = {
+      {"barrier", [](CommEngine& engine, LaneId lane, std::byte*) { return engine.Barrier(lane); }},
+      {"all-reduce of 1 f32",
+       [&](CommEngine& engine, LaneId lane, std::byte* memory) {
+         return engine.AllReduce(lane, memory, memory, DType::kF32, 1, ReduceOp::kSum);
+       }},
+      {"all-gather",
+       [&](CommEngine& engine, LaneId lane, std::byte* memory) {
+         return engine.AllGather(lane, memory, memory, DType::kF32, elements);
+       }},
+      {"reduce-scatter",
+       [&](CommEngine& engine, LaneId lane, std::byte* memory) {
+         return engine.ReduceScatter(lane, memory, memory, DType::kF32, elements, ReduceOp::kSum);
+       }},
+  };
+  const Case repeated{{.segment_bytes = size_t{64} << 20}, elements * 4, 3, 20 + 20'000 / nodes};
+  for (const Row& row : rows) {
+    double seconds = 0;
+    OrDie(
+        RunSimulatedRanks(NodeMap::RanksPerNode(nodes, 1), {.jitter = 0, .mirror_nodes = true},
+                          [&](Bootstrap& bootstrap) { return Repeat(bootstrap, repeated, row.run, seconds); })
+            .status());
+    std::printf("%-20s %5d nodes of a rank: %8.0f ns of CPU, %6.0f ns for each other node\n", row.name, nodes,
+                seconds * 1e9 / repeated.repeats, seconds * 1e9 / repeated.repeats / (nodes - 1));
+  }
+}
+
 void Broadcast(int nodes) {
   constexpr int64_t kBytes = int64_t{1} << 20;
   std::vector<int64_t> sent(static_cast<size_t>(nodes));
@@ -155,6 +191,8 @@ int main(int argc, char** argv) {
   if (count > 0 && what == "broadcast") return weft::bench::Broadcast(count), 0;
   if (count > 0 && what == "reduce_scratch") return weft::bench::ReduceScratch(count), 0;
   if (count > 0 && what == "core") return weft::bench::Core(count), 0;
-  std::fprintf(stderr, "usage: %s small_all_reduce|broadcast|reduce_scratch|core COUNT\n", argv[0]);
+  if (count > 1 && what == "operations") return weft::bench::Operations(count), 0;
+  std::fprintf(stderr, "usage: %s small_all_reduce|broadcast|reduce_scratch|core|operations COUNT\n",
+               argv[0]);
   return 2;
 }

@@ -52,9 +52,12 @@ std::shared_ptr<const GroupPlacement::Tables> GroupPlacement::MakeTables(const s
   tables->members = std::move(by_node.members);
   tables->index_in_node = IndicesInSets(tables->members, ranks.size());
   tables->subtrees = MaximalSubtrees(tables->node_of);
-  std::vector<int> count_of_node(tables->members.size());
-  for (const NodeSubtree& subtree : tables->subtrees)
-    tables->subtree_in_node.push_back(count_of_node[static_cast<size_t>(subtree.node)]++);
+  tables->subtrees_of_node.resize(tables->members.size());
+  for (size_t index = 0; index < tables->subtrees.size(); ++index) {
+    std::vector<int>& of_node = tables->subtrees_of_node[static_cast<size_t>(tables->subtrees[index].node)];
+    tables->subtree_in_node.push_back(static_cast<int>(of_node.size()));
+    of_node.push_back(static_cast<int>(index));
+  }
   Partition by_domain = PartitionBy(ranks, domains);
   tables->domain_of = std::move(by_domain.set_of);
   tables->in_domain = std::move(by_domain.members);
@@ -67,7 +70,7 @@ std::shared_ptr<const GroupPlacement::Tables> GroupPlacement::MakeTables(const s
 
 GroupPlacement::GroupPlacement(ProcessGroup group, std::shared_ptr<const Tables> tables)
     : group_(std::move(group)), tables_(std::move(tables)) {
-  const std::vector<int>& local = tables_->members[static_cast<size_t>(NodeOf(me()))];
+  const std::vector<int>& local = MembersOf(NodeOf(me()));
   const auto place = static_cast<size_t>(IndexInNode(me()));
   for (size_t step = 1; step < local.size(); ++step)
     local_peers_.push_back(local[(place + step) % local.size()]);
@@ -88,7 +91,7 @@ int GroupPlacement::DomainLeader(int member) const {
 }
 
 int GroupPlacement::LocalCounterpart(int member) const {
-  const std::vector<int>& local = tables_->members[static_cast<size_t>(NodeOf(me()))];
+  const std::vector<int>& local = MembersOf(NodeOf(me()));
   const auto place = static_cast<size_t>(IndexInNode(member));
   WEFT_CHECK(place < local.size(), "the nodes of a group with mirrored nodes have unequal numbers of ranks");
   return local[place];

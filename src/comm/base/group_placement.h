@@ -15,6 +15,8 @@
 
 namespace weft {
 
+struct ReductionStages;
+
 class GroupPlacement {
  public:
   // The part that is equal on all ranks of a group. Simulated ranks share it.
@@ -23,7 +25,8 @@ class GroupPlacement {
     std::vector<int> index_in_node;         // By member.
     std::vector<std::vector<int>> members;  // By node.
     std::vector<NodeSubtree> subtrees;
-    std::vector<int> subtree_in_node;         // By subtree.
+    std::vector<int> subtree_in_node;  // By subtree.
+    std::vector<std::vector<int>> subtrees_of_node;
     std::vector<int> domain_of;               // By member.
     std::vector<std::vector<int>> in_domain;  // Members by domain.
     std::vector<int> index_in_domain;         // By member.
@@ -54,8 +57,10 @@ class GroupPlacement {
   // begins with a different peer.
   const std::vector<int>& local_peers() const { return local_peers_; }
 
+  // The members on `node`, ascending.
+  const std::vector<int>& MembersOf(int node) const { return tables_->members[static_cast<size_t>(node)]; }
   // The first member on `node`. It exchanges the control messages of the node: see Note [Node graphs].
-  int FirstMember(int node) const { return tables_->members[static_cast<size_t>(node)].front(); }
+  int FirstMember(int node) const { return MembersOf(node).front(); }
   // The member of the caller's node that keeps what its local ranks share. See Note [Arrivals].
   int node_host() const { return FirstMember(NodeOf(me())); }
   // Ranks of the group on the caller's node, with the caller.
@@ -88,12 +93,17 @@ class GroupPlacement {
 
   // The maximal single-node subtrees of the group's reduction tree, with nodes numbered as above.
   const std::vector<NodeSubtree>& subtrees() const { return tables_->subtrees; }
+  // The numbers of the subtrees of `node`, ascending.
+  const std::vector<int>& SubtreesOf(int node) const {
+    return tables_->subtrees_of_node[static_cast<size_t>(node)];
+  }
   // Position of a subtree among those of its node.
   int SubtreeInNode(int index) const { return tables_->subtree_in_node[static_cast<size_t>(index)]; }
   // The member that sends to `target` the partial sum of the subtree with number `index`.
   int PartialSender(int index, int target) const;
 
  private:
+  friend std::shared_ptr<const ReductionStages> StagesOf(const GroupPlacement& placement, int fan_in);
   int DomainOf(int member) const { return tables_->domain_of[static_cast<size_t>(member)]; }
   const std::vector<int>& MembersOfDomain() const {
     return tables_->in_domain[static_cast<size_t>(DomainOf(me()))];
@@ -102,6 +112,9 @@ class GroupPlacement {
   ProcessGroup group_;
   std::shared_ptr<const Tables> tables_;
   std::vector<int> local_peers_;
+  // The last result of StagesOf, and its fan-in. Every reduction of a lane needs the same one.
+  mutable std::shared_ptr<const ReductionStages> stages_;
+  mutable int stages_fan_in_ = 0;
 };
 
 }  // namespace weft

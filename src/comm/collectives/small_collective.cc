@@ -54,9 +54,8 @@ class SmallCollective final : public Collective {
     if (!placement.spans_nodes()) has_result_ = true;
     if (leader_ != placement.me() || has_result_) return absl::OkStatus();
     if (elements() > 0) {
-      for (int member = 0; member < placement.size(); ++member) {
-        if (placement.IsLocal(member)) inputs_.emplace_back(member, CopyOf(InputOf(context, member)));
-      }
+      for (const int member : placement.MembersOf(Node(context)))
+        inputs_.emplace_back(member, CopyOf(InputOf(context, member)));
       for (TreeChain& chain : ChainsOfNode(placement, Node(context))) chains_.push_back({std::move(chain)});
     }
     return mirrored_ ? absl::OkStatus() : BeginArrivals(context);

@@ -42,6 +42,8 @@ absl::StatusOr<std::unique_ptr<GatherPhase>> GatherPhase::Create(const Operation
                                                                  Kind kind) {
   std::unique_ptr<GatherPhase> phase(new GatherPhase(context, parts, dtype, slice_elements, memory, kind));
   WEFT_RETURN_IF_ERROR(phase->PlanWire(context, memory));
+  for (Pull& pull : phase->pulls_) phase->open_pulls_.push_back(&pull);
+  for (Relay& relay : phase->relays_) phase->open_relays_.push_back(&relay);
   return phase;
 }
 
@@ -192,7 +194,8 @@ int64_t GatherPhase::AllWritable(int /*member*/) { return std::numeric_limits<in
 bool GatherPhase::StepPulls(OperationContext& context, int64_t own_available, Writable writable) {
   bool advanced = false;
   const int own_rank = context.placement.WorldRank(context.placement.me());
-  for (Pull& pull : pulls_) {
+  for (Pull* const open : open_pulls_) {
+    Pull& pull = *open;
     if (pull.stream.finished()) continue;
     int64_t available = std::numeric_limits<int64_t>::max();
     if (pull.source == own_rank) {
@@ -208,7 +211,8 @@ bool GatherPhase::StepPulls(OperationContext& context, int64_t own_available, Wr
 
 absl::StatusOr<bool> GatherPhase::StepRelays(OperationContext& context, Writable writable) {
   bool advanced = false;
-  for (Relay& relay : relays_) {
+  for (Relay* const open : open_relays_) {
+    Relay& relay = *open;
     const int64_t limit = relay.unpack ? std::numeric_limits<int64_t>::max() : writable(relay.member);
     WEFT_ASSIGN_OR_RETURN(const bool credited, relay.stream.Step(context, relay.done(), limit));
     advanced |= credited;
@@ -222,6 +226,10 @@ absl::StatusOr<bool> GatherPhase::StepRelays(OperationContext& context, Writable
     Announce(context, relay.member, relay.announced);
     advanced = true;
   }
+  if (advanced) {
+    std::erase_if(open_relays_,
+                  [](const Relay* relay) { return relay->finished() && relay->announced == relay->done(); });
+  }
   return advanced;
 }
 
@@ -231,31 +239,30 @@ void GatherPhase::Announce(OperationContext& context, int member, int64_t slices
   for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
 }
 
-bool GatherPhase::AnnouncePulls(OperationContext& context) {
+bool GatherPhase::ClosePulls(OperationContext& context) {
   bool advanced = false;
-  for (Pull& pull : pulls_) {
-    if (pull.announced || !pull.stream.finished()) continue;
-    pull.announced = true;
-    Announce(context, pull.member, pull.stream.done());
-    advanced = true;
-  }
+  std::erase_if(open_pulls_, [&](Pull* pull) {
+    if (!pull->stream.finished()) return false;
+    if (!std::exchange(pull->announced, true)) {
+      Announce(context, pull->member, pull->stream.done());
+      advanced = true;
+    }
+    return true;
+  });
   return advanced;
 }
 
 bool GatherPhase::StepWatches(OperationContext& context) {
-  bool advanced = false;
-  for (Watch& watch : watches_) {
-    if (watch.done) continue;
-    watch.done = context.node.Counter(context.record->lane, watch.writer, context.record->descriptor.sequence,
-                                      watch.member) == SlicingOf(watch.member).slices();
-    advanced |= watch.done;
-  }
-  return advanced;
+  return std::erase_if(watches_, [&](const Watch& watch) {
+           return context.node.Counter(context.record->lane, watch.writer,
+                                       context.record->descriptor.sequence,
+                                       watch.member) == SlicingOf(watch.member).slices();
+         }) > 0;
 }
 
 absl::StatusOr<bool> GatherPhase::Step(OperationContext& context, int64_t own_available, Writable writable) {
   bool advanced = StepPulls(context, own_available, writable);
-  advanced |= AnnouncePulls(context);
+  advanced |= ClosePulls(context);
   advanced |= StepWatches(context);
   WEFT_ASSIGN_OR_RETURN(const bool relayed, StepRelays(context, writable));
   advanced |= relayed;
@@ -266,10 +273,10 @@ absl::StatusOr<bool> GatherPhase::Step(OperationContext& context, int64_t own_av
 }
 
 bool GatherPhase::complete() const {
-  return std::all_of(pulls_.begin(), pulls_.end(),
-                     [](const Pull& pull) { return pull.stream.finished() && pull.announced; }) &&
-         std::all_of(relays_.begin(), relays_.end(), [](const Relay& relay) { return relay.finished(); }) &&
-         std::all_of(watches_.begin(), watches_.end(), [](const Watch& watch) { return watch.done; });
+  return watches_.empty() &&
+         std::all_of(open_pulls_.begin(), open_pulls_.end(),
+                     [](const Pull* pull) { return pull->stream.finished() && pull->announced; }) &&
+         std::all_of(open_relays_.begin(), open_relays_.end(), [](const Relay* r) { return r->finished(); });
 }
 
 bool GatherPhase::drained() const {
@@ -277,16 +284,14 @@ bool GatherPhase::drained() const {
 }
 
 void GatherPhase::AddAwaited(std::set<int>& ranks) const {
-  for (const Relay& relay : relays_) {
-    if (!relay.finished()) ranks.insert(relay.stream.peer());
+  for (const Relay* relay : open_relays_) {
+    if (!relay->finished()) ranks.insert(relay->stream.peer());
   }
   sends_.AddAwaited(ranks);
-  for (const Pull& pull : pulls_) {
-    if (!pull.stream.finished()) ranks.insert(pull.source);
+  for (const Pull* pull : open_pulls_) {
+    if (!pull->stream.finished()) ranks.insert(pull->source);
   }
-  for (const Watch& watch : watches_) {
-    if (!watch.done) ranks.insert(watch.writer);
-  }
+  for (const Watch& watch : watches_) ranks.insert(watch.writer);
 }
 
 }  // namespace weft

@@ -72,6 +72,7 @@ class GatherPhase {
     // outputs].
     kShared,
   };
+  // Lifetime: `parts` must outlive the phase.
   // Errors: kResourceExhausted (no scratch for the encoded slices of other nodes).
   static absl::StatusOr<std::unique_ptr<GatherPhase>> Create(const OperationContext& context,
                                                              const PartLayout& parts, DType dtype,
@@ -120,7 +121,6 @@ class GatherPhase {
   struct Watch {
     int member;  // Owner of the part.
     int writer;  // Bootstrap rank that writes it.
-    bool done = false;
   };
 
   GatherPhase(const OperationContext& context, const PartLayout& parts, DType dtype, int64_t slice_elements,
@@ -154,11 +154,11 @@ class GatherPhase {
   bool StepWatches(OperationContext& context);
   // Publishes to local peers how many slices of a member's part are valid in this rank's output.
   void Announce(OperationContext& context, int member, int64_t slices);
-  // Announces parts whose copies have finished. True if there were any.
-  bool AnnouncePulls(OperationContext& context);
+  // Announces parts whose copies have finished, and closes these. True if there were any.
+  bool ClosePulls(OperationContext& context);
 
   const Kind kind_;
-  const PartLayout parts_;
+  const PartLayout& parts_;
   const DType dtype_;
   const size_t element_bytes_;
   const int64_t slice_elements_;
@@ -170,8 +170,11 @@ class GatherPhase {
   // Deques: tasks hold pointers to the streams.
   std::deque<Pull> pulls_;
   std::deque<Relay> relays_;
+  // Those that are not finished and announced, in the same order.
+  std::vector<Pull*> open_pulls_;
+  std::vector<Relay*> open_relays_;
   Sends sends_;
-  std::vector<Watch> watches_;
+  std::vector<Watch> watches_;  // Those that are not done.
   std::optional<SliceMemory> delta_base_;
   std::optional<CopyStream> base_update_;  // Copies this rank's part to the delta base.
 };

@@ -44,7 +44,7 @@ constexpr int64_t kSavedSlices = 2;
 
 absl::StatusOr<std::unique_ptr<WindowedReduce>> WindowedReduce::Create(const OperationContext& context,
                                                                        Plan plan) {
-  const std::vector<int>& remote = plan.stages.remote;
+  const std::vector<int>& remote = plan.stages->remote;
   std::unique_ptr<WindowedReduce> reduce(
       new WindowedReduce(plan.slicing, static_cast<int64_t>(remote.size())));
   WEFT_RETURN_IF_ERROR(reduce->Allocate(context, plan));
@@ -60,7 +60,7 @@ absl::StatusOr<std::unique_ptr<WindowedReduce>> WindowedReduce::Create(const Ope
     slots.push_back(slot);
     dtypes.push_back(input.dtype);
   }
-  for (ReductionStage& stage : plan.stages.stages) {
+  for (const ReductionStage& stage : plan.stages->stages) {
     std::vector<ReduceStream::Leaf> leaves;
     for (const StageInput& input : stage.inputs) {
       const auto index = static_cast<size_t>(input.index);
@@ -79,8 +79,7 @@ absl::StatusOr<std::unique_ptr<WindowedReduce>> WindowedReduce::Create(const Ope
     const bool is_result = stage.saves_to == ReductionStage::kResult;
     ReduceTarget target = is_result ? plan.target : ReduceTarget{nullptr, reduce->saved_dtype_};
     reduce->stages_.emplace_back(
-        *reduce,
-        ReduceStream(plan.slicing, std::move(stage.program), std::move(leaves), plan.op, std::move(target)),
+        *reduce, ReduceStream(plan.slicing, stage.program, std::move(leaves), plan.op, std::move(target)),
         stage);
   }
   return reduce;
@@ -88,7 +87,7 @@ absl::StatusOr<std::unique_ptr<WindowedReduce>> WindowedReduce::Create(const Ope
 
 absl::Status WindowedReduce::Allocate(const OperationContext& context, const Plan& plan) {
   saved_dtype_ = AccumulationDType(plan.dtype);
-  for (const int subtree : plan.stages.remote) {
+  for (const int subtree : plan.stages->remote) {
     const DType dtype = plan.remote_input(subtree).dtype;
     const SliceMemory slice{nullptr, SizeOf(dtype), 1, WireEncodingOf(context, dtype)};
     slot_bytes_ = std::max(slot_bytes_, slice.SlotBytes(slicing_));
@@ -101,11 +100,11 @@ absl::Status WindowedReduce::Allocate(const OperationContext& context, const Pla
   }
   slots_ = std::min(slots_, remote_count_ * slicing_.slices());
   WEFT_ASSIGN_OR_RETURN(window_, context.scratch.Acquire(static_cast<size_t>(slots_) * slot_bytes_));
-  if (plan.stages.saved_values == 0) return absl::OkStatus();
+  if (plan.stages->saved_values == 0) return absl::OkStatus();
   const SliceMemory saved{nullptr, SizeOf(saved_dtype_), kSavedSlices};
   saved_bytes_ = static_cast<size_t>(kSavedSlices) * saved.SlotBytes(slicing_);
   WEFT_ASSIGN_OR_RETURN(
-      saved_, context.scratch.Acquire(static_cast<size_t>(plan.stages.saved_values) * saved_bytes_));
+      saved_, context.scratch.Acquire(static_cast<size_t>(plan.stages->saved_values) * saved_bytes_));
   return absl::OkStatus();
 }
 
@@ -229,10 +228,7 @@ absl::Status ReducePhase::PlanOwnPart(const OperationContext& context) {
 void ReducePhase::PlanPartials(const OperationContext& context) {
   const GroupPlacement& placement = context.placement;
   const int me = placement.me();
-  std::vector<int> local_subtrees;
-  for (size_t i = 0; i < placement.subtrees().size(); ++i) {
-    if (placement.IsLocal(placement.subtrees()[i].lo)) local_subtrees.push_back(static_cast<int>(i));
-  }
+  const std::vector<int>& local_subtrees = placement.SubtreesOf(placement.NodeOf(me));
   for (int step = 1; step < placement.size(); ++step) {
     const int target = (me + step) % placement.size();
     if (placement.IsLocal(target)) continue;

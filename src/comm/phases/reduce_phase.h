@@ -48,7 +48,7 @@ class WindowedReduce {
     DType dtype;
     ReduceOp op;
     ReduceTarget target;  // Of the whole part.
-    ReductionStages stages;
+    std::shared_ptr<const ReductionStages> stages;
     absl::FunctionRef<SliceMemory(int member)> local_input;
     absl::FunctionRef<Remote(int subtree)> remote_input;
   };
@@ -117,6 +117,7 @@ class ReducePhase {
     std::byte* output;                // Target of this rank's part.
     std::vector<std::byte*> copies;   // Further targets of this rank's part on this node.
   };
+  // Lifetime: `plan` must outlive the phase.
   // Errors: kResourceExhausted (no scratch for the partial sums of other nodes).
   static absl::StatusOr<std::unique_ptr<ReducePhase>> Create(const OperationContext& context,
                                                              const CollectivePlan& plan,
@@ -148,7 +149,7 @@ class ReducePhase {
     return PartMemory(plan_.parts, memory_.inputs[static_cast<size_t>(owner)], member, SizeOf(plan_.dtype));
   }
 
-  const CollectivePlan plan_;
+  const CollectivePlan& plan_;
   const int64_t slice_elements_;
   const Memory memory_;
   std::unique_ptr<WindowedReduce> reduce_;  // The reduction of this rank's part.

@@ -174,10 +174,12 @@ std::byte* ReceiveStream::AddressOf(int64_t slice) const {
 }
 
 absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t consumed, int64_t limit) {
+  const int64_t slice = progress_.issued();
+  const bool all_credited = slice >= std::min(limit, slicing_.slices());
+  if (all_credited && !ran_ahead_) return false;
   const bool started = SenderHasStarted(context);
   if (started && std::exchange(ran_ahead_, false)) context.wire.CountAsStarted(channel_);
-  const int64_t slice = progress_.issued();
-  if (slice >= std::min(limit, slicing_.slices())) return false;
+  if (all_credited) return false;
   if (ring_slices() != 0 && slice >= consumed + ring_slices()) return false;
   const size_t bytes = target_.MaxSliceBytes(slicing_, slice);
   if (started) {

@@ -134,8 +134,12 @@ class StageBuilder {
 
 }  // namespace
 
-ReductionStages StagesOf(const GroupPlacement& placement, int fan_in) {
-  return StageBuilder(placement, fan_in).Build();
+std::shared_ptr<const ReductionStages> StagesOf(const GroupPlacement& placement, int fan_in) {
+  if (placement.stages_ == nullptr || placement.stages_fan_in_ != fan_in) {
+    placement.stages_ = std::make_shared<const ReductionStages>(StageBuilder(placement, fan_in).Build());
+    placement.stages_fan_in_ = fan_in;
+  }
+  return placement.stages_;
 }
 
 }  // namespace weft

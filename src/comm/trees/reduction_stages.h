@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "src/comm/base/group_placement.h"
@@ -50,7 +51,9 @@ struct ReductionStages {
   int saved_values = 0;     // Largest number of values that are saved at once.
 };
 
-// The stages of the reduction of the caller's part. REQUIRES: fan_in >= 1.
-ReductionStages StagesOf(const GroupPlacement& placement, int fan_in);
+// The stages of the reduction of the caller's part. Keeps the last result in the placement, because it takes
+// time in proportion to the ranks. REQUIRES: fan_in >= 1.
+// Thread safety: one caller at a time for each placement (the engine's lock).
+std::shared_ptr<const ReductionStages> StagesOf(const GroupPlacement& placement, int fan_in);
 
 }  // namespace weft

@@ -6,8 +6,8 @@ namespace weft {
 
 std::vector<TreeChain> ChainsOfNode(const GroupPlacement& placement, int node) {
   std::vector<TreeChain> chains;
-  for (const NodeSubtree& subtree : placement.subtrees()) {
-    if (subtree.node != node) continue;
+  for (const int index : placement.SubtreesOf(node)) {
+    const NodeSubtree& subtree = placement.subtrees()[static_cast<size_t>(index)];
     TreeChain& chain = chains.emplace_back(TreeChain{subtree.lo, subtree.count, 0, -1, {}});
     int lo = 0;
     int count = placement.size();

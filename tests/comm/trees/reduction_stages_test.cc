@@ -74,7 +74,7 @@ GroupPlacement PlacementOf(const NodeMap& nodes, int me) {
 void Check(const NodeMap& nodes, int me, int fan_in) {
   SCOPED_TRACE(::testing::Message() << nodes.size() << " ranks, rank " << me << ", fan-in " << fan_in);
   const GroupPlacement placement = PlacementOf(nodes, me);
-  const ReductionStages stages = StagesOf(placement, fan_in);
+  const ReductionStages& stages = *StagesOf(placement, fan_in);
   EXPECT_EQ(Evaluate(placement, stages), Canonical(placement, 0, nodes.size()));
   int position = 0;
   for (const ReductionStage& stage : stages.stages) {
@@ -111,7 +111,7 @@ TEST(ReductionStages, LetEachRankSendToOneOwnerAtATime) {
   constexpr int kRanks = 64;
   for (const int me : {0, 5, 63}) {
     const GroupPlacement placement = PlacementOf(NodeMap::RanksPerNode(kRanks, 1), me);
-    const ReductionStages stages = StagesOf(placement, 8);
+    const ReductionStages& stages = *StagesOf(placement, 8);
     ASSERT_EQ(stages.remote.size(), static_cast<size_t>(kRanks - 1));
     for (int step = 1; step < kRanks; ++step) {
       const int subtree = stages.remote[static_cast<size_t>(step - 1)];
@@ -120,9 +120,17 @@ TEST(ReductionStages, LetEachRankSendToOneOwnerAtATime) {
   }
 }
 
+TEST(ReductionStages, AreMadeOnceForAPlacement) {
+  const GroupPlacement placement = PlacementOf(NodeMap::RanksPerNode(9, 1), 3);
+  const auto stages = StagesOf(placement, 2);
+  EXPECT_EQ(StagesOf(placement, 2), stages);
+  EXPECT_NE(StagesOf(placement, 3)->stages.size(), stages->stages.size());
+  EXPECT_EQ(StagesOf(placement, 2)->stages.size(), stages->stages.size());
+}
+
 TEST(ReductionStages, SaveOneValueForEachLevelAtMost) {
   const GroupPlacement placement = PlacementOf(NodeMap::RanksPerNode(1000, 1), 77);
-  const ReductionStages stages = StagesOf(placement, 32);
+  const ReductionStages& stages = *StagesOf(placement, 32);
   EXPECT_LE(stages.saved_values, 5);  // 1,000 / 32 is below 2^5.
 }
 
