@@ -16,13 +16,13 @@ namespace weft {
 struct OperationNumber {
   int lane = 0;
   uint64_t sequence = 0;
-  friend auto operator<=>(const OperationNumber&, const OperationNumber&) = default;
+  auto operator<=>(const OperationNumber&) const = default;
 };
 
 struct HeartbeatQuestion {
   int peer;
   OperationNumber about;
-  friend auto operator<=>(const HeartbeatQuestion&, const HeartbeatQuestion&) = default;
+  auto operator<=>(const HeartbeatQuestion&) const = default;
 };
 
 struct HeartbeatAnswer {

@@ -155,13 +155,11 @@ absl::Status MpiBlobExchange::StartSends() {
       round.spread_at = now + round.spread_interval;
     }
     for (BlobRelay::Message& message : round.relay.TakeMessages()) {
-      Transfer& sent = outgoing_.emplace_back();
-      sent.peer = message.peer;
-      sent.round = number;
-      sent.message = std::move(message.bytes);
+      Transfer sent{std::move(message.bytes), MPI_REQUEST_NULL, message.peer, number};
       WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Isend(sent.message->data(), static_cast<int>(sent.message->size()),
                                                MPI_BYTE, sent.peer, kTag, comm_.get(), &sent.request),
                                      "MPI_Isend"));
+      outgoing_.push_back(std::move(sent));
     }
   }
   return absl::OkStatus();
