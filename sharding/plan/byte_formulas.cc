@@ -91,6 +91,17 @@ int64_t ReducedOverWires(int64_t elements, DType dtype, int ranks, int group_nod
   return ReduceScatterWireBytes(BytesOf(elements, is_widened ? DType::kF32 : dtype), group_nodes);
 }
 
+// Elements of this size cross between share domains in a sum over `ranks` of `domains`. Sums of several ranks
+// of a domain have the dtype of accumulation.
+DType CrossingDType(DType dtype, int ranks, int domains) {
+  const bool is_widened = (dtype == DType::kF16 || dtype == DType::kBF16) && ranks > domains;
+  return is_widened ? DType::kF32 : dtype;
+}
+
+int64_t ReducedOverDomains(int64_t elements, DType dtype, int ranks, int nodes, int domains) {
+  return ReduceScatterCrossBytes(BytesOf(elements, CrossingDType(dtype, ranks, domains)), nodes, domains);
+}
+
 // Bytes copied into the input of a reduction.
 int64_t CopiedIntoReduction(const FlatLayout& layout, const ShardingPolicy& policy) {
   const bool casts = policy.gradient_dtype() != policy.reduce_dtype;
@@ -210,6 +221,8 @@ StepCosts CostsOfUpdates(const FlatLayout& layout, const ShardingPolicy& policy,
 void AddReplication(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape,
                     StepCosts& costs) {
   const int64_t times = shape.all_reduces();
+  const int nodes = shape.replicate_group_nodes();
+  const int domains = shape.replicate_group_domains();
   // Each part has a replicate group of its own.
   const int64_t reduced_over_wires = ReducedOverWires(layout.reduced_elements(), policy.reduce_dtype,
                                                       shape.replicate_size, shape.replicate_group_nodes());
@@ -218,6 +231,8 @@ void AddReplication(const FlatLayout& layout, const ShardingPolicy& policy, cons
     costs.reduce_scatters += times;
     costs.reduce_scatter_bytes += times * ReduceScatterBytes(own, shape.replicate_size);
     costs.wire_bytes += times * reduced_over_wires;
+    costs.cross_domain_bytes += times * ReducedOverDomains(layout.reduced_elements(), policy.reduce_dtype,
+                                                           shape.replicate_size, nodes, domains);
     return;
   }
   const int64_t own = BytesOf(layout.reduced_elements(shape.shard_rank), policy.reduce_dtype);
@@ -226,6 +241,14 @@ void AddReplication(const FlatLayout& layout, const ShardingPolicy& policy, cons
   const int64_t gathered_over_wires = AllGatherWireBytes(
       BytesOf(layout.reduced_elements(), policy.reduce_dtype), shape.replicate_group_nodes());
   costs.wire_bytes += times * (reduced_over_wires + gathered_over_wires);
+  for (int rank = 0; rank < shape.shard_size; ++rank) {
+    const int64_t elements = layout.reduced_elements(rank);
+    costs.cross_domain_bytes +=
+        times * AllReduceCrossBytes(
+                    BytesOf(elements, policy.reduce_dtype),
+                    BytesOf(elements, CrossingDType(policy.reduce_dtype, shape.replicate_size, domains)),
+                    shape.replicate_size, nodes, domains);
+  }
 }
 
 StepCosts CostsOfReductions(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
@@ -239,6 +262,10 @@ StepCosts CostsOfReductions(const FlatLayout& layout, const ShardingPolicy& poli
     costs.wire_bytes = times * shape.replicate_size *
                        ReducedOverWires(layout.reduced_elements(), policy.reduce_dtype, shape.shard_size,
                                         shape.shard_group_nodes());
+    costs.cross_domain_bytes =
+        times * shape.replicate_size *
+        ReducedOverDomains(layout.reduced_elements(), policy.reduce_dtype, shape.shard_size,
+                           shape.shard_group_nodes(), shape.domains_of_neighbors(shape.shard_size));
     if (IsRanged(layout)) {
       costs.packed_bytes =
           times * PackedByReduceScatter(GradientParts(layout, shape), policy.reduce_dtype, shape.slice_bytes);
@@ -271,6 +298,19 @@ int64_t AllReduceWireBytes(int64_t bytes, int nodes) { return 2 * bytes * (nodes
 int64_t SharedGatherCrossBytes(int64_t bytes, int nodes, int domains) { return bytes * (domains - nodes); }
 int64_t PrivateGatherCrossBytes(int64_t bytes, int size, int nodes, int domains) {
   return bytes * (size / nodes - size / domains);
+}
+
+// Every part is reduced from one sum of each other domain, on each node.
+int64_t ReduceScatterCrossBytes(int64_t sum_bytes, int nodes, int domains) {
+  return sum_bytes * (domains - nodes);
+}
+// Then it is written to, or copied into, the outputs of all ranks of other domains.
+int64_t AllReduceCrossBytes(int64_t bytes, int64_t sum_bytes, int size, int nodes, int domains) {
+  constexpr int64_t kSmallOnNode = 4096;
+  constexpr int64_t kSmallBetweenNodes = 64;
+  if (bytes <= (nodes == 1 ? kSmallOnNode : kSmallBetweenNodes)) return 0;
+  return ReduceScatterCrossBytes(sum_bytes, nodes, domains) +
+         PrivateGatherCrossBytes(bytes, size, nodes, domains);
 }
 
 int StepShape::nodes() const { return ranks_per_node == 0 ? 1 : ranks() / ranks_per_node; }

@@ -29,11 +29,13 @@ inline std::vector<NodeMap> NodeMapsOf(int ranks) {
 // two nodes. The last rank of an odd number is alone.
 inline std::vector<NodeMap> NumaMapsOf(int ranks) {
   std::vector<NodeMap> maps = {NodeMap::OneNode(ranks), NodeMap::OneNode(ranks),
+                               NodeMap::RanksPerNode(ranks, (ranks + 1) / 2),
                                NodeMap::RanksPerNode(ranks, (ranks + 1) / 2)};
   for (int rank = 0; rank < ranks; ++rank) {
     maps[0].numa_of_rank.push_back(rank / 2);
     maps[1].numa_of_rank.push_back(rank % 2);
     maps[2].numa_of_rank.push_back(rank % 2);
+    maps[3].numa_of_rank.push_back(rank / 2 % 2);
   }
   return maps;
 }

@@ -13,9 +13,9 @@ namespace weft {
 
 struct EngineOptions {
   // Deadline of every Wait that names none. Unset: the environment's WEFT_TIMEOUT_S (DefaultTimeout).
+  // REQUIRES: the same on all ranks, as the share domain, slice_bytes and piece_bytes.
   std::optional<absl::Duration> timeout = std::nullopt;
   // The ranks of a node that share images. Unset: the environment's WEFT_SHARE_DOMAIN (DefaultShareDomain).
-  // REQUIRES: the same on all ranks.
   std::optional<ShareDomain> share_domain = std::nullopt;
   // Size of a slice, the unit of transfer between nodes. The default and its header stay below 64 KiB, the
   // limit up to which MPI sends eagerly over TCP. Larger slices use the rendezvous protocol, whose handshake
@@ -77,7 +77,9 @@ struct EngineCounters {
   // to which it sent control messages or slices.
   int64_t control_messages = 0;
   int64_t wire_peers = 0;
-  // Bytes that this rank copied from ranks of other share domains of its node, in all-gathers of node memory.
+  // Bytes that gathers and reductions move between share domains of nodes on behalf of this rank: parts that
+  // it copies from other domains, inputs and sums of other domains that it reduces, and results that it
+  // writes to their outputs. Without all-reduces of at most 4 KiB on one node.
   int64_t cross_domain_bytes = 0;
   // Bytes that the engine staged, packed or unpacked. 0 if every buffer lies in node memory and every part
   // that crosses nodes is contiguous. Compression does not count.

@@ -40,7 +40,7 @@ class Runtime {
   virtual void WakeAll(const std::atomic<uint32_t>& word) = 0;
   struct MoveSize {
     size_t bytes;
-    bool crosses_domains = false;  // Reads memory of another share domain of the node.
+    size_t cross_domain_bytes = 0;  // Bytes that cross between share domains of the node.
   };
   // Runs `move`, which reads and writes about `size.bytes` bytes. In a simulation the call takes virtual
   // time, and `move` runs at a random moment of it.

@@ -57,7 +57,8 @@ struct SimOptions {
   int64_t wake_ns = 5'000;    // From a wake-up until the sleeper runs.
   int64_t flag_ns = 200;      // From a store until a local peer sees the flag.
   double memory_speed = 8.0;  // Copies of one rank.
-  // Copies that one rank makes from another share domain of its node. Unset: memory_speed.
+  // The same for bytes that cross between share domains of its node: copies from another domain, and inputs
+  // or sums of another domain that a reduction reads or writes. Unset: memory_speed.
   std::optional<double> cross_domain_speed = std::nullopt;
   int64_t wire_latency_ns = 20'000;
   double wire_speed = 1.25;  // Link of one node, per direction: 10 Gbit/s.

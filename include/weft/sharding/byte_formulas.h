@@ -61,6 +61,13 @@ int64_t AllReduceWireBytes(int64_t bytes, int nodes);
 // other domains of their nodes in one all-gather: into an image for each domain, or for each rank.
 int64_t SharedGatherCrossBytes(int64_t bytes, int nodes, int domains);
 int64_t PrivateGatherCrossBytes(int64_t bytes, int size, int nodes, int domains);
+// The same for reductions: bytes that ranks read from, or write to, other domains of their nodes.
+// `sum_bytes`: as `bytes`, but in fp32 if they are bf16 or f16 and a domain has several ranks of the group.
+// Small all-reduces, of at most 4 KiB on one node and 64 bytes between nodes, count as 0.
+// REQUIRES: each domain's ranks form an aligned subtree of the group's reduction tree: see
+// AllGatherWireBytes.
+int64_t ReduceScatterCrossBytes(int64_t sum_bytes, int nodes, int domains);
+int64_t AllReduceCrossBytes(int64_t bytes, int64_t sum_bytes, int size, int nodes, int domains);
 
 struct StepShape {
   int shard_size = 1;
@@ -104,7 +111,7 @@ struct StepCosts {
   int64_t all_reduce_bytes = 0;
   int64_t copied_bytes = 0;        // Written by casts and by copies in and out.
   int64_t wire_bytes = 0;          // Between nodes, of all ranks together.
-  int64_t cross_domain_bytes = 0;  // Copied between share domains by all-gathers, of all ranks together.
+  int64_t cross_domain_bytes = 0;  // Between share domains of nodes, of all ranks together.
   // Packed and unpacked by the engine on this rank (EngineCounters::copied_bytes). kRows between nodes only.
   // REQUIRES: as AllGatherWireBytes; the last nodes are as full as the first.
   int64_t packed_bytes = 0;

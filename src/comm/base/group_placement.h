@@ -74,8 +74,14 @@ class GroupPlacement {
   // member's own node, the leader is the member.
   int PartLeader(int node, int member) const;
 
+  // Ranks of the group on the caller's node, with the caller, by IndexInNode.
+  const std::vector<int>& members_of_node() const {
+    return tables_->members[static_cast<size_t>(NodeOf(me()))];
+  }
+
+  bool AreInOneDomain(int a, int b) const { return DomainOf(a) == DomainOf(b); }
   // True if `member` is in the caller's share domain.
-  bool IsInDomain(int member) const { return DomainOf(member) == DomainOf(me()); }
+  bool IsInDomain(int member) const { return AreInOneDomain(member, me()); }
   // Ranks of the group in the caller's share domain, with the caller.
   int domain_size() const { return static_cast<int>(MembersOfDomain().size()); }
   // True if the group has ranks of several share domains on some node.

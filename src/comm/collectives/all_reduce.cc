@@ -52,8 +52,8 @@ class AllReduceOperation final : public Collective {
   }
   bool MoveComplete() const override { return reduce_->complete() && gather_->complete(); }
   bool MoveDrained() const override { return reduce_->drained() && gather_->drained(); }
-  void AddAwaited(const OperationContext& /*context*/, std::set<int>& ranks) const override {
-    reduce_->AddAwaited(ranks);
+  void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
+    reduce_->AddAwaited(context, ranks);
     gather_->AddAwaited(ranks);
   }
 

@@ -1,6 +1,6 @@
 // Reduce-scatter and all-reduce of a group on one node. Each part is reduced directly from the inputs of all
-// ranks, and written to the owner's output (reduce-scatter) or to the outputs of all ranks (all-reduce). A
-// reduce-scatter over several share domains reduces in each domain first: see Note [Domain sums].
+// ranks, and written to the owner's output (reduce-scatter) or to the outputs of all ranks (all-reduce). If
+// the ranks are in several share domains, inputs are reduced in each domain first: see Note [Domain sums].
 //
 // Note [Work stealing]
 // Problem: a rank that submits late, shares its core or is interrupted would delay its peers by the time that
@@ -69,8 +69,13 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
     staged_ = MakeStagedPhase(context);
     if (staged_) return absl::OkStatus();
     const GroupPlacement& placement = context.placement;
-    if (!to_all_ && DomainReduce::Applies(placement)) {
-      WEFT_ASSIGN_OR_RETURN(domain_reduce_, DomainReduce::Create(context, plan(), LocalInputs(context)));
+    if (DomainSums::Applies(placement)) {
+      const int me = placement.me();
+      DomainReduce::Memory memory{LocalInputs(context), OutputPart(context, me, me), {}};
+      for (const int peer : placement.local_peers()) {
+        if (to_all_) memory.copies.push_back(OutputPart(context, peer, me));
+      }
+      WEFT_ASSIGN_OR_RETURN(domain_reduce_, DomainReduce::Create(context, plan(), std::move(memory)));
       return absl::OkStatus();
     }
     for (int owner = 0; owner < placement.size(); ++owner) {
@@ -79,6 +84,8 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
       parts_.push_back({placement.WorldRank(owner), pieces, OutputOf(context, owner) != nullptr,
                         to_all_ || owner == placement.me()});
     }
+    // Each rank counts its own part, whichever rank reduces the pieces.
+    StreamOf(context, placement.me()).CountCrossing(context);
     return absl::OkStatus();
   }
 
@@ -134,15 +141,20 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
     const GroupPlacement& placement = context.placement;
     std::vector<ReduceStream::Leaf> leaves;
     ReduceTarget target = TargetOf(placement, plan(), OutputPart(context, owner, owner));
+    int crossing_outputs = 0;
     for (int member = 0; member < placement.size(); ++member) {
+      const bool crosses = !placement.IsInDomain(member);
       leaves.push_back({PartMemory(plan().parts, WholeInputOf(context, member), owner, SizeOf(plan().dtype)),
-                        plan().dtype});
+                        plan().dtype, crosses});
+      if (crosses && (to_all_ || member == owner)) ++crossing_outputs;
       if (to_all_ && member != owner) target.copies.push_back(OutputPart(context, member, owner));
     }
     ReduceProgram program =
         BuildReduceProgram(0, placement.size(), [](int lo, int n) { return n == 1 ? lo : kNone; });
-    return {parts_[static_cast<size_t>(owner)].pieces, std::move(program), std::move(leaves), plan().reduce,
-            std::move(target)};
+    ReduceStream stream(parts_[static_cast<size_t>(owner)].pieces, std::move(program), std::move(leaves),
+                        plan().reduce, std::move(target));
+    stream.SetCrossingOutputs(crossing_outputs);
+    return stream;
   }
 
   // Ends the current piece. Returns the owner of its part, or kNone if there is no current piece.

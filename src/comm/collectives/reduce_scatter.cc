@@ -25,8 +25,8 @@ class ReduceScatterOperation final : public Collective {
   absl::StatusOr<bool> Move(OperationContext& context) override { return reduce_->Step(context); }
   bool MoveComplete() const override { return reduce_->complete(); }
   bool MoveDrained() const override { return reduce_->drained(); }
-  void AddAwaited(const OperationContext& /*context*/, std::set<int>& ranks) const override {
-    reduce_->AddAwaited(ranks);
+  void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
+    reduce_->AddAwaited(context, ranks);
   }
 
  private:

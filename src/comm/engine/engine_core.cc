@@ -22,7 +22,7 @@ EngineCore::EngineCore(const Environment& environment)
 absl::Status EngineCore::AddLane(int index, std::string name, GroupPlacement placement, LanePurpose purpose) {
   auto lane = std::make_unique<Lane>(std::move(name), std::move(placement));
   if (lane->placement.spans_nodes()) WEFT_RETURN_IF_ERROR(wire_.CheckLane(index, lane->name));
-  if (const absl::Status opened = env_.node.OpenLane(index, CountersOf(lane->placement.size())); !opened.ok())
+  if (const absl::Status opened = env_.node.OpenLane(index, CountersOf(lane->placement)); !opened.ok())
     return Annotate(opened, absl::StrCat("flags of lane ", lane->name));
   if (purpose == LanePurpose::kContext && lane->placement.spans_nodes()) wire_.EnableBackgroundWindow();
   if (static_cast<size_t>(index) >= lanes_.size()) lanes_.resize(static_cast<size_t>(index) + 1);

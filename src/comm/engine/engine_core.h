@@ -27,6 +27,7 @@
 // Thread safety: none. EngineShell guards the core with its mutex.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
@@ -49,6 +50,7 @@
 #include "src/comm/links/node_link.h"
 #include "src/comm/messages/message_board.h"
 #include "src/comm/phases/data_task.h"
+#include "src/comm/phases/domain_sums.h"
 #include "src/comm/phases/operation.h"
 
 namespace weft {
@@ -74,8 +76,10 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // Errors: kResourceExhausted (no node memory, or no message tags for the lane).
   absl::Status AddLane(int index, std::string name, GroupPlacement placement, LanePurpose purpose);
 
-  // Allocates what the next lane of a group of `members` ranks needs of node memory.
-  absl::Status ReserveLane(int members) { return env_.node.ReserveLane(CountersOf(members)); }
+  // Allocates what the next lane of a group needs of node memory.
+  absl::Status ReserveLane(const GroupPlacement& placement) {
+    return env_.node.ReserveLane(CountersOf(placement));
+  }
 
   void Submit(std::shared_ptr<OperationRecord> record);
   // Registers that a thread waits until the operation is *ready*, or *released*. Raises it to kCritical,
@@ -152,7 +156,11 @@ class EngineCore final : private TaskQueue, private MessageEvents {
 
  private:
   // Progress counters of a lane: this rank's progress on each member's part, in a reduction and in a gather.
-  static int CountersOf(int members) { return 2 * members; }
+  // Sums of share domains need others.
+  static int CountersOf(const GroupPlacement& placement) {
+    const int counters = 2 * placement.size();
+    return DomainSums::Applies(placement) ? std::max(counters, DomainSums::CountersOf(placement)) : counters;
+  }
 
   struct Lane {
     Lane(std::string lane_name, GroupPlacement where)

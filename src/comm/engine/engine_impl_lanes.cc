@@ -103,8 +103,10 @@ absl::StatusOr<LaneId> CommEngine::Impl::GroupLane(const ProcessGroup& group, La
   own.is_free = FreeIndices();
   absl::StatusOr<std::unique_ptr<Lane>> lane = MakeLane(group, purpose);
   // Afterwards no member fails alone.
-  own.status = lane.ok() ? shell_->WithCore([&](EngineCore& core) { return core.ReserveLane(group.size()); })
-                         : lane.status();
+  own.status = lane.status();
+  if (lane.ok()) {
+    own.status = shell_->WithCore([&](EngineCore& core) { return core.ReserveLane((*lane)->placement); });
+  }
   const absl::StatusOr<std::vector<std::string>> proposals = exchange(own.Serialize());
   if (!proposals.ok()) {
     return Annotate(proposals.status(),

@@ -159,7 +159,8 @@ EngineShell::PollResult EngineShell::PollAndRunTask() {
   }
   if (!task) return result;
   absl::Status moved;
-  runtime_.Move({TaskBytes(task->body), task->crosses_domains}, [&] { moved = RunTask(task->body); });
+  runtime_.Move({TaskBytes(task->body), static_cast<size_t>(task->cross_domain_bytes)},
+                [&] { moved = RunTask(task->body); });
   const MutexLock lock(mutex_);
   --running_tasks_;
   core_->FinishTask(*task, moved);

@@ -84,7 +84,7 @@ struct DataTask {
   int64_t ticket;                           // The owner's number of the task.
   Priority priority;
   TaskBody body;
-  bool crosses_domains = false;  // Reads memory of another share domain of the node.
+  int64_t cross_domain_bytes = 0;  // Bytes that it moves between share domains of the node.
 };
 
 // An issuer of tasks.

@@ -46,7 +46,7 @@ absl::StatusOr<std::unique_ptr<WindowedReduce>> WindowedReduce::Create(const Ope
                                                                        Plan plan) {
   const std::vector<int>& remote = plan.stages->remote;
   std::unique_ptr<WindowedReduce> reduce(
-      new WindowedReduce(plan.slicing, static_cast<int64_t>(remote.size())));
+      new WindowedReduce(plan.slicing, static_cast<int64_t>(remote.size()), plan.domain_sums));
   WEFT_RETURN_IF_ERROR(reduce->Allocate(context, plan));
   std::vector<SliceMemory> slots;
   std::vector<DType> dtypes;
@@ -66,7 +66,8 @@ absl::StatusOr<std::unique_ptr<WindowedReduce>> WindowedReduce::Create(const Ope
       const auto index = static_cast<size_t>(input.index);
       switch (input.kind) {
         case StageInput::Kind::kLocalRank:
-          leaves.push_back({plan.local_input(input.index), plan.dtype});
+        case StageInput::Kind::kDomainSum:
+          leaves.push_back(plan.local_input(input));
           break;
         case StageInput::Kind::kRemote:
           leaves.push_back({slots[index], dtypes[index]});
@@ -81,6 +82,9 @@ absl::StatusOr<std::unique_ptr<WindowedReduce>> WindowedReduce::Create(const Ope
     reduce->stages_.emplace_back(
         *reduce, ReduceStream(plan.slicing, stage.program, std::move(leaves), plan.op, std::move(target)),
         stage);
+    ReduceStream& stream = reduce->stages_.back().stream;
+    if (is_result) stream.SetCrossingOutputs(plan.crossing_outputs);
+    stream.CountCrossing(context);
   }
   return reduce;
 }
@@ -151,6 +155,7 @@ bool WindowedReduce::StepStages(OperationContext& context) {
     // A stage may read what the stage before it saves.
     if (index > 0 && progress_.done() < progress_.issued()) break;
     if (!HasArrived(stage, slice)) break;
+    if (domain_sums_ != nullptr && domain_sums_->available(context) <= slice) break;
     arrived_in_stage_ = 0;
     progress_.Issue();
     if (stage.saves_to == ReductionStage::kResult) {
@@ -196,20 +201,35 @@ ReducePhase::ReducePhase(const OperationContext& context, const CollectivePlan& 
       slots_(kSenderSlots, SlotBytes(context, plan, slice_elements)),
       own_sends_(static_cast<size_t>(context.placement.size()), nullptr) {}
 
-absl::StatusOr<std::unique_ptr<ReducePhase>> ReducePhase::Create(const OperationContext& context,
+absl::StatusOr<std::unique_ptr<ReducePhase>> ReducePhase::Create(OperationContext& context,
                                                                  const CollectivePlan& plan,
                                                                  int64_t slice_elements,
                                                                  const Memory& memory) {
   std::unique_ptr<ReducePhase> phase(new ReducePhase(context, plan, slice_elements, memory));
-  WEFT_RETURN_IF_ERROR(phase->PlanOwnPart(context));
-  phase->PlanPartials(context);
+  if (DomainSums::Applies(context.placement)) {
+    WEFT_ASSIGN_OR_RETURN(phase->domain_sums_,
+                          DomainSums::Create(context, plan, phase->memory_.inputs, slice_elements));
+  } else {
+    WEFT_RETURN_IF_ERROR(phase->Plan(context));
+  }
   return phase;
+}
+
+absl::Status ReducePhase::Plan(const OperationContext& context) {
+  WEFT_RETURN_IF_ERROR(PlanOwnPart(context));
+  PlanPartials(context);
+  return absl::OkStatus();
 }
 
 absl::Status ReducePhase::PlanOwnPart(const OperationContext& context) {
   const GroupPlacement& placement = context.placement;
   const int me = placement.me();
-  const auto local_input = [&](int member) { return PartOf(member, me); };
+  const auto local_input = [&](const StageInput& input) -> ReduceStream::Leaf {
+    if (input.kind == StageInput::Kind::kLocalRank)
+      return {PartOf(input.index, me), plan_.dtype, !placement.IsInDomain(input.index)};
+    const NodeSubtree& subtree = placement.domain_subtrees()[static_cast<size_t>(input.index)];
+    return *domain_sums_->LeafOf(placement, subtree.lo, subtree.count);
+  };
   const auto remote_input = [&](int subtree) {
     const int sender = placement.PartialSender(subtree, me);
     return WindowedReduce::Remote{MakeChannel(context, sender, ChannelOf(placement, subtree)),
@@ -217,11 +237,13 @@ absl::Status ReducePhase::PlanOwnPart(const OperationContext& context) {
   };
   ReduceTarget target = TargetOf(placement, plan_, memory_.output);
   target.copies.assign(memory_.copies.begin(), memory_.copies.end());
+  // The copies are the outputs of all other ranks of the node.
+  const int crossing_outputs = memory_.copies.empty() ? 0 : placement.local_size() - placement.domain_size();
   WEFT_ASSIGN_OR_RETURN(
-      reduce_,
-      WindowedReduce::Create(context, {SlicingOf(me), plan_.dtype, plan_.reduce, std::move(target),
-                                       StagesOf(placement, static_cast<int>(context.options.reduce_fan_in)),
-                                       local_input, remote_input}));
+      reduce_, WindowedReduce::Create(
+                   context, {SlicingOf(me), plan_.dtype, plan_.reduce, std::move(target), crossing_outputs,
+                             StagesOf(placement, static_cast<int>(context.options.reduce_fan_in)),
+                             local_input, remote_input, domain_sums_.get()}));
   return absl::OkStatus();
 }
 
@@ -244,36 +266,55 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
             partials_.AddRun(channel, {slicing, dtype, PartOf(me, target), encoding}, slots_);
         continue;
       }
-      std::vector<ReduceStream::Leaf> leaves;
-      for (int rank = subtree.lo; rank < subtree.lo + subtree.count; ++rank) {
-        leaves.push_back({PartOf(rank, target), plan_.dtype});
-      }
-      ReduceProgram program = BuildReduceProgram(
-          subtree.lo, subtree.count, [&](int lo, int n) { return n == 1 ? lo - subtree.lo : -1; });
       ReduceTarget slot{nullptr, dtype};
       slot.encoding = encoding;
-      auto partial =
-          std::make_unique<ReduceStream>(slicing, std::move(program), std::move(leaves), plan_.reduce, slot);
-      partials_.Add(std::make_unique<StagedSendStream>(channel, std::move(partial),
+      partials_.Add(std::make_unique<StagedSendStream>(channel, MakePartial(context, subtree, target, slot),
                                                        PartShape::OneDim(slicing.elements), slots_));
     }
   }
 }
 
+std::unique_ptr<SliceSource> ReducePhase::MakePartial(const OperationContext& context,
+                                                      const NodeSubtree& subtree, int target,
+                                                      const ReduceTarget& slot) const {
+  const GroupPlacement& placement = context.placement;
+  if (domain_sums_) return domain_sums_->MakePartial(context, subtree, target, slot);
+  std::vector<ReduceStream::Leaf> leaves;
+  for (int rank = subtree.lo; rank < subtree.lo + subtree.count; ++rank)
+    leaves.push_back({PartOf(rank, target), plan_.dtype, !placement.IsInDomain(rank)});
+  ReduceProgram program = BuildReduceProgram(subtree.lo, subtree.count,
+                                             [&](int lo, int n) { return n == 1 ? lo - subtree.lo : -1; });
+  auto partial = std::make_unique<ReduceStream>(SlicingOf(target), std::move(program), std::move(leaves),
+                                                plan_.reduce, slot);
+  partial->CountCrossing(context);
+  return partial;
+}
+
 absl::StatusOr<bool> ReducePhase::Step(OperationContext& context) {
+  bool summed = domain_sums_ && domain_sums_->Step(context);
+  if (!reduce_) {
+    if (!domain_sums_->FindRings(context)) return summed;
+    WEFT_RETURN_IF_ERROR(Plan(context));
+  }
   WEFT_ASSIGN_OR_RETURN(const bool reduced, reduce_->Step(context));
   WEFT_ASSIGN_OR_RETURN(const bool sent, partials_.Step(context));
-  return reduced || sent;
+  if (domain_sums_ && domain_sums_->AnnounceReduced(context, reduce_->done())) summed = true;
+  return reduced || sent || summed;
 }
 
 int64_t ReducePhase::ReadSlices(int member) const {
+  if (!reduce_) return 0;
   const OutgoingStream* own = own_sends_[static_cast<size_t>(member)];
   return own == nullptr ? std::numeric_limits<int64_t>::max() : own->read_slices();
 }
 
-bool ReducePhase::drained() const { return complete() && partials_.finished(); }
+bool ReducePhase::drained() const {
+  return complete() && partials_.finished() && (!domain_sums_ || domain_sums_->finished());
+}
 
-void ReducePhase::AddAwaited(std::set<int>& ranks) const {
+void ReducePhase::AddAwaited(const OperationContext& context, std::set<int>& ranks) const {
+  if (domain_sums_) domain_sums_->AddAwaited(context, ranks);
+  if (!reduce_) return;
   reduce_->AddAwaited(ranks);
   partials_.AddAwaited(ranks);
 }

@@ -1,7 +1,8 @@
 // Reduce phase: reduces every part over all ranks, each part at its owner. It is the whole of a
 // reduce-scatter, and the first phase of an all-reduce. See Note [Canonical tree] for the order of additions.
 //
-// The owner of a part reads the inputs of its local peers directly. From each remote node it receives one
+// The owner of a part reads the inputs of its local peers directly, or sums of them if the node has several
+// share domains (Note [Domain sums]). From each remote node it receives one
 // partial sum for each maximal subtree of that node. The part's leader on the node evaluates a partial sum
 // slice by slice, when the owner gives a credit for the slice. For a subtree of one rank, that rank sends its
 // input instead.
@@ -28,6 +29,7 @@
 #include <absl/status/statusor.h>
 
 #include "src/comm/phases/collective_plan.h"
+#include "src/comm/phases/domain_sums.h"
 #include "src/comm/phases/sends.h"
 #include "src/comm/phases/streams.h"
 #include "src/comm/trees/reduction_stages.h"
@@ -47,10 +49,13 @@ class WindowedReduce {
     Slicing slicing;
     DType dtype;
     ReduceOp op;
-    ReduceTarget target;  // Of the whole part.
+    ReduceTarget target;   // Of the whole part.
+    int crossing_outputs;  // Copies of the target in other share domains of the node.
     std::shared_ptr<const ReductionStages> stages;
-    absl::FunctionRef<SliceMemory(int member)> local_input;
+    absl::FunctionRef<ReduceStream::Leaf(const StageInput&)> local_input;
     absl::FunctionRef<Remote(int subtree)> remote_input;
+    const DomainSums*
+        domain_sums;  // Null if no local input is a sum of another domain. Outlives the reduction.
   };
   // Errors: kResourceExhausted (no scratch).
   static absl::StatusOr<std::unique_ptr<WindowedReduce>> Create(const OperationContext& context, Plan plan);
@@ -85,7 +90,8 @@ class WindowedReduce {
     int saves_to;
   };
 
-  WindowedReduce(Slicing slicing, int64_t remote_count) : slicing_(slicing), remote_count_(remote_count) {}
+  WindowedReduce(Slicing slicing, int64_t remote_count, const DomainSums* domain_sums)
+      : slicing_(slicing), remote_count_(remote_count), domain_sums_(domain_sums) {}
   absl::Status Allocate(const OperationContext& context, const Plan& plan);
   int64_t stage_count() const { return static_cast<int64_t>(stages_.size()); }
   absl::StatusOr<bool> StepCredits(OperationContext& context);
@@ -95,6 +101,7 @@ class WindowedReduce {
 
   const Slicing slicing_;
   const int64_t remote_count_;  // Partial sums of each slice.
+  const DomainSums* const domain_sums_;
   // Steps are the stages of all slices, in order. Positions are the partial sums of all slices, in order.
   std::deque<Stage> stages_;  // Deques: tasks and transfers hold pointers to the streams.
   std::deque<ReceiveStream> receives_;
@@ -119,7 +126,7 @@ class ReducePhase {
   };
   // Lifetime: `plan` must outlive the phase.
   // Errors: kResourceExhausted (no scratch for the partial sums of other nodes).
-  static absl::StatusOr<std::unique_ptr<ReducePhase>> Create(const OperationContext& context,
+  static absl::StatusOr<std::unique_ptr<ReducePhase>> Create(OperationContext& context,
                                                              const CollectivePlan& plan,
                                                              int64_t slice_elements, const Memory& memory);
   // Not copyable: tasks hold pointers to the streams.
@@ -128,19 +135,23 @@ class ReducePhase {
 
   // Advances. Returns true if anything moved.
   absl::StatusOr<bool> Step(OperationContext& context);
-  int64_t done() const { return reduce_->done(); }       // Reduced slices of this rank's part.
-  bool complete() const { return reduce_->finished(); }  // This rank's part is reduced.
+  int64_t done() const { return reduce_ ? reduce_->done() : 0; }    // Reduced slices of this rank's part.
+  bool complete() const { return reduce_ && reduce_->finished(); }  // This rank's part is reduced.
   bool drained() const;  // The phase is complete, and all partial sums are sent.
   // Slices of `member`'s part in this rank's input, counted from the first, that no send reads any more.
   int64_t ReadSlices(int member) const;
   // Adds the bootstrap ranks that the phase waits for.
-  void AddAwaited(std::set<int>& ranks) const;
+  void AddAwaited(const OperationContext& context, std::set<int>& ranks) const;
 
  private:
   ReducePhase(const OperationContext& context, const CollectivePlan& plan, int64_t slice_elements,
               Memory memory);
+  absl::Status Plan(const OperationContext& context);
   absl::Status PlanOwnPart(const OperationContext& context);
   void PlanPartials(const OperationContext& context);
+  // The partial sum of a subtree of this node, of several ranks, for the part of `target`.
+  std::unique_ptr<SliceSource> MakePartial(const OperationContext& context, const NodeSubtree& subtree,
+                                           int target, const ReduceTarget& slot) const;
   Slicing SlicingOf(int member) const {
     return {plan_.parts.counts[static_cast<size_t>(member)], slice_elements_};
   }
@@ -152,8 +163,10 @@ class ReducePhase {
   const CollectivePlan& plan_;
   const int64_t slice_elements_;
   const Memory memory_;
-  std::unique_ptr<WindowedReduce> reduce_;  // The reduction of this rank's part.
-  ScratchSlots slots_;                      // Scratch for the partial sums that this rank sends.
+  std::unique_ptr<DomainSums> domain_sums_;  // Null if the node's ranks read inputs only.
+  // The reduction of this rank's part. Null until the rings of domain sums are known.
+  std::unique_ptr<WindowedReduce> reduce_;
+  ScratchSlots slots_;  // Scratch for the partial sums that this rank sends.
   // By member: the stream that sends the member its part of this rank's input. Null if there is none.
   std::vector<const OutgoingStream*> own_sends_;
   Sends partials_;  // Partial sums for remote owners. The plain partial of a single rank is its input.

@@ -42,13 +42,14 @@ void StagedPhase::PlanReduce(OperationContext& context, const Memory& memory) {
   std::vector<ReduceStream::Leaf> leaves;
   for (int member = 0; member < size_; ++member) {
     const Published& input = memory.inputs[static_cast<size_t>(member)];
+    const bool crosses = !context.placement.IsInDomain(member);
     if (member == me_) {
       leaves.push_back({PartOf(plan_.input, me_), plan_.dtype});
     } else if (input.in_ring) {
-      leaves.push_back({RingAt(input.data + RingIndex(member, me_) * ring_bytes), plan_.dtype});
+      leaves.push_back({RingAt(input.data + RingIndex(member, me_) * ring_bytes), plan_.dtype, crosses});
       reduced_from_.push_back(member);
     } else {
-      leaves.push_back({PartOf(input.data, me_), plan_.dtype});
+      leaves.push_back({PartOf(input.data, me_), plan_.dtype, crosses});
     }
   }
   const bool gathers = plan_.kind == OpKind::kAllReduce;
@@ -58,6 +59,7 @@ void StagedPhase::PlanReduce(OperationContext& context, const Memory& memory) {
   reduce_.emplace(SlicingOf(me_),
                   BuildReduceProgram(0, size_, [](int lo, int n) { return n == 1 ? lo : -1; }),
                   std::move(leaves), plan_.reduce, std::move(target));
+  reduce_->CountCrossing(context);
   if (memory.input_rings == nullptr) return;
   for (const int peer : peers_) {
     AddWriter(context, peer, PartOf(plan_.input, peer).base,
@@ -89,6 +91,9 @@ void StagedPhase::PlanGather(OperationContext& context, const Memory& memory) {
     pulls_.push_back(
         {CopyStream(SlicingOf(peer), plan_.dtype, source, PartOf(plan_.output, peer), nontemporal), peer,
          counter, published.in_ring});
+    if (context.placement.IsInDomain(peer)) continue;
+    pulls_.back().stream.SetCrossesDomains();
+    context.counters.cross_domain_bytes += SlicingOf(peer).elements * static_cast<int64_t>(element_bytes_);
   }
 }
 

@@ -8,8 +8,8 @@ namespace weft {
 namespace {
 
 void PushTask(OperationContext& context, TaskOwner* owner, int64_t ticket, TaskBody body,
-              bool crosses_domains = false) {
-  context.tasks.Push({context.record, owner, ticket, context.priority, std::move(body), crosses_domains});
+              int64_t cross_domain_bytes = 0) {
+  context.tasks.Push({context.record, owner, ticket, context.priority, std::move(body), cross_domain_bytes});
 }
 
 // Counts elements that are packed or unpacked.
@@ -80,7 +80,8 @@ void CopyStream::Issue(OperationContext& context) {
       return;
     }
   }
-  PushTask(context, this, slice, BodyOf(slice), crosses_domains_);
+  const int64_t bytes = slicing_.Length(slice) * static_cast<int64_t>(SizeOf(dtype_));
+  PushTask(context, this, slice, BodyOf(slice), crosses_domains_ ? bytes : 0);
 }
 
 TaskBody CopyStream::BodyOf(int64_t slice) const {
@@ -127,14 +128,28 @@ bool RangeStream::Step(OperationContext& context, int64_t available) {
   return advanced;
 }
 
-void ReduceStream::Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) {
+void ReduceStream::IssueAs(OperationContext& context, int64_t ticket, int64_t slice, std::byte* target,
+                           TaskOwner* owner) {
   ReduceTarget single = target_;
   single.data = target;
   single.copies.clear();
-  Push(context, slice, std::move(single), owner);
+  Push(context, slice, std::move(single), /*crossing_outputs=*/0, {owner, ticket});
 }
 
-void ReduceStream::Push(OperationContext& context, int64_t slice, ReduceTarget target, TaskOwner* owner) {
+int64_t ReduceStream::CrossingBytes(int crossing_outputs) const {
+  int64_t bytes = crossing_outputs * static_cast<int64_t>(SizeOf(target_.dtype));
+  for (const Leaf& leaf : leaves_) {
+    if (leaf.crosses_domains) bytes += static_cast<int64_t>(SizeOf(leaf.dtype));
+  }
+  return bytes;
+}
+
+void ReduceStream::CountCrossing(const OperationContext& context) const {
+  context.counters.cross_domain_bytes += CrossingBytes(crossing_outputs_) * slicing_.elements;
+}
+
+void ReduceStream::Push(OperationContext& context, int64_t slice, ReduceTarget target, int crossing_outputs,
+                        Completion completion) {
   ReduceTask task{&program_, {}, op_, std::move(target), slicing_.Length(slice)};
   for (const Leaf& leaf : leaves_) {
     const SlicePlace place = leaf.memory.PlaceOf(slicing_, slice);
@@ -144,7 +159,8 @@ void ReduceStream::Push(OperationContext& context, int64_t slice, ReduceTarget t
     task.ranges = place.ranges;
     task.first = place.first;
   }
-  PushTask(context, owner, slice, std::move(task));
+  PushTask(context, completion.owner, completion.ticket, std::move(task),
+           CrossingBytes(crossing_outputs) * slicing_.Length(slice));
 }
 
 void ReduceStream::IssueToTarget(OperationContext& context, int64_t slice, TaskOwner* owner) {
@@ -154,7 +170,7 @@ void ReduceStream::IssueToTarget(OperationContext& context, int64_t slice, TaskO
   ReduceTarget target = target_;
   target.data = address_in(target_.data);
   std::transform(target_.copies.begin(), target_.copies.end(), target.copies.begin(), address_in);
-  Push(context, slice, std::move(target), owner);
+  Push(context, slice, std::move(target), crossing_outputs_, {owner, slice});
 }
 
 bool ReduceStream::Step(OperationContext& context, int64_t available) {

@@ -248,6 +248,7 @@ class ReduceStream final : public TaskOwner, public SliceSource {
   struct Leaf {
     SliceMemory memory;
     DType dtype;
+    bool crosses_domains = false;  // It is memory of another share domain of the node.
   };
   ReduceStream(Slicing slicing, ReduceProgram program, std::vector<Leaf> leaves, ReduceOp op,
                ReduceTarget target)
@@ -257,9 +258,20 @@ class ReduceStream final : public TaskOwner, public SliceSource {
         op_(op),
         target_(std::move(target)) {}
 
+  // Declares that `count` of the target and its copies are memory of other share domains of the node.
+  void SetCrossingOutputs(int count) { crossing_outputs_ = count; }
+  // Adds the bytes that the whole reduction moves between share domains to the engine's counter.
+  void CountCrossing(const OperationContext& context) const;
+  // Moves a leaf that is a ring of one slice, for the tasks that are issued later.
+  void MoveLeaf(size_t leaf, std::byte* slice) { leaves_[leaf].memory.base = slice; }
+
   // Issues tasks. Returns true if it issued any. `available`: slices that may be read of every leaf.
   bool Step(OperationContext& context, int64_t available);
-  void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) override;
+  void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) override {
+    IssueAs(context, slice, slice, target, owner);
+  }
+  // The same. `owner` gets the callback with `ticket`.
+  void IssueAs(OperationContext& context, int64_t ticket, int64_t slice, std::byte* target, TaskOwner* owner);
   // Issues the task that writes one slice to its position in the target and in the target's copies.
   void IssueToTarget(OperationContext& context, int64_t slice, TaskOwner* owner);
   int64_t done() const { return progress_.done(); }
@@ -270,13 +282,21 @@ class ReduceStream final : public TaskOwner, public SliceSource {
   void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
 
  private:
-  void Push(OperationContext& context, int64_t slice, ReduceTarget target, TaskOwner* owner);
+  struct Completion {
+    TaskOwner* owner;
+    int64_t ticket;
+  };
+  // Bytes that cross for each element.
+  int64_t CrossingBytes(int crossing_outputs) const;
+  void Push(OperationContext& context, int64_t slice, ReduceTarget target, int crossing_outputs,
+            Completion completion);
 
   Slicing slicing_;
   ReduceProgram program_;
   std::vector<Leaf> leaves_;
   ReduceOp op_;
   ReduceTarget target_;
+  int crossing_outputs_ = 0;
   PrefixCounter progress_;
 };
 

@@ -30,6 +30,11 @@ class StageBuilder {
         remote_before_[at + 1] = remote_before_[at] + (starts_remote ? 1 : 0);
       }
     }
+    for (size_t i = 0; i < placement.domain_subtrees().size(); ++i) {
+      const NodeSubtree& subtree = placement.domain_subtrees()[i];
+      if (subtree.count == 1 || placement.IsInDomain(subtree.lo) || !placement.IsLocal(subtree.lo)) continue;
+      domain_sum_of_[{subtree.lo, subtree.count}] = static_cast<int>(i);
+    }
   }
 
   ReductionStages Build() && {
@@ -103,6 +108,8 @@ class StageBuilder {
       return StageInput{StageInput::Kind::kSaved, it->second};
     }
     if (placement_.IsLocal(tree.lo)) {
+      if (const auto it = domain_sum_of_.find(tree); it != domain_sum_of_.end())
+        return StageInput{StageInput::Kind::kDomainSum, it->second};
       if (tree.n == 1) return StageInput{StageInput::Kind::kLocalRank, tree.lo};
       return std::nullopt;
     }
@@ -124,9 +131,10 @@ class StageBuilder {
 
   const GroupPlacement& placement_;
   const int fan_in_;
-  std::vector<int> subtree_of_;     // By rank.
-  std::vector<int> remote_before_;  // By rank: remote subtrees that start at lower ranks.
-  std::map<int, int> position_of_;  // Of remote subtrees, by their first rank.
+  std::vector<int> subtree_of_;        // By rank.
+  std::vector<int> remote_before_;     // By rank: remote subtrees that start at lower ranks.
+  std::map<Tree, int> domain_sum_of_;  // The sums of other domains of this node.
+  std::map<int, int> position_of_;     // Of remote subtrees, by their first rank.
   std::map<Tree, int> saved_;
   std::vector<int> free_;  // Saved values that are not in use.
   ReductionStages result_;

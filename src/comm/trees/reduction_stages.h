@@ -27,6 +27,7 @@ namespace weft {
 struct StageInput {
   enum class Kind : uint8_t {
     kLocalRank,  // `index` is a member of the group on this node.
+    kDomainSum,  // `index` is a position in GroupPlacement::domain_subtrees(). See Note [Domain sums].
     kRemote,     // `index` is a position in ReductionStages::remote.
     kSaved,      // `index` is that of a saved value.
   };

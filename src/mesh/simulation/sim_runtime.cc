@@ -19,9 +19,10 @@ class FiberTask final : public Runtime::Task {
 
 void SimRuntime::Move(MoveSize size, absl::FunctionRef<void()> move) {
   const SimOptions& machine = simulator_.options();
-  const double speed =
-      size.crosses_domains ? machine.cross_domain_speed.value_or(machine.memory_speed) : machine.memory_speed;
-  const auto ns = static_cast<int64_t>(static_cast<double>(size.bytes) / speed);
+  const double cross_speed = machine.cross_domain_speed.value_or(machine.memory_speed);
+  const double slower_by = 1 / cross_speed - 1 / machine.memory_speed;  // For each byte that crosses, in ns.
+  const auto ns = static_cast<int64_t>(static_cast<double>(size.bytes) / machine.memory_speed +
+                                       static_cast<double>(size.cross_domain_bytes) * slower_by);
   const int64_t duration = simulator_.Delay(rank_, ns);
   const auto before = static_cast<int64_t>(simulator_.Draw() * static_cast<double>(duration));
   simulator_.ChargeDebt(rank_);

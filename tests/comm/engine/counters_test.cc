@@ -142,6 +142,24 @@ TEST(Counters, EveryPartCrossesBetweenDomainsOnceForEachThatSharesAnImage) {
   Expect(two_nodes, purpose, true, AllGatherShared, kAG, {wire, 7 * b}, by_node);
 }
 
+// A rank reads one sum of the other domain for each part that it reduces: its own, and between nodes that of
+// a rank of the other node. Without sums of domains, it would read two inputs.
+TEST(Counters, ReductionsReadOneSumOfEachOtherDomain) {
+  const int64_t b = kPartBytes;
+  const int64_t r = kRange * 4;
+  const NodeMap one_node = TwoDomains(NodeMap::OneNode(4));
+  const NodeMap two_nodes = TwoDomains(NodeMap::RanksPerNode(8, 4));
+  const auto scatter = LanePurpose::kReduceScatter;
+  const auto reduce = LanePurpose::kAllReduce;
+  Expect(one_node, scatter, true, ReduceScatter, kRS, {{0, 0, 0, 0}, 3 * b, 0, b});
+  Expect(two_nodes, scatter, true, ReduceScatter, kRS, {std::vector<int64_t>(8, b), 7 * b, 0, 2 * b});
+  // A reduced part is also written to the outputs of two ranks of the other domain. These copy two of the
+  // parts that arrive from the other node.
+  Expect(one_node, reduce, true, AllReduce, kAR, {{0, 0, 0, 0}, 6 * r, 0, r + 2 * r});
+  Expect(two_nodes, reduce, true, AllReduce, kAR,
+         {std::vector<int64_t>(8, 2 * r), 14 * r, 0, 2 * r + 2 * r + 2 * r});
+}
+
 // Each rank copies one part over a slow link into a shared image, and two into an image of its own.
 TEST(Counters, AGatherForEachDomainTakesHalfTheTimeOfTheLinkBetweenDomains) {
   const NodeMap nodes = TwoDomains(NodeMap::OneNode(4));

@@ -144,15 +144,33 @@ TEST(ByteFormulas, SendOneCopyPerNodeBetweenNodes) {
 
 TEST(ByteFormulas, CopyEachPartOnceToEachOtherShareDomainThatSharesAnImage) {
   StepShape shape = {.shard_size = 8, .ranks_per_node = 4, .ranks_per_domain = 2};
-  // Two gathers of a step. Each of the two nodes has two domains of two ranks.
-  EXPECT_EQ(Costs(shape).cross_domain_bytes, 2 * kW * 2);
+  // Two gathers of a step. Each of the two nodes has two domains of two ranks, and reads one sum of each.
+  const int64_t sums = kW * 2;
+  EXPECT_EQ(Costs(shape).cross_domain_bytes, 2 * kW * 2 + sums);
   shape.residency = Residency::kNodeShared;
-  EXPECT_EQ(Costs(shape).cross_domain_bytes, 2 * kW * 2 * 1);
-  shape.shard_size = 2;
-  shape.replicate_size = 4;
-  shape.residency = Residency::kInPlace;
-  EXPECT_EQ(Costs(shape).cross_domain_bytes, 0);
+  EXPECT_EQ(Costs(shape).cross_domain_bytes, 2 * kW * 2 * 1 + sums);
   EXPECT_EQ(Costs({.shard_size = 8, .ranks_per_node = 4}).cross_domain_bytes, 0);
+}
+
+TEST(ByteFormulas, ReduceOneSumOfEachShareDomain) {
+  // Shard groups lie in domains. Each of the two replicate groups has a rank in each domain of two nodes, and
+  // half of the gradients.
+  StepShape shape = {.shard_size = 2, .replicate_size = 4, .ranks_per_node = 4, .ranks_per_domain = 2};
+  shape.residency = Residency::kInPlace;
+  EXPECT_EQ(Costs(shape).cross_domain_bytes,
+            2 * ReduceScatterCrossBytes(kW / 2, 2, 4) + 2 * PrivateGatherCrossBytes(kW / 2, 4, 2, 4));
+  EXPECT_EQ(Costs(shape).cross_domain_bytes, 3 * kW);
+  // On one node, an all-reduce of at most 4 KiB has no phases.
+  shape.replicate_size = 2;
+  EXPECT_EQ(Costs(shape).cross_domain_bytes, 0);
+  // Sums of several ranks of a domain are fp32; a rank that is alone in its domain is read as it is.
+  ShardingPolicy bf16;
+  bf16.reduce_dtype = DType::kBF16;
+  bf16.param_dtype = DType::kBF16;
+  shape = {.shard_size = 4, .ranks_per_domain = 2, .residency = Residency::kInPlace};
+  EXPECT_EQ(Costs(shape, bf16).cross_domain_bytes, kW);
+  shape.ranks_per_domain = 1;
+  EXPECT_EQ(Costs(shape, bf16).cross_domain_bytes, 3 * kW / 2);
 }
 
 TEST(ByteFormulas, CopyNothingWithZeroCopyInFp32AndCastTheShardInBf16) {
