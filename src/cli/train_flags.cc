@@ -213,6 +213,8 @@ void AddPlanFlags(CLI::App& app, PlanOptions& options) {
   machine.Number("--hosts", options.hosts, "Hosts, which the ranks fill evenly");
   machine.Number("--numa-nodes", options.numa_nodes,
                  "NUMA nodes of each host, to which the ranks are bound evenly");
+  machine.Number("--numa-speed", options.numa_gb_s,
+                 "GB/s of a core's reads from another NUMA node [half of its copies within one]");
   machine.Number("--cores", options.cores, "Cores of each host [those of this machine]");
   machine.Number("--memory", options.memory_gib, "GiB of each host [available on this machine]");
   machine.Text("--link", options.link, "Rate and latency of each host's link, as 100gbit:5us [10gbit:50us]",

@@ -35,8 +35,11 @@ absl::StatusOr<double> ParseFlops(std::string_view text);
 
 struct PlanOptions {
   int64_t ranks = 1;
-  int64_t hosts = 1;                 // Ranks fill them evenly, in order.
-  int64_t numa_nodes = 1;            // Of each host. Ranks are bound to them evenly, in order.
+  int64_t hosts = 1;       // Ranks fill them evenly, in order.
+  int64_t numa_nodes = 1;  // Of each host. Ranks are bound to them evenly, in order.
+  // Bytes that a core reads from another NUMA node of its host, in 1e9 a second. Unset: half of the rate of
+  // copies within one.
+  std::optional<double> numa_gb_s;
   std::optional<int64_t> cores;      // Of each host. Unset: those of this machine.
   std::optional<double> memory_gib;  // Of each host. Unset: what is available on this machine.
   std::string link = "10gbit:50us";

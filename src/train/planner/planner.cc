@@ -140,6 +140,9 @@ class Planner {
       return BadFlag("numa-nodes", options_.numa_nodes,
                      absl::StrCat("must divide the ", ranks_per_host(), " ranks of a host"));
     }
+    if (options_.numa_gb_s && !(*options_.numa_gb_s > 0)) {
+      return BadFlag("numa-speed", *options_.numa_gb_s, "must be positive");
+    }
     if (options_.cores && (*options_.cores < 1 || *options_.cores > kMaxCores)) {
       return BadFlag("cores", *options_.cores, absl::StrCat("must be from 1 to ", kMaxCores));
     }
@@ -257,6 +260,7 @@ class Planner {
             .times = times,
             .rates = costs_.rates,
             .link = link_,
+            .numa_gb_s = options_.numa_gb_s,
             .cores = cores_,
             .threads = threads_,
             .rules = rules_};
@@ -334,17 +338,22 @@ class Planner {
                      " of ", config_.data.seq_len, " tokens, ", config_.data.grad_accum,
                      config_.data.grad_accum == 1 ? " microbatch, " : " microbatches, ",
                      ToAbsl(Name(config_.parallel.param_dtype)));
-    report.machine = absl::StrCat(
-        options_.hosts, options_.hosts == 1 ? " host, " : " hosts, ", ranks_per_host(),
-        ranks_per_host() == 1 ? " rank" : " ranks", " and ", cores_, cores_ == 1 ? " core" : " cores",
-        " on each, ", options_.numa_nodes > 1 ? absl::StrCat(options_.numa_nodes, " NUMA nodes, ") : "",
-        absl::StrFormat("%.1f GiB", static_cast<double>(memory_) / (1 << 30)),
-        options_.hosts > 1 ? absl::StrCat(", link ", link_.ToString()) : "");
+    report.machine = absl::StrCat(options_.hosts, options_.hosts == 1 ? " host, " : " hosts, ",
+                                  ranks_per_host(), ranks_per_host() == 1 ? " rank" : " ranks", " and ",
+                                  cores_, cores_ == 1 ? " core" : " cores", " on each, ", NumaNodes(),
+                                  absl::StrFormat("%.1f GiB", static_cast<double>(memory_) / (1 << 30)),
+                                  options_.hosts > 1 ? absl::StrCat(", link ", link_.ToString()) : "");
     report.assumptions = Assumptions(report.candidates);
     if (report.candidates.empty() || !report.candidates.front().fits()) return;
     report.command =
         absl::StrCat("mpirun -n ", options_.ranks, Mapping(), " weft train ", options_.train_arguments,
                      options_.train_arguments.empty() ? "" : " ", report.candidates.front().mesh.Flags());
+  }
+
+  std::string NumaNodes() const {
+    if (options_.numa_nodes == 1) return "";
+    return absl::StrFormat("%d NUMA nodes, of which a core reads another at %.3g GB/s, ", options_.numa_nodes,
+                           options_.numa_gb_s.value_or(costs_.rates.copy_gb_s / 2));
   }
 
   std::vector<std::string> Assumptions(const std::vector<Candidate>& candidates) const {

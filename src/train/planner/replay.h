@@ -36,8 +36,9 @@ struct ReplayInput {
   ModelTimes times;  // Of one microbatch with whole sequences, also where ranks split them.
   CoreRates rates;
   LinkSpeed link;
-  int cores = 1;            // Of each node.
-  int threads = 1;          // Of each rank.
+  std::optional<double> numa_gb_s = std::nullopt;  // As in PlanOptions.
+  int cores = 1;                                   // Of each node.
+  int threads = 1;                                 // Of each rank.
   int max_full_ranks = 64;  // With more ranks, one node is simulated if all do the same.
   std::shared_ptr<const ScheduleRules> rules = nullptr;  // Null: the built-in ones.
   std::optional<int64_t> divisor = std::nullopt;         // See Note [Scaled replay]. Unset: ChooseDivisor.

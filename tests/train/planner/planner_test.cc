@@ -18,6 +18,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::StatusIs;
 
+const NodeMap kNumaNodes{{0, 0, 0, 0}, {0, 0, 1, 1}};
+
 class Replay : public TrainRun {
  protected:
   Replay() { config_.parallel.wire_compression = WireCompression::kNone; }
@@ -42,6 +44,7 @@ class Replay : public TrainRun {
                                     .times = times,
                                     .rates = {},
                                     .link = {.gigabits = 10, .latency_us = 20},
+                                    .numa_gb_s = numa_gb_s_,
                                     .cores = 8,
                                     .threads = 1,
                                     .max_full_ranks = max_full_ranks});
@@ -90,6 +93,7 @@ class Replay : public TrainRun {
     EXPECT_EQ(forecast.context_bytes, mean(&Bytes::context));
     EXPECT_EQ(forecast.optimizer_bytes, mean(&Bytes::optimizer));
   }
+  std::optional<double> numa_gb_s_;
 };
 
 TEST_F(Replay, HasThePoolsAndBytesOfARun) {
@@ -108,12 +112,17 @@ TEST_F(Replay, HasThePoolsOfARunInBf16WithMicrobatches) {
 }
 
 TEST_F(Replay, HasAnImageForEachNumaNodeOverWhichAShardGroupLies) {
-  const NodeMap numa_nodes{{0, 0, 0, 0}, {0, 0, 1, 1}};
   EXPECT_EQ(Forecast({1, 4}, NodeMap::OneNode(4)).all_gather_bytes, 0);
-  EXPECT_GT(Forecast({1, 4}, numa_nodes).all_gather_bytes, 0);
-  EXPECT_EQ(Forecast({2, 2}, numa_nodes).all_gather_bytes, 0);  // Each shard group is on one NUMA node.
+  EXPECT_GT(Forecast({1, 4}, kNumaNodes).all_gather_bytes, 0);
+  EXPECT_EQ(Forecast({2, 2}, kNumaNodes).all_gather_bytes, 0);  // Each shard group is on one NUMA node.
   config_.parallel.share_domain = ShareDomain::kNode;
-  EXPECT_EQ(Forecast({1, 4}, numa_nodes).all_gather_bytes, 0);
+  EXPECT_EQ(Forecast({1, 4}, kNumaNodes).all_gather_bytes, 0);
+}
+
+TEST_F(Replay, TakesLongerIfNumaNodesReadEachOtherSlowly) {
+  const double fast_ms = Forecast({2, 2}, kNumaNodes, /*part_ns=*/1).step_ms;  // All-reduces cross.
+  numa_gb_s_ = 0.1;
+  EXPECT_GT(Forecast({2, 2}, kNumaNodes, /*part_ns=*/1).step_ms, 2 * fast_ms);
 }
 
 TEST_F(Replay, HasTheExchangesOfSplitSequences) {
