@@ -21,6 +21,7 @@
 #include "src/launch/verdict.h"
 #include "weft/core/exit_codes.h"
 #include "weft/core/status.h"
+#include "weft/core/topology.h"
 
 namespace weft {
 namespace {
@@ -83,11 +84,14 @@ class Launcher {
   Launcher(const LaunchOptions& options, const RankProgram& program)
       : options_(options),
         program_(program),
+        mapping_(internal::MapToNumaNodes(options, HostTopology().numa_nodes,
+                                          std::getenv("SLURM_JOB_ID") != nullptr)),
         ranks_are_local_(internal::RanksAreLocal(options, std::getenv("SLURM_JOB_ID") != nullptr)),
         signals_(SignalsToTake()),
         requests_(ranks_are_local_) {}
 
   absl::StatusOr<int> Run() {
+    if (mapping_) Print(mapping_->ToString());
     for (int64_t attempt = 1;; ++attempt) {
       WEFT_ASSIGN_OR_RETURN(const AttemptEnd end, RunAttempt(attempt));
       const internal::Verdict verdict =
@@ -117,11 +121,11 @@ class Launcher {
       program.insert(program.end(), more.begin(), more.end());
     }
     WEFT_ASSIGN_OR_RETURN(const std::string agent, HostDaemonCommand(folder.path()));
-    WEFT_ASSIGN_OR_RETURN(
-        const auto mpirun,
-        internal::DaemonProcess::Start(
-            internal::MpirunCommand(options_, agent, internal::ExportedNames(CurrentEnvironment()), program),
-            AttemptVariables(folder.path()), folder.path()));
+    WEFT_ASSIGN_OR_RETURN(const auto mpirun,
+                          internal::DaemonProcess::Start(
+                              internal::MpirunCommand(options_, mapping_, agent,
+                                                      internal::ExportedNames(CurrentEnvironment()), program),
+                              AttemptVariables(folder.path()), folder.path()));
     AttemptEnd end = Supervise(mpirun, signals_, requests_, kLossLimit);
     // Ranks of other hosts cannot be seen, and a rank that was killed was started.
     end.started_no_rank = end.started_no_rank && ranks_are_local_ && end.value < kFirstSignalCode;
@@ -141,6 +145,7 @@ class Launcher {
 
   const LaunchOptions& options_;
   const RankProgram& program_;
+  const std::optional<internal::NumaMapping> mapping_;
   const bool ranks_are_local_;
   const internal::SignalQueue signals_;
   internal::Requests requests_;

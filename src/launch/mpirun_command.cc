@@ -43,7 +43,22 @@ absl::Status CheckHosts(const LaunchOptions& options) {
   return absl::OkStatus();
 }
 
+// Ranks on each host of --host if all have equally many. Nothing if that is not known.
+std::optional<int64_t> RanksOnHost(const LaunchOptions& options) {
+  std::optional<int64_t> slots;
+  int64_t hosts = 0;
+  for (const absl::string_view host : absl::StrSplit(options.hosts, ',')) {
+    const absl::StatusOr<int64_t> of_host = SlotsOf(std::string(host));
+    if (!of_host.ok() || *of_host != slots.value_or(*of_host)) return std::nullopt;
+    slots = *of_host;
+    ++hosts;
+  }
+  return options.ranks.value_or(*slots * hosts) == *slots * hosts ? slots : std::nullopt;
+}
+
 }  // namespace
+
+std::string_view Name(RankBinding binding) { return binding == RankBinding::kNuma ? "numa" : "none"; }
 
 absl::Status Validate(const LaunchOptions& options) {
   if (options.ranks && *options.ranks < 1) {
@@ -70,8 +85,28 @@ bool RanksAreLocal(const LaunchOptions& options, bool in_slurm_job) {
   return !has_hosts && !in_slurm_job;
 }
 
-Words MpirunCommand(const LaunchOptions& options, const std::string& agent, const Words& exported,
-                    const Words& program) {
+std::string NumaMapping::ToString() const {
+  return absl::StrCat("binds ranks to the ", numa_nodes, numa_nodes == 1 ? " NUMA node" : " NUMA nodes",
+                      " of each host, ", ranks_on_each ? absl::StrCat(*ranks_on_each, " on each") : "in turn",
+                      "; --bind none does not bind them");
+}
+
+std::optional<NumaMapping> MapToNumaNodes(const LaunchOptions& options, int host_numa_nodes,
+                                          bool in_slurm_job) {
+  const bool is_useful = host_numa_nodes > 1 && !options.oversubscribe &&
+                         options.ranks.value_or(host_numa_nodes) >= host_numa_nodes;
+  const RankBinding chosen = options.bind.value_or(is_useful ? RankBinding::kNuma : RankBinding::kNone);
+  if (chosen == RankBinding::kNone) return std::nullopt;
+  std::optional<int64_t> ranks;  // Of each host.
+  if (RanksAreLocal(options, in_slurm_job)) ranks = options.ranks;
+  if (!options.hosts.empty()) ranks = RanksOnHost(options);
+  NumaMapping mapping{host_numa_nodes, std::nullopt};
+  if (ranks && *ranks % host_numa_nodes == 0) mapping.ranks_on_each = *ranks / host_numa_nodes;
+  return mapping;
+}
+
+Words MpirunCommand(const LaunchOptions& options, const std::optional<NumaMapping>& mapping,
+                    const std::string& agent, const Words& exported, const Words& program) {
   Words command = {options.mpirun};
   const auto add = [&](std::initializer_list<std::string> words) {
     command.insert(command.end(), words.begin(), words.end());
@@ -80,8 +115,14 @@ Words MpirunCommand(const LaunchOptions& options, const std::string& agent, cons
   if (!options.hosts.empty()) add({"--host", options.hosts});
   if (!options.hostfile.empty()) add({"--hostfile", options.hostfile});
   if (options.oversubscribe) add({"--oversubscribe"});
-  // Ranks are numbered host by host. A rank selects its CPUs itself.
-  add({"--map-by", "slot", "--bind-to", "none"});
+  // Ranks are numbered host by host.
+  if (mapping) {
+    const std::optional<int64_t>& ranks = mapping->ranks_on_each;
+    add({"--map-by", ranks ? absl::StrCat("ppr:", *ranks, ":numa") : "numa"});
+    add({"--bind-to", options.oversubscribe ? "numa:overload-allowed" : "numa"});
+  } else {
+    add({"--map-by", "slot", "--bind-to", "none"});
+  }
   add({"--mca", "orte_launch_agent", absl::StrCat(agent, " orted")});
   for (const auto& [name, value] : options.mca) add({"--mca", name, value});
   for (const std::string& name : exported) add({"-x", name});

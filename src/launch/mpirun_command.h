@@ -3,6 +3,8 @@
 // Thread safety: pure functions.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,10 +18,22 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 // True if all ranks run on this host. `in_slurm_job`: mpirun would take the hosts of the job.
 bool RanksAreLocal(const LaunchOptions& options, bool in_slurm_job);
 
-// The arguments of mpirun, with its own name first.
+// How ranks are bound to the NUMA nodes of each host.
+struct NumaMapping {
+  int numa_nodes;
+  std::optional<int64_t> ranks_on_each;  // Unset: ranks are dealt in turn.
+
+  std::string ToString() const;  // For the user.
+};
+// Nothing if ranks are not bound. `host_numa_nodes`: those of this host. `in_slurm_job`: as RanksAreLocal.
+std::optional<NumaMapping> MapToNumaNodes(const LaunchOptions& options, int host_numa_nodes,
+                                          bool in_slurm_job);
+
+// The arguments of mpirun, with its own name first. `mapping`: as MapToNumaNodes.
 // `agent`: the first words of the command that starts a daemon on another host; `orted` follows them.
 // `exported`: the names of environment variables that ranks of other hosts need.
-std::vector<std::string> MpirunCommand(const LaunchOptions& options, const std::string& agent,
+std::vector<std::string> MpirunCommand(const LaunchOptions& options,
+                                       const std::optional<NumaMapping>& mapping, const std::string& agent,
                                        const std::vector<std::string>& exported,
                                        const std::vector<std::string>& program);
 

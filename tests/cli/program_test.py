@@ -330,6 +330,24 @@ class LostReader(WeftCase):
         self.assertIn("nothing reads its output any more", errors)
 
 
+class BoundRanks(WeftCase):
+    def launch(self, *flags):
+        # hwloc makes up the host. A script in the place of mpirun prints its arguments.
+        self.write("bin/mpirun", "#!/bin/sh\necho \"$@\"\n")
+        (self.folder / "bin/mpirun").chmod(0o755)
+        environment = os.environ | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "HWLOC_SYNTHETIC": "numa:2 core:4 pu:1"}
+        command = self.command(["launch", "-n", "8", "--max-restarts", "0", *flags, "--", "train", *SMALL, "--data", self.text], None)
+        return subprocess.run(command, capture_output=True, text=True, cwd=self.folder, env=environment, timeout=60)
+
+    def test_a_launch_spreads_ranks_over_the_numa_nodes_of_the_host(self):
+        bound = self.launch()
+        self.assertIn("--map-by ppr:4:numa --bind-to numa", bound.stdout, bound.stderr)
+        self.assertIn("weft launch: binds ranks to the 2 NUMA nodes of each host, 4 on each", bound.stderr)
+        unbound = self.launch("--bind", "none")
+        self.assertIn("--map-by slot --bind-to none", unbound.stdout, unbound.stderr)
+        self.assertNotIn("binds ranks", unbound.stderr)
+
+
 class LostRanks(WeftCase):
     @staticmethod
     def children(pid):

@@ -14,10 +14,15 @@ using ::testing::HasSubstr;
 using ::testing::Pair;
 using ::weft::testing::StatusIs;
 
-std::string Joined(const LaunchOptions& options) {
-  return absl::StrJoin(internal::MpirunCommand(options, "/x/weft host-daemon /d", {"OMP_A", "WEFT_B"},
-                                               {"/x/weft", "train", "--steps", "2"}),
-                       "|");
+std::optional<internal::NumaMapping> Mapping(const LaunchOptions& options, int host_numa_nodes) {
+  return internal::MapToNumaNodes(options, host_numa_nodes, /*in_slurm_job=*/false);
+}
+
+std::string Joined(const LaunchOptions& options, int host_numa_nodes = 1) {
+  return absl::StrJoin(
+      internal::MpirunCommand(options, Mapping(options, host_numa_nodes), "/x/weft host-daemon /d",
+                              {"OMP_A", "WEFT_B"}, {"/x/weft", "train", "--steps", "2"}),
+      "|");
 }
 
 TEST(MpirunCommand, StartsOnAllSlotsOfThisHostByDefault) {
@@ -38,6 +43,38 @@ TEST(MpirunCommand, PassesEveryOptionOn) {
   LaunchOptions file;
   file.hostfile = "hosts.txt";
   EXPECT_THAT(Joined(file), HasSubstr("mpirun|--hostfile|hosts.txt|"));
+}
+
+TEST(MpirunCommand, BindsRanksToTheNumaNodesOfAHostThatHasSeveral) {
+  LaunchOptions options;
+  options.ranks = 8;
+  EXPECT_THAT(Joined(options), HasSubstr("|--map-by|slot|--bind-to|none|"));
+  EXPECT_THAT(Joined(options, 2), HasSubstr("|--map-by|ppr:4:numa|--bind-to|numa|"));
+  EXPECT_THAT(Mapping(options, 2)->ToString(), HasSubstr("the 2 NUMA nodes of each host, 4 on each"));
+  options.hosts = "a:4,b:4";
+  EXPECT_THAT(Joined(options, 2), HasSubstr("|--map-by|ppr:2:numa|--bind-to|numa|"));
+  // How many ranks a NUMA node gets is not known, or not the same for all.
+  for (const char* hosts : {"a:6,b:2", "a:8,b:8"}) {
+    options.hosts = hosts;
+    EXPECT_THAT(Joined(options, 2), HasSubstr("|--map-by|numa|--bind-to|numa|")) << hosts;
+  }
+  options.hosts = "";
+  EXPECT_THAT(Joined(options, 3), HasSubstr("|--map-by|numa|--bind-to|numa|"));
+  EXPECT_THAT(Mapping(options, 3)->ToString(), HasSubstr("the 3 NUMA nodes of each host, in turn"));
+}
+
+TEST(MpirunCommand, BindsNoRanksIfThatCannotSpreadThemOrIsNotWanted) {
+  LaunchOptions options;
+  options.ranks = 1;
+  EXPECT_THAT(Joined(options, 2), HasSubstr("|--bind-to|none|"));
+  options.ranks = 8;
+  options.oversubscribe = true;
+  EXPECT_THAT(Joined(options, 2), HasSubstr("|--bind-to|none|"));
+  options.bind = RankBinding::kNuma;
+  EXPECT_THAT(Joined(options, 2), HasSubstr("|--map-by|ppr:4:numa|--bind-to|numa:overload-allowed|"));
+  options.oversubscribe = false;
+  options.bind = RankBinding::kNone;
+  EXPECT_THAT(Joined(options, 2), HasSubstr("|--bind-to|none|"));
 }
 
 TEST(MpirunCommand, ExportsTheVariablesThatRanksRead) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,12 +14,22 @@
 
 namespace weft {
 
+// Binding of ranks to CPUs. "numa", "none".
+enum class RankBinding : uint8_t {
+  kNuma,  // Each rank to one NUMA node; consecutive ranks to the same one, as far as possible.
+  kNone,  // A rank may run on all CPUs of its host.
+};
+std::string_view Name(RankBinding binding);
+
 // How mpirun starts the ranks, and how often a failed run is started again.
 struct LaunchOptions {
   std::optional<int64_t> ranks;  // Unset: all slots, as mpirun counts them.
   std::string hosts;             // "node1:4,node2:4"; empty: this host, or the hosts of a Slurm job.
   std::string hostfile;          // Hosts and slots in the format of Open MPI; empty: none.
   bool oversubscribe = false;    // Allows more ranks than slots.
+  // Unset: kNuma if this host has several NUMA nodes, as the others are assumed to have, else kNone. Also
+  // kNone with `oversubscribe`, or with fewer ranks than NUMA nodes.
+  std::optional<RankBinding> bind;
   std::vector<std::pair<std::string, std::string>> mca;  // Parameters of Open MPI.
   int64_t max_restarts = 3;  // In the whole launch; progress does not reset the count.
   int64_t restart_delay_s = 5;
@@ -39,7 +50,7 @@ struct RankProgram {
 // Starts `program` by mpirun and waits until it has ended for good. Returns the exit code for the user: that
 // of the last attempt, and 130 after a signal. docs/launching.md lists which exit codes lead to another
 // attempt.
-// Prints a line on standard error for each restart.
+// Prints a line on standard error for each restart, and one if ranks are bound.
 //
 // Signals: the first SIGINT, SIGTERM or SIGHUP reaches the ranks as SIGUSR2, and prevents further attempts. A
 //   second one of the same kind ends all processes at once. SIGUSR1 is passed on to the ranks.
