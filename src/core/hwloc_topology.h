@@ -26,6 +26,7 @@ class HwlocTopology {
   // The NUMA node with all of these hardware threads; nothing if they belong to several, or there are none.
   std::optional<int> NumaNodeOf(const std::vector<int>& cpus) const;
   std::optional<int> CpuCountOfProcess(int process_id) const;
+  bool PreferNumaNode(void* begin, size_t bytes, int numa_node) const;
 
  private:
   struct Destroyer {

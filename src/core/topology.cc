@@ -119,6 +119,13 @@ std::optional<int> HwlocTopology::CpuCountOfProcess(int process_id) const {
   return hwloc_bitmap_weight(cpus.get());
 }
 
+bool HwlocTopology::PreferNumaNode(void* begin, size_t bytes, int numa_node) const {
+  hwloc_obj_t object = hwloc_get_numanode_obj_by_os_index(handle_.get(), static_cast<unsigned>(numa_node));
+  // Without HWLOC_MEMBIND_STRICT, other nodes are used once this one is full.
+  return object != nullptr && hwloc_set_area_membind(handle_.get(), begin, bytes, object->nodeset,
+                                                     HWLOC_MEMBIND_BIND, HWLOC_MEMBIND_BYNODESET) == 0;
+}
+
 namespace {
 
 // Never destroyed: threads may still use it when the process ends.
@@ -153,6 +160,10 @@ std::vector<int> AffinityCpus() { return internal::HostHandle().CpusOfThread(); 
 std::optional<int> BoundNumaNode() {
   const internal::HwlocTopology& host = internal::HostHandle();
   return host.NumaNodeOf(host.CpusOfThread());
+}
+
+bool PreferNumaNode(void* begin, size_t bytes, int numa_node) {
+  return internal::HostHandle().PreferNumaNode(begin, bytes, numa_node);
 }
 
 std::optional<int> CpuCountOfProcess(int process_id) {

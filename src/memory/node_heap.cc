@@ -14,6 +14,7 @@
 #include "src/memory/page_commit.h"
 #include "src/memory/page_view.h"
 #include "weft/core/status.h"
+#include "weft/core/topology.h"
 
 namespace weft {
 
@@ -70,7 +71,13 @@ class NodeHeap::Impl {
         base_(Base(bootstrap.rank())),
         free_list_(memory_.segment_bytes),
         committer_(base_, memory_.segment_bytes),
-        limit_(bootstrap.NodeMemoryLimit()) {}
+        limit_(bootstrap.NodeMemoryLimit()) {
+    // Pages are committed by this rank, so that they lie on its NUMA node even if this is forbidden.
+    const std::vector<int>& numa_of_rank = bootstrap.node_map().numa_of_rank;
+    const int numa =
+        numa_of_rank.empty() ? NodeMap::kNotBound : numa_of_rank[static_cast<size_t>(bootstrap.rank())];
+    if (numa != NodeMap::kNotBound) PreferNumaNode(base_, memory_.segment_bytes, numa);
+  }
 
   absl::StatusOr<std::byte*> Allocate(size_t bytes) {
     absl::StatusOr<std::byte*> block = TryAllocate(bytes);

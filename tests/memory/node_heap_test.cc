@@ -1,6 +1,11 @@
 #include "weft/memory/node_heap.h"
 
+#include <unistd.h>
+
 #include <cstring>
+#include <linux/mempolicy.h>
+#include <optional>
+#include <sys/syscall.h>
 #include <thread>
 #include <vector>
 
@@ -8,6 +13,7 @@
 
 #include "tests/memory/heap_conformance.h"
 #include "tests/support/thread_ranks.h"
+#include "weft/core/topology.h"
 
 namespace weft {
 namespace {
@@ -51,6 +57,47 @@ TEST(NodeHeap, CanBeUsedByConcurrentThreadsOfARank) {
     EXPECT_EQ(heap->allocated_bytes(), 0);
     return absl::OkStatus();
   });
+}
+
+// The memory policy of the page at `address`, and its NUMA nodes as bits. Nothing if the system forbids to
+// read it.
+struct MemoryPolicy {
+  int mode;
+  unsigned long nodes;
+};
+std::optional<MemoryPolicy> PolicyOf(void* address) {
+  MemoryPolicy policy{};
+  const long result =
+      syscall(SYS_get_mempolicy, &policy.mode, &policy.nodes, 8 * sizeof(policy.nodes), address, MPOL_F_ADDR);
+  return result == 0 ? std::optional(policy) : std::nullopt;
+}
+
+// The NUMA node of a page; negative if it has no memory yet.
+int NumaNodeOfPage(void* address) {
+  int status = -1;
+  return syscall(SYS_move_pages, 0, 1L, &address, nullptr, &status, 0) == 0 ? status : -1;
+}
+
+TEST(NodeHeap, PlacesTheMemoryOfARankOnItsNumaNode) {
+  std::vector<std::byte> probe(size_t{1} << 20);
+  if (!PreferNumaNode(probe.data(), probe.size(), 0)) GTEST_SKIP() << "the system forbids to bind memory";
+  EXPECT_FALSE(PreferNumaNode(probe.data(), probe.size(), 1'000'000));
+  const NodeMap nodes{{0, 0, 0}, {0, 0, NodeMap::kNotBound}};
+  EXPECT_OK(RunThreadRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = size_t{8} << 20}));
+    constexpr size_t kBytes = size_t{3} << 20;
+    WEFT_ASSIGN_OR_RETURN(std::byte* const block, heap->Allocate(kBytes));
+    // Committed at once, by its own rank.
+    for (std::byte* page : {block, block + kBytes - 1}) {
+      EXPECT_EQ(NumaNodeOfPage(page), 0);
+      const std::optional<MemoryPolicy> policy = PolicyOf(page);
+      EXPECT_TRUE(policy.has_value());
+      if (!policy) break;
+      EXPECT_EQ(policy->mode == MPOL_DEFAULT, bootstrap.rank() == 2);
+      EXPECT_EQ(policy->nodes, bootstrap.rank() == 2 ? 0u : 1u);
+    }
+    return absl::OkStatus();
+  }));
 }
 
 TEST(NodeHeap, CountsTheBytesOfAllBlocksEverAllocated) {

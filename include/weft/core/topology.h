@@ -3,6 +3,7 @@
 // Thread safety: all functions may be called from any thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -32,6 +33,11 @@ std::vector<int> AffinityCpus();
 // The NUMA node with all hardware threads on which the calling thread may run, by its number in the operating
 // system. Nothing if they belong to several NUMA nodes: the thread is not bound to one.
 std::optional<int> BoundNumaNode();
+
+// Asks for the memory of a NUMA node for those pages of [begin, begin + bytes) that no thread has touched
+// yet, whichever thread touches them. Returns false if this host has no such node, or the system forbids it,
+// as containers do: pages then lie where the threads run that touch them first.
+bool PreferNumaNode(void* begin, size_t bytes, int numa_node);
 
 // Number of hardware threads on which another process may run; nothing if the process does not exist.
 std::optional<int> CpuCountOfProcess(int process_id);
