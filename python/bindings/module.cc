@@ -28,24 +28,6 @@ namespace nb = nanobind;
 namespace weft::python {
 namespace {
 
-absl::StatusOr<std::shared_ptr<Session>> MakeSession(std::shared_ptr<KeyValueStore> store, int rank, int size,
-                                                     const SessionOptions& options) {
-  const auto environment = [](const char* name) {
-    const char* const value = std::getenv(name);
-    return std::string(value == nullptr ? "" : value);
-  };
-  WEFT_ASSIGN_OR_RETURN(const std::optional<int> numa_node, NumaNodeFromEnvironment());
-  const StoreBootstrapOptions bootstrap_options{.rank = rank,
-                                                .size = size,
-                                                .startup_timeout = options.timeout,
-                                                .timeout = options.timeout,
-                                                .node_id = environment("WEFT_NODE_ID"),
-                                                .numa_node = numa_node,
-                                                .network = environment("WEFT_NETWORK")};
-  WEFT_ASSIGN_OR_RETURN(auto bootstrap, MakeStoreBootstrap(store, bootstrap_options));
-  return Session::Create(std::move(store), std::move(bootstrap), options);
-}
-
 // WEFT_WIRE_COMPRESSION: "none", "lossless", or unset.
 absl::StatusOr<std::optional<WireCompression>> WireCompressionOfEnvironment() {
   const char* const variable = std::getenv("WEFT_WIRE_COMPRESSION");
@@ -57,6 +39,29 @@ absl::StatusOr<std::optional<WireCompression>> WireCompressionOfEnvironment() {
       absl::StrCat("WEFT_WIRE_COMPRESSION must be none or lossless, not '", variable, "'"));
 }
 
+absl::StatusOr<std::shared_ptr<Session>> MakeSession(std::shared_ptr<KeyValueStore> store, int rank, int size,
+                                                     SessionOptions options) {
+  const auto environment = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::string(value == nullptr ? "" : value);
+  };
+  const absl::StatusOr<std::optional<int>> numa_node = NumaNodeFromEnvironment();
+  const absl::StatusOr<std::optional<WireCompression>> compression = WireCompressionOfEnvironment();
+  absl::Status error = numa_node.status();  // All ranks return it: see StoreBootstrapOptions.
+  error.Update(compression.status());
+  options.wire_compression = compression.value_or(std::nullopt);
+  const StoreBootstrapOptions bootstrap_options{.rank = rank,
+                                                .size = size,
+                                                .startup_timeout = options.timeout,
+                                                .timeout = options.timeout,
+                                                .node_id = environment("WEFT_NODE_ID"),
+                                                .numa_node = numa_node.value_or(std::nullopt),
+                                                .network = environment("WEFT_NETWORK"),
+                                                .error = error};
+  WEFT_ASSIGN_OR_RETURN(auto bootstrap, MakeStoreBootstrap(store, bootstrap_options));
+  return Session::Create(std::move(store), std::move(bootstrap), options);
+}
+
 std::shared_ptr<Session> CreateSession(nb::object store, int rank, int size, double timeout_s,
                                        size_t segment_bytes) {
   std::shared_ptr<InterruptibleStore> shared_store;
@@ -66,9 +71,7 @@ std::shared_ptr<Session> CreateSession(nb::object store, int rank, int size, dou
   } else {
     shared_store = std::make_shared<PythonStore>(std::move(store));
   }
-  const SessionOptions options{.timeout = absl::Seconds(timeout_s),
-                               .segment_bytes = segment_bytes,
-                               .wire_compression = ValueOrRaise(WireCompressionOfEnvironment())};
+  const SessionOptions options{.timeout = absl::Seconds(timeout_s), .segment_bytes = segment_bytes};
   absl::StatusOr<std::shared_ptr<Session>> session;
   {
     const nb::gil_scoped_release released;

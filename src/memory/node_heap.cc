@@ -47,8 +47,15 @@ absl::StatusOr<size_t> MinOverRanks(Bootstrap& bootstrap, const absl::StatusOr<s
   return smallest;
 }
 
-absl::StatusOr<size_t> AgreeOnSegmentBytes(Bootstrap& bootstrap, size_t wanted, absl::Duration timeout) {
-  const absl::StatusOr<size_t> share = wanted != 0 ? wanted : FreeMemoryPerRank(bootstrap);
+// `options` may be an error of this rank's options.
+absl::StatusOr<size_t> AgreeOnSegmentBytes(Bootstrap& bootstrap, const absl::Status& options, size_t wanted,
+                                           absl::Duration timeout) {
+  absl::StatusOr<size_t> share = wanted;
+  if (!options.ok()) {
+    share = options;
+  } else if (wanted == 0) {
+    share = FreeMemoryPerRank(bootstrap);
+  }
   WEFT_ASSIGN_OR_RETURN(const size_t smallest, MinOverRanks(bootstrap, share, timeout));
   if (wanted != 0) return smallest;
   if (smallest < kSegmentGranularity) {
@@ -234,9 +241,10 @@ class NodeHeap::Impl {
 };
 
 absl::StatusOr<std::unique_ptr<NodeHeap>> NodeHeap::Create(Bootstrap& bootstrap, const Options& options) {
-  WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutOrDefault(options.timeout));
+  const absl::StatusOr<absl::Duration> found = TimeoutOrDefault(options.timeout);
+  const absl::Duration timeout = found.value_or(kFallbackTimeout);
   WEFT_ASSIGN_OR_RETURN(const size_t segment_bytes,
-                        AgreeOnSegmentBytes(bootstrap, options.segment_bytes, timeout));
+                        AgreeOnSegmentBytes(bootstrap, found.status(), options.segment_bytes, timeout));
   absl::StatusOr<NodeMemory> memory = bootstrap.ReserveNodeMemory(segment_bytes);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, memory.status(), timeout));
   return std::unique_ptr<NodeHeap>(

@@ -100,6 +100,16 @@ TEST(MpiBootstrap, RefusesProcessesThatAreNotConnected) {
   }
 }
 
+TEST(MpiBootstrap, AnInvalidVariableOfOneRankIsAnErrorOnEveryRank) {
+  const int last = WorldBootstrap().size() - 1;
+  const bool is_own = WorldBootstrap().rank() == last;
+  const ScopedVariable variable("WEFT_TIMEOUT_S", is_own ? "soon" : nullptr);
+  EXPECT_THAT(
+      MakeMpiBootstrap(),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr(is_own ? "WEFT_TIMEOUT_S" : absl::StrCat("rank ", last, ": WEFT_TIMEOUT_S"))));
+}
+
 TEST(MpiBootstrap, NamesTheLateRankAndKeepsWorking) {
   Bootstrap& world = WorldBootstrap();
   ASSERT_OK_AND_ASSIGN(const auto other, MakeMpiBootstrap());

@@ -106,6 +106,18 @@ TEST(StoreStart, RefusesRanksThatDisagreeAboutTheSize) {
   });
 }
 
+TEST(StoreStart, AnInvalidOptionOfOneRankIsAnErrorOnEveryRank) {
+  const auto store = std::make_shared<MemoryStore>();
+  RunRanks(3, [&](int rank) {
+    StoreBootstrapOptions options = Rank(rank, 3);
+    if (rank == 1) options.error = absl::InvalidArgumentError("WEFT_TIMEOUT_S is 'soon'");
+    EXPECT_THAT(
+        MakeStoreBootstrap(store, options),
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 HasSubstr(rank == 1 ? "start-up: WEFT" : "start-up: rank 1: WEFT_TIMEOUT_S is 'soon'")));
+  });
+}
+
 TEST(StoreStart, PassesOnTheErrorOfTheStore) {
   const auto store = std::make_shared<MemoryStore>();
   store->Fail(absl::CancelledError("interrupted"));
@@ -125,7 +137,8 @@ TEST(StoreStart, ReadsTheVariablesOfTheLauncher) {
   setenv("WEFT_NODE_ID", "left", 1);
   setenv("WEFT_NETWORK", "eth1", 1);
   setenv("WEFT_NUMA_NODE", "1x", 1);
-  EXPECT_THAT(StoreBootstrapOptions::FromEnvironment(),
+  ASSERT_OK_AND_ASSIGN(const auto invalid, StoreBootstrapOptions::FromEnvironment());
+  EXPECT_THAT(invalid.error,
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("WEFT_NUMA_NODE is '1x'")));
   setenv("WEFT_NUMA_NODE", "1", 1);
   ASSERT_OK_AND_ASSIGN(const auto options, StoreBootstrapOptions::FromEnvironment());

@@ -93,6 +93,8 @@ class Bootstrap {
   virtual void SkipLinks(int64_t count) = 0;
 };
 
+// Limit of the exchange in which a rank tells its peers that its timeout is invalid.
+inline constexpr absl::Duration kFallbackTimeout = absl::Seconds(600);
 // Timeout where a program gives none: WEFT_TIMEOUT_S seconds, 600 if unset.
 // Errors: kInvalidArgument (WEFT_TIMEOUT_S is not a positive number).
 absl::StatusOr<absl::Duration> DefaultTimeout();
@@ -127,6 +129,19 @@ absl::StatusOr<std::vector<std::string>> ExchangeBlobs(Bootstrap& bootstrap, std
 // Collective: all ranks of `bootstrap`. Peers may be in another exchange if `local` is an error; see
 // Note [Exchanges].
 absl::Status AgreeOnStatus(Bootstrap& bootstrap, const absl::Status& local, absl::Duration timeout);
+// An option that all ranks of a job must set alike, for example from their environments.
+struct OptionValue {
+  std::string name;
+  std::string value;
+  std::string remedy;  // How to set it, for messages.
+};
+// Compares the options of all ranks. `own` may be an error of this rank's options, which every rank returns
+// at once. `what` names the options, for example "engine options".
+// Errors: kInvalidArgument (an option differs; names both values and ranks, and the remedy); those of
+//   ExchangeBlobs.
+// Collective: all ranks of `bootstrap`, with the same options in the same order.
+absl::Status AgreeOnOptions(Bootstrap& bootstrap, std::string_view what,
+                            const absl::StatusOr<std::vector<OptionValue>>& own, absl::Duration timeout);
 // True if AgreeOnStatus or ExchangeBlobs returned the error of a rank, so that every rank has it.
 bool IsAgreedError(const absl::Status& status);
 

@@ -44,7 +44,7 @@ struct MpiBootstrapOptions {
 //   kInvalidArgument (srun started several processes, but each is alone for MPI), kInternal (has MPI's error
 //   message).
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOptions& options);
-// With the options of the environment.
+// With the options of the environment. If they are invalid on some rank, every rank returns its error.
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap();
 
 }  // namespace weft

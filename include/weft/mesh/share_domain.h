@@ -50,5 +50,7 @@ absl::StatusOr<ShareDomain> DefaultShareDomain();
 // WEFT_NUMA_NODE: the NUMA node to which this rank counts as bound, whatever its affinity. Nothing if unset.
 // Errors: kInvalidArgument (it is not the number of a NUMA node).
 absl::StatusOr<std::optional<int>> NumaNodeFromEnvironment();
+// `given`, or else the NUMA node of the calling thread's affinity; NodeMap::kNotBound if there are several.
+int NumaNodeOrBinding(std::optional<int> given);
 
 }  // namespace weft

@@ -34,11 +34,13 @@ struct StoreBootstrapOptions {
   // Interfaces for messages between nodes, separated by commas, such as "eth0" or "ib0" (IP over InfiniBand).
   // Empty: any that a peer can reach; those of a network that both hosts are part of come first.
   std::string network;
+  // Error of this rank's options. MakeStoreBootstrap returns it on every rank: none waits for this one.
+  absl::Status error = absl::OkStatus();
 
   // Reads the rank and the number of ranks from RANK and WORLD_SIZE, which torchrun sets, and the rest from
   // WEFT_STARTUP_TIMEOUT_S, WEFT_TIMEOUT_S, WEFT_NODE_ID, WEFT_NUMA_NODE and WEFT_NETWORK, where they are
-  // set.
-  // Errors: kInvalidArgument (RANK or WORLD_SIZE is missing; a variable is not a number; names it).
+  // set. If one of these is invalid, sets `error`, which names it.
+  // Errors: kInvalidArgument (RANK or WORLD_SIZE is missing or not a number; names it).
   static absl::StatusOr<StoreBootstrapOptions> FromEnvironment();
 };
 
@@ -51,7 +53,8 @@ struct StoreBootstrapOptions {
 //   must stay reachable until all ranks have destroyed their bootstraps. Links may outlive the bootstrap;
 //   node memory may not. A child process of fork() may not use the bootstrap and its links; if it destroys
 //   its copies, those of the parent stay intact.
-// Errors: kInvalidArgument (rank or size out of range; ranks disagree about the size), kDeadlineExceeded
+// Errors: kInvalidArgument (rank or size out of range; ranks disagree about the size; the error of some
+//   rank's options), kDeadlineExceeded
 //   (names the ranks that did not start), and those of the store.
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeStoreBootstrap(const std::shared_ptr<KeyValueStore>& store,
                                                               const StoreBootstrapOptions& options);

@@ -10,6 +10,7 @@
 #include "src/comm/links/shared_memory_link.h"
 #include "src/comm/links/sim_node_link.h"
 #include "weft/core/status.h"
+#include "weft/mesh/rank_cpus.h"
 
 namespace weft {
 namespace {
@@ -93,13 +94,39 @@ CommEngine::Impl::~Impl() {
   shell_->Stop();
 }
 
-absl::Status CommEngine::Impl::Open() {
+absl::Status CommEngine::Impl::ReadOptions() {
   WEFT_RETURN_IF_ERROR(CheckOptions(options_, bootstrap_.runtime()));
   WEFT_ASSIGN_OR_RETURN(timeout_, TimeoutOrDefault(options_.timeout));
   const absl::StatusOr<ShareDomain> domain =
       options_.share_domain.has_value() ? *options_.share_domain : DefaultShareDomain();
   WEFT_RETURN_IF_ERROR(domain.status());
   WEFT_ASSIGN_OR_RETURN(share_domains_, ChooseShareDomains(bootstrap_.node_map(), *domain));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<OptionValue>> CommEngine::Impl::OptionsOfAllRanks(
+    const absl::Status& valid) const {
+  if (!valid.ok()) return valid;
+  const auto bytes = [](const char* name, int64_t value) {
+    return OptionValue{name, absl::StrCat(value), absl::StrCat("set EngineOptions::", name)};
+  };
+  return std::vector<OptionValue>{
+      {"the timeout", absl::FormatDuration(timeout_), "set WEFT_TIMEOUT_S, or EngineOptions::timeout,"},
+      {"the share domain", std::string(Name(share_domains_.kind)),
+       "set WEFT_SHARE_DOMAIN, or --share-domain or EngineOptions::share_domain,"},
+      bytes("slice_bytes", options_.slice_bytes),
+      bytes("piece_bytes", options_.piece_bytes)};
+}
+
+absl::Status CommEngine::Impl::Open() {
+  // The first exchange of all ranks tells them if the options of one are invalid.
+  const absl::Status valid = ReadOptions();
+  WEFT_RETURN_IF_ERROR(AgreeOnOptions(bootstrap_, "engine options", OptionsOfAllRanks(valid), timeout_));
+  bool has_core = false;
+  if (bootstrap_.runtime().simulation() == nullptr) {
+    WEFT_ASSIGN_OR_RETURN(const RankCpus cpus, ExchangeRankCpus(bootstrap_, absl::OkStatus(), timeout_));
+    has_core = cpus.Share() >= 1;
+  }
   WEFT_ASSIGN_OR_RETURN(node_, OpenNodeLink(bootstrap_, heap_, timeout_));
   WEFT_ASSIGN_OR_RETURN(wire_, bootstrap_.OpenWire(timeout_));
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore(*wire_));
@@ -107,8 +134,7 @@ absl::Status CommEngine::Impl::Open() {
   lane_limit_ = NodeLink::kMaxLanes;
   if (bootstrap_.node_map().node_count() > 1)
     lane_limit_ = std::min(lane_limit_, TagLayout::Of(wire_->max_tag(), bootstrap_.node_map()).lanes);
-  const auto node_ranks = static_cast<int>(bootstrap_.node_map().RanksOf(bootstrap_.node()).size());
-  shell_.emplace(bootstrap_.runtime(), *node_, trace_, bootstrap_.rank(), node_ranks);
+  shell_.emplace(bootstrap_.runtime(), *node_, trace_, bootstrap_.rank(), has_core);
   shell_->Start(std::move(core));
   if (options_.watchdog) {
     watchdog_.emplace(

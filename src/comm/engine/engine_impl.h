@@ -146,6 +146,10 @@ class CommEngine::Impl {
   // Replaces the failed core and its link.
   void Install(FreshCore fresh);
   // The engine's timeout from now.
+  // Sets timeout_ and share_domains_. Errors: an option of this rank is invalid.
+  absl::Status ReadOptions();
+  // The options that are the same on all ranks, or the error of this rank's.
+  absl::StatusOr<std::vector<OptionValue>> OptionsOfAllRanks(const absl::Status& valid) const;
   absl::Time Deadline() const { return bootstrap_.runtime().Now() + timeout_; }
   // Extends the watchdog's limits, if there is one, for a task with this deadline.
   std::optional<Watchdog::Extension> ExtendWatchdog(Watchdog::Task task, absl::Time deadline);
@@ -153,8 +157,8 @@ class CommEngine::Impl {
   Bootstrap& bootstrap_;
   NodeHeap& heap_;
   const EngineOptions options_;
-  absl::Duration timeout_;      // Set by Open.
-  ShareDomains share_domains_;  // Set by Open.
+  absl::Duration timeout_ = kFallbackTimeout;  // Set by Open.
+  ShareDomains share_domains_;                 // Set by Open.
   const CreditRules credit_rules_;
   BufferPool scratch_;
   Recorder recorder_;

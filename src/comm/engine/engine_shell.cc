@@ -9,7 +9,6 @@
 #include <absl/strings/str_join.h>
 
 #include "weft/core/status.h"
-#include "weft/core/topology.h"
 
 namespace weft {
 namespace {
@@ -17,8 +16,9 @@ namespace {
 constexpr int64_t kMicrosecond = 1'000;
 constexpr int64_t kMillisecond = 1'000'000;
 
-// A waiting thread polls for this long before it yields, if the hardware threads on which it may run are
-// enough for all ranks of the node: a yield beside other programs may take a time slice of milliseconds.
+// A waiting thread polls for this long before it yields, if its rank has a hardware thread for itself: a
+// yield beside other programs may take a time slice of milliseconds. The progress thread sleeps meanwhile, so
+// a rank that is bound to one core may do so, too. Ranks that share a core must yield at once.
 constexpr int64_t kSpinBeforeYieldNs = 10 * kMicrosecond;
 // A waiting thread yields for this long before it sleeps: about the cost of waking a sleeper.
 constexpr int64_t kYieldBeforeSleepNs = 30 * kMicrosecond;
@@ -59,9 +59,8 @@ constexpr absl::Duration kMaxSendWait = absl::Seconds(5);
 constexpr absl::Duration kMaxWait = absl::Hours(24 * 365);
 
 // Virtual time passes only while a fiber yields.
-int64_t SpinNs(Runtime& runtime, int node_ranks) {
-  const bool has_core = runtime.simulation() == nullptr && node_ranks <= HostTopology().cpus;
-  return has_core ? kSpinBeforeYieldNs : 0;
+int64_t SpinNs(Runtime& runtime, bool has_core) {
+  return has_core && runtime.simulation() == nullptr ? kSpinBeforeYieldNs : 0;
 }
 
 void Call(const std::vector<CompletedCallback>& callbacks) {
@@ -70,8 +69,8 @@ void Call(const std::vector<CompletedCallback>& callbacks) {
 
 }  // namespace
 
-EngineShell::EngineShell(Runtime& runtime, NodeLink& node, TraceLog& trace, int rank, int node_ranks)
-    : runtime_(runtime), node_(node), trace_(trace), rank_(rank), spin_ns_(SpinNs(runtime, node_ranks)) {}
+EngineShell::EngineShell(Runtime& runtime, NodeLink& node, TraceLog& trace, int rank, bool has_core)
+    : runtime_(runtime), node_(node), trace_(trace), rank_(rank), spin_ns_(SpinNs(runtime, has_core)) {}
 
 EngineShell::~EngineShell() { Stop(); }
 

@@ -37,9 +37,9 @@ namespace weft {
 
 class EngineShell {
  public:
-  // `node` is the core's link. `node_ranks`: ranks of this node. Lifetime: `runtime`, `node` and `trace` must
-  // outlive the shell.
-  EngineShell(Runtime& runtime, NodeLink& node, TraceLog& trace, int rank, int node_ranks);
+  // `node` is the core's link. `has_core`: this rank has a hardware thread for itself.
+  // Lifetime: `runtime`, `node` and `trace` must outlive the shell.
+  EngineShell(Runtime& runtime, NodeLink& node, TraceLog& trace, int rank, bool has_core);
   ~EngineShell();
 
   // Takes the core and starts the progress thread.

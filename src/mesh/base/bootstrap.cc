@@ -4,6 +4,8 @@
 
 #include <absl/strings/cord.h>
 #include <absl/strings/numbers.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
 
 #include "src/mesh/base/deadline.h"
 #include "weft/core/status.h"
@@ -100,8 +102,7 @@ NodeMap NodeMap::RanksPerNode(int ranks, int ranks_per_node) {
 }
 
 absl::StatusOr<absl::Duration> DefaultTimeout() {
-  constexpr double kDefaultSeconds = 600;
-  return internal::SecondsFromEnvironment("WEFT_TIMEOUT_S", kDefaultSeconds);
+  return internal::SecondsFromEnvironment("WEFT_TIMEOUT_S", absl::ToDoubleSeconds(kFallbackTimeout));
 }
 
 absl::StatusOr<absl::Duration> TimeoutOrDefault(std::optional<absl::Duration> own) {
@@ -141,6 +142,27 @@ absl::StatusOr<std::vector<std::string>> ExchangeBlobs(Bootstrap& bootstrap, std
 absl::Status AgreeOnStatus(Bootstrap& bootstrap, const absl::Status& local, absl::Duration timeout) {
   const absl::StatusOr<std::string> part = local.ok() ? absl::StatusOr<std::string>(std::string()) : local;
   return ExchangeBlobs(bootstrap, kAgreement, part, timeout).status();
+}
+
+absl::Status AgreeOnOptions(Bootstrap& bootstrap, std::string_view what,
+                            const absl::StatusOr<std::vector<OptionValue>>& own, absl::Duration timeout) {
+  const auto value = [](std::string* out, const OptionValue& option) { absl::StrAppend(out, option.value); };
+  const absl::StatusOr<std::string> text =
+      own.ok() ? absl::StatusOr<std::string>(absl::StrJoin(*own, "\n", value)) : own.status();
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> texts, ExchangeBlobs(bootstrap, what, text, timeout));
+  const std::vector<std::string> first = absl::StrSplit(texts[0], '\n');
+  for (size_t rank = 1; rank < texts.size(); ++rank) {
+    if (texts[rank] == texts[0]) continue;
+    const std::vector<std::string> values = absl::StrSplit(texts[rank], '\n');
+    for (size_t i = 0; i < std::min({own->size(), first.size(), values.size()}); ++i) {
+      if (values[i] == first[i]) continue;
+      const OptionValue& option = (*own)[i];
+      return Agreed(absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": ", option.name, " is ", first[i],
+                                                            " on rank 0, but ", values[i], " on rank ", rank,
+                                                            ": ", option.remedy, " alike on all ranks")));
+    }
+  }
+  return absl::OkStatus();
 }
 
 bool IsAgreedError(const absl::Status& status) { return status.GetPayload(kAgreedPayload).has_value(); }

@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "weft/core/status.h"
+#include "weft/core/topology.h"
 
 namespace weft {
 namespace {
@@ -107,6 +108,10 @@ absl::StatusOr<std::optional<int>> NumaNodeFromEnvironment() {
   if (absl::SimpleAtoi(text, &node) && node >= 0) return node;
   return absl::InvalidArgumentError(absl::StrCat(
       "WEFT_NUMA_NODE is '", text, "': set it to the number of a NUMA node, from 0, or unset it"));
+}
+
+int NumaNodeOrBinding(std::optional<int> given) {
+  return given.has_value() ? *given : BoundNumaNode().value_or(NodeMap::kNotBound);
 }
 
 }  // namespace weft

@@ -12,7 +12,6 @@
 #include "src/mesh/base/anonymous_memory.h"
 #include "src/mesh/base/deadline.h"
 #include "src/mesh/base/node_memory_limits.h"
-#include "src/mesh/base/numa_binding.h"
 #include "src/mesh/mpi/mpi_blob_exchange.h"
 #include "src/mesh/mpi/mpi_duplicates.h"
 #include "src/mesh/mpi/mpi_node_memory.h"
@@ -147,7 +146,7 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MpiBootstrap::Make(const MpiBootstrap
   WEFT_RETURN_IF_ERROR(CheckRankCount(world.size()));
   WEFT_ASSIGN_OR_RETURN(MpiCommunicator node, MpiCommunicator::SplitByNode(*session, world.get()));
   WEFT_ASSIGN_OR_RETURN(NodeMap nodes, FindNodes(*session, world.get(), world.size(), node.get(),
-                                                 internal::NumaNodeOrBinding(options.numa_node)));
+                                                 NumaNodeOrBinding(options.numa_node)));
   WEFT_ASSIGN_OR_RETURN(auto blobs, internal::MpiBlobExchange::Create(session, world.get()));
   session->EndStartup();
   return std::unique_ptr<Bootstrap>(new MpiBootstrap(std::move(session), std::move(world), std::move(node),
@@ -214,8 +213,12 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOp
 }
 
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap() {
-  WEFT_ASSIGN_OR_RETURN(const MpiBootstrapOptions options, MpiBootstrapOptions::FromEnvironment());
-  return MakeMpiBootstrap(options);
+  // A rank that returned its error now would leave its peers in MPI_Init.
+  const absl::StatusOr<MpiBootstrapOptions> found = MpiBootstrapOptions::FromEnvironment();
+  const MpiBootstrapOptions options = found.value_or(MpiBootstrapOptions());
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Bootstrap> bootstrap, MakeMpiBootstrap(options));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(*bootstrap, found.status(), options.startup_timeout));
+  return bootstrap;
 }
 
 }  // namespace weft

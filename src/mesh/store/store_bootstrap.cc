@@ -13,7 +13,6 @@
 #include "src/mesh/base/anonymous_memory.h"
 #include "src/mesh/base/deadline.h"
 #include "src/mesh/base/node_memory_limits.h"
-#include "src/mesh/base/numa_binding.h"
 #include "src/mesh/store/node_identity.h"
 #include "src/mesh/store/shared_segment.h"
 #include "src/mesh/store/store_gather.h"
@@ -132,10 +131,11 @@ class StoreBootstrap final : public Bootstrap {
 };
 
 absl::Status StoreBootstrap::Start() {
-  const Greeting own{absl::StrCat(options_.size),
-                     absl::StrCat(internal::NumaNodeOrBinding(options_.numa_node)),
+  const Greeting own{absl::StrCat(options_.size), absl::StrCat(NumaNodeOrBinding(options_.numa_node)),
                      options_.node_id.empty() ? internal::NodeIdentity() : options_.node_id};
-  const auto parts = ExchangeBlobs(*this, "start-up", own.Encode(), options_.startup_timeout);
+  const absl::StatusOr<std::string> text =
+      options_.error.ok() ? absl::StatusOr<std::string>(own.Encode()) : options_.error;
+  const auto parts = ExchangeBlobs(*this, "start-up", text, options_.startup_timeout);
   if (absl::IsDeadlineExceeded(parts.status())) {
     return absl::DeadlineExceededError(absl::StrCat(
         "start-up: ", parts.status().message(),
@@ -250,13 +250,17 @@ absl::StatusOr<StoreBootstrapOptions> StoreBootstrapOptions::FromEnvironment() {
   StoreBootstrapOptions options;
   WEFT_ASSIGN_OR_RETURN(options.rank, NumberFromEnvironment("RANK"));
   WEFT_ASSIGN_OR_RETURN(options.size, NumberFromEnvironment("WORLD_SIZE"));
-  WEFT_ASSIGN_OR_RETURN(options.startup_timeout,
-                        internal::SecondsFromEnvironment("WEFT_STARTUP_TIMEOUT_S",
-                                                         absl::ToDoubleSeconds(options.startup_timeout)));
-  WEFT_ASSIGN_OR_RETURN(options.timeout, DefaultTimeout());
+  const auto take = [&](auto found, auto& option) {
+    if (found.ok()) option = *found;
+    options.error.Update(found.status());
+  };
+  take(internal::SecondsFromEnvironment("WEFT_STARTUP_TIMEOUT_S",
+                                        absl::ToDoubleSeconds(options.startup_timeout)),
+       options.startup_timeout);
+  take(DefaultTimeout(), options.timeout);
   options.node_id = TextFromEnvironment("WEFT_NODE_ID");
   options.network = TextFromEnvironment("WEFT_NETWORK");
-  WEFT_ASSIGN_OR_RETURN(options.numa_node, NumaNodeFromEnvironment());
+  take(NumaNodeFromEnvironment(), options.numa_node);
   return options;
 }
 

@@ -5,15 +5,15 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <utility>
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_join.h>
-#include <absl/strings/str_split.h>
 
 #include "weft/core/status.h"
 #include "weft/core/topology.h"
 #include "weft/mesh/launch_environment.h"
+#include "weft/mesh/rank_cpus.h"
 
 namespace weft {
 namespace {
@@ -68,15 +68,10 @@ absl::StatusOr<std::optional<int>> ThreadLimit() {
 ThreadPlan PlanThreads(const NodePlacement& placement) {
   const std::map<int, int> ranks_on_cpu = RanksOnCpu(placement);
   const std::vector<int>& own = placement.cpus_of_rank[static_cast<size_t>(placement.self)];
-  double share = 0;
   int sharers = 1;
-  for (const int cpu : own) {
-    share += 1.0 / ranks_on_cpu.at(cpu);
-    sharers = std::max(sharers, ranks_on_cpu.at(cpu));
-  }
+  for (const int cpu : own) sharers = std::max(sharers, ranks_on_cpu.at(cpu));
   ThreadPlan plan;
-  // Rounding may leave a sum of shares such as 3 x 1/3 just below the whole number.
-  plan.threads = std::max(1, static_cast<int>(share + 1e-6));
+  plan.threads = std::max(1, static_cast<int>(RankCpus{placement.cpus_of_rank, placement.self}.Share()));
   plan.reason = sharers == 1 ? absl::StrCat(Count(own.size(), "CPU"), " of its own")
                              : absl::StrCat(Count(own.size(), "CPU"), " shared by ", sharers, " ranks");
   if (placement.limit && *placement.limit < plan.threads) {
@@ -90,24 +85,14 @@ ThreadPlan PlanThreads(const NodePlacement& placement) {
 absl::StatusOr<NodePlacement> FindPlacement(Bootstrap& bootstrap, absl::Duration timeout) {
   NodePlacement placement;
   const absl::StatusOr<std::optional<int>> limit = ThreadLimit();
-  const absl::StatusOr<std::string> own =
-      limit.ok() ? absl::StatusOr<std::string>(absl::StrJoin(AffinityCpus(), ",")) : limit.status();
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> masks,
-                        ExchangeBlobs(bootstrap, "CPUs of ranks", own, timeout));
+  WEFT_ASSIGN_OR_RETURN(RankCpus cpus, ExchangeRankCpus(bootstrap, limit.status(), timeout));
+  placement.self = cpus.self;
+  placement.cpus_of_rank = std::move(cpus.of_rank);
   placement.limit = *limit;
   placement.node_cpus = LauncherCpus();
   if (const LaunchEnvironment environment = ReadLaunchEnvironment(); environment.starter == Starter::kSlurm) {
     placement.node_cpus = std::min(placement.node_cpus, environment.node_cpus.value_or(placement.node_cpus));
     placement.unbound_start = "srun --cpu-bind=none";
-  }
-  for (const int rank : bootstrap.node_map().RanksOf(bootstrap.node())) {
-    if (rank == bootstrap.rank()) {
-      placement.self = static_cast<int>(placement.cpus_of_rank.size());
-    }
-    std::vector<int>& cpus = placement.cpus_of_rank.emplace_back();
-    for (const absl::string_view cpu : absl::StrSplit(masks[static_cast<size_t>(rank)], ',')) {
-      WEFT_CHECK(absl::SimpleAtoi(cpu, &cpus.emplace_back()), "a peer sent no list of CPUs");
-    }
   }
   return placement;
 }

@@ -1,5 +1,6 @@
 // The engine over MPI, on the nodes of the mpirun command. Runs the same bodies as the tests over threads.
 #include <atomic>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -167,6 +168,38 @@ TEST_F(CommMpi, NoDataFromBeforeAResetArrivesAfterIt) {
     ASSERT_OK(CheckEngineWorks(fixture_));
     ASSERT_OK(BootstrapBarrier(WorldBootstrap()));
   }
+}
+
+// Sets a variable of the environment on the last rank alone, and makes an engine with the defaults.
+absl::Status CreateWithVariableOnLastRank(Bootstrap& world, NodeHeap& heap, const char* name,
+                                          const char* value) {
+  if (world.rank() == world.size() - 1) setenv(name, value, /*overwrite=*/1);
+  const absl::Status created = CommEngine::Create(world, heap).status();
+  unsetenv(name);
+  return created;
+}
+
+TEST_F(CommMpi, AnInvalidVariableOfOneRankIsAnErrorOnEveryRank) {
+  Bootstrap& world = WorldBootstrap();
+  const std::string other = world.rank() == size() - 1 ? "" : absl::StrCat("rank ", size() - 1, ": ");
+  const auto create = [&](const char* name, const char* value) {
+    return CreateWithVariableOnLastRank(world, *fixture_.heap, name, value);
+  };
+  using ::testing::AllOf;
+  using ::testing::HasSubstr;
+  using ::testing::StartsWith;
+  EXPECT_THAT(create("WEFT_SHARE_DOMAIN", "socket"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(StartsWith(absl::StrCat(other, "WEFT_SHARE_DOMAIN is 'socket'")),
+                             HasSubstr("must be auto, node, numa or none"))));
+  EXPECT_THAT(create("WEFT_TIMEOUT_S", "soon"), StatusIs(absl::StatusCode::kInvalidArgument,
+                                                         StartsWith(absl::StrCat(other, "WEFT_TIMEOUT_S"))));
+  if (size() == 1) return;
+  EXPECT_THAT(create("WEFT_TIMEOUT_S", "77"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("the timeout is 10m on rank 0, but 1m17s on rank "),
+                             HasSubstr("set WEFT_TIMEOUT_S"))));
+  EXPECT_OK(CommEngine::Create(world, *fixture_.heap).status());
 }
 
 TEST_F(CommMpi, MismatchIsAnErrorOnEveryRank) {

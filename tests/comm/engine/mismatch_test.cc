@@ -226,6 +226,47 @@ TEST(Mismatch, OfAnOutputThatSeveralShareDomainsShareIsAnError) {
   });
 }
 
+// Each rank gives the engine options of its own.
+std::vector<absl::Status> CreateWith(const std::vector<EngineOptions>& options, NodeMap nodes) {
+  std::vector<absl::Status> created(options.size());
+  RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
+    const auto rank = static_cast<size_t>(bootstrap.rank());
+    WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = 1 << 24}));
+    created[rank] = CommEngine::Create(bootstrap, *heap, options[rank]).status();
+    return absl::OkStatus();
+  });
+  return created;
+}
+
+TEST(Mismatch, OfEngineOptionsIsAnErrorThatNamesBothValues) {
+  NodeMap nodes = NodeMap::OneNode(3);
+  nodes.numa_of_rank = {0, 1, 1};
+  std::vector<EngineOptions> options(3);
+  for (EngineOptions& of_rank : options) of_rank.timeout = absl::Seconds(600);
+  const auto expect = [&](const char* message) {
+    for (const absl::Status& status : CreateWith(options, nodes))
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
+  };
+  options[2].timeout = absl::Seconds(601);
+  expect("the timeout is 10m on rank 0, but 10m1s on rank 2: set WEFT_TIMEOUT_S, or EngineOptions::timeout");
+  options[2].timeout = absl::Seconds(600);
+  options[1].share_domain = ShareDomain::kNone;
+  expect("the share domain is numa on rank 0, but none on rank 1: set WEFT_SHARE_DOMAIN");
+  options[1].share_domain = ShareDomain::kNuma;  // Which the others choose by themselves.
+  options[1].slice_bytes = 512;
+  expect("but 512 on rank 1: set EngineOptions::slice_bytes");
+}
+
+TEST(Mismatch, AnInvalidEngineOptionOfOneRankEndsAllAtOnce) {
+  std::vector<EngineOptions> options(2);
+  options[1].piece_bytes = 0;
+  options[1].timeout = options[0].timeout = absl::Hours(100);
+  const std::vector<absl::Status> created = CreateWith(options, NodeMap::RanksPerNode(2, 1));
+  EXPECT_THAT(created[0], StatusIs(absl::StatusCode::kInvalidArgument,
+                                   HasSubstr("rank 1: engine option piece_bytes is 0")));
+  EXPECT_THAT(created[1], StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("piece_bytes is 0")));
+}
+
 TEST(Mismatch, OfTheOrderOnALaneIsAnError) {
   EngineOptions options;
   options.timeout = absl::Seconds(120);

@@ -86,7 +86,7 @@ TEST(ResetAfterError, MayBeTriedAgainAfterADeadline) {
     std::latch gave_up(1);
     RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
       EngineOptions options = SmallSlices();
-      if (bootstrap.rank() == 0) options.timeout = absl::Seconds(2);
+      options.timeout = absl::Seconds(2);
       WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
       WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
       if (bootstrap.rank() == 0) {

@@ -1,0 +1,29 @@
+// CPUs on which the ranks of a node may run.
+//
+// Thread safety: values.
+#pragma once
+
+#include <vector>
+
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+
+#include "weft/mesh/bootstrap.h"
+
+namespace weft {
+
+struct RankCpus {
+  std::vector<std::vector<int>> of_rank;  // By rank of the node, ascending.
+  int self = 0;                           // Index of the calling rank.
+
+  // This rank's share of its CPUs: of each, one divided by the number of ranks that may run on it. With a
+  // share of 1, no rank needs to wait for another one's time slice.
+  double Share() const;
+};
+
+// `local` may be an error of this rank, which every rank returns. Errors: those of ExchangeBlobs.
+// Collective: all ranks of `bootstrap`.
+absl::StatusOr<RankCpus> ExchangeRankCpus(Bootstrap& bootstrap, const absl::Status& local,
+                                          absl::Duration timeout);
+
+}  // namespace weft

@@ -1,0 +1,33 @@
+#include "weft/mesh/rank_cpus.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+TEST(RankCpus, AreDividedAmongTheRanksThatMayRunOnThem) {
+  const auto has_core = [](std::vector<std::vector<int>> of_rank) {
+    return RankCpus{std::move(of_rank), 0}.Share() >= 1;
+  };
+  EXPECT_TRUE(has_core({{0}, {1}, {2}, {3}}));       // Each rank is bound to one core.
+  EXPECT_FALSE(has_core({{0}, {0}}));                // Two ranks are bound to the same one.
+  EXPECT_FALSE(has_core({{0, 1}, {0, 1}, {0, 1}}));  // More ranks than cores.
+  EXPECT_TRUE(has_core({{0, 1, 2}, {0, 1, 2}, {0, 1, 2}}));
+  EXPECT_TRUE(has_core({{0, 4}, {0}, {1}, {2}}));
+}
+
+TEST(RankCpus, AreThoseOfTheNode) {
+  RunRanks(NodeMap::RanksPerNode(3, 2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankCpus cpus,
+                          ExchangeRankCpus(bootstrap, absl::OkStatus(), absl::Seconds(60)));
+    EXPECT_EQ(cpus.of_rank.size(), bootstrap.rank() == 2 ? 1u : 2u);
+    EXPECT_EQ(cpus.self, bootstrap.rank() % 2);
+    for (const std::vector<int>& of_rank : cpus.of_rank) EXPECT_FALSE(of_rank.empty());
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing
