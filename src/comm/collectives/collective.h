@@ -13,7 +13,7 @@
 // operation.
 #pragma once
 
-#include <deque>
+#include <list>
 #include <memory>
 #include <optional>
 #include <set>
@@ -118,7 +118,8 @@ class Collective : public Operation {
   // See Note [Staging rings].
   Buffer input_rings_;
   Buffer output_ring_;
-  std::deque<RangeStream> staging_;
+  std::list<RangeStream>
+      staging_;  // A list: tasks hold pointers to the streams, and most operations have none.
   enum class Arrival : uint8_t { kNone, kCounted, kLast };
   Arrival arrival_ = Arrival::kNone;  // See Note [Arrivals].
   size_t next_compared_ = 0;          // Index of the local peer whose descriptor is compared next.

@@ -161,7 +161,7 @@ absl::StatusOr<bool> EngineCore::PollLanes() {
     AnswerQuestions();
   }
   WEFT_RETURN_IF_ERROR(CheckPeerFailures());
-  std::vector<std::pair<Priority, int>> order;
+  order_.clear();
   uses_wire_ = false;
   awaits_slot_ = false;
   std::erase_if(active_, [this](int index) {
@@ -172,12 +172,12 @@ absl::StatusOr<bool> EngineCore::PollLanes() {
   for (const int i : active_) {
     const Lane& lane = *lanes_[static_cast<size_t>(i)];
     if (leaving_) WEFT_RETURN_IF_ERROR(LeaveLane(i));
-    order.emplace_back(PriorityOf(lane), i);
+    order_.emplace_back(PriorityOf(lane), i);
     uses_wire_ |= lane.placement.spans_nodes();
     awaits_slot_ |= AwaitsSlot(i);
   }
-  std::sort(order.begin(), order.end());
-  for (const auto& [priority, index] : order) {
+  std::sort(order_.begin(), order_.end());
+  for (const auto& [priority, index] : order_) {
     WEFT_ASSIGN_OR_RETURN(const bool stepped, StepLane(index));
     advanced |= stepped;
   }

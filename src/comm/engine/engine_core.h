@@ -232,6 +232,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   int64_t now_ns_ = 0;                                        // Time of this or the last poll.
   std::vector<std::unique_ptr<Lane>> lanes_;                  // By index. Null: no lane of this rank.
   std::vector<int> active_;                                   // Lanes that may have operations.
+  std::vector<std::pair<Priority, int>> order_;               // Of a poll: active lanes by priority.
   std::array<std::deque<DataTask>, 4> tasks_;                 // By priority.
   std::vector<std::shared_ptr<OperationRecord>> quarantine_;  // Failed operations. See Fail.
   std::vector<std::shared_ptr<void>> released_memory_;        // See TakeReleasedMemory.

@@ -122,10 +122,18 @@ void EngineShell::Kick() {
 }
 
 void EngineShell::TakeSubmissions() {
+  if (submitted_.load(std::memory_order_relaxed) == nullptr) return;
   OperationRecord* newest = submitted_.exchange(nullptr, std::memory_order_acquire);
-  std::vector<OperationRecord*> records;
-  for (OperationRecord* record = newest; record != nullptr; record = record->next) records.push_back(record);
-  for (auto it = records.rbegin(); it != records.rend(); ++it) core_->Submit(std::move((*it)->self));
+  OperationRecord* oldest = nullptr;
+  while (newest != nullptr) {
+    OperationRecord* earlier = std::exchange(newest->next, oldest);
+    oldest = std::exchange(newest, earlier);
+  }
+  while (oldest != nullptr) {
+    OperationRecord* later = oldest->next;
+    core_->Submit(std::move(oldest->self));
+    oldest = later;
+  }
 }
 
 EngineShell::PollResult EngineShell::PollLocked() {

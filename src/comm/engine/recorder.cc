@@ -41,44 +41,41 @@ Recorder::Entry* Recorder::Find(const OperationRecord& record) {
   return nullptr;
 }
 
+Recorder::Entry& Recorder::Add(const OperationRecord& record) {
+  if (!record.message) {  // Messages have no lane.
+    Lane& lane = lanes_[record.lane];
+    if (record.descriptor.generation != lane.generation) lane.submitted = 0;  // Sequences restart at a reset.
+    lane.generation = record.descriptor.generation;
+    lane.submitted = std::max(lane.submitted, record.descriptor.sequence);
+  }
+  if (ring_.size() < capacity_) {
+    ring_.emplace_back();
+    next_ = ring_.size() - 1;
+  } else {
+    SkipRunning();
+  }
+  // The entry keeps the memory of its strings, so that a recurring operation allocates none.
+  Entry& entry = ring_[next_];
+  next_ = (next_ + 1) % capacity_;
+  entry.lane = record.lane;
+  entry.sequence = record.descriptor.sequence;
+  entry.generation = record.descriptor.generation;
+  entry.lane_name = record.lane_name;
+  entry.kind = record.descriptor.kind;
+  entry.label = record.label;
+  entry.dtype = record.descriptor.dtype;
+  entry.bytes = record.logical_bytes;
+  entry.descriptor = record.descriptor;
+  entry.message.clear();
+  if (record.message) entry.message = DescribeMessage(record);
+  entry.waiting_for.clear();
+  return entry;
+}
+
 void Recorder::Record(const OperationRecord& record) {
   const MutexLock lock(mutex_);
   Entry* entry = record.State() == OperationState::kQueued ? nullptr : Find(record);
-  if (entry == nullptr) {
-    Entry fresh{record.lane,
-                record.descriptor.sequence,
-                record.descriptor.generation,
-                record.lane_name,
-                record.descriptor.kind,
-                record.label,
-                record.descriptor.dtype,
-                record.logical_bytes,
-                OperationState::kQueued,
-                0,
-                0,
-                0,
-                0,
-                record.message ? DescribeMessage(record) : ToString(record.descriptor),
-                record.descriptor.counts_hash,
-                {}};
-    if (!record.message) {  // Messages have no lane.
-      Lane& lane = lanes_[record.lane];
-      if (record.descriptor.generation != lane.generation)
-        lane.submitted = 0;  // Sequences restart at a reset.
-      lane.generation = record.descriptor.generation;
-      lane.submitted = std::max(lane.submitted, record.descriptor.sequence);
-    }
-    if (ring_.size() < capacity_) {
-      ring_.push_back(std::move(fresh));
-      next_ = ring_.size() % capacity_;
-      entry = &ring_.back();
-    } else {
-      SkipRunning();
-      entry = &ring_[next_];
-      *entry = std::move(fresh);
-      next_ = (next_ + 1) % capacity_;
-    }
-  }
+  if (entry == nullptr) entry = &Add(record);
   entry->state = record.State();
   entry->submitted_ns = record.submitted_ns;
   entry->started_ns = record.started_ns;
@@ -113,8 +110,8 @@ std::string Recorder::Json() const {
                           {"label", entry.label},
                           {"dtype", Name(entry.dtype)},
                           {"bytes", entry.bytes},
-                          {"description", entry.description},
-                          {"counts_hash", entry.counts_hash},
+                          {"description", entry.Description()},
+                          {"counts_hash", entry.descriptor.counts_hash},
                           {"state", Name(entry.state)},
                           {"submitted_ns", entry.submitted_ns},
                           {"started_ns", entry.started_ns},
@@ -146,8 +143,8 @@ std::optional<Recorder::StuckOperation> Recorder::OldestRunning() const {
     if (oldest == nullptr || entry.started_ns < oldest->started_ns) oldest = &entry;
   }
   if (oldest == nullptr) return std::nullopt;
-  return StuckOperation{oldest->started_ns,
-                        "lane " + oldest->lane_name + ": " + oldest->description + " " + oldest->waiting_for};
+  return StuckOperation{oldest->started_ns, "lane " + oldest->lane_name + ": " + oldest->Description() + " " +
+                                                oldest->waiting_for};
 }
 
 }  // namespace weft

@@ -62,9 +62,11 @@ class Recorder {
     int64_t bytes;
     OperationState state;
     int64_t submitted_ns, started_ns, ready_ns, released_ns;
-    std::string description;
-    uint64_t counts_hash;
+    Descriptor descriptor;
+    std::string message;  // Describes a message. Empty for a collective.
     std::string waiting_for;
+
+    std::string Description() const { return message.empty() ? ToString(descriptor) : message; }
   };
   struct Lane {
     std::string name;
@@ -73,6 +75,8 @@ class Recorder {
     uint32_t generation = 0;
   };
   Entry* Find(const OperationRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Adds the entry of an operation, in place of an old one if the ring is full.
+  Entry& Add(const OperationRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Moves next_ past entries of running operations, unless all are running: the watchdog must still find
   // them.
   void SkipRunning() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
