@@ -1,16 +1,8 @@
 // All-to-all and send-receive. Every rank copies the parts of its local peers out of their tensors, and
 // exchanges slices with remote ranks.
-//
-// Note [Part tables]
-// Problem: only the sender of a part knows its address and strides, but local peers copy parts directly.
-// Rule: a rank publishes, as its input, a part table in node memory. The table has a row for each rank of the
-// node, with the shape, the strides and the address of the part for that rank.
-// Why it suffices: publishing the descriptor makes the rows visible, and the table lives as long as the
-// operation.
 #include <algorithm>
-#include <array>
-#include <deque>
 #include <limits>
+#include <list>
 #include <memory>
 #include <new>
 #include <optional>
@@ -19,7 +11,9 @@
 #include <vector>
 
 #include "src/comm/base/part_shape.h"
+#include "src/comm/collectives/last_arrival.h"
 #include "src/comm/collectives/operations.h"
+#include "src/comm/collectives/part_table.h"
 #include "src/comm/phases/sends.h"
 #include "weft/core/status.h"
 
@@ -31,41 +25,6 @@ constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 // Slices of one part that fit the receiver's scratch.
 constexpr int64_t kRingSlices = 4;
 
-// Row of a part table. Trivially copyable, in node memory.
-struct PartRow {
-  PartShape shape;
-  std::array<int64_t, PartShape::kMaxDims> strides{};  // Elements.
-  NodeAddress address{};                               // Not set for an empty part.
-};
-
-PartRow RowOf(const TensorView& part, NodeAddress address) {
-  PartRow row;
-  row.shape = PartShape::Of(part);
-  row.address = address;
-  std::copy(part.strides.begin(), part.strides.end(), row.strides.begin());
-  return row;
-}
-
-TensorView ViewOf(const PartRow& row, std::byte* data, DType dtype) {
-  return {data, dtype, row.shape.ToShape(), {row.strides.begin(), row.strides.begin() + row.shape.dims}};
-}
-
-// Address of a part in node memory. Nothing unless all of the part lies in one segment of node memory.
-std::optional<NodeAddress> AddressOf(const NodeLink& node, const TensorView& part) {
-  int64_t lowest = 0;
-  int64_t highest = 0;
-  for (size_t dim = 0; dim < part.shape.size(); ++dim) {
-    const int64_t reach = (part.shape[dim] - 1) * part.strides[dim];
-    (reach < 0 ? lowest : highest) += reach;
-  }
-  const auto* first = static_cast<const std::byte*>(part.data);
-  const auto element_bytes = static_cast<int64_t>(SizeOf(part.dtype));
-  const auto begin = node.AddressOf(first + lowest * element_bytes);
-  const auto last = node.AddressOf(first + (highest + 1) * element_bytes - 1);
-  const bool inside = begin && last && begin->rank == last->rank;
-  return inside ? node.AddressOf(first) : std::nullopt;
-}
-
 // Receive of a part from another node, directly into the tensor or through a ring of slices in scratch.
 struct RemoteReceive {
   ReceiveStream receive;
@@ -74,18 +33,32 @@ struct RemoteReceive {
   bool finished() const { return unpack ? unpack->finished() : receive.finished(); }
 };
 
-class AllToAllOperation final : public Collective {
+// A copy of one part between two ranks of the node.
+struct PartCopy {
+  RangeCopy range;
+  const std::byte* source;
+  std::byte* target;
+};
+
+class AllToAllOperation final : public Collective, private TaskOwner, private WholeMove {
  public:
-  explicit AllToAllOperation(CollectivePlan plan)
-      : Collective(std::move(plan), {.input = false, .output = false}) {}
+  AllToAllOperation(const GroupPlacement& placement, CollectivePlan plan)
+      : Collective(std::move(plan), {.input = false, .output = false}),
+        follows_last_(this->plan().kind == OpKind::kAllToAll && !placement.spans_nodes() &&
+                      placement.size() > 1) {}
+  bool is_released_when_drained() const override { return moved_ == Moved::kForAll; }
 
  protected:
+  bool wakes_peers_on_arrival() const override { return !follows_last_; }
+
   absl::Status PrepareMemory(OperationContext& context) override {
     const GroupPlacement& placement = context.placement;
     if (placement.local_peers().empty()) return absl::OkStatus();
-    const size_t rows = placement.local_peers().size() + 1;
+    const auto members = static_cast<size_t>(placement.local_size());
+    const size_t rows = follows_last_ ? 2 * members : members;
     WEFT_ASSIGN_OR_RETURN(table_, context.scratch.Acquire(rows * sizeof(PartRow)));
     auto* table = new (table_.data()) PartRow[rows];
+    if (follows_last_) DescribeForLast(context, table);
     size_t staged_bytes = 0;
     std::vector<int> unreadable;
     for (const int peer : placement.local_peers()) {
@@ -114,6 +87,80 @@ class AllToAllOperation final : public Collective {
   }
 
   absl::Status BeginMove(OperationContext& context) override {
+    if (!follows_last_) return MoveOwn(context);
+    return arrived_last() ? BeginAsLast(context) : absl::OkStatus();
+  }
+
+  absl::StatusOr<bool> Move(OperationContext& context) override {
+    if (!is_decided_) {
+      WEFT_ASSIGN_OR_RETURN(is_decided_, Decide(context));
+      if (!is_decided_) return false;
+    }
+    bool advanced = false;
+    for (RangeStream& pull : pulls_) advanced |= pull.Step(context, kAll);
+    for (RemoteReceive& remote : remote_receives_) {
+      const int64_t consumed = remote.unpack ? remote.unpack->done() : 0;
+      WEFT_ASSIGN_OR_RETURN(const bool credited, remote.receive.Step(context, consumed));
+      advanced |= credited;
+      if (remote.unpack) advanced |= remote.unpack->Step(context, remote.receive.done());
+    }
+    WEFT_ASSIGN_OR_RETURN(const bool sent, sends_.Step(context));
+    return advanced || sent;
+  }
+
+  bool MoveComplete() const override {
+    return is_decided_ &&
+           std::all_of(pulls_.begin(), pulls_.end(), [](const RangeStream& s) { return s.finished(); }) &&
+           std::all_of(remote_receives_.begin(), remote_receives_.end(),
+                       [](const RemoteReceive& remote) { return remote.finished(); });
+  }
+  bool MoveDrained() const override { return MoveComplete() && sends_.finished(); }
+  void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
+    for (const RemoteReceive& remote : remote_receives_) {
+      if (!remote.finished()) ranks.insert(remote.receive.peer());
+    }
+    sends_.AddAwaited(ranks);
+    if (is_decided_ || arrived_last()) return;
+    if (const int last = LastArrival(context).rank(); last >= 0) ranks.insert(last);
+  }
+
+ private:
+  void OnTaskDone(int64_t /*ticket*/) override {
+    has_moved_all_ = true;
+    last_->TellAndWakePeers(moved_);
+  }
+  void Run() const override {
+    for (const PartCopy& copy : copies_) copy.range.Run(copy.source, copy.target, 0, copy.range.elements());
+  }
+
+  // Describes the parts that this rank receives, and the one that it sends itself, for the rank that arrives
+  // last.
+  void DescribeForLast(const OperationContext& context, PartRow* table) {
+    const GroupPlacement& placement = context.placement;
+    const auto describe = [&](PartRow& row, const TensorView& part) {
+      if (IsEmptyPart(part)) return;
+      const std::optional<NodeAddress> address = AddressOf(context.node, part);
+      is_reachable_ = is_reachable_ && address.has_value();
+      row = RowOf(part, address.value_or(Descriptor::kNoAddress));
+    };
+    for (int member = 0; member < placement.size(); ++member) {
+      describe(table[placement.local_size() + placement.IndexInNode(member)],
+               plan().receives[static_cast<size_t>(member)]);
+    }
+    describe(table[placement.IndexInNode(placement.me())], plan().sends[static_cast<size_t>(placement.me())]);
+  }
+
+  const PartRow& SendRow(const OperationContext& context, int sender, int receiver) const {
+    return reinterpret_cast<const PartRow*>(
+        InputOf(context, sender))[context.placement.IndexInNode(receiver)];
+  }
+  const PartRow& ReceiveRow(const OperationContext& context, int receiver, int sender) const {
+    return *(&SendRow(context, receiver, sender) + context.placement.local_size());
+  }
+
+  // Moves what this rank receives, and sends to other nodes.
+  absl::Status MoveOwn(OperationContext& context) {
+    is_decided_ = true;
     const GroupPlacement& placement = context.placement;
     const auto me = static_cast<size_t>(placement.me());
     WEFT_RETURN_IF_ERROR(AddPull(context, plan().sends[me], plan().receives[me]));
@@ -129,33 +176,84 @@ class AllToAllOperation final : public Collective {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<bool> Move(OperationContext& context) override {
-    bool advanced = false;
-    for (RangeStream& pull : pulls_) advanced |= pull.Step(context, kAll);
-    for (RemoteReceive& remote : remote_receives_) {
-      const int64_t consumed = remote.unpack ? remote.unpack->done() : 0;
-      WEFT_ASSIGN_OR_RETURN(const bool credited, remote.receive.Step(context, consumed));
-      advanced |= credited;
-      if (remote.unpack) advanced |= remote.unpack->Step(context, remote.receive.done());
+  // Moves all parts if they are small together. Errors: two ranks disagree about the shape of a part.
+  absl::Status BeginAsLast(OperationContext& context) {
+    const GroupPlacement& placement = context.placement;
+    int64_t elements = 0;
+    for (int receiver = 0; receiver < placement.size(); ++receiver) {
+      for (int sender = 0; sender < placement.size(); ++sender) {
+        const PartShape& sent = SendRow(context, sender, receiver).shape;
+        const PartShape& expected = ReceiveRow(context, receiver, sender).shape;
+        if (sent != expected) {
+          return PartMismatch(*context.record, placement.WorldRank(sender), sent,
+                              placement.WorldRank(receiver), expected);
+        }
+        elements += sent.elements();
+      }
     }
-    WEFT_ASSIGN_OR_RETURN(const bool sent, sends_.Step(context));
-    return advanced || sent;
+    const int64_t bytes = elements * static_cast<int64_t>(SizeOf(plan().dtype));
+    last_.emplace(context);
+    if (bytes > MaxWholeBytes(context.options)) {
+      moved_ = Moved::kForNone;
+      last_->TellAndWakePeers(moved_);
+      return MoveOwn(context);
+    }
+    last_->Tell(Moved::kNothing);
+    moved_ = Moved::kForAll;
+    for (int receiver = 0; receiver < placement.size(); ++receiver) {
+      if (receiver == placement.me() || IsReachable(context, receiver)) {
+        for (int sender = 0; sender < placement.size(); ++sender)
+          WEFT_RETURN_IF_ERROR(AddCopy(context, sender, receiver));
+      } else {
+        moved_ = Moved::kForReachable;
+      }
+    }
+    DataTask task{context.record, this, 0, context.priority, WholeMoveTask{this, static_cast<size_t>(bytes)}};
+    task.is_immediate = true;
+    context.tasks.Push(std::move(task));
+    return absl::OkStatus();
   }
 
-  bool MoveComplete() const override {
-    return std::all_of(pulls_.begin(), pulls_.end(), [](const RangeStream& s) { return s.finished(); }) &&
-           std::all_of(remote_receives_.begin(), remote_receives_.end(),
-                       [](const RemoteReceive& remote) { return remote.finished(); });
-  }
-  bool MoveDrained() const override { return MoveComplete() && sends_.finished(); }
-  void AddAwaited(const OperationContext& /*context*/, std::set<int>& ranks) const override {
-    for (const RemoteReceive& remote : remote_receives_) {
-      if (!remote.finished()) ranks.insert(remote.receive.peer());
+  // True if this rank can write everything that `member`, another rank, receives.
+  bool IsReachable(const OperationContext& context, int member) const {
+    const auto has_address = [](const PartRow& row) {
+      return row.is_empty() || row.address != Descriptor::kNoAddress;
+    };
+    if (!has_address(SendRow(context, member, member))) return false;
+    for (int sender = 0; sender < context.placement.size(); ++sender) {
+      if (!has_address(ReceiveRow(context, member, sender))) return false;
     }
-    sends_.AddAwaited(ranks);
+    return true;
   }
 
- private:
+  absl::Status AddCopy(const OperationContext& context, int sender, int receiver) {
+    const PartRow& sent = SendRow(context, sender, receiver);
+    if (sent.is_empty()) return absl::OkStatus();
+    const auto view_of = [&](const PartRow& row) {
+      return ViewOf(row, context.node.Map(row.address), plan().dtype);
+    };
+    // This rank reaches its own tensors wherever they are.
+    const int me = context.placement.me();
+    const TensorView source =
+        sender == me && receiver == me ? plan().sends[static_cast<size_t>(me)] : view_of(sent);
+    const TensorView target = receiver == me ? plan().receives[static_cast<size_t>(sender)]
+                                             : view_of(ReceiveRow(context, receiver, sender));
+    WEFT_ASSIGN_OR_RETURN(RangeCopy range, RangeCopy::Make(source, target));
+    copies_.push_back(
+        {std::move(range), static_cast<const std::byte*>(source.data), static_cast<std::byte*>(target.data)});
+    return absl::OkStatus();
+  }
+
+  // Returns true once this rank knows what it moves itself.
+  absl::StatusOr<bool> Decide(OperationContext& context) {
+    if (arrived_last()) return has_moved_all_;
+    moved_ = LastArrival(context).moved();
+    if (moved_ == Moved::kNothing) return false;
+    if (moved_ == Moved::kForNone || (moved_ == Moved::kForReachable && !is_reachable_))
+      WEFT_RETURN_IF_ERROR(MoveOwn(context));
+    return true;
+  }
+
   absl::Status AddPull(const OperationContext& context, const TensorView& source, const TensorView& target) {
     if (IsEmptyPart(target)) return absl::OkStatus();
     WEFT_ASSIGN_OR_RETURN(RangeCopy copy, RangeCopy::Make(source, target));
@@ -246,19 +344,29 @@ class AllToAllOperation final : public Collective {
         std::make_unique<StagedSendStream>(ChannelTo(context, member), std::move(packed), shape, *slots_));
   }
 
+  // Set if the rank that arrives last may move all parts. See Note [Last arrival].
+  const bool follows_last_;
+  bool is_reachable_ = true;         // Peers can write everything that this rank receives.
+  bool is_decided_ = false;          // It is known which parts this rank moves itself.
+  std::optional<LastArrival> last_;  // Set if this rank is the last one.
+  bool has_moved_all_ = false;
+  Moved moved_ = Moved::kNothing;
+  std::vector<PartCopy> copies_;  // At the rank that moves all parts.
+
   Buffer table_;   // See Note [Part tables].
   Buffer staged_;  // Copies of the parts for local peers that lie outside node memory.
   Buffer ring_;    // Rings of received slices of parts that are not contiguous.
   std::optional<ScratchSlots> slots_;
-  std::deque<RangeStream> pulls_;  // Copies of local parts.
-  std::deque<RemoteReceive> remote_receives_;
+  // Lists: tasks hold pointers to the streams, and many operations have none.
+  std::list<RangeStream> pulls_;  // Copies of local parts.
+  std::list<RemoteReceive> remote_receives_;
   Sends sends_;
 };
 
 }  // namespace
 
-std::unique_ptr<Operation> MakeAllToAll(CollectivePlan plan) {
-  return std::make_unique<AllToAllOperation>(std::move(plan));
+std::unique_ptr<Operation> MakeAllToAll(const GroupPlacement& placement, CollectivePlan plan) {
+  return std::make_unique<AllToAllOperation>(placement, std::move(plan));
 }
 
 }  // namespace weft

@@ -18,15 +18,6 @@
 // Ranks whose buffers peers cannot reach reduce no pieces of each other: see Note [Staging rings].
 //
 // In place is safe: a piece reads and writes the same elements, and no other piece touches them.
-//
-// Note [Small all-reduce]
-// Problem: if every rank reduced a part of a few elements and told all others, the messages between pairs of
-// ranks would cost far more than the additions.
-// Rule: the rank that publishes the operation last (Note [Arrivals]) reduces all elements, and writes the
-// result to the outputs of all ranks. It then sets the operation's word, and wakes the others.
-// Why it suffices: that rank is running, and all inputs are there. The sum has the order of the canonical
-// tree, whichever rank computes it. Once the word is set, no rank accesses another's buffers, so an operation
-// is *released* when it is *ready*.
 #include <algorithm>
 #include <cstdint>
 #include <deque>
@@ -235,98 +226,11 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
   bool piece_is_done_ = false;  // The task of that piece has finished.
 };
 
-constexpr int64_t kMaxSmallBytes = 4096;
-
-// The operation's word: the rank that reduces, and whether it is done.
-int64_t WordOf(int rank, bool is_done) { return 2 * int64_t{rank} + (is_done ? 2 : 1); }
-bool IsDone(int64_t word) { return word > 0 && word % 2 == 0; }
-int RankOf(int64_t word) { return static_cast<int>((word - 1) / 2); }
-
-class SmallAllReduceOperation final : public Collective {
- public:
-  explicit SmallAllReduceOperation(CollectivePlan plan)
-      : Collective(std::move(plan), {.input = true, .output = true}) {}
-  bool is_released_when_drained() const override { return true; }
-
- protected:
-  bool wakes_peers_on_arrival() const override { return false; }
-  bool takes_rings() const override { return false; }
-
-  absl::Status BeginMove(OperationContext& context) override {
-    if (!arrived_last()) return absl::OkStatus();
-    SetWord(context, false);
-    const GroupPlacement& placement = context.placement;
-    const int64_t count = plan().parts.total();
-    std::vector<ReduceStream::Leaf> leaves;
-    ReduceTarget target = TargetOf(placement, plan(), OutputOfMember(context, 0));
-    for (int member = 0; member < placement.size(); ++member) {
-      // The input is only read. SliceMemory is mutable because it also describes targets.
-      auto* input = const_cast<std::byte*>(InputOf(context, member));
-      leaves.push_back({{input, SizeOf(plan().dtype)}, plan().dtype});
-      if (member > 0) target.copies.push_back(OutputOfMember(context, member));
-    }
-    ReduceProgram program =
-        BuildReduceProgram(0, placement.size(), [](int lo, int n) { return n == 1 ? lo : -1; });
-    reduce_.emplace(Slicing{count, std::max<int64_t>(1, count)}, std::move(program), std::move(leaves),
-                    plan().reduce, std::move(target));
-    return absl::OkStatus();
-  }
-
-  absl::StatusOr<bool> Move(OperationContext& context) override {
-    if (done_) return false;
-    if (!reduce_) {
-      done_ = IsDone(Word(context));
-      return done_;
-    }
-    const bool advanced = reduce_->Step(context, std::numeric_limits<int64_t>::max());
-    if (!reduce_->finished()) return advanced;
-    done_ = true;
-    SetWord(context, true);
-    for (const int peer : context.placement.local_peers())
-      context.node.Ring(context.placement.WorldRank(peer));
-    return true;
-  }
-  bool MoveComplete() const override { return done_; }
-  bool MoveDrained() const override { return done_; }
-
-  void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
-    if (done_ || reduce_) return;
-    if (const int64_t word = Word(context); word != 0) ranks.insert(RankOf(word));
-  }
-
- private:
-  // Each member published its output for the others to write to.
-  std::byte* OutputOfMember(const OperationContext& context, int member) const {
-    return const_cast<std::byte*>(OutputOf(context, member));
-  }
-  static NodeLink::Meeting MeetingOf(const OperationContext& context) {
-    return NodeLink::MeetingOf(context.record->lane, context.placement);
-  }
-  static int64_t Word(const OperationContext& context) {
-    return context.node.Word(MeetingOf(context), context.record->descriptor.sequence);
-  }
-  static void SetWord(OperationContext& context, bool is_done) {
-    const int rank = context.placement.WorldRank(context.placement.me());
-    context.node.SetWord(MeetingOf(context), context.record->descriptor.sequence, WordOf(rank, is_done));
-  }
-
-  std::optional<ReduceStream> reduce_;  // On the rank that reduces.
-  bool done_ = false;
-};
-
 }  // namespace
 
 std::unique_ptr<Operation> MakeNodeReduce(const GroupPlacement& placement, CollectivePlan plan) {
   const bool to_all = plan.kind == OpKind::kAllReduce;
   return std::make_unique<NodeReduceOperation>(placement, std::move(plan), to_all);
-}
-
-bool IsSmallAllReduce(const CollectivePlan& plan) {
-  return plan.parts.total() * static_cast<int64_t>(SizeOf(plan.dtype)) <= kMaxSmallBytes;
-}
-
-std::unique_ptr<Operation> MakeSmallAllReduce(CollectivePlan plan) {
-  return std::make_unique<SmallAllReduceOperation>(std::move(plan));
 }
 
 }  // namespace weft

@@ -20,10 +20,11 @@ std::unique_ptr<Operation> MakeReduceScatter(const GroupPlacement& placement, Co
 std::unique_ptr<Operation> MakeAllReduce(const GroupPlacement& placement, CollectivePlan plan);
 // Reduce-scatter or all-reduce. REQUIRES: the group is on one node.
 std::unique_ptr<Operation> MakeNodeReduce(const GroupPlacement& placement, CollectivePlan plan);
-// REQUIRES: the group is on one node, has at least two ranks, and IsSmallAllReduce(plan).
-std::unique_ptr<Operation> MakeSmallAllReduce(CollectivePlan plan);
-bool IsSmallAllReduce(const CollectivePlan& plan);
+// True for an all-gather, broadcast or reduction of a few elements within one node.
+bool IsSmallOnNode(const GroupPlacement& placement, const CollectivePlan& plan, const EngineOptions& options);
+// REQUIRES: IsSmallOnNode.
+std::unique_ptr<Operation> MakeSmallNodeCollective(CollectivePlan plan);
 // All-to-all and send-receive.
-std::unique_ptr<Operation> MakeAllToAll(CollectivePlan plan);
+std::unique_ptr<Operation> MakeAllToAll(const GroupPlacement& placement, CollectivePlan plan);
 
 }  // namespace weft

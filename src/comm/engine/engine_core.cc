@@ -123,6 +123,13 @@ std::optional<DataTask> EngineCore::PopTask() {
   return std::nullopt;
 }
 
+std::optional<DataTask> EngineCore::PopImmediateTask() {
+  const auto urgent =
+      std::find_if(tasks_.begin(), tasks_.end(), [](const auto& tasks) { return !tasks.empty(); });
+  if (urgent == tasks_.end() || !urgent->front().is_immediate) return std::nullopt;
+  return PopTask();
+}
+
 bool EngineCore::has_tasks() const {
   return std::any_of(tasks_.begin(), tasks_.end(), [](const auto& tasks) { return !tasks.empty(); });
 }

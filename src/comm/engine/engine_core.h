@@ -94,6 +94,8 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   bool Poll(int64_t now_ns);
   // Removes and returns the most urgent task. Nothing if there is none.
   std::optional<DataTask> PopTask();
+  // The same if the most urgent task is immediate. Nothing otherwise.
+  std::optional<DataTask> PopImmediateTask();
   void FinishTask(const DataTask& task, const absl::Status& moved);
 
   // True if no operation is queued or running, or awaits its release.
@@ -124,6 +126,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // Registers a callback of an operation. Returns false if the operation is *ready* or has failed: the caller
   // then calls `done` itself. See Work::Then.
   bool AddCallback(OperationRecord& record, CompletionCallback& done);
+  bool has_callbacks() const { return !callbacks_.empty(); }
   // Callbacks of operations that have become *ready* or have failed. The caller calls them without the lock.
   std::vector<CompletedCallback> TakeCallbacks() { return std::exchange(callbacks_, {}); }
 

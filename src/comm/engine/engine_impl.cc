@@ -162,6 +162,10 @@ absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore(WireLink&
 absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
                                     std::optional<absl::Time> deadline) {
   if (record->lane < 0) return record->error;  // Failed at submission.
+  if (record->State() == OperationState::kReleased) {
+    if (!deadline) missed_deadline_ = false;
+    return absl::OkStatus();
+  }
   const bool is_longer = deadline && *deadline > Deadline();
   const auto extension = is_longer ? ExtendWatchdog(Watchdog::Task::kWait, *deadline) : std::nullopt;
   absl::Status status = shell_->Wait(record, event, deadline.value_or(Deadline()),

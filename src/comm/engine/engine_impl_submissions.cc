@@ -13,24 +13,22 @@ namespace weft {
 namespace {
 
 std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, CollectivePlan plan,
-                                         bool mirrored) {
+                                         const EngineOptions& options, bool mirrored) {
   const bool is_small_sum =
       plan.kind == OpKind::kAllReduce && IsSmallAllReduce(placement, plan.parts.total(), plan.dtype);
   if (plan.kind == OpKind::kBarrier || is_small_sum)
     return MakeSmallCollective(placement, std::move(plan), mirrored);
+  if (IsSmallOnNode(placement, plan, options)) return MakeSmallNodeCollective(std::move(plan));
   switch (plan.kind) {
     case OpKind::kReduceScatter:
       return placement.spans_nodes() ? MakeReduceScatter(placement, std::move(plan))
                                      : MakeNodeReduce(placement, std::move(plan));
     case OpKind::kAllReduce:
-      if (!placement.spans_nodes() && placement.size() > 1 && IsSmallAllReduce(plan)) {
-        return MakeSmallAllReduce(std::move(plan));
-      }
       return placement.spans_nodes() ? MakeAllReduce(placement, std::move(plan))
                                      : MakeNodeReduce(placement, std::move(plan));
     case OpKind::kAllToAll:
     case OpKind::kSendReceive:
-      return MakeAllToAll(std::move(plan));
+      return MakeAllToAll(placement, std::move(plan));
     case OpKind::kBroadcast:
       return placement.spans_nodes() ? MakeBroadcast(placement, std::move(plan))
                                      : MakeAllGather(placement, std::move(plan));
@@ -117,7 +115,7 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
   {
     const MutexLock lock(lanes_mutex_);
     descriptor.sequence = lane.next_sequence++;
-    record->operation = MakeOperation(lane.placement, std::move(request.plan), IsMirrored());
+    record->operation = MakeOperation(lane.placement, std::move(request.plan), options_, IsMirrored());
     shell_->Queue(record);
   }
   shell_->Kick();

@@ -103,22 +103,33 @@ void EngineShell::Queue(std::shared_ptr<OperationRecord> record) {
 
 void EngineShell::Kick() {
   // Stays true if the lock is taken: its holder may have taken the submissions before this one was pushed.
-  bool progress_thread_needed = true;
+  bool has_work = true;
+  bool is_idle = false;
   ReleasedMemory released;
-  if (mutex_.try_lock()) {
-    const MutexLock lock(mutex_, std::adopt_lock);
-    const PollResult poll = PollLocked();
-    released = core_->TakeReleasedMemory();
-    progress_thread_needed = poll.has_tasks || poll.uses_wire;
+  while (mutex_.try_lock()) {
+    std::optional<DataTask> task;
+    {
+      const MutexLock lock(mutex_, std::adopt_lock);
+      const PollResult poll = PollLocked();
+      for (auto& memory : core_->TakeReleasedMemory()) released.push_back(std::move(memory));
+      task = core_->PopImmediateTask();
+      if (task) ++running_tasks_;
+      has_work = poll.has_tasks || poll.uses_wire || core_->has_callbacks();
+      is_idle = poll.is_idle && !has_work;
+    }
+    if (!task) break;
+    RunCounted(*task);
+    has_work = true;  // Until the next poll has continued the operation.
+    is_idle = false;
   }
-  if (progress_thread_needed) node_.Ring(rank_);
+  if (has_work) node_.Ring(rank_);
   // The increment comes before the load: a progress thread that parks after the load sees it and does not
   // sleep.
   progress_wakeups_.fetch_add(1, std::memory_order_seq_cst);
   const ProgressSleep sleep = progress_sleep_.load(std::memory_order_seq_cst);
-  if (sleep == ProgressSleep::kParked || (sleep == ProgressSleep::kBesideWaiter && progress_thread_needed)) {
-    WakeProgressThread();
-  }
+  const bool must_wake = (sleep == ProgressSleep::kParked && !is_idle) ||
+                         (sleep == ProgressSleep::kBesideWaiter && has_work);
+  if (must_wake) WakeProgressThread();
 }
 
 void EngineShell::TakeSubmissions() {
@@ -165,16 +176,20 @@ EngineShell::PollResult EngineShell::PollAndRunTask() {
     return result;
   }
   if (!task) return result;
+  RunCounted(*task);
+  result.advanced = true;
+  return result;
+}
+
+void EngineShell::RunCounted(const DataTask& task) {
   absl::Status moved;
-  runtime_.Move({TaskBytes(task->body), static_cast<size_t>(task->cross_domain_bytes)},
-                [&] { moved = RunTask(task->body); });
+  runtime_.Move({TaskBytes(task.body), static_cast<size_t>(task.cross_domain_bytes)},
+                [&] { moved = RunTask(task.body); });
   const MutexLock lock(mutex_);
   --running_tasks_;
-  core_->FinishTask(*task, moved);
-  result.advanced = true;
+  core_->FinishTask(task, moved);
   // The next poll continues the operation. A waiting thread that should do that may be asleep.
   if (waiters_.load() > 0) node_.Ring(rank_);
-  return result;
 }
 
 bool EngineShell::PollUntil(const OperationRecord* record, const std::function<bool()>& done,

@@ -11,6 +11,7 @@
 //   - A submission does not wake a progress thread that sleeps beside a waiting thread if the operation can
 //     only wait for local peers. Otherwise a thread that submits small operations and waits for each would
 //     pay for a wake-up each time. Once no thread waits, the progress thread polls within a millisecond.
+//   - A submission runs an immediate task itself, if that is the most urgent one. See Note [Last arrival].
 //   - A waiting thread polls, then yields, then sleeps. It polls without yielding only for a time as short as
 //     a wake-up, and only if the hardware threads on which it may run are enough for all ranks of the node.
 //
@@ -49,7 +50,8 @@ class EngineShell {
 
   // Queues the operation: the core takes operations in the order of these calls. Follow it with Kick.
   void Queue(std::shared_ptr<OperationRecord> record);
-  // Polls the core once if the lock is free, and wakes the progress thread if it is needed. Does not block.
+  // Polls the core if the lock is free, runs immediate tasks, and wakes the progress thread if it is needed.
+  // Does not block.
   void Kick() ABSL_LOCKS_EXCLUDED(mutex_);
 
   enum class Event : uint8_t { kReady, kReleased };
@@ -100,6 +102,8 @@ class EngineShell {
   // Polls the core, and calls callbacks of completed operations. Then runs one task.
   PollResult PollAndRunTask() ABSL_LOCKS_EXCLUDED(mutex_);
   PollResult PollLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Moves the data of a task that this thread has counted in running_tasks_, and finishes it.
+  void RunCounted(const DataTask& task) ABSL_LOCKS_EXCLUDED(mutex_);
   void TakeSubmissions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasOccurred(const OperationRecord& record, Event event) const;
   absl::Status DeadlineError(const OperationRecord& record, Event event, bool checks_heartbeats)
@@ -127,7 +131,7 @@ class EngineShell {
 
   enum class ProgressSleep : uint8_t {
     kNone,          // Polls, or sleeps on the rank's doorbell.
-    kBesideWaiter,  // Sleeps on progress_wakeups_ for a millisecond, because another thread polls.
+    kBesideWaiter,  // Sleeps on progress_wakeups_ for a while, because another thread polls.
     kParked,        // Sleeps on progress_wakeups_ until a submission.
   };
   std::atomic<uint32_t> progress_wakeups_{0};  // Futex of the progress thread.

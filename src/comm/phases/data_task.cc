@@ -142,6 +142,11 @@ absl::Status Run(const ReduceTask& task) {
   return absl::OkStatus();
 }
 
+absl::Status Run(const WholeMoveTask& task) {
+  task.move->Run();
+  return absl::OkStatus();
+}
+
 size_t BytesOf(const CopyTask& task) { return task.bytes; }
 size_t BytesOf(const RangesCopyTask& task) { return static_cast<size_t>(task.count) * task.element_bytes; }
 size_t BytesOf(const StridedCopyTask& task) { return ElementBytes(task.count, task.range->dtype()); }
@@ -150,6 +155,7 @@ size_t BytesOf(const DecodeTask& task) { return ElementBytes(task.count, task.dt
 size_t BytesOf(const ReduceTask& task) {
   return ElementBytes(task.count, task.target.dtype) * (1 + task.target.copies.size());
 }
+size_t BytesOf(const WholeMoveTask& task) { return task.bytes; }
 
 }  // namespace
 

@@ -76,7 +76,21 @@ struct ReduceTask {
   int64_t first = 0;
 };
 
-using TaskBody = std::variant<CopyTask, RangesCopyTask, StridedCopyTask, EncodeTask, DecodeTask, ReduceTask>;
+// Everything that an operation moves, which it performs itself.
+class WholeMove {
+ public:
+  virtual void Run() const = 0;
+
+ protected:
+  ~WholeMove() = default;
+};
+struct WholeMoveTask {
+  const WholeMove* move;  // The operation that issued the task.
+  size_t bytes;           // That it writes.
+};
+
+using TaskBody = std::variant<CopyTask, RangesCopyTask, StridedCopyTask, EncodeTask, DecodeTask, ReduceTask,
+                              WholeMoveTask>;
 
 struct DataTask {
   std::shared_ptr<OperationRecord> record;  // Keeps the owner alive.
@@ -85,6 +99,7 @@ struct DataTask {
   Priority priority;
   TaskBody body;
   int64_t cross_domain_bytes = 0;  // Bytes that it moves between share domains of the node.
+  bool is_immediate = false;       // Takes less time than waking another thread to run it.
 };
 
 // An issuer of tasks.

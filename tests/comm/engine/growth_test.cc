@@ -106,23 +106,26 @@ TEST(Growth, ScratchOfAReductionDoesNotGrowWithTheNumberOfNodes) {
   EXPECT_LT(expected(5), size_t{16} << 20);
 }
 
-// Events of the simulator that small all-reduces on a node add, for each rank.
-double EventsOfSmallAllReduces(int ranks) {
+// Submits a small collective on a buffer of `kSmall` i64.
+constexpr int64_t kSmall = 43;
+using SmallCollective = std::function<Work(EngineFixture&, TestBuffer& buffer, TestBuffer& output)>;
+
+// Events of the simulator that small collectives on a node add, for each rank.
+double EventsOnANode(int ranks, const SmallCollective& submit) {
   const auto events = [&](int operations) {
     SimOptions machine;
     machine.jitter = 0;
     machine.poll_ns = 5'000;
     const SimReport report =
         RunSimulatedRanks(NodeMap::OneNode(ranks), machine, [&](Bootstrap& bootstrap) -> absl::Status {
-          WEFT_ASSIGN_OR_RETURN(const EngineFixture fixture,
-                                EngineFixture::Make(bootstrap, {}, size_t{1} << 20));
-          WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kI64, 43));
+          WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, size_t{1} << 20));
+          WEFT_ASSIGN_OR_RETURN(TestBuffer buffer,
+                                TestBuffer::Make(*fixture.pool, true, DType::kI64, kSmall));
+          WEFT_ASSIGN_OR_RETURN(TestBuffer output,
+                                TestBuffer::Make(*fixture.pool, true, DType::kI64, kSmall * ranks));
           for (int i = 0; i < operations; ++i) {
-            buffer.Write(0, std::vector<double>(43, bootstrap.rank()));
-            Work work = fixture.engine->AllReduce(fixture.lane, buffer.data(), buffer.data(), DType::kI64, 43,
-                                                  ReduceOp::kSum);
-            WEFT_RETURN_IF_ERROR(work.WaitReleased());
-            EXPECT_EQ(buffer.Read(0, 43), std::vector<double>(43, ranks * (ranks - 1) / 2));
+            buffer.Write(0, std::vector<double>(kSmall, bootstrap.rank()));
+            WEFT_RETURN_IF_ERROR(submit(fixture, buffer, output).WaitReleased());
           }
           return absl::OkStatus();
         });
@@ -133,8 +136,17 @@ double EventsOfSmallAllReduces(int ranks) {
 }
 
 // Doorbells of all pairs of ranks would make it eight times as many.
-TEST(Growth, SmallAllReducesOnANodeRingNoDoorbellsBetweenAllPairs) {
-  EXPECT_LT(EventsOfSmallAllReduces(64), 2 * EventsOfSmallAllReduces(8));
+TEST(Growth, SmallCollectivesOnANodeRingNoDoorbellsBetweenAllPairs) {
+  const SmallCollective sum = [](EngineFixture& fixture, TestBuffer& buffer, TestBuffer& output) {
+    return fixture.engine->AllReduce(fixture.lane, buffer.data(), output.data(), DType::kI64, kSmall,
+                                     ReduceOp::kSum);
+  };
+  const SmallCollective gather = [](EngineFixture& fixture, TestBuffer& buffer, TestBuffer& output) {
+    return fixture.engine->AllGather(fixture.lane, buffer.data(), output.data(), DType::kI64,
+                                     fixture.engine->bootstrap().size());
+  };
+  for (const SmallCollective& submit : {sum, gather})
+    EXPECT_LT(EventsOnANode(64, submit), 2 * EventsOnANode(8, submit));
 }
 
 // Windows of a slot and of a few, and steps of one partial sum and of several.

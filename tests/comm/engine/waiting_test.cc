@@ -1,0 +1,190 @@
+// Threads that wait move data themselves, and a submission moves a small collective that it completes. The
+// progress thread of every rank is held meanwhile.
+#include <functional>
+#include <latch>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/comm/support/engine_fixture.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr size_t kSegmentBytes = size_t{16} << 20;
+constexpr int64_t kLarge = int64_t{128} << 10;  // Elements of a part that takes several pieces.
+constexpr int64_t kSmall = 256;
+
+// Keeps the progress thread of an engine in a callback.
+class HeldProgressThread {
+ public:
+  explicit HeldProgressThread(EngineFixture& fixture) {
+    const MessageAddress self{.peer = fixture.engine->bootstrap().rank()};
+    Work received = fixture.engine->Receive(self, &state_->received, 1);
+    received.Then([state = state_](const absl::Status& /*status*/) {
+      state->held.count_down();
+      state->end.wait();
+    });
+    Work sent = fixture.engine->Send(self, &state_->sent, 1);
+    received.Detach({});
+    sent.Detach({});
+    state_->held.wait();
+  }
+  ~HeldProgressThread() { state_->end.count_down(); }
+  HeldProgressThread(const HeldProgressThread&) = delete;
+  HeldProgressThread& operator=(const HeldProgressThread&) = delete;
+
+ private:
+  struct State {
+    std::byte sent{};
+    std::byte received{};
+    std::latch held{1};
+    std::latch end{1};
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();  // The callback may outlive this object.
+};
+
+// A part of `count` f32 of each rank, and the gathered parts.
+struct Gathered {
+  TestBuffer part, whole;
+  int64_t count;
+
+  static absl::StatusOr<Gathered> Make(EngineFixture& fixture, int64_t count) {
+    const int ranks = fixture.engine->bootstrap().size();
+    WEFT_ASSIGN_OR_RETURN(TestBuffer part, TestBuffer::Make(*fixture.pool, true, DType::kF32, count));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer whole,
+                          TestBuffer::Make(*fixture.pool, true, DType::kF32, ranks * count));
+    return Gathered{std::move(part), std::move(whole), count};
+  }
+  Work Submit(EngineFixture& fixture, LaneId lane, double value) {
+    const int ranks = fixture.engine->bootstrap().size();
+    part.Write(0,
+               std::vector<double>(static_cast<size_t>(count), value + fixture.engine->bootstrap().rank()));
+    return fixture.engine->AllGather(lane, part.data(), whole.data(), DType::kF32, ranks * count);
+  }
+  void Check(int ranks, double value) {
+    for (int rank = 0; rank < ranks; ++rank)
+      EXPECT_EQ(whole.Read(rank * count, count),
+                std::vector<double>(static_cast<size_t>(count), value + rank));
+  }
+};
+
+TEST(Waiting, MovesDataWithoutTheProgressThread) {
+  RunRanksOnEveryNodeMap(3, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    const HeldProgressThread held(fixture);
+    for (const int64_t count : {kSmall, kLarge}) {
+      WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture, count));
+      WEFT_RETURN_IF_ERROR(gathered.Submit(fixture, fixture.lane, 1).WaitReleased());
+      gathered.Check(bootstrap.size(), 1);
+      Work sum = fixture.engine->AllReduce(fixture.lane, gathered.part.data(), gathered.part.data(),
+                                           DType::kF32, count, ReduceOp::kSum);
+      WEFT_RETURN_IF_ERROR(sum.WaitReleased());
+      EXPECT_EQ(gathered.part.Read(0, count), std::vector<double>(static_cast<size_t>(count), 6));
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(Waiting, OfSeveralThreadsMovesTheDataOfAll) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    WEFT_ASSIGN_OR_RETURN(const LaneId other,
+                          fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kControl));
+    const HeldProgressThread held(fixture);
+    const auto run = [&](LaneId lane, int64_t count) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture, count));
+      for (int round = 0; round < 20; ++round) {
+        WEFT_RETURN_IF_ERROR(gathered.Submit(fixture, lane, round).WaitReleased());
+        gathered.Check(bootstrap.size(), round);
+      }
+      return absl::OkStatus();
+    };
+    std::thread beside([&] { EXPECT_OK(run(other, 8 * kSmall)); });
+    const absl::Status status = run(fixture.lane, kLarge);
+    beside.join();
+    return status;
+  });
+}
+
+TEST(Waiting, EndsAtItsDeadlineAndContinuesTheOperationLater) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    const HeldProgressThread held(fixture);
+    for (const int64_t count : {kSmall, kLarge}) {
+      WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture, count));
+      Work work;
+      if (bootstrap.rank() == 0) {
+        work = gathered.Submit(fixture, fixture.lane, 1);
+        EXPECT_THAT(work.Wait(absl::Now() + absl::Milliseconds(1)),
+                    StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("waits for rank(s) 1")));
+      }
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+      if (bootstrap.rank() == 1) work = gathered.Submit(fixture, fixture.lane, 1);
+      WEFT_RETURN_IF_ERROR(work.WaitReleased());
+      gathered.Check(bootstrap.size(), 1);
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(Waiting, FailsOnceAPeerHasLeft) {
+  RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    const HeldProgressThread held(fixture);
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    if (bootstrap.rank() == 1) return absl::OkStatus();
+    WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture, kSmall));
+    Work work = gathered.Submit(fixture, fixture.lane, 1);
+    EXPECT_THAT(work.WaitReleased(),
+                StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 1 destroyed its engine")));
+    return absl::OkStatus();
+  });
+}
+
+// The last rank to submit moves the data of all, before its submission returns.
+TEST(Submission, CompletesASmallCollectiveOfWhichAllOtherRanksWait) {
+  for (const int ranks : {2, 5}) {
+    RunRanks(NodeMap::OneNode(ranks), [](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+      WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture, kSmall));
+      WEFT_ASSIGN_OR_RETURN(TestBuffer sum, TestBuffer::Make(*fixture.pool, true, DType::kF32, kSmall));
+      const HeldProgressThread held(fixture);
+      const bool is_last = bootstrap.rank() == bootstrap.size() - 1;
+      const std::vector<std::function<Work()>> collectives = {
+          [&] { return gathered.Submit(fixture, fixture.lane, 1); },
+          [&] {
+            return fixture.engine->Broadcast(fixture.lane, gathered.part.data(), DType::kF32, kSmall, 0);
+          },
+          [&] {
+            return fixture.engine->ReduceScatter(fixture.lane, gathered.whole.data(), sum.data(), DType::kF32,
+                                                 kSmall * bootstrap.size(), ReduceOp::kSum);
+          },
+          [&] {
+            return fixture.engine->AllReduce(fixture.lane, gathered.part.data(), sum.data(), DType::kF32,
+                                             kSmall, ReduceOp::kSum);
+          }};
+      for (const std::function<Work()>& submit : collectives) {
+        Work work;
+        if (!is_last) work = submit();
+        WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+        if (is_last) {
+          work = submit();
+          EXPECT_TRUE(work.TestReleased());
+        }
+        WEFT_RETURN_IF_ERROR(work.WaitReleased());
+      }
+      gathered.Check(bootstrap.size(), 1);
+      EXPECT_EQ(sum.Read(0, kSmall), std::vector<double>(kSmall, bootstrap.size()));
+      return absl::OkStatus();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace weft::testing
