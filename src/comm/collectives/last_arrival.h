@@ -21,9 +21,9 @@
 
 namespace weft {
 
-// The largest data that one rank moves for all: that of all outputs (gathers, all-reduce, all-to-all) or of all
-// inputs (reduce-scatter). To move as much in parts, the ranks of a node together take about as long for their
-// tasks, doorbells and second wait as for the data.
+// The largest data that one rank moves for all: that of all outputs (gathers, all-reduce, all-to-all) or of
+// all inputs (reduce-scatter). To move as much in parts, the ranks of a node together take about as long for
+// their tasks, doorbells and second wait as for the data.
 inline int64_t MaxWholeBytes(const EngineOptions& options) { return 2 * options.piece_bytes; }
 
 enum class Moved : uint8_t {

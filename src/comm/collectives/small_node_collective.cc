@@ -1,4 +1,4 @@
-// All-gather, broadcast, reduce-scatter and all-reduce of a few elements on one node. See Note [Last arrival].
+// Small all-gather, broadcast, reduce-scatter and all-reduce of one node: see Note [Last arrival].
 #include <algorithm>
 #include <cstring>
 #include <memory>

@@ -16,13 +16,6 @@ namespace {
 constexpr int64_t kMicrosecond = 1'000;
 constexpr int64_t kMillisecond = 1'000'000;
 
-// A waiting thread polls for this long before it yields, if its rank has a hardware thread for itself: a
-// yield beside other programs may take a time slice of milliseconds. The progress thread sleeps meanwhile, so
-// a rank that is bound to one core may do so, too. Ranks that share a core must yield at once.
-constexpr int64_t kSpinBeforeYieldNs = 10 * kMicrosecond;
-// A waiting thread yields for this long before it sleeps: about the cost of waking a sleeper.
-constexpr int64_t kYieldBeforeSleepNs = 30 * kMicrosecond;
-
 // Interval between two polls of the wire. It grows with the time since the last progress, so that a sleep
 // adds little to the total wait.
 constexpr int64_t kMaxWirePollIntervalNs = 500 * kMicrosecond;
@@ -35,8 +28,9 @@ constexpr int64_t kFastestWirePollIntervalNs = 25 * kMicrosecond;
 int64_t CutToWire(int64_t interval_ns, int64_t wire_interval_ns) {
   return std::clamp(wire_interval_ns, kFastestWirePollIntervalNs, interval_ns);
 }
-// The shortest interval while a thread waits.
+// The shortest interval while a thread waits, after it has yielded for a while.
 constexpr int64_t kWirePollIntervalNs = 50 * kMicrosecond;
+constexpr int64_t kYieldBeforePollNs = 30 * kMicrosecond;
 // The shortest interval while no thread waits. Each poll takes time from a rank that computes, and the
 // system's buffers hold what arrives meanwhile.
 constexpr int64_t kUnattendedWirePollIntervalNs = 250 * kMicrosecond;
@@ -48,8 +42,6 @@ constexpr int kInitialWirePolls = 4;
 constexpr int64_t kMaxDoorbellWaitNs = 20 * kMillisecond;
 // Longest sleep of a parked progress thread.
 constexpr int64_t kMaxParkNs = 250 * kMillisecond;
-// Sleep of the progress thread while another thread waits and polls.
-constexpr int64_t kBesideWaiterSleepNs = kMillisecond;
 // Longest inquiry after a missed deadline: the ranks that are asked may find a silent one themselves.
 constexpr int64_t kInquiryNs = 2 * LateRanks::kAnswerNs;
 static_assert(LateRanks::kAnswerNs == 4 * kMaxParkNs, "a rank must answer although its thread is parked");
@@ -58,9 +50,16 @@ constexpr absl::Duration kMaxSendWait = absl::Seconds(5);
 // Longer waits are cut to this one: the sum of a time and a wait must fit 64 bits.
 constexpr absl::Duration kMaxWait = absl::Hours(24 * 365);
 
-// Virtual time passes only while a fiber yields.
-int64_t SpinNs(Runtime& runtime, bool has_core) {
-  return has_core && runtime.simulation() == nullptr ? kSpinBeforeYieldNs : 0;
+// A rank with a hardware thread of its own polls before it yields: a yield beside other programs may take a
+// time slice of milliseconds. Its progress thread sleeps meanwhile, so a rank that is bound to one core may do
+// so, too. It then yields for about as long as it takes to wake a sleeper.
+// Ranks that share hardware threads yield at once, and for longer: others run meanwhile, and if all ranks
+// slept, the last one would have to wake them one by one. Their progress threads wake less often.
+WaitTimes TimesOf(Runtime& runtime, bool has_core) {
+  // Virtual time passes only while a fiber yields.
+  if (runtime.simulation() != nullptr) return {0, 30 * kMicrosecond, 250 * kMicrosecond};
+  if (has_core) return {10 * kMicrosecond, 30 * kMicrosecond, 250 * kMicrosecond};
+  return {0, 250 * kMicrosecond, kMillisecond};
 }
 
 void Call(const std::vector<CompletedCallback>& callbacks) {
@@ -70,7 +69,7 @@ void Call(const std::vector<CompletedCallback>& callbacks) {
 }  // namespace
 
 EngineShell::EngineShell(Runtime& runtime, NodeLink& node, TraceLog& trace, int rank, bool has_core)
-    : runtime_(runtime), node_(node), trace_(trace), rank_(rank), spin_ns_(SpinNs(runtime, has_core)) {}
+    : runtime_(runtime), node_(node), trace_(trace), rank_(rank), times_(TimesOf(runtime, has_core)) {}
 
 EngineShell::~EngineShell() { Stop(); }
 
@@ -102,8 +101,10 @@ void EngineShell::Queue(std::shared_ptr<OperationRecord> record) {
 }
 
 void EngineShell::Kick() {
-  // Stays true if the lock is taken: its holder may have taken the submissions before this one was pushed.
+  // These stay true if the lock is taken: its holder may have taken the submissions before this one was
+  // pushed.
   bool has_work = true;
+  bool is_needed_beside_waiter = true;
   bool is_idle = false;
   ReleasedMemory released;
   while (mutex_.try_lock()) {
@@ -114,12 +115,13 @@ void EngineShell::Kick() {
       for (auto& memory : core_->TakeReleasedMemory()) released.push_back(std::move(memory));
       task = core_->PopImmediateTask();
       if (task) ++running_tasks_;
-      has_work = poll.has_tasks || poll.uses_wire || core_->has_callbacks();
+      is_needed_beside_waiter = poll.uses_wire || core_->has_callbacks();
+      has_work = poll.has_tasks || is_needed_beside_waiter;
       is_idle = poll.is_idle && !has_work;
     }
     if (!task) break;
     RunCounted(*task);
-    has_work = true;  // Until the next poll has continued the operation.
+    has_work = is_needed_beside_waiter = true;  // Until the next poll has continued the operation.
     is_idle = false;
   }
   if (has_work) node_.Ring(rank_);
@@ -128,7 +130,7 @@ void EngineShell::Kick() {
   progress_wakeups_.fetch_add(1, std::memory_order_seq_cst);
   const ProgressSleep sleep = progress_sleep_.load(std::memory_order_seq_cst);
   const bool must_wake = (sleep == ProgressSleep::kParked && !is_idle) ||
-                         (sleep == ProgressSleep::kBesideWaiter && has_work);
+                         (sleep == ProgressSleep::kBesideWaiter && is_needed_beside_waiter);
   if (must_wake) WakeProgressThread();
 }
 
@@ -212,8 +214,8 @@ bool EngineShell::PollUntil(const OperationRecord* record, const std::function<b
       idle_since = now;
       // With more ranks than cores, another rank must use the wire before this one's time slice ends.
       if (poll.uses_wire) runtime_.Yield();
-    } else if (now - idle_since < kYieldBeforeSleepNs) {
-      if (now - idle_since >= spin_ns_) runtime_.Yield();
+    } else if (now - idle_since < (poll.uses_wire ? kYieldBeforePollNs : times_.yield_ns)) {
+      if (now - idle_since >= times_.poll_ns) runtime_.Yield();
     } else {
       const int64_t interval =
           poll.uses_wire
@@ -361,7 +363,7 @@ void EngineShell::RunProgressThread() {
     const uint32_t wakeups = progress_wakeups_.load(std::memory_order_acquire);
     const uint32_t doorbell = node_.Doorbell();
     if (waiters_.load() > 0) {
-      sleep(ProgressSleep::kBesideWaiter, wakeups, kBesideWaiterSleepNs);
+      sleep(ProgressSleep::kBesideWaiter, wakeups, times_.beside_waiter_ns);
       continue;
     }
     const PollResult poll = PollAndRunTask();

@@ -2,15 +2,15 @@
 //
 // Note [Progress]
 // The engine makes progress when a thread polls the core and runs its tasks.
-//   - While a thread waits, that thread polls. The progress thread sleeps, and checks once a millisecond
-//     whether a thread still waits.
+//   - While a thread waits, that thread polls. The progress thread sleeps, and checks every 250 us, or every
+//     millisecond if the ranks of the node share hardware threads, whether a thread still waits.
 //   - Without a waiting thread, the progress thread polls. It sleeps on the rank's doorbell while only local
 //     peers can wake it, and polls at intervals while the wire is in use, since messages ring no doorbell.
 //   - When no operation is unfinished, the progress thread parks until a submission wakes it. Waking it costs
 //     no more than one periodic poll, and periodic polls would take the core from a rank that computes.
-//   - A submission does not wake a progress thread that sleeps beside a waiting thread if the operation can
-//     only wait for local peers. Otherwise a thread that submits small operations and waits for each would
-//     pay for a wake-up each time. Once no thread waits, the progress thread polls within a millisecond.
+//   - A submission does not wake a progress thread that sleeps beside a waiting thread, unless the wire is in
+//     use. Otherwise a thread that submits operations and waits for each would pay for a wake-up each time,
+//     though it moves the data itself. Once no thread waits, the progress thread polls after its sleep.
 //   - A submission runs an immediate task itself, if that is the most urgent one. See Note [Last arrival].
 //   - A waiting thread polls, then yields, then sleeps. It polls without yielding only for a time as short as
 //     a wake-up, and only if the hardware threads on which it may run are enough for all ranks of the node.
@@ -35,6 +35,14 @@
 #include "weft/mesh/runtime.h"
 
 namespace weft {
+
+struct WaitTimes {
+  int64_t poll_ns;   // A waiting thread polls for this long before it yields.
+  int64_t yield_ns;  // It then yields, until it has found nothing to do for this long, and sleeps.
+  // Sleep of the progress thread while another thread waits and polls. It bounds the delay of data that an
+  // operation moves if it is submitted soon after a wait, and for which no thread waits.
+  int64_t beside_waiter_ns;
+};
 
 class EngineShell {
  public:
@@ -119,7 +127,7 @@ class EngineShell {
   NodeLink& node_;
   TraceLog& trace_;
   const int rank_;
-  const int64_t spin_ns_;  // Time for which a waiting thread polls before it yields.
+  const WaitTimes times_;
   Mutex mutex_;
   std::unique_ptr<EngineCore> core_ ABSL_GUARDED_BY(mutex_) ABSL_PT_GUARDED_BY(mutex_);
   int running_tasks_ ABSL_GUARDED_BY(mutex_) = 0;
