@@ -84,27 +84,32 @@ class AllGatherCase : public WeftAndMpiCase {
     AddMpi([this, part](Style style) {
       arena_.mpi.AllGather(style, mpi_input_.data(), mpi_output_.data(), part);
     });
+    variants_["weft_shared"] = [this, total] { GatherShared(total); };
     Check();
-    AddShared(total);
   }
 
  private:
-  // Adds the all-gather into an output that the node's ranks share. Each input is in place in the output.
-  void AddShared(int64_t total) {
+  // The all-gather into an output that the node's ranks share. Each input is in place in the output. The
+  // first call allocates the output and checks the result.
+  void GatherShared(int64_t total) {
+    const bool is_first = block_.data() == nullptr;
+    if (is_first) Share(total);
+    auto* const shared = reinterpret_cast<float*>(block_.data());
+    Finish(arena_.rank.engine->AllGatherShared(arena_.gathers, OwnPart(total), shared, DType::kF32, total));
+    if (!is_first) return;
+    const bool same = std::equal(mpi_output_.begin(), mpi_output_.end(), shared);
+    if (!arena_.mpi.TrueEverywhere(same))
+      OrDie(absl::InternalError("weft's shared result differs from MPI's"));
+  }
+  void Share(int64_t total) {
     const std::vector<SharedBlockRequest> request = {
         {arena_.NodeRanks(), static_cast<size_t>(total) * sizeof(float)}};
     block_ =
         std::move(OrDie(ShareBlocks(*arena_.bootstrap, *arena_.rank.heap, request, absl::Minutes(1)))[0]);
-    auto* const shared = reinterpret_cast<float*>(block_.data());
-    float* const own = shared + total / arena_.ranks() * arena_.bootstrap->rank();
-    std::copy(mpi_input_.begin(), mpi_input_.end(), own);
-    variants_["weft_shared"] = [this, own, shared, total] {
-      Finish(arena_.rank.engine->AllGatherShared(arena_.gathers, own, shared, DType::kF32, total));
-    };
-    variants_["weft_shared"]();
-    const bool same = std::equal(mpi_output_.begin(), mpi_output_.end(), shared);
-    if (!arena_.mpi.TrueEverywhere(same))
-      OrDie(absl::InternalError("weft's shared result differs from MPI's"));
+    std::copy(mpi_input_.begin(), mpi_input_.end(), OwnPart(total));
+  }
+  float* OwnPart(int64_t total) const {
+    return reinterpret_cast<float*>(block_.data()) + total / arena_.ranks() * arena_.bootstrap->rank();
   }
 
   SharedBlock block_;

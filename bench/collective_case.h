@@ -25,7 +25,7 @@ namespace weft::bench {
 struct CollectiveArena {
   std::unique_ptr<Bootstrap> bootstrap = OrDie(MakeMpiBootstrap());
   testing::RankEngine rank =
-      OrDie(testing::RankEngine::Make(*bootstrap, {}, {.segment_bytes = size_t{512} << 20}));
+      OrDie(testing::RankEngine::Make(*bootstrap, {}, {.segment_bytes = size_t{640} << 20}));
   MpiBaseline mpi;
   LaneId gathers = AddLane(LanePurpose::kAllGather);
   LaneId scatters = AddLane(LanePurpose::kReduceScatter);
