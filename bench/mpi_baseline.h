@@ -13,6 +13,10 @@
 
 namespace weft::bench {
 
+// From now on, MPI_Comm_split_type makes each process of this program a node of its own. weft then sends all
+// bytes through MPI's transport, which within a host is shared memory.
+void CountRanksAsNodes();
+
 class MpiBaseline {
  public:
   enum class Style { kBlocking, kNonblocking };  // MPI_Allgather, or MPI_Iallgather and MPI_Wait.

@@ -1,21 +1,32 @@
-// Benchmark of the link over TCP sockets against the one over MPI: the same collectives on two engines of the
-// same processes.
+// Benchmark of the links between nodes: collectives on engines over MPI and over TCP sockets, beside a stream
+// of plain MPI messages with as many bytes and beside Open MPI's own collectives, all in the same processes.
 //
-//   tests/multihost/multihost.sh --rate 1gbit build/release/bench/weft_bench_wire
+//   tests/multihost/multihost.sh --rate 10gbit build/release/bench/weft_bench_wire --gigabits 10
+//   tools/mpirun.sh -n 4 build/release/bench/weft_bench_wire --apart
+//   tools/mpirun.sh -n 2 build/release/bench/weft_bench_wire --apart --slices 256,1024
 //
-// One engine has the bootstrap over MPI, the other the one over a store, a folder that all hosts reach. Each
-// round runs each collective of 64 MiB once on both, in alternating order, so that disturbances affect both.
-// The time is that of the slowest rank. Printed are the medians, the time of the bytes that a host sends at
-// `--rate` of the cable without any overhead (if given as the only argument, in Gbit/s), and the ratio of the
-// two times.
+// With --apart every process counts as a node, so that all bytes cross MPI's transport within a host. Each
+// round runs each contestant once, and every round starts with another one. A time runs from a barrier to the
+// end of the slowest rank; for weft that is *released*. CPU time is that of all ranks and all their threads.
+// Printed for each collective and contestant: the median time with its quartiles, the stream's time divided
+// by it (the median of the rounds' ratios, with quartiles), the CPU time for each gigabyte that crosses
+// between nodes, and that divided by the stream's. With --gigabits the first line of a collective has the
+// time of the bytes that a host sends at that rate without any overhead.
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
+#include <sys/resource.h>
 #include <vector>
 
+#include <CLI/CLI.hpp>
+#include <absl/strings/str_cat.h>
+
+#include "bench/mpi_baseline.h"
 #include "bench/or_die.h"
 #include "bench/versus.h"
 #include "tests/support/rank_engine.h"
@@ -27,17 +38,36 @@
 namespace weft::bench {
 namespace {
 
-constexpr int kRounds = 11;
-constexpr int64_t kElements = int64_t{16} << 20;  // 64 MiB of f32.
+enum class Op : uint8_t { kAllGather, kReduceScatter, kAllReduce };
+constexpr std::array<const char*, 3> kOpNames = {"all-gather", "reduce-scatter", "all-reduce"};
+
+struct Options {
+  bool apart = false;
+  bool sockets = true;
+  int rounds = 11;
+  int64_t mib = 64;
+  double gigabits = 0;
+  std::vector<int64_t> slices_kib;
+
+  int64_t elements() const { return (mib << 20) / static_cast<int64_t>(sizeof(float)); }
+};
 
 std::vector<std::string> Gather(Bootstrap& bootstrap, const std::string& text) {
   return OrDie(bootstrap.AllGatherBlob(text, absl::Minutes(2)));
 }
 
-std::unique_ptr<Bootstrap> OverStore(Bootstrap& mpi, const std::string& folder) {
+// The values of all ranks.
+std::vector<double> GatherNumbers(Bootstrap& bootstrap, double value) {
+  std::vector<double> values;
+  for (const std::string& text : Gather(bootstrap, std::to_string(value))) values.push_back(std::stod(text));
+  return values;
+}
+
+std::unique_ptr<Bootstrap> OverStore(Bootstrap& mpi, const std::string& folder, bool apart) {
   StoreBootstrapOptions options;
   options.rank = mpi.rank();
   options.size = mpi.size();
+  if (apart) options.node_id = absl::StrCat("rank ", mpi.rank());
   return OrDie(MakeStoreBootstrap(OrDie(OpenFileStore(folder)), options));
 }
 
@@ -49,91 +79,228 @@ std::string SharedFolder(Bootstrap& mpi) {
   return Gather(mpi, pattern)[0];
 }
 
-// An engine with the buffers of all collectives.
 class Contestant {
  public:
-  explicit Contestant(Bootstrap& bootstrap)
-      : rank_(OrDie(testing::RankEngine::Make(bootstrap, {}, {.segment_bytes = size_t{256} << 20}))),
-        lane_(OrDie(rank_.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kAllGather))),
-        whole_(OrDie(rank_.pool->Acquire(kElements * sizeof(float)))),
-        part_(OrDie(rank_.pool->Acquire(kElements / bootstrap.size() * sizeof(float)))) {}
+  explicit Contestant(std::string name) : name_(std::move(name)) {}
+  virtual ~Contestant() = default;
+  const std::string& name() const { return name_; }
+  virtual void Run(Op op) = 0;
 
-  void AllGather() {
-    End(rank_.engine->AllGather(lane_, part_.data(), whole_.data(), DType::kF32, kElements));
-  }
-  void ReduceScatter() {
-    End(rank_.engine->ReduceScatter(lane_, whole_.data(), part_.data(), DType::kF32, kElements,
-                                    ReduceOp::kSum));
-  }
-  void AllReduce() {
-    End(rank_.engine->AllReduce(lane_, whole_.data(), whole_.data(), DType::kF32, kElements, ReduceOp::kSum));
+ private:
+  std::string name_;
+};
+
+// An engine with the buffers of all collectives.
+class Weft final : public Contestant {
+ public:
+  Weft(std::string name, Bootstrap& bootstrap, int64_t elements, const EngineOptions& engine = {})
+      : Contestant(std::move(name)),
+        elements_(elements),
+        rank_(OrDie(testing::RankEngine::Make(
+            bootstrap, engine, {.segment_bytes = static_cast<size_t>(elements) * 3 * sizeof(float)}))),
+        lane_(OrDie(rank_.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kAllGather))),
+        whole_(OrDie(rank_.pool->Acquire(static_cast<size_t>(elements) * sizeof(float)))),
+        part_(OrDie(rank_.pool->Acquire(static_cast<size_t>(elements / bootstrap.size()) * sizeof(float)))) {}
+
+  void Run(Op op) override {
+    CommEngine& engine = *rank_.engine;
+    Work work;
+    switch (op) {
+      case Op::kAllGather:
+        work = engine.AllGather(lane_, part_.data(), whole_.data(), DType::kF32, elements_);
+        break;
+      case Op::kReduceScatter:
+        work =
+            engine.ReduceScatter(lane_, whole_.data(), part_.data(), DType::kF32, elements_, ReduceOp::kSum);
+        break;
+      case Op::kAllReduce:
+        work = engine.AllReduce(lane_, whole_.data(), whole_.data(), DType::kF32, elements_, ReduceOp::kSum);
+        break;
+    }
+    OrDie(work.WaitReleased());
   }
 
  private:
-  static void End(Work work) { OrDie(work.WaitReleased()); }
+  int64_t elements_;
   testing::RankEngine rank_;
   LaneId lane_;
   Buffer whole_;
   Buffer part_;
 };
 
-struct Times {
-  std::vector<double> mpi;
-  std::vector<double> store;
-  std::vector<double> ratios;
+// The buffers of MPI's contestants, and the number of elements that a rank exchanges with other nodes.
+struct MpiArena {
+  MpiArena(const Bootstrap& bootstrap, int64_t elements)
+      : size(bootstrap.size()),
+        node_ranks(static_cast<int>(bootstrap.node_map().RanksOf(bootstrap.node()).size())),
+        input(static_cast<size_t>(2 * elements)),
+        output(static_cast<size_t>(2 * elements)),
+        whole(elements) {}
+
+  int64_t Crossing(Op op) const {
+    return whole * (size - node_ranks) / size / node_ranks * (op == Op::kAllReduce ? 2 : 1);
+  }
+
+  MpiBaseline mpi;
+  int size;
+  int node_ranks;
+  std::vector<float> input, output;
+  int64_t whole;
 };
 
-double Slowest(Bootstrap& bootstrap, double seconds) {
-  double slowest = 0;
-  for (const std::string& text : Gather(bootstrap, std::to_string(seconds)))
-    slowest = std::max(slowest, std::stod(text));
-  return slowest;
+class Stream final : public Contestant {
+ public:
+  explicit Stream(MpiArena& arena) : Contestant("MPI stream"), arena_(arena) {}
+  void Run(Op op) override {
+    arena_.mpi.Stream(arena_.input.data(), arena_.output.data(), arena_.Crossing(op), arena_.node_ranks);
+  }
+
+ private:
+  MpiArena& arena_;
+};
+
+class OpenMpi final : public Contestant {
+ public:
+  OpenMpi(std::string name, MpiArena& arena, MpiBaseline::Style style)
+      : Contestant(std::move(name)), arena_(arena), style_(style) {}
+  void Run(Op op) override {
+    const float* input = arena_.input.data();
+    float* output = arena_.output.data();
+    switch (op) {
+      case Op::kAllGather:
+        return arena_.mpi.AllGather(style_, input, output, arena_.whole / arena_.size);
+      case Op::kReduceScatter:
+        return arena_.mpi.ReduceScatter(style_, input, output, arena_.whole / arena_.size);
+      case Op::kAllReduce:
+        return arena_.mpi.AllReduce(style_, input, output, arena_.whole);
+    }
+  }
+
+ private:
+  MpiArena& arena_;
+  MpiBaseline::Style style_;
+};
+
+// User and system time of this process.
+double CpuSeconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-double Measure(Bootstrap& bootstrap, Contestant& contestant, void (Contestant::*run)()) {
-  Gather(bootstrap, "");
-  return Slowest(bootstrap, SecondsOf([&] { (contestant.*run)(); }));
+struct Series {
+  std::vector<double> seconds, cpu_seconds;
+};
+
+void Measure(Bootstrap& bootstrap, MpiBaseline& mpi, Contestant& contestant, Op op, Series* series) {
+  Gather(bootstrap, "");  // Sleeps until all ranks have ended the last measurement.
+  mpi.Barrier();
+  const double cpu_begin = CpuSeconds();
+  const double seconds = SecondsOf([&] { contestant.Run(op); });
+  const double cpu = CpuSeconds() - cpu_begin;
+  const std::vector<double> times = GatherNumbers(bootstrap, seconds);
+  double all_cpu = 0;
+  for (const double of_rank : GatherNumbers(bootstrap, cpu)) all_cpu += of_rank;
+  if (series == nullptr) return;
+  series->seconds.push_back(*std::max_element(times.begin(), times.end()));
+  series->cpu_seconds.push_back(all_cpu);
+}
+
+std::string Quartiles(std::vector<double> values, const char* format) {
+  std::sort(values.begin(), values.end());
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), format, Median(values), values[values.size() / 4],
+                values[values.size() - 1 - values.size() / 4]);
+  return text.data();
+}
+
+void Print(const std::string& name, const Series& series, const Series& stream, double gigabytes) {
+  std::vector<double> milliseconds;
+  std::vector<double> ratios;
+  for (size_t i = 0; i < series.seconds.size(); ++i) {
+    milliseconds.push_back(series.seconds[i] * 1e3);
+    ratios.push_back(stream.seconds[i] / series.seconds[i]);
+  }
+  const double cpu = Median(series.cpu_seconds) / gigabytes;
+  std::printf("  %-24s %s ms, %s of the stream, CPU %6.3f s/GB, %.2f of the stream's\n", name.c_str(),
+              Quartiles(milliseconds, "%7.1f (%.1f-%.1f)").c_str(),
+              Quartiles(ratios, "%.2f (%.2f-%.2f)").c_str(), cpu,
+              Median(series.cpu_seconds) / Median(stream.cpu_seconds));
+}
+
+void Compare(Bootstrap& mpi, MpiArena& arena, const std::vector<std::unique_ptr<Contestant>>& contestants,
+             const Options& options) {
+  const size_t count = contestants.size();
+  for (const Op op : {Op::kAllGather, Op::kReduceScatter, Op::kAllReduce}) {
+    std::vector<Series> series(count);
+    for (int round = -1; round < options.rounds; ++round) {  // The first is a warm-up.
+      for (size_t i = 0; i < count; ++i) {
+        const size_t turn = (i + static_cast<size_t>(round + 1)) % count;
+        Measure(mpi, arena.mpi, *contestants[turn], op, round < 0 ? nullptr : &series[turn]);
+      }
+    }
+    if (mpi.rank() != 0) continue;
+    const double rank_bytes = static_cast<double>(arena.Crossing(op)) * sizeof(float);
+    std::printf("%s of %lld MiB", kOpNames[static_cast<size_t>(op)], static_cast<long long>(options.mib));
+    if (options.gigabits > 0)
+      std::printf(", cable %.1f ms", rank_bytes * arena.node_ranks * 8 / options.gigabits * 1e-6);
+    std::printf("\n");
+    for (size_t i = 0; i < count; ++i)
+      Print(contestants[i]->name(), series[i], series[0], rank_bytes * arena.size * 1e-9);
+    std::fflush(stdout);
+  }
+}
+
+Options ParseOptions(int argc, char** argv) {
+  Options options;
+  CLI::App app("Collectives over the links between nodes, beside plain MPI messages.");
+  app.add_flag("--apart", options.apart, "Every process counts as a node");
+  app.add_flag("!--no-sockets", options.sockets, "Leave out the engine over TCP sockets");
+  app.add_option("--rounds", options.rounds, "Measured rounds");
+  app.add_option("--mib", options.mib, "Size of the whole buffer");
+  app.add_option("--gigabits", options.gigabits, "Rate of the cable of a host");
+  app.add_option("--slices", options.slices_kib, "Slices of further engines over MPI, in KiB")
+      ->delimiter(',');
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error));
+  }
+  return options;
+}
+
+void Run(const Options& options) {
+  if (options.apart) CountRanksAsNodes();
+  const auto mpi = OrDie(MakeMpiBootstrap());
+  const std::string folder = SharedFolder(*mpi);
+  const auto store = OverStore(*mpi, folder, options.apart);
+  MpiArena arena(*mpi, options.elements());
+  std::vector<std::unique_ptr<Contestant>> contestants;
+  contestants.push_back(std::make_unique<Stream>(arena));
+  contestants.push_back(std::make_unique<OpenMpi>("Open MPI blocking", arena, MpiBaseline::Style::kBlocking));
+  contestants.push_back(
+      std::make_unique<OpenMpi>("Open MPI nonblocking", arena, MpiBaseline::Style::kNonblocking));
+  contestants.push_back(std::make_unique<Weft>("weft over MPI", *mpi, options.elements()));
+  for (const int64_t kib : options.slices_kib) {
+    EngineOptions engine;
+    engine.slice_bytes = kib << 10;
+    contestants.push_back(std::make_unique<Weft>(absl::StrCat("weft, slices of ", kib, " KiB"), *mpi,
+                                                 options.elements(), engine));
+  }
+  if (options.sockets)
+    contestants.push_back(std::make_unique<Weft>("weft over sockets", *store, options.elements()));
+  Compare(*mpi, arena, contestants, options);
+  Gather(*mpi, "");
+  if (mpi->rank() == 0) std::filesystem::remove_all(folder);
 }
 
 }  // namespace
 }  // namespace weft::bench
 
 int main(int argc, char** argv) {
-  using namespace weft;
-  using namespace weft::bench;
-  const double gigabits = argc > 1 ? std::atof(argv[1]) : 0;
-  const auto mpi = OrDie(MakeMpiBootstrap());
-  const std::string folder = SharedFolder(*mpi);
-  const auto store = OverStore(*mpi, folder);
-  Contestant over_mpi(*mpi);
-  Contestant over_store(*store);
-  struct Row {
-    const char* name;
-    void (Contestant::*run)();
-    double sent;  // Bytes that a host of two sends, as a part of 64 MiB.
-  };
-  for (const Row& row : {Row{"all-gather", &Contestant::AllGather, 0.5},
-                         Row{"reduce-scatter", &Contestant::ReduceScatter, 0.5},
-                         Row{"all-reduce", &Contestant::AllReduce, 1.0}}) {
-    Times times;
-    for (int round = -1; round < kRounds; ++round) {  // The first is a warm-up.
-      double seconds[2];
-      for (const int i : {round & 1, 1 - (round & 1)})
-        seconds[i] = Measure(*mpi, i == 0 ? over_mpi : over_store, row.run);
-      if (round < 0) continue;
-      times.mpi.push_back(seconds[0]);
-      times.store.push_back(seconds[1]);
-      times.ratios.push_back(seconds[1] / seconds[0]);
-    }
-    if (mpi->rank() != 0) continue;
-    std::sort(times.ratios.begin(), times.ratios.end());
-    std::printf("%-15s MPI %7.1f ms, sockets %7.1f ms, sockets / MPI %.3f (quartiles %.3f to %.3f)", row.name,
-                Median(times.mpi) * 1e3, Median(times.store) * 1e3, Median(times.store) / Median(times.mpi),
-                times.ratios[kRounds / 4], times.ratios[kRounds - 1 - kRounds / 4]);
-    if (gigabits > 0) std::printf(", cable %.1f ms", row.sent * kElements * 32 / gigabits * 1e-6);
-    std::printf("\n");
-  }
-  Gather(*mpi, "");
-  if (mpi->rank() == 0) std::filesystem::remove_all(folder);
+  weft::bench::Run(weft::bench::ParseOptions(argc, argv));
   return 0;
 }

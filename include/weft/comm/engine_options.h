@@ -91,6 +91,9 @@ struct EngineCounters {
   // Peak of the bytes that this rank had requested from other nodes and not yet received. For each lane and
   // phase at most twice lane_window_bytes plus a slice, beside twice max_budget_bytes in all.
   int64_t requested_peak_bytes = 0;
+  // Peak of the bytes in flight that were requested from ranks that were not known to have started the
+  // operation, beyond the first two slices of each part. At most half of max_budget_bytes.
+  int64_t ran_ahead_peak_bytes = 0;
   // Time that threads spent in Work::Wait and WaitReleased: communication that computation did not hide.
   int64_t wait_ns = 0;
 };

@@ -375,7 +375,7 @@ void CreditScheduler::Abandon() {
   bytes_in_flight_.clear();
   bytes_by_priority_ = {};
   all_bytes_ = 0;
-  silent_bytes_ = 0;
+  silent_bytes_ = ran_ahead_bytes_ = 0;
   yielded_bytes_ = 0;
   credits_.clear();
   partials_.clear();

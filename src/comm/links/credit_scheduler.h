@@ -106,6 +106,8 @@ struct CreditRules {
   // and a reader reads a sum once its producer has written it.
   bool domain_rings_await_reader = true;
   bool domain_readers_await_sums = true;
+  // Slices that run ahead of a silent peer leave half of the budget to others. See Note [Silent peers].
+  bool slices_run_ahead_in_half_of_budget = true;
 };
 
 class CreditScheduler {
@@ -153,8 +155,9 @@ class CreditScheduler {
   };
   // True if a stream whose peer is silent may have more than kSilentSlices slices in flight.
   bool MayRunAhead(Priority priority, size_t bytes) const {
-    return priority <= highest_demand() &&
-           2 * (silent_bytes_ + static_cast<int64_t>(bytes)) <= budget_.bytes();
+    return !rules_.slices_run_ahead_in_half_of_budget ||
+           (priority <= highest_demand() &&
+            2 * (silent_bytes_ + static_cast<int64_t>(bytes)) <= budget_.bytes());
   }
   // Counts the slices in flight of a peer that was silent in the windows that operations share.
   void CountAsStarted(const Channel& channel);
@@ -309,6 +312,9 @@ class CreditScheduler {
   // Adds `bytes` to the counts that depend on the transfer's `shared`.
   void CountShared(const Transfer& transfer, int64_t bytes) {
     (transfer.shared ? bytes_by_priority_[static_cast<size_t>(transfer.priority)] : silent_bytes_) += bytes;
+    if (transfer.shared || transfer.slice < kSilentSlices) return;
+    ran_ahead_bytes_ += bytes;
+    counters_.ran_ahead_peak_bytes = std::max(counters_.ran_ahead_peak_bytes, ran_ahead_bytes_);
   }
 
   int TagOf(const Channel& channel) const {
@@ -328,8 +334,9 @@ class CreditScheduler {
   std::array<int64_t, 4> bytes_by_priority_{};  // Bytes of posted receives with `shared` set, by priority.
   // Peers whose credit messages have arrived, by lane, sequence and rank.
   absl::flat_hash_set<std::tuple<int, uint64_t, int>> credit_senders_;
-  int64_t all_bytes_ = 0;     // Bytes of all posted receives.
-  int64_t silent_bytes_ = 0;  // Those of them without `shared`.
+  int64_t all_bytes_ = 0;        // Bytes of all posted receives.
+  int64_t silent_bytes_ = 0;     // Those of them without `shared`.
+  int64_t ran_ahead_bytes_ = 0;  // Those of them beyond the first kSilentSlices of their streams.
   WireBudget budget_;
   int64_t yielded_bytes_ = 0;  // Bytes of posted receives with `yielded` set.
   bool uses_background_window_ = false;

@@ -192,6 +192,11 @@ absl::Status ProgramRunner::CheckBounds(ProgramOutcome& outcome) {
                      " bytes of lower priority were in flight during a demand of higher priority, at most ",
                      bound, " are allowed"));
   }
+  if (2 * counters.ran_ahead_peak_bytes > options.max_budget_bytes) {
+    return absl::InternalError(absl::StrCat(
+        counters.ran_ahead_peak_bytes, " bytes ran ahead of silent peers, at most half of the budget of ",
+        options.max_budget_bytes, " may"));
+  }
   const int64_t windows =
       kLanes * kPhases * (2 * options.lane_window_bytes + slice_bytes) + 2 * options.max_budget_bytes;
   if (counters.requested_peak_bytes <= windows) return absl::OkStatus();

@@ -91,6 +91,14 @@ TEST(BrokenRule, AStagedPieceOverwrittenBeforeItIsReadIsDetected) {
   }));
 }
 
+TEST(BrokenRule, SlicesThatRunAheadOfASilentPeerWithoutBoundAreDetected) {
+  EXPECT_TRUE(IsDetected([](uint64_t seed) {
+    ProgramRules rules;
+    rules.credit_rules.slices_run_ahead_in_half_of_budget = false;
+    return RunSchedule(DrawProgramWithShortTimeout(seed), {.seed = seed}, rules);
+  }));
+}
+
 TEST(BrokenRule, MemoryReusedBeforeItIsReleasedIsDetected) {
   EXPECT_TRUE(IsDetected([](uint64_t seed) {
     return RunSchedule(DrawProgramWithShortTimeout(seed), {.seed = seed}, {.free_after_release = false});
