@@ -98,8 +98,8 @@ std::vector<std::vector<int64_t>> CountsFor(int ranks, int64_t base) {
   return {equal, uneven};
 }
 
-// If tests are limited, three dtypes or more are swept by a third of the cases, which has each dtype with each
-// count and with each memory.
+// If tests are limited, three dtypes or more are swept by a third of the cases, which has each dtype with
+// each count and with each memory.
 absl::Status ForEachCase(int ranks, const SweepOptions& options, bool has_counts,
                          absl::FunctionRef<absl::Status(const Case&)> body) {
   const bool may_sample = options.dtypes.size() >= 3;
