@@ -9,6 +9,7 @@
 
 #include "tests/sharding/support/expect_costs.h"
 #include "tests/sharding/support/toy_training.h"
+#include "tests/support/schedule_count.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/core/hash.h"
 
@@ -29,18 +30,22 @@ void RunToy(const NodeMap& nodes, const ToyRun& run, Check check) {
 }
 
 // Runs of every schedule on each of these (replicate, shard) meshes. If tests are limited, groups are
-// gathered ahead least or most.
+// gathered ahead least or most, and a third of the runs is left. It has each layout on each of three meshes.
 std::vector<ToyRun> Schedules(const std::vector<std::pair<int, int>>& meshes) {
   constexpr int kMostAhead = ShardingPolicy::kMaxPrefetchDepth;
   std::vector<ToyRun> runs;
-  for (const auto& [replicate, shard] : meshes) {
-    for (const auto& [layout, node_shared] : {std::pair{FlatKind::kContiguous, NodeShared::kAuto},
+  for (int mesh = 0; const auto& [replicate, shard] : meshes) {
+    ++mesh;
+    for (int number = 0;
+         const auto& [layout, node_shared] : {std::pair{FlatKind::kContiguous, NodeShared::kAuto},
                                               {FlatKind::kContiguous, NodeShared::kOff},
                                               {FlatKind::kRows, NodeShared::kAuto},
                                               {FlatKind::kRows, NodeShared::kOff},
                                               {FlatKind::kPerParameter, NodeShared::kAuto}}) {
+      ++number;
       for (const bool reshard : {true, false}) {
         for (int depth = 0; depth <= kMostAhead; depth += ScheduleLimit() ? kMostAhead : 1) {
+          if (!IsInSample(mesh, number, (reshard ? 2 : 0) + (depth > 0 ? 1 : 0))) continue;
           ToyRun run{.replicate = replicate, .shard = shard};
           run.policy.layout = layout;
           run.policy.node_shared = node_shared;
@@ -191,10 +196,12 @@ TEST(FullyShard, CostsWhatTheFormulasSayWhenReshardedToNeighbors) {
 
 // Rows of the toy are shorter and longer than these slices. Replicas and neighbors exchange rows too.
 TEST(FullyShard, PacksTheRowsThatTheFormulasSayBetweenNodes) {
-  for (const auto& [replicate, shard, ranks_per_node] :
-       {std::tuple{1, 2, 1}, {1, 4, 1}, {1, 4, 2}, {2, 2, 2}, {2, 2, 1}, {4, 1, 1}}) {
+  for (int mesh = 0; const auto& [replicate, shard, ranks_per_node] :
+                     {std::tuple{1, 2, 1}, {1, 4, 1}, {1, 4, 2}, {2, 2, 2}, {2, 2, 1}, {4, 1, 1}}) {
+    ++mesh;
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       for (const int neighbors : {0, 2}) {
+        if (!IsInSample(mesh, dtype == DType::kF32 ? 0 : 1, neighbors / 2)) continue;
         ToyRun run{.replicate = replicate, .shard = shard, .microbatches = 2, .slice_bytes = 96};
         run.policy.layout = FlatKind::kRows;
         run.policy.param_dtype = dtype;
