@@ -84,6 +84,7 @@ class MessageBoard final : private SignalSender {
   static absl::Status HasLeft(int peer, std::string_view what, const OperationRecord& record);
   absl::Status HandleLeft(const Signal& signal);
   absl::Status HandleQuestion(int asker, int leaver);
+  absl::Status AskAbout(int rank);
   // A rank of each node that hears of the leaving of `leaver`. `place`: chooses among the ranks of a node.
   std::vector<int> WitnessesOf(int leaver, int place) const;
   absl::Status CheckAnySource() const;
@@ -114,7 +115,7 @@ class MessageBoard final : private SignalSender {
   std::deque<Signal> own_signals_;                          // From this rank to itself.
   bool used_ = false;                                       // This rank or a peer has used messages.
   std::set<int> interests_told_;
-  std::set<int> asked_about_;              // Ranks about which this rank has asked witnesses.
+  std::map<int, int> asked_about_;         // By rank: how often this rank has asked witnesses about it.
   std::map<int, std::set<int>> asked_by_;  // By rank that may leave: ranks that asked about it.
   std::set<int> unused_leavers_;           // Ranks that have left and have had no message.
   std::set<int> left_senders_;             // Ranks that send nothing more.

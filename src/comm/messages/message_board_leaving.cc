@@ -26,17 +26,18 @@ absl::Status MessageBoard::HandleLeft(const Signal& signal) {
     }
   }
   if (signal.is_unused) unused_leavers_.insert(leaver);
-  if (const auto askers = asked_by_.find(leaver); askers != asked_by_.end() && signal.is_unused) {
+  const bool is_news =
+      (signal.kind == SignalKind::kNoMoreSends ? left_senders_ : left_receivers_).insert(leaver).second;
+  // Ranks that ask each other must not tell each other without end.
+  if (const auto askers = asked_by_.find(leaver); askers != asked_by_.end() && signal.is_unused && is_news) {
     for (const int peer : askers->second) WEFT_RETURN_IF_ERROR(Send(peer, forwarded));
   }
   if (signal.kind == SignalKind::kNoMoreSends) {
-    left_senders_.insert(leaver);
     for (const Record& receive : matcher_.waiting()) {
       if (receive->message->peer == leaver) return HasLeft(leaver, "sent", *receive);
     }
     return absl::OkStatus();
   }
-  left_receivers_.insert(leaver);
   for (const auto& [number, send] : sends_) {
     if (send->message().peer == leaver && !send->granted())
       return HasLeft(leaver, "received", *send->record());
@@ -95,15 +96,27 @@ absl::Status MessageBoard::AskWitnesses() {
   for (const auto& [number, send] : sends_) {
     if (!send->granted()) awaited.insert(send->message().peer);
   }
-  for (const int rank : awaited) {
-    if (rank == kAnySource || !IsRemote(rank) || !asked_about_.insert(rank).second) continue;
-    Signal question;
-    question.kind = SignalKind::kAsksWitness;
-    question.leaver = rank;
-    // Witnesses on this node tell its ranks unasked.
-    for (const int witness : WitnessesOf(rank, env_.rank)) {
-      if (IsRemote(witness)) WEFT_RETURN_IF_ERROR(Send(witness, question));
+  // Questions about all ranks are many, so they are asked once.
+  if (awaited.erase(kAnySource) > 0) {
+    for (int rank = 0; rank < env_.nodes.size(); ++rank) {
+      if (!left_senders_.contains(rank) && !asked_about_.contains(rank)) awaited.insert(rank);
     }
+  }
+  for (const int rank : awaited) {
+    if (IsRemote(rank)) WEFT_RETURN_IF_ERROR(AskAbout(rank));
+  }
+  return absl::OkStatus();
+}
+
+// Each time another rank of a node: some of its ranks may have left, and know nothing more.
+absl::Status MessageBoard::AskAbout(int rank) {
+  Signal question;
+  question.kind = SignalKind::kAsksWitness;
+  question.leaver = rank;
+  const int place = env_.rank + asked_about_[rank]++;
+  // Witnesses on this node tell its ranks unasked.
+  for (const int witness : WitnessesOf(rank, place)) {
+    if (IsRemote(witness)) WEFT_RETURN_IF_ERROR(Send(witness, question));
   }
   return absl::OkStatus();
 }

@@ -178,7 +178,8 @@ TEST(Scale, LeavingSendsLogarithmicallyManyMessages) {
 // Rank 0 has left without a message, and its neighbors learn of it. Rank 19 is none of them.
 TEST(Scale, AFirstMessageToARankThatHasLeftFailsLongBeforeItsDeadline) {
   const NodeMap nodes = NodeMap::RanksPerNode(40, 1);
-  for (const bool sends : {true, false}) {
+  enum class Use : uint8_t { kSend, kReceive, kReceiveFromAny };
+  for (const Use use : {Use::kSend, Use::kReceive, Use::kReceiveFromAny}) {
     const SimReport report = RunSimulatedRanks(nodes, {}, [&](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap));
       if (bootstrap.rank() == 0) return absl::OkStatus();
@@ -186,10 +187,14 @@ TEST(Scale, AFirstMessageToARankThatHasLeftFailsLongBeforeItsDeadline) {
       if (bootstrap.rank() == 19) {
         int value = 0;
         const int64_t begin = bootstrap.runtime().NowNs();
-        Work work = sends ? fixture.engine->Send({0, 1}, &value, sizeof(value))
-                          : fixture.engine->Receive({0, 1}, &value, sizeof(value));
-        EXPECT_THAT(work.Wait(), StatusIs(absl::StatusCode::kAborted,
-                                          HasSubstr("rank 0 destroyed its engine before it ")));
+        const int source = use == Use::kReceive ? 0 : kAnySource;
+        Work work = use == Use::kSend ? fixture.engine->Send({0, 1}, &value, sizeof(value))
+                                      : fixture.engine->Receive({source, 1}, &value, sizeof(value));
+        // A receive from any rank waits until all others have left.
+        const int leaver = use == Use::kReceiveFromAny ? 39 : 0;
+        EXPECT_THAT(work.Wait(),
+                    StatusIs(absl::StatusCode::kAborted,
+                             HasSubstr(absl::StrCat("rank ", leaver, " destroyed its engine before it "))));
         EXPECT_LT(bootstrap.runtime().NowNs() - begin, int64_t{60'000'000'000});  // The timeout is 600 s.
       }
       bootstrap.runtime().SleepFor(5'000'000'000);
