@@ -50,7 +50,7 @@ struct EngineOptions {
   // When the engine fails, writes the flight recorder. If the failure is a missed deadline, ends the process
   // by _Exit(86): in the engine's destructor, or about a second after the failure. ResetAfterError has its
   // whole deadline if it is called on each rank within this second.
-  // Also ends the process if an operation runs for three seconds more than the timeout. While a thread waits
+  // Also ends the process if an operation runs for four seconds more than the timeout. While a thread waits
   // with a later deadline (Work::Wait), that deadline counts instead.
   // The watchdog's thread makes no MPI call. REQUIRES: off for ranks that are threads of one process.
   bool watchdog = false;

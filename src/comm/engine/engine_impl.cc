@@ -16,7 +16,7 @@ namespace weft {
 namespace {
 
 // The watchdog acts later than the deadline of Wait, so that a waiting thread can report the error itself.
-constexpr absl::Duration kWatchdogDelay = absl::Seconds(3);
+constexpr absl::Duration kWatchdogDelay = absl::Seconds(4);
 
 // Longer deadlines are cut to this one: the sum of a time and a duration must fit 64 bits.
 constexpr absl::Duration kLongestTask = absl::Hours(24 * 365);

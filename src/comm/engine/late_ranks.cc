@@ -31,8 +31,8 @@ LateRanks::Inquiry& LateRanks::Begin(const Awaited& awaited, int64_t now_ns, Mes
                 [now_ns](const auto& entry) { return now_ns - entry.second.begun_ns > kValidNs; });
   const auto [it, is_new] = inquiries_.try_emplace(awaited.waits_in);
   Inquiry& inquiry = it->second;
-  if (!is_new) return inquiry;
-  inquiry.begun_ns = now_ns;
+  if (is_new) inquiry.begun_ns = now_ns;
+  // An earlier inquiry may have been about other ranks.
   for (const int rank : awaited.ranks) {
     if (inquiry.peers.size() == kMostAsked) break;
     if (!inquiry.peers.try_emplace(rank, Peer{now_ns}).second) continue;
@@ -42,6 +42,9 @@ LateRanks::Inquiry& LateRanks::Begin(const Awaited& awaited, int64_t now_ns, Mes
 }
 
 void LateRanks::Inquire(const Awaited& awaited, int64_t now_ns, Messages& messages) {
+  const auto found = inquiries_.find(awaited.waits_in);
+  if (found != inquiries_.end() && found->second.is_final() && now_ns - found->second.begun_ns > kAnswerNs)
+    inquiries_.erase(found);  // Its answers may be of the past, and its askers have them.
   Begin(awaited, now_ns, messages);
 }
 

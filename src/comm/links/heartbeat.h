@@ -1,11 +1,11 @@
 // Questions of a rank to those for which it waits, and their answers. Each answer is a heartbeat.
 #pragma once
 
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -16,13 +16,17 @@ namespace weft {
 struct OperationNumber {
   int lane = 0;
   uint64_t sequence = 0;
-  auto operator<=>(const OperationNumber&) const = default;
+  bool operator<(const OperationNumber& other) const {
+    return std::tie(lane, sequence) < std::tie(other.lane, other.sequence);
+  }
 };
 
 struct HeartbeatQuestion {
   int peer;
   OperationNumber about;
-  auto operator<=>(const HeartbeatQuestion&) const = default;
+  bool operator<(const HeartbeatQuestion& other) const {
+    return std::tie(peer, about) < std::tie(other.peer, other.about);
+  }
 };
 
 struct HeartbeatAnswer {

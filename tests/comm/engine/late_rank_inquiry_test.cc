@@ -29,13 +29,14 @@ class Ranks {
   void Silence(int rank) { silent_.insert(rank); }
 
   // The description of the inquiry of rank 0, which waits for `awaited` in kFirst.
-  std::string Inquire(const std::vector<int>& awaited) {
+  std::string Inquire(const std::vector<int>& awaited, int64_t now_ns = 0) {
+    now_ns_ = now_ns;
     LateRanks::Messages messages;
-    ranks_[0].Inquire({true, kFirst, awaited}, 0, messages);
+    ranks_[0].Inquire({true, kFirst, awaited}, now_ns_, messages);
     Deliver(0, messages);
     for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
       LateRanks::Messages late;
-      ranks_[static_cast<size_t>(rank)].Poll(LateRanks::kAnswerNs, late);
+      ranks_[static_cast<size_t>(rank)].Poll(now_ns_ + LateRanks::kAnswerNs, late);
       Deliver(rank, late);
     }
     return ranks_[0].Describe(kFirst, {});
@@ -59,7 +60,7 @@ class Ranks {
             [&](const OperationNumber& about) {
               return awaited_.at({receiver, about});
             },
-            0, replies);
+            now_ns_, replies);
         pending.emplace_back(receiver, std::move(replies));
       }
       for (const auto& [receiver, answer] : messages.answers) {
@@ -73,6 +74,7 @@ class Ranks {
   std::vector<LateRanks> ranks_;
   std::map<std::pair<int, OperationNumber>, LateRanks::Awaited> awaited_;
   std::set<int> silent_;
+  int64_t now_ns_ = 0;
   int sent_ = 0;
 };
 
@@ -110,6 +112,22 @@ TEST(LateRanks, NamesSeveral) {
   EXPECT_EQ(ranks.Inquire({1, 4}),
             "no heartbeat from rank(s) 3, 4; rank(s) 2 have not submitted what others wait for; ");
   EXPECT_TRUE(ranks.is_final());
+}
+
+TEST(LateRanks, ASecondInquiryNamesTheRanksThatAreLateThen) {
+  Ranks ranks(3);
+  ranks.Set(1, kFirst, {false, kFirst, {}});
+  ranks.Set(2, kFirst, {false, kFirst, {}});
+  EXPECT_EQ(ranks.Inquire({1}), "rank(s) 1 have not submitted what others wait for; ");
+  EXPECT_EQ(ranks.Inquire({2}, 3 * LateRanks::kAnswerNs),
+            "rank(s) 2 have not submitted what others wait for; ");
+}
+
+TEST(LateRanks, AnInquiryThatBeganWithoutPeersAsksThoseAwaitedSince) {
+  Ranks ranks(2);
+  ranks.Set(1, kFirst, {false, kFirst, {}});
+  EXPECT_EQ(ranks.Inquire({}), "");
+  EXPECT_EQ(ranks.Inquire({1}), "rank(s) 1 have not submitted what others wait for; ");
 }
 
 TEST(LateRanks, EndsIfRanksWaitForEachOther) {
