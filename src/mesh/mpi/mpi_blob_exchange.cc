@@ -57,13 +57,12 @@ absl::StatusOr<std::vector<std::string>> MpiBlobExchange::AllGather(std::string_
       session_->SetPeersMissing(absl::OkStatus());
       return *std::move(blobs);
     }
-    if (std::chrono::steady_clock::now() >= deadline) {
-      const absl::Status missed = Abandon(number, timeout);
-      session_->SetPeersMissing(missed);
-      return missed;
-    }
+    if (std::chrono::steady_clock::now() >= deadline) break;
     backoff.Pause();
   }
+  absl::StatusOr<std::vector<std::string>> blobs = TakeOrAbandon(number, timeout);
+  session_->SetPeersMissing(blobs.status());
+  return blobs;
 }
 
 MpiBlobExchange::Round& MpiBlobExchange::RoundOf(RoundNumber number) {
@@ -85,8 +84,12 @@ absl::StatusOr<std::optional<std::vector<std::string>>> MpiBlobExchange::Advance
   const MutexLock lock(mutex_);
   WEFT_RETURN_IF_ERROR(failure_);
   WEFT_RETURN_IF_ERROR(Advance());
+  return Take(number);
+}
+
+std::optional<std::vector<std::string>> MpiBlobExchange::Take(RoundNumber number) {
   const auto found = rounds_.find(number);
-  if (!IsFinished(number, found->second)) return std::optional<std::vector<std::string>>();
+  if (!IsFinished(number, found->second)) return std::nullopt;
   std::optional<std::vector<std::string>> blobs(found->second.relay.TakeBlobs());
   rounds_.erase(found);
   return blobs;
@@ -154,16 +157,20 @@ absl::Status MpiBlobExchange::StartSends() {
       round.relay.Spread();
       round.spread_at = now + round.spread_interval;
     }
-    for (BlobRelay::Message& message : round.relay.TakeMessages()) {
-      Transfer sent{std::move(message.bytes), MPI_REQUEST_NULL, message.peer, number};
-      WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Isend(sent.message->data(), static_cast<int>(sent.message->size()),
-                                               MPI_BYTE, sent.peer, kTag, comm_.get(), &sent.request),
-                                     "MPI_Isend"));
-      outgoing_.push_back(std::move(sent));
-    }
+    for (const BlobRelay::Message& message : round.relay.TakeMessages())
+      WEFT_RETURN_IF_ERROR(Send(number, message));
   }
   return absl::OkStatus();
 }
+
+absl::Status MpiBlobExchange::Send(RoundNumber round, const BlobRelay::Message& message) {
+  Transfer sent{message.bytes, MPI_REQUEST_NULL, message.peer, round};
+  WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Isend(sent.message->data(), static_cast<int>(sent.message->size()),
+                                           MPI_BYTE, sent.peer, kTag, comm_.get(), &sent.request),
+                                 "MPI_Isend"));
+  outgoing_.push_back(std::move(sent));
+  return absl::OkStatus();
+}  // NOLINT(clang-analyzer-optin.mpi.MPI-Checker): FinishSends tests the request.
 
 absl::Status MpiBlobExchange::FinishSends() {
   for (auto it = outgoing_.begin(); it != outgoing_.end();) {
@@ -187,11 +194,14 @@ std::vector<int> MpiBlobExchange::AwaitedRanks(RoundNumber number) {
   return ranks;
 }
 
-absl::Status MpiBlobExchange::Abandon(RoundNumber number, absl::Duration timeout) {
+absl::StatusOr<std::vector<std::string>> MpiBlobExchange::TakeOrAbandon(RoundNumber number,
+                                                                        absl::Duration timeout) {
   std::vector<int> missing;
   bool starts_thread = false;
   {
     const MutexLock lock(mutex_);
+    // The thread of an earlier round may have finished this one since the call has looked.
+    if (std::optional<std::vector<std::string>> blobs = Take(number)) return *std::move(blobs);
     missing = AwaitedRanks(number);
     RoundOf(number).abandoned = true;
     starts_thread = !std::exchange(relaying_, true);

@@ -73,15 +73,20 @@ class MpiBlobExchange {
   // Advances all rounds, and returns the blobs of round `number` once this rank has finished it.
   absl::StatusOr<std::optional<std::vector<std::string>>> AdvanceAndTake(RoundNumber number)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // The blobs of round `number`, if this rank has finished it.
+  std::optional<std::vector<std::string>> Take(RoundNumber number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status StartReceives() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status FinishReceives() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Deliver(const std::string& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status StartSends() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Send(RoundNumber round, const BlobRelay::Message& message)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status FinishSends() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsFinished(RoundNumber number, const Round& round) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Leaves the round to the thread, and returns the error of the call.
-  absl::Status Abandon(RoundNumber number, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
+  // At the deadline: leaves a round that is not finished to the thread, and returns the error of the call.
+  absl::StatusOr<std::vector<std::string>> TakeOrAbandon(RoundNumber number, absl::Duration timeout)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<int> AwaitedRanks(RoundNumber number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Body of the thread.
   void RelayAbandonedRounds();
