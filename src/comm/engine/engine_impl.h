@@ -145,11 +145,11 @@ class CommEngine::Impl {
   absl::StatusOr<FreshCore> MakeFreshCore(absl::Time deadline);
   // Replaces the failed core and its link.
   void Install(FreshCore fresh);
-  // The engine's timeout from now.
   // Sets timeout_ and share_domains_. Errors: an option of this rank is invalid.
   absl::Status ReadOptions();
   // The options that are the same on all ranks, or the error of this rank's.
   absl::StatusOr<std::vector<OptionValue>> OptionsOfAllRanks(const absl::Status& valid) const;
+  // The engine's timeout from now.
   absl::Time Deadline() const { return bootstrap_.runtime().Now() + timeout_; }
   // Extends the watchdog's limits, if there is one, for a task with this deadline.
   std::optional<Watchdog::Extension> ExtendWatchdog(Watchdog::Task task, absl::Time deadline);

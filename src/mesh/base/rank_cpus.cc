@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 
 #include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 
@@ -11,6 +13,32 @@
 #include "weft/core/topology.h"
 
 namespace weft {
+namespace {
+
+// "0-3,8": short on hosts with many CPUs, because every rank of the job gets it. `cpus` ascend.
+std::string RangesOf(const std::vector<int>& cpus) {
+  std::vector<std::string> ranges;
+  for (size_t first = 0, last = 0; first < cpus.size(); first = ++last) {
+    while (last + 1 < cpus.size() && cpus[last + 1] == cpus[last] + 1) ++last;
+    ranges.push_back(first == last ? absl::StrCat(cpus[first]) : absl::StrCat(cpus[first], "-", cpus[last]));
+  }
+  return absl::StrJoin(ranges, ",");
+}
+
+std::vector<int> CpusOf(std::string_view ranges) {
+  std::vector<int> cpus;
+  for (const absl::string_view range : absl::StrSplit(ToAbsl(ranges), ',')) {
+    const std::vector<absl::string_view> ends = absl::StrSplit(range, '-');
+    int first = 0;
+    int last = 0;
+    WEFT_CHECK(absl::SimpleAtoi(ends.front(), &first) && absl::SimpleAtoi(ends.back(), &last),
+               "a peer sent no list of CPUs");
+    for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+}  // namespace
 
 double RankCpus::Share() const {
   double share = 0;
@@ -27,16 +55,13 @@ double RankCpus::Share() const {
 absl::StatusOr<RankCpus> ExchangeRankCpus(Bootstrap& bootstrap, const absl::Status& local,
                                           absl::Duration timeout) {
   const absl::StatusOr<std::string> own =
-      local.ok() ? absl::StatusOr<std::string>(absl::StrJoin(AffinityCpus(), ",")) : local;
+      local.ok() ? absl::StatusOr<std::string>(RangesOf(AffinityCpus())) : local;
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> masks,
                         ExchangeBlobs(bootstrap, "CPUs of ranks", own, timeout));
   RankCpus found;
   for (const int rank : bootstrap.node_map().RanksOf(bootstrap.node())) {
     if (rank == bootstrap.rank()) found.self = static_cast<int>(found.of_rank.size());
-    std::vector<int>& cpus = found.of_rank.emplace_back();
-    for (const absl::string_view cpu : absl::StrSplit(masks[static_cast<size_t>(rank)], ',')) {
-      WEFT_CHECK(absl::SimpleAtoi(cpu, &cpus.emplace_back()), "a peer sent no list of CPUs");
-    }
+    found.of_rank.push_back(CpusOf(masks[static_cast<size_t>(rank)]));
   }
   return found;
 }
