@@ -56,6 +56,20 @@ int CountObjects(hwloc_topology* topology, hwloc_obj_type_t type, const Bitmap& 
   return count;
 }
 
+// Memory of other kinds forms NUMA nodes of its own beside the same CPUs, which count once.
+int CountNumaNodes(hwloc_topology* topology, const Bitmap& cpus) {
+  const Bitmap covered = MakeBitmap();
+  int count = 0;
+  for (hwloc_obj_t object = nullptr;
+       (object = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, object)) != nullptr;) {
+    if (hwloc_bitmap_intersects(object->cpuset, cpus.get()) == 0) continue;
+    if (hwloc_bitmap_intersects(object->cpuset, covered.get()) != 0) continue;
+    hwloc_bitmap_or(covered.get(), covered.get(), object->cpuset);
+    ++count;
+  }
+  return count;
+}
+
 }  // namespace
 
 void HwlocTopology::Destroyer::operator()(hwloc_topology* topology) const {
@@ -76,7 +90,7 @@ Topology HwlocTopology::Describe() const {
   Topology found;
   found.cpus = std::max(1, CountObjects(topology, HWLOC_OBJ_PU, cpus));
   found.cores = std::max(1, CountObjects(topology, HWLOC_OBJ_CORE, cpus));
-  found.numa_nodes = std::max(1, CountObjects(topology, HWLOC_OBJ_NUMANODE, cpus));
+  found.numa_nodes = std::max(1, CountNumaNodes(topology, cpus));
   for (hwloc_obj_t object = hwloc_get_obj_by_type(topology, HWLOC_OBJ_PU, 0); object != nullptr;
        object = object->parent) {
     if (hwloc_obj_type_is_dcache(object->type) == 0) continue;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <string_view>
 
 #include <absl/strings/match.h>
@@ -46,14 +47,15 @@ absl::Status CheckHosts(const LaunchOptions& options) {
 // Ranks on each host of --host if all have equally many. Nothing if that is not known.
 std::optional<int64_t> RanksOnHost(const LaunchOptions& options) {
   std::optional<int64_t> slots;
-  int64_t hosts = 0;
+  std::set<absl::string_view> hosts;
   for (const absl::string_view host : absl::StrSplit(options.hosts, ',')) {
     const absl::StatusOr<int64_t> of_host = SlotsOf(std::string(host));
     if (!of_host.ok() || *of_host != slots.value_or(*of_host)) return std::nullopt;
     slots = *of_host;
-    ++hosts;
+    if (!hosts.insert(host).second) return std::nullopt;  // mpirun adds up the slots of a host named twice.
   }
-  return options.ranks.value_or(*slots * hosts) == *slots * hosts ? slots : std::nullopt;
+  const int64_t ranks = *slots * static_cast<int64_t>(hosts.size());
+  return options.ranks.value_or(ranks) == ranks ? slots : std::nullopt;
 }
 
 }  // namespace
@@ -119,7 +121,8 @@ Words MpirunCommand(const LaunchOptions& options, const std::optional<NumaMappin
   if (mapping) {
     const std::optional<int64_t>& ranks = mapping->ranks_on_each;
     add({"--map-by", ranks ? absl::StrCat("ppr:", *ranks, ":numa") : "numa"});
-    add({"--bind-to", options.oversubscribe ? "numa:overload-allowed" : "numa"});
+    // NUMA nodes may have different numbers of CPUs: some may have fewer than ranks.
+    add({"--bind-to", "numa:overload-allowed"});
   } else {
     add({"--map-by", "slot", "--bind-to", "none"});
   }

@@ -71,6 +71,12 @@ TEST(HwlocTopology, PrefersTheMemoryThatIsNumberedFirstBesideTheSameCpus) {
   EXPECT_EQ(host.NumaNodeOf({1, 2}), std::nullopt);
 }
 
+TEST(HwlocTopology, CountsMemoryBesideTheSameCpusOnce) {
+  EXPECT_EQ(internal::HwlocTopology("package:2 [numa] [numa] core:2 pu:1").Describe().numa_nodes, 2);
+  EXPECT_EQ(internal::HwlocTopology("package:1 [numa] [numa] core:4 pu:1").Describe().numa_nodes, 1);
+  EXPECT_EQ(internal::HwlocTopology("numa:4 core:2 pu:1").Describe().numa_nodes, 4);
+}
+
 TEST(HostTopology, HasPlausibleCounts) {
   const Topology& host = HostTopology();
   EXPECT_GE(host.cpus, host.cores);

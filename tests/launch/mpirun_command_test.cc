@@ -49,17 +49,17 @@ TEST(MpirunCommand, BindsRanksToTheNumaNodesOfAHostThatHasSeveral) {
   LaunchOptions options;
   options.ranks = 8;
   EXPECT_THAT(Joined(options), HasSubstr("|--map-by|slot|--bind-to|none|"));
-  EXPECT_THAT(Joined(options, 2), HasSubstr("|--map-by|ppr:4:numa|--bind-to|numa|"));
+  EXPECT_THAT(Joined(options, 2), HasSubstr("|--map-by|ppr:4:numa|--bind-to|numa:overload-allowed|"));
   EXPECT_THAT(Mapping(options, 2)->ToString(), HasSubstr("the 2 NUMA nodes of each host, 4 on each"));
   options.hosts = "a:4,b:4";
-  EXPECT_THAT(Joined(options, 2), HasSubstr("|--map-by|ppr:2:numa|--bind-to|numa|"));
+  EXPECT_THAT(Joined(options, 2), HasSubstr("|--map-by|ppr:2:numa|--bind-to|numa:overload-allowed|"));
   // How many ranks a NUMA node gets is not known, or not the same for all.
-  for (const char* hosts : {"a:6,b:2", "a:8,b:8"}) {
+  for (const char* hosts : {"a:6,b:2", "a:8,b:8", "a:4,a:4"}) {
     options.hosts = hosts;
-    EXPECT_THAT(Joined(options, 2), HasSubstr("|--map-by|numa|--bind-to|numa|")) << hosts;
+    EXPECT_THAT(Joined(options, 2), HasSubstr("|--map-by|numa|--bind-to|numa:overload-allowed|")) << hosts;
   }
   options.hosts = "";
-  EXPECT_THAT(Joined(options, 3), HasSubstr("|--map-by|numa|--bind-to|numa|"));
+  EXPECT_THAT(Joined(options, 3), HasSubstr("|--map-by|numa|--bind-to|numa:overload-allowed|"));
   EXPECT_THAT(Mapping(options, 3)->ToString(), HasSubstr("the 3 NUMA nodes of each host, in turn"));
 }
 
