@@ -287,7 +287,9 @@ SimOptions MachineOf(const ReplayInput& input, int64_t divisor) {
   machine.jitter = 0;
   machine.poll_ns = kPollNs * std::max(1, SimulatedRanks(input) / kRanksOfPoll);
   machine.memory_speed = input.rates.copy_gb_s / scale;
-  machine.cross_domain_speed = input.numa_gb_s.value_or(input.rates.copy_gb_s / 2) / scale;
+  // With a domain for each rank, most bytes between domains do not leave a NUMA node.
+  if (input.plan.parallel.share_domain != ShareDomain::kNone)
+    machine.cross_domain_speed = input.numa_gb_s.value_or(input.rates.copy_gb_s / 2) / scale;
   machine.wire_latency_ns = std::llround(input.link.latency_us * 1e3);
   machine.wire_speed = kPayload * input.link.gigabits / 8 / scale;
   machine.cores = input.cores;

@@ -161,7 +161,7 @@ Table BytesOf(const Runs& runs) {
       {"bytes.optimizer", "matrices of Muon"},
       {"wire_bytes", "sent to other nodes"},
       {"wire_saved_bytes", "saved by compression"},
-      {"cross_domain_bytes", "moved between NUMA nodes"},
+      {"cross_domain_bytes", "moved between share domains"},
       {"copied_bytes", "staged, cast or packed"},
       {"peak_bytes.images", "pool of gathered parameters"},
       {"peak_bytes.gradients", "pool of gradients"},
