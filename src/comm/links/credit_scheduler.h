@@ -102,8 +102,8 @@ struct CreditRules {
   bool failures_are_relayed = true;
   // A sender of a point-to-point message overwrites a staged piece only once the receiver has copied it.
   bool staged_pieces_await_receiver = true;
-  // See Note [Domain sums]: a producer writes a slot of a ring once the reader has reduced what was in it,
-  // and a reader reads a sum once its producer has written it.
+  // See Note [Domain sums]: a producer writes a slot of the ring of a reader's own part once the reader has
+  // reduced what was in it, and a reader reads a sum once its producer has written it.
   bool domain_rings_await_reader = true;
   bool domain_readers_await_sums = true;
   // Slices that run ahead of a silent peer leave half of the budget to others. See Note [Silent peers].
