@@ -51,14 +51,14 @@ constexpr absl::Duration kMaxSendWait = absl::Seconds(5);
 constexpr absl::Duration kMaxWait = absl::Hours(24 * 365);
 
 // A rank with a hardware thread of its own polls before it yields: a yield beside other programs may take a
-// time slice of milliseconds. Its progress thread sleeps meanwhile, so a rank that is bound to one core polls,
-// too. It then yields for about as long as it takes to wake a sleeper.
+// time slice of milliseconds. Its progress thread sleeps meanwhile, so a rank that is bound to one core
+// polls, too. It then yields for about as long as it takes to wake a sleeper.
 // Ranks that share hardware threads yield at once, and for longer: others run meanwhile, and if all ranks
 // slept, the last one would have to wake them one by one. Their progress threads wake less often.
 WaitTimes TimesOf(Runtime& runtime, bool has_core) {
   // Virtual time passes only while a fiber yields.
-  if (runtime.simulation() != nullptr) return {0, 30 * kMicrosecond, 250 * kMicrosecond};
-  if (has_core) return {10 * kMicrosecond, 30 * kMicrosecond, 250 * kMicrosecond};
+  if (runtime.simulation() != nullptr) return {0, 30 * kMicrosecond, 125 * kMicrosecond};
+  if (has_core) return {10 * kMicrosecond, 30 * kMicrosecond, 125 * kMicrosecond};
   return {0, 250 * kMicrosecond, kMillisecond};
 }
 

@@ -2,7 +2,7 @@
 //
 // Note [Progress]
 // The engine makes progress when a thread polls the core and runs its tasks.
-//   - While a thread waits, that thread polls. The progress thread sleeps, and checks every 250 us, or every
+//   - While a thread waits, that thread polls. The progress thread sleeps, and checks every 125 us, or every
 //     millisecond if the ranks of the node share hardware threads, whether a thread still waits.
 //   - Without a waiting thread, the progress thread polls. It sleeps on the rank's doorbell while only local
 //     peers can wake it, and polls at intervals while the wire is in use, since messages ring no doorbell.
