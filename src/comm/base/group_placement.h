@@ -57,7 +57,7 @@ class GroupPlacement {
   // begins with a different peer.
   const std::vector<int>& local_peers() const { return local_peers_; }
 
-  // The members on `node`, ascending.
+  // The members on `node`, ascending: by IndexInNode.
   const std::vector<int>& MembersOf(int node) const { return tables_->members[static_cast<size_t>(node)]; }
   // The first member on `node`. It exchanges the control messages of the node: see Note [Node graphs].
   int FirstMember(int node) const { return MembersOf(node).front(); }
@@ -73,11 +73,6 @@ class GroupPlacement {
   // are dealt round robin to a node's ranks, so that each drives a share of the node's traffic. On the
   // member's own node, the leader is the member.
   int PartLeader(int node, int member) const;
-
-  // Ranks of the group on the caller's node, with the caller, by IndexInNode.
-  const std::vector<int>& members_of_node() const {
-    return tables_->members[static_cast<size_t>(NodeOf(me()))];
-  }
 
   bool AreInOneDomain(int a, int b) const { return DomainOf(a) == DomainOf(b); }
   // True if `member` is in the caller's share domain.

@@ -20,6 +20,16 @@ const NodeSubtree& SubtreeOf(const std::vector<NodeSubtree>& subtrees, int membe
                        [&](const NodeSubtree& subtree) { return Contains(subtree, member); });
 }
 
+// The subtree of this node that has a member.
+const NodeSubtree& SubtreeOfNode(const GroupPlacement& placement, int member) {
+  const std::vector<int>& indices = placement.SubtreesOf(placement.NodeOf(placement.me()));
+  const auto subtree = [&](int index) -> const NodeSubtree& {
+    return placement.subtrees()[static_cast<size_t>(index)];
+  };
+  return subtree(*std::find_if(indices.begin(), indices.end(),
+                               [&](int index) { return Contains(subtree(index), member); }));
+}
+
 }  // namespace
 
 // Partial sum of a subtree of the node whose slices need sums of other domains.
@@ -109,7 +119,7 @@ bool DomainSums::IsRead(const GroupPlacement& placement, const NodeSubtree& subt
 std::vector<int> DomainSums::ReadersOf(const GroupPlacement& placement, int producer) {
   const NodeSubtree& subtree = SubtreeOf(placement.domain_subtrees(), producer);
   std::vector<int> readers;
-  for (const int member : placement.members_of_node()) {
+  for (const int member : placement.MembersOf(placement.NodeOf(placement.me()))) {
     if (IsRead(placement, subtree, member) && ProducerOf(placement, subtree, member) == producer)
       readers.push_back(member);
   }
@@ -317,7 +327,7 @@ bool DomainSums::StepRequestRing(OperationContext& context, Producer& producer) 
     const int first_member = static_cast<int>(word / size_ % size_);
     const int64_t slice = word / size_ / size_;
     advanced = true;
-    if (!Contains(SubtreeOf(placement.subtrees(), first_member), subtree_->lo)) {
+    if (!Contains(SubtreeOfNode(placement, first_member), subtree_->lo)) {
       ring.progress.Finish(request);  // Another subtree of the node.
       continue;
     }
