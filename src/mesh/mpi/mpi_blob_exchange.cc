@@ -39,17 +39,14 @@ MpiBlobExchange::~MpiBlobExchange() {
 
 absl::StatusOr<std::vector<std::string>> MpiBlobExchange::AllGather(std::string_view blob,
                                                                     absl::Duration timeout) {
-  RoundNumber number = 0;
-  {
-    const MutexLock lock(mutex_);
-    number = ++round_;  // A rejected blob uses its round, too, so that later rounds match.
-  }
   if (blob.size() > BlobRelay::kMaxBlobBytes) {
+    const MutexLock lock(mutex_);
+    ++round_;  // A rejected blob uses its round, too, so that later rounds match.
     return absl::InvalidArgumentError(absl::StrCat("cannot gather a blob of ", blob.size(),
                                                    " bytes: the maximum is ", BlobRelay::kMaxBlobBytes));
   }
   const TimePoint deadline = DeadlineAfter(timeout);
-  Call(number, blob, timeout);
+  const RoundNumber number = Call(blob, timeout);
   Backoff backoff;
   while (true) {
     WEFT_ASSIGN_OR_RETURN(auto blobs, AdvanceAndTake(number));
@@ -69,15 +66,18 @@ MpiBlobExchange::Round& MpiBlobExchange::RoundOf(RoundNumber number) {
   return rounds_.try_emplace(number, Round{BlobRelay(number, rank_, size_)}).first->second;
 }
 
-void MpiBlobExchange::Call(RoundNumber number, std::string_view blob, absl::Duration timeout) {
+MpiBlobExchange::RoundNumber MpiBlobExchange::Call(std::string_view blob, absl::Duration timeout) {
   constexpr std::chrono::nanoseconds kShortestInterval = std::chrono::milliseconds(1);
   const MutexLock lock(mutex_);
+  // In one critical section: Deliver drops messages of rounds that were called and are not kept.
+  const RoundNumber number = ++round_;
   Round& round = RoundOf(number);
   round.called = true;
   round.spread_at = DeadlineAfter(timeout / 2);
   round.spread_interval =
       std::max(kShortestInterval, (round.spread_at - std::chrono::steady_clock::now()) / kSpreads);
   round.relay.Contribute(blob);
+  return number;
 }
 
 absl::StatusOr<std::optional<std::vector<std::string>>> MpiBlobExchange::AdvanceAndTake(RoundNumber number) {

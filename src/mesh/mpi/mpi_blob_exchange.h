@@ -69,7 +69,8 @@ class MpiBlobExchange {
 
   MpiBlobExchange(std::shared_ptr<MpiSession> session, MpiCommunicator comm);
   Round& RoundOf(RoundNumber number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Call(RoundNumber number, std::string_view blob, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Begins the next round, and returns its number.
+  RoundNumber Call(std::string_view blob, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
   // Advances all rounds, and returns the blobs of round `number` once this rank has finished it.
   absl::StatusOr<std::optional<std::vector<std::string>>> AdvanceAndTake(RoundNumber number)
       ABSL_LOCKS_EXCLUDED(mutex_);
