@@ -14,14 +14,14 @@ using ::testing::IsEmpty;
 using Cpus = std::vector<int>;
 
 TEST(ThreadPlan, GivesOneRankAllCpus) {
-  const ThreadPlan plan = PlanThreads({{{0, 1, 2, 3}}, 4, 0, {}});
+  const ThreadPlan plan = PlanThreads({{{{0, 1, 2, 3}}, 0}, 4, {}});
   EXPECT_EQ(plan.threads, 4);
   EXPECT_THAT(plan.warnings, IsEmpty());
 }
 
 TEST(ThreadPlan, DividesCpusAmongRanksThatAreNotBound) {
   const Cpus all = {0, 1, 2, 3, 4, 5};
-  const ThreadPlan plan = PlanThreads({{all, all, all}, 6, 1, {}});
+  const ThreadPlan plan = PlanThreads({{{all, all, all}, 1}, 6, {}});
   EXPECT_EQ(plan.threads, 2);
   EXPECT_EQ(plan.reason, "6 CPUs shared by 3 ranks");
   EXPECT_THAT(plan.warnings, IsEmpty());
@@ -29,56 +29,56 @@ TEST(ThreadPlan, DividesCpusAmongRanksThatAreNotBound) {
 
 TEST(ThreadPlan, RoundsDownIfRanksDoNotDivideTheCpus) {
   const Cpus all = {0, 1, 2, 3, 4};
-  EXPECT_EQ(PlanThreads({{all, all}, 5, 0, {}}).threads, 2);
+  EXPECT_EQ(PlanThreads({{{all, all}, 0}, 5, {}}).threads, 2);
 }
 
 TEST(ThreadPlan, UsesTheCpusThatRanksAreBoundTo) {
-  const ThreadPlan plan = PlanThreads({{{0, 1, 2}, {3, 4, 5}}, 6, 1, {}});
+  const ThreadPlan plan = PlanThreads({{{{0, 1, 2}, {3, 4, 5}}, 1}, 6, {}});
   EXPECT_EQ(plan.threads, 3);
   EXPECT_EQ(plan.reason, "3 CPUs of its own");
   EXPECT_THAT(plan.warnings, IsEmpty());
 }
 
 TEST(ThreadPlan, WarnsWhenRanksAreBoundToFewerCpusThanThereAre) {
-  const ThreadPlan plan = PlanThreads({{{0}, {1}}, 8, 0, {}});
+  const ThreadPlan plan = PlanThreads({{{{0}, {1}}, 0}, 8, {}});
   EXPECT_EQ(plan.threads, 1);
   EXPECT_THAT(plan.warnings, ElementsAre(HasSubstr("2 ranks may use only 2 CPUs of the 8")));
   EXPECT_THAT(plan.warnings, ElementsAre(HasSubstr("--bind-to none")));
 }
 
 TEST(ThreadPlan, NamesTheFlagOfTheStarter) {
-  NodePlacement placement = {{{0}, {1}}, 8, 0, {}};
+  NodePlacement placement = {{{{0}, {1}}, 0}, 8, {}};
   placement.unbound_start = "srun --cpu-bind=none";
   EXPECT_THAT(PlanThreads(placement).warnings, ElementsAre(HasSubstr("start with srun --cpu-bind=none")));
 }
 
 TEST(ThreadPlan, WarnsWhenRanksAreBoundToOneCpu) {
-  const ThreadPlan plan = PlanThreads({{{0}, {0}}, 4, 0, {}});
+  const ThreadPlan plan = PlanThreads({{{{0}, {0}}, 0}, 4, {}});
   EXPECT_EQ(plan.threads, 1);
   EXPECT_THAT(plan.warnings, ElementsAre(HasSubstr("--bind-to none")));
 }
 
 TEST(ThreadPlan, WarnsWhenThereAreMoreRanksThanCpus) {
-  const ThreadPlan plan = PlanThreads({{{0, 1}, {0, 1}, {0, 1}, {0, 1}}, 2, 3, {}});
+  const ThreadPlan plan = PlanThreads({{{{0, 1}, {0, 1}, {0, 1}, {0, 1}}, 3}, 2, {}});
   EXPECT_EQ(plan.threads, 1);
   EXPECT_THAT(plan.warnings, ElementsAre(HasSubstr("4 ranks share 2 CPUs")));
 }
 
 TEST(ThreadPlan, StaysWithinTheLimit) {
-  const ThreadPlan plan = PlanThreads({{{0, 1, 2, 3}}, 4, 0, 2});
+  const ThreadPlan plan = PlanThreads({{{{0, 1, 2, 3}}, 0}, 4, 2});
   EXPECT_EQ(plan.threads, 2);
   EXPECT_THAT(plan.reason, HasSubstr("OMP_NUM_THREADS"));
-  EXPECT_EQ(PlanThreads({{{0, 1}}, 2, 0, 64}).threads, 2);
+  EXPECT_EQ(PlanThreads({{{{0, 1}}, 0}, 2, 64}).threads, 2);
 }
 
 TEST(ThreadPlan, SeesTheRanksOfItsOwnNodeOnly) {
   const absl::Status status = RunThreadRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) {
     const auto placement = FindPlacement(bootstrap, absl::Seconds(10));
     EXPECT_TRUE(placement.ok()) << placement.status();
-    EXPECT_EQ(placement->cpus_of_rank.size(), 2);
-    EXPECT_EQ(placement->self, bootstrap.rank() % 2);
+    EXPECT_EQ(placement->cpus.of_rank.size(), 2);
+    EXPECT_EQ(placement->cpus.self, bootstrap.rank() % 2);
     EXPECT_GE(placement->node_cpus, 1);
-    EXPECT_FALSE(placement->cpus_of_rank[0].empty());
+    EXPECT_FALSE(placement->cpus.of_rank[0].empty());
     return placement.status();
   });
   EXPECT_TRUE(status.ok()) << status;

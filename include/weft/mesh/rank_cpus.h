@@ -17,7 +17,8 @@ struct RankCpus {
   int self = 0;                           // Index of the calling rank.
 
   // This rank's share of its CPUs: of each, one divided by the number of ranks that may run on it. With a
-  // share of 1, no rank needs to wait for another one's time slice.
+  // share of 1, no rank needs to wait for another one's time slice. Rounded up by 1e-6, so that sums such as
+  // 3 x 1/3 reach the whole number.
   double Share() const;
 };
 

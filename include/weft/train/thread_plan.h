@@ -9,6 +9,7 @@
 #include <absl/time/time.h>
 
 #include "weft/mesh/bootstrap.h"
+#include "weft/mesh/rank_cpus.h"
 
 namespace weft {
 
@@ -20,10 +21,9 @@ struct ThreadPlan {
 
 // The CPUs of one node and of its ranks.
 struct NodePlacement {
-  std::vector<std::vector<int>> cpus_of_rank;  // CPUs on which each rank of the node may run, ascending.
-  int node_cpus = 1;                           // CPUs on which the launcher may run: ranks could use as many.
-  int self = 0;                                // Index of the calling rank in cpus_of_rank.
-  std::optional<int> limit;                    // OMP_NUM_THREADS, if it is set.
+  RankCpus cpus;
+  int node_cpus = 1;         // CPUs on which the launcher may run: ranks could use as many.
+  std::optional<int> limit;  // OMP_NUM_THREADS, if it is set.
   // The command that starts ranks which may use all CPUs of the node.
   std::string unbound_start = "mpirun --bind-to none";
 };

@@ -25,14 +25,16 @@ std::string RangesOf(const std::vector<int>& cpus) {
   return absl::StrJoin(ranges, ",");
 }
 
-std::vector<int> CpusOf(std::string_view ranges) {
+absl::StatusOr<std::vector<int>> CpusOf(int rank, std::string_view ranges) {
   std::vector<int> cpus;
   for (const absl::string_view range : absl::StrSplit(ToAbsl(ranges), ',')) {
     const std::vector<absl::string_view> ends = absl::StrSplit(range, '-');
     int first = 0;
     int last = 0;
-    WEFT_CHECK(absl::SimpleAtoi(ends.front(), &first) && absl::SimpleAtoi(ends.back(), &last),
-               "a peer sent no list of CPUs");
+    if (!absl::SimpleAtoi(ends.front(), &first) || !absl::SimpleAtoi(ends.back(), &last)) {
+      return absl::InternalError(absl::StrCat("rank ", rank, " sent no list of CPUs: '", ToAbsl(ranges),
+                                              "'; run the same version of weft on all ranks"));
+    }
     for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
   }
   return cpus;
@@ -48,7 +50,6 @@ double RankCpus::Share() const {
                          return std::binary_search(cpus.begin(), cpus.end(), cpu);
                        }));
   }
-  // Rounding may leave a sum of shares such as 3 x 1/3 just below the whole number.
   return share + 1e-6;
 }
 
@@ -61,7 +62,7 @@ absl::StatusOr<RankCpus> ExchangeRankCpus(Bootstrap& bootstrap, const absl::Stat
   RankCpus found;
   for (const int rank : bootstrap.node_map().RanksOf(bootstrap.node())) {
     if (rank == bootstrap.rank()) found.self = static_cast<int>(found.of_rank.size());
-    found.of_rank.push_back(CpusOf(masks[static_cast<size_t>(rank)]));
+    WEFT_ASSIGN_OR_RETURN(found.of_rank.emplace_back(), CpusOf(rank, masks[static_cast<size_t>(rank)]));
   }
   return found;
 }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <map>
-#include <utility>
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
@@ -13,7 +12,6 @@
 #include "weft/core/status.h"
 #include "weft/core/topology.h"
 #include "weft/mesh/launch_environment.h"
-#include "weft/mesh/rank_cpus.h"
 
 namespace weft {
 namespace {
@@ -21,7 +19,7 @@ namespace {
 // For each CPU, the number of ranks that may run on it.
 std::map<int, int> RanksOnCpu(const NodePlacement& placement) {
   std::map<int, int> ranks;
-  for (const std::vector<int>& cpus : placement.cpus_of_rank) {
+  for (const std::vector<int>& cpus : placement.cpus.of_rank) {
     for (const int cpu : cpus) {
       ++ranks[cpu];
     }
@@ -34,7 +32,7 @@ std::string Count(size_t count, const char* thing) {
 }
 
 std::vector<std::string> PlacementWarnings(const NodePlacement& placement, size_t used) {
-  const size_t ranks = placement.cpus_of_rank.size();
+  const size_t ranks = placement.cpus.of_rank.size();
   const auto available = static_cast<size_t>(placement.node_cpus);
   if (used < available) {
     return {absl::StrCat(Count(ranks, "rank"), " may use only ", Count(used, "CPU"), " of the ", available,
@@ -67,11 +65,11 @@ absl::StatusOr<std::optional<int>> ThreadLimit() {
 
 ThreadPlan PlanThreads(const NodePlacement& placement) {
   const std::map<int, int> ranks_on_cpu = RanksOnCpu(placement);
-  const std::vector<int>& own = placement.cpus_of_rank[static_cast<size_t>(placement.self)];
+  const std::vector<int>& own = placement.cpus.of_rank[static_cast<size_t>(placement.cpus.self)];
   int sharers = 1;
   for (const int cpu : own) sharers = std::max(sharers, ranks_on_cpu.at(cpu));
   ThreadPlan plan;
-  plan.threads = std::max(1, static_cast<int>(RankCpus{placement.cpus_of_rank, placement.self}.Share()));
+  plan.threads = std::max(1, static_cast<int>(placement.cpus.Share()));
   plan.reason = sharers == 1 ? absl::StrCat(Count(own.size(), "CPU"), " of its own")
                              : absl::StrCat(Count(own.size(), "CPU"), " shared by ", sharers, " ranks");
   if (placement.limit && *placement.limit < plan.threads) {
@@ -85,9 +83,7 @@ ThreadPlan PlanThreads(const NodePlacement& placement) {
 absl::StatusOr<NodePlacement> FindPlacement(Bootstrap& bootstrap, absl::Duration timeout) {
   NodePlacement placement;
   const absl::StatusOr<std::optional<int>> limit = ThreadLimit();
-  WEFT_ASSIGN_OR_RETURN(RankCpus cpus, ExchangeRankCpus(bootstrap, limit.status(), timeout));
-  placement.self = cpus.self;
-  placement.cpus_of_rank = std::move(cpus.of_rank);
+  WEFT_ASSIGN_OR_RETURN(placement.cpus, ExchangeRankCpus(bootstrap, limit.status(), timeout));
   placement.limit = *limit;
   placement.node_cpus = LauncherCpus();
   if (const LaunchEnvironment environment = ReadLaunchEnvironment(); environment.starter == Starter::kSlurm) {
