@@ -24,12 +24,17 @@ class Replay : public TrainRun {
  protected:
   Replay() { config_.parallel.wire_compression = WireCompression::kNone; }
 
-  ReplayResult Forecast(const Mesh& mesh, const NodeMap& nodes, double part_ns = 1e6,
-                        int max_full_ranks = 64) {
+  TrainConfig ConfigOf(const Mesh& mesh) const {
     TrainConfig config = config_;
     config.parallel.dp_replicate = mesh.replicate;
     config.parallel.dp_shard = mesh.shard;
     config.parallel.context.size = mesh.context;
+    return config;
+  }
+
+  ReplayResult Forecast(const Mesh& mesh, const NodeMap& nodes, double part_ns = 1e6,
+                        int max_full_ranks = 64) {
+    const TrainConfig config = ConfigOf(mesh);
     auto inputs = OpenModel(config);
     EXPECT_OK(inputs);
     EXPECT_OK(CreateModel(*inputs));
@@ -64,7 +69,8 @@ class Replay : public TrainRun {
     }
     EXPECT_EQ(static_cast<int64_t>(forecast.peaks.image_bytes), run.peak_bytes.images);
     // Gradients stay in the pool until they are reduced. How many groups wait at once depends on when the
-    // ranks of a run get to them: from the largest alone to what an instant computation leaves behind.
+    // ranks of a run get to them: from the largest alone to all of them, padded a little, and one that is
+    // cast.
     auto inputs = OpenModel(config_);
     ASSERT_OK(inputs);
     ASSERT_OK(
@@ -72,7 +78,11 @@ class Replay : public TrainRun {
     const int64_t largest = config_.lora.enabled() ? inputs->adapter_elements / inputs->model.layers
                                                    : LargestGroup(inputs->model);
     const int64_t fewest = largest * static_cast<int64_t>(sizeof(float));
-    const auto most = static_cast<int64_t>(Forecast(mesh, nodes, 1).peaks.gradient_bytes);
+    const auto plan = MakeRunPlan(ConfigOf(mesh), *inputs, nodes);
+    ASSERT_OK(plan);
+    const int64_t cast = config_.parallel.param_dtype == DType::kF32 ? 0 : 2 * largest;
+    const int64_t all = TrainedElements(inputs->model, *plan) * static_cast<int64_t>(sizeof(float)) + cast;
+    const int64_t most = all + all / 20;
     for (const auto peak : {run.peak_bytes.gradients, static_cast<int64_t>(forecast.peaks.gradient_bytes)}) {
       EXPECT_GE(peak, fewest);
       EXPECT_LE(peak, most);
