@@ -13,7 +13,7 @@ void AddRankFlags(CLI::App& app, LaunchOptions& options) {
   group.Text("--hostfile", options.hostfile, "File of hosts and slots, in the format of Open MPI", "FILE");
   group.Switch("--oversubscribe", options.oversubscribe, "Allow more ranks than slots");
   group.OneOfOrUnset("--bind", options.bind, {RankBinding::kNuma, RankBinding::kNone},
-                     "Bind each rank to a NUMA node, or none [numa if this host has several]");
+                     "Bind each rank to a NUMA node, or to nothing (none) [numa if this host has several]");
   group.Pairs("--mca", options.mca, "Set a parameter of Open MPI: --mca btl_tcp_if_include eth0",
               "NAME VALUE");
 }

@@ -79,7 +79,8 @@ class NodeHeap::Impl {
         free_list_(memory_.segment_bytes),
         committer_(base_, memory_.segment_bytes),
         limit_(bootstrap.NodeMemoryLimit()) {
-    // Pages are committed by this rank, so that they lie on its NUMA node even if this is forbidden.
+    // Pages are committed by this rank, so that they lie on its NUMA node even if the system forbids
+    // PreferNumaNode.
     const std::vector<int>& numa_of_rank = bootstrap.node_map().numa_of_rank;
     const int numa =
         numa_of_rank.empty() ? NodeMap::kNotBound : numa_of_rank[static_cast<size_t>(bootstrap.rank())];

@@ -13,7 +13,8 @@ namespace weft {
 
 struct EngineOptions {
   // Deadline of every Wait that names none. Unset: the environment's WEFT_TIMEOUT_S (DefaultTimeout).
-  // REQUIRES: the same on all ranks, as the share domain, slice_bytes and piece_bytes.
+  // REQUIRES: timeout, share_domain, slice_bytes and piece_bytes are the same on all ranks.
+  // CommEngine::Create compares them.
   std::optional<absl::Duration> timeout = std::nullopt;
   // The ranks of a node that share images. Unset: the environment's WEFT_SHARE_DOMAIN (DefaultShareDomain).
   std::optional<ShareDomain> share_domain = std::nullopt;

@@ -5,9 +5,10 @@
 //
 // Thread safety: one thread at a time, which may differ from the submitting thread.
 // Lifetime: buffers must outlive *released*; after a failure, they must stay until ResetAfterError or the end
-//   of the engine, as peers may still access them. Wait for a Work, or detach it, before you destroy it.
-//   Otherwise the destructor waits for *released*, and this rank submits nothing meanwhile. It aborts the
-//   engine with an error that names the operation
+//   of the engine, as peers may still access them. A peer that was stopped may write outputs in node memory
+//   even after the end of the engine; ResetAfterError excludes that. Wait for a Work, or detach it, before
+//   you destroy it. Otherwise the destructor waits for *released*, and this rank submits nothing meanwhile.
+//   It aborts the engine with an error that names the operation
 //     - if the wait exceeds the engine's timeout, or the last Wait or WaitReleased exceeded that timeout;
 //     - at once, if the operation is not *ready* and an exception unwinds the stack.
 //   After a failure it does not wait for peers.

@@ -93,7 +93,7 @@ class Bootstrap {
   virtual void SkipLinks(int64_t count) = 0;
 };
 
-// Limit of the exchange in which a rank tells its peers that its timeout is invalid.
+// Timeout if WEFT_TIMEOUT_S is unset, and that of the exchange in which a rank reports an invalid one.
 inline constexpr absl::Duration kFallbackTimeout = absl::Seconds(600);
 // Timeout where a program gives none: WEFT_TIMEOUT_S seconds, 600 if unset.
 // Errors: kInvalidArgument (WEFT_TIMEOUT_S is not a positive number).

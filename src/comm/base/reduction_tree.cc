@@ -90,4 +90,8 @@ ReduceProgram BuildReduceProgram(int lo, int n, absl::FunctionRef<int(int lo, in
   return ProgramBuilder(leaf_of).Build(lo, n);
 }
 
+ReduceProgram ReduceProgramOfRanks(int lo, int n) {
+  return BuildReduceProgram(lo, n, [lo](int first, int count) { return count == 1 ? first - lo : -1; });
+}
+
 }  // namespace weft

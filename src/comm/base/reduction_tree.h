@@ -56,5 +56,7 @@ struct ReduceProgram {
 // The program of T(lo, n). `leaf_of(lo, n)` returns the number of the leaf that holds the whole subtree, or
 // -1 if the subtree is to be split further. REQUIRES: every single rank is a leaf or part of one.
 ReduceProgram BuildReduceProgram(int lo, int n, absl::FunctionRef<int(int lo, int n)> leaf_of);
+// The program whose leaves are the inputs of the ranks of the subtree: leaf 0 is that of rank `lo`.
+ReduceProgram ReduceProgramOfRanks(int lo, int n);
 
 }  // namespace weft

@@ -22,6 +22,8 @@ namespace {
 
 constexpr int kExchangeChannel = 0;
 constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+// More parts take longer than if each rank moves its own.
+constexpr int64_t kMostWholeParts = 256;
 // Slices of one part that fit the receiver's scratch.
 constexpr int64_t kRingSlices = 4;
 
@@ -121,7 +123,7 @@ class AllToAllOperation final : public Collective, private TaskOwner, private Wh
     }
     sends_.AddAwaited(ranks);
     if (is_decided_ || arrived_last()) return;
-    if (const int last = LastArrival(context).rank(); last >= 0) ranks.insert(last);
+    LastArrival(context).AddAwaited(ranks);
   }
 
  private:
@@ -180,6 +182,7 @@ class AllToAllOperation final : public Collective, private TaskOwner, private Wh
   absl::Status BeginAsLast(OperationContext& context) {
     const GroupPlacement& placement = context.placement;
     int64_t elements = 0;
+    int64_t parts = 0;
     for (int receiver = 0; receiver < placement.size(); ++receiver) {
       for (int sender = 0; sender < placement.size(); ++sender) {
         const PartShape& sent = SendRow(context, sender, receiver).shape;
@@ -189,11 +192,12 @@ class AllToAllOperation final : public Collective, private TaskOwner, private Wh
                               placement.WorldRank(receiver), expected);
         }
         elements += sent.elements();
+        parts += sent.elements() > 0 ? 1 : 0;
       }
     }
     const int64_t bytes = elements * static_cast<int64_t>(SizeOf(plan().dtype));
     last_.emplace(context);
-    if (bytes > MaxWholeBytes(context.options)) {
+    if (bytes > MaxWholeBytes(context.options) || parts > kMostWholeParts) {
       moved_ = Moved::kForNone;
       last_->TellAndWakePeers(moved_);
       return MoveOwn(context);

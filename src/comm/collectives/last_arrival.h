@@ -1,7 +1,7 @@
-// The word in which the rank that arrives last tells the other ranks of its node what it has moved for them.
+// Word in node memory by which the rank that arrives last tells the others what it has moved for them.
 //
 // Note [Last arrival]
-// Problem: if every rank moved its own part of a few elements, it would wait twice: until all ranks have
+// Problem: if every rank moved its own part of a small collective, it would wait twice: until all ranks have
 // arrived, and until all have read its input. Each wait may take a wake-up, which costs more than the data.
 // Rule: the rank that publishes the operation last (Note [Arrivals]) moves everything: it copies or reduces
 // all parts, and writes the outputs of all ranks. It then sets the operation's word, and wakes the others.
@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 
 #include "src/comm/phases/operation.h"
 
@@ -55,10 +56,13 @@ class LastArrival {
     const int64_t told = word();
     return told == 0 ? Moved::kNothing : static_cast<Moved>((told - 1) % kStates + 1);
   }
-  // Bootstrap rank of the last one; -1 if it has told nothing yet.
-  int rank() const {
-    const int64_t told = word();
-    return told == 0 ? -1 : static_cast<int>((told - 1) / kStates);
+  // Adds the bootstrap rank of the last one, or all peers of the node if it has told nothing yet.
+  void AddAwaited(std::set<int>& ranks) const {
+    if (const int64_t told = word(); told != 0) {
+      ranks.insert(static_cast<int>((told - 1) / kStates));
+      return;
+    }
+    for (const int peer : placement_.local_peers()) ranks.insert(placement_.WorldRank(peer));
   }
 
  private:

@@ -140,8 +140,7 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
       if (crosses && (to_all_ || member == owner)) ++crossing_outputs;
       if (to_all_ && member != owner) target.copies.push_back(OutputPart(context, member, owner));
     }
-    ReduceProgram program =
-        BuildReduceProgram(0, placement.size(), [](int lo, int n) { return n == 1 ? lo : kNone; });
+    ReduceProgram program = ReduceProgramOfRanks(0, placement.size());
     ReduceStream stream(parts_[static_cast<size_t>(owner)].pieces, std::move(program), std::move(leaves),
                         plan().reduce, std::move(target));
     stream.SetCrossingOutputs(crossing_outputs);

@@ -10,8 +10,8 @@ namespace weft {
 // True for an all-reduce of at most a cache line between nodes. Its plan has one part, that of rank 0.
 bool IsSmallAllReduce(const GroupPlacement& placement, int64_t count, DType dtype);
 // Barrier of any group, and small all-reduce. `mirrored`: the simulation mirrors nodes.
-std::unique_ptr<Operation> MakeSmallCollective(const GroupPlacement& placement, CollectivePlan plan,
-                                               bool mirrored);
+std::unique_ptr<Operation> MakeTreeCollective(const GroupPlacement& placement, CollectivePlan plan,
+                                              bool mirrored);
 // All kinds of all-gather, and the broadcast of a group on one node.
 std::unique_ptr<Operation> MakeAllGather(const GroupPlacement& placement, CollectivePlan plan);
 // REQUIRES: the group spans nodes.
@@ -20,7 +20,9 @@ std::unique_ptr<Operation> MakeReduceScatter(const GroupPlacement& placement, Co
 std::unique_ptr<Operation> MakeAllReduce(const GroupPlacement& placement, CollectivePlan plan);
 // Reduce-scatter or all-reduce. REQUIRES: the group is on one node.
 std::unique_ptr<Operation> MakeNodeReduce(const GroupPlacement& placement, CollectivePlan plan);
-// True for an all-gather, broadcast or reduction of a few elements within one node.
+// True for an all-gather, broadcast or reduction within one node that the rank that arrives last moves: of at
+// most MaxWholeBytes over all ranks, in one share domain; or an all-reduce of at most 4 KiB. See
+// Note [Last arrival].
 bool IsSmallOnNode(const GroupPlacement& placement, const CollectivePlan& plan, const EngineOptions& options);
 // REQUIRES: IsSmallOnNode.
 std::unique_ptr<Operation> MakeSmallNodeCollective(CollectivePlan plan);

@@ -15,7 +15,7 @@
 namespace weft {
 namespace {
 
-// Largest all-reduce on any number of ranks.
+// An all-reduce of at most so many bytes is moved by one rank, whatever the number of ranks.
 constexpr int64_t kMaxSumBytes = 4096;
 
 class SmallNodeCollective : public Collective, private TaskOwner, private WholeMove {
@@ -57,7 +57,7 @@ class SmallNodeCollective : public Collective, private TaskOwner, private WholeM
 
   void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
     if (done_ || is_moving_) return;
-    if (const int last = LastArrival(context).rank(); last >= 0) ranks.insert(last);
+    LastArrival(context).AddAwaited(ranks);
   }
 
   // Computes the outputs of these members.
@@ -144,10 +144,6 @@ class SmallGather final : public SmallNodeCollective {
   }
 };
 
-ReduceProgram ProgramOf(int ranks) {
-  return BuildReduceProgram(0, ranks, [](int lo, int n) { return n == 1 ? lo : -1; });
-}
-
 class SmallReduceScatter final : public SmallNodeCollective {
  public:
   explicit SmallReduceScatter(CollectivePlan plan) : SmallNodeCollective(std::move(plan), false) {}
@@ -155,7 +151,7 @@ class SmallReduceScatter final : public SmallNodeCollective {
  private:
   size_t OutputBytesOf(int member) const override { return BytesOf(member); }
   void MoveTo(const std::vector<int>& members) const override {
-    const ReduceProgram program = ProgramOf(size());
+    const ReduceProgram program = ReduceProgramOfRanks(0, size());
     std::vector<LeafSource> leaves(static_cast<size_t>(size()));
     for (const int owner : members) {
       for (int member = 0; member < size(); ++member) {
@@ -178,7 +174,7 @@ class SmallAllReduce final : public SmallNodeCollective {
     for (int member = 0; member < size(); ++member) leaves.push_back({input(member), plan().dtype});
     ReduceTarget target = ScaledTarget(output(members.front()));
     for (size_t i = 1; i < members.size(); ++i) target.copies.push_back(output(members[i]));
-    RunReduce(ProgramOf(size()), leaves, plan().reduce, target, plan().parts.total());
+    RunReduce(ReduceProgramOfRanks(0, size()), leaves, plan().reduce, target, plan().parts.total());
   }
 };
 

@@ -110,6 +110,11 @@ OperationContext EngineCore::ContextOf(Lane& lane, const std::shared_ptr<Operati
 }
 
 void EngineCore::Push(DataTask task) {
+  // Peers may wait for it, whatever its priority on this rank.
+  if (task.is_immediate) {
+    tasks_[static_cast<size_t>(Priority::kCritical)].push_front(std::move(task));
+    return;
+  }
   tasks_[static_cast<size_t>(task.priority)].push_back(std::move(task));
 }
 

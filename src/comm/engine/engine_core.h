@@ -143,17 +143,17 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   void ReleaseQuarantine();
 
   // An inquiry after the ranks for which an operation waits. See Note [Late ranks].
-  struct Inquiry {
+  struct HeartbeatCheck {
     int64_t begun_ns = 0;
     OperationNumber waits_in;
     std::map<int, uint64_t> heartbeats;  // Of the ranks of this node, when the inquiry began.
   };
-  Inquiry Inquire(const OperationRecord& record);
-  // True if all ranks of this node have had a heartbeat since then, or had a second for it, and all asked
-  // ranks have answered.
-  bool IsAnswered(const Inquiry& inquiry) const;
+  HeartbeatCheck Inquire(const OperationRecord& record);
+  // True if every rank of this node has had a heartbeat since the check began, or a second for it, and every
+  // rank that was asked has answered.
+  bool IsAnswered(const HeartbeatCheck& inquiry) const;
   // "no heartbeat from rank(s) 3; "; empty if no rank is known to be late or silent.
-  std::string DescribeInquiry(const Inquiry& inquiry) const;
+  std::string DescribeInquiry(const HeartbeatCheck& inquiry) const;
   // For messages: "waits for rank(s) 2, 3".
   std::string DescribeWait(const OperationRecord& record);
 
@@ -217,7 +217,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   const OperationRecord* OfWaitingThread() const;
   void AnswerQuestions();
   void Send(const LateRanks::Messages& messages);
-  std::set<int> SilentOnNode(const Inquiry& inquiry) const;
+  std::set<int> SilentOnNode(const HeartbeatCheck& inquiry) const;
   // Writes into the flight recorder what the first unfinished operation of each slow lane waits for.
   void RecordSlowOperations();
   void RecordWaitOfFirst(const Lane& lane);

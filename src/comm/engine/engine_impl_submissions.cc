@@ -17,7 +17,7 @@ std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, Collec
   const bool is_small_sum =
       plan.kind == OpKind::kAllReduce && IsSmallAllReduce(placement, plan.parts.total(), plan.dtype);
   if (plan.kind == OpKind::kBarrier || is_small_sum)
-    return MakeSmallCollective(placement, std::move(plan), mirrored);
+    return MakeTreeCollective(placement, std::move(plan), mirrored);
   if (IsSmallOnNode(placement, plan, options)) return MakeSmallNodeCollective(std::move(plan));
   switch (plan.kind) {
     case OpKind::kReduceScatter:

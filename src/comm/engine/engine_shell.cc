@@ -101,10 +101,8 @@ void EngineShell::Queue(std::shared_ptr<OperationRecord> record) {
 }
 
 void EngineShell::Kick() {
-  // These stay true if the lock is taken: its holder may have taken the submissions before this one was
-  // pushed.
+  // True if the lock is taken: its holder may have taken the submissions before this one was pushed.
   bool has_work = true;
-  bool is_needed_beside_waiter = true;
   bool is_idle = false;
   ReleasedMemory released;
   while (mutex_.try_lock()) {
@@ -115,13 +113,12 @@ void EngineShell::Kick() {
       for (auto& memory : core_->TakeReleasedMemory()) released.push_back(std::move(memory));
       task = core_->PopImmediateTask();
       if (task) ++running_tasks_;
-      is_needed_beside_waiter = poll.uses_wire || core_->has_callbacks();
-      has_work = poll.has_tasks || is_needed_beside_waiter;
+      has_work = poll.has_tasks || poll.uses_wire || core_->has_callbacks();
       is_idle = poll.is_idle && !has_work;
     }
     if (!task) break;
     RunCounted(*task);
-    has_work = is_needed_beside_waiter = true;  // Until the next poll has continued the operation.
+    has_work = true;  // Until the next poll has continued the operation.
     is_idle = false;
   }
   if (has_work) node_.Ring(rank_);
@@ -129,8 +126,8 @@ void EngineShell::Kick() {
   // sleep.
   progress_wakeups_.fetch_add(1, std::memory_order_seq_cst);
   const ProgressSleep sleep = progress_sleep_.load(std::memory_order_seq_cst);
-  const bool must_wake = (sleep == ProgressSleep::kParked && !is_idle) ||
-                         (sleep == ProgressSleep::kBesideWaiter && is_needed_beside_waiter);
+  const bool must_wake =
+      (sleep == ProgressSleep::kParked && !is_idle) || (sleep == ProgressSleep::kBesideWaiter && has_work);
   if (must_wake) WakeProgressThread();
 }
 
@@ -248,7 +245,8 @@ bool EngineShell::HasOccurred(const OperationRecord& record, Event event) const 
 absl::Status EngineShell::DeadlineError(const OperationRecord& record, Event event, bool checks_heartbeats) {
   std::string others;
   if (checks_heartbeats) {
-    const EngineCore::Inquiry inquiry = WithCore([&](EngineCore& core) { return core.Inquire(record); });
+    const EngineCore::HeartbeatCheck inquiry =
+        WithCore([&](EngineCore& core) { return core.Inquire(record); });
     PollUntil(
         &record,
         [&] {

@@ -8,12 +8,13 @@
 //     peers can wake it, and polls at intervals while the wire is in use, since messages ring no doorbell.
 //   - When no operation is unfinished, the progress thread parks until a submission wakes it. Waking it costs
 //     no more than one periodic poll, and periodic polls would take the core from a rank that computes.
-//   - A submission does not wake a progress thread that sleeps beside a waiting thread, unless the wire is in
-//     use. Otherwise a thread that submits operations and waits for each would pay for a wake-up each time,
-//     though it moves the data itself. Once no thread waits, the progress thread polls after its sleep.
+//   - A submission does not wake a progress thread that sleeps beside a waiting thread, unless it leaves
+//     tasks or callbacks, or the wire is in use. Otherwise a thread that submits small operations and waits
+//     for each would pay for a wake-up each time, though it moves the data itself. Once no thread waits, the
+//     progress thread polls after its sleep.
 //   - A submission runs an immediate task itself, if that is the most urgent one. See Note [Last arrival].
 //   - A waiting thread polls, then yields, then sleeps. It polls without yielding only for a time as short as
-//     a wake-up, and only if the hardware threads on which it may run are enough for all ranks of the node.
+//     a wake-up, and only if its rank has a hardware thread for itself (RankCpus::Share).
 //
 // Thread safety: all members may be called from any thread.
 #pragma once
@@ -59,7 +60,7 @@ class EngineShell {
   // Queues the operation: the core takes operations in the order of these calls. Follow it with Kick.
   void Queue(std::shared_ptr<OperationRecord> record);
   // Polls the core if the lock is free, runs immediate tasks, and wakes the progress thread if it is needed.
-  // Does not block.
+  // Waits for no other rank. In a simulation the calling fiber may yield.
   void Kick() ABSL_LOCKS_EXCLUDED(mutex_);
 
   enum class Event : uint8_t { kReady, kReleased };

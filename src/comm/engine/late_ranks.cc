@@ -9,8 +9,8 @@
 namespace weft {
 namespace {
 
-// An inquiry that is older is begun again, and forgotten when another one begins.
-constexpr int64_t kValidNs = 4 * LateRanks::kAnswerNs;
+// An older inquiry is forgotten when another one begins.
+constexpr int64_t kForgetNs = 4 * LateRanks::kAnswerNs;
 // Ranks that a rank asks in one inquiry. More may be awaited in a direct exchange.
 constexpr size_t kMostAsked = 64;
 
@@ -28,7 +28,7 @@ bool LateRanks::Inquiry::is_final() const {
 
 LateRanks::Inquiry& LateRanks::Begin(const Awaited& awaited, int64_t now_ns, Messages& messages) {
   std::erase_if(inquiries_,
-                [now_ns](const auto& entry) { return now_ns - entry.second.begun_ns > kValidNs; });
+                [now_ns](const auto& entry) { return now_ns - entry.second.begun_ns > kForgetNs; });
   const auto [it, is_new] = inquiries_.try_emplace(awaited.waits_in);
   Inquiry& inquiry = it->second;
   if (is_new) inquiry.begun_ns = now_ns;

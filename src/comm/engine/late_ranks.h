@@ -9,7 +9,7 @@
 //   names it as late. A rank that has not answered after a second counts as silent.
 // Why it suffices: a chain of waits ends at a rank that is late, silent, or moves data. Questions go along
 //   edges on which the operation has messages anyway, so in a tree each rank sends a logarithmic number of
-//   them, and as many answers.
+//   them, and a few answers to each.
 //
 // Deterministic: time and messages are parameters. Thread safety: none; called under the core's lock.
 #pragma once

@@ -199,7 +199,7 @@ class CreditScheduler {
   std::optional<std::pair<int, Descriptor>> FindMismatch(int lane, const Descriptor& mine);
 
   // Messages of small collectives. `edge` is unique among those of one operation from one rank to another.
-  // See Note [Small collectives].
+  // See Note [Tree collectives].
 
   // Longest payload in bytes.
   static constexpr size_t kMaxPartialBytes = 128;

@@ -12,6 +12,8 @@
 namespace weft {
 namespace {
 
+constexpr const char* kRemedy = ": run the same version of weft on all ranks";
+
 struct HeartbeatMessage {
   int32_t lane = 0;
   int16_t late_count = 0;
@@ -43,15 +45,18 @@ std::string EncodeHeartbeat(const HeartbeatAnswer& answer) {
 
 absl::StatusOr<HeartbeatAnswer> ParseHeartbeat(int peer, std::string_view bytes) {
   HeartbeatMessage message;
-  const bool has_size = bytes.size() == sizeof(message);
-  if (has_size) std::memcpy(&message, bytes.data(), sizeof(message));
+  if (bytes.size() != sizeof(message)) {
+    return absl::InternalError(absl::StrCat("a heartbeat from rank ", peer, " has ", bytes.size(),
+                                            " bytes, expected ", sizeof(message), kRemedy));
+  }
+  std::memcpy(&message, bytes.data(), sizeof(message));
   const auto is_count = [](int count) {
     return count >= 0 && count <= static_cast<int>(HeartbeatAnswer::kMaxRanks);
   };
-  if (!has_size || !is_count(message.late_count) || !is_count(message.silent_count)) {
-    return absl::InternalError(absl::StrCat("a heartbeat from rank ", peer, " is malformed: it has ",
-                                            bytes.size(), " bytes, expected ", sizeof(message),
-                                            ": run the same version of weft on all ranks"));
+  if (!is_count(message.late_count) || !is_count(message.silent_count)) {
+    return absl::InternalError(absl::StrCat("a heartbeat from rank ", peer, " names ", message.late_count,
+                                            " late and ", message.silent_count, " silent ranks, at most ",
+                                            HeartbeatAnswer::kMaxRanks, " of each", kRemedy));
   }
   const auto late_end = message.ranks.begin() + message.late_count;
   return HeartbeatAnswer{{peer, {message.lane, message.sequence}},

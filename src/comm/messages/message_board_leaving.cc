@@ -74,7 +74,7 @@ std::vector<int> MessageBoard::WitnessesOf(int leaver, int place) const {
   return witnesses;
 }
 
-// Not always the same rank of a node, which may have left.
+// Each rank picks another rank of a neighbor node, since one of them may have left.
 std::vector<int> MessageBoard::RanksToTell() const {
   std::vector<int> ranks;
   if (used_) {
@@ -108,7 +108,7 @@ absl::Status MessageBoard::AskWitnesses() {
   return absl::OkStatus();
 }
 
-// Each time another rank of a node: some of its ranks may have left, and know nothing more.
+// Asks another rank of each neighbor node at each call: one that has left may not have passed the news on.
 absl::Status MessageBoard::AskAbout(int rank) {
   Signal question;
   question.kind = SignalKind::kAsksWitness;

@@ -76,7 +76,7 @@ struct ReduceTask {
   int64_t first = 0;
 };
 
-// Everything that an operation moves, which it performs itself.
+// All data movement of an operation, as one task that the operation runs itself.
 class WholeMove {
  public:
   virtual void Run() const = 0;

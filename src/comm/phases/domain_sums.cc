@@ -271,17 +271,13 @@ int64_t DomainSums::ReducedBy(const OperationContext& context, int member) const
   return CounterOf(context, member, OwnCounter(context.placement, member));
 }
 
-ReduceStream& DomainSums::SumOf(Producer& producer, int part) {
+ReduceStream& DomainSums::SumOf(const GroupPlacement& placement, Producer& producer, int part) {
   const auto found = producer.sums.find(part);
   if (found != producer.sums.end()) return found->second;
   std::vector<ReduceStream::Leaf> leaves;
-  for (int member = subtree_->lo; member < subtree_->lo + subtree_->count; ++member) {
-    leaves.push_back(
-        {PartMemory(plan_.parts, inputs_[static_cast<size_t>(member)], part, SizeOf(plan_.dtype)),
-         plan_.dtype});
-  }
-  ReduceProgram program = BuildReduceProgram(subtree_->lo, subtree_->count,
-                                             [&](int lo, int n) { return n == 1 ? lo - subtree_->lo : -1; });
+  for (int member = subtree_->lo; member < subtree_->lo + subtree_->count; ++member)
+    leaves.push_back(InputLeaf(placement, member, part));
+  ReduceProgram program = ReduceProgramOfRanks(subtree_->lo, subtree_->count);
   ReduceStream sum(SlicingOf(part), std::move(program), std::move(leaves), plan_.reduce,
                    ReduceTarget{nullptr, sum_dtype_});
   return producer.sums.emplace(part, std::move(sum)).first->second;
@@ -304,7 +300,7 @@ bool DomainSums::StepOwnRing(OperationContext& context, Producer& producer) {
   while (ring.progress.issued() < end && ring.progress.outstanding() < kPiecesInFlight) {
     const int64_t slice = ring.progress.Issue();
     std::byte* slot = ring.base + static_cast<size_t>(slice % kOwnSlots) * slot_bytes_;
-    SumOf(producer, producer.reader).Issue(context, slice, slot, &ring);
+    SumOf(context.placement, producer, producer.reader).Issue(context, slice, slot, &ring);
     advanced = true;
   }
   return advanced;
@@ -332,7 +328,7 @@ bool DomainSums::StepRequestRing(OperationContext& context, Producer& producer) 
       continue;
     }
     std::byte* slot = ring.base + static_cast<size_t>(request % kRequestSlots) * slot_bytes_;
-    SumOf(producer, part).IssueAs(context, request, slice, slot, &ring);
+    SumOf(context.placement, producer, part).IssueAs(context, request, slice, slot, &ring);
   }
   return advanced;
 }

@@ -42,8 +42,8 @@ class DomainSums final : private TaskOwner {
  public:
   // True if some rank of the caller's node reads sums of another domain.
   static bool Applies(const GroupPlacement& placement);
-  // Progress counters of a lane on this group, if sums are used. The first of them, one for each member, are
-  // left to the phases.
+  // Progress counters of a lane on this group, if sums are used. Those below `placement.size()` belong to the
+  // phases.
   static int CountersOf(const GroupPlacement& placement);
 
   // `inputs`: by group rank. REQUIRES: Applies; all ranks of the node have published the operation.
@@ -135,7 +135,7 @@ class DomainSums final : private TaskOwner {
   bool StepOwnRing(OperationContext& context, Producer& producer);
   bool StepRequestRing(OperationContext& context, Producer& producer);
   bool Announce(OperationContext& context, Ring& ring, int counter, int reader);
-  ReduceStream& SumOf(Producer& producer, int part);
+  ReduceStream& SumOf(const GroupPlacement& placement, Producer& producer, int part);
   bool StepRequests(OperationContext& context);
   void OnTaskDone(int64_t request) override;
 

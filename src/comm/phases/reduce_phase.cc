@@ -282,8 +282,7 @@ std::unique_ptr<SliceSource> ReducePhase::MakePartial(const OperationContext& co
   std::vector<ReduceStream::Leaf> leaves;
   for (int rank = subtree.lo; rank < subtree.lo + subtree.count; ++rank)
     leaves.push_back({PartOf(rank, target), plan_.dtype, !placement.IsInDomain(rank)});
-  ReduceProgram program = BuildReduceProgram(subtree.lo, subtree.count,
-                                             [&](int lo, int n) { return n == 1 ? lo - subtree.lo : -1; });
+  ReduceProgram program = ReduceProgramOfRanks(subtree.lo, subtree.count);
   auto partial = std::make_unique<ReduceStream>(SlicingOf(target), std::move(program), std::move(leaves),
                                                 plan_.reduce, slot);
   partial->CountCrossing(context);

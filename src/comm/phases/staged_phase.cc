@@ -56,9 +56,8 @@ void StagedPhase::PlanReduce(OperationContext& context, const Memory& memory) {
   ReduceTarget target =
       TargetOf(context.placement, plan_, gathers ? PartOf(plan_.output, me_).base : plan_.output);
   if (gathers) target.nontemporal = false;  // The result is read at once.
-  reduce_.emplace(SlicingOf(me_),
-                  BuildReduceProgram(0, size_, [](int lo, int n) { return n == 1 ? lo : -1; }),
-                  std::move(leaves), plan_.reduce, std::move(target));
+  reduce_.emplace(SlicingOf(me_), ReduceProgramOfRanks(0, size_), std::move(leaves), plan_.reduce,
+                  std::move(target));
   reduce_->CountCrossing(context);
   if (memory.input_rings == nullptr) return;
   for (const int peer : peers_) {

@@ -12,7 +12,7 @@ namespace weft::internal {
 namespace {
 
 constexpr int kChildren = 8;
-constexpr int kMostRoots = kChildren + 1;  // A job of so many ranks at most has no tree.
+constexpr int kMostRoots = kChildren + 1;  // Jobs of at most this many ranks have no tree.
 
 // First byte of the value of a subtree's key.
 constexpr char kWhole = '+';      // A list of all its blobs follows.

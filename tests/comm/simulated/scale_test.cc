@@ -235,7 +235,7 @@ TEST(Scale, AFailureReachesTheGroupAlthoughAllOthersHaveDestroyedTheirEngines) {
   EXPECT_OK(report.status());
 }
 
-// The sums of this group and its barriers take different ways: see Note [Small collectives].
+// The sums of this group and its barriers take different ways: see Note [Tree collectives].
 TEST(Scale, ABarrierInsteadOfASumIsFoundOnEveryPlacement) {
   const std::vector<int> ranks = {0, 1, 4, 6, 7};
   const NodeMap cyclic{{0, 1, 2, 3, 0, 1, 2, 3}};

@@ -1,6 +1,6 @@
 // Barrier of any group, and all-reduce of at most a cache line over several nodes.
 //
-// Note [Small collectives]
+// Note [Tree collectives]
 // Problem: a direct exchange takes as many messages per rank as there are nodes, for a few bytes.
 // Rule: the first member on each node acts for it. It reads the inputs of the node's members, adds the
 // partial sums that arrive from other nodes, each at its place in the canonical tree, and sends the sum to
@@ -37,12 +37,12 @@ namespace {
 constexpr int kResultEdge = 0;   // The message that brings the result. Others have the rank `lo`, or more.
 constexpr int kSmallBytes = 64;  // A cache line, which AllReduceCounts never splits.
 
-// Dtype of partial sums of small collectives.
+// Dtype of partial sums in the tree.
 DType SumDType(DType dtype) { return dtype == DType::kBF16 ? DType::kF32 : PartialDType(dtype); }
 
-class SmallCollective final : public Collective {
+class TreeCollective final : public Collective {
  public:
-  SmallCollective(const GroupPlacement& placement, CollectivePlan plan, bool mirrored)
+  TreeCollective(const GroupPlacement& placement, CollectivePlan plan, bool mirrored)
       : Collective(std::move(plan), {.input = !placement.local_peers().empty(),
                                      .output = !placement.local_peers().empty() && placement.spans_nodes()}),
         mirrored_(mirrored) {}
@@ -310,9 +310,9 @@ bool IsSmallAllReduce(const GroupPlacement& placement, int64_t count, DType dtyp
   return placement.spans_nodes() && count <= kSmallBytes / static_cast<int64_t>(SizeOf(dtype));
 }
 
-std::unique_ptr<Operation> MakeSmallCollective(const GroupPlacement& placement, CollectivePlan plan,
-                                               bool mirrored) {
-  return std::make_unique<SmallCollective>(placement, std::move(plan), mirrored);
+std::unique_ptr<Operation> MakeTreeCollective(const GroupPlacement& placement, CollectivePlan plan,
+                                              bool mirrored) {
+  return std::make_unique<TreeCollective>(placement, std::move(plan), mirrored);
 }
 
 }  // namespace weft
