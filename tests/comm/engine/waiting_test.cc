@@ -154,6 +154,8 @@ TEST(Submission, CompletesASmallCollectiveOfWhichAllOtherRanksWait) {
       WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
       WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture, kSmall));
       WEFT_ASSIGN_OR_RETURN(TestBuffer sum, TestBuffer::Make(*fixture.pool, true, DType::kF32, kSmall));
+      // The first operation may have to wait until the host of the lane has opened it.
+      WEFT_RETURN_IF_ERROR(fixture.engine->Barrier(fixture.lane).WaitReleased());
       const HeldProgressThread held(fixture);
       const bool is_last = bootstrap.rank() == bootstrap.size() - 1;
       const std::vector<std::function<Work()>> collectives = {
