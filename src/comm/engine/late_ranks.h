@@ -31,7 +31,7 @@ class LateRanks {
   // Longest time from a question to an answer: a parked progress thread sleeps for a part of it.
   static constexpr int64_t kAnswerNs = 1'000'000'000;
 
-  // What a rank has to say about an operation.
+  // The state of an operation on a rank that is asked about it.
   struct Awaited {
     bool is_submitted = true;
     OperationNumber waits_in;  // The operation for which the ranks are awaited: that one, or another one.

@@ -16,8 +16,8 @@
 
 namespace weft {
 
-// Requests and states of a rank. In a sum, `stop` and `save` are requested by some rank, and all ranks have
-// `can_advance_save`.
+// Requests and states of a rank. In a sum, `stop` and `save` are true if some rank requests them, and
+// `can_advance_save` if it is true on all ranks.
 struct StepFlags {
   bool stop = false;  // Requests that all ranks stop after the step.
   bool save = false;  // Requests a checkpoint after the step.
@@ -35,7 +35,7 @@ struct IndexerSums {
   IndexerSums& operator+=(const IndexerSums& other);
 };
 
-// Of one rank, or their sum.
+// The summary of one rank, or the sum of those of all ranks.
 struct StepSummary {
   double loss = 0;  // This rank's contribution to the mean loss.
   StepFlags flags;

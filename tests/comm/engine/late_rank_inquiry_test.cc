@@ -22,7 +22,7 @@ class Ranks {
   explicit Ranks(int size) {
     for (int rank = 0; rank < size; ++rank) ranks_.emplace_back(rank);
   }
-  // What rank `rank` says if it is asked about kFirst or kOther.
+  // Sets the state of kFirst or kOther on rank `rank`, which it answers with.
   void Set(int rank, const OperationNumber& about, LateRanks::Awaited awaited) {
     awaited_[{rank, about}] = std::move(awaited);
   }
