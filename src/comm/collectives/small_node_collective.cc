@@ -171,6 +171,7 @@ class SmallAllReduce final : public SmallNodeCollective {
   void MoveTo(const std::vector<int>& members) const override {
     if (members.empty()) return;
     std::vector<LeafSource> leaves;
+    leaves.reserve(static_cast<size_t>(size()));
     for (int member = 0; member < size(); ++member) leaves.push_back({input(member), plan().dtype});
     ReduceTarget target = ScaledTarget(output(members.front()));
     for (size_t i = 1; i < members.size(); ++i) target.copies.push_back(output(members[i]));
