@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/mesh/mpi/mpi_library.h"
 #include "tests/mesh/bootstrap_conformance.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/status_matchers.h"
@@ -15,6 +16,7 @@ namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 using ::weft::testing::StatusIs;
 using ::weft::testing::WorldBootstrap;
 
@@ -53,6 +55,20 @@ TEST(MpiBootstrap, TwoBootstrapsCanExistAtTheSameTime) {
   EXPECT_EQ(second->rank(), WorldBootstrap().rank());
   EXPECT_EQ(second->size(), WorldBootstrap().size());
   EXPECT_OK(weft::testing::GathersBlobsInRankOrder(*second));
+}
+
+TEST(MpiBootstrap, NamesTheLibraryThatCarriesMessages) {
+  EXPECT_THAT(WorldBootstrap().WireName(), MatchesRegex("MPI \\((Open MPI|MPICH) [0-9].*\\)"));
+}
+
+TEST(MpiLibrary, IsNamedWithItsVersionAlone) {
+  EXPECT_EQ(internal::NameOfLibraryVersion(
+                "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4"),
+            "Open MPI 4.1.4");
+  EXPECT_EQ(internal::NameOfLibraryVersion("MPICH Version:\t4.0.2\nMPICH Release date:\tThu Apr  7"),
+            "MPICH 4.0.2");
+  EXPECT_EQ(internal::NameOfLibraryVersion("Intel(R) MPI Library 2021.9 for Linux* OS\n"),
+            "Intel(R) MPI Library 2021.9 for Linux* OS");
 }
 
 // Sets an environment variable, or unsets it if the value is null, and restores it.

@@ -176,6 +176,7 @@ class ShiftedBootstrap final : public Bootstrap {
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override {
     return base_.OpenWire(timeout);
   }
+  std::string WireName() const override { return base_.WireName(); }
   int64_t link_count() const override { return base_.link_count(); }
   void SkipLinks(int64_t count) override { base_.SkipLinks(count); }
 

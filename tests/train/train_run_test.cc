@@ -13,6 +13,7 @@
 namespace weft {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 TEST_F(TrainRun, StartsAtTheLossOfUniformPredictionsAndReducesIt) {
@@ -184,6 +185,12 @@ TEST_F(TrainRun, GivesTheSameBitsAndSendsFewerBytesWithWireCompression) {
       EXPECT_EQ(compressed.steps[1].copied_bytes, plain.steps[1].copied_bytes);
     }
   }
+}
+
+TEST_F(TrainRun, PrintsTheWireIfThereAreSeveralNodes) {
+  EXPECT_THAT(Printed({1, 2}, NodeMap::RanksPerNode(2, 1)),
+              ContainsRegex("\nwire +memory of this process  \\(between the 2 nodes\\)\n"));
+  EXPECT_THAT(Printed({1, 2}, NodeMap::OneNode(2)), Not(HasSubstr("\nwire ")));
 }
 
 TEST_F(TrainRun, PrintsTheWireCompressionBetweenNodes) {

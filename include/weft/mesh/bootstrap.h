@@ -86,6 +86,8 @@ class Bootstrap {
   // their opening: the n-th link of each rank belong together.
   // Errors: kDeadlineExceeded (not all ranks opened it within `timeout`).
   virtual absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) = 0;
+  // Names what carries the messages of these links, for a person to read: "MPI (Open MPI 4.1.4)".
+  virtual std::string WireName() const = 0;
   // Links that this rank has opened, tried to open or skipped.
   virtual int64_t link_count() const = 0;
   // Skips the links that peers have opened without this rank, until link_count() is `count`. After a missed

@@ -14,6 +14,7 @@
 #include "src/mesh/base/node_memory_limits.h"
 #include "src/mesh/mpi/mpi_blob_exchange.h"
 #include "src/mesh/mpi/mpi_duplicates.h"
+#include "src/mesh/mpi/mpi_library.h"
 #include "src/mesh/mpi/mpi_node_memory.h"
 #include "src/mesh/mpi/mpi_session.h"
 #include "src/mesh/mpi/mpi_wire.h"
@@ -108,6 +109,7 @@ class MpiBootstrap : public Bootstrap {
   absl::StatusOr<size_t> FreeNodeMemory() const override { return MemoryLimits().FreeBytes(); }
   std::string NodeMemoryLimit() const override { return MemoryLimits().ScarcestResource(); }
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override;
+  std::string WireName() const override { return absl::StrCat("MPI (", internal::MpiLibraryName(), ")"); }
   int64_t link_count() const override { return link_comms_.count(); }
   void SkipLinks(int64_t count) override { link_comms_.Skip(count); }
 

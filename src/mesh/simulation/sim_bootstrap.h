@@ -64,6 +64,7 @@ class SimBootstrap final : public Bootstrap {
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration /*timeout*/) override {
     return std::make_unique<FabricWire>(rank_, world_.Fabric(wires_++));
   }
+  std::string WireName() const override { return "simulated links"; }
   int64_t link_count() const override { return static_cast<int64_t>(wires_); }
   void SkipLinks(int64_t count) override { wires_ = std::max(wires_, static_cast<size_t>(count)); }
 

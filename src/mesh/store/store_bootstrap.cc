@@ -107,6 +107,7 @@ class StoreBootstrap final : public Bootstrap {
   absl::StatusOr<size_t> FreeNodeMemory() const override { return limits_.FreeBytes(); }
   std::string NodeMemoryLimit() const override { return limits_.ScarcestResource(); }
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override;
+  std::string WireName() const override { return "TCP sockets"; }
   int64_t link_count() const override { return links_; }
   void SkipLinks(int64_t count) override { links_ = std::max(links_, count); }
 

@@ -91,6 +91,7 @@ class ThreadBootstrap : public Bootstrap {
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration /*timeout*/) override {
     return std::make_unique<internal::FabricWire>(rank_, shared_->Fabric(wires_++));
   }
+  std::string WireName() const override { return "memory of this process"; }
   int64_t link_count() const override { return static_cast<int64_t>(wires_); }
   void SkipLinks(int64_t count) override { wires_ = std::max(wires_, static_cast<size_t>(count)); }
 

@@ -156,7 +156,7 @@ class Run {
     WEFT_ASSIGN_OR_RETURN(const NodePlacement placement, FindPlacement(bootstrap_, timeout_));
     const ThreadPlan threads = PlanThreads(placement);
     SetThreadCount(threads.threads);
-    resolved_ = ResolveConfig(config_, *inputs_, *plan_, threads);
+    resolved_ = ResolveConfig(config_, *inputs_, *plan_, threads, bootstrap_);
     if (output() != nullptr) {
       std::fputs(ToText(resolved_).c_str(), output());
       for (const std::string& warning : threads.warnings) {

@@ -207,10 +207,20 @@ std::vector<ResolvedItem> LossScaleItems(const TrainConfig& config, const RunPla
            config.optimizer.loss_scale.empty() ? "f16" : "--loss-scale"}};
 }
 
+// Empty on one node, whose ranks send no messages.
+std::vector<ResolvedItem> WireItems(const Bootstrap& bootstrap) {
+  const int nodes = bootstrap.node_map().node_count();
+  if (nodes == 1) {
+    return {};
+  }
+  return {{"wire", bootstrap.WireName(), absl::StrCat("between the ", nodes, " nodes")}};
+}
+
 }  // namespace
 
 std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainInputs& inputs,
-                                        const RunPlan& plan, const ThreadPlan& threads) {
+                                        const RunPlan& plan, const ThreadPlan& threads,
+                                        const Bootstrap& bootstrap) {
   std::vector<ResolvedItem> items = {
       ModelItem(config, inputs.model),
       DataItem(config, inputs.corpus, plan),
@@ -223,9 +233,9 @@ std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainIn
       {"threads", absl::StrCat(threads.threads, " per rank"), threads.reason},
       {"seed", absl::StrCat(config.seed), ""},
       {"steps", absl::StrCat(config.optimizer.steps), ""}};
-  for (std::vector<ResolvedItem> more :
-       {AttentionItems(config, inputs, plan), LoraItems(config, inputs), ProductItems(plan),
-        LossScaleItems(config, plan), ContextItems(plan), EvaluationItems(config, plan)}) {
+  for (std::vector<ResolvedItem> more : {AttentionItems(config, inputs, plan), LoraItems(config, inputs),
+                                         ProductItems(plan), LossScaleItems(config, plan), ContextItems(plan),
+                                         EvaluationItems(config, plan), WireItems(bootstrap)}) {
     std::move(more.begin(), more.end(), std::back_inserter(items));
   }
   return items;

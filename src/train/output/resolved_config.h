@@ -6,6 +6,7 @@
 
 #include "src/train/plan/inputs.h"
 #include "src/train/plan/run_plan.h"
+#include "weft/mesh/bootstrap.h"
 #include "weft/train/config.h"
 #include "weft/train/thread_plan.h"
 
@@ -18,7 +19,8 @@ struct ResolvedItem {
 };
 
 std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainInputs& inputs,
-                                        const RunPlan& plan, const ThreadPlan& threads);
+                                        const RunPlan& plan, const ThreadPlan& threads,
+                                        const Bootstrap& bootstrap);
 
 // One line per item, in columns.
 std::string ToText(const std::vector<ResolvedItem>& items);

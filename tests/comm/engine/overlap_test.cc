@@ -88,6 +88,7 @@ class CheckedBootstrap final : public Bootstrap {
     WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> link, bootstrap_.OpenWire(timeout));
     return std::make_unique<OverlapChecker>(std::move(link));
   }
+  std::string WireName() const override { return bootstrap_.WireName(); }
   int64_t link_count() const override { return bootstrap_.link_count(); }
   void SkipLinks(int64_t count) override { bootstrap_.SkipLinks(count); }
 

@@ -37,6 +37,7 @@ class OnNumaNodes final : public Bootstrap {
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override {
     return WorldBootstrap().OpenWire(timeout);
   }
+  std::string WireName() const override { return WorldBootstrap().WireName(); }
   int64_t link_count() const override { return WorldBootstrap().link_count(); }
   void SkipLinks(int64_t count) override { WorldBootstrap().SkipLinks(count); }
 
