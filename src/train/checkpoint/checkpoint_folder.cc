@@ -6,9 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <filesystem>
 #include <sys/stat.h>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -20,13 +18,12 @@
 
 #include "src/train/checkpoint/manifest.h"
 #include "src/train/files/file_io.h"
+#include "src/train/files/folder_entries.h"
 #include "weft/core/status.h"
 #include "weft/train/checkpoint.h"
 
 namespace weft {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "step-";
 constexpr const char* kStaging = ".saving-";     // Files of a save that is under way.
@@ -34,31 +31,11 @@ constexpr const char* kRemoving = ".removing-";  // A checkpoint that is being r
 constexpr const char* kLatest = "latest";
 constexpr int64_t kMaxLatestBytes = 4096;
 
-std::string Join(const std::string& folder, const std::string& name) {
-  return absl::StrCat(folder, "/", name);
-}
-
 // If `name` is that of a checkpoint, sets `step` and returns true.
 bool ParseName(const std::string& name, int64_t& step) {
   absl::string_view digits = name;
   return absl::ConsumePrefix(&digits, kPrefix) && absl::SimpleAtoi(digits, &step) &&
          CheckpointName(step) == name;
-}
-
-absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
-  std::vector<std::string> names;
-  std::error_code error;
-  auto entry = fs::directory_iterator(folder, error);
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    names.push_back(entry->path().filename());
-  }
-  if (error) return ErrnoStatus(error.value(), "read the folder", folder);
-  return names;
-}
-
-void RemoveTree(const std::string& path) {
-  std::error_code ignored;
-  fs::remove_all(path, ignored);
 }
 
 // Renames a folder. If the target exists, exchanges the two.
@@ -77,8 +54,7 @@ bool IsCheckpointName(const std::string& name) {
 }
 
 absl::Status CheckIsNoCheckpoint(const std::string& folder) {
-  struct stat info {};
-  if (lstat(Join(folder, kManifestName).c_str(), &info) != 0) return absl::OkStatus();
+  if (!Exists(InFolder(folder, kManifestName))) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("'", folder, "' is a checkpoint, which other weights would damage: name another folder"));
 }
@@ -91,7 +67,7 @@ absl::StatusOr<std::shared_ptr<CheckpointFolder>> CheckpointFolder::Claim(const 
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder->path()));
   for (const std::string& name : names) {
     if (!absl::StartsWith(name, kStaging) && !absl::StartsWith(name, kRemoving)) continue;
-    folder->removed_.push_back(Join(folder->path(), name));
+    folder->removed_.push_back(InFolder(folder->path(), name));
     RemoveTree(folder->removed_.back());
   }
   return folder;
@@ -102,7 +78,7 @@ absl::Status CheckpointFolder::CheckSpace(int64_t bytes, int64_t largest_file) c
 }
 
 absl::StatusOr<std::string> CheckpointFolder::Stage(int64_t step) {
-  std::string staged = Join(path(), absl::StrCat(kStaging, CheckpointName(step), "-", UniqueSuffix()));
+  std::string staged = InFolder(path(), absl::StrCat(kStaging, CheckpointName(step), "-", UniqueSuffix()));
   if (mkdir(staged.c_str(), 0777) != 0) return ErrnoStatus(errno, "create the folder", staged);
   return staged;
 }
@@ -112,11 +88,11 @@ void CheckpointFolder::Discard(const std::string& staged) { RemoveTree(staged); 
 absl::Status CheckpointFolder::Commit(const std::string& staged, int64_t step, int64_t keep) const {
   const std::string name = CheckpointName(step);
   absl::Status status = SyncFolder(staged);
-  if (status.ok()) status = MoveOrExchange(staged, Join(path(), name));
+  if (status.ok()) status = MoveOrExchange(staged, InFolder(path(), name));
   if (status.ok()) status = SyncFolder(path());
   RemoveTree(staged);  // After an exchange this is the replaced checkpoint.
   WEFT_RETURN_IF_ERROR(status);
-  WEFT_RETURN_IF_ERROR(WriteWholeFile(Join(path(), kLatest), name + "\n"));
+  WEFT_RETURN_IF_ERROR(WriteWholeFile(InFolder(path(), kLatest), name + "\n"));
   WEFT_RETURN_IF_ERROR(SyncFolder(path()));
   return RemoveOld(keep);
 }
@@ -130,8 +106,8 @@ absl::Status CheckpointFolder::RemoveOld(int64_t keep) const {
 
 absl::Status CheckpointFolder::Remove(const std::string& name) const {
   // Renames the folder first, so that a killed removal leaves no incomplete checkpoint.
-  const std::string removed = Join(path(), absl::StrCat(kRemoving, name, "-", UniqueSuffix()));
-  if (std::rename(Join(path(), name).c_str(), removed.c_str()) != 0)
+  const std::string removed = InFolder(path(), absl::StrCat(kRemoving, name, "-", UniqueSuffix()));
+  if (std::rename(InFolder(path(), name).c_str(), removed.c_str()) != 0)
     return ErrnoStatus(errno, "remove", name);
   RemoveTree(removed);
   return absl::OkStatus();
@@ -142,7 +118,7 @@ absl::StatusOr<std::vector<std::string>> ListCheckpoints(const std::string& fold
   if (absl::IsNotFound(names.status())) return std::vector<std::string>();
   WEFT_RETURN_IF_ERROR(names.status());
   std::string latest;
-  if (const auto text = ReadWholeFile(Join(folder, kLatest), kMaxLatestBytes); text.ok()) {
+  if (const auto text = ReadWholeFile(InFolder(folder, kLatest), kMaxLatestBytes); text.ok()) {
     latest = text->substr(0, text->find('\n'));
   }
   std::vector<std::pair<int64_t, std::string>> found;  // Sort key and name.

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <string_view>
@@ -19,9 +20,10 @@
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_split.h>
 
 #include "src/train/files/file_io.h"
+#include "src/train/files/file_moves.h"
+#include "src/train/files/folder_entries.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -30,20 +32,11 @@ namespace {
 namespace fs = std::filesystem;
 using Names = std::vector<std::string>;
 
-constexpr const char* kStaging = ".weft-new-";
-constexpr const char* kBackup = ".weft-old-";
-constexpr const char* kMoves = "weft-moves";  // In a backup: the staging folder, and the names of its files.
-constexpr int64_t kMaxMovesBytes = 1 << 20;
 constexpr int kLockAttempts = 10;
 constexpr int64_t kSpareBytes = 1 << 20;  // For folders, and files of a few lines.
 
 absl::Status FolderError(int error, const std::string& path) {
   return ErrnoStatus(error, "write to the folder", path);
-}
-
-bool Exists(const std::string& path) {
-  struct stat info {};
-  return lstat(path.c_str(), &info) == 0;
 }
 
 bool IsFolder(const std::string& path) {
@@ -55,44 +48,8 @@ bool IsSame(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-void RemoveTree(const std::string& path) {
-  std::error_code ignored;
-  fs::remove_all(path, ignored);
-}
-
 std::string ParentOf(const std::string& path) { return fs::path(path).parent_path(); }
 std::string NameOf(const std::string& path) { return fs::path(path).filename(); }
-
-// The names in a folder, without temporary folders of weft.
-absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::directory_iterator();
-       entry.increment(error)) {
-    std::string name = entry->path().filename();
-    if (!absl::StartsWith(name, kStaging) && !absl::StartsWith(name, kBackup))
-      names.push_back(std::move(name));
-  }
-  if (error) return ErrnoStatus(error.value(), "read the folder", folder);
-  return names;
-}
-
-// Renames that can be undone.
-class Moves {
- public:
-  absl::Status Move(const std::string& from, const std::string& to) {
-    if (std::rename(from.c_str(), to.c_str()) != 0) return ErrnoStatus(errno, "write", to);
-    done_.emplace_back(from, to);
-    return absl::OkStatus();
-  }
-  void Undo() {
-    for (; !done_.empty(); done_.pop_back())
-      std::rename(done_.back().second.c_str(), done_.back().first.c_str());
-  }
-
- private:
-  std::vector<std::pair<std::string, std::string>> done_;
-};
 
 // The start of the path of a staging folder beside `path`; nullopt if the parent is on another file system.
 std::optional<std::string> StagingPrefixBeside(const std::string& path) {
@@ -105,91 +62,8 @@ std::optional<std::string> StagingPrefixBeside(const std::string& path) {
   return absl::StrCat(parent, "/.", NameOf(path));
 }
 
-std::string InFolder(const std::string& folder, const std::string& name) {
-  return absl::StrCat(folder, "/", name);
-}
-
 bool Exchange(const std::string& a, const std::string& b) {
   return renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
-}
-
-// The moves of an export: first the old files into a backup, then the new files into the folder, in the order
-// of the lists.
-struct MoveList {
-  std::string staging;
-  Names old;
-  Names fresh;
-};
-
-std::string Format(const MoveList& moves) {
-  std::string text = absl::StrCat("staging ", moves.staging, "\n");
-  for (const std::string& name : moves.old) absl::StrAppend(&text, "old ", name, "\n");
-  for (const std::string& name : moves.fresh) absl::StrAppend(&text, "new ", name, "\n");
-  return text;
-}
-
-absl::StatusOr<MoveList> ReadMoveList(const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path, kMaxMovesBytes));
-  MoveList moves;
-  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-    const std::pair<absl::string_view, absl::string_view> parts =
-        absl::StrSplit(line, absl::MaxSplits(' ', 1));
-    const std::string name(parts.second);
-    if (parts.first == "staging") {
-      moves.staging = name;
-    } else if (parts.first == "old" || parts.first == "new") {
-      (parts.first == "old" ? moves.old : moves.fresh).push_back(name);
-    } else {
-      return absl::DataLossError(absl::StrCat("'", path, "' is not a list of moves"));
-    }
-  }
-  if (moves.staging.empty() || moves.fresh.empty())
-    return absl::DataLossError(absl::StrCat("'", path, "' is not a list of moves"));
-  return moves;
-}
-
-absl::Status WriteNewFile(const std::string& path, const std::string& text) {
-  WEFT_ASSIGN_OR_RETURN(File file, File::CreateNew(path));
-  WEFT_RETURN_IF_ERROR(file.WriteAt(0, text.data(), text.size()));
-  return file.Close();
-}
-
-// Renames the backup before its removal: a backup that is removed in part must not be restored.
-void RemoveBackup(const std::string& folder, const std::string& backup) {
-  const std::string removed = InFolder(folder, absl::StrCat(kStaging, UniqueSuffix()));
-  if (std::rename(backup.c_str(), removed.c_str()) == 0) RemoveTree(removed);
-}
-
-// Undoes the moves of a killed run, unless all new files had arrived; then removes the backup. Returns true
-// if it has moved files back. Errors: those of the system, or kDataLoss (there is no list of moves).
-absl::StatusOr<bool> RestoreBackup(const std::string& folder, const std::string& backup) {
-  WEFT_ASSIGN_OR_RETURN(Names kept, NamesIn(backup));
-  std::erase(kept, kMoves);
-  const absl::StatusOr<MoveList> listed = ReadMoveList(InFolder(backup, kMoves));
-  if (!listed.ok() && kept.empty()) {  // The run was killed before the first move.
-    RemoveBackup(folder, backup);
-    return false;
-  }
-  WEFT_RETURN_IF_ERROR(listed.status());
-  const MoveList& moves = *listed;
-  // Also false if an old file of this name is still in the folder.
-  const auto has_arrived = [&](const std::string& name) {
-    const bool was_there = std::find(moves.old.begin(), moves.old.end(), name) != moves.old.end();
-    return Exists(InFolder(folder, name)) && !Exists(InFolder(moves.staging, name)) &&
-           (!was_there || Exists(InFolder(backup, name)));
-  };
-  const bool complete = has_arrived(moves.fresh.back());
-  if (!complete) {
-    for (const std::string& name : moves.fresh) {
-      if (has_arrived(name)) unlink(InFolder(folder, name).c_str());
-    }
-    Moves back;
-    for (const std::string& name : kept) {
-      WEFT_RETURN_IF_ERROR(back.Move(InFolder(backup, name), InFolder(folder, name)));
-    }
-  }
-  RemoveBackup(folder, backup);
-  return !complete && !kept.empty();
 }
 
 // Errors: the path is empty, or it is relative and the working folder has been removed.
@@ -275,13 +149,9 @@ absl::Status OutputFolder::Lock() {
 // Does nothing without a lock, as RemoveLeftovers.
 void OutputFolder::RestoreBackups() {
   if (fd_ < 0) return;
-  std::error_code ignored;
-  std::vector<std::string> backups;
-  for (auto entry = fs::directory_iterator(path_, ignored); !ignored && entry != fs::directory_iterator();
-       entry.increment(ignored)) {
-    if (absl::StartsWith(entry->path().filename().native(), kBackup)) backups.push_back(entry->path());
-  }
-  for (const std::string& backup : backups) {
+  for (const std::string& name : NamesIn(path_).value_or(Names{})) {
+    if (!absl::StartsWith(name, kBackupPrefix)) continue;
+    const std::string backup = InFolder(path_, name);
     const absl::StatusOr<bool> restored = RestoreBackup(path_, backup);
     if (!restored.ok()) {
       messages_.push_back(absl::StrCat("an export that was killed has left its old files in '", backup,
@@ -297,13 +167,11 @@ void OutputFolder::RestoreBackups() {
 // Does nothing without a lock: the leftovers could be the files of a live run.
 void OutputFolder::RemoveLeftovers() const {
   if (fd_ < 0) return;
-  const std::string beside = absl::StrCat(".", NameOf(path_), kStaging);
-  std::error_code ignored;
+  const std::string beside = absl::StrCat(".", NameOf(path_), kStagingPrefix);
   for (const auto& [folder, prefix] :
-       {std::pair(ParentOf(path_), beside), std::pair(path_, std::string(kStaging))}) {
-    for (auto entry = fs::directory_iterator(folder, ignored); !ignored && entry != fs::directory_iterator();
-         entry.increment(ignored)) {
-      if (absl::StartsWith(entry->path().filename().native(), prefix)) RemoveTree(entry->path());
+       {std::pair(ParentOf(path_), beside), std::pair(path_, std::string(kStagingPrefix))}) {
+    for (const std::string& name : NamesIn(folder).value_or(Names{})) {
+      if (absl::StartsWith(name, prefix)) RemoveTree(InFolder(folder, name));
     }
   }
 }
@@ -329,7 +197,7 @@ absl::Status OutputFolder::CheckSpace(const char* what, const std::vector<int64_
 }
 
 absl::StatusOr<std::string> OutputFolder::Stage() {
-  const std::string name = absl::StrCat(kStaging, UniqueSuffix());
+  const std::string name = absl::StrCat(kStagingPrefix, UniqueSuffix());
   if (const auto beside = StagingPrefixBeside(path_)) {
     std::string staging = *beside + name;
     if (mkdir(staging.c_str(), 0777) == 0) return staging_ = std::move(staging);
@@ -345,8 +213,8 @@ void OutputFolder::Discard() {
 
 absl::Status OutputFolder::Commit(const std::string& last,
                                   absl::FunctionRef<bool(const std::string&)> is_obsolete) {
-  WEFT_ASSIGN_OR_RETURN(const Names fresh, NamesIn(staging_));
-  WEFT_ASSIGN_OR_RETURN(const Names present, NamesIn(path_));
+  WEFT_ASSIGN_OR_RETURN(Names fresh, LastingNamesIn(staging_));
+  WEFT_ASSIGN_OR_RETURN(const Names present, LastingNamesIn(path_));
   Names old;
   Names kept;
   for (const std::string& name : present) {
@@ -355,7 +223,11 @@ absl::Status OutputFolder::Commit(const std::string& last,
   }
   WEFT_RETURN_IF_ERROR(SyncFolder(staging_));
   if (!Replace(old, kept)) {
-    WEFT_RETURN_IF_ERROR(MoveFiles(old, fresh, last));
+    // The old weights leave first, and the new ones come last.
+    const auto is_last = [&](const std::string& name) { return name == last; };
+    std::stable_partition(old.begin(), old.end(), is_last);
+    std::stable_partition(fresh.begin(), fresh.end(), std::not_fn(is_last));
+    WEFT_RETURN_IF_ERROR(MoveWithBackup(path_, {staging_, old, fresh}));
   }
   created_.clear();
   Discard();
@@ -383,47 +255,13 @@ bool OutputFolder::Replace(const Names& old, const Names& kept) const {
   }
   // After an exchange the staging folder has the old files. Files that were added meanwhile move to the new
   // folder.
-  for (const std::string& name : NamesIn(staging_).value_or(Names{})) {
+  for (const std::string& name : LastingNamesIn(staging_).value_or(Names{})) {
     const std::string target = InFolder(path_, name);
     if (std::find(old.begin(), old.end(), name) == old.end() && !Exists(target)) {
       std::rename(InFolder(staging_, name).c_str(), target.c_str());
     }
   }
   return true;
-}
-
-absl::Status OutputFolder::MoveFiles(const Names& old, Names fresh, const std::string& last) const {
-  const std::string backup = absl::StrCat(path_, "/", kBackup, UniqueSuffix());
-  if (mkdir(backup.c_str(), 0777) != 0) return FolderError(errno, path_);
-  std::stable_partition(fresh.begin(), fresh.end(), [&](const std::string& name) { return name != last; });
-  const MoveList list{staging_, old, fresh};
-  if (absl::Status listed = WriteNewFile(InFolder(backup, kMoves), Format(list)); !listed.ok()) {
-    RemoveTree(backup);
-    return listed;
-  }
-  Moves moves;
-  const auto move_all = [&]() -> absl::Status {
-    // The old weights leave first, and the new ones come last.
-    if (std::find(old.begin(), old.end(), last) != old.end()) {
-      WEFT_RETURN_IF_ERROR(moves.Move(InFolder(path_, last), InFolder(backup, last)));
-    }
-    for (const std::string& name : old) {
-      if (name != last) WEFT_RETURN_IF_ERROR(moves.Move(InFolder(path_, name), InFolder(backup, name)));
-    }
-    for (const std::string& name : fresh) {
-      WEFT_RETURN_IF_ERROR(moves.Move(InFolder(staging_, name), InFolder(path_, name)));
-    }
-    return absl::OkStatus();
-  };
-  absl::Status status = move_all();
-  if (status.ok()) {
-    RemoveBackup(path_, backup);
-  } else {
-    moves.Undo();
-    // Keeps what could not be moved back.
-    if (NamesIn(backup).value_or(Names{}) == Names{kMoves}) RemoveTree(backup);
-  }
-  return status;
 }
 
 }  // namespace weft

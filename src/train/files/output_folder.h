@@ -67,7 +67,6 @@ class OutputFolder {
   void RestoreBackups();
   void RemoveLeftovers() const;
   bool Replace(const Names& old, const Names& kept) const;
-  absl::Status MoveFiles(const Names& old, Names fresh, const std::string& last) const;
 
   std::string path_;                  // Without links.
   std::vector<std::string> created_;  // The folder and its parents, as far as Claim created them.
