@@ -15,6 +15,7 @@
 #include "src/train/plan/agreement.h"
 #include "src/train/plan/inputs.h"
 #include "src/train/plan/memory_need.h"
+#include "src/train/plan/run_properties.h"
 #include "weft/comm/wire_compression.h"
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"

@@ -15,8 +15,8 @@
 #include <absl/time/time.h>
 
 #include "src/train/loop/training_state.h"
-#include "src/train/plan/agreement.h"
 #include "src/train/plan/run_plan.h"
+#include "src/train/plan/run_properties.h"
 #include "weft/mesh/bootstrap.h"
 #include "weft/train/checkpoint.h"
 #include "weft/train/config.h"

@@ -21,6 +21,7 @@
 #include "src/train/plan/inputs.h"
 #include "src/train/plan/memory_need.h"
 #include "src/train/plan/run_plan.h"
+#include "src/train/plan/run_properties.h"
 #include "src/train/trace/run_trace.h"
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"
