@@ -2,23 +2,16 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
-#include <cstdlib>
-#include <filesystem>
-#include <system_error>
 #include <thread>
 #include <utility>
 
-#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
-#include <absl/strings/str_split.h>
-#include <absl/strings/strip.h>
 
 #include "src/train/config/flag_error.h"
-#include "src/train/files/file_io.h"
 #include "src/train/plan/inputs.h"
 #include "src/train/plan/run_plan.h"
+#include "src/train/planner/costs_file.h"
 #include "src/train/planner/measure.h"
 #include "src/train/planner/memory_forecast.h"
 #include "src/train/planner/plan_json.h"
@@ -33,48 +26,6 @@ namespace {
 constexpr int64_t kMaxRanks = 1024;
 constexpr int64_t kMaxSimulatedRanks = 256;  // Of more, a forecast takes minutes.
 constexpr int64_t kMaxCores = 4096;
-constexpr int64_t kMaxCostsBytes = 1 << 20;
-
-// A positive number with one of the suffixes, times the factor of the suffix.
-struct Suffix {
-  const char* text;
-  double factor;
-};
-std::optional<double> ParseQuantity(absl::string_view text, absl::Span<const Suffix> suffixes) {
-  for (const Suffix& suffix : suffixes) {
-    absl::string_view number = text;
-    double value = 0;
-    if (!absl::ConsumeSuffix(&number, suffix.text) || !absl::SimpleAtod(number, &value)) continue;
-    if (value > 0 && std::isfinite(value)) return value * suffix.factor;
-  }
-  return std::nullopt;
-}
-
-std::string CostsPath(const PlanOptions& options) {
-  if (!options.costs_file.empty()) return options.costs_file;
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != 0) {
-    return absl::StrCat(cache, "/weft/costs.json");
-  }
-  const char* home = std::getenv("HOME");
-  return absl::StrCat(home == nullptr ? "." : home, "/.cache/weft/costs.json");
-}
-
-// The stored costs, or the built-in ones if there are none.
-absl::StatusOr<MachineCosts> ReadCosts(const PlanOptions& options, const std::string& path) {
-  absl::StatusOr<std::string> text = ReadWholeFile(path, kMaxCostsBytes);
-  if (absl::IsNotFound(text.status()) && (options.costs_file.empty() || options.measure))
-    return MachineCosts();
-  WEFT_RETURN_IF_ERROR(text.status());
-  return ParseCosts(*text, path);
-}
-
-absl::Status WriteCosts(const MachineCosts& costs, const std::string& path) {
-  std::error_code error;
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  if (error) return ErrnoStatus(error.value(), "create the folder", folder.string());
-  return WriteWholeFile(path, FormatCosts(costs));
-}
 
 int CoresOf(const PlanOptions& options) {
   if (options.cores) return static_cast<int>(*options.cores);
@@ -391,25 +342,6 @@ class Planner {
 };
 
 }  // namespace
-
-absl::StatusOr<LinkSpeed> LinkSpeed::Parse(std::string_view text) {
-  const std::pair<std::string, std::string> parts =
-      absl::StrSplit(absl::string_view(text.data(), text.size()), absl::MaxSplits(':', 1));
-  const auto speed = ParseQuantity(parts.first, {{"gbit", 1}, {"mbit", 1e-3}});
-  const auto latency =
-      parts.second.empty() ? LinkSpeed().latency_us : ParseQuantity(parts.second, {{"us", 1}, {"ms", 1e3}});
-  if (speed && latency) return LinkSpeed{*speed, *latency};
-  return BadFlag("link", std::string(text),
-                 "must be a rate and a latency, such as 100gbit:5us or 1gbit:50us");
-}
-
-std::string LinkSpeed::ToString() const { return absl::StrCat(gigabits, " Gbit/s and ", latency_us, " us"); }
-
-absl::StatusOr<double> ParseFlops(std::string_view text) {
-  const auto flops = ParseQuantity(absl::string_view(text.data(), text.size()), {{"tf", 1e12}, {"gf", 1e9}});
-  if (flops) return *flops;
-  return BadFlag("flops", std::string(text), "must be operations a second of a core, such as 80gf or 2tf");
-}
 
 absl::StatusOr<std::string> PlanTraining(const TrainConfig& config, const PlanOptions& options) {
   return Planner(config, options).Plan();
