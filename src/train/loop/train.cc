@@ -11,6 +11,7 @@
 #include "src/train/loop/evaluator.h"
 #include "src/train/loop/finite_checks.h"
 #include "src/train/loop/run_checkpoints.h"
+#include "src/train/loop/run_model_files.h"
 #include "src/train/loop/sharded_hash.h"
 #include "src/train/loop/trainer.h"
 #include "src/train/output/export_hf.h"
@@ -26,7 +27,6 @@
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"
 #include "weft/mesh/host_memory.h"
-#include "weft/train/peft_adapter.h"
 #include "weft/train/progress.h"
 #include "weft/train/thread_plan.h"
 
@@ -75,7 +75,6 @@ class Run {
     return Finish();
   }
 
-  DType export_dtype() const { return config_.output.export_dtype.value_or(DType::kF32); }
   bool first() const { return bootstrap_.rank() == 0; }
   std::FILE* output() const { return first() ? environment_.output : nullptr; }
   absl::Status Agree(const absl::Status& local) { return AgreeOnStatus(bootstrap_, local, timeout_); }
@@ -93,34 +92,10 @@ class Run {
     }
     WEFT_ASSIGN_OR_RETURN(plan_, MakeRunPlan(config_, *inputs_, bootstrap_.node_map()));
     WEFT_ASSIGN_OR_RETURN(properties_, PropertiesOf(config_, *inputs_));
-    return first() ? OpenOutputs() : absl::OkStatus();
-  }
-
-  absl::Status OpenOutputs() {
+    if (!first()) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(CheckOutputs(config_, *inputs_));
-    const std::string source = config_.model.hf_folder();
-    if (!config_.checkpoint.folder.empty()) {
-      WEFT_ASSIGN_OR_RETURN(companions_, ReadCompanions(source));
-    }
-    const std::string& folder = config_.output.export_folder;
-    if (folder.empty()) return absl::OkStatus();
-    const ExportedWeights weights = ExportedWeightsOf(config_);
-    WEFT_ASSIGN_OR_RETURN(const std::vector<ModelCompanion> companions, ReadCompanions(source));
-    WEFT_ASSIGN_OR_RETURN(
-        export_, OpenExport(folder, source, FilesBeside(weights, companions, export_dtype()), *model_,
-                            weights, export_dtype()));
+    WEFT_ASSIGN_OR_RETURN(model_files_, RunModelFiles::Open(config_, *inputs_, *model_));
     return absl::OkStatus();
-  }
-
-  // The configuration files and companions beside exported or saved weights, by name.
-  std::map<std::string, std::string> FilesBeside(ExportedWeights weights,
-                                                 const std::vector<ModelCompanion>& companions,
-                                                 DType dtype) const {
-    if (weights == ExportedWeights::kModel) {
-      return ModelFiles(inputs_->model, inputs_->hf_config, companions, dtype);
-    }
-    const std::string base = config_.model.hf_weights() ? config_.model.hf_model : "";
-    return AdapterFiles(FormatPeftAdapter(*inputs_->lora, base, inputs_->adapter_config), companions);
   }
 
   absl::Status Prepare() {
@@ -165,10 +140,8 @@ class Run {
       }
       for (const std::string& message : checkpoints_->messages())
         std::fprintf(output(), "%s\n", message.c_str());
-      if (export_) {
-        for (const std::string& message : export_->folder->messages())
-          std::fprintf(output(), "export   %s\n", message.c_str());
-      }
+      for (const std::string& message : model_files_->messages())
+        std::fprintf(output(), "export   %s\n", message.c_str());
       std::fflush(output());
     }
     return absl::OkStatus();
@@ -311,18 +284,12 @@ class Run {
     if (last || flags.save || checkpoints_->IsDue(step)) {
       trainer_->engine().SetPhase(absl::StrCat("checkpoint of step ", step));
       WEFT_RETURN_IF_ERROR(checkpoints_->Save(
-          trainer_->state(), step, {report_.skipped_steps, counted_skips_}, FilesBesideCheckpoint()));
+          trainer_->state(), step, {report_.skipped_steps, counted_skips_},
+          model_files_ ? model_files_->BesideCheckpoint() : std::map<std::string, std::string>{}));
     } else if (flags.can_advance_save) {
       WEFT_RETURN_IF_ERROR(checkpoints_->Advance());
     }
     return last ? checkpoints_->Finish() : absl::OkStatus();
-  }
-
-  // With these files a checkpoint is a model folder, or a PEFT folder. Rank 0 writes them.
-  std::map<std::string, std::string> FilesBesideCheckpoint() const {
-    if (!first()) return {};
-    return FilesBeside(inputs_->lora ? ExportedWeights::kAdapters : ExportedWeights::kModel, companions_,
-                       DType::kF32);
   }
 
   bool EvaluatesAfter(int64_t step) const {
@@ -373,8 +340,9 @@ class Run {
     }
     if (config_.output.export_merged) WEFT_RETURN_IF_ERROR(trainer_->MergeAdapters());
     const bool writes = bootstrap_.rank() < plan_->shard_group_size();  // The first replica.
-    WEFT_RETURN_IF_ERROR(ExportHf(bootstrap_, export_ ? &*export_ : nullptr, trainer_->model(), shards,
-                                  ExportedWeightsOf(config_), export_dtype(), writes, timeout_));
+    WEFT_RETURN_IF_ERROR(ExportHf(bootstrap_, model_files_ ? model_files_->export_target() : nullptr,
+                                  trainer_->model(), shards, ExportedWeightsOf(config_), ExportDType(config_),
+                                  writes, timeout_));
     if (output() != nullptr) {
       std::fprintf(output(), "exported to %s\n", config_.output.export_folder.c_str());
     }
@@ -391,11 +359,10 @@ class Run {
   std::vector<RunProperty> properties_;  // Equal on all ranks.
   std::vector<ResolvedItem> resolved_;
   std::unique_ptr<Trainer> trainer_;
-  std::optional<RunTrace> trace_;           // If there is --trace.
-  std::unique_ptr<Evaluator> evaluator_;    // Null without --eval-data.
-  std::optional<RunRecords> records_;       // On rank 0.
-  std::optional<HfExport> export_;          // On rank 0, if there is --export-hf.
-  std::vector<ModelCompanion> companions_;  // On rank 0, if there is --checkpoint-dir.
+  std::optional<RunTrace> trace_;               // If there is --trace.
+  std::unique_ptr<Evaluator> evaluator_;        // Null without --eval-data.
+  std::optional<RunRecords> records_;           // On rank 0.
+  std::unique_ptr<RunModelFiles> model_files_;  // On rank 0.
   std::unique_ptr<RunCheckpoints> checkpoints_;
   TrainReport report_;
   int64_t counted_skips_ = 0;  // See StepMetrics.
