@@ -26,6 +26,17 @@ struct GradientCheckOptions {
   int64_t elements = 200;
 };
 
+// The dtypes in which layers are checked. bf16 and f16 have 8 and 11 significant bits: a layer rounds its
+// result, and at most one intermediate value.
+inline constexpr GradientCheckOptions kGradientDtypes[] = {
+    {},
+    {.grad_dtype = DType::kBF16, .tolerance = 0x1p-7},
+    {.dtype = DType::kBF16, .tolerance = 0x1p-6},
+    {.dtype = DType::kBF16, .grad_dtype = DType::kBF16, .tolerance = 0x1p-6},
+    {.dtype = DType::kF16, .tolerance = 0x1p-9},
+    {.dtype = DType::kF16, .grad_dtype = DType::kF16, .tolerance = 0x1p-9},
+};
+
 // A tensor of pseudo-random values in [-1, 1), which depend on salt and index, rounded to `dtype`.
 Tensor TestTensor(DType dtype, Shape shape, int64_t salt);
 // The same with i32 values in [0, vocab_size).

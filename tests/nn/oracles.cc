@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "weft/nn/rope.h"
 
@@ -73,6 +74,15 @@ Doubles PartialRope(const Doubles& x, int64_t seq, int64_t heads, int64_t head_d
 Doubles SwiGlu(const Doubles& gate, const Doubles& up) {
   Doubles y(gate.size());
   for (size_t i = 0; i < y.size(); ++i) y[i] = gate[i] / (1.0 + std::exp(-gate[i])) * up[i];
+  return y;
+}
+
+Doubles Gelu(const Doubles& x) {
+  Doubles y;
+  for (const double value : x) {
+    const double inner = std::sqrt(2.0 / std::numbers::pi) * (value + 0.044715 * value * value * value);
+    y.push_back(0.5 * value * (1.0 + std::tanh(inner)));
+  }
   return y;
 }
 

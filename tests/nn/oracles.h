@@ -20,6 +20,8 @@ Doubles Rope(const Doubles& x, int64_t seq, int64_t heads, const std::vector<flo
 Doubles PartialRope(const Doubles& x, int64_t seq, int64_t heads, int64_t head_dim,
                     const std::vector<float>& frequencies);
 Doubles SwiGlu(const Doubles& gate, const Doubles& up);
+// The tanh approximation.
+Doubles Gelu(const Doubles& x);
 // The attention of a decoder, for testing::OracleForward.
 testing::OracleAttention CausalAttention(int64_t batch, int64_t seq, int64_t heads, int64_t kv_heads,
                                          int64_t head_dim);
