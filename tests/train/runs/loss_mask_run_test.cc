@@ -1,0 +1,64 @@
+// Runs in which only some tokens have a loss.
+#include "tests/train/train_run.h"
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A mask for SomeText in which about a third of the tokens have a loss, in runs of different lengths.
+std::string SomeMask() {
+  std::string mask(SomeText().size(), '\0');
+  for (size_t i = 0; i < mask.size(); ++i) mask[i] = static_cast<char>((i * i / 50) % 3 == 0);
+  return mask;
+}
+
+TEST_F(TrainRun, FollowsTheLossesOfOneRankWithALossMask) {
+  folder_.Write("text.txt.mask", SomeMask());
+  config_.data.loss_mask = true;
+  config_.eval.paths = config_.data.paths;
+  ExpectLossesOfOneRank({{1, 2}, {2, 2}, {1, 1, 2}});
+  const double eval_loss = Run({1, 1}).report.eval_loss.value();
+  EXPECT_NEAR(Run({2, 1, 2}).report.eval_loss.value() / eval_loss, 1, 1e-5);
+}
+
+TEST_F(TrainRun, WeighsTargetsAlikeWhetherTheyAreMaskedInOneRunOrInTwo) {
+  config_.optimizer.steps = 1;
+  const Result all = Run({1, 2});
+  EXPECT_FALSE(all.steps[0].loss_tokens.has_value());
+  double sum = 0;
+  int64_t targets = 0;
+  for (const bool inverted : {false, true}) {
+    std::string mask = SomeMask();
+    if (inverted) {
+      for (char& byte : mask) byte = static_cast<char>(1 - byte);
+    }
+    folder_.Write("text.txt.mask", mask);
+    config_.data.loss_mask = true;
+    const StepMetrics step = Run({1, 2}).steps[0];
+    sum += step.loss * static_cast<double>(*step.loss_tokens);
+    targets += *step.loss_tokens;
+  }
+  EXPECT_EQ(targets, all.steps[0].tokens);
+  EXPECT_NEAR(sum / static_cast<double>(targets), all.steps[0].loss, 1e-6);
+}
+
+TEST_F(TrainRun, GivesTheSameBitsWithAMaskOfAllTokens) {
+  const uint64_t without = Run({1, 2}).report.weights_hash;
+  folder_.Write("text.txt.mask", std::string(SomeText().size(), '\1'));
+  config_.data.loss_mask = true;
+  EXPECT_EQ(Run({1, 2}).report.weights_hash, without);
+}
+
+TEST_F(TrainRun, HasNoLossInAStepWithoutTargetsAndRefusesToEvaluateWithoutTargets) {
+  folder_.Write("text.txt.mask", std::string(SomeText().size(), '\0'));
+  config_.data.loss_mask = true;
+  const Result result = Run({1, 2});
+  EXPECT_EQ(result.steps[0].loss, 0);
+  EXPECT_EQ(result.steps[0].grad_norm, 0);
+  config_.eval.paths = config_.data.paths;
+  EXPECT_THAT(RunError(2), testing::StatusIs(absl::StatusCode::kDataLoss, HasSubstr("no token has a loss")));
+}
+
+}  // namespace
+}  // namespace weft

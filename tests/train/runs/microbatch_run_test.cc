@@ -1,0 +1,93 @@
+// Runs with several microbatches a step, and each way to reduce their gradients.
+#include <set>
+
+#include "tests/train/train_run.h"
+
+namespace weft {
+namespace {
+
+TEST_F(TrainRun, GivesMicrobatchesTheLossesOfOneBatch) {
+  config_.data.batch_size = 8;
+  const Result one = Run({1, 2});
+  config_.data.grad_accum = 2;
+  const Result two = Run({1, 2});
+  for (size_t i = 0; i < one.steps.size(); ++i) {
+    EXPECT_NEAR(two.steps[i].loss, one.steps[i].loss, 1e-5);
+    EXPECT_NEAR(two.steps[i].grad_norm, one.steps[i].grad_norm, 1e-5);
+  }
+}
+
+constexpr GradientSync kGradientSyncs[] = {GradientSync::kLast, GradientSync::kReduceScatter,
+                                           GradientSync::kEach};
+
+TEST_F(TrainRun, FollowsTheLossesOfOneRankWithEveryGradientSync) {
+  config_.data.batch_size = 16;
+  config_.data.grad_accum = 4;
+  config_.optimizer.steps = 10;
+  const Result one = Run({1, 1});
+  config_.parallel.activation_checkpoint = ActivationCheckpoint::kFull;
+  for (const GradientSync sync : kGradientSyncs) {
+    config_.parallel.grad_sync = sync;
+    const Result result = Run({2, 2});
+    for (size_t i = 0; i < one.steps.size(); ++i) {
+      EXPECT_NEAR(result.steps[i].loss / one.steps[i].loss, 1, 1e-5) << Name(sync);
+    }
+  }
+}
+
+TEST_F(TrainRun, FollowsTheLossesOfOneRankForFeedForwardsThatRanksDoNotDivide) {
+  config_.data.batch_size = 8;
+  config_.data.grad_accum = 2;
+  config_.optimizer.steps = 10;
+  for (const int64_t ffn_dim : {3, 16, 17}) {
+    config_.model.ffn_dim = ffn_dim;
+    const Result one = Run({1, 1});
+    for (const ActivationCheckpoint checkpoint : {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull}) {
+      for (const bool reshard : {true, false}) {
+        for (const GradientSync sync : {GradientSync::kLast, GradientSync::kReduceScatter}) {
+          config_.parallel.activation_checkpoint = checkpoint;
+          config_.parallel.reshard_after_forward = reshard;
+          config_.parallel.grad_sync = sync;
+          const Result result = Run({2, 2});
+          for (size_t i = 0; i < one.steps.size(); ++i) {
+            EXPECT_NEAR(result.steps[i].loss / one.steps[i].loss, 1, 1e-5) << "ffn " << ffn_dim;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(TrainRun, GivesTheSameBitsForEveryScheduleWithEachGradientSync) {
+  config_.data.batch_size = 16;
+  config_.data.grad_accum = 4;
+  for (const GradientSync sync : kGradientSyncs) {
+    config_.parallel.grad_sync = sync;
+    std::set<uint64_t> hashes;
+    for (const bool zero_copy : {true, false}) {
+      for (const int prefetch : {0, 2}) {
+        for (const ActivationCheckpoint checkpoint :
+             {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull}) {
+          config_.parallel.zero_copy = zero_copy;
+          config_.parallel.reshard_after_forward = prefetch == 2;
+          config_.parallel.prefetch_depth = prefetch;
+          config_.parallel.activation_checkpoint = checkpoint;
+          hashes.insert(Run({2, 2}).report.weights_hash);
+        }
+      }
+    }
+    EXPECT_EQ(hashes.size(), 1) << Name(sync);
+  }
+}
+
+TEST_F(TrainRun, KeepsLessThanAllGradientsIfEachMicrobatchIsReduced) {
+  config_.model.layers = 16;  // So many that the root's group with its large tables does not dominate.
+  config_.data.batch_size = 8;
+  config_.data.grad_accum = 4;
+  const int64_t by_shard = Run({1, 2}).steps.back().peak_bytes.gradients;
+  config_.parallel.grad_sync = GradientSync::kLast;
+  EXPECT_LT(by_shard, Run({1, 2}).steps.back().peak_bytes.gradients);
+}
+
+}  // namespace
+}  // namespace weft

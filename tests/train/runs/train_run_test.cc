@@ -1,0 +1,193 @@
+// Whole runs over ranks that are threads: results that meshes and options do not change, the first lines,
+// stop requests, and errors on which all ranks agree.
+#include "tests/train/train_run.h"
+
+#include <atomic>
+#include <cmath>
+#include <fstream>
+#include <mutex>
+#include <set>
+
+namespace weft {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+TEST_F(TrainRun, StartsAtTheLossOfUniformPredictionsAndReducesIt) {
+  config_.optimizer.steps = 40;
+  const Result result = Run({1, 1});
+  EXPECT_NEAR(result.steps.front().loss, std::log(256.0), 0.1);
+  EXPECT_LT(result.steps.back().loss, 3.5);
+  EXPECT_EQ(result.report.steps, 40);
+}
+
+TEST_F(TrainRun, FollowsTheLossesOfOneRankOnEveryMesh) {
+  config_.optimizer.steps = 20;
+  config_.data.batch_size = 12;
+  ExpectLossesOfOneRank({{1, 2}, {1, 3}, {1, 4}, {2, 2}, {4, 1}});
+}
+
+TEST_F(TrainRun, FollowsTheLossesOfOneRankWithOddSizes) {
+  config_.optimizer.steps = 20;
+  config_.data.batch_size = 12;
+  UseOddSizes();
+  ExpectLossesOfOneRank({{1, 3}, {2, 2}, {1, 4}});
+}
+
+TEST_F(TrainRun, GivesTheSameBitsForEverySharding) {
+  std::set<uint64_t> hashes;
+  for (const Mesh mesh : {Mesh{1, 4}, Mesh{2, 2}, Mesh{4, 1}}) {
+    for (const bool zero_copy : {true, false}) {
+      for (const int prefetch : {0, 1, 2}) {
+        for (const bool reshard : {true, false}) {
+          config_.parallel.zero_copy = zero_copy;
+          config_.parallel.node_shared = prefetch == 1 ? NodeShared::kOff : NodeShared::kAuto;
+          config_.parallel.prefetch_depth = prefetch;
+          config_.parallel.reshard_after_forward = reshard;
+          hashes.insert(Run(mesh).report.weights_hash);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(hashes.size(), 1);
+}
+
+TEST_F(TrainRun, ComparesReplicasOnlyIfThereAreAny) {
+  config_.parallel.dp_replicate = 2;
+  config_.parallel.dp_shard = 1;
+  config_.parallel.check_replicas = 2;
+  config_.optimizer.steps = 4;
+  EXPECT_OK(RunError(2));
+  config_.parallel.dp_replicate = 1;
+  config_.parallel.dp_shard = 2;
+  EXPECT_THAT(RunError(2), testing::StatusIs(absl::StatusCode::kInvalidArgument,
+                                             HasSubstr("--check-replicas 2: needs replicas")));
+}
+
+TEST_F(TrainRun, GivesTheSameBitsForEveryNodeMap) {
+  std::set<uint64_t> hashes;
+  for (const int ranks_per_node : {1, 2, 4}) {
+    hashes.insert(Run({2, 2}, NodeMap::RanksPerNode(4, ranks_per_node)).report.weights_hash);
+  }
+  EXPECT_EQ(hashes.size(), 1);
+}
+
+TEST_F(TrainRun, GivesTheSameBitsAndSendsFewerBytesWithWireCompression) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    config_.parallel.param_dtype = config_.parallel.reduce_dtype = dtype;
+    for (const Mesh mesh : {Mesh{1, 4}, Mesh{2, 2}, Mesh{4, 1}}) {
+      config_.parallel.wire_compression = WireCompression::kNone;
+      const Result plain = Run(mesh, NodeMap::RanksPerNode(4, 2));
+      config_.parallel.wire_compression = WireCompression::kLossless;
+      const Result compressed = Run(mesh, NodeMap::RanksPerNode(4, 2));
+      EXPECT_EQ(compressed.report.weights_hash, plain.report.weights_hash)
+          << mesh.shard << " in " << Name(dtype);
+      EXPECT_EQ(plain.steps[1].wire_saved_bytes, 0);
+      // In f16 only the partial sums of several ranks of a node are compressed, which are in f32.
+      EXPECT_EQ(compressed.steps[1].wire_saved_bytes > 0, dtype != DType::kF16 || mesh.replicate != 2);
+      EXPECT_EQ(compressed.steps[1].copied_bytes, plain.steps[1].copied_bytes);
+    }
+  }
+}
+
+TEST_F(TrainRun, PrintsTheWireIfThereAreSeveralNodes) {
+  EXPECT_THAT(Printed({1, 2}, NodeMap::RanksPerNode(2, 1)),
+              ContainsRegex("\nwire +memory of this process  \\(between the 2 nodes\\)\n"));
+  EXPECT_THAT(Printed({1, 2}, NodeMap::OneNode(2)), Not(HasSubstr("\nwire ")));
+}
+
+TEST_F(TrainRun, PrintsTheWireCompressionBetweenNodes) {
+  EXPECT_THAT(Printed({1, 2}, NodeMap::RanksPerNode(2, 1)), HasSubstr("wire-compression  "));
+  config_.parallel.wire_compression = WireCompression::kNone;
+  EXPECT_THAT(Printed({1, 2}, NodeMap::RanksPerNode(2, 1)),
+              HasSubstr("wire-compression  none  (--wire-compression)"));
+  EXPECT_THAT(Printed({1, 2}, NodeMap::OneNode(2)), Not(HasSubstr("wire-compression")));
+}
+
+TEST_F(TrainRun, DependsOnTheSeed) {
+  const uint64_t first = Run({1, 1}).report.weights_hash;
+  EXPECT_EQ(Run({1, 1}).report.weights_hash, first);
+  config_.seed = 1;
+  EXPECT_NE(Run({1, 1}).report.weights_hash, first);
+}
+
+TEST_F(TrainRun, CopiesNothingWithZeroCopyAndCountsCopiesWithoutIt) {
+  for (const StepMetrics& step : Run({2, 2}).steps) {
+    EXPECT_EQ(step.copied_bytes, 0);
+    EXPECT_EQ(step.bytes.context, 0);
+    EXPECT_EQ(step.wire_bytes, 0);
+    EXPECT_EQ(step.bytes.all_gather, 0);  // In place.
+    EXPECT_GT(step.bytes.reduce_scatter, 0);
+    EXPECT_GT(step.bytes.all_reduce, 0);
+    EXPECT_GT(step.peak_buffer_bytes, 0);
+  }
+  config_.parallel.zero_copy = false;
+  for (const StepMetrics& step : Run({2, 2}).steps) {
+    EXPECT_GT(step.copied_bytes, 0);
+  }
+}
+
+TEST_F(TrainRun, TrainsInBf16CloseToFp32) {
+  const Result exact = Run({1, 2});
+  config_.parallel.param_dtype = DType::kBF16;
+  config_.parallel.reduce_dtype = DType::kBF16;
+  const Result rounded = Run({1, 2});
+  for (size_t i = 0; i < exact.steps.size(); ++i) {
+    EXPECT_NEAR(rounded.steps[i].loss, exact.steps[i].loss, 0.05);
+  }
+}
+
+TEST_F(TrainRun, StopsAllRanksAfterTheSameStep) {
+  config_.optimizer.steps = 1000;
+  std::mutex mutex;
+  std::set<int64_t> stopped_after;
+  EXPECT_OK(RunThreadRanks(NodeMap::OneNode(3), [&](Bootstrap& bootstrap) -> absl::Status {
+    TrainConfig config = config_;
+    config.data.batch_size = 3;
+    std::atomic<bool> stop{false};
+    TrainEnvironment environment;
+    environment.stop = &stop;
+    environment.on_step = [&](const StepMetrics& metrics) {
+      stop = bootstrap.rank() == 1 && metrics.step == 2;
+    };
+    WEFT_ASSIGN_OR_RETURN(const TrainReport report, Train(bootstrap, config, environment));
+    EXPECT_TRUE(report.stopped);
+    const std::lock_guard lock(mutex);
+    stopped_after.insert(report.steps);
+    return absl::OkStatus();
+  }));
+  EXPECT_EQ(stopped_after, std::set<int64_t>{3});
+}
+
+TEST_F(TrainRun, FailsOnAllRanksWithTheErrorOfARankThatCannotReadItsData) {
+  config_.optimizer.steps = 1000;
+  config_.data.batch_size = 2;
+  const std::string path = config_.data.paths[0];
+  const absl::Status status = RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
+    TrainEnvironment environment;
+    environment.on_step = [&](const StepMetrics& metrics) {
+      if (bootstrap.rank() == 1 && metrics.step == 2) {
+        std::ofstream(path) << "short";
+      }
+    };
+    const absl::Status own = Train(bootstrap, config_, environment).status();
+    EXPECT_EQ(own.code(), absl::StatusCode::kDataLoss) << own;
+    return own;
+  });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("text.txt' ends at byte"));
+}
+
+TEST_F(TrainRun, RefusesAMeshBatchOrVocabularyThatDoesNotFit) {
+  config_.parallel.dp_replicate = 3;
+  EXPECT_THAT(std::string(RunError(2).message()), HasSubstr("--dp-replicate 3"));
+  config_.parallel.dp_replicate = 1;
+  config_.data.batch_size = 3;
+  EXPECT_THAT(std::string(RunError(2).message()), HasSubstr("--batch-size 3"));
+  config_.data.batch_size = 2;
+  config_.model.vocab_size = 100;
+  EXPECT_TRUE(absl::IsDataLoss(RunError(2)));
+}
+
+}  // namespace
+}  // namespace weft
