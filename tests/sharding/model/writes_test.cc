@@ -1,5 +1,7 @@
 // Writes of shards at unusual times: the next forward computes with the values written last, or a call fails
 // and names the remedy.
+#include <algorithm>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -194,6 +196,30 @@ TEST(CallsOfABlock, OutsideOfItsRootFailAndNameTheRemedy) {
     WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), bootstrap.size(), 0, 0, 1));
     return ToyUpdate(model, 1.0, nullptr);
   });
+}
+
+TEST(ShardedModel, LetsShardsBeWrittenAgainAfterBeginWriting) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const NodeMap& nodes : {NodeMap::OneNode(3), NodeMap{{0, 0, 1}}, NodeMap{{0, 1, 2}}}) {
+      ShardingPolicy policy;
+      policy.param_dtype = dtype;
+      WithToyModel(nodes, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+        for (const float value : {3.0F, 5.0F}) {
+          WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+          WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
+          WEFT_RETURN_IF_ERROR(model.BeginWriting());
+          for (const auto& group : model.sharded_groups().groups())
+            EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
+          for (const ShardView& shard : model.Shards()) {
+            std::fill(shard.data, shard.data + shard.elements(), value);
+          }
+          WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(model));
+          EXPECT_THAT(weights, ::testing::Each(value));
+        }
+        return absl::OkStatus();
+      });
+    }
+  }
 }
 
 }  // namespace
