@@ -1,0 +1,109 @@
+// Command lines of `weft launch` and of its daemon.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/cli/parsed_arguments.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+LaunchCommand Launched(Arguments arguments) {
+  arguments.insert(arguments.begin(), "launch");
+  const absl::StatusOr<Command> command = ParseCommandLine(arguments);
+  EXPECT_TRUE(command.ok()) << command.status();
+  return command.ok() ? std::get<LaunchCommand>(*command) : LaunchCommand{};
+}
+
+TEST(LaunchCommandLine, SetsEveryFieldFromItsFlag) {
+  const LaunchCommand launch = Launched({"-n",
+                                         "4",
+                                         "--host",
+                                         "a:2,b:2",
+                                         "--oversubscribe",
+                                         "--mca",
+                                         "x",
+                                         "1",
+                                         "--mca",
+                                         "y",
+                                         "2",
+                                         "--max-restarts",
+                                         "7",
+                                         "--restart-delay",
+                                         "0",
+                                         "--",
+                                         "train",
+                                         "--steps",
+                                         "9",
+                                         "--checkpoint-dir",
+                                         "ck"});
+  EXPECT_EQ(launch.options.ranks, 4);
+  EXPECT_EQ(launch.options.hosts, "a:2,b:2");
+  EXPECT_TRUE(launch.options.oversubscribe);
+  EXPECT_THAT(launch.options.mca, ElementsAre(::testing::Pair("x", "1"), ::testing::Pair("y", "2")));
+  EXPECT_EQ(launch.options.max_restarts, 7);
+  EXPECT_EQ(launch.options.restart_delay_s, 0);
+  EXPECT_THAT(launch.program, ElementsAre("train", "--steps", "9", "--checkpoint-dir", "ck"));
+  EXPECT_EQ(launch.checkpoint.folder, "ck");
+  EXPECT_EQ(Launched({"--hostfile", "f", "--max-restarts", "0", "--", "train"}).options.hostfile, "f");
+}
+
+TEST(LaunchCommandLine, HasDefaults) {
+  const LaunchCommand launch = Launched({"--", "train", "--checkpoint-dir", "ck"});
+  EXPECT_FALSE(launch.options.ranks);
+  EXPECT_EQ(launch.options.max_restarts, 3);
+  EXPECT_FALSE(launch.options.oversubscribe);
+}
+
+TEST(LaunchCommandLine, RefusesWithARemedy) {
+  struct Row {
+    Arguments arguments;
+    const char* message;
+  };
+  const Row rows[] = {
+      {{}, "-- is missing before the program: weft launch -n 4 -- train ..."},
+      {{"-n", "2", "train"}, "unexpected argument 'train': see weft launch --help"},
+      {{"-n", "2", "--"}, "the program after -- is missing, but only train can be launched"},
+      {{"--", "python"}, "the program after -- is 'python', but only train can be launched"},
+      {{"-n", "x", "--", "train"}, "'x' is not a whole number"},
+      {{"-n", "--", "train"}, "is given without a value"},
+      {{"-n", "0", "--", "train"}, "-n 0 must be positive"},
+      {{"--max-restarts", "-1", "--", "train"}, "--max-restarts -1 must not be negative"},
+      {{"--host", "a:0", "--", "train"}, "--host: 'a:0' is not a host with its slots"},
+      {{"--hots", "a", "--", "train"}, "unknown flag --hots; did you mean --host?"},
+      {{"--mca", "a", "--", "train"}, "--mca"},
+      {{"--", "train", "--stpes", "2"}, "unknown flag --stpes; did you mean --steps?"},
+      {{"--", "train"},
+       "a restart goes on from a checkpoint: give train a --checkpoint-dir, or launch with "
+       "--max-restarts 0"},
+  };
+  for (const Row& row : rows) {
+    Arguments arguments = row.arguments;
+    arguments.insert(arguments.begin(), "launch");
+    EXPECT_THAT(UsageErrorOf(arguments), HasSubstr(row.message));
+  }
+}
+
+TEST(LaunchCommandLine, PrintsHelp) {
+  const std::string help = PrintedTextOf({"launch", "--help"});
+  for (const char* part : {"Usage: weft launch [FLAGS] -- train", "Ranks", "-n", "--host LIST", "Restarts",
+                           "--max-restarts N", "[3]"}) {
+    EXPECT_THAT(help, HasSubstr(part));
+  }
+  EXPECT_THAT(PrintedTextOf({"launch", "--", "train", "--help"}), HasSubstr("--steps"));
+  EXPECT_THAT(PrintedTextOf({"--help"}), HasSubstr("launch "));
+}
+
+TEST(HostDaemonCommandLine, NeedsAFolderAndACommand) {
+  const absl::StatusOr<Command> command = ParseCommandLine({"host-daemon", "/d", "orted", "-mca", "--help"});
+  ASSERT_TRUE(command.ok()) << command.status();
+  const auto& daemon = std::get<HostDaemonOptions>(*command);
+  EXPECT_EQ(daemon.folder, "/d");
+  EXPECT_THAT(daemon.command, ElementsAre("orted", "-mca", "--help"));
+  EXPECT_THAT(UsageErrorOf({"host-daemon", "/d"}), HasSubstr("started by weft launch only"));
+}
+
+}  // namespace
+}  // namespace weft
