@@ -13,20 +13,6 @@
 namespace weft::testing {
 namespace {
 
-SequenceLayout LayoutOver(int ranks) { return *SequenceLayout::HeadTail(kTokens, ranks); }
-
-// Runs `prepare` and one pass on every rank.
-absl::StatusOr<PassResult> PassWith(
-    Bootstrap& bootstrap, const SlotBlockOptions& options, bool has_source,
-    absl::FunctionRef<void(SlotModel&)> prepare = [](SlotModel&) {}) {
-  WEFT_ASSIGN_OR_RETURN(const auto model, SlotModel::Make(bootstrap, options, has_source));
-  prepare(*model);
-  const SlotPair pair;
-  WEFT_ASSIGN_OR_RETURN(PassResult result, model->Pass(LayoutOver(bootstrap.size()), pair.x, pair.dy));
-  WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-  return result;
-}
-
 class ExchangeHooksRanks : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, ExchangeHooksRanks, ::testing::Values(1, 2, 3, 4, 7));
 
@@ -66,8 +52,8 @@ TEST(ExchangeHooks, GiveTheSameBitsWhereverTheExchangeIsLaunched) {
       for (const bool is_fused : {false, true}) {
         for (const int consumers : {1, 2, 3}) {
           const SlotBlockOptions options{.consumers = consumers, .is_fused = is_fused, .dtype = dtype};
-          WEFT_ASSIGN_OR_RETURN(const PassResult early, PassWith(bootstrap, options, true));
-          WEFT_ASSIGN_OR_RETURN(const PassResult in_place, PassWith(bootstrap, options, false));
+          WEFT_ASSIGN_OR_RETURN(const PassResult early, SlotPassWith(bootstrap, options, true));
+          WEFT_ASSIGN_OR_RETURN(const PassResult in_place, SlotPassWith(bootstrap, options, false));
           EXPECT_TRUE(SameBits(early, in_place)) << consumers << Name(dtype);
         }
       }
@@ -81,7 +67,7 @@ TEST(ExchangeHooks, GiveTheSameBitsWhereverTheExchangeIsLaunched) {
 TEST(ExchangeHooks, ServeAllConsumersByOneExchange) {
   RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
     const SlotPair pair;
-    const SequenceLayout layout = LayoutOver(3);
+    const SequenceLayout layout = SlotLayout(3);
     const int64_t own = layout.TokensOf(bootstrap.rank());
     for (const int consumers : {1, 2, 3}) {
       for (const bool has_source : {false, true}) {
@@ -107,7 +93,7 @@ TEST(ExchangeHooks, CopyNothingInNodeMemory) {
       for (const bool has_source : {false, true}) {
         WEFT_ASSIGN_OR_RETURN(const auto model, SlotModel::Make(bootstrap, {}, has_source));
         const Tensor x = SomeTensor(batch, kTokens, 6, 1);
-        WEFT_RETURN_IF_ERROR(model->Pass(LayoutOver(3), x, x).status());
+        WEFT_RETURN_IF_ERROR(model->Pass(SlotLayout(3), x, x).status());
         EXPECT_EQ(model->fixture().engine->counters().copied_bytes, 0);
         WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
       }
@@ -116,63 +102,10 @@ TEST(ExchangeHooks, CopyNothingInNodeMemory) {
   });
 }
 
-TEST(ExchangeHooks, GiveTheSameBitsWithRecomputedActivations) {
-  RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
-    const SlotBlockOptions options{.consumers = 2};
-    for (const bool has_source : {false, true}) {
-      WEFT_ASSIGN_OR_RETURN(const PassResult kept, PassWith(bootstrap, options, has_source));
-      const auto checkpointed = [&](auto select) {
-        return PassWith(bootstrap, options, has_source,
-                        [&](SlotModel& model) { select(model.block()).SetActivationCheckpointing(true); });
-      };
-      WEFT_ASSIGN_OR_RETURN(const PassResult block,
-                            checkpointed([](SlotBlock& all) -> Module& { return all; }));
-      WEFT_ASSIGN_OR_RETURN(const PassResult source,
-                            checkpointed([](SlotBlock& all) -> Module& { return all.projection(); }));
-      WEFT_ASSIGN_OR_RETURN(const PassResult consumer,
-                            checkpointed([](SlotBlock& all) -> Module& { return *all.consumers()[0]; }));
-      EXPECT_TRUE(SameBits(kept, block));
-      EXPECT_TRUE(SameBits(kept, source));
-      EXPECT_TRUE(SameBits(kept, consumer));
-    }
-    return absl::OkStatus();
-  });
-}
-
-// The source runs again below a module that is recomputed, while the consumers are not: they return the
-// gradient.
-TEST(ExchangeHooks, GiveTheSameBitsIfOnlyTheSourceIsRecomputed) {
-  RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
-    const SlotBlockOptions options{.consumers = 2};
-    WEFT_ASSIGN_OR_RETURN(const PassResult kept, PassWith(bootstrap, options, true));
-    WEFT_ASSIGN_OR_RETURN(const PassResult again, PassWith(bootstrap, options, true, [](SlotModel& model) {
-                            model.block().layer().SetActivationCheckpointing(true);
-                          }));
-    EXPECT_TRUE(SameBits(kept, again));
-    return absl::OkStatus();
-  });
-}
-
-// The recomputed source launches an exchange that no consumer takes, since each launched one of its own
-// when it was recomputed.
-TEST(ExchangeHooks, GiveTheSameBitsIfSourceAndConsumersAreRecomputedApart) {
-  RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
-    const SlotBlockOptions options{.consumers = 1};
-    WEFT_ASSIGN_OR_RETURN(const PassResult kept, PassWith(bootstrap, options, true));
-    WEFT_ASSIGN_OR_RETURN(const PassResult again, PassWith(bootstrap, options, true, [](SlotModel& model) {
-                            model.block().layer().SetActivationCheckpointing(true);
-                            for (Parent* parent : model.block().parents())
-                              parent->SetActivationCheckpointing(true);
-                          }));
-    EXPECT_TRUE(SameBits(kept, again));
-    return absl::OkStatus();
-  });
-}
-
 TEST(ExchangeHooks, SeparateMicrobatchesInFlight) {
   RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto split, SlotModel::Make(bootstrap, {.consumers = 2}, true));
-    const SequenceLayout layout = LayoutOver(3);
+    const SequenceLayout layout = SlotLayout(3);
     const auto part = [&](uint64_t salt) {
       return PartOf(SomeTensor(2, kTokens, 6, salt), layout, bootstrap.rank());
     };
@@ -202,14 +135,14 @@ TEST(ExchangeHooks, SeparateMicrobatchesInFlight) {
 TEST(ExchangeHooks, ExchangeTensorsThatTheSourceDidNotMake) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     const SlotBlockOptions options{.consumers = 2};
-    WEFT_ASSIGN_OR_RETURN(const PassResult expected, PassWith(bootstrap, options, false));
+    WEFT_ASSIGN_OR_RETURN(const PassResult expected, SlotPassWith(bootstrap, options, false));
     WEFT_ASSIGN_OR_RETURN(const auto model, SlotModel::Make(bootstrap, options, true));
     model->block().SetBefore([](Invocation&, size_t consumer, Tensors& inputs) {
       if (consumer == 1) inputs[1] = inputs[1].Copy();
       return absl::OkStatus();
     });
     const SlotPair pair;
-    WEFT_ASSIGN_OR_RETURN(const PassResult result, model->Pass(LayoutOver(2), pair.x, pair.dy));
+    WEFT_ASSIGN_OR_RETURN(const PassResult result, model->Pass(SlotLayout(2), pair.x, pair.dy));
     EXPECT_EQ(model->hooks().counters().launched_by_sources, 1);
     EXPECT_EQ(model->hooks().counters().launched_by_consumers, 1);
     EXPECT_EQ(model->hooks().counters().returned, 2);
@@ -228,7 +161,7 @@ TEST(ExchangeHooks, ExchangeTheSumOfTheConsumersThatRanBackward) {
       WEFT_ASSIGN_OR_RETURN(const PassResult expected, whole.Pass(nullptr, pair.x, pair.dy));
       WEFT_ASSIGN_OR_RETURN(const auto model, SlotModel::Make(bootstrap, options, true));
       model->block().LeaveOutBackward(left_out);
-      const SequenceLayout layout = LayoutOver(2);
+      const SequenceLayout layout = SlotLayout(2);
       WEFT_ASSIGN_OR_RETURN(const PassResult result, model->Pass(layout, pair.x, pair.dy));
       WEFT_RETURN_IF_ERROR(
           CheckPass(bootstrap, absl::StrCat("without consumer ", left_out), layout, result, expected));
@@ -299,7 +232,7 @@ absl::StatusOr<Tensor> TakenBy(SlotModel& model, const Tensor& keys,
 TEST(ExchangeHooks, LeaveTensorsWithoutGradientsUnchanged) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto model, SlotModel::Make(bootstrap, {}, false));
-    const auto parts = LayoutOver(2).Parts(bootstrap.rank());
+    const auto parts = SlotLayout(2).Parts(bootstrap.rank());
     const Tensor integers = Tensor::Zeros(DType::kI32, {2, parts->ranks(), 3, 2});
     WEFT_ASSIGN_OR_RETURN(const Tensor same, TakenBy(*model, integers, parts));
     EXPECT_EQ(same.view().data, integers.view().data);
@@ -318,7 +251,7 @@ TEST(ExchangeHooks, LeaveTensorsOfOneRankUnchanged) {
                           BlockModel<SlotBlock>(options).Pass(nullptr, pair.x, pair.dy));
     for (const bool has_source : {false, true}) {
       WEFT_ASSIGN_OR_RETURN(const auto model, SlotModel::Make(bootstrap, options, has_source));
-      WEFT_ASSIGN_OR_RETURN(const PassResult result, model->Pass(LayoutOver(1), pair.x, pair.dy));
+      WEFT_ASSIGN_OR_RETURN(const PassResult result, model->Pass(SlotLayout(1), pair.x, pair.dy));
       EXPECT_TRUE(SameBits(result, expected));
       EXPECT_EQ(model->hooks().counters().launched_by_sources, 0);
       EXPECT_EQ(model->hooks().counters().launched_by_consumers, 0);
@@ -330,14 +263,14 @@ TEST(ExchangeHooks, LeaveTensorsOfOneRankUnchanged) {
 
 TEST(ExchangeHooks, FindInputsByPositionAndByName) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const PassResult by_name, PassWith(bootstrap, {}, true));
+    WEFT_ASSIGN_OR_RETURN(const PassResult by_name, SlotPassWith(bootstrap, {}, true));
     WEFT_ASSIGN_OR_RETURN(const auto model, SlotModel::Make(bootstrap, {}));
     ExchangeHooks::Slot slot = model->block().KeySlot();
     slot.exchange = SequenceGather(model->exchange(), "keys");
     WEFT_RETURN_IF_ERROR(model->hooks().AddSlot(std::move(slot)));
     WEFT_RETURN_IF_ERROR(model->hooks().AddConsumer("keys", *model->block().consumers()[0], 1));
     const SlotPair pair;
-    WEFT_ASSIGN_OR_RETURN(const PassResult by_position, model->Pass(LayoutOver(2), pair.x, pair.dy));
+    WEFT_ASSIGN_OR_RETURN(const PassResult by_position, model->Pass(SlotLayout(2), pair.x, pair.dy));
     EXPECT_TRUE(SameBits(by_name, by_position));
     return absl::OkStatus();
   });
@@ -346,7 +279,7 @@ TEST(ExchangeHooks, FindInputsByPositionAndByName) {
 TEST(ExchangeHooks, HoldNoMemoryAfterAPassWithoutABackward) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto model, SlotModel::Make(bootstrap, {.consumers = 2}, true));
-    const SequenceLayout layout = LayoutOver(2);
+    const SequenceLayout layout = SlotLayout(2);
     {
       Invocation invocation(/*gradients=*/false);
       invocation.SetSequence(layout.Parts(bootstrap.rank()));
@@ -396,7 +329,7 @@ TEST(ExchangeHooks, AddTheGradientsOfConsumersInF32) {
       ExchangeHooks::Slot slot = model->block().KeySlot();
       slot.exchange = exchange;
       WEFT_RETURN_IF_ERROR(model->AddKeySlot(std::move(slot)));
-      WEFT_RETURN_IF_ERROR(model->Pass(LayoutOver(1), pair.x, pair.dy).status());
+      WEFT_RETURN_IF_ERROR(model->Pass(SlotLayout(1), pair.x, pair.dy).status());
       EXPECT_EQ(exchange->kept.size(), 1);
       const Tensor& kept = exchange->kept[0];
       EXPECT_EQ(kept.dtype(), consumers == 1 ? DType::kBF16 : DType::kF32);

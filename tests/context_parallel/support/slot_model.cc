@@ -215,13 +215,25 @@ absl::StatusOr<PassResult> SlotModel::Pass(const SequenceLayout& layout, const T
   return model_->Pass(layout.Parts(rank), PartOf(x, layout, rank), PartOf(dy, layout, rank), calls);
 }
 
+SequenceLayout SlotLayout(int ranks) { return *SequenceLayout::HeadTail(kTokens, ranks); }
+
+absl::StatusOr<PassResult> SlotPassWith(Bootstrap& bootstrap, const SlotBlockOptions& options,
+                                        bool has_source, absl::FunctionRef<void(SlotModel&)> prepare) {
+  WEFT_ASSIGN_OR_RETURN(const auto model, SlotModel::Make(bootstrap, options, has_source));
+  prepare(*model);
+  const SlotPair pair;
+  WEFT_ASSIGN_OR_RETURN(PassResult result, model->Pass(SlotLayout(bootstrap.size()), pair.x, pair.dy));
+  WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+  return result;
+}
+
 absl::Status CheckSlotAgainstOneRank(Bootstrap& bootstrap, const SlotBlockOptions& options, bool has_source,
                                      int calls) {
   const SlotPair pair;
   WEFT_ASSIGN_OR_RETURN(const PassResult expected,
                         BlockModel<SlotBlock>(options).Pass(nullptr, pair.x, pair.dy, calls));
   WEFT_ASSIGN_OR_RETURN(const auto model, SlotModel::Make(bootstrap, options, has_source));
-  WEFT_ASSIGN_OR_RETURN(const SequenceLayout layout, SequenceLayout::HeadTail(kTokens, bootstrap.size()));
+  const SequenceLayout layout = SlotLayout(bootstrap.size());
   WEFT_ASSIGN_OR_RETURN(const PassResult result, model->Pass(layout, pair.x, pair.dy, calls));
   return CheckPass(bootstrap, has_source ? "from the source" : "in place", layout, result, expected);
 }

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include <absl/functional/function_ref.h>
+
 #include "tests/context_parallel/support/split_model.h"
 #include "weft/context_parallel/exchange_hooks.h"
 #include "weft/context_parallel/sequence_exchange.h"
@@ -139,7 +141,16 @@ struct SlotPair {
   Tensor dy = SomeTensor(2, kTokens, 6, 2);
 };
 
-// Compares a pass of all ranks with that of one rank, for a head-tail layout of an odd number of tokens.
+// A head-tail layout of an odd number of tokens, kTokens, over `ranks`.
+SequenceLayout SlotLayout(int ranks);
+
+// One pass of a SlotPair on every rank, after `prepare`.
+// Collective: all ranks of `bootstrap`.
+absl::StatusOr<PassResult> SlotPassWith(
+    Bootstrap& bootstrap, const SlotBlockOptions& options, bool has_source,
+    absl::FunctionRef<void(SlotModel&)> prepare = [](SlotModel&) {});
+
+// Compares a pass of all ranks with that of one rank, for the layout of SlotLayout.
 absl::Status CheckSlotAgainstOneRank(Bootstrap& bootstrap, const SlotBlockOptions& options, bool has_source,
                                      int calls = 1);
 
