@@ -1,15 +1,17 @@
-// Forecasts of the planner: pools and bytes against runs, choice of costs, ranking, formats and errors.
+// Costs of a machine, meshes and their ranking, the report, speeds.
 #include "weft/train/planner.h"
 
-#include <algorithm>
+#include <string>
+#include <vector>
 
-#include "src/train/plan/inputs.h"
-#include "src/train/plan/memory_need.h"
-#include "src/train/plan/run_plan.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "src/train/planner/costs.h"
 #include "src/train/planner/plan_json.h"
 #include "src/train/planner/plan_report.h"
 #include "src/train/planner/replay.h"
-#include "tests/train/train_run.h"
+#include "tests/support/status_matchers.h"
 
 namespace weft {
 namespace {
@@ -17,217 +19,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::StatusIs;
-
-const NodeMap kNumaNodes{{0, 0, 0, 0}, {0, 0, 1, 1}};
-
-class Replay : public TrainRun {
- protected:
-  Replay() { config_.parallel.wire_compression = WireCompression::kNone; }
-
-  TrainConfig ConfigOf(const Mesh& mesh) const {
-    TrainConfig config = config_;
-    config.parallel.dp_replicate = mesh.replicate;
-    config.parallel.dp_shard = mesh.shard;
-    config.parallel.context.size = mesh.context;
-    return config;
-  }
-
-  ReplayResult Forecast(const Mesh& mesh, const NodeMap& nodes, double part_ns = 1e6,
-                        int max_full_ranks = 64) {
-    const TrainConfig config = ConfigOf(mesh);
-    auto inputs = OpenModel(config);
-    EXPECT_OK(inputs);
-    EXPECT_OK(CreateModel(*inputs));
-    const auto plan = MakeRunPlan(config, *inputs, nodes);
-    EXPECT_OK(plan);
-    ModelTimes times;
-    times.fill({.forward_ns = part_ns, .backward_ns = 2 * part_ns});
-    const auto result = ReplayStep({.model = inputs->model,
-                                    .lora = inputs->lora,
-                                    .plan = *plan,
-                                    .nodes = nodes,
-                                    .times = times,
-                                    .rates = {},
-                                    .link = {.gigabits = 10, .latency_us = 20},
-                                    .numa_gb_s = numa_gb_s_,
-                                    .cores = 8,
-                                    .threads = 1,
-                                    .max_full_ranks = max_full_ranks});
-    EXPECT_OK(result);
-    return result.value_or(ReplayResult());
-  }
-
-  void ExpectBytesOfARun(const Mesh& mesh, const NodeMap& nodes) {
-    SCOPED_TRACE(absl::StrCat(mesh.replicate, " x ", mesh.shard, " on ", nodes.node_count(), " nodes"));
-    const Result result = Run(mesh, nodes);
-    const StepMetrics run = result.steps.back();
-    const ReplayResult forecast = Forecast(mesh, nodes);
-    EXPECT_EQ(forecast.divisor, 1);
-    // Groups are freed when they are updated, which takes longer on some ranks.
-    if (!config_.optimizer.in_backward) {
-      EXPECT_EQ(static_cast<int64_t>(forecast.peaks.shard_bytes), run.peak_bytes.shards);
-    }
-    EXPECT_EQ(static_cast<int64_t>(forecast.peaks.image_bytes), run.peak_bytes.images);
-    // Gradients stay in the pool until they are reduced. How many groups wait at once depends on when the
-    // ranks of a run get to them: from the largest alone to all of them, padded a little, and one that is
-    // cast.
-    auto inputs = OpenModel(config_);
-    ASSERT_OK(inputs);
-    ASSERT_OK(
-        CreateModel(*inputs));  // Counts the elements of adapters, of which all blocks have equally many.
-    const int64_t largest = config_.lora.enabled() ? inputs->adapter_elements / inputs->model.layers
-                                                   : LargestGroup(inputs->model);
-    const int64_t fewest = largest * static_cast<int64_t>(sizeof(float));
-    const auto plan = MakeRunPlan(ConfigOf(mesh), *inputs, nodes);
-    ASSERT_OK(plan);
-    const int64_t cast = config_.parallel.param_dtype == DType::kF32 ? 0 : 2 * largest;
-    const int64_t all = TrainedElements(inputs->model, *plan) * static_cast<int64_t>(sizeof(float)) + cast;
-    const int64_t most = all + all / 20;
-    for (const auto peak : {run.peak_bytes.gradients, static_cast<int64_t>(forecast.peaks.gradient_bytes)}) {
-      EXPECT_GE(peak, fewest);
-      EXPECT_LE(peak, most);
-    }
-    // A tensor that a peer still reads keeps its memory. In a ring these are more.
-    const double tensors = config_.parallel.context.scheme == CpScheme::kRing ? 0.5 : 0.15;
-    EXPECT_NEAR(static_cast<double>(forecast.context_peak_bytes), static_cast<double>(run.peak_bytes.context),
-                tensors * static_cast<double>(run.peak_bytes.context));
-    const auto mean = [&](auto bytes) {
-      int64_t sum = 0;
-      for (const std::vector<StepMetrics>& steps : result.by_rank) sum += steps.back().bytes.*bytes;
-      return sum / mesh.ranks();
-    };
-    using Bytes = decltype(StepMetrics::bytes);
-    EXPECT_EQ(forecast.all_gather_bytes, mean(&Bytes::all_gather));
-    EXPECT_EQ(forecast.reduce_scatter_bytes, mean(&Bytes::reduce_scatter));
-    EXPECT_EQ(forecast.all_reduce_bytes, mean(&Bytes::all_reduce));
-    EXPECT_EQ(forecast.context_bytes, mean(&Bytes::context));
-    EXPECT_EQ(forecast.optimizer_bytes, mean(&Bytes::optimizer));
-  }
-  std::optional<double> numa_gb_s_;
-};
-
-TEST_F(Replay, HasThePoolsAndBytesOfARun) {
-  config_.model.layers = 4;
-  ExpectBytesOfARun({1, 1}, NodeMap::OneNode(1));
-  ExpectBytesOfARun({1, 4}, NodeMap::OneNode(4));
-  ExpectBytesOfARun({2, 2}, NodeMap::RanksPerNode(4, 2));
-  ExpectBytesOfARun({2, 1}, NodeMap::OneNode(2));
-}
-
-TEST_F(Replay, HasThePoolsOfARunInBf16WithMicrobatches) {
-  config_.parallel.param_dtype = DType::kBF16;
-  config_.data.grad_accum = 2;
-  config_.data.batch_size = 8;
-  ExpectBytesOfARun({1, 2}, NodeMap::OneNode(2));
-}
-
-TEST_F(Replay, HasAnImageForEachNumaNodeOverWhichAShardGroupLies) {
-  EXPECT_EQ(Forecast({1, 4}, NodeMap::OneNode(4)).all_gather_bytes, 0);
-  EXPECT_GT(Forecast({1, 4}, kNumaNodes).all_gather_bytes, 0);
-  EXPECT_EQ(Forecast({2, 2}, kNumaNodes).all_gather_bytes, 0);  // Each shard group is on one NUMA node.
-  config_.parallel.share_domain = ShareDomain::kNode;
-  EXPECT_EQ(Forecast({1, 4}, kNumaNodes).all_gather_bytes, 0);
-}
-
-TEST_F(Replay, TakesLongerIfNumaNodesReadEachOtherSlowly) {
-  const double fast_ms = Forecast({2, 2}, kNumaNodes, /*part_ns=*/1).step_ms;  // All-reduces cross.
-  numa_gb_s_ = 0.1;
-  EXPECT_GT(Forecast({2, 2}, kNumaNodes, /*part_ns=*/1).step_ms, 2 * fast_ms);
-}
-
-TEST_F(Replay, HasTheExchangesOfSplitSequences) {
-  config_.model.heads = 4;
-  config_.model.kv_heads = 2;
-  ContextOptions& context = config_.parallel.context;
-  context.scheme = CpScheme::kUlysses;
-  ExpectBytesOfARun({1, 1, 2}, NodeMap::OneNode(2));
-  context.scheme = CpScheme::kRing;
-  ExpectBytesOfARun({1, 1, 2}, NodeMap::RanksPerNode(2, 1));
-  context.scheme = CpScheme::kGather;
-  config_.parallel.activation_checkpoint = ActivationCheckpoint::kFull;
-  ExpectBytesOfARun({1, 2, 2}, NodeMap::RanksPerNode(4, 2));
-}
-
-TEST_F(Replay, ExchangesOnlyWhatIsTrainedOfAdapters) {
-  config_.lora = {.rank = 2, .targets = "all-linear"};
-  ExpectBytesOfARun({2, 2}, NodeMap::RanksPerNode(4, 2));
-  const ReplayResult adapters = Forecast({1, 2}, NodeMap::OneNode(2));
-  config_.lora = {};
-  const ReplayResult all = Forecast({1, 2}, NodeMap::OneNode(2));
-  EXPECT_GT(adapters.reduce_scatter_bytes, 0);
-  EXPECT_LT(adapters.reduce_scatter_bytes, all.reduce_scatter_bytes);
-  EXPECT_LT(adapters.peaks.shard_bytes, all.peaks.shard_bytes);
-}
-
-// The last rank of an unbalanced split has three quarters of the attention, but half of all other work.
-TEST_F(Replay, GivesTheAttentionALargerShareOfTheBackwardWithAdapters) {
-  config_.data.seq_len = 128;
-  config_.lora = {.rank = 1, .targets = "all-linear"};
-  ContextOptions& context = config_.parallel.context;
-  context.scheme = CpScheme::kGather;
-  context.load_balance = LoadBalance::kNone;
-  auto inputs = OpenModel(config_);
-  ASSERT_OK(inputs);
-  ASSERT_OK(CreateModel(*inputs));
-  PartShape shape = ShapeOf(inputs->model, 4, 128, DType::kF32, 1);
-  shape.adapter_elements = inputs->adapter_elements / inputs->model.layers;
-  const double attention =
-      AttentionOperations(shape) / ForwardOperations(ModelPart::kBlock, shape) +
-      2 * (2 * AttentionOperations(shape) / BackwardOperations(ModelPart::kBlock, shape));
-  constexpr double kPartMs = 100;  // Exchanges take no time beside it. A backward takes twice as long.
-  const double halves = (3 + 2) * 3 * kPartMs / 2;  // Of three parts and two blocks.
-  const double quarters = 2 * attention * kPartMs / 4;
-  const double step_ms = Forecast({1, 1, 2}, NodeMap::OneNode(2), kPartMs * 1e6).step_ms;
-  EXPECT_NEAR(step_ms, halves + quarters, 0.003 * step_ms);
-}
-
-TEST_F(Replay, MovesTheMatricesOfMuon) {
-  config_.optimizer.kind = OptimizerKind::kMuon;
-  ExpectBytesOfARun({1, 2}, NodeMap::OneNode(2));
-  EXPECT_GT(Forecast({1, 2}, NodeMap::OneNode(2)).optimizer_bytes, 0);
-}
-
-TEST_F(Replay, FreesGradientsThatAreUpdatedInBackward) {
-  config_.model.layers = 6;
-  const size_t after = Forecast({1, 2}, NodeMap::OneNode(2)).peaks.shard_bytes;
-  config_.optimizer.kind = OptimizerKind::kSgd;
-  config_.optimizer.in_backward = true;
-  config_.optimizer.clip_grad_norm = 0;
-  ExpectBytesOfARun({1, 2}, NodeMap::OneNode(2));
-  const size_t shards = after / 2;  // Masters, and as many gradients.
-  for (const size_t peak : {Forecast({1, 2}, NodeMap::OneNode(2)).peaks.shard_bytes,
-                            static_cast<size_t>(Run({1, 2}).steps.back().peak_bytes.shards)}) {
-    EXPECT_GT(peak, shards);
-    EXPECT_LT(peak, after);
-  }
-}
-
-TEST_F(Replay, OfOneNodeForAllHasThePoolsBytesAndTimeOfAll) {
-  config_.data.batch_size = 16;
-  for (const Mesh& mesh : {Mesh{1, 16}, Mesh{4, 4}, Mesh{8, 2}, Mesh{2, 8}}) {
-    SCOPED_TRACE(absl::StrCat(mesh.replicate, " x ", mesh.shard));
-    const NodeMap nodes = NodeMap::RanksPerNode(16, 4);
-    const ReplayResult all = Forecast(mesh, nodes);
-    const ReplayResult one = Forecast(mesh, nodes, 1e6, /*max_full_ranks=*/1);
-    EXPECT_LT(one.events, all.events / 2);
-    EXPECT_EQ(one.peaks.shard_bytes, all.peaks.shard_bytes);
-    EXPECT_EQ(one.peaks.image_bytes, all.peaks.image_bytes);
-    EXPECT_EQ(one.peaks.gradient_bytes, all.peaks.gradient_bytes);
-    EXPECT_EQ(one.all_gather_bytes, all.all_gather_bytes);
-    EXPECT_EQ(one.reduce_scatter_bytes, all.reduce_scatter_bytes);
-    EXPECT_EQ(one.all_reduce_bytes, all.all_reduce_bytes);
-    EXPECT_NEAR(one.step_ms / all.step_ms, 1, 0.02);
-  }
-}
-
-TEST_F(Replay, TakesLongerIfLinksAreSlowerAndNeverLessThanTheComputation) {
-  const ReplayResult one = Forecast({1, 1}, NodeMap::OneNode(1));
-  const ReplayResult nodes = Forecast({1, 2}, NodeMap::RanksPerNode(2, 1));
-  EXPECT_GE(one.step_ms, one.compute_ms);
-  EXPECT_GT(nodes.step_ms - nodes.compute_ms, one.step_ms - one.compute_ms);
-  EXPECT_GT(nodes.wire_bytes, 0);
-  EXPECT_EQ(one.wire_bytes, 0);
-}
 
 MeasuredModel Measured(int64_t tokens, double forward_ns) {
   MeasuredModel model;
@@ -371,41 +162,6 @@ TEST(LinkSpeed, IsParsedWithItsUnits) {
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--link")));
   }
   EXPECT_THAT(ParseFlops("80").status(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--flops")));
-}
-
-TEST_F(Replay, OfAllMeshesNamesTheFastestAndTheCommand) {
-  config_.data.batch_size = std::nullopt;
-  PlanOptions options;
-  options.ranks = 2;
-  options.cores = 2;
-  options.memory_gib = 4;
-  options.flops = "1gf";
-  options.costs_file = folder_ / "costs.json";
-  EXPECT_THAT(PlanTraining(config_, options).status(),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("costs")));
-  options.costs_file = folder_.Write("costs.json", FormatCosts({}));
-  const auto report = PlanTraining(config_, options);
-  ASSERT_OK(report);
-  EXPECT_THAT(*report, HasSubstr("\n1 x 2 "));
-  EXPECT_THAT(*report, HasSubstr("\n2 x 1 "));
-  EXPECT_THAT(*report, HasSubstr("run:\n  mpirun -n 2 weft train --dp-replicate "));
-  options.memory_gib = 1e-3;
-  EXPECT_THAT(PlanTraining(config_, options).value_or(""), HasSubstr("No mesh fits."));
-  config_.lora.rank = 4;
-  EXPECT_THAT(PlanTraining(config_, options).value_or(""), HasSubstr("adapters of rank 4"));
-  config_.lora.rank = std::nullopt;
-  options.numa_nodes = 2;
-  options.memory_gib = 4;
-  const std::string bound = PlanTraining(config_, options).value_or("");
-  EXPECT_THAT(bound, HasSubstr("on each, 2 NUMA nodes"));
-  EXPECT_THAT(bound, HasSubstr("mpirun -n 2 --map-by ppr:1:numa --bind-to numa weft train"));
-  options.numa_nodes = 3;
-  EXPECT_THAT(
-      PlanTraining(config_, options).status(),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--numa-nodes 3: must divide the 2 ranks")));
-  options.hosts = 3;
-  EXPECT_THAT(PlanTraining(config_, options).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--hosts 3")));
 }
 
 }  // namespace
