@@ -5,6 +5,7 @@
 import concurrent.futures
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,10 @@ import unittest
 # A model so small that a step takes milliseconds.
 SMALL = ["--layers", "2", "--dim", "16", "--heads", "2", "--ffn-dim", "24", "--seq-len", "16"]
 TEXT = "The quick brown fox jumps over the lazy dog. " * 40
+
+
+def weights_hash(output):
+    return re.search(r"^weights (xxh64:[0-9a-f]{16})$", output, re.MULTILINE).group(1)
 
 
 class WeftCase(unittest.TestCase):
