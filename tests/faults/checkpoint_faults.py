@@ -11,8 +11,6 @@ faults.py.
 """
 import argparse
 import collections
-import ctypes
-import dataclasses
 import json
 import os
 import pathlib
@@ -26,110 +24,11 @@ import sys
 import tempfile
 import time
 
-import faults
+import fault_run
+from checkpoint_damage import FILES, damaged, file_of_another_step, flip_a_bit, link_out_of_folder, remove, truncate, wrong_array
+from checkpoint_place import CHECKPOINTS, FLAGS, LONG, LONG_FLAGS, Harness, Outcome, Place, hash_of
 
-CHECKPOINTS = "ck"
-FLAGS = ["--batch-size", "2", "--checkpoint-dir", CHECKPOINTS, "--checkpoint-interval", "4", "--resume", "auto"]
-LAST = 12
-LONG = 2000
-LONG_FLAGS = ["--checkpoint-interval", "200"]
 OK_AFTER_KILL = (1, 137, 9, 86, 143)
-
-
-@dataclasses.dataclass
-class Outcome:
-    code: int
-    output: str
-    seconds: float
-    complaints: list
-
-
-class Place:
-    """A folder with the data and the checkpoints of a run, and the programs that work on it."""
-
-    def __init__(self, programs, folder, ranks):
-        self.programs, self.folder, self.ranks = programs, folder, ranks
-
-    def train(self, steps=LAST, flags=(), ranks=None, **case):
-        """Runs weft train. `case`: further fields of faults.Case."""
-        ranks = ranks or self.ranks
-        run = faults.Run(faults.Case("", (), "", ["--steps", str(steps), *FLAGS, *flags], ranks=ranks, **case), self.programs, self.folder)
-        if ranks == 1:
-            run.programs = self.programs | {"mpirun": None}
-        code, seconds, output, complaints = run.execute()
-        return Outcome(code, output, seconds, [c for c in complaints if not c.startswith("a file is left")])
-
-    def checkpoint(self, *words):
-        return subprocess.run([self.programs["weft"], "checkpoint", *words], cwd=self.folder, capture_output=True, text=True)
-
-    def path(self, step, name=""):
-        return self.folder / CHECKPOINTS / f"step-{step:08}" / name
-
-    def remains(self):
-        return [path.name for path in (self.folder / CHECKPOINTS).iterdir() if path.name.startswith(".")]
-
-
-def hash_of(output):
-    found = re.findall(r"weights xxh64:([0-9a-f]{16})", output)
-    return found[-1] if found else None
-
-
-class Harness:
-    def __init__(self, programs):
-        self.programs = programs
-        self.parent = tempfile.TemporaryDirectory()
-        self.templates = {}
-        self.long_hashes = {}  # By number of ranks.
-
-    def long_place(self, ranks):
-        """A folder for a run of LONG steps, so long that a signal arrives before its end. Also sets long_hashes[ranks]."""
-        folder = pathlib.Path(tempfile.mkdtemp(dir=self.parent.name)) / "run"
-        folder.mkdir()
-        place = Place(self.programs, folder, ranks)
-        if ranks not in self.long_hashes:
-            undisturbed = place.train(steps=LONG, flags=LONG_FLAGS)
-            assert undisturbed.code == 0, undisturbed.output
-            self.long_hashes[ranks] = hash_of(undisturbed.output)
-            shutil.rmtree(folder / CHECKPOINTS)
-        return place
-
-    def expected(self, ranks):
-        """(the folder with the checkpoints of steps 4 and 8, the weights after the last step) of an undisturbed run."""
-        if ranks not in self.templates:
-            folder = pathlib.Path(self.parent.name) / f"template-{ranks}"
-            folder.mkdir()
-            place = Place(self.programs, folder, ranks)
-            undisturbed = place.train()
-            assert undisturbed.code == 0, undisturbed.output
-            shutil.rmtree(place.path(LAST))
-            (folder / CHECKPOINTS / "latest").write_text("step-00000008\n")
-            self.templates[ranks] = (folder, hash_of(undisturbed.output))
-        return self.templates[ranks]
-
-    def place(self, ranks):
-        template, _ = self.expected(ranks)
-        folder = pathlib.Path(tempfile.mkdtemp(dir=self.parent.name)) / "run"
-        shutil.copytree(template, folder)
-        return Place(self.programs, folder, ranks)
-
-    def recovery_problems(self, place, flags=()):
-        """The problems of the run that goes on without a fault."""
-        problems = []
-        remains = place.remains()
-        recovered = place.train(flags=flags)
-        if recovered.code != 0:
-            problems.append(f"the next run ends with {recovered.code}: {faults.message_of(recovered.output)}")
-        elif hash_of(recovered.output) != self.expected(place.ranks)[1]:
-            problems.append("the next run ends with other weights")
-        problems += [f"the next run does not name {name}" for name in remains if name not in recovered.output]
-        problems += [f"the next run leaves {name}" for name in place.remains()]
-        verified = place.checkpoint("verify", CHECKPOINTS)
-        if verified.returncode != 0:
-            problems.append(f"a checkpoint is damaged: {verified.stdout}")
-        return problems
-
-
-# Each case: (name, in the sample, function). The function returns (outcome for the table, list of problems).
 
 
 def judged(harness, place, outcome, codes, message, flags=()):
@@ -199,81 +98,6 @@ def every_call(ranks, rank, what, codes, flags=(), stride=1, calls=("open", "wri
     return run
 
 
-def damaged(change, message, count=1):
-    """Damages the newest checkpoint in `count` ways: the run names it, and goes on from the one before."""
-
-    def run(harness):
-        problems, seconds, output = [], 0, ""
-        for number in range(count):
-            place = harness.place(1)
-            what = change(place, number)
-            outcome = place.train()
-            seconds, output = max(seconds, outcome.seconds), outcome.output
-            found = list(outcome.complaints)
-            if outcome.code != 0:
-                found.append(f"exit code {outcome.code}")
-            elif hash_of(outcome.output) != harness.expected(1)[1]:
-                found.append("other weights")
-            for text in (message, "is not used", "after step 4"):
-                if not re.search(text, outcome.output):
-                    found.append(f"no message like '{text}'")
-            problems += [f"{what}: {problem}" for problem in found]
-            shutil.rmtree(place.folder.parent)
-        warnings = [line for line in output.splitlines() if line.startswith("warning  ck")]
-        note = "weft: " + (warnings[0][9:] if warnings else "") + (f" ({count} runs)" if count > 1 else "")
-        return Outcome(0, note, seconds, []), problems
-
-    return run
-
-
-FILES = ("checkpoint.json", "model.safetensors", "optimizer.safetensors", "config.json")
-
-
-def flip_a_bit(place, number):
-    draw = random.Random(number)
-    path = place.path(8, FILES[number % len(FILES)])
-    content = bytearray(path.read_bytes())
-    bit = draw.randrange(len(content) * 8)
-    content[bit // 8] ^= 1 << (bit % 8)
-    # The case of a hexadecimal digit in the checksum of checkpoint.json has no meaning.
-    if bytes(content).lower() == path.read_bytes().lower():
-        content[0] ^= 1
-    path.write_bytes(content)
-    return f"bit {bit} of {path.name}"
-
-
-def truncate(place, number):
-    path = place.path(8, FILES[number % len(FILES)])
-    size = path.stat().st_size
-    boundaries = [0, 1, 7, 8, 9, size // 2, size - 1]
-    if path.suffix == ".safetensors":
-        header = struct.unpack("<Q", path.read_bytes()[:8])[0]
-        boundaries += [8 + header - 1, 8 + header, 8 + header + 1]
-    keep = boundaries[number // len(FILES) % len(boundaries)]
-    os.truncate(path, min(keep, size - 1))
-    return f"{path.name} cut to {keep} bytes"
-
-
-def remove(place, number):
-    path = place.path(8, FILES[number])
-    path.unlink()
-    return f"without {path.name}"
-
-
-def file_of_another_step(place, _):
-    shutil.copy(place.path(4, "model.safetensors"), place.path(8, "model.safetensors"))
-    return "a file of another step"
-
-
-def link_out_of_folder(place, _):
-    """A link out of the folder, to a file with the right content."""
-    path = place.path(8, "model.safetensors")
-    outside = place.folder / "outside.safetensors"
-    path.rename(outside)
-    path.symlink_to(outside)
-    return "a link out of the folder"
-
-
 def unlink_latest(place):
     (place.folder / CHECKPOINTS / "latest").unlink()
 
@@ -282,51 +106,6 @@ def other_model(harness):
     place = harness.place(1)
     outcome = place.train(flags=["--dim", "48", "--heads", "3"])
     return judged(harness, place, outcome, (2,), r"--model is .*but the checkpoint has")
-
-
-def wrong_array(shape, dtype, message):
-    """A checkpoint whose checksums are right, but with an array of another shape or dtype."""
-
-    def run(harness):
-        place = harness.place(1)
-        rewrite_header(place, shape, dtype)
-        outcome = place.train()
-        # Nothing is torn, so nothing is skipped: the file is one of another model.
-        problems = [] if outcome.code == 3 else [f"exit code {outcome.code}, expected 3"]
-        if not re.search(message, outcome.output):
-            problems.append(f"no message like '{message}'")
-        return outcome, problems
-
-    return run
-
-
-def xxh3(data):
-    """The checksum of bytes, by the library whose header weft compiles."""
-    function = ctypes.CDLL("libxxhash.so.0").XXH3_64bits
-    function.argtypes, function.restype = [ctypes.c_char_p, ctypes.c_size_t], ctypes.c_uint64
-    return f"{function(data, len(data)):016x}"
-
-
-def rewrite_header(place, shape, dtype):
-    path = place.path(8, "model.safetensors")
-    content = path.read_bytes()
-    size = struct.unpack("<Q", content[:8])[0]
-    header = json.loads(content[8:8 + size])
-    name = "model.norm.weight"
-    header[name]["shape"] = shape or header[name]["shape"]
-    header[name]["dtype"] = dtype or header[name]["dtype"]
-    text = json.dumps(header, separators=(",", ":")).encode()
-    assert len(text) <= size
-    text = text.ljust(size)
-    path.write_bytes(content[:8] + text + content[8 + size:])
-    manifest_path = place.path(8, "checkpoint.json")
-    manifest = json.loads(manifest_path.read_text())
-    del manifest["checksum"]
-    for entry in manifest["files"]["model.safetensors"]["ranges"]:
-        if entry[0] == 0:
-            entry[-1] = xxh3(path.read_bytes()[:entry[1]])
-    body = json.dumps(manifest, separators=(",", ":"))[:-1]
-    manifest_path.write_text(body + ',\n"checksum": "' + xxh3(body.encode()) + '"}\n')
 
 
 def onto_other_ranks(harness):
@@ -352,7 +131,7 @@ def onto_other_ranks(harness):
 
 def two_runs(harness):
     place = harness.place(1)
-    first = subprocess.Popen([harness.programs["weft"], "train", *faults.MODEL, "--data", "text.txt", *FLAGS, "--steps", "1000000"],
+    first = subprocess.Popen([harness.programs["weft"], "train", *fault_run.MODEL, "--data", "text.txt", *FLAGS, "--steps", "1000000"],
                              cwd=place.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                              env=os.environ | {"OMP_NUM_THREADS": "1"})
     try:
@@ -416,18 +195,18 @@ def flipped_weight(harness):
     ranks = 2
     folder = pathlib.Path(tempfile.mkdtemp(dir=harness.parent.name)) / "run"
     folder.mkdir()
-    faults.write_text(folder)
-    flags = [*faults.MODEL, "--data", "text.txt", "--batch-size", "2", "--lr", "0", "--weight-decay", "0", "--dp-replicate", "2",
+    fault_run.write_text(folder)
+    flags = [*fault_run.MODEL, "--data", "text.txt", "--batch-size", "2", "--lr", "0", "--weight-decay", "0", "--dp-replicate", "2",
              "--checkpoint-dir", CHECKPOINTS, "--check-replicas", "1", "--node-shared", "off"]
     place = Place(harness.programs, folder, ranks)
-    case = faults.Case("", (), "", [])
-    run = faults.Run(case, harness.programs, folder)
+    case = fault_run.Case("", (), "", [])
+    run = fault_run.Run(case, harness.programs, folder)
     output = open(run.output, "wb")
     process = subprocess.Popen([harness.programs["mpirun"], "-n", str(ranks), harness.programs["weft"], "train", *flags, "--steps", "1000000"],
                                cwd=folder, env=run.environment(), stdout=output, stderr=subprocess.STDOUT)
     start = time.monotonic()
     wait_for(run.output, "step 1/", process)
-    pids = faults.rank_processes(run.tag)
+    pids = fault_run.rank_processes(run.tag)
     os.kill(pids[0], signal.SIGUSR1)
     wait_for(run.output, "saved ck/step-", process)
     saved = next((folder / CHECKPOINTS).glob("step-*"))
@@ -437,7 +216,7 @@ def flipped_weight(harness):
     pattern = content[8 + header + offsets[0]:][:256]
     places = flip_in_memory(pids[1], pattern)
     try:
-        code = process.wait(timeout=faults.CASE_TIMEOUT_S)
+        code = process.wait(timeout=fault_run.CASE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         code = None
@@ -482,6 +261,7 @@ def flip_in_memory(pid, pattern):
 
 
 def cases():
+    """(name, in the sample, function) of each. The function returns (outcome for the table, list of problems)."""
     killed = OK_AFTER_KILL
     save = {"fault_path": f"/{CHECKPOINTS}/"}
     yield "no fault", True, single(2, (0,), "resume   ck/step-00000008, after step 8")
@@ -535,7 +315,7 @@ def resume_after_stops(count, programs):
     codes, hashes = collections.Counter(), collections.Counter()
     for _ in range(count):
         place = harness.long_place(2)
-        stopped = place.train(steps=LONG, flags=LONG_FLAGS, launch=faults.ONCE, stop_after=draw.uniform(0, 3))
+        stopped = place.train(steps=LONG, flags=LONG_FLAGS, launch=fault_run.ONCE, stop_after=draw.uniform(0, 3))
         codes[stopped.code] += 1
         done = place.train(steps=LONG, flags=LONG_FLAGS)
         hashes[hash_of(done.output)] += 1
@@ -549,7 +329,7 @@ def resume_after_stops(count, programs):
 
 def main(cases=cases, description=__doc__):
     """Runs the cases that the command line chooses. The scripts of other faults around checkpoints call it as well."""
-    faults.reset_signals()
+    fault_run.reset_signals()
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("weft", "faulty_rank", "shim", "mpirun"):
         parser.add_argument(name, type=os.path.abspath)
@@ -573,7 +353,7 @@ def main(cases=cases, description=__doc__):
         print(f"{'FAILED' if problems else 'ok':6}  {outcome.seconds:6.1f} s  exit {outcome.code}  {name}", flush=True)
         if problems:
             failures.append("\n        ".join([name, *problems[:10], *outcome.output.splitlines()[-12:]]))
-        rows.append(f"| {name} | {outcome.seconds:.1f} | {outcome.code} | {faults.message_of(outcome.output)} |")
+        rows.append(f"| {name} | {outcome.seconds:.1f} | {outcome.code} | {fault_run.message_of(outcome.output)} |")
     if arguments.table:
         header = ["| fault | seconds | exit code | message |", "|---|---|---|---|"]
         with open(arguments.table, "a") as table:

@@ -6,7 +6,6 @@ left of it.
 
 NAME, --sample, --list, --table and the exit code are as in faults.py.
 """
-import os
 import pathlib
 import random
 import re
@@ -15,14 +14,14 @@ import sys
 import time
 
 import checkpoint_faults
-import faults
-from checkpoint_faults import CHECKPOINTS, LONG, Outcome, hash_of
+import fault_run
+from checkpoint_place import CHECKPOINTS, LONG, Outcome, hash_of
 
 FLAGS = ["--batch-size", "2", "--checkpoint-dir", CHECKPOINTS, "--checkpoint-interval", "100"]
 RANKS = 2
 
 
-class LaunchRun(faults.Run):
+class LaunchRun(fault_run.Run):
     """A launch, and a function that disturbs it."""
 
     def __init__(self, place, disturb, case):
@@ -51,7 +50,7 @@ class LaunchRun(faults.Run):
         self.kill(self.process.pid, number)
 
     def kill_rank(self, rank, number=signal.SIGKILL):
-        self.kill(faults.rank_processes(self.tag).get(rank), number)
+        self.kill(fault_run.rank_processes(self.tag).get(rank), number)
 
     def kill_mpirun(self):
         children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
@@ -63,11 +62,11 @@ def launched(disturb, code, message, launch=("--restart-delay", "0"), flags=(), 
 
     def run(harness):
         place = harness.long_place(RANKS)
-        launch_run = LaunchRun(place, disturb, faults.Case("", (code,), message, ["--steps", str(LONG), *FLAGS, *flags], ranks=RANKS,
-                                                           launch=launch, **case))
+        launch_run = LaunchRun(place, disturb, fault_run.Case("", (code,), message, ["--steps", str(LONG), *FLAGS, *flags], ranks=RANKS,
+                                                              launch=launch, **case))
         seen, seconds, output, complaints = launch_run.execute()
         problems = [complaint for complaint in complaints if not complaint.startswith("a file is left")]
-        problems += faults.judge(launch_run.case, seen, output, [])
+        problems += fault_run.judge(launch_run.case, seen, output, [])
         final = output if code == 0 else place.train(steps=LONG, flags=["--checkpoint-interval", "100"]).output
         if hash_of(final) != harness.long_hashes[RANKS]:
             problems.append("other weights than those of an undisturbed run")
@@ -119,14 +118,14 @@ def cut_link(seconds, launch, codes, message, finishes):
     def run(harness):
         place = harness.long_place(RANKS)
         flags = ["--steps", str(steps), *FLAGS]
-        case = faults.Case("", (*codes, 77), message, flags, ranks=RANKS, launch=launch, cut=seconds)
-        code, duration, output, complaints = faults.Run(case, place.programs, place.folder).execute()
+        case = fault_run.Case("", (*codes, 77), message, flags, ranks=RANKS, launch=launch, cut=seconds)
+        code, duration, output, complaints = fault_run.Run(case, place.programs, place.folder).execute()
         problems = [complaint for complaint in complaints if not complaint.startswith("a file is left")]
-        problems += faults.judge(case, code, output, [])
+        problems += fault_run.judge(case, code, output, [])
         if code != 77 and finishes:
             undisturbed = harness.long_place(RANKS).train(steps=steps)
             if undisturbed.code != 0:
-                problems.append(f"the undisturbed run ends with {undisturbed.code}: {faults.message_of(undisturbed.output)}")
+                problems.append(f"the undisturbed run ends with {undisturbed.code}: {fault_run.message_of(undisturbed.output)}")
             elif hash_of(output) != hash_of(undisturbed.output):
                 problems.append("other weights than those of an undisturbed run")
         return Outcome(code, output, duration, []), problems

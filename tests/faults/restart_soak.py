@@ -18,7 +18,7 @@ import tempfile
 import time
 import uuid
 
-import faults
+import fault_run
 
 
 def command(weft, ranks, restarts, steps, checkpoints):
@@ -28,7 +28,7 @@ def command(weft, ranks, restarts, steps, checkpoints):
 
 
 def start(words, output, tag):
-    environment = os.environ | {faults.TAG: tag, "OMP_NUM_THREADS": "1", "WEFT_TIMEOUT_S": "20"}
+    environment = os.environ | {fault_run.TAG: tag, "OMP_NUM_THREADS": "1", "WEFT_TIMEOUT_S": "20"}
     return subprocess.Popen(words, stdout=open(output, "wb"), stderr=subprocess.STDOUT, env=environment)
 
 
@@ -47,7 +47,7 @@ def main():
     arguments = parser.parse_args()
     folder = arguments.folder or pathlib.Path(tempfile.mkdtemp())
     folder.mkdir(exist_ok=True)
-    memory = faults.shared_memory()
+    memory = fault_run.shared_memory()
     tag = uuid.uuid4().hex
     begin = time.monotonic()
     undisturbed = start(command(arguments.weft, arguments.ranks, 0, arguments.steps, folder / "undisturbed"), folder / "undisturbed.txt",
@@ -57,10 +57,10 @@ def main():
     next_kill = time.monotonic() + draw.uniform(*arguments.pause)
     while disturbed.poll() is None:
         time.sleep(0.2)
-        ranks = faults.rank_processes(tag)
+        ranks = fault_run.rank_processes(tag)
         if time.monotonic() < next_kill or not ranks:
             continue
-        faults.Run.kill(draw.choice(sorted(ranks.values())), signal.SIGKILL)
+        fault_run.Run.kill(draw.choice(sorted(ranks.values())), signal.SIGKILL)
         kills += 1
         next_kill = time.monotonic() + draw.uniform(*arguments.pause)
     seconds = time.monotonic() - begin
@@ -70,9 +70,9 @@ def main():
     hashes = hash_in(folder / "undisturbed.txt"), hash_in(output)
     print(f"{kills} kills in {seconds:.0f} s, {restarts} restarts, exit codes {undisturbed.returncode} and {disturbed.returncode}")
     print(f"weights: undisturbed {hashes[0]}, disturbed {hashes[1]}")
-    left = [path.name for path in faults.shared_memory() - memory if not faults.is_mapped(path)]
+    left = [path.name for path in fault_run.shared_memory() - memory if not fault_run.is_mapped(path)]
     remains = [path.name for path in (folder / "disturbed").iterdir() if path.name.startswith(".")]
-    print(f"left: {left + remains + faults.tagged_processes(tag)}")
+    print(f"left: {left + remains + fault_run.tagged_processes(tag)}")
     return 0 if hashes[0] and hashes[0] == hashes[1] and restarts > 0 and not left and not remains else 1
 
 
