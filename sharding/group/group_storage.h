@@ -63,7 +63,7 @@ class GroupStorage {
   const MasterShard master_;
   PrivateImage private_;
   std::unique_ptr<SharedImage> shared_;  // Null: images are private.
-  bool is_shared_ = false;               // Whether the last Gather filled the shared image.
+  bool is_shared_ = false;               // True if the last Gather filled the shared image.
 };
 
 }  // namespace weft

@@ -154,7 +154,7 @@ class ParamGroup {
   void ZeroGradients();
   bool has_unreduced_gradients() const { return static_cast<bool>(gradient_image_); }
   bool has_partial_sum() const { return sums_ != nullptr && sums_->has_partial; }
-  // Whether there are gradients at any place of Note [Accumulation].
+  // True if there are gradients at any place of Note [Accumulation].
   bool has_gradients() const { return has_unreduced_gradients() || sums_ != nullptr; }
   // OK if the gradients are summed over all ranks and nothing is under way. Errors: kFailedPrecondition
   // (names the group, the place where its gradients are, and the remedy).

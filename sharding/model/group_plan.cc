@@ -16,7 +16,7 @@ struct PlannedBlock {
   std::string name;
   int modules_left;        // Modules that the walk has not reached.
   int group = -1;          // Number of its group; -1 before its first module.
-  bool is_inside = false;  // Whether the walk is inside one of its modules.
+  bool is_inside = false;  // True if the walk is inside one of its modules.
 };
 using BlockOf = absl::flat_hash_map<const Module*, size_t>;
 

@@ -128,7 +128,7 @@ class GroupSchedule {
     int running = 0;           // Calls of forward or backward that have not returned.
     bool in_use = false;       // In backward, a recompute begins the use.
     int calls = 0;             // Forward calls: in forward those of this use, in backward those of the pass.
-    bool is_reduced = false;   // Whether its reduction was submitted in this backward.
+    bool is_reduced = false;   // True if its reduction was submitted in this backward.
     int pending_backward = 0;  // Forward calls of this pass whose backward has not run.
   };
 
@@ -155,9 +155,9 @@ class GroupSchedule {
 
   bool ReshardsAfterForward(int group) const;
   bool StaysUnsharded(int group) const;
-  // Whether the group's parameters are used in the present part of the pass.
+  // True if the group's parameters are used in the present part of the pass.
   bool NeedsParameters(int group) const;
-  // Whether the next forward gathers the group at its start.
+  // True if the next forward gathers the group at its start.
   bool BeginsForward(int group) const;
   // The groups to gather ahead when `group` begins, before those of `next`.
   std::vector<int> PrefetchesOf(PassPart part, int group, const std::vector<int>& next) const;
@@ -192,9 +192,9 @@ class GroupSchedule {
   const Groups groups_;
   const std::vector<PassEvent> module_order_;
   const int prefetch_depth_;
-  const bool skips_unused_;  // Whether unused parameters have no gradient.
+  const bool skips_unused_;  // True if unused parameters have no gradient.
   const bool shares_images_on_nodes_;
-  const bool spans_nodes_;               // Whether any shard group spans nodes, so that gathers use the wire.
+  const bool spans_nodes_;               // True if any shard group spans nodes, so that gathers use the wire.
   std::vector<GroupSwitches> switches_;  // By group.
   bool is_last_backward_ = true;
   PrefetchLists forward_prefetch_, backward_prefetch_;
@@ -205,11 +205,11 @@ class GroupSchedule {
 
   ExecutionOrder training_, evaluation_, backward_;
   ExecutionOrder* pass_ = &training_;  // Order of the forward or backward under way.
-  bool in_backward_ = false;           // Whether the root's backward is under way.
-  bool backward_follows_ = false;      // Whether a backward follows the forward under way.
-  bool keeps_groups_ = false;          // Whether the last backward left groups unsharded.
+  bool in_backward_ = false;           // True if the root's backward is under way.
+  bool backward_follows_ = false;      // True if a backward follows the forward under way.
+  bool keeps_groups_ = false;          // True if the last backward left groups unsharded.
   std::vector<GroupProgress> progress_;
-  // Whether the last forward was one with gradients and no backward has begun since.
+  // True if the last forward was one with gradients and no backward has begun since.
   bool awaits_backward_ = false;
   // Forward calls of each group, by pass id.
   absl::flat_hash_map<uintptr_t, std::vector<int>> calls_;

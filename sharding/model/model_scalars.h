@@ -24,7 +24,7 @@ class ModelScalars {
   absl::Status AllReduce(const std::string& label, void* values, DType dtype, int64_t count, ReduceOp op);
   // Sets each flag that is set on any rank.
   absl::Status AnyOnAllRanks(const std::string& label, std::vector<bool>& flags);
-  // Whether all ranks pass the same number. Ranks that have submitted different all-gathers before get an
+  // True if all ranks pass the same number. Ranks that have submitted different all-gathers before get an
   // error instead of waiting for each other at different places.
   absl::StatusOr<bool> IsSameOnAllRanks(const std::string& label, uint64_t number);
 

@@ -40,7 +40,7 @@ class CommContext {
   struct Options {
     ReductionQueue::Bounds bounds = {};
     PipelineLanes::Options lanes = {};
-    // Whether ranks of the shard group, all on one node, read each other's shards in place: see Note [Shards
+    // True if ranks of the shard group, all on one node, read each other's shards in place: see Note [Shards
     // in place]. REQUIRES: no regather group.
     bool in_place = false;
   };

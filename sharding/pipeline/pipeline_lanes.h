@@ -109,7 +109,7 @@ class PipelineLanes {
   // it is an image in which the shard's elements lie in ranges.
   Work AllGatherUpdates(const std::string& label, const ReplicaSlice& slice, const Parts& parts, float* shard,
                         std::optional<float*> base, Priority priority, const Work* after);
-  // Whether updates of a bucket are delta-encoded between nodes.
+  // True if updates of a bucket are delta-encoded between nodes.
   bool UsesDeltaEncoding(int bucket) const;
 
   // Reduces a few values in place over the shard group, and waits. REQUIRES: at most kScalarBytes.

@@ -38,7 +38,7 @@ struct GradientSums {
   Buffer partial;     // Shape of this rank's shard; summed over the shard group only.
   Buffer reduced;     // Shape of the slices that this rank updates (replica_slices.h); summed over all ranks.
   int under_way = 0;  // Reductions submitted and not yet added.
-  // Whether a partial sum exists, or will before the next submission takes effect.
+  // True if a partial sum exists, or will before the next submission takes effect.
   bool has_partial = false;
 };
 

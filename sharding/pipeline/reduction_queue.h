@@ -48,11 +48,11 @@ class ReductionQueue {
   struct Entry {
     Reduction reduction;
     int64_t number;                // Place in the order of submission.
-    bool takes_partial;            // Whether the partial sum is added before the all-reduce.
+    bool takes_partial;            // True if the partial sum is added before the all-reduce.
     Buffer output = {};            // This rank's part of the sum, until it has been added.
     Buffer updated = {};           // Output of the reduce-scatter over replicas, if there is one.
     Transfer reduce_scatter = {};  // Invalid if nothing is exchanged; then the input has become the output.
-    bool is_continued = false;     // Whether all its operations are submitted: see the note above.
+    bool is_continued = false;     // True if all its operations are submitted: see the note above.
     std::vector<Work> replications = {};  // All-reduces, or reduce-scatters over replicas.
     // Factors that the engine's collectives apply. See ScaleInCollectives.
     double scatter_scale = 1.0;

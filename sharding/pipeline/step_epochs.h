@@ -52,7 +52,7 @@ class StepEpochs {
 
   // Number of the present epoch, at least 1.
   uint64_t current() const { return epoch_; }
-  // Whether a gather of shards or updates has begun in this epoch. Then shards must not be written before the
+  // True if a gather of shards or updates has begun in this epoch. Then shards must not be written before the
   // next one. The same on all ranks.
   bool is_read() const { return is_read_; }
   void MarkRead() { is_read_ = true; }

@@ -58,7 +58,7 @@ class ExecutionOrder {
   // Records that `event` runs.
   void Visit(PassEvent event);
 
-  // Whether `event` is expected later in this pass.
+  // True if `event` is expected later in this pass.
   bool Expects(PassEvent event) const;
   // The groups that begin next in this pass, at most `depth`.
   std::vector<int> Next(int depth) const { return Beginning(Rest(), depth); }
@@ -83,7 +83,7 @@ class ExecutionOrder {
   bool settled_ = false;
 };
 
-// Whether `group`, whose forward ends, is one of the last groups of forward and one of the first that
+// True if `group`, whose forward ends, is one of the last groups of forward and one of the first that
 // backward holds unsharded. See Note [From forward to backward] in sharding/model/group_schedule.h.
 bool StaysUnshardedForBackward(const ExecutionOrder& forward, const ExecutionOrder& backward, int group,
                                int prefetch_depth);

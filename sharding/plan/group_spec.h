@@ -39,7 +39,7 @@ struct GroupSpec {
   bool is_zero_copy() const { return IsZeroCopy(layout.kind()); }
   // True if the image's dtype differs from the master's.
   bool is_cast() const { return dtypes.param != dtypes.master; }
-  // Whether the shard group has one rank.
+  // True if the shard group has one rank.
   bool is_alone() const { return layout.shard_size() == 1; }
 
   size_t shard_bytes(int shard_rank, DType dtype) const {

@@ -28,10 +28,10 @@
 namespace weft {
 
 enum class SchemeKind : uint8_t { kUlysses, kGatherKv, kHybrid, kRing };
-// How the blocks of a ring reach a rank. kAllGather: one all-gather brings all of them while the rank
+// Transfer of the blocks of a ring. kAllGather: one all-gather brings all of them while the rank
 // computes its own block. kShift: each rank passes a block to the next rank while it computes the block.
 enum class RingRotation : uint8_t { kAllGather, kShift };
-// How the work of a causal mask is balanced. kHeadTail: by the layout of the sequence (gather, ring, hybrid).
+// Balance of the work of a causal mask. kHeadTail: by the layout of the sequence (gather, ring, hybrid).
 // kQueryExchange: ranks r and P-1-r of a contiguous layout swap the tails of their queries (gather only).
 enum class LoadBalance : uint8_t { kNone, kHeadTail, kQueryExchange };
 

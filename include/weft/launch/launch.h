@@ -21,7 +21,7 @@ enum class RankBinding : uint8_t {
 };
 std::string_view Name(RankBinding binding);
 
-// How mpirun starts the ranks, and how often a failed run is started again.
+// Options of mpirun, and the number of restarts of a failed run.
 struct LaunchOptions {
   std::optional<int64_t> ranks;  // Unset: all slots, as mpirun counts them.
   std::string hosts;             // "node1:4,node2:4"; empty: this host, or the hosts of a Slurm job.

@@ -119,7 +119,7 @@ struct StepCosts {
   StepCosts& operator+=(const StepCosts& other);
 };
 
-// Whether backward gathers group `group` of `groups` again. Groups are numbered in the order of forward, the
+// True if backward gathers group `group` of `groups` again. Groups are numbered in the order of forward, the
 // root's first; no block lies in another. See Note [From forward to backward] in
 // sharding/model/group_schedule.h.
 bool IsGatheredAgain(int group, int groups, const ShardingPolicy& policy);

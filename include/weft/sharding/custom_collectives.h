@@ -58,7 +58,7 @@ class PendingCollective {
   virtual absl::Status Wait() = 0;
   // Blocks until, in addition, no peer uses this rank's buffers.
   virtual absl::Status WaitReleased() = 0;
-  // Whether it is released or has failed. Never blocks.
+  // True if it is released or has failed. Never blocks.
   virtual bool TestReleased() const = 0;
 };
 

@@ -106,7 +106,7 @@ class FlatLayout {
   int64_t image_elements() const { return image_elements_; }
   // Elements of all parameters, without padding.
   int64_t parameter_elements() const { return parameter_elements_; }
-  // Whether the group has parameters and all of them are frozen.
+  // True if the group has parameters and all of them are frozen.
   bool frozen() const;
 
   // Counts of elements with gradients: equal to those above if no parameter is frozen.

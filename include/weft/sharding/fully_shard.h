@@ -205,7 +205,7 @@ class ShardedModel {
   Module& root() const { return root_; }
   // The policy given to FullyShard, with its prefetch depth resolved. Setters do not change it.
   const ShardingPolicy& policy() const;
-  // Where images lie, and why.
+  // The residency of images, and its reason.
   const ResidencyChoice& residency() const;
   ShardingCounters counters() const;
   // Largest node memory in use since ResetPeaks.

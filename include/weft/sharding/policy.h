@@ -42,7 +42,7 @@ struct ParameterDTypes {
   absl::Status Validate() const;
 };
 
-// Whether the ranks of a node share images.
+// Sharing of images by the ranks of a node.
 enum class NodeShared : uint8_t {
   kAuto,  // If they can and node memory has room; otherwise ResidencyChoice::reason says why not.
   kOn,    // Yes; an error if they cannot.

@@ -33,7 +33,7 @@ struct ResidencyChoice {
   std::string ToString() const;
 };
 
-// Whether any shard group, of `shard_size` consecutive ranks, spans several nodes.
+// True if any shard group, of `shard_size` consecutive ranks, spans several nodes.
 bool SpanNodes(const NodeMap& nodes, int shard_size);
 
 // Chooses for shard groups of `shard_size` consecutive ranks; the same on all ranks. `domains`: of the engine

@@ -66,7 +66,7 @@ class SharedBlock;
 // One forward and the backwards that follow it. An id is unique among the passes that are not abandoned.
 struct SchedulePass {
   uintptr_t id;
-  bool gradients;  // Whether a backward may follow.
+  bool gradients;  // True if a backward may follow.
 };
 
 class ShardedGroups {

@@ -124,9 +124,9 @@ struct OptimizerOptions {
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0.1;
-  // Of SGD and Muon. Default: 0 for SGD, that of MuonOptions for Muon.
+  // For SGD and Muon. Default: 0 for SGD, that of MuonOptions for Muon.
   std::optional<double> momentum = std::nullopt;
-  // Of Muon: the learning rate of the parameters that take AdamW. Default: lr.
+  // For Muon: the learning rate of the parameters that take AdamW. Default: lr.
   std::optional<double> adamw_lr = std::nullopt;
   int64_t warmup_steps = 0;
   double min_lr_ratio = 0.0;
@@ -135,9 +135,9 @@ struct OptimizerOptions {
   // more than this many. Steps after which a dynamic loss scale backs off from above 1 do not count.
   int64_t max_skipped_steps = 0;
   OptimizerKind kind = OptimizerKind::kAdamW;
-  // Of SGD and Muon. Default: off for SGD, on for Muon.
+  // For SGD and Muon. Default: off for SGD, on for Muon.
   std::optional<bool> nesterov = std::nullopt;
-  std::optional<MuonLrScale> muon_lr_scale = std::nullopt;  // Of Muon. Default: original.
+  std::optional<MuonLrScale> muon_lr_scale = std::nullopt;  // For Muon. Default: original.
   DecayScope decay = DecayScope::kAll;
   LrDecay lr_schedule = LrDecay::kConstant;
   // Scale of losses if compute or reductions are in f16: "dynamic", or a positive number. Empty: dynamic in

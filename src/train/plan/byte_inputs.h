@@ -27,8 +27,8 @@ struct ByteInputs {
   int64_t alignment = 1;       // Of parameters in an image, in elements: see FlatLayout::Make.
   ShardingPolicy policy;       // Its layout, dtypes, resharding, prefetch depth and optimizer only.
   StepShape shape;             // That of rank 0. Its ranks_per_node counts only if nodes are alike.
-  bool spans_nodes = false;    // Whether shard groups do.
-  bool has_even_nodes = true;  // Whether all nodes have equally many consecutive ranks.
+  bool spans_nodes = false;    // True if shard groups span nodes.
+  bool has_even_nodes = true;  // True if all nodes have equally many consecutive ranks.
 };
 
 ByteInputs ByteInputsOf(const ShardedGroups& groups, const RunPlan& plan, const NodeMap& nodes);

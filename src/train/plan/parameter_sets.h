@@ -35,7 +35,7 @@ std::vector<ClipSet> ClipSetsOf(const RunPlan& plan);
 struct OptimizerGroup {
   ParameterSet set;
   std::function<bool(const Parameter&)> matches;
-  bool decays;  // Whether weight decay applies.
+  bool decays;  // True if weight decay applies.
 };
 std::vector<OptimizerGroup> OptimizerGroupsOf(const RunPlan& plan);
 

@@ -43,7 +43,7 @@ struct TwoNodeGroup {
     const auto sent = static_cast<double>(after.wire_bytes - before.wire_bytes);
     return sent / static_cast<double>(UpdatedElements(group->slices()) * static_cast<int64_t>(sizeof(float)));
   }
-  // Whether each element of this rank's shard is `value(place)`, by its place in the parameter.
+  // True if each element of this rank's shard is `value(place)`, by its place in the parameter.
   template <typename Value>
   bool Holds(const Value& value) const {
     const auto shards = group->CurrentShards();
