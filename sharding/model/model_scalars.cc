@@ -53,6 +53,7 @@ absl::StatusOr<bool> ModelScalars::IsSameOnAllRanks(const std::string& label, ui
   // Without the barrier a rank that submitted one all-gather more would wait there and never reach the
   // all-reduce.
   std::vector<Work> barriers;
+  barriers.reserve(static_cast<size_t>(context_.mesh_count()));
   for (int mesh = 0; mesh < context_.mesh_count(); ++mesh) {
     barriers.push_back(context_.lanes(mesh).BarrierAfterAllGathers(label));
   }
