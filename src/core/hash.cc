@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include <absl/strings/str_cat.h>
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -15,5 +17,7 @@ uint64_t HashCombine(uint64_t a, uint64_t b) {
   const std::array<uint64_t, 2> pair = {a, b};
   return Hash64(pair.data(), sizeof(pair));
 }
+
+std::string HashText(uint64_t hash) { return absl::StrCat(absl::Hex(hash, absl::kZeroPad16)); }
 
 }  // namespace weft

@@ -32,7 +32,8 @@ class Place:
     def train(self, steps=LAST, flags=(), ranks=None, **case):
         """Runs weft train. `case`: further fields of fault_run.Case."""
         ranks = ranks or self.ranks
-        run = fault_run.Run(fault_run.Case("", (), "", ["--steps", str(steps), *FLAGS, *flags], ranks=ranks, **case), self.programs, self.folder)
+        flags = ["--steps", str(steps), *FLAGS, *flags]
+        run = fault_run.Run(fault_run.Case("", (), "", flags, ranks=ranks, **case), self.programs, self.folder)
         if ranks == 1:
             run.programs = self.programs | {"mpirun": None}
         code, seconds, output, complaints = run.execute()

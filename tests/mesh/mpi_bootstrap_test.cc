@@ -58,7 +58,7 @@ TEST(MpiBootstrap, TwoBootstrapsCanExistAtTheSameTime) {
 }
 
 TEST(MpiBootstrap, NamesTheLibraryThatCarriesMessages) {
-  EXPECT_THAT(WorldBootstrap().WireName(), MatchesRegex("MPI \\((Open MPI|MPICH) [0-9].*\\)"));
+  EXPECT_THAT(WorldBootstrap().WireName(), MatchesRegex("MPI \\(.+\\)"));
 }
 
 TEST(MpiLibrary, IsNamedWithItsVersionAlone) {

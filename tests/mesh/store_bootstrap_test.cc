@@ -31,6 +31,8 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MakeAnother(const std::string& prefix
 
 absl::Status Barrier() { return AgreeOnStatus(WorldBootstrap(), absl::OkStatus(), kTimeout); }
 
+TEST(StoreBootstrap, NamesTheWireBetweenNodes) { EXPECT_EQ(WorldBootstrap().WireName(), "TCP sockets"); }
+
 TEST(StoreBootstrap, GathersBlobsInRankOrder) {
   EXPECT_OK(weft::testing::GathersBlobsInRankOrder(WorldBootstrap()));
 }

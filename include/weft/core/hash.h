@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace weft {
@@ -15,5 +16,7 @@ inline uint64_t Hash64(std::string_view text, uint64_t seed = 0) {
 }
 // Hash of the ordered pair (a, b).
 uint64_t HashCombine(uint64_t a, uint64_t b);
+// The 16 hexadecimal digits of a hash.
+std::string HashText(uint64_t hash);
 
 }  // namespace weft

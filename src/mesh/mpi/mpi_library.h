@@ -6,11 +6,11 @@
 
 namespace weft::internal {
 
-// "Open MPI 4.1.4", "MPICH 4.0.2".
+// Name and version of the library, such as "Open MPI 4.1.4"; "unknown library" if MPI does not tell.
 std::string MpiLibraryName();
 
-// Shortens a text of MPI_Get_library_version to the name and the version: its first line up to a comma,
-// without the word "Version:" and the v of a number.
+// Shortens what MPI_Get_library_version says: the first line up to a comma, without the word "Version:" and
+// the v of a number. This is the name and the version for Open MPI and MPICH; other texts may keep more.
 std::string NameOfLibraryVersion(std::string_view version);
 
 }  // namespace weft::internal

@@ -6,7 +6,6 @@
 #include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_format.h>
 #include <absl/strings/strip.h>
 #include <nlohmann/json.hpp>
 
@@ -24,8 +23,6 @@ constexpr absl::string_view kHashKey = ",\n\"checksum\": \"";
 constexpr absl::string_view kTail = "\"}\n";
 constexpr size_t kHashDigits = 16;
 constexpr JsonLimits kLimits = {.levels = 8, .values = 32 << 20, .token_bytes = 1 << 20};
-
-std::string Hex(uint64_t hash) { return absl::StrFormat("%016x", hash); }
 
 absl::Status Damaged(const std::string& path, const absl::AlphaNum& what) {
   return absl::DataLossError(absl::StrCat("'", path, "' ", what, ": the checkpoint is damaged"));
@@ -132,9 +129,9 @@ std::string FormatManifest(const CheckpointManifest& manifest) {
     Json ranges = Json::array();
     for (const FileRange& range : file.ranges) {
       if (range.runs == 1) {
-        ranges.push_back({range.offset, range.run_bytes, Hex(range.hash)});
+        ranges.push_back({range.offset, range.run_bytes, HashText(range.hash)});
       } else {
-        ranges.push_back({range.offset, range.run_bytes, range.runs, range.stride, Hex(range.hash)});
+        ranges.push_back({range.offset, range.run_bytes, range.runs, range.stride, HashText(range.hash)});
       }
     }
     files[name] = {{"stem", file.stem}, {"bytes", file.bytes}, {"ranges", std::move(ranges)}};
@@ -148,7 +145,7 @@ std::string FormatManifest(const CheckpointManifest& manifest) {
   // Values from the command line need not be UTF-8.
   std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
   text.pop_back();  // The closing brace.
-  return absl::StrCat(text, kHashKey, Hex(Hash64(text)), kTail);
+  return absl::StrCat(text, kHashKey, HashText(Hash64(text)), kTail);
 }
 
 absl::StatusOr<CheckpointManifest> ParseManifest(std::string_view text, const std::string& path) {

@@ -207,7 +207,7 @@ std::vector<ResolvedItem> LossScaleItems(const TrainConfig& config, const RunPla
            config.optimizer.loss_scale.empty() ? "f16" : "--loss-scale"}};
 }
 
-// Empty on one node, whose ranks send no messages.
+// Empty on one node, whose ranks exchange tensors in its memory.
 std::vector<ResolvedItem> WireItems(const Bootstrap& bootstrap) {
   const int nodes = bootstrap.node_map().node_count();
   if (nodes == 1) {

@@ -64,8 +64,7 @@ absl::Status AgreeOnProperties(Bootstrap& bootstrap, const std::vector<RunProper
                                absl::Duration timeout) {
   const std::string own = Encode(properties);
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> digests,
-                        ExchangeBlobs(bootstrap, "digest of the run",
-                                      absl::StrCat(absl::Hex(Hash64(own), absl::kZeroPad16)), timeout));
+                        ExchangeBlobs(bootstrap, "digest of the run", HashText(Hash64(own)), timeout));
   if (std::set<std::string>(digests.begin(), digests.end()).size() == 1) return absl::OkStatus();
 
   // Ranks exchange the values only if a digest differs.

@@ -10,7 +10,6 @@
 #include <variant>
 
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
 
 #include "weft/core/hash.h"
@@ -37,8 +36,6 @@ std::string Text(const std::optional<T>& value) {
     return Text(*value);
   }
 }
-
-std::string Hex(uint64_t hash) { return absl::StrFormat("%016x", hash); }
 
 void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
   const DataOptions& data = config.data;
@@ -260,7 +257,7 @@ absl::StatusOr<RunProperty> CorpusProperty(const char* flag, const Corpus& corpu
   return RunProperty{
       absl::StrCat("data of ", flag),
       absl::StrCat(corpus.tokens(), " tokens in ", names.size(), names.size() == 1 ? " file" : " files",
-                   " (names and sizes ", Hex(files), ", content ", Hex(sample), ")")};
+                   " (names and sizes ", HashText(files), ", content ", HashText(sample), ")")};
 }
 
 // Hash of the names, shapes and dtypes of all tensors, and of the first elements of each that can be read.
@@ -276,7 +273,7 @@ absl::StatusOr<RunProperty> WeightsProperty(const char* property, const Safetens
     WEFT_RETURN_IF_ERROR(weights.Read(name, 0, absl::MakeSpan(sample)));
     hash = Hash64(sample.data(), sample.size() * sizeof(float), hash);
   }
-  return RunProperty{property, absl::StrCat(weights.entries().size(), " tensors (hash ", Hex(hash), ")"),
+  return RunProperty{property, absl::StrCat(weights.entries().size(), " tensors (hash ", HashText(hash), ")"),
                      /*fixed=*/true};
 }
 

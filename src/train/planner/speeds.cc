@@ -1,4 +1,4 @@
-// Speeds as flags give them: of links between hosts, and of the computation of a core.
+// Parses the speeds that flags give: of links between hosts, and of the computation of a core.
 #include <cmath>
 #include <optional>
 #include <utility>
@@ -15,11 +15,12 @@
 namespace weft {
 namespace {
 
-// A positive number with one of the suffixes, times the factor of the suffix.
 struct Suffix {
   const char* text;
   double factor;
 };
+
+// Parses a positive number with one of the suffixes. Returns it times the factor of the suffix.
 std::optional<double> ParseQuantity(absl::string_view text, absl::Span<const Suffix> suffixes) {
   for (const Suffix& suffix : suffixes) {
     absl::string_view number = text;

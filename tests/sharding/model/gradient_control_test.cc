@@ -28,7 +28,7 @@ std::vector<float> Gradients(const ShardedModel& model) {
 
 // Runs `body(net, model, rank)` on 2 replicas of 2 shards.
 template <typename Body>
-void WithReplicas(const NodeMap& nodes, Body body) {
+void OnTwoReplicas(const NodeMap& nodes, Body body) {
   RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 2));
@@ -40,7 +40,7 @@ void WithReplicas(const NodeMap& nodes, Body body) {
 }
 
 TEST(ShardedModel, ReducesKeptGradientsOnDemand) {
-  WithReplicas(NodeMap::RanksPerNode(4, 2), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+  OnTwoReplicas(NodeMap::RanksPerNode(4, 2), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     const auto set_nothing = [&] {};
     const auto keep_full = [&] { model.SetRequiresGradientSync(false); };
     const auto keep_partial = [&] { model.SetRequiresAllReduce(false); };
@@ -131,7 +131,7 @@ TEST(ShardedModel, WaitsForReductionsOnlyInTheLastBackward) {
 }
 
 TEST(ShardedModel, AllReducesOnlyWhenTold) {
-  WithReplicas(NodeMap::OneNode(4), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+  OnTwoReplicas(NodeMap::OneNode(4), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     model.SetRequiresAllReduce(false);
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
     EXPECT_EQ(model.counters().reduce_scatters, 3);

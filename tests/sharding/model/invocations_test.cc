@@ -1,4 +1,4 @@
-// Passes beside that of a step: evaluations, passes that are abandoned, several in flight.
+// Passes besides those of a step: evaluations, passes that are abandoned, several in flight.
 #include <vector>
 
 #include <gmock/gmock.h>

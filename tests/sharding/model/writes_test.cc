@@ -198,7 +198,7 @@ TEST(CallsOfABlock, OutsideOfItsRootFailAndNameTheRemedy) {
   });
 }
 
-TEST(ShardedModel, LetsShardsBeWrittenAgainAfterBeginWriting) {
+TEST(Writes, LetShardsBeWrittenAgainAfterBeginWriting) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const NodeMap& nodes : {NodeMap::OneNode(3), NodeMap{{0, 0, 1}}, NodeMap{{0, 1, 2}}}) {
       ShardingPolicy policy;

@@ -35,29 +35,6 @@ TEST_F(TrainRun, FollowsTheLossesOfOneRankWithEveryGradientSync) {
   }
 }
 
-TEST_F(TrainRun, FollowsTheLossesOfOneRankForFeedForwardsThatRanksDoNotDivide) {
-  config_.data.batch_size = 8;
-  config_.data.grad_accum = 2;
-  config_.optimizer.steps = 10;
-  for (const int64_t ffn_dim : {3, 16, 17}) {
-    config_.model.ffn_dim = ffn_dim;
-    const Result one = Run({1, 1});
-    for (const ActivationCheckpoint checkpoint : {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull}) {
-      for (const bool reshard : {true, false}) {
-        for (const GradientSync sync : {GradientSync::kLast, GradientSync::kReduceScatter}) {
-          config_.parallel.activation_checkpoint = checkpoint;
-          config_.parallel.reshard_after_forward = reshard;
-          config_.parallel.grad_sync = sync;
-          const Result result = Run({2, 2});
-          for (size_t i = 0; i < one.steps.size(); ++i) {
-            EXPECT_NEAR(result.steps[i].loss / one.steps[i].loss, 1, 1e-5) << "ffn " << ffn_dim;
-          }
-        }
-      }
-    }
-  }
-}
-
 TEST_F(TrainRun, GivesTheSameBitsForEveryScheduleWithEachGradientSync) {
   config_.data.batch_size = 16;
   config_.data.grad_accum = 4;

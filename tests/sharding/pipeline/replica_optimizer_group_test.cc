@@ -1,5 +1,4 @@
-// The optimizer sharded over replicas, on a parameter group without a model: the elements that a rank
-// updates, and the bytes of its gathers.
+// The optimizer sharded over replicas, on one parameter group without a model.
 #include <cstdint>
 #include <memory>
 #include <vector>
