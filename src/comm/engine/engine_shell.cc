@@ -57,9 +57,9 @@ constexpr absl::Duration kMaxWait = absl::Hours(24 * 365);
 // slept, the last one would have to wake them one by one. Their progress threads wake less often.
 WaitTimes TimesOf(Runtime& runtime, bool has_core) {
   // Virtual time passes only while a fiber yields.
-  if (runtime.simulation() != nullptr) return {0, 30 * kMicrosecond, 125 * kMicrosecond};
-  if (has_core) return {10 * kMicrosecond, 30 * kMicrosecond, 125 * kMicrosecond};
-  return {0, 250 * kMicrosecond, kMillisecond};
+  if (runtime.simulation() != nullptr) return {false, 0, 30 * kMicrosecond, 125 * kMicrosecond};
+  if (has_core) return {true, 10 * kMicrosecond, 30 * kMicrosecond, 125 * kMicrosecond};
+  return {false, 0, 250 * kMicrosecond, kMillisecond};
 }
 
 void Call(const std::vector<CompletedCallback>& callbacks) {
@@ -210,7 +210,7 @@ bool EngineShell::PollUntil(const OperationRecord* record, const std::function<b
     if (poll.advanced) {
       idle_since = now;
       // With more ranks than cores, another rank must use the wire before this one's time slice ends.
-      if (poll.uses_wire) runtime_.Yield();
+      if (poll.uses_wire && !times_.has_core) runtime_.Yield();
     } else if (now - idle_since < (poll.uses_wire ? kYieldBeforePollNs : times_.yield_ns)) {
       if (now - idle_since >= times_.poll_ns) runtime_.Yield();
     } else {

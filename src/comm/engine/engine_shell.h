@@ -38,6 +38,7 @@
 namespace weft {
 
 struct WaitTimes {
+  bool has_core;     // No other rank needs the hardware thread of a thread that polls.
   int64_t poll_ns;   // A waiting thread polls for this long before it yields.
   int64_t yield_ns;  // It then yields, until it has found nothing to do for this long, and sleeps.
   // Sleep of the progress thread while another thread waits and polls. It bounds the delay of data that an

@@ -47,6 +47,7 @@ absl::Status MpiRequests::Poll(int max_tests) {
 }
 
 std::optional<MpiRequests::Outcome> MpiRequests::Take(Id id) {
+  if (outcomes_.empty()) return std::nullopt;  // Saves look-ups: most requests in flight are incomplete.
   const auto found = outcomes_.find(id);
   if (found == outcomes_.end()) {
     WEFT_CHECK(slots_.contains(id), "Take of a request that is not in flight");
