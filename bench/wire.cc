@@ -3,7 +3,7 @@
 //
 //   tests/multihost/multihost.sh --rate 10gbit build/release/bench/weft_bench_wire --gigabits 10
 //   tools/mpirun.sh -n 4 build/release/bench/weft_bench_wire --apart
-//   tools/mpirun.sh -n 2 build/release/bench/weft_bench_wire --apart --slices 256,1024
+//   tools/mpirun.sh -n 2 build/release/bench/weft_bench_wire --apart --slices 256,1024 --runs 60
 //
 // With --apart every process counts as a node, so that all bytes cross MPI's transport within a host. Each
 // round runs each contestant once, and every round starts with another one. A time runs from a barrier to the
@@ -44,10 +44,12 @@ constexpr std::array<const char*, 3> kOpNames = {"all-gather", "reduce-scatter",
 struct Options {
   bool apart = false;
   bool sockets = true;
+  bool open_mpi = true;
   int rounds = 11;
   int64_t mib = 64;
   double gigabits = 0;
   std::vector<int64_t> slices_kib;
+  std::vector<int64_t> runs_kib;
 
   int64_t elements() const { return (mib << 20) / static_cast<int64_t>(sizeof(float)); }
 };
@@ -259,10 +261,13 @@ Options ParseOptions(int argc, char** argv) {
   CLI::App app("Collectives over the links between nodes, beside plain MPI messages.");
   app.add_flag("--apart", options.apart, "Every process counts as a node");
   app.add_flag("!--no-sockets", options.sockets, "Leave out the engine over TCP sockets");
+  app.add_flag("!--no-open-mpi", options.open_mpi, "Leave out Open MPI's collectives");
   app.add_option("--rounds", options.rounds, "Measured rounds");
   app.add_option("--mib", options.mib, "Size of the whole buffer");
   app.add_option("--gigabits", options.gigabits, "Rate of the cable of a host");
   app.add_option("--slices", options.slices_kib, "Slices of further engines over MPI, in KiB")
+      ->delimiter(',');
+  app.add_option("--runs", options.runs_kib, "Longest messages of further engines over MPI, in KiB")
       ->delimiter(',');
   try {
     app.parse(argc, argv);
@@ -280,14 +285,23 @@ void Run(const Options& options) {
   MpiArena arena(*mpi, options.elements());
   std::vector<std::unique_ptr<Contestant>> contestants;
   contestants.push_back(std::make_unique<Stream>(arena));
-  contestants.push_back(std::make_unique<OpenMpi>("Open MPI blocking", arena, MpiBaseline::Style::kBlocking));
-  contestants.push_back(
-      std::make_unique<OpenMpi>("Open MPI nonblocking", arena, MpiBaseline::Style::kNonblocking));
+  if (options.open_mpi) {
+    contestants.push_back(
+        std::make_unique<OpenMpi>("Open MPI blocking", arena, MpiBaseline::Style::kBlocking));
+    contestants.push_back(
+        std::make_unique<OpenMpi>("Open MPI nonblocking", arena, MpiBaseline::Style::kNonblocking));
+  }
   contestants.push_back(std::make_unique<Weft>("weft over MPI", *mpi, options.elements()));
   for (const int64_t kib : options.slices_kib) {
     EngineOptions engine;
     engine.slice_bytes = kib << 10;
     contestants.push_back(std::make_unique<Weft>(absl::StrCat("weft, slices of ", kib, " KiB"), *mpi,
+                                                 options.elements(), engine));
+  }
+  for (const int64_t kib : options.runs_kib) {
+    EngineOptions engine;
+    engine.max_run_bytes = kib << 10;
+    contestants.push_back(std::make_unique<Weft>(absl::StrCat("weft, runs of ", kib, " KiB"), *mpi,
                                                  options.elements(), engine));
   }
   if (options.sockets)

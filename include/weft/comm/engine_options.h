@@ -37,6 +37,9 @@ struct EngineOptions {
   // fills in the time of a credit: all lanes together have up to that many bytes in flight, and at most
   // these. 1: the windows keep their sizes.
   int64_t max_budget_bytes = int64_t{64} << 20;
+  // Largest message of a fast link, which holds several slices. If it holds fewer than four, slices travel
+  // alone.
+  int64_t max_run_bytes = int64_t{512} * 1024;
   // Partial sums of other nodes that a reduction adds in one step. A reduction that needs more of them adds
   // them in several steps. Sums have the same bits for every value.
   int64_t reduce_fan_in = 32;
@@ -71,8 +74,10 @@ struct EngineCounters {
   int64_t control_bytes = 0;
   int64_t optimizer_bytes = 0;
   int64_t point_to_point_bytes = 0;  // Of messages that match a receive of this rank, from other ranks.
-  // Bytes of slices that this rank sent to other nodes, and bytes that compression saved.
+  // Bytes of slices that this rank sent to other nodes, the messages in which they traveled, and bytes that
+  // compression saved.
   int64_t wire_bytes = 0;
+  int64_t wire_messages = 0;
   int64_t wire_saved_bytes = 0;
   // Control messages that this rank sent to ranks of other nodes, such as credits, and the number of ranks
   // to which it sent control messages or slices.

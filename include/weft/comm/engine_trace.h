@@ -24,7 +24,8 @@ struct TracedOperation {
   int64_t submitted_ns, started_ns, ready_ns, released_ns;
 };
 
-// A slice between this rank and one of another node, whose transfer ended in the interval.
+// A slice between this rank and one of another node, or a run of slices that traveled as one message, whose
+// transfer ended in the interval.
 // A sent slice lasts from the send until the link no longer reads the source.
 // A received slice lasts from the credit to the arrival.
 struct TracedSlice {
@@ -32,7 +33,7 @@ struct TracedSlice {
   uint64_t sequence;  // Of the operation on its lane.
   bool sent;          // Else received.
   int peer;           // Bootstrap rank.
-  int64_t number;     // Of the slice in its stream.
+  int64_t number;     // Of the slice in its stream. Of a run: the number of its first slice.
   int64_t bytes;
   int64_t begin_ns, end_ns;
 };

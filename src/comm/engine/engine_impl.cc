@@ -25,7 +25,7 @@ constexpr absl::Duration kLongestTask = absl::Hours(24 * 365);
 constexpr absl::Duration kMessagesTimeout = absl::Seconds(5);
 
 absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
-  // Limit of slice_bytes and piece_bytes. MPI counts the bytes of a message in an int.
+  // Limit of slice_bytes, max_run_bytes and piece_bytes. MPI counts the bytes of a message in an int.
   constexpr int64_t kMaxBytes = int64_t{1} << 28;
   struct Field {
     const char* name;
@@ -41,6 +41,7 @@ absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
         Field{"yield_window_bytes", options.yield_window_bytes, kMaxWindowBytes},
         Field{"background_window_bytes", options.background_window_bytes, kMaxWindowBytes},
         Field{"max_budget_bytes", options.max_budget_bytes, kMaxWindowBytes},
+        Field{"max_run_bytes", options.max_run_bytes, kMaxBytes},
         Field{"reduce_fan_in", options.reduce_fan_in, std::numeric_limits<int>::max()},
         Field{"reduce_window_bytes", options.reduce_window_bytes, kMaxWindowBytes},
         Field{"recorder_entries", options.recorder_entries, kMaxWindowBytes}}) {

@@ -124,9 +124,10 @@ absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessag
   }
   std::memcpy(&credit, message.bytes.data(), sizeof(credit));
   const uint64_t sequence = credit.sequence;
-  Credit& total = credits_[Key{credit.lane, sequence, message.peer, credit.number}];
-  total.slices += credit.slices;
-  total.part = credit.part;
+  Granted& granted = credits_[Key{credit.lane, sequence, message.peer, credit.number}];
+  if (credit.slices > 1) granted.runs.push_back({granted.credit.slices, credit.slices});
+  granted.credit.slices += credit.slices;
+  granted.credit.part = credit.part;
   if (credit.lane == kMessageLane) {
     signals_.push_back({message.peer, {}, sequence});
     return absl::OkStatus();
@@ -206,13 +207,13 @@ void CreditScheduler::FinishTransfer(const Transfer& transfer) {
     BytesInFlight(transfer.lane, transfer.phase) -= bytes;
     all_bytes_ -= bytes;
     CountShared(transfer, -bytes);
-    budget_.Arrived(transfer.credit, bytes);
+    budget_.Arrived(transfer.credit, bytes, transfer.slices);
     if (transfer.yielded) yielded_bytes_ -= bytes;
   }
   trace_.AddSlice(
       transfer.lane,
       {{}, transfer.sequence, !transfer.receive, transfer.peer, transfer.slice, bytes, transfer.begin_ns, 0});
-  transfer.owner->OnWireDone(transfer.slice);
+  for (int64_t n = 0; n < transfer.slices; ++n) transfer.owner->OnWireDone(transfer.slice + n);
 }
 
 int64_t& CreditScheduler::BytesInFlight(int lane, WirePhase phase) {
@@ -258,7 +259,7 @@ absl::Status CreditScheduler::Receive(const Channel& channel, WirePhase phase, P
   const bool yielded = shared && priority > highest_demand();
   in_flight_.push_back({request, owner, slice.number, true, slice.bytes, channel.peer, channel.lane,
                         channel.sequence, channel.number, trace_.Begin(), phase, priority, shared, yielded,
-                        budget_.Grant()});
+                        budget_.Grant(), slice.slices});
   if (yielded) {
     yielded_bytes_ += static_cast<int64_t>(slice.bytes);
     counters_.yielded_peak_bytes = std::max(counters_.yielded_peak_bytes, yielded_bytes_);
@@ -267,7 +268,7 @@ absl::Status CreditScheduler::Receive(const Channel& channel, WirePhase phase, P
   all_bytes_ += static_cast<int64_t>(slice.bytes);
   CountShared(in_flight_.back(), static_cast<int64_t>(slice.bytes));
   counters_.requested_peak_bytes = std::max(counters_.requested_peak_bytes, all_bytes_);
-  return SendCredit(channel, descriptor, part, 1);
+  return SendCredit(channel, descriptor, part, static_cast<int32_t>(slice.slices));
 }
 
 void CreditScheduler::CountAsStarted(const Channel& channel) {
@@ -301,15 +302,26 @@ absl::Status CreditScheduler::SendCredit(const Channel& channel, const Descripto
 std::optional<CreditScheduler::Credit> CreditScheduler::CreditOf(const Channel& channel) const {
   const auto it = credits_.find(KeyOf(channel));
   if (it == credits_.end()) return std::nullopt;
-  return it->second;
+  return it->second.credit;
+}
+
+int64_t CreditScheduler::SlicesOfMessage(const Channel& channel, int64_t slice) const {
+  const std::vector<Run>& runs = credits_.at(KeyOf(channel)).runs;
+  return runs.empty() || runs.front().first != slice ? 1 : runs.front().slices;
 }
 
 absl::Status CreditScheduler::Send(const Channel& channel, int64_t slice, const std::byte* source,
-                                   size_t bytes, WireOwner* owner) {
+                                   size_t bytes, WireOwner* owner, int64_t slices) {
+  if (slices > 1) {
+    std::vector<Run>& runs = credits_.at(KeyOf(channel)).runs;
+    runs.erase(runs.begin());
+  }
   WEFT_ASSIGN_OR_RETURN(const WireLink::RequestId request,
                         link_.Send(channel.peer, TagOf(channel), source, bytes));
   in_flight_.push_back({request, owner, slice, false, bytes, channel.peer, channel.lane, channel.sequence,
                         channel.number, trace_.Begin(), WirePhase::kGather, Priority::kBulk});
+  in_flight_.back().slices = slices;
+  ++counters_.wire_messages;
   counters_.wire_bytes += static_cast<int64_t>(bytes);
   CountPeer(channel.peer);
   return absl::OkStatus();

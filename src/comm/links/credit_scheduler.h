@@ -44,6 +44,24 @@
 // Why it suffices: demands and the windows that operations share then count only slices that can arrive. The
 // first slices keep a sender busy while its receiver learns that it has started.
 //
+// Note [Runs of slices]
+// Problem: a message takes some 10 us of CPU time, for its credit, MPI, and the polls that find both. On a
+// link of 25 Gbit/s and more, that is as long as a slice takes on the wire. Larger slices would have to be
+// agreed on before an operation starts, and lose over TCP, where MPI sends a slice eagerly.
+// Rule: one credit is for a *run*: slices that lie end to end at both ranks and travel as one message. The
+// receiver chooses the length and says it in the credit.
+//   - A run has at most what the link brings in 0.1 ms (Note [Wire budget]), max_run_bytes, a quarter of what
+//     is left of its stream and of the yield window if that applies, and an eighth of its receive ring: MPI
+//     sends several messages at the same time, so that their slices arrive together. If that is less than
+//     kFewestInRun slices, as on links up to 20 Gbit/s, slices travel alone.
+//   - If a whole run has no room in the windows or in the ring, the stream waits for it only while it has as
+//     many slices in flight itself. Otherwise the next slice gets a credit of its own, if that has room.
+// Why it suffices: windows count bytes, so other operations find no more data ahead of theirs. A full window
+// still holds some runs, which keep the link busy while a stream waits for room. Without the wait, messages
+// would stay as short as the first ones: each that arrives makes room for one like it. A wait ends, as the
+// slices in flight depend only on earlier operations. What else fills a window may not: it may await a rank
+// that waits for this stream. Slices remain the unit of all else, so no result depends on runs.
+//
 // A credit also carries the receiver's descriptor. A sender that runs a different operation at that sequence
 // of the lane detects the mismatch.
 //
@@ -108,6 +126,8 @@ struct CreditRules {
   bool domain_readers_await_sums = true;
   // Slices that run ahead of a silent peer leave half of the budget to others. See Note [Silent peers].
   bool slices_run_ahead_in_half_of_budget = true;
+  // A run is received once all of its slots in the ring may be overwritten. See Note [Runs of slices].
+  bool runs_await_their_slots = true;
 };
 
 class CreditScheduler {
@@ -143,7 +163,17 @@ class CreditScheduler {
   // Interval of polls that a link of the measured rate is worth.
   int64_t poll_interval_ns() const { return budget_.poll_interval_ns(); }
 
-  // True if the windows admit another slice. `head`: see OperationContext.
+  // Bytes that a run of slices may have. See Note [Runs of slices].
+  int64_t MaxRunBytes(Priority priority) const {
+    const int64_t bytes = std::min(budget_.message_bytes(), options_.max_run_bytes);
+    if (priority <= highest_demand()) return bytes;
+    return std::min(bytes, options_.yield_window_bytes / kRunsOfWindow);
+  }
+  static constexpr int64_t kFewestInRun = 4;
+  // Runs that fit the yield window, or the rest of a stream, at least.
+  static constexpr int64_t kRunsOfWindow = 4;
+  static constexpr int64_t kRunsOfRing = 8;
+  // True if the windows admit another message. `head`: see OperationContext.
   bool MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, bool head) const;
   struct Slice {
     int64_t number;
@@ -152,8 +182,9 @@ class CreditScheduler {
     WireLink::Length length = WireLink::Length::kExact;
     // If false, the slice does not count in the windows that operations share. See Note [Silent peers].
     bool sender_has_started = true;
+    int64_t slices = 1;  // Of the run that begins with this slice.
   };
-  // True if a stream whose peer is silent may have more than kSilentSlices slices in flight.
+  // True if a stream whose peer is silent may have `bytes` more in flight, beyond kSilentSlices slices.
   bool MayRunAhead(Priority priority, size_t bytes) const {
     return !rules_.slices_run_ahead_in_half_of_budget ||
            (priority <= highest_demand() &&
@@ -185,8 +216,12 @@ class CreditScheduler {
   };
   // The sum of the receiver's credits on a channel. Nothing if no credit message has arrived yet.
   std::optional<Credit> CreditOf(const Channel& channel) const;
+  // Slices of the next message of a stream, which begins with `slice`. REQUIRES: `slice` has a credit, and
+  // all slices before it have been sent.
+  int64_t SlicesOfMessage(const Channel& channel, int64_t slice) const;
+  // `slices`: those of the message.
   absl::Status Send(const Channel& channel, int64_t slice, const std::byte* source, size_t bytes,
-                    WireOwner* owner);
+                    WireOwner* owner, int64_t slices = 1);
 
   // Credit messages of an operation that have arrived. Credits are new if the number has changed.
   int64_t CreditMessages(int lane, uint64_t sequence) const {
@@ -277,6 +312,15 @@ class CreditScheduler {
     bool shared = false;             // Counts in the windows that operations share.
     bool yielded = false;            // Posted while an operation of higher priority wanted the wire.
     WireBudget::Credit credit = {};  // Of a receive.
+    int64_t slices = 1;
+  };
+  struct Run {
+    int64_t first;
+    int64_t slices;
+  };
+  struct Granted {
+    Credit credit;
+    std::vector<Run> runs;  // Of several slices, in order, that have not been sent.
   };
   using Key = std::tuple<int, uint64_t, int, int>;  // Lane, sequence, peer, channel number or edge.
   struct PeerDescriptor {
@@ -342,7 +386,7 @@ class CreditScheduler {
   bool uses_background_window_ = false;
   Priority demand_now_ = Priority::kBulk;       // Highest registered in this poll so far.
   Priority previous_demand_ = Priority::kBulk;  // Highest registered in the previous poll.
-  absl::flat_hash_map<Key, Credit> credits_;
+  absl::flat_hash_map<Key, Granted> credits_;
   absl::flat_hash_map<Key, std::string> partials_;
   absl::flat_hash_set<int> peers_;  // Ranks to which this one has sent anything.
   // By lane and sequence.

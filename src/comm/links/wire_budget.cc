@@ -9,12 +9,17 @@ constexpr int64_t kSlicesOfRate = 1024;
 // Two intervals between polls of the progress thread, and a part of one.
 constexpr int64_t kPollsNs = 600'000;
 constexpr double kBytesOfPoll = 1 << 20;
+// The longest message takes this time on the link: several times as long as the work for a message.
+constexpr double kMessageNs = 100'000;
+// Messages in flight, at least, if they are as long as they may be.
+constexpr int64_t kMessages = 6;
+static_assert(kPollsNs >= kMessages * static_cast<int64_t>(kMessageNs));
 
 }  // namespace
 
-void WireBudget::Arrived(const Credit& credit, int64_t bytes) {
+void WireBudget::Arrived(const Credit& credit, int64_t bytes, int64_t slices) {
   arrived_bytes_ += bytes;
-  ++slices_of_poll_;
+  slices_of_poll_ += slices;
   if (credit.at_ns > newest_.at_ns) newest_ = credit;
 }
 
@@ -38,6 +43,7 @@ void WireBudget::EndPoll() {
   poll_interval_ns_ = static_cast<int64_t>(kBytesOfPoll / rate);
   const double budget = rate * static_cast<double>(kPollsNs + 2 * shortest_ns_);
   bytes_ = static_cast<int64_t>(std::min(budget, static_cast<double>(max_bytes_)));
+  message_bytes_ = std::min(static_cast<int64_t>(rate * kMessageNs), max_bytes_ / kMessages);
 }
 
 }  // namespace weft

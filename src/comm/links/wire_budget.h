@@ -17,6 +17,7 @@
 // Polls: a link that brings a mebibyte in less than the poll interval is polled once for each mebibyte,
 // but at most every 25 us. A poll takes little time beside the data. Otherwise two polls, of a credit and
 // of its slice, would take as long as the data of a whole operation.
+// Messages: one message may hold what the link brings in 0.1 ms. See Note [Runs of slices].
 // On a short link of any speed, an urgent exchange thus finds less than a millisecond of other data ahead of
 // it, or the constant windows.
 //
@@ -41,14 +42,16 @@ class WireBudget {
   };
   void BeginPoll(int64_t now_ns) { now_ns_ = now_ns; }
   Credit Grant() const { return {now_ns_, arrived_bytes_, newest_.at_ns}; }
-  // A slice of the credit has arrived. Slices that arrive in one poll count together, in EndPoll.
-  void Arrived(const Credit& credit, int64_t bytes);
+  // The slices of a credit have arrived. Those that arrive in one poll count together, in EndPoll.
+  void Arrived(const Credit& credit, int64_t bytes, int64_t slices);
   void EndPoll();
 
   // 0 until the first slice has arrived.
   int64_t bytes() const { return bytes_; }
   // The time in which the link brings kBytesOfPoll. Very long until the first slice has arrived.
   int64_t poll_interval_ns() const { return poll_interval_ns_; }
+  // Bytes that one message may have, at most a sixth of the budget. 0 until the first slice has arrived.
+  int64_t message_bytes() const { return message_bytes_; }
 
  private:
   const int64_t max_bytes_;
@@ -61,6 +64,7 @@ class WireBudget {
   double rate_ = 0, previous_rate_ = 0;
   int64_t slices_of_period_ = 0;
   int64_t bytes_ = 0;
+  int64_t message_bytes_ = 0;
   int64_t poll_interval_ns_ = std::numeric_limits<int64_t>::max();
 };
 

@@ -135,6 +135,7 @@ absl::Status IncomingMessage::Begin(OperationContext& context, SignalSender& sig
     context.wire.SetStarted(channel());
     receiving_.emplace(channel(), WirePhase::kGather, SlicingOf(context.options.slice_bytes),
                        Bytes(target()));
+    receiving_->ReceiveRuns();
     return absl::OkStatus();
   }
   const Slicing pieces = SlicingOf(context.options.piece_bytes);

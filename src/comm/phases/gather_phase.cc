@@ -178,6 +178,7 @@ void GatherPhase::AddRelay(const CreditScheduler::Channel& channel, int member, 
   if (RingBytes(member) == 0) {
     relays_.push_back(
         {ReceiveStream(channel, WirePhase::kGather, slicing, target, source), std::nullopt, member});
+    relays_.back().stream.ReceiveRuns();
     return;
   }
   const SliceMemory slices = RingFor(ring);

@@ -52,12 +52,11 @@ absl::StatusOr<std::unique_ptr<WindowedReduce>> WindowedReduce::Create(const Ope
   std::vector<DType> dtypes;
   for (const int subtree : remote) {
     const Remote input = plan.remote_input(subtree);
-    SliceMemory slot{reduce->window_.data(), SizeOf(input.dtype), reduce->slots_,
-                     WireEncodingOf(context, input.dtype)};
-    slot.window =
-        SliceMemory::Window{static_cast<int64_t>(slots.size()), reduce->remote_count_, reduce->slot_bytes_};
-    reduce->receives_.emplace_back(input.channel, WirePhase::kReduce, plan.slicing, slot);
-    slots.push_back(slot);
+    slots.push_back(reduce->SlotsOf(context, input.dtype));
+    ReceiveStream& receive =
+        reduce->receives_.emplace_back(input.channel, WirePhase::kReduce, plan.slicing, slots.back());
+    const bool is_plain = slots.back().encoding == WireEncoding::kPlain;
+    if (reduce->ring_slices_ > 0 && input.lies_in_part && is_plain) receive.ReceiveRuns();
     dtypes.push_back(input.dtype);
   }
   for (const ReductionStage& stage : plan.stages->stages) {
@@ -103,6 +102,7 @@ absl::Status WindowedReduce::Allocate(const OperationContext& context, const Pla
     slots_ = std::max(context.options.reduce_fan_in, std::min(slots_, most));
   }
   slots_ = std::min(slots_, remote_count_ * slicing_.slices());
+  if (slots_ % remote_count_ == 0) ring_slices_ = slots_ / remote_count_;
   WEFT_ASSIGN_OR_RETURN(window_, context.scratch.Acquire(static_cast<size_t>(slots_) * slot_bytes_));
   if (plan.stages->saved_values == 0) return absl::OkStatus();
   const SliceMemory saved{nullptr, SizeOf(saved_dtype_), kSavedSlices};
@@ -110,6 +110,18 @@ absl::Status WindowedReduce::Allocate(const OperationContext& context, const Pla
   WEFT_ASSIGN_OR_RETURN(
       saved_, context.scratch.Acquire(static_cast<size_t>(plan.stages->saved_values) * saved_bytes_));
   return absl::OkStatus();
+}
+
+SliceMemory WindowedReduce::SlotsOf(const OperationContext& context, DType dtype) const {
+  const auto remote = static_cast<int64_t>(receives_.size());
+  SliceMemory slots = MakeRing(context, dtype, slots_, window_.data());
+  if (ring_slices_ == 0) {
+    slots.window = SliceMemory::Window{remote, remote_count_, slot_bytes_};
+    return slots;
+  }
+  slots.ring_slices = ring_slices_;
+  slots.base += static_cast<size_t>(remote * ring_slices_) * slot_bytes_;
+  return slots;
 }
 
 SliceMemory WindowedReduce::SavedValue(int index) const {
@@ -124,16 +136,31 @@ absl::StatusOr<bool> WindowedReduce::StepCredits(OperationContext& context) {
   const int64_t step = progress_.done();
   const int64_t needed =
       step / stage_count() * remote_count_ + stages_[static_cast<size_t>(step % stage_count())].first_remote;
-  const int64_t end = std::min(needed + slots_, remote_count_ * slicing_.slices());
   bool advanced = false;
-  for (; credited_ < end; ++credited_) {
+  while (true) {
+    WEFT_ASSIGN_OR_RETURN(const bool credited, CreditNext(context, needed));
+    if (!credited) return advanced;
+    advanced = true;
+  }
+}
+
+absl::StatusOr<bool> WindowedReduce::CreditNext(OperationContext& context, int64_t needed) {
+  if (ring_slices_ == 0) {
+    if (credited_ >= std::min(needed + slots_, remote_count_ * slicing_.slices())) return false;
     const int64_t slice = credited_ / remote_count_;
     ReceiveStream& receive = receives_[static_cast<size_t>(credited_ % remote_count_)];
     WEFT_ASSIGN_OR_RETURN(const bool credited, receive.Credit(context, /*consumed=*/slice, slice + 1));
-    if (!credited) break;
-    advanced = true;
+    if (credited) ++credited_;
+    return credited;
   }
-  return advanced;
+  // The first of the senders with the fewest credits.
+  const auto next = std::min_element(
+      receives_.begin(), receives_.end(),
+      [](const ReceiveStream& a, const ReceiveStream& b) { return a.issued() < b.issued(); });
+  const int64_t remote = next - receives_.begin();
+  // Slices of this sender at positions that are no longer needed.
+  const int64_t consumed = (needed - remote + remote_count_ - 1) / remote_count_;
+  return next->Credit(context, consumed, slicing_.slices());
 }
 
 bool WindowedReduce::HasArrived(const Stage& stage, int64_t slice) {
@@ -232,8 +259,10 @@ absl::Status ReducePhase::PlanOwnPart(const OperationContext& context) {
   };
   const auto remote_input = [&](int subtree) {
     const int sender = placement.PartialSender(subtree, me);
+    const NodeSubtree& ranks = placement.subtrees()[static_cast<size_t>(subtree)];
     return WindowedReduce::Remote{MakeChannel(context, sender, ChannelOf(placement, subtree)),
-                                  WireDType(placement.subtrees()[static_cast<size_t>(subtree)], plan_.dtype)};
+                                  WireDType(ranks, plan_.dtype),
+                                  ranks.count == 1 && plan_.parts.ranges == nullptr};
   };
   ReduceTarget target = TargetOf(placement, plan_, memory_.output);
   target.copies.assign(memory_.copies.begin(), memory_.copies.end());

@@ -12,7 +12,9 @@
 // sums shared it in the order of their arrival, they could fill it without one of them being of use.
 // Rule: the stages of all slices, in order, need the partial sums in one fixed order (Note [Reduction
 // stages]). A partial sum at position p of that order has slot p % slots, and gets a credit only if p is less
-// than `slots` ahead of the first position that is still needed.
+// than `slots` ahead of the first position that is still needed. If `slots` is a multiple of the partial sums
+// of a slice, the slots of each sender are neighbors instead, so that runs of slices fit them (Note [Runs of
+// slices]). Each position then has another slot, but reuses that of the position `slots` before, as well.
 // Why it suffices: the window holds all partial sums of the next stage, whatever has arrived. They all have
 // credits sooner or later, as a credited slice needs nothing else (Note [Credits]). So the stage runs, and
 // the window moves on.
@@ -43,7 +45,8 @@ class WindowedReduce {
   // Source of the partial sum of a remote subtree.
   struct Remote {
     CreditScheduler::Channel channel;
-    DType dtype;  // Of the partial sum on the wire.
+    DType dtype;        // Of the partial sum on the wire.
+    bool lies_in_part;  // The sender has it in memory end to end: it is the input of one rank.
   };
   struct Plan {
     Slicing slicing;
@@ -95,8 +98,12 @@ class WindowedReduce {
   absl::Status Allocate(const OperationContext& context, const Plan& plan);
   int64_t stage_count() const { return static_cast<int64_t>(stages_.size()); }
   absl::StatusOr<bool> StepCredits(OperationContext& context);
+  // Gives a credit to the sender that is next. `needed`: the first position that is still needed.
+  absl::StatusOr<bool> CreditNext(OperationContext& context, int64_t needed);
   bool StepStages(OperationContext& context);
   bool HasArrived(const Stage& stage, int64_t slice);
+  // The slots of the next partial sum in the window.
+  SliceMemory SlotsOf(const OperationContext& context, DType dtype) const;
   SliceMemory SavedValue(int index) const;
 
   const Slicing slicing_;
@@ -106,9 +113,10 @@ class WindowedReduce {
   std::deque<Stage> stages_;  // Deques: tasks and transfers hold pointers to the streams.
   std::deque<ReceiveStream> receives_;
   PrefixCounter progress_;        // Steps.
-  int64_t credited_ = 0;          // Positions.
+  int64_t credited_ = 0;          // Positions, unless senders have rings.
   int64_t arrived_in_stage_ = 0;  // Partial sums of the next step, from its first, that have arrived.
   int64_t slots_ = 0;             // Of the window.
+  int64_t ring_slices_ = 0;       // Slots of each sender. 0: senders share all slots.
   size_t slot_bytes_ = 0;
   DType saved_dtype_;
   size_t saved_bytes_ = 0;  // Of a saved value: one slice for each of two slices that are reduced at a time.

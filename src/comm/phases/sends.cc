@@ -30,9 +30,13 @@ absl::StatusOr<bool> SendStream::Step(OperationContext& context, int64_t availab
   const int64_t limit = std::min(available, credited);
   bool advanced = receiver_responded_ != had_responded;
   while (progress_.issued() < limit) {
-    const int64_t slice = progress_.Issue();
-    const size_t bytes = static_cast<size_t>(slicing_.Length(slice)) * source_.element_bytes;
-    WEFT_RETURN_IF_ERROR(context.wire.Send(channel_, slice, source_.At(slicing_, slice), bytes, this));
+    const int64_t slice = progress_.issued();
+    const int64_t slices = context.wire.SlicesOfMessage(channel_, slice);
+    if (slice + slices > limit) break;
+    for (int64_t i = 0; i < slices; ++i) progress_.Issue();
+    const size_t bytes = static_cast<size_t>(slicing_.Length(slice, slices)) * source_.element_bytes;
+    WEFT_RETURN_IF_ERROR(
+        context.wire.Send(channel_, slice, source_.At(slicing_, slice), bytes, this, slices));
     advanced = true;
   }
   return advanced;

@@ -189,6 +189,34 @@ std::byte* ReceiveStream::AddressOf(int64_t slice) const {
   return place.is_contiguous() ? place.data : ring_->At(slicing_, slice);
 }
 
+int64_t ReceiveStream::LongestRun(const OperationContext& context, const Bounds& bounds) const {
+  if (!receives_runs_) return 1;
+  const int64_t slice = issued();
+  if (!bounds.started && slice < CreditScheduler::kSilentSlices) return 1;
+  const int64_t left = slicing_.slices() - slice;
+  int64_t slices = std::min({context.wire.MaxRunBytes(context.priority) / static_cast<int64_t>(BytesOf(1)),
+                             left / CreditScheduler::kRunsOfWindow, bounds.limit - slice});
+  if (const int64_t ring = ring_slices(); ring != 0)
+    slices = std::min({slices, ring / CreditScheduler::kRunsOfRing, ring - slice % ring});
+  return slices < CreditScheduler::kFewestInRun ? 1 : slices;
+}
+
+bool ReceiveStream::HasRoom(const OperationContext& context, const Bounds& bounds, int64_t slices) const {
+  const int64_t slots = context.wire.rules().runs_await_their_slots ? slices : 1;
+  if (ring_slices() != 0 && issued() + slots > bounds.consumed + ring_slices()) return false;
+  const size_t bytes = BytesOf(slices);
+  const bool runs_ahead = !bounds.started && issued() >= CreditScheduler::kSilentSlices;
+  if (runs_ahead && !context.wire.MayRunAhead(context.priority, bytes)) return false;
+  return context.wire.MayReceive(channel_.lane, phase_, context.priority, bytes, context.head && slices == 1);
+}
+
+int64_t ReceiveStream::NextSlices(const OperationContext& context, const Bounds& bounds) const {
+  const int64_t run = LongestRun(context, bounds);
+  if (HasRoom(context, bounds, run)) return run;
+  if (run == 1 || progress_.outstanding() >= run) return 0;
+  return HasRoom(context, bounds, 1) ? 1 : 0;
+}
+
 absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t consumed, int64_t limit) {
   const int64_t slice = progress_.issued();
   const bool all_credited = slice >= std::min(limit, slicing_.slices());
@@ -197,19 +225,17 @@ absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t co
   if (started && std::exchange(ran_ahead_, false)) context.wire.CountAsStarted(channel_);
   if (all_credited) return false;
   if (ring_slices() != 0 && slice >= consumed + ring_slices()) return false;
-  const size_t bytes = target_.MaxSliceBytes(slicing_, slice);
-  if (started) {
-    context.wire.RegisterDemand(context.priority);
-  } else if (slice >= CreditScheduler::kSilentSlices && !context.wire.MayRunAhead(context.priority, bytes)) {
-    return false;
-  }
-  if (!context.wire.MayReceive(channel_.lane, phase_, context.priority, bytes, context.head)) return false;
-  progress_.Issue();
+  if (started) context.wire.RegisterDemand(context.priority);
+  const int64_t slices = NextSlices(context, {consumed, limit, started});
+  if (slices == 0) return false;
+  const size_t bytes = BytesOf(slices);
+  for (int64_t i = 0; i < slices; ++i) progress_.Issue();
   ran_ahead_ |= !started;
   const auto length =
       target_.encoding == WireEncoding::kPlain ? WireLink::Length::kExact : WireLink::Length::kAtMost;
   WEFT_RETURN_IF_ERROR(context.wire.Receive(channel_, phase_, context.priority, context.record->descriptor,
-                                            part_, {slice, AddressOf(slice), bytes, length, started}, this));
+                                            part_, {slice, AddressOf(slice), bytes, length, started, slices},
+                                            this));
   return true;
 }
 

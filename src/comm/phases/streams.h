@@ -29,7 +29,10 @@ struct Slicing {
 
   int64_t slices() const { return (elements + slice_elements - 1) / slice_elements; }
   int64_t Begin(int64_t slice) const { return slice * slice_elements; }
-  int64_t Length(int64_t slice) const { return std::min(slice_elements, elements - Begin(slice)); }
+  // Elements of `slices` slices, from `slice` on.
+  int64_t Length(int64_t slice, int64_t slices = 1) const {
+    return std::min(slices * slice_elements, elements - Begin(slice));
+  }
 };
 
 // Counter of slices that are issued in order and finish in any order.
@@ -324,6 +327,9 @@ class ReceiveStream final : public WireOwner {
 
   // Receives the slices that one range of the target does not hold whole into `ring`.
   void ReceiveInto(SliceMemory ring) { ring_ = ring; }
+  // Gives credits for runs of slices. REQUIRES: slices are plain and lie end to end in the target, but for
+  // the end of its ring; the peer sends them with a SendStream. See Note [Runs of slices].
+  void ReceiveRuns() { receives_runs_ = true; }
 
   // Gives as many credits as possible. Returns true if it gave any. `consumed`: slices whose slots in the
   // ring may be overwritten. `limit`: slices that may have credits.
@@ -331,15 +337,32 @@ class ReceiveStream final : public WireOwner {
                             int64_t limit = std::numeric_limits<int64_t>::max());
   // Announces once to the peer that this rank expects an empty part, if it does. See Note [Empty parts].
   absl::Status AnnounceEmpty(OperationContext& context);
-  // Gives a credit for the next slice. Returns false if `limit` slices have credits, a window or the ring is
-  // full, or the peer is silent.
+  // Gives a credit for the next slice or run. Returns false if `limit` slices have credits, a window or the
+  // ring is full, or the peer is silent.
   absl::StatusOr<bool> Credit(OperationContext& context, int64_t consumed, int64_t limit);
+  int64_t issued() const { return progress_.issued(); }
   int64_t done() const { return progress_.done(); }
   bool finished() const { return progress_.done() == slicing_.slices(); }
   int peer() const { return channel_.peer; }
   void OnWireDone(int64_t slice) override { progress_.Finish(slice); }
 
  private:
+  // Slices that may have credits, and the state of the sender.
+  struct Bounds {
+    int64_t consumed;
+    int64_t limit;
+    bool started;
+  };
+  // Slices of the longest run that may begin with the next slice.
+  int64_t LongestRun(const OperationContext& context, const Bounds& bounds) const;
+  // True if the ring and the windows have room for the next slices.
+  bool HasRoom(const OperationContext& context, const Bounds& bounds, int64_t slices) const;
+  // Slices that the next credit is for. 0: none may be given now.
+  int64_t NextSlices(const OperationContext& context, const Bounds& bounds) const;
+  // Bytes that the next slices may have.
+  size_t BytesOf(int64_t slices) const {
+    return SliceCapacity(target_.encoding, target_.element_bytes, slicing_.Length(issued(), slices));
+  }
   int64_t ring_slices() const { return ring_ ? ring_->ring_slices : target_.ring_slices; }
   std::byte* AddressOf(int64_t slice) const;
   bool SenderHasStarted(const OperationContext& context) const {
@@ -354,6 +377,7 @@ class ReceiveStream final : public WireOwner {
   PartShape part_;
   PrefixCounter progress_;
   Source source_;
+  bool receives_runs_ = false;
   bool ran_ahead_ = false;  // Has given credits to a silent peer.
   bool announced_empty_ = false;
 };

@@ -24,7 +24,7 @@ class Link {
       now_ns_ += poll_ns_;
       budget.BeginPoll(now_ns_);
       while (!in_flight_.empty() && in_flight_.front().second <= now_ns_) {
-        budget.Arrived(in_flight_.front().first, kSlice);
+        budget.Arrived(in_flight_.front().first, kSlice, 1);
         in_flight_.pop_front();
         ++arrived;
       }
@@ -99,7 +99,7 @@ TEST(WireBudget, DoesNotGrowByAQueueOfItsOwn) {
 TEST(WireBudget, DoesNotTakeBytesThatWaitedInASocketForAFastLink) {
   WireBudget budget(kNoLimit);
   const auto arrive = [&](const std::deque<WireBudget::Credit>& credits) {
-    for (const WireBudget::Credit& credit : credits) budget.Arrived(credit, kSlice);
+    for (const WireBudget::Credit& credit : credits) budget.Arrived(credit, kSlice, 1);
     budget.EndPoll();
   };
   budget.BeginPoll(1'000'000);

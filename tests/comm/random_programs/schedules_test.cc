@@ -103,6 +103,28 @@ TEST(BrokenRule, SlicesThatRunAheadOfASilentPeerWithoutBoundAreDetected) {
   }));
 }
 
+// Reductions of many slices between nodes of one rank each, on links that fill the rings.
+TEST(BrokenRule, ARunThatOverwritesSlicesOfItsRingIsDetected) {
+  EXPECT_TRUE(IsDetected([](uint64_t seed, bool holds) {
+    Program program = DrawProgramWithShortTimeout(seed);
+    program.nodes = NodeMap::RanksPerNode(2, 1);
+    program.engine.share_domain = ShareDomain::kNode;
+    program.shard_size = 2;
+    program.engine.slice_bytes = 64;
+    program.engine.max_budget_bytes = program.engine.slice_bytes * 64;
+    program.engine.max_run_bytes = program.engine.slice_bytes * 8;
+    for (ProgramOp& op : program.ops) {
+      op.kind = ProgramOp::Kind::kReduceGradients;
+      op.count = 5'000;
+      op.in_ranges = false;
+      op.wire_compression = WireCompression::kNone;
+    }
+    ProgramRules rules;
+    rules.credit_rules.runs_await_their_slots = holds;
+    return RunSchedule(program, {.seed = seed}, rules);
+  }));
+}
+
 TEST(BrokenRule, MemoryReusedBeforeItIsReleasedIsDetected) {
   EXPECT_TRUE(IsDetected([](uint64_t seed, bool holds) {
     return RunSchedule(DrawProgramWithShortTimeout(seed), {.seed = seed}, {.free_after_release = holds});

@@ -30,10 +30,15 @@ class CommonStart {
   int64_t begin_ns_ = 0;
 };
 
-// The time that the bytes of a collective and two latencies take, of a credit and of the data, divided by the
-// time that the collective took while all threads compute: the median of the last three rounds, as a round
-// may wait for a poll more or less.
-double OverlappedShare(Kind kind, double gigabits, int64_t latency_ns) {
+struct Overlapped {
+  // The time that the bytes of a collective and two latencies take, of a credit and of the data, divided by
+  // the time that the collective took while all threads compute: the median of the last three rounds, as a
+  // round may wait for a poll more or less.
+  double share;
+  double slices_of_message;  // On average, in all rounds.
+};
+
+Overlapped Overlap(Kind kind, double gigabits, int64_t latency_ns) {
   SimOptions machine;
   machine.jitter = 0.05;
   machine.memory_speed = 1e3;
@@ -79,17 +84,29 @@ double OverlappedShare(Kind kind, double gigabits, int64_t latency_ns) {
       });
   EXPECT_OK(report.status());
   const double bytes = kBytes / 2.0 * (kind == Kind::kAllReduce ? 2 : 1);
+  constexpr int kNodes = 2;
+  const double slices = kNodes * kRounds * bytes / static_cast<double>(EngineOptions{}.slice_bytes);
   std::sort(slowest_ns.end() - 3, slowest_ns.end());
   const auto median_ns = static_cast<double>(*(slowest_ns.end() - 2));
-  return (bytes * 8 / gigabits + 2.0 * static_cast<double>(latency_ns)) / median_ns;
+  return {(bytes * 8 / gigabits + 2.0 * static_cast<double>(latency_ns)) / median_ns,
+          slices / static_cast<double>(report.messages)};
 }
 
 TEST(FastLinks, AreKeptBusyByCollectivesThatNoThreadWaitsFor) {
   for (const Kind kind : {Kind::kAllGather, Kind::kReduceScatter, Kind::kAllReduce}) {
-    EXPECT_GE(OverlappedShare(kind, 10, 20'000), 0.95) << static_cast<int>(kind);
-    EXPECT_GE(OverlappedShare(kind, 1, 2'000'000), 0.95) << static_cast<int>(kind);
-    EXPECT_GE(OverlappedShare(kind, 100, 500'000), 0.9) << static_cast<int>(kind);
-    EXPECT_GE(OverlappedShare(kind, 400, 5'000), 0.85) << static_cast<int>(kind);
+    EXPECT_GE(Overlap(kind, 1, 2'000'000).share, 0.95) << static_cast<int>(kind);
+    EXPECT_GE(Overlap(kind, 100, 500'000).share, 0.9) << static_cast<int>(kind);
+  }
+}
+
+TEST(FastLinks, CarryRunsOfSlices) {
+  for (const Kind kind : {Kind::kAllGather, Kind::kReduceScatter, Kind::kAllReduce}) {
+    const Overlapped slow = Overlap(kind, 10, 20'000);
+    EXPECT_GE(slow.share, 0.95) << static_cast<int>(kind);
+    EXPECT_LE(slow.slices_of_message, 1) << static_cast<int>(kind);
+    const Overlapped fast = Overlap(kind, 400, 5'000);
+    EXPECT_GE(fast.share, 0.85) << static_cast<int>(kind);
+    EXPECT_GE(fast.slices_of_message, 3) << static_cast<int>(kind);
   }
 }
 

@@ -1,0 +1,111 @@
+// Runs of slices that travel as one message, on fake wire links: credits, and the length of runs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "src/comm/links/credit_scheduler.h"
+#include "tests/comm/links/fake_wire_link.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr size_t kSlice = 100;
+constexpr TagLayout kTags{.per_lane = 8, .lanes = 16};
+
+class Owner final : public WireOwner {
+ public:
+  void OnWireDone(int64_t slice) override { done.push_back(slice); }
+  std::vector<int64_t> done;
+};
+
+// One end of a stream.
+struct End {
+  EngineOptions options;
+  EngineCounters counters;
+  FakeWireLink link;
+  const SystemRuntime runtime;
+  TraceLog trace{runtime};
+  CreditScheduler scheduler{link, kTags, options, counters, trace};
+  Owner owner;
+};
+
+class RunsTest : public ::testing::Test {
+ protected:
+  RunsTest() { receiver_.options.yield_window_bytes = 12 * kSlice; }
+
+  static CreditScheduler::Channel ChannelTo(int peer) {
+    return {.lane = 2, .sequence = 1, .peer = peer, .number = 1};
+  }
+  void Receive(int64_t first, int64_t slices) {
+    Descriptor descriptor;
+    descriptor.sequence = 1;
+    CreditScheduler::Slice run{first, memory_.data(), static_cast<size_t>(slices) * kSlice};
+    run.slices = slices;
+    EXPECT_OK(receiver_.scheduler.Receive(ChannelTo(7), WirePhase::kGather, Priority::kBulk, descriptor,
+                                          PartShape::OneDim(10), run, &receiver_.owner));
+  }
+  void DeliverCredits() {
+    for (const WireLink::ControlMessage& message : receiver_.link.sent_messages)
+      sender_.link.messages.push_back({0, message.bytes});
+    receiver_.link.sent_messages.clear();
+    EXPECT_OK(sender_.scheduler.Poll(0));
+  }
+  // Finishes all transfers of the receiver at this time.
+  void Arrive(int64_t now_ns) {
+    receiver_.link.FinishAll();
+    EXPECT_OK(receiver_.scheduler.Poll(now_ns));
+  }
+  int64_t MaxRunBytes(Priority priority) const { return receiver_.scheduler.MaxRunBytes(priority); }
+
+  End receiver_;
+  End sender_;
+  std::vector<std::byte> memory_{100 * kSlice};
+};
+
+TEST_F(RunsTest, AreOneMessageForOneCredit) {
+  Receive(0, 1);
+  Receive(1, 5);
+  Receive(6, 2);
+  ASSERT_EQ(receiver_.link.in_flight.size(), 3U);
+  EXPECT_EQ(receiver_.link.sent_messages.size(), 3U);
+  DeliverCredits();
+  const CreditScheduler::Channel channel = ChannelTo(0);
+  EXPECT_EQ(sender_.scheduler.CreditOf(channel)->slices, 8);
+  for (const auto& [first, slices] : {std::pair<int64_t, int64_t>{0, 1}, {1, 5}, {6, 2}}) {
+    EXPECT_EQ(sender_.scheduler.SlicesOfMessage(channel, first), slices);
+    EXPECT_OK(sender_.scheduler.Send(channel, first, memory_.data(), static_cast<size_t>(slices) * kSlice,
+                                     &sender_.owner, slices));
+  }
+  EXPECT_EQ(sender_.counters.wire_messages, 3);
+  EXPECT_EQ(sender_.counters.wire_bytes, static_cast<int64_t>(8 * kSlice));
+  sender_.link.FinishAll();
+  EXPECT_OK(sender_.scheduler.Poll(0));
+  EXPECT_THAT(sender_.owner.done, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+  Arrive(0);
+  EXPECT_THAT(receiver_.owner.done, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+TEST_F(RunsTest, HaveWhatTheLinkBringsInATenthOfAMillisecond) {
+  EXPECT_EQ(MaxRunBytes(Priority::kBulk), 0) << "no rate is known";
+  EXPECT_OK(receiver_.scheduler.Poll(/*now_ns=*/1'000'000));
+  Receive(0, 50);
+  Arrive(/*now_ns=*/1'500'000);
+  // 50 slices in 500 us.
+  EXPECT_EQ(MaxRunBytes(Priority::kBulk), static_cast<int64_t>(10 * kSlice));
+  receiver_.options.max_run_bytes = 3 * kSlice;
+  EXPECT_EQ(MaxRunBytes(Priority::kBulk), static_cast<int64_t>(3 * kSlice));
+}
+
+TEST_F(RunsTest, HaveAQuarterOfTheYieldWindowWhileAHigherPriorityWantsTheWire) {
+  EXPECT_OK(receiver_.scheduler.Poll(/*now_ns=*/1'000'000));
+  Receive(0, 50);
+  Arrive(/*now_ns=*/1'500'000);
+  receiver_.scheduler.RegisterDemand(Priority::kReduce);
+  EXPECT_EQ(MaxRunBytes(Priority::kReduce), static_cast<int64_t>(10 * kSlice));
+  EXPECT_EQ(MaxRunBytes(Priority::kBulk), static_cast<int64_t>(3 * kSlice));
+}
+
+}  // namespace
+}  // namespace weft::testing
