@@ -11,7 +11,8 @@ namespace {
 struct Tree {
   int lo;
   int n;
-  auto operator<=>(const Tree&) const = default;
+  int end() const { return lo + n; }
+  bool operator<(const Tree& other) const { return std::pair(lo, n) < std::pair(other.lo, other.n); }
 };
 
 class StageBuilder {
@@ -45,8 +46,7 @@ class StageBuilder {
 
  private:
   int RemoteIn(Tree tree) const {
-    return remote_before_[static_cast<size_t>(tree.lo + tree.n)] -
-           remote_before_[static_cast<size_t>(tree.lo)];
+    return remote_before_[static_cast<size_t>(tree.end())] - remote_before_[static_cast<size_t>(tree.lo)];
   }
 
   // Adds the stages of `tree`. The last one continues to `until`, an ancestor of which all else is saved.
