@@ -9,7 +9,6 @@
 #include <gtest/gtest.h>
 
 #include "tests/comm/support/strided_parts.h"
-#include "tests/support/schedule_count.h"
 #include "tests/support/status_matchers.h"
 #include "weft/memory/shared_block.h"
 
@@ -90,35 +89,28 @@ std::vector<double> Scaled(std::vector<double> values, float scale) {
   return values;
 }
 
-// Equal parts, and uneven parts of which some are empty.
-std::vector<std::vector<int64_t>> CountsFor(int ranks, int64_t base) {
-  std::vector<int64_t> equal(static_cast<size_t>(ranks), base);
-  std::vector<int64_t> uneven;
-  for (int rank = 0; rank < ranks; ++rank) uneven.push_back(rank % 3 == 1 ? 0 : base + rank);
-  return {equal, uneven};
+// Equal parts, or uneven parts of which some are empty.
+std::vector<int64_t> CountsFor(int ranks, int64_t base, bool equal) {
+  std::vector<int64_t> counts;
+  for (int rank = 0; rank < ranks; ++rank) counts.push_back(equal ? base : rank % 3 == 1 ? 0 : base + rank);
+  return counts;
 }
 
-// If tests are limited, three dtypes or more are swept by a third of the cases, which has each dtype with
-// each count and with each memory.
+// Each combination of the other choices is swept with one of the counts, in turn. With three dtypes or more,
+// each value of a choice so meets each value of every other one.
 absl::Status ForEachCase(int ranks, const SweepOptions& options, bool has_counts,
                          absl::FunctionRef<absl::Status(const Case&)> body) {
-  const bool may_sample = options.dtypes.size() >= 3;
-  int dtype_number = 0;
+  int first_count = 0;
   for (DType dtype : options.dtypes) {
-    ++dtype_number;
-    int count_number = 0;
-    for (int64_t base : options.counts) {
-      ++count_number;
-      for (const std::vector<int64_t>& counts : CountsFor(ranks, base)) {
-        const bool equal = counts == std::vector<int64_t>(static_cast<size_t>(ranks), base);
-        if (!equal && !has_counts) continue;
-        for (const bool in_place : {false, true}) {
-          for (const Memory memory : {Memory::kNode, Memory::kOwn, Memory::kMixed}) {
-            if (may_sample && !IsInSample(dtype_number, count_number, static_cast<int>(memory))) continue;
-            const Case one{dtype, counts, equal, in_place, memory};
-            SCOPED_TRACE(one.ToString());
-            if (absl::Status status = body(one); !status.ok()) return Annotate(status, one.ToString());
-          }
+    int count_number = first_count++;
+    for (const bool equal : {true, false}) {
+      if (!equal && !has_counts) continue;
+      for (const bool in_place : {false, true}) {
+        for (const Memory memory : {Memory::kNode, Memory::kOwn, Memory::kMixed}) {
+          const int64_t base = options.counts[static_cast<size_t>(count_number++) % options.counts.size()];
+          const Case one{dtype, CountsFor(ranks, base, equal), equal, in_place, memory};
+          SCOPED_TRACE(one.ToString());
+          if (absl::Status status = body(one); !status.ok()) return Annotate(status, one.ToString());
         }
       }
     }

@@ -54,7 +54,7 @@ class NumaCollectives : public Collectives {
 };
 
 TEST_P(NumaCollectives, AllGatherSharedFillsOneBlockPerDomain) {
-  Run(SweepAllGatherShared, {.counts = {0, 1, 700}, .dtypes = {DType::kF32, DType::kI8}});
+  Run(SweepAllGatherShared, {.counts = {0, 1, 700}, .dtypes = {DType::kF32, DType::kBF16, DType::kI8}});
 }
 TEST_P(NumaCollectives, AllGatherSharedFillsOneBlockPerDomainWithPartsThatTravelCompressed) {
   RunCompressed(SweepAllGatherShared);

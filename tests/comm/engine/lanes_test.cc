@@ -242,7 +242,7 @@ absl::StatusOr<std::vector<LaneId>> CrossingLanes(EngineFixture& fixture) {
 }
 
 TEST(Lanes, RandomSchedulesOverCrossingGroupsComplete) {
-  constexpr int kSchedules = 200;
+  constexpr int kSchedules = 72;
   const std::vector<NodeMap> maps = {NodeMap::OneNode(4), NodeMap::RanksPerNode(4, 2), NodeMap{{0, 1, 0, 1}},
                                      NodeMap::RanksPerNode(4, 1)};
   EngineOptions options;
