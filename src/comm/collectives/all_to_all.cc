@@ -42,13 +42,13 @@ struct PartCopy {
   std::byte* target;
 };
 
-class AllToAllOperation final : public Collective, private TaskOwner, private WholeMove {
+class AllToAllOperation final : public Collective {
  public:
   AllToAllOperation(const GroupPlacement& placement, CollectivePlan plan)
       : Collective(std::move(plan), {.input = false, .output = false}),
         follows_last_(this->plan().kind == OpKind::kAllToAll && !placement.spans_nodes() &&
                       placement.size() > 1) {}
-  bool is_released_when_drained() const override { return moved_ == Moved::kForAll; }
+  bool is_released_when_drained() const override { return last_.outcome() == Moved::kForAll; }
 
  protected:
   bool wakes_peers_on_arrival() const override { return !follows_last_; }
@@ -122,19 +122,10 @@ class AllToAllOperation final : public Collective, private TaskOwner, private Wh
       if (!remote.finished()) ranks.insert(remote.receive.peer());
     }
     sends_.AddAwaited(ranks);
-    if (is_decided_ || arrived_last()) return;
-    LastArrival(context).AddAwaited(ranks);
+    if (!is_decided_) last_.AddAwaited(context, ranks);
   }
 
  private:
-  void OnTaskDone(int64_t /*ticket*/) override {
-    has_moved_all_ = true;
-    last_->TellAndWakePeers(moved_);
-  }
-  void Run() const override {
-    for (const PartCopy& copy : copies_) copy.range.Run(copy.source, copy.target, 0, copy.range.elements());
-  }
-
   // Describes the parts that this rank receives, and the one that it sends itself, for the rank that arrives
   // last.
   void DescribeForLast(const OperationContext& context, PartRow* table) {
@@ -196,25 +187,22 @@ class AllToAllOperation final : public Collective, private TaskOwner, private Wh
       }
     }
     const int64_t bytes = elements * static_cast<int64_t>(SizeOf(plan().dtype));
-    last_.emplace(context);
     if (bytes > MaxWholeBytes(context.options) || parts > kMostWholeParts) {
-      moved_ = Moved::kForNone;
-      last_->TellAndWakePeers(moved_);
-      return MoveOwn(context);
+      last_.LeaveToAll(context);
+      return absl::OkStatus();
     }
-    last_->Tell(Moved::kNothing);
-    moved_ = Moved::kForAll;
+    Moved outcome = Moved::kForAll;
     for (int receiver = 0; receiver < placement.size(); ++receiver) {
       if (receiver == placement.me() || IsReachable(context, receiver)) {
         for (int sender = 0; sender < placement.size(); ++sender)
           WEFT_RETURN_IF_ERROR(AddCopy(context, sender, receiver));
       } else {
-        moved_ = Moved::kForReachable;
+        outcome = Moved::kForReachable;
       }
     }
-    DataTask task{context.record, this, 0, context.priority, WholeMoveTask{this, static_cast<size_t>(bytes)}};
-    task.is_immediate = true;
-    context.tasks.Push(std::move(task));
+    last_.MoveAsLast(context, outcome, static_cast<size_t>(bytes), [this] {
+      for (const PartCopy& copy : copies_) copy.range.Run(copy.source, copy.target, 0, copy.range.elements());
+    });
     return absl::OkStatus();
   }
 
@@ -250,11 +238,9 @@ class AllToAllOperation final : public Collective, private TaskOwner, private Wh
 
   // Returns true once this rank knows what it moves itself.
   absl::StatusOr<bool> Decide(OperationContext& context) {
-    if (arrived_last()) return has_moved_all_;
-    moved_ = LastArrival(context).moved();
-    if (moved_ == Moved::kNothing) return false;
-    if (moved_ == Moved::kForNone || (moved_ == Moved::kForReachable && !is_reachable_))
-      WEFT_RETURN_IF_ERROR(MoveOwn(context));
+    if (!last_.Poll(context)) return false;
+    const bool is_left_out = last_.outcome() == Moved::kForReachable && !arrived_last() && !is_reachable_;
+    if (last_.outcome() == Moved::kForNone || is_left_out) WEFT_RETURN_IF_ERROR(MoveOwn(context));
     return true;
   }
 
@@ -350,11 +336,9 @@ class AllToAllOperation final : public Collective, private TaskOwner, private Wh
 
   // Set if the rank that arrives last may move all parts. See Note [Last arrival].
   const bool follows_last_;
-  bool is_reachable_ = true;         // Peers can write everything that this rank receives.
-  bool is_decided_ = false;          // It is known which parts this rank moves itself.
-  std::optional<LastArrival> last_;  // Set if this rank is the last one.
-  bool has_moved_all_ = false;
-  Moved moved_ = Moved::kNothing;
+  bool is_reachable_ = true;  // Peers can write everything that this rank receives.
+  bool is_decided_ = false;   // It is known which parts this rank moves itself.
+  LastArrival last_;
   std::vector<PartCopy> copies_;  // At the rank that moves all parts.
 
   Buffer table_;   // See Note [Part tables].

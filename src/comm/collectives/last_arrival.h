@@ -1,4 +1,5 @@
-// Word in node memory by which the rank that arrives last tells the others what it has moved for them.
+// The move of a small operation on one node by the rank that arrives last, and the word in node memory by
+// which that rank tells the others what it has moved.
 //
 // Note [Last arrival]
 // Problem: if every rank moved its own part of a small collective, it would wait twice: until all ranks have
@@ -15,7 +16,10 @@
 // ranks have consumed it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <set>
 
 #include "src/comm/phases/operation.h"
@@ -34,45 +38,58 @@ enum class Moved : uint8_t {
   kForNone = 4        // Every rank moves its own result.
 };
 
-// Lifetime: the node link and the placement of the context must outlive it.
-class LastArrival {
+// One rank's side of such an operation.
+//
+// Call order: the rank that arrived last calls MoveAsLast or LeaveToAll. Each rank polls until the outcome is
+//   known, and may then call MoveOwn and poll again.
+// Lifetime: that of the operation, as tasks hold a pointer to it.
+class LastArrival final : private TaskOwner, private WholeMove {
  public:
-  explicit LastArrival(const OperationContext& context)
-      : node_(context.node),
-        placement_(context.placement),
-        meeting_(NodeLink::MeetingOf(context.record->lane, context.placement)),
-        sequence_(context.record->descriptor.sequence) {}
-
+  // Issues the task `move`, which writes `bytes`. Once it has run, tells the others `outcome` and wakes them.
   // REQUIRES: this rank arrived last.
-  void Tell(Moved moved) {
-    const int rank = placement_.WorldRank(placement_.me());
-    node_.SetWord(meeting_, sequence_, kStates * rank + static_cast<int64_t>(moved));
-  }
-  void TellAndWakePeers(Moved moved) {
-    Tell(moved);
-    for (const int peer : placement_.local_peers()) node_.Ring(placement_.WorldRank(peer));
-  }
-  Moved moved() const {
-    const int64_t told = word();
-    return told == 0 ? Moved::kNothing : static_cast<Moved>((told - 1) % kStates + 1);
-  }
-  // Adds the bootstrap rank of the last one, or all peers of the node if it has told nothing yet.
-  void AddAwaited(std::set<int>& ranks) const {
-    if (const int64_t told = word(); told != 0) {
-      ranks.insert(static_cast<int>((told - 1) / kStates));
-      return;
-    }
-    for (const int peer : placement_.local_peers()) ranks.insert(placement_.WorldRank(peer));
-  }
+  void MoveAsLast(OperationContext& context, Moved outcome, size_t bytes, std::function<void()> move);
+  // Tells the others that every rank moves its own result. REQUIRES: this rank arrived last.
+  void LeaveToAll(OperationContext& context);
+  // Issues a task that moves this rank's own result.
+  void MoveOwn(OperationContext& context, size_t bytes, std::function<void()> move);
+
+  // True if the outcome is known, and no task of this rank runs.
+  bool Poll(const OperationContext& context);
+  // The outcome. kNothing: this rank does not know it yet.
+  Moved outcome() const { return outcome_; }
+  // Adds the bootstrap rank for which this one waits: the last one, or all peers of the node if that has told
+  // nothing yet.
+  void AddAwaited(const OperationContext& context, std::set<int>& ranks) const;
 
  private:
-  static constexpr int64_t kStates = 4;
-  int64_t word() const { return node_.Word(meeting_, sequence_); }
+  // The operation's word. Lifetime: the node link and the placement of the context must outlive it.
+  class Word {
+   public:
+    explicit Word(const OperationContext& context);
+    // REQUIRES: this rank arrived last.
+    void Tell(Moved moved) const;
+    void TellAndWakePeers(Moved moved) const;
+    Moved moved() const;
+    // The bootstrap rank that has told something. Nothing if none has.
+    std::optional<int> teller() const;
 
-  NodeLink& node_;
-  const GroupPlacement& placement_;
-  const NodeLink::Meeting meeting_;
-  const uint64_t sequence_;
+   private:
+    int64_t value() const { return node_.Word(meeting_, sequence_); }
+
+    NodeLink& node_;
+    const GroupPlacement& placement_;
+    const NodeLink::Meeting meeting_;
+    const uint64_t sequence_;
+  };
+
+  void OnTaskDone(int64_t ticket) override;
+  void Run() const override { move_(); }
+  void Issue(OperationContext& context, size_t bytes, std::function<void()> move);
+
+  std::function<void()> move_;  // Of the task that runs.
+  std::optional<Word> last_;    // Set while this rank, which arrived last, moves.
+  bool is_moving_ = false;      // A task runs.
+  Moved outcome_ = Moved::kNothing;
 };
 
 }  // namespace weft

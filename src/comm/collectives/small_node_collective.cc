@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <optional>
+#include <numeric>
 #include <set>
 #include <utility>
 #include <vector>
@@ -18,12 +18,12 @@ namespace {
 // An all-reduce of at most so many bytes is moved by one rank, whatever the number of ranks.
 constexpr int64_t kMaxSumBytes = 4096;
 
-class SmallNodeCollective : public Collective, private TaskOwner, private WholeMove {
+class SmallNodeCollective : public Collective {
  public:
   // Outputs of an all-reduce are staged, so that each element is reduced once.
   SmallNodeCollective(CollectivePlan plan, bool stages_output)
       : Collective(std::move(plan), {.input = true, .output = stages_output}) {}
-  bool is_released_when_drained() const override { return moved_ == Moved::kForAll; }
+  bool is_released_when_drained() const override { return last_.outcome() == Moved::kForAll; }
 
  protected:
   bool wakes_peers_on_arrival() const override { return false; }
@@ -31,33 +31,36 @@ class SmallNodeCollective : public Collective, private TaskOwner, private WholeM
 
   absl::Status BeginMove(OperationContext& context) override {
     if (!arrived_last()) return absl::OkStatus();
-    last_.emplace(context);
-    last_->Tell(Moved::kNothing);
-    moved_ = Moved::kForAll;
-    std::vector<int> reachable;
-    for (int member = 0; member < context.placement.size(); ++member) {
-      const bool is_written = OutputBytesOf(member) > 0;
-      if (is_written && OutputOf(context, member) == nullptr) {
-        moved_ = Moved::kForReachable;
-      } else if (is_written) {
-        reachable.push_back(member);
+    ReadBuffers(context);
+    Moved outcome = Moved::kForAll;
+    for (int member = 0; member < size(); ++member) {
+      if (OutputBytesOf(member) == 0) continue;
+      if (output(member) == nullptr) {
+        outcome = Moved::kForReachable;
+      } else {
+        members_.push_back(member);
       }
     }
-    StartMove(context, std::move(reachable));
+    last_.MoveAsLast(context, outcome, OutputBytes(), [this] { MoveTo(members_); });
     return absl::OkStatus();
   }
 
   absl::StatusOr<bool> Move(OperationContext& context) override {
-    if (done_) return false;
-    if (!is_moving_) return FollowLast(context);
-    return done_ = is_moved_;
+    if (done_ || !last_.Poll(context)) return false;
+    if (inputs_.empty() && MovesOwn(context)) {
+      ReadBuffers(context);
+      members_ = {context.placement.me()};
+      last_.MoveOwn(context, OutputBytes(), [this] { MoveTo(members_); });
+    } else {
+      done_ = true;
+    }
+    return true;
   }
   bool MoveComplete() const override { return done_; }
   bool MoveDrained() const override { return done_; }
 
   void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
-    if (done_ || is_moving_) return;
-    LastArrival(context).AddAwaited(ranks);
+    if (!done_) last_.AddAwaited(context, ranks);
   }
 
   // Computes the outputs of these members.
@@ -78,53 +81,34 @@ class SmallNodeCollective : public Collective, private TaskOwner, private WholeM
   ReduceTarget ScaledTarget(std::byte* data) const { return {data, plan().dtype, scale_}; }
 
  private:
-  void OnTaskDone(int64_t /*ticket*/) override {
-    is_moved_ = true;
-    if (last_) last_->TellAndWakePeers(moved_);
+  // True if the rank that arrived last has left this rank's output to it.
+  bool MovesOwn(const OperationContext& context) const {
+    const bool is_reachable = context.record->descriptor.output != Descriptor::kNoAddress;
+    return last_.outcome() == Moved::kForReachable && !is_reachable &&
+           OutputBytesOf(context.placement.me()) > 0;
   }
-  void Run() const override { MoveTo(members_); }
-
-  void StartMove(OperationContext& context, std::vector<int> members) {
-    is_moving_ = true;
-    members_ = std::move(members);
+  void ReadBuffers(const OperationContext& context) {
     scale_ = TargetOf(context.placement, plan(), nullptr).scale;
-    size_t bytes = 0;
     for (int member = 0; member < context.placement.size(); ++member) {
       inputs_.push_back(InputOf(context, member));
       // Each member published its output for the others to write to.
       outputs_.push_back(const_cast<std::byte*>(OutputOf(context, member)));
     }
-    for (const int member : members_) bytes += OutputBytesOf(member);
-    DataTask task{context.record, this, 0, context.priority, WholeMoveTask{this, bytes}};
-    task.is_immediate = true;
-    context.tasks.Push(std::move(task));
+  }
+  // Bytes that this rank writes.
+  size_t OutputBytes() const {
+    return std::accumulate(members_.begin(), members_.end(), size_t{0},
+                           [this](size_t bytes, int member) { return bytes + OutputBytesOf(member); });
   }
 
-  // Waits for the rank that arrived last.
-  bool FollowLast(OperationContext& context) {
-    moved_ = LastArrival(context).moved();
-    if (moved_ == Moved::kNothing) return false;
-    const int me = context.placement.me();
-    const bool is_reachable = context.record->descriptor.output != Descriptor::kNoAddress;
-    if (moved_ == Moved::kForReachable && !is_reachable && OutputBytesOf(me) > 0) {
-      StartMove(context, {me});
-    } else {
-      done_ = true;
-    }
-    return true;
-  }
-
-  // Set by StartMove.
-  std::vector<int> members_;  // Whose outputs this rank writes.
+  // Set once this rank knows what it moves.
+  std::vector<int> members_;  // Whose outputs it writes.
   std::vector<const std::byte*> inputs_;
   std::vector<std::byte*> outputs_;
   double scale_ = 1;
-  bool is_moving_ = false;
 
-  std::optional<LastArrival> last_;  // Set if this rank is the last one.
-  bool is_moved_ = false;            // The task of the move has finished.
+  LastArrival last_;
   bool done_ = false;
-  Moved moved_ = Moved::kNothing;  // By the rank that arrived last.
 };
 
 // Also broadcasts, in which only the root has a part.
