@@ -40,6 +40,8 @@ constexpr int kInitialWirePolls = 4;
 
 // Longest sleep on the rank's doorbell.
 constexpr int64_t kMaxDoorbellWaitNs = 20 * kMillisecond;
+// Sleep of an idle progress thread if another thread has waited since its last look. It mostly waits again.
+constexpr int64_t kAfterWaitNs = 125 * kMicrosecond;
 // Longest sleep of a parked progress thread.
 constexpr int64_t kMaxParkNs = 250 * kMillisecond;
 // Longest inquiry after a missed deadline: the ranks that are asked may find a silent one themselves.
@@ -198,6 +200,7 @@ bool EngineShell::PollUntil(const OperationRecord* record, const std::function<b
   const int64_t begin = runtime_.NowNs();
   const absl::Duration timeout = std::min(deadline - runtime_.Now(), kMaxWait);
   const int64_t limit = begin + std::max<int64_t>(0, absl::ToInt64Nanoseconds(timeout));
+  waits_.fetch_add(1, std::memory_order_relaxed);
   waiters_.fetch_add(1);
   int64_t idle_since = begin;
   bool reached = true;
@@ -212,7 +215,11 @@ bool EngineShell::PollUntil(const OperationRecord* record, const std::function<b
       // With more ranks than cores, another rank must use the wire before this one's time slice ends.
       if (poll.uses_wire && !times_.has_core) runtime_.Yield();
     } else if (now - idle_since < (poll.uses_wire ? kYieldBeforePollNs : times_.yield_ns)) {
-      if (now - idle_since >= times_.poll_ns) runtime_.Yield();
+      if (now - idle_since >= times_.poll_ns) {
+        runtime_.Yield();
+      } else if (!poll.uses_wire) {
+        PollDoorbell(seen);
+      }
     } else {
       const int64_t interval =
           poll.uses_wire
@@ -233,6 +240,11 @@ bool EngineShell::PollUntil(const OperationRecord* record, const std::function<b
   wait_ns_.fetch_add(end - begin, std::memory_order_relaxed);
   trace_.AddWait(record, begin, end);
   return reached;
+}
+
+void EngineShell::PollDoorbell(uint32_t seen) const {
+  constexpr int kLoads = 512;
+  for (int i = 0; i < kLoads && node_.Doorbell() == seen; ++i) continue;
 }
 
 bool EngineShell::HasOccurred(const OperationRecord& record, Event event) const {
@@ -351,6 +363,7 @@ void EngineShell::WakeProgressThread() {
 void EngineShell::RunProgressThread() {
   int64_t idle_since = runtime_.NowNs();
   int initial_polls = 0;
+  uint32_t seen_waits = 0;
   const auto sleep = [&](ProgressSleep state, uint32_t seen, int64_t ns) {
     progress_sleep_.store(state, std::memory_order_seq_cst);
     if (!stop_.load()) runtime_.SleepOn(progress_wakeups_, seen, ns);
@@ -368,7 +381,12 @@ void EngineShell::RunProgressThread() {
     if (poll.advanced) {
       idle_since = runtime_.NowNs();
     } else if (poll.is_idle) {
-      sleep(ProgressSleep::kParked, wakeups, kMaxParkNs);
+      const uint32_t waits = waits_.load(std::memory_order_relaxed);
+      if (std::exchange(seen_waits, waits) != waits) {
+        sleep(ProgressSleep::kBesideWaiter, wakeups, kAfterWaitNs);
+      } else {
+        sleep(ProgressSleep::kParked, wakeups, kMaxParkNs);
+      }
       initial_polls = kInitialWirePolls;
     } else if (!poll.uses_wire) {
       node_.Wait(doorbell, kMaxDoorbellWaitNs);

@@ -12,9 +12,13 @@
 //     tasks or callbacks, or the wire is in use. Otherwise a thread that submits small operations and waits
 //     for each would pay for a wake-up each time, though it moves the data itself. Once no thread waits, the
 //     progress thread polls after its sleep.
+//     Likewise, an idle progress thread sleeps for 125 us before it parks if a thread has waited since it
+//     last looked. Otherwise each small operation would find it parked, and wake it.
 //   - A submission runs an immediate task itself, if that is the most urgent one. See Note [Last arrival].
 //   - A waiting thread polls, then yields, then sleeps. It polls without yielding only for a time as short as
-//     a wake-up, and only if its rank has a hardware thread for itself (RankCpus::Share).
+//     a wake-up, and only if its rank has a hardware thread for itself (RankCpus::Share). Between two polls
+//     it watches its doorbell alone, unless it must poll for what rings no doorbell: a poll of the core takes
+//     longer, and takes cache lines from the peer that writes them.
 //
 // Thread safety: all members may be called from any thread.
 #pragma once
@@ -122,6 +126,8 @@ class EngineShell {
   // null.
   bool PollUntil(const OperationRecord* record, const std::function<bool()>& done, absl::Time deadline)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns once the doorbell differs from `seen`, or after about a microsecond.
+  void PollDoorbell(uint32_t seen) const;
   void RunProgressThread() ABSL_LOCKS_EXCLUDED(mutex_);
   void WakeProgressThread();
 
@@ -137,6 +143,7 @@ class EngineShell {
   std::atomic<OperationRecord*> submitted_{nullptr};  // Stack of operations that the core has not yet taken.
   std::atomic<bool> failed_{false};                   // True if the core had failed at its last poll.
   std::atomic<int> waiters_{0};                       // Threads in PollUntil.
+  std::atomic<uint32_t> waits_{0};                    // Calls of PollUntil that have begun to poll.
   std::atomic<int64_t> wait_ns_{0};
 
   enum class ProgressSleep : uint8_t {
