@@ -218,6 +218,7 @@ void Collective::Publish(OperationContext& context) {
   const std::byte* output = output_ring_ ? output_ring_.data() : plan_.output;
   descriptor.input = context.node.AddressOf(input).value_or(Descriptor::kNoAddress);
   descriptor.output = context.node.AddressOf(output).value_or(Descriptor::kNoAddress);
+  node_hash_ = HashOnNode(descriptor);
   context.node.Publish(context.record->lane, descriptor);
 }
 
@@ -236,9 +237,8 @@ absl::StatusOr<bool> Collective::MeetPeers(OperationContext& context) {
   if (peers.empty()) return true;
   const Descriptor& mine = context.record->descriptor;
   const NodeLink::Meeting meeting = NodeLink::MeetingOf(context.record->lane, context.placement);
-  const uint64_t hash = HashOnNode(mine);
   if (arrival_ == Arrival::kNone) {
-    const std::optional<bool> is_last = context.node.Arrive(meeting, mine.sequence, hash);
+    const std::optional<bool> is_last = context.node.Arrive(meeting, mine.sequence, node_hash_);
     if (is_last) arrival_ = *is_last ? Arrival::kLast : Arrival::kCounted;
     // Peers that published the first operation before the host opened the lane could not arrive.
     const bool opens = context.placement.me() == context.placement.node_host() && mine.sequence == 1;
@@ -247,7 +247,7 @@ absl::StatusOr<bool> Collective::MeetPeers(OperationContext& context) {
     }
   }
   if (arrival_ != Arrival::kNone) {
-    const std::optional<bool> all_equal = context.node.HaveArrived(meeting, mine.sequence, hash);
+    const std::optional<bool> all_equal = context.node.HaveArrived(meeting, mine.sequence, node_hash_);
     if (all_equal && *all_equal) return true;
     if (all_equal) {
       // Either operations that match have different hashes, or ranks of another group were counted.

@@ -122,6 +122,7 @@ class Collective : public Operation {
       staging_;  // A list: tasks hold pointers to the streams, and most operations have none.
   enum class Arrival : uint8_t { kNone, kCounted, kLast };
   Arrival arrival_ = Arrival::kNone;  // See Note [Arrivals].
+  uint64_t node_hash_ = 0;            // HashOnNode of the published descriptor.
   size_t next_compared_ = 0;          // Index of the local peer whose descriptor is compared next.
   // Descriptors of the node's members that were read, by place in the node. Empty until the first one is.
   mutable std::vector<std::optional<Descriptor>> descriptors_;

@@ -2,7 +2,8 @@
 //
 //   Submit*, then repeatedly: Poll, PopTask, (run the task), FinishTask
 //
-// Deterministic: links and time are parameters. No call blocks or moves data; the caller runs the tasks.
+// Deterministic: links and time are parameters. No call blocks. The caller runs the tasks, which move the
+// data; only the smallest collectives of a node are moved in a poll (RunAtOnce).
 //
 // Note [Lanes]
 // Operations of a lane start in the order of submission. An operation starts once
@@ -69,6 +70,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
     EngineCounters& counters;
     const EngineOptions& options;
     CreditRules credit_rules;
+    bool moves_take_virtual_time;  // In a simulation: a move must not run inside of a poll.
   };
   explicit EngineCore(const Environment& environment);
 
@@ -181,6 +183,8 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   };
 
   void Push(DataTask task) override;
+  // Runs the task if it takes less time than to queue it. Returns false if it does not.
+  bool RunAtOnce(const DataTask& task) const;
   void OnMessageStarted(OperationRecord& record) override;
   void OnMessageFinished(OperationRecord& record) override;
   void SetRunning(OperationRecord& record);

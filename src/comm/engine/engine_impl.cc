@@ -149,9 +149,9 @@ absl::Status CommEngine::Impl::Open() {
 
 absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore(WireLink& wire) {
   const TagLayout tags = TagLayout::Of(wire.max_tag(), bootstrap_.node_map());
-  auto core = std::make_unique<EngineCore>(
-      EngineCore::Environment{bootstrap_.rank(), bootstrap_.node_map(), *node_, wire, tags, scratch_,
-                              recorder_, trace_, counters_, options_, credit_rules_});
+  auto core = std::make_unique<EngineCore>(EngineCore::Environment{
+      bootstrap_.rank(), bootstrap_.node_map(), *node_, wire, tags, scratch_, recorder_, trace_, counters_,
+      options_, credit_rules_, bootstrap_.runtime().simulation() != nullptr});
   const MutexLock lock(lanes_mutex_);
   for (size_t index = 0; index < lanes_.size(); ++index) {
     if (lanes_[index] == nullptr) continue;
