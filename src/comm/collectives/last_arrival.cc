@@ -1,12 +1,16 @@
 #include "src/comm/collectives/last_arrival.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace weft {
 namespace {
 
-// The word is kStates * rank + Moved. 0: no rank has told anything.
-constexpr int64_t kStates = 4;
+// The word is kClaim * claims moved + kStates * rank + Moved. 0: no rank has told anything.
+constexpr int64_t kStates = 8;
+constexpr int64_t kClaim = int64_t{1} << 32;
+// Progress counter of a rank: 1 while it writes an output that it has claimed.
+constexpr int kClaimCounter = 0;
 
 }  // namespace
 
@@ -23,18 +27,36 @@ void LastArrival::Word::Tell(Moved moved) const {
 
 void LastArrival::Word::TellAndWakePeers(Moved moved) const {
   Tell(moved);
+  WakePeers();
+}
+
+void LastArrival::Word::WakePeers() const {
   for (const int peer : placement_.local_peers()) node_.Ring(placement_.WorldRank(peer));
 }
 
 Moved LastArrival::Word::moved() const {
   const int64_t told = value();
-  return told == 0 ? Moved::kNothing : static_cast<Moved>((told - 1) % kStates + 1);
+  return told == 0 ? Moved::kNothing : static_cast<Moved>(told % kStates);
 }
 
 std::optional<int> LastArrival::Word::teller() const {
   const int64_t told = value();
   if (told == 0) return std::nullopt;
-  return static_cast<int>((told - 1) / kStates);
+  return static_cast<int>(told % kClaim / kStates);
+}
+
+int64_t LastArrival::Word::claims_moved() const { return value() / kClaim; }
+
+void LastArrival::Word::AddClaimMoved() const {
+  if (node_.AddToWord(meeting_, sequence_, kClaim) / kClaim == placement_.size()) WakePeers();
+}
+
+void LastArrival::Word::ShowClaim(bool is_moving) const {
+  node_.SetCounter(meeting_.lane, sequence_, kClaimCounter, is_moving ? 1 : 0);
+}
+
+bool LastArrival::Word::IsMovingClaim(int member) const {
+  return node_.Counter(meeting_.lane, placement_.WorldRank(member), sequence_, kClaimCounter) == 1;
 }
 
 void LastArrival::MoveAsLast(OperationContext& context, Moved outcome, size_t bytes,
@@ -48,6 +70,35 @@ void LastArrival::MoveAsLast(OperationContext& context, Moved outcome, size_t by
 void LastArrival::LeaveToAll(OperationContext& context) {
   outcome_ = Moved::kForNone;
   Word(context).TellAndWakePeers(outcome_);
+}
+
+void LastArrival::OfferClaims(OperationContext& context) {
+  outcome_ = Moved::kByClaims;
+  Word(context).Tell(outcome_);
+  const GroupPlacement& placement = context.placement;
+  for (const int peer : placement.local_peers()) context.node.RingIfAwake(placement.WorldRank(peer));
+}
+
+bool LastArrival::MoveClaimed(OperationContext& context, size_t bytes, std::function<void(int)> move) {
+  const GroupPlacement& placement = context.placement;
+  const OperationRecord& record = *context.record;
+  const auto claim = [&](int member) {
+    constexpr int64_t kOutputs = 1;
+    const int rank = placement.WorldRank(member);
+    if (!context.node.ClaimPiece(record.lane, rank, record.descriptor.sequence, kOutputs)) return false;
+    claim_.emplace(context);
+    claim_->ShowClaim(true);
+    Issue(context, bytes, [move, member] { move(member); });
+    return true;
+  };
+  if (claim(placement.me())) return true;
+  const bool is_last = Word(context).teller() == placement.WorldRank(placement.me());
+  if (!context.is_ready_awaited && !context.is_release_awaited && !is_last) return false;
+  return std::any_of(placement.local_peers().begin(), placement.local_peers().end(), claim);
+}
+
+bool LastArrival::AreAllClaimsMoved(const OperationContext& context) {
+  return Word(context).claims_moved() == context.placement.size();
 }
 
 void LastArrival::MoveOwn(OperationContext& context, size_t bytes, std::function<void()> move) {
@@ -64,9 +115,13 @@ void LastArrival::Issue(OperationContext& context, size_t bytes, std::function<v
 
 void LastArrival::OnTaskDone(int64_t /*ticket*/) {
   is_moving_ = false;
-  if (!last_) return;
-  last_->TellAndWakePeers(outcome_);
+  if (last_) last_->TellAndWakePeers(outcome_);
+  if (claim_) {
+    claim_->ShowClaim(false);
+    claim_->AddClaimMoved();
+  }
   last_.reset();
+  claim_.reset();
 }
 
 bool LastArrival::Poll(const OperationContext& context) {
@@ -76,13 +131,20 @@ bool LastArrival::Poll(const OperationContext& context) {
 }
 
 void LastArrival::AddAwaited(const OperationContext& context, std::set<int>& ranks) const {
-  if (is_moving_ || outcome_ != Moved::kNothing) return;
-  if (const std::optional<int> last = Word(context).teller()) {
+  const bool is_decided = outcome_ != Moved::kNothing && outcome_ != Moved::kByClaims;
+  if (is_moving_ || is_decided) return;
+  const GroupPlacement& placement = context.placement;
+  const Word word(context);
+  const auto rank_of = [&](int member) { return placement.WorldRank(member); };
+  for (const int peer : placement.local_peers()) {
+    if (outcome_ == Moved::kByClaims && word.IsMovingClaim(peer)) ranks.insert(rank_of(peer));
+  }
+  if (!ranks.empty()) return;
+  if (const std::optional<int> last = word.teller(); last && *last != rank_of(placement.me())) {
     ranks.insert(*last);
     return;
   }
-  const GroupPlacement& placement = context.placement;
-  for (const int peer : placement.local_peers()) ranks.insert(placement.WorldRank(peer));
+  for (const int peer : placement.local_peers()) ranks.insert(rank_of(peer));
 }
 
 }  // namespace weft

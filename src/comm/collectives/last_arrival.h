@@ -11,6 +11,11 @@
 // Why it suffices: that rank is running, and all inputs are there. A sum has the order of the canonical tree,
 // whichever rank computes it. Once the word is set, no rank accesses another's buffers, so that an operation
 // is *released* when it is *ready*.
+// Larger outputs: one core would take longer than all. The last rank then tells the others to *claim*
+// outputs, without waking those that sleep. Each rank that runs claims an output that nobody has, its own
+// first, and adds one to the count in the word when it has written it. So does the last rank, until none is
+// left: it waits for no rank that does something else. The rank that writes the last output wakes the others.
+// Ranks that share hardware threads do not claim: the system may take the thread from one that has.
 // Outputs outside node memory: only their owners can write them. The word then says that these ranks move
 // their own results, once the last one has moved those of the others. The operation is *released* when all
 // ranks have consumed it.
@@ -31,17 +36,22 @@ namespace weft {
 // their tasks, doorbells and second wait as for the data.
 inline int64_t MaxWholeBytes(const EngineOptions& options) { return 2 * options.piece_bytes; }
 
+// The least data for which the ranks claim outputs. For each output, ranks exchange about three more cache
+// lines and run one more task, which takes as long as to copy some tens of kilobytes.
+inline int64_t LeastClaimedBytes(const EngineOptions& options) { return MaxWholeBytes(options) / 8; }
+
 enum class Moved : uint8_t {
   kNothing = 1,       // The last rank is moving, or no rank is the last one yet.
   kForAll = 2,        // All outputs are valid.
   kForReachable = 3,  // The outputs in node memory are valid.
-  kForNone = 4        // Every rank moves its own result.
+  kForNone = 4,       // Every rank moves its own result.
+  kByClaims = 5       // Every rank writes the outputs that it claims.
 };
 
 // One rank's side of such an operation.
 //
-// Call order: the rank that arrived last calls MoveAsLast or LeaveToAll. Each rank polls until the outcome is
-//   known, and may then call MoveOwn and poll again.
+// Call order: the rank that arrived last calls MoveAsLast, LeaveToAll or OfferClaims. Each rank polls until
+//   the outcome is known. It may then call MoveOwn, or MoveClaimed if outputs are claimed, and poll again.
 // Lifetime: that of the operation, as tasks hold a pointer to it.
 class LastArrival final : private TaskOwner, private WholeMove {
  public:
@@ -50,8 +60,17 @@ class LastArrival final : private TaskOwner, private WholeMove {
   void MoveAsLast(OperationContext& context, Moved outcome, size_t bytes, std::function<void()> move);
   // Tells the others that every rank moves its own result. REQUIRES: this rank arrived last.
   void LeaveToAll(OperationContext& context);
+  // Tells the others to claim outputs. REQUIRES: this rank arrived last; all outputs lie in node memory.
+  void OfferClaims(OperationContext& context);
   // Issues a task that moves this rank's own result.
   void MoveOwn(OperationContext& context, size_t bytes, std::function<void()> move);
+
+  // Claims an output, this rank's own first, and issues the task `move`, which writes `bytes` to the output
+  // of a member. Claims outputs of others only if a thread waits, or if this rank arrived last. Returns false
+  // if it claims none. REQUIRES: the outcome is kByClaims, and Poll is true.
+  bool MoveClaimed(OperationContext& context, size_t bytes, std::function<void(int member)> move);
+  // True if all outputs have been written. REQUIRES: the same.
+  static bool AreAllClaimsMoved(const OperationContext& context);
 
   // True if the outcome is known, and no task of this rank runs.
   bool Poll(const OperationContext& context);
@@ -72,9 +91,17 @@ class LastArrival final : private TaskOwner, private WholeMove {
     Moved moved() const;
     // The bootstrap rank that has told something. Nothing if none has.
     std::optional<int> teller() const;
+    // Outputs that were claimed and written.
+    int64_t claims_moved() const;
+    // Counts one more. Wakes the peers if it is the last one.
+    void AddClaimMoved() const;
+    // Shows peers whether this rank writes an output that it has claimed.
+    void ShowClaim(bool is_moving) const;
+    bool IsMovingClaim(int member) const;
 
    private:
     int64_t value() const { return node_.Word(meeting_, sequence_); }
+    void WakePeers() const;
 
     NodeLink& node_;
     const GroupPlacement& placement_;
@@ -87,7 +114,8 @@ class LastArrival final : private TaskOwner, private WholeMove {
   void Issue(OperationContext& context, size_t bytes, std::function<void()> move);
 
   std::function<void()> move_;  // Of the task that runs.
-  std::optional<Word> last_;    // Set while this rank, which arrived last, moves.
+  std::optional<Word> last_;    // Set while this rank, which arrived last, moves for others.
+  std::optional<Word> claim_;   // Set while this rank writes an output that it has claimed.
   bool is_moving_ = false;      // A task runs.
   Moved outcome_ = Moved::kNothing;
 };

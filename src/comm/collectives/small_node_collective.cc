@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include <absl/container/inlined_vector.h>
+
 #include "src/comm/collectives/last_arrival.h"
 #include "src/comm/collectives/operations.h"
 #include "src/comm/phases/reduce_kernel.h"
@@ -18,12 +20,18 @@ namespace {
 // An all-reduce of at most so many bytes is moved by one rank, whatever the number of ranks.
 constexpr int64_t kMaxSumBytes = 4096;
 
+// Members of a group without an allocation, if they are few.
+constexpr size_t kInlined = 8;
+using Members = absl::InlinedVector<int, kInlined>;
+
 class SmallNodeCollective : public Collective {
  public:
   // Outputs of an all-reduce are staged, so that each element is reduced once.
   SmallNodeCollective(CollectivePlan plan, bool stages_output)
       : Collective(std::move(plan), {.input = true, .output = stages_output}) {}
-  bool is_released_when_drained() const override { return last_.outcome() == Moved::kForAll; }
+  bool is_released_when_drained() const override {
+    return last_.outcome() == Moved::kForAll || last_.outcome() == Moved::kByClaims;
+  }
 
  protected:
   bool wakes_peers_on_arrival() const override { return false; }
@@ -41,15 +49,21 @@ class SmallNodeCollective : public Collective {
         members_.push_back(member);
       }
     }
+    const bool is_large = static_cast<int64_t>(OutputBytes()) >= LeastClaimedBytes(context.options);
+    if (is_large && outcome == Moved::kForAll && may_be_claimed() && !context.shares_core) {
+      last_.OfferClaims(context);
+      return absl::OkStatus();
+    }
     last_.MoveAsLast(context, outcome, OutputBytes(), [this] { MoveTo(members_); });
     return absl::OkStatus();
   }
 
   absl::StatusOr<bool> Move(OperationContext& context) override {
     if (done_ || !last_.Poll(context)) return false;
+    if (last_.outcome() == Moved::kByClaims) return MoveByClaims(context);
     if (inputs_.empty() && MovesOwn(context)) {
       ReadBuffers(context);
-      members_ = {context.placement.me()};
+      members_.push_back(context.placement.me());
       last_.MoveOwn(context, OutputBytes(), [this] { MoveTo(members_); });
     } else {
       done_ = true;
@@ -64,9 +78,11 @@ class SmallNodeCollective : public Collective {
   }
 
   // Computes the outputs of these members.
-  virtual void MoveTo(const std::vector<int>& members) const = 0;
+  virtual void MoveTo(const Members& members) const = 0;
   // Bytes of the output of `member`.
   virtual size_t OutputBytesOf(int member) const = 0;
+  // True if ranks may claim outputs: one output takes no longer than its share of all.
+  virtual bool may_be_claimed() const { return false; }
 
   size_t total_bytes() const { return static_cast<size_t>(plan().parts.total()) * SizeOf(plan().dtype); }
   int64_t CountOf(int member) const { return plan().parts.counts[static_cast<size_t>(member)]; }
@@ -81,6 +97,13 @@ class SmallNodeCollective : public Collective {
   ReduceTarget ScaledTarget(std::byte* data) const { return {data, plan().dtype, scale_}; }
 
  private:
+  // Returns true if this rank has got further.
+  bool MoveByClaims(OperationContext& context) {
+    if (inputs_.empty()) ReadBuffers(context);
+    done_ = LastArrival::AreAllClaimsMoved(context);
+    return done_ || last_.MoveClaimed(context, OutputBytesOf(context.placement.me()),
+                                      [this](int member) { MoveTo({member}); });
+  }
   // True if the rank that arrived last has left this rank's output to it.
   bool MovesOwn(const OperationContext& context) const {
     const bool is_reachable = context.record->descriptor.output != Descriptor::kNoAddress;
@@ -102,9 +125,9 @@ class SmallNodeCollective : public Collective {
   }
 
   // Set once this rank knows what it moves.
-  std::vector<int> members_;  // Whose outputs it writes.
-  std::vector<const std::byte*> inputs_;
-  std::vector<std::byte*> outputs_;
+  Members members_;  // Whose outputs it writes.
+  absl::InlinedVector<const std::byte*, kInlined> inputs_;
+  absl::InlinedVector<std::byte*, kInlined> outputs_;
   double scale_ = 1;
 
   LastArrival last_;
@@ -118,7 +141,8 @@ class SmallGather final : public SmallNodeCollective {
 
  private:
   size_t OutputBytesOf(int /*member*/) const override { return total_bytes(); }
-  void MoveTo(const std::vector<int>& members) const override {
+  bool may_be_claimed() const override { return true; }
+  void MoveTo(const Members& members) const override {
     for (const int member : members) {
       for (int owner = 0; owner < size(); ++owner) {
         std::byte* const part = output(member) + OffsetOf(owner);
@@ -134,7 +158,7 @@ class SmallReduceScatter final : public SmallNodeCollective {
 
  private:
   size_t OutputBytesOf(int member) const override { return BytesOf(member); }
-  void MoveTo(const std::vector<int>& members) const override {
+  void MoveTo(const Members& members) const override {
     const ReduceProgram program = ReduceProgramOfRanks(0, size());
     std::vector<LeafSource> leaves(static_cast<size_t>(size()));
     for (const int owner : members) {
@@ -152,7 +176,7 @@ class SmallAllReduce final : public SmallNodeCollective {
 
  private:
   size_t OutputBytesOf(int /*member*/) const override { return total_bytes(); }
-  void MoveTo(const std::vector<int>& members) const override {
+  void MoveTo(const Members& members) const override {
     if (members.empty()) return;
     std::vector<LeafSource> leaves;
     leaves.reserve(static_cast<size_t>(size()));

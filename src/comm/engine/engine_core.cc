@@ -107,7 +107,8 @@ OperationContext EngineCore::ContextOf(Lane& lane, const std::shared_ptr<Operati
           PriorityOf(lane, *record),
           head,
           record->descriptor.sequence <= lane.awaited_until_ready,
-          record->descriptor.sequence <= lane.awaited_until_release};
+          record->descriptor.sequence <= lane.awaited_until_release,
+          env_.shares_core};
 }
 
 bool EngineCore::RunAtOnce(const DataTask& task) const {

@@ -70,6 +70,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
     EngineCounters& counters;
     const EngineOptions& options;
     CreditRules credit_rules;
+    bool shares_core;              // Ranks of the node share hardware threads.
     bool moves_take_virtual_time;  // In a simulation: a move must not run inside of a poll.
   };
   explicit EngineCore(const Environment& environment);

@@ -127,6 +127,7 @@ absl::Status CommEngine::Impl::Open() {
   if (bootstrap_.runtime().simulation() == nullptr) {
     WEFT_ASSIGN_OR_RETURN(const RankCpus cpus, ExchangeRankCpus(bootstrap_, absl::OkStatus(), timeout_));
     has_core = cpus.Share() >= 1;
+    shares_core_ = !has_core;
   }
   WEFT_ASSIGN_OR_RETURN(node_, OpenNodeLink(bootstrap_, heap_, timeout_));
   WEFT_ASSIGN_OR_RETURN(wire_, bootstrap_.OpenWire(timeout_));
@@ -151,7 +152,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore(WireLink&
   const TagLayout tags = TagLayout::Of(wire.max_tag(), bootstrap_.node_map());
   auto core = std::make_unique<EngineCore>(EngineCore::Environment{
       bootstrap_.rank(), bootstrap_.node_map(), *node_, wire, tags, scratch_, recorder_, trace_, counters_,
-      options_, credit_rules_, bootstrap_.runtime().simulation() != nullptr});
+      options_, credit_rules_, shares_core_, bootstrap_.runtime().simulation() != nullptr});
   const MutexLock lock(lanes_mutex_);
   for (size_t index = 0; index < lanes_.size(); ++index) {
     if (lanes_[index] == nullptr) continue;

@@ -159,6 +159,7 @@ class CommEngine::Impl {
   const EngineOptions options_;
   absl::Duration timeout_ = kFallbackTimeout;  // Set by Open.
   ShareDomains share_domains_;                 // Set by Open.
+  bool shares_core_ = false;                   // Ranks of the node share hardware threads. Set by Open.
   const CreditRules credit_rules_;
   BufferPool scratch_;
   Recorder recorder_;

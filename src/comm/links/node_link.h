@@ -104,6 +104,8 @@ class NodeLink {
   // A word of the operation that one rank writes, and all others may read. 0 at first.
   virtual void SetWord(const Meeting& meeting, uint64_t sequence, int64_t value) = 0;
   virtual int64_t Word(const Meeting& meeting, uint64_t sequence) const = 0;
+  // Adds to the word once it has been written. All ranks may do that. Returns the sum.
+  virtual int64_t AddToWord(const Meeting& meeting, uint64_t sequence, int64_t value) = 0;
 
   static Meeting MeetingOf(int lane, const GroupPlacement& placement) {
     return {lane, placement.WorldRank(placement.node_host()), placement.local_size()};
@@ -148,6 +150,8 @@ class NodeLink {
 
   // Wakes a rank of this node, so that it polls again.
   virtual void Ring(int peer) = 0;
+  // The same, but lets a rank sleep on.
+  virtual void RingIfAwake(int peer) = 0;
   // The value of this rank's doorbell.
   virtual uint32_t Doorbell() const = 0;
   // Sleeps until the doorbell differs from `seen`, or `timeout_ns` has passed.

@@ -145,6 +145,11 @@ class SharedMemoryLink final : public NodeLink {
     return Flags(meeting.host, meeting.lane).GateOf(sequence).word.load(std::memory_order_acquire);
   }
 
+  int64_t AddToWord(const Meeting& meeting, uint64_t sequence, int64_t value) override {
+    Gate& gate = Flags(meeting.host, meeting.lane).GateOf(sequence);
+    return gate.word.fetch_add(value, std::memory_order_acq_rel) + value;
+  }
+
   void Release(int lane, uint64_t sequence) override {
     Flags(rank_, lane).consumed.store(sequence, std::memory_order_release);
   }
@@ -258,6 +263,9 @@ class SharedMemoryLink final : public NodeLink {
     flags.doorbell.fetch_add(1, std::memory_order_seq_cst);
     if (flags.sleepers.load(std::memory_order_seq_cst) > 0)
       FutexWakeAll(flags.doorbell, heap().shared_between_processes());
+  }
+  void RingIfAwake(int peer) override {
+    RankOf(peer).flags->doorbell.fetch_add(1, std::memory_order_seq_cst);
   }
   uint32_t Doorbell() const override { return own_->doorbell.load(std::memory_order_acquire); }
   void Wait(uint32_t seen, int64_t timeout_ns) override {

@@ -173,6 +173,13 @@ class SimNodeLink final : public NodeLink {
     return LastSeen(GatesOf(meeting).At(sequence).words);
   }
 
+  int64_t AddToWord(const Meeting& meeting, uint64_t sequence, int64_t value) override {
+    auto& words = GatesOf(meeting).At(sequence).words;
+    const int64_t sum = words.back().first + value;
+    words.emplace_back(sum, ShareNow());
+    return sum;
+  }
+
   void Release(int lane, uint64_t sequence) override {
     Apply([=](RankFlags& flags) { flags.lanes[lane].consumed = sequence; });
   }
@@ -239,6 +246,8 @@ class SimNodeLink final : public NodeLink {
     const std::shared_ptr<RankState>& other = *Find(peer);
     simulation_.At(VisibleAt(*other), [other] { RingNow(*other); });
   }
+  // A simulated rank that sleeps wakes, too.
+  void RingIfAwake(int peer) override { Ring(peer); }
   uint32_t Doorbell() const override { return state_->doorbell.load(); }
   void Wait(uint32_t seen, int64_t timeout_ns) override {
     runtime_.SleepOn(state_->doorbell, seen, timeout_ns);

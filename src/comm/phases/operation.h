@@ -38,10 +38,11 @@ struct OperationContext {
   EngineCounters& counters;
   const EngineOptions& options;
   const std::shared_ptr<OperationRecord>& record;
-  Priority priority;        // The operation's, or kCritical if a thread waits for it.
-  bool head;                // All earlier operations of the lane are *ready*.
-  bool is_ready_awaited;    // A thread waits until this or a later operation of the lane is *ready*.
-  bool is_release_awaited;  // A thread waits until this or a later operation of the lane is *released*.
+  Priority priority;         // The operation's, or kCritical if a thread waits for it.
+  bool head;                 // All earlier operations of the lane are *ready*.
+  bool is_ready_awaited;     // A thread waits until this or a later operation of the lane is *ready*.
+  bool is_release_awaited;   // A thread waits until this or a later operation of the lane is *released*.
+  bool shares_core = false;  // Ranks of the node share hardware threads.
 };
 
 // Encoding of elements of `dtype` between nodes in this operation.

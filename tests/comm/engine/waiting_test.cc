@@ -19,6 +19,7 @@ using ::testing::HasSubstr;
 constexpr size_t kSegmentBytes = size_t{16} << 20;
 constexpr int64_t kLarge = int64_t{128} << 10;  // Elements of a part that takes several pieces.
 constexpr int64_t kSmall = 256;
+constexpr int64_t kClaimed = 4096;  // Elements of a part of a gather whose outputs are claimed.
 
 // Keeps the progress thread of an engine in a callback.
 class HeldProgressThread {
@@ -153,6 +154,7 @@ TEST(Submission, CompletesASmallCollectiveOfWhichAllOtherRanksWait) {
     RunRanks(NodeMap::OneNode(ranks), [](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
       WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture, kSmall));
+      WEFT_ASSIGN_OR_RETURN(Gathered claimed, Gathered::Make(fixture, kClaimed));
       WEFT_ASSIGN_OR_RETURN(TestBuffer sum, TestBuffer::Make(*fixture.pool, true, DType::kF32, kSmall));
       // The first operation may have to wait until the host of the lane has opened it.
       WEFT_RETURN_IF_ERROR(fixture.engine->Barrier(fixture.lane).WaitReleased());
@@ -160,6 +162,7 @@ TEST(Submission, CompletesASmallCollectiveOfWhichAllOtherRanksWait) {
       const bool is_last = bootstrap.rank() == bootstrap.size() - 1;
       const std::vector<std::function<Work()>> collectives = {
           [&] { return gathered.Submit(fixture, fixture.lane, 1); },
+          [&] { return claimed.Submit(fixture, fixture.lane, 2); },
           [&] {
             return fixture.engine->Broadcast(fixture.lane, gathered.part.data(), DType::kF32, kSmall, 0);
           },
@@ -179,9 +182,11 @@ TEST(Submission, CompletesASmallCollectiveOfWhichAllOtherRanksWait) {
           work = submit();
           EXPECT_TRUE(work.TestReleased());
         }
+        WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));  // Waiting ranks would claim outputs.
         WEFT_RETURN_IF_ERROR(work.WaitReleased());
       }
       gathered.Check(bootstrap.size(), 1);
+      claimed.Check(bootstrap.size(), 2);
       EXPECT_EQ(sum.Read(0, kSmall), std::vector<double>(kSmall, bootstrap.size()));
       return absl::OkStatus();
     });

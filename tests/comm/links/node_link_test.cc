@@ -4,6 +4,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -174,6 +175,23 @@ TEST(NodeLink, GivesEachPieceOfAnOperationToOneClaimer) {
 }
 
 constexpr NodeLink::Meeting kMeeting{kLane, /*host=*/0, /*ranks=*/2};
+
+TEST(NodeLink, AddsUpWhatAllRanksAddToAWord) {
+  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int /*peer*/) -> absl::Status {
+    constexpr int64_t kAdditions = 1000;
+    if (bootstrap.rank() == 0) link.SetWord(kMeeting, 1, 42);
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    int64_t sum = 0;
+    for (int64_t i = 0; i < kAdditions; ++i) {
+      const int64_t before = std::exchange(sum, link.AddToWord(kMeeting, 1, 1));
+      EXPECT_GT(sum, before);
+    }
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    EXPECT_EQ(link.Word(kMeeting, 1), 42 + 2 * kAdditions);
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    return BootstrapBarrier(bootstrap);
+  });
+}
 
 TEST(NodeLink, TellsWhetherAllHaveArrivedWithEqualHashes) {
   RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int /*peer*/) -> absl::Status {
