@@ -40,8 +40,6 @@ constexpr int kInitialWirePolls = 4;
 
 // Longest sleep on the rank's doorbell.
 constexpr int64_t kMaxDoorbellWaitNs = 20 * kMillisecond;
-// Sleep of an idle progress thread if another thread has waited since its last look. It mostly waits again.
-constexpr int64_t kAfterWaitNs = 125 * kMicrosecond;
 // Longest sleep of a parked progress thread.
 constexpr int64_t kMaxParkNs = 250 * kMillisecond;
 // Longest inquiry after a missed deadline: the ranks that are asked may find a silent one themselves.
@@ -59,9 +57,9 @@ constexpr absl::Duration kMaxWait = absl::Hours(24 * 365);
 // slept, the last one would have to wake them one by one. Their progress threads wake less often.
 WaitTimes TimesOf(Runtime& runtime, bool has_core) {
   // Virtual time passes only while a fiber yields.
-  if (runtime.simulation() != nullptr) return {false, 0, 30 * kMicrosecond, 125 * kMicrosecond};
-  if (has_core) return {true, 10 * kMicrosecond, 30 * kMicrosecond, 125 * kMicrosecond};
-  return {false, 0, 250 * kMicrosecond, kMillisecond};
+  if (runtime.simulation() != nullptr) return {false, 0, 30 * kMicrosecond, 125 * kMicrosecond, 0};
+  if (has_core) return {true, 10 * kMicrosecond, 30 * kMicrosecond, 125 * kMicrosecond, 125 * kMicrosecond};
+  return {false, 0, 250 * kMicrosecond, kMillisecond, 0};
 }
 
 void Call(const std::vector<CompletedCallback>& callbacks) {
@@ -382,8 +380,8 @@ void EngineShell::RunProgressThread() {
       idle_since = runtime_.NowNs();
     } else if (poll.is_idle) {
       const uint32_t waits = waits_.load(std::memory_order_relaxed);
-      if (std::exchange(seen_waits, waits) != waits) {
-        sleep(ProgressSleep::kBesideWaiter, wakeups, kAfterWaitNs);
+      if (std::exchange(seen_waits, waits) != waits && times_.after_wait_ns > 0) {
+        sleep(ProgressSleep::kBesideWaiter, wakeups, times_.after_wait_ns);
       } else {
         sleep(ProgressSleep::kParked, wakeups, kMaxParkNs);
       }

@@ -13,7 +13,8 @@
 //     for each would pay for a wake-up each time, though it moves the data itself. Once no thread waits, the
 //     progress thread polls after its sleep.
 //     Likewise, an idle progress thread sleeps for 125 us before it parks if a thread has waited since it
-//     last looked. Otherwise each small operation would find it parked, and wake it.
+//     last looked, and its rank has a hardware thread for itself. Otherwise each small operation would find
+//     it parked, and wake it.
 //   - A submission runs an immediate task itself, if that is the most urgent one. See Note [Last arrival].
 //   - A waiting thread polls, then yields, then sleeps. It polls without yielding only for a time as short as
 //     a wake-up, and only if its rank has a hardware thread for itself (RankCpus::Share). Between two polls
@@ -48,6 +49,8 @@ struct WaitTimes {
   // Sleep of the progress thread while another thread waits and polls. It bounds the delay of data that an
   // operation moves if it is submitted soon after a wait, and for which no thread waits.
   int64_t beside_waiter_ns;
+  // Sleep of an idle progress thread if another thread has waited since it last looked. 0: it parks at once.
+  int64_t after_wait_ns;
 };
 
 class EngineShell {
