@@ -103,6 +103,7 @@ nb::dict Counters(const Session& session) {
   named["all_reduce_bytes"] = counters.all_reduce_bytes;
   named["control_bytes"] = counters.control_bytes;
   named["wire_bytes"] = counters.wire_bytes;
+  named["wire_messages"] = counters.wire_messages;
   named["wire_saved_bytes"] = counters.wire_saved_bytes;
   named["cross_domain_bytes"] = counters.cross_domain_bytes;
   named["copied_bytes"] = counters.copied_bytes;

@@ -18,7 +18,7 @@ struct EngineOptions {
   std::optional<absl::Duration> timeout = std::nullopt;
   // The ranks of a node that share images. Unset: the environment's WEFT_SHARE_DOMAIN (DefaultShareDomain).
   std::optional<ShareDomain> share_domain = std::nullopt;
-  // Size of a slice, the unit of transfer between nodes. The default and its header stay below 64 KiB, the
+  // Size of a slice, the unit of copies, sums and transfers in groups that span nodes. The default and its header stay below 64 KiB, the
   // limit up to which MPI sends eagerly over TCP. Larger slices use the rendezvous protocol, whose handshake
   // queues behind other data.
   int64_t slice_bytes = int64_t{60} * 1024;
@@ -38,7 +38,7 @@ struct EngineOptions {
   // these. 1: the windows keep their sizes.
   int64_t max_budget_bytes = int64_t{64} << 20;
   // Largest message of a fast link, which holds several slices. If it holds fewer than four, slices travel
-  // alone.
+  // alone, as they do if max_budget_bytes is below 24 slices.
   int64_t max_run_bytes = int64_t{512} * 1024;
   // Partial sums of other nodes that a reduction adds in one step. A reduction that needs more of them adds
   // them in several steps. Sums have the same bits for every value.

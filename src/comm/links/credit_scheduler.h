@@ -53,14 +53,14 @@
 //   - A run has at most what the link brings in 0.1 ms (Note [Wire budget]), max_run_bytes, a quarter of what
 //     is left of its stream and of the yield window if that applies, and an eighth of its receive ring: MPI
 //     sends several messages at the same time, so that their slices arrive together. If that is less than
-//     kFewestInRun slices, as on links up to 20 Gbit/s, slices travel alone.
+//     kFewestInRun slices, as for slices of 60 KiB on links up to 20 Gbit/s, slices travel alone.
 //   - If a whole run has no room in the windows or in the ring, the stream waits for it only while it has as
 //     many slices in flight itself. Otherwise the next slice gets a credit of its own, if that has room.
 // Why it suffices: windows count bytes, so other operations find no more data ahead of theirs. A full window
 // still holds some runs, which keep the link busy while a stream waits for room. Without the wait, messages
 // would stay as short as the first ones: each that arrives makes room for one like it. A wait ends, as the
-// slices in flight depend only on earlier operations. What else fills a window may not: it may await a rank
-// that waits for this stream. Slices remain the unit of all else, so no result depends on runs.
+// slices in flight depend only on earlier operations, or on an earlier phase of the same one. Slices of
+// other streams give no such promise: they may await a rank that waits for this stream. Slices remain the unit of all else, so no result depends on runs.
 //
 // A credit also carries the receiver's descriptor. A sender that runs a different operation at that sequence
 // of the lane detects the mismatch.

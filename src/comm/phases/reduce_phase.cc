@@ -102,7 +102,10 @@ absl::Status WindowedReduce::Allocate(const OperationContext& context, const Pla
     slots_ = std::max(context.options.reduce_fan_in, std::min(slots_, most));
   }
   slots_ = std::min(slots_, remote_count_ * slicing_.slices());
-  if (slots_ % remote_count_ == 0) ring_slices_ = slots_ / remote_count_;
+  // Only rings that can hold runs are worth a look at all senders for each credit.
+  const int64_t ring = slots_ / remote_count_;
+  if (slots_ % remote_count_ == 0 && ring >= CreditScheduler::kRunsOfRing * CreditScheduler::kFewestInRun)
+    ring_slices_ = ring;
   WEFT_ASSIGN_OR_RETURN(window_, context.scratch.Acquire(static_cast<size_t>(slots_) * slot_bytes_));
   if (plan.stages->saved_values == 0) return absl::OkStatus();
   const SliceMemory saved{nullptr, SizeOf(saved_dtype_), kSavedSlices};
