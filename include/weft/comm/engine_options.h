@@ -18,9 +18,9 @@ struct EngineOptions {
   std::optional<absl::Duration> timeout = std::nullopt;
   // The ranks of a node that share images. Unset: the environment's WEFT_SHARE_DOMAIN (DefaultShareDomain).
   std::optional<ShareDomain> share_domain = std::nullopt;
-  // Size of a slice, the unit of copies, sums and transfers in groups that span nodes. The default and its header stay below 64 KiB, the
-  // limit up to which MPI sends eagerly over TCP. Larger slices use the rendezvous protocol, whose handshake
-  // queues behind other data.
+  // Size of a slice, the unit of copies, sums and transfers in groups that span nodes. The default and its
+  // header stay below 64 KiB, the limit up to which MPI sends eagerly over TCP. Larger slices use the
+  // rendezvous protocol, whose handshake queues behind other data.
   int64_t slice_bytes = int64_t{60} * 1024;
   // Bytes that one phase (reduce or gather) of a lane may have in flight to this rank. kCritical operations,
   // such as those that a thread waits for, may have twice as many: a lane's share of the bytes in flight is

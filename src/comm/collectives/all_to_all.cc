@@ -200,7 +200,7 @@ class AllToAllOperation final : public Collective {
         outcome = Moved::kForReachable;
       }
     }
-    last_.MoveAsLast(context, outcome, static_cast<size_t>(bytes), [this] {
+    last_.MoveAsLast(context, outcome, {static_cast<size_t>(bytes), static_cast<size_t>(bytes)}, [this] {
       for (const PartCopy& copy : copies_) copy.range.Run(copy.source, copy.target, 0, copy.range.elements());
     });
     return absl::OkStatus();

@@ -59,12 +59,12 @@ bool LastArrival::Word::IsMovingClaim(int member) const {
   return node_.Counter(meeting_.lane, placement_.WorldRank(member), sequence_, kClaimCounter) == 1;
 }
 
-void LastArrival::MoveAsLast(OperationContext& context, Moved outcome, size_t bytes,
+void LastArrival::MoveAsLast(OperationContext& context, Moved outcome, MoveSize size,
                              std::function<void()> move) {
   outcome_ = outcome;
   last_.emplace(context);
   last_->Tell(Moved::kNothing);
-  Issue(context, bytes, std::move(move));
+  Issue(context, size, std::move(move));
 }
 
 void LastArrival::LeaveToAll(OperationContext& context) {
@@ -79,7 +79,7 @@ void LastArrival::OfferClaims(OperationContext& context) {
   for (const int peer : placement.local_peers()) context.node.RingIfAwake(placement.WorldRank(peer));
 }
 
-bool LastArrival::MoveClaimed(OperationContext& context, size_t bytes, std::function<void(int)> move) {
+bool LastArrival::MoveClaimed(OperationContext& context, MoveSize size, std::function<void(int)> move) {
   const GroupPlacement& placement = context.placement;
   const OperationRecord& record = *context.record;
   const auto claim = [&](int member) {
@@ -88,7 +88,7 @@ bool LastArrival::MoveClaimed(OperationContext& context, size_t bytes, std::func
     if (!context.node.ClaimPiece(record.lane, rank, record.descriptor.sequence, kOutputs)) return false;
     claim_.emplace(context);
     claim_->ShowClaim(true);
-    Issue(context, bytes, [move, member] { move(member); });
+    Issue(context, size, [move, member] { move(member); });
     return true;
   };
   if (claim(placement.me())) return true;
@@ -101,14 +101,14 @@ bool LastArrival::AreAllClaimsMoved(const OperationContext& context) {
   return Word(context).claims_moved() == context.placement.size();
 }
 
-void LastArrival::MoveOwn(OperationContext& context, size_t bytes, std::function<void()> move) {
-  Issue(context, bytes, std::move(move));
+void LastArrival::MoveOwn(OperationContext& context, MoveSize size, std::function<void()> move) {
+  Issue(context, size, std::move(move));
 }
 
-void LastArrival::Issue(OperationContext& context, size_t bytes, std::function<void()> move) {
+void LastArrival::Issue(OperationContext& context, MoveSize size, std::function<void()> move) {
   is_moving_ = true;
   move_ = std::move(move);
-  DataTask task{context.record, this, 0, context.priority, WholeMoveTask{this, bytes}};
+  DataTask task{context.record, this, 0, context.priority, WholeMoveTask{this, size}};
   task.is_immediate = true;
   context.tasks.Push(std::move(task));
 }

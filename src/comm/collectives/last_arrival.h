@@ -9,13 +9,14 @@
 // The move is *immediate*: the thread that finds that its rank is the last one performs it, even if it only
 // submits. Waking another thread would take longer.
 // Why it suffices: that rank is running, and all inputs are there. A sum has the order of the canonical tree,
-// whichever rank computes it. Once the word is set, no rank accesses another's buffers, so that an operation
-// is *released* when it is *ready*.
+// whichever rank computes it. Once the word tells that all outputs are written, no rank accesses another's
+// buffers, so that an operation is *released* when it is *ready*.
 // Larger outputs: one core would take longer than all. The last rank then tells the others to *claim*
-// outputs, without waking those that sleep. Each rank that runs claims an output that nobody has, its own
-// first, and adds one to the count in the word when it has written it. So does the last rank, until none is
-// left: it waits for no rank that does something else. The rank that writes the last output wakes the others.
-// Ranks that share hardware threads do not claim: the system may take the thread from one that has.
+// outputs, without waking those that sleep. A rank that runs claims its own output, and then others if one of
+// its threads waits. It adds one to the count in the word when it has written an output. So does the last
+// rank, until none is left: it waits for outputs alone that others are about to write. The rank that writes
+// the last output wakes the others. Ranks that share hardware threads do not claim: the system may take the
+// thread from one that has.
 // Outputs outside node memory: only their owners can write them. The word then says that these ranks move
 // their own results, once the last one has moved those of the others. The operation is *released* when all
 // ranks have consumed it.
@@ -36,9 +37,9 @@ namespace weft {
 // their tasks, doorbells and second wait as for the data.
 inline int64_t MaxWholeBytes(const EngineOptions& options) { return 2 * options.piece_bytes; }
 
-// The least data for which the ranks claim outputs. For each output, ranks exchange about three more cache
-// lines and run one more task, which takes as long as to copy some tens of kilobytes.
-inline int64_t LeastClaimedBytes(const EngineOptions& options) { return MaxWholeBytes(options) / 8; }
+// The smallest output that ranks claim. For each one, ranks exchange about three more cache lines and run one
+// more task, which takes as long as to copy some tens of kilobytes.
+inline int64_t LeastClaimedBytes(const EngineOptions& options) { return MaxWholeBytes(options) / 16; }
 
 enum class Moved : uint8_t {
   kNothing = 1,       // The last rank is moving, or no rank is the last one yet.
@@ -55,20 +56,20 @@ enum class Moved : uint8_t {
 // Lifetime: that of the operation, as tasks hold a pointer to it.
 class LastArrival final : private TaskOwner, private WholeMove {
  public:
-  // Issues the task `move`, which writes `bytes`. Once it has run, tells the others `outcome` and wakes them.
-  // REQUIRES: this rank arrived last.
-  void MoveAsLast(OperationContext& context, Moved outcome, size_t bytes, std::function<void()> move);
+  // Issues the task `move`. Once it has run, tells the others `outcome` and wakes them. REQUIRES: this rank
+  // arrived last.
+  void MoveAsLast(OperationContext& context, Moved outcome, MoveSize size, std::function<void()> move);
   // Tells the others that every rank moves its own result. REQUIRES: this rank arrived last.
   void LeaveToAll(OperationContext& context);
   // Tells the others to claim outputs. REQUIRES: this rank arrived last; all outputs lie in node memory.
   void OfferClaims(OperationContext& context);
   // Issues a task that moves this rank's own result.
-  void MoveOwn(OperationContext& context, size_t bytes, std::function<void()> move);
+  void MoveOwn(OperationContext& context, MoveSize size, std::function<void()> move);
 
-  // Claims an output, this rank's own first, and issues the task `move`, which writes `bytes` to the output
-  // of a member. Claims outputs of others only if a thread waits, or if this rank arrived last. Returns false
-  // if it claims none. REQUIRES: the outcome is kByClaims, and Poll is true.
-  bool MoveClaimed(OperationContext& context, size_t bytes, std::function<void(int member)> move);
+  // Claims an output, this rank's own first, and issues the task `move`, which writes the output of a member.
+  // Claims outputs of others only if a thread waits or has waited, or if this rank arrived last. Returns
+  // false if it claims none. REQUIRES: the outcome is kByClaims, and Poll is true.
+  bool MoveClaimed(OperationContext& context, MoveSize size, std::function<void(int member)> move);
   // True if all outputs have been written. REQUIRES: the same.
   static bool AreAllClaimsMoved(const OperationContext& context);
 
@@ -111,7 +112,7 @@ class LastArrival final : private TaskOwner, private WholeMove {
 
   void OnTaskDone(int64_t ticket) override;
   void Run() const override { move_(); }
-  void Issue(OperationContext& context, size_t bytes, std::function<void()> move);
+  void Issue(OperationContext& context, MoveSize size, std::function<void()> move);
 
   std::function<void()> move_;  // Of the task that runs.
   std::optional<Word> last_;    // Set while this rank, which arrived last, moves for others.

@@ -49,12 +49,11 @@ class SmallNodeCollective : public Collective {
         members_.push_back(member);
       }
     }
-    const bool is_large = static_cast<int64_t>(OutputBytes()) >= LeastClaimedBytes(context.options);
-    if (is_large && outcome == Moved::kForAll && may_be_claimed() && !context.shares_core) {
+    if (outcome == Moved::kForAll && may_be_claimed() && CanClaim(context)) {
       last_.OfferClaims(context);
       return absl::OkStatus();
     }
-    last_.MoveAsLast(context, outcome, OutputBytes(), [this] { MoveTo(members_); });
+    last_.MoveAsLast(context, outcome, SizeOfMove(), [this] { MoveTo(members_); });
     return absl::OkStatus();
   }
 
@@ -64,7 +63,7 @@ class SmallNodeCollective : public Collective {
     if (inputs_.empty() && MovesOwn(context)) {
       ReadBuffers(context);
       members_.push_back(context.placement.me());
-      last_.MoveOwn(context, OutputBytes(), [this] { MoveTo(members_); });
+      last_.MoveOwn(context, SizeOfMove(), [this] { MoveTo(members_); });
     } else {
       done_ = true;
     }
@@ -81,6 +80,8 @@ class SmallNodeCollective : public Collective {
   virtual void MoveTo(const Members& members) const = 0;
   // Bytes of the output of `member`.
   virtual size_t OutputBytesOf(int member) const = 0;
+  // Bytes that MoveTo reads for these members.
+  virtual size_t InputBytes(const Members& members) const = 0;
   // True if ranks may claim outputs: one output takes no longer than its share of all.
   virtual bool may_be_claimed() const { return false; }
 
@@ -93,6 +94,7 @@ class SmallNodeCollective : public Collective {
   // Buffers by member, valid in MoveTo. The output of a rank that this one cannot reach is null.
   const std::byte* input(int member) const { return inputs_[static_cast<size_t>(member)]; }
   std::byte* output(int member) const { return outputs_[static_cast<size_t>(member)]; }
+  size_t inputs() const { return inputs_.size(); }
   int size() const { return static_cast<int>(inputs_.size()); }
   ReduceTarget ScaledTarget(std::byte* data) const { return {data, plan().dtype, scale_}; }
 
@@ -101,8 +103,16 @@ class SmallNodeCollective : public Collective {
   bool MoveByClaims(OperationContext& context) {
     if (inputs_.empty()) ReadBuffers(context);
     done_ = LastArrival::AreAllClaimsMoved(context);
-    return done_ || last_.MoveClaimed(context, OutputBytesOf(context.placement.me()),
-                                      [this](int member) { MoveTo({member}); });
+    if (done_) return true;
+    if (context.shares_core) return false;  // The rank that offers the outputs does not share one.
+    const size_t bytes = OutputBytesOf(context.placement.me());
+    return last_.MoveClaimed(context, {bytes, bytes}, [this](int member) { MoveTo({member}); });
+  }
+  // True if this rank, which arrived last, may offer its output to others: they can reach it.
+  bool CanClaim(const OperationContext& context) const {
+    const bool is_reachable = context.record->descriptor.output != Descriptor::kNoAddress;
+    const auto bytes = static_cast<int64_t>(OutputBytesOf(context.placement.me()));
+    return is_reachable && !context.shares_core && bytes >= LeastClaimedBytes(context.options);
   }
   // True if the rank that arrived last has left this rank's output to it.
   bool MovesOwn(const OperationContext& context) const {
@@ -118,10 +128,11 @@ class SmallNodeCollective : public Collective {
       outputs_.push_back(const_cast<std::byte*>(OutputOf(context, member)));
     }
   }
-  // Bytes that this rank writes.
-  size_t OutputBytes() const {
-    return std::accumulate(members_.begin(), members_.end(), size_t{0},
-                           [this](size_t bytes, int member) { return bytes + OutputBytesOf(member); });
+  MoveSize SizeOfMove() const {
+    const size_t written =
+        std::accumulate(members_.begin(), members_.end(), size_t{0},
+                        [this](size_t bytes, int member) { return bytes + OutputBytesOf(member); });
+    return {written, InputBytes(members_)};
   }
 
   // Set once this rank knows what it moves.
@@ -141,6 +152,7 @@ class SmallGather final : public SmallNodeCollective {
 
  private:
   size_t OutputBytesOf(int /*member*/) const override { return total_bytes(); }
+  size_t InputBytes(const Members& members) const override { return members.size() * total_bytes(); }
   bool may_be_claimed() const override { return true; }
   void MoveTo(const Members& members) const override {
     for (const int member : members) {
@@ -158,6 +170,11 @@ class SmallReduceScatter final : public SmallNodeCollective {
 
  private:
   size_t OutputBytesOf(int member) const override { return BytesOf(member); }
+  size_t InputBytes(const Members& members) const override {
+    size_t bytes = 0;
+    for (const int member : members) bytes += inputs() * BytesOf(member);
+    return bytes;
+  }
   void MoveTo(const Members& members) const override {
     const ReduceProgram program = ReduceProgramOfRanks(0, size());
     std::vector<LeafSource> leaves(static_cast<size_t>(size()));
@@ -176,6 +193,7 @@ class SmallAllReduce final : public SmallNodeCollective {
 
  private:
   size_t OutputBytesOf(int /*member*/) const override { return total_bytes(); }
+  size_t InputBytes(const Members& /*members*/) const override { return inputs() * total_bytes(); }
   void MoveTo(const Members& members) const override {
     if (members.empty()) return;
     std::vector<LeafSource> leaves;

@@ -116,8 +116,8 @@ bool EngineCore::RunAtOnce(const DataTask& task) const {
   // copy a sixteenth of a piece (16 KiB) between two cores.
   const int64_t most_bytes = env_.options.piece_bytes / 16;
   const auto* whole = std::get_if<WholeMoveTask>(&task.body);
-  if (env_.moves_take_virtual_time || whole == nullptr || static_cast<int64_t>(whole->bytes) > most_bytes)
-    return false;
+  if (env_.moves_take_virtual_time || whole == nullptr) return false;
+  if (static_cast<int64_t>(std::max(whole->size.written, whole->size.read)) > most_bytes) return false;
   whole->move->Run();
   task.owner->OnTaskDone(task.ticket);
   return true;

@@ -151,7 +151,7 @@ class EngineShell {
 
   enum class ProgressSleep : uint8_t {
     kNone,          // Polls, or sleeps on the rank's doorbell.
-    kBesideWaiter,  // Sleeps on progress_wakeups_ for a while, because another thread polls.
+    kBesideWaiter,  // Sleeps on progress_wakeups_ for a while, because another thread polls, or did.
     kParked,        // Sleeps on progress_wakeups_ until a submission.
   };
   std::atomic<uint32_t> progress_wakeups_{0};  // Futex of the progress thread.

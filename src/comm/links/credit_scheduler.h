@@ -60,7 +60,8 @@
 // still holds some runs, which keep the link busy while a stream waits for room. Without the wait, messages
 // would stay as short as the first ones: each that arrives makes room for one like it. A wait ends, as the
 // slices in flight depend only on earlier operations, or on an earlier phase of the same one. Slices of
-// other streams give no such promise: they may await a rank that waits for this stream. Slices remain the unit of all else, so no result depends on runs.
+// other streams give no such promise: they may await a rank that waits for this stream. Slices remain the
+// unit of all else, so no result depends on runs.
 //
 // A credit also carries the receiver's descriptor. A sender that runs a different operation at that sequence
 // of the lane detects the mismatch.

@@ -1,9 +1,9 @@
 // Link between the ranks of one node: published descriptors, progress counters, consumed sequences, messages,
 // failure notices, heartbeats, doorbells, and access to each other's memory.
 //
-// Memory order: each flag has a single writer, except claim counters and doorbells. Writers use release
-// stores and readers use acquire loads. A rank that sees a flag therefore sees everything that its writer
-// wrote before. Claims and heartbeats order nothing.
+// Memory order: each flag has a single writer, except claim counters, doorbells and the count in an
+// operation's word. Writers use release stores or additions, and readers use acquire loads. A rank that sees
+// a flag therefore sees everything that its writer wrote before. Claims and heartbeats order nothing.
 //
 // Note [Descriptor ring]
 // Problem: a slower local peer may still read a descriptor and its counters after this rank has finished the
@@ -101,7 +101,7 @@ class NodeLink {
   virtual bool Consume(const Meeting& meeting, uint64_t sequence) = 0;
   // The last sequence that all ranks have consumed.
   virtual uint64_t ConsumedByAll(const Meeting& meeting) const = 0;
-  // A word of the operation that one rank writes, and all others may read. 0 at first.
+  // A word of the operation, 0 at first. One rank sets it. All may read it and add to it.
   virtual void SetWord(const Meeting& meeting, uint64_t sequence, int64_t value) = 0;
   virtual int64_t Word(const Meeting& meeting, uint64_t sequence) const = 0;
   // Adds to the word once it has been written. All ranks may do that. Returns the sum.

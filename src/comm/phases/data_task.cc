@@ -155,7 +155,7 @@ size_t BytesOf(const DecodeTask& task) { return ElementBytes(task.count, task.dt
 size_t BytesOf(const ReduceTask& task) {
   return ElementBytes(task.count, task.target.dtype) * (1 + task.target.copies.size());
 }
-size_t BytesOf(const WholeMoveTask& task) { return task.bytes; }
+size_t BytesOf(const WholeMoveTask& task) { return task.size.written; }
 
 }  // namespace
 

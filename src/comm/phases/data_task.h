@@ -76,7 +76,7 @@ struct ReduceTask {
   int64_t first = 0;
 };
 
-// All data movement of an operation, as one task that the operation runs itself.
+// Movement of whole outputs of an operation, as one task that the operation runs itself.
 class WholeMove {
  public:
   virtual void Run() const = 0;
@@ -84,9 +84,13 @@ class WholeMove {
  protected:
   ~WholeMove() = default;
 };
+struct MoveSize {
+  size_t written;  // Bytes.
+  size_t read;     // Bytes.
+};
 struct WholeMoveTask {
   const WholeMove* move;  // The operation that issued the task.
-  size_t bytes;           // That it writes.
+  MoveSize size;
 };
 
 using TaskBody = std::variant<CopyTask, RangesCopyTask, StridedCopyTask, EncodeTask, DecodeTask, ReduceTask,
@@ -99,7 +103,7 @@ struct DataTask {
   Priority priority;
   TaskBody body;
   int64_t cross_domain_bytes = 0;  // Bytes that it moves between share domains of the node.
-  bool is_immediate = false;       // Takes less time than waking another thread to run it.
+  bool is_immediate = false;       // The thread that finds it runs it, as to wake another would take longer.
 };
 
 // An issuer of tasks.

@@ -19,7 +19,8 @@
 
 namespace weft {
 
-// Queue of data tasks. The engine's threads run them.
+// Queue of data tasks. The engine's threads run them. Push may run a small immediate task itself: its owner
+// then hears that it is done before Push returns. OnTaskDone must not push.
 class TaskQueue {
  public:
   virtual void Push(DataTask task) = 0;

@@ -182,7 +182,8 @@ TEST(Submission, CompletesASmallCollectiveOfWhichAllOtherRanksWait) {
           work = submit();
           EXPECT_TRUE(work.TestReleased());
         }
-        WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));  // Waiting ranks would claim outputs.
+        WEFT_RETURN_IF_ERROR(
+            BootstrapBarrier(bootstrap));  // A rank that waits would claim outputs of the last one.
         WEFT_RETURN_IF_ERROR(work.WaitReleased());
       }
       gathered.Check(bootstrap.size(), 1);
