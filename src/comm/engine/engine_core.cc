@@ -120,6 +120,8 @@ bool EngineCore::RunAtOnce(const DataTask& task) const {
   if (static_cast<int64_t>(std::max(whole->size.written, whole->size.read)) > most_bytes) return false;
   whole->move->Run();
   task.owner->OnTaskDone(task.ticket);
+  // The next poll continues the operation. A thread of this rank that should do that may be asleep.
+  env_.node.Ring(env_.rank);
   return true;
 }
 
