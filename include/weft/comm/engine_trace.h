@@ -34,6 +34,7 @@ struct TracedSlice {
   bool sent;          // Else received.
   int peer;           // Bootstrap rank.
   int64_t number;     // Of the slice in its stream. Of a run: the number of its first slice.
+  int64_t slices;     // Of a run; else 1.
   int64_t bytes;
   int64_t begin_ns, end_ns;
 };

@@ -157,8 +157,8 @@ class BroadcastOperation final : public Collective {
           AddSource(context, half, channel_to(*edges.source, DataChannel(tree)), ring, begin));
     for (const int node : edges.targets) {
       half.targets.push_back(channel_to(node, AnnouncementChannel(tree)));
-      half.sends.AddRun(channel_to(node, DataChannel(tree)),
-                        {slicing, plan().dtype, RunAt(Message(placement), begin), encoding}, half.slots);
+      half.sends.AddPart(channel_to(node, DataChannel(tree)),
+                         {slicing, plan().dtype, RunAt(Message(placement), begin), encoding}, half.slots);
     }
     return absl::OkStatus();
   }

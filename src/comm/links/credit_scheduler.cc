@@ -210,9 +210,15 @@ void CreditScheduler::FinishTransfer(const Transfer& transfer) {
     budget_.Arrived(transfer.credit, bytes, transfer.slices);
     if (transfer.yielded) yielded_bytes_ -= bytes;
   }
-  trace_.AddSlice(
-      transfer.lane,
-      {{}, transfer.sequence, !transfer.receive, transfer.peer, transfer.slice, bytes, transfer.begin_ns, 0});
+  trace_.AddSlice(transfer.lane, {.lane = {},
+                                  .sequence = transfer.sequence,
+                                  .sent = !transfer.receive,
+                                  .peer = transfer.peer,
+                                  .number = transfer.slice,
+                                  .slices = transfer.slices,
+                                  .bytes = bytes,
+                                  .begin_ns = transfer.begin_ns,
+                                  .end_ns = 0});
   for (int64_t n = 0; n < transfer.slices; ++n) transfer.owner->OnWireDone(transfer.slice + n);
 }
 

@@ -57,7 +57,7 @@ void GatherPhase::AddPull(const OperationContext& context, SliceMemory source, S
                           int source_member, int counter) {
   const GroupPlacement& placement = context.placement;
   const int64_t elements = parts_.counts[static_cast<size_t>(member)];
-  if (IsSameRun(source, target) || elements == 0) return;
+  if (IsSameMemory(source, target) || elements == 0) return;
   const bool is_awaited = kind_ == Kind::kShared && placement.domain_size() > 1;
   pulls_.push_back({CopyStream(SlicingOf(member), dtype_, source, target, nontemporal_), member,
                     placement.WorldRank(source_member), counter, !is_awaited});
@@ -105,7 +105,7 @@ void GatherPhase::PlanShared(const OperationContext& context, const Memory& memo
     const int writer = placement.DomainLeader(peer.member);
     if (placement.IsInDomain(peer.member)) {
       const SliceMemory part = Submitted(peer.own_part, memory.output, peer.member);
-      if (!IsSameRun(part, PartOf(memory.output, peer.member))) AddWatch(context, peer.member, writer);
+      if (!IsSameMemory(part, PartOf(memory.output, peer.member))) AddWatch(context, peer.member, writer);
     } else if (writer == me) {
       AddPull(context, Submitted(peer.own_part, peer.output, peer.member), PartOf(memory.output, peer.member),
               peer.member, peer.member, -1);
@@ -157,8 +157,8 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
                                            placement.WorldRank(member), kGatherChannel};
     if (receives(member)) AddRelay(channel, member, memory.output, ring);
     if (placement.PartLeader(placement.NodeOf(member), me) == member && UsesWire(me)) {
-      sends_.AddRun(channel, {SlicingOf(me), dtype_, OwnPart(placement, memory), encoding_, delta_base_},
-                    slots_);
+      sends_.AddPart(channel, {SlicingOf(me), dtype_, OwnPart(placement, memory), encoding_, delta_base_},
+                     slots_);
     }
   }
   return absl::OkStatus();

@@ -295,7 +295,7 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
       const WireEncoding encoding = WireEncodingOf(context, dtype);
       if (subtree.count == 1) {
         own_sends_[static_cast<size_t>(target)] =
-            partials_.AddRun(channel, {slicing, dtype, PartOf(me, target), encoding}, slots_);
+            partials_.AddPart(channel, {slicing, dtype, PartOf(me, target), encoding}, slots_);
         continue;
       }
       ReduceTarget slot{nullptr, dtype};

@@ -108,17 +108,17 @@ void StagedSendStream::OnWireDone(int64_t slice) {
   sent_.Finish(slice);
 }
 
-const OutgoingStream* Sends::AddRun(const CreditScheduler::Channel& channel, const OutgoingRun& run,
-                                    ScratchSlots& slots) {
-  const PartShape part = PartShape::OneDim(run.slicing.elements);
-  if (run.encoding == WireEncoding::kPlain && run.memory.ranges.empty()) {
-    Add(std::make_unique<SendStream>(channel, run.slicing, run.memory));
-  } else if (run.encoding == WireEncoding::kPlain) {
-    auto packed = std::make_unique<PackStream>(run.slicing, run.dtype, run.memory);
-    Add(std::make_unique<StagedSendStream>(channel, std::move(packed), part, slots));
+const OutgoingStream* Sends::AddPart(const CreditScheduler::Channel& channel, const OutgoingPart& part,
+                                     ScratchSlots& slots) {
+  const PartShape shape = PartShape::OneDim(part.slicing.elements);
+  if (part.encoding == WireEncoding::kPlain && part.memory.ranges.empty()) {
+    Add(std::make_unique<SendStream>(channel, part.slicing, part.memory));
+  } else if (part.encoding == WireEncoding::kPlain) {
+    auto packed = std::make_unique<PackStream>(part.slicing, part.dtype, part.memory);
+    Add(std::make_unique<StagedSendStream>(channel, std::move(packed), shape, slots));
   } else {
-    auto encoded = std::make_unique<CompressStream>(run.slicing, run.dtype, run.memory, run.delta_base);
-    Add(std::make_unique<StagedSendStream>(channel, std::move(encoded), part, slots));
+    auto encoded = std::make_unique<CompressStream>(part.slicing, part.dtype, part.memory, part.delta_base);
+    Add(std::make_unique<StagedSendStream>(channel, std::move(encoded), shape, slots));
   }
   return streams_.back().get();
 }

@@ -122,8 +122,8 @@ class StagedSendStream final : public TaskOwner, public OutgoingStream {
   bool awaits_slot_ = false;  // All scratch slots are in use.
 };
 
-// A run of elements in memory, and its encoding on the wire.
-struct OutgoingRun {
+// A part in memory, and its encoding on the wire.
+struct OutgoingPart {
   Slicing slicing;
   DType dtype;
   SliceMemory memory;
@@ -135,9 +135,9 @@ struct OutgoingRun {
 class Sends {
  public:
   void Add(std::unique_ptr<OutgoingStream> stream) { streams_.push_back(std::move(stream)); }
-  // Adds the stream of a run, and returns it. `slots` is the scratch of encoded and packed slices.
-  const OutgoingStream* AddRun(const CreditScheduler::Channel& channel, const OutgoingRun& run,
-                               ScratchSlots& slots);
+  // Adds the stream of a part, and returns it. `slots` is the scratch of encoded and packed slices.
+  const OutgoingStream* AddPart(const CreditScheduler::Channel& channel, const OutgoingPart& part,
+                                ScratchSlots& slots);
 
   // Advances all streams. A step costs nothing if nothing has changed since the last one. Returns true if
   // anything moved. `available`: slices of each source that may be read.

@@ -33,7 +33,7 @@ void StagedPhase::AddWriter(OperationContext& context, int part, const std::byte
                             std::vector<int> readers, int counter) {
   const Slicing slicing = SlicingOf(part);
   context.counters.copied_bytes += slicing.elements * static_cast<int64_t>(element_bytes_);
-  writers_.push_back({CopyStream(slicing, plan_.dtype, RunAt(source), RingAt(ring), /*nontemporal=*/false),
+  writers_.push_back({CopyStream(slicing, plan_.dtype, MemoryAt(source), RingAt(ring), /*nontemporal=*/false),
                       std::move(readers), counter});
 }
 
@@ -77,14 +77,14 @@ void StagedPhase::PlanGather(OperationContext& context, const Memory& memory) {
     AddWriter(context, me_, own_source, ring, peers_, GatherCounter(me_));
   }
   if (own_source != own_part.base && SlicingOf(me_).elements > 0) {
-    own_copy_.emplace(SlicingOf(me_), plan_.dtype, RunAt(own_source), own_part, nontemporal);
+    own_copy_.emplace(SlicingOf(me_), plan_.dtype, MemoryAt(own_source), own_part, nontemporal);
   }
   for (const int peer : peers_) {
     const Published& published = (reduces ? memory.outputs : memory.inputs)[static_cast<size_t>(peer)];
     SliceMemory source = RingAt(published.data);
     std::optional<int> counter = GatherCounter(peer);
     if (!published.in_ring) {
-      source = reduces ? PartOf(published.data, peer) : RunAt(published.data);
+      source = reduces ? PartOf(published.data, peer) : MemoryAt(published.data);
       counter = reduces ? std::optional(ReduceCounter(peer)) : std::nullopt;
     }
     pulls_.push_back(

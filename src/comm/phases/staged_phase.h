@@ -101,7 +101,7 @@ class StagedPhase {
     return PartMemory(plan_.parts, buffer, member, element_bytes_);
   }
   // A part that lies end to end, or the ring of a part. Either may be memory that is only read.
-  SliceMemory RunAt(const std::byte* run) const { return {const_cast<std::byte*>(run), element_bytes_}; }
+  SliceMemory MemoryAt(const std::byte* data) const { return {const_cast<std::byte*>(data), element_bytes_}; }
   SliceMemory RingAt(const std::byte* ring) const {
     return {const_cast<std::byte*>(ring), element_bytes_, kRingPieces};
   }

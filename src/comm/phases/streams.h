@@ -1,5 +1,5 @@
-// Streams: the building blocks of collectives. A stream moves one run of elements slice by slice, and counts
-// the slices that are done from the start of the run. The next stream of a pipeline starts a slice when the
+// Streams: the building blocks of collectives. A stream moves the elements of one part slice by slice, and
+// counts the slices that are done from its start. The next stream of a pipeline starts a slice when the
 // previous one has done it.
 //
 // Thread safety: all members are called under the core's lock.
@@ -22,7 +22,7 @@
 
 namespace weft {
 
-// How a run of elements is divided into slices, which are numbered from 0.
+// How the elements of a part are divided into slices, which are numbered from 0.
 struct Slicing {
   int64_t elements = 0;
   int64_t slice_elements = 1;
@@ -66,7 +66,7 @@ constexpr size_t RoundUpToCacheLine(size_t bytes) {
 // wire's budget. See Note [Wire budget].
 int64_t RingSlices(const OperationContext& context, int64_t streams);
 
-// Memory that is addressed by slice: a whole run, or a ring of a few slices. The slices of a ring may be
+// Memory that is addressed by slice: a whole part, or a ring of a few slices. The slices of a ring may be
 // encoded.
 struct SliceMemory {
   // A strided tensor. Every slice has the address of the first element, from which a RangeCopy finds the
@@ -75,13 +75,14 @@ struct SliceMemory {
 
   std::byte* base = nullptr;
   size_t element_bytes = 1;
-  int64_t ring_slices = 0;  // 0: the memory holds the whole run.
+  int64_t ring_slices = 0;  // 0: the memory holds the whole part.
   WireEncoding encoding = WireEncoding::kPlain;
-  // The ranges that hold the run in the buffer at `base`. Empty: it lies end to end at `base`.
+  // The ranges that hold the part in the buffer at `base`. Empty: it lies end to end at `base`.
   absl::Span<const PartRanges::PlacedRange> ranges = {};
   // The buffer's views, instead of the block at `base`. Null: none. REQUIRES: `ranges` are given.
   const ViewTable* views = nullptr;
-  // Part of a ring that several runs share: slice s of this run has slot (first + s * stride) % ring_slices.
+  // Section of a ring that several parts share: slice s of this part has slot
+  // (first + s * stride) % ring_slices.
   struct Window {
     int64_t first;
     int64_t stride;
@@ -93,7 +94,7 @@ struct SliceMemory {
     if (ranges.empty()) return At(slicing, slice);
     return {base, element_bytes, ranges, slicing.Begin(slice), slicing.Length(slice), views};
   }
-  // REQUIRES: the run lies end to end.
+  // REQUIRES: the part lies end to end.
   std::byte* At(const Slicing& slicing, int64_t slice) const {
     if (window) {
       const int64_t slot = (window->first + slice * window->stride) % ring_slices;
@@ -118,14 +119,14 @@ struct SliceMemory {
 };
 
 // True if both have the same elements at the same addresses.
-inline bool IsSameRun(const SliceMemory& a, const SliceMemory& b) {
+inline bool IsSameMemory(const SliceMemory& a, const SliceMemory& b) {
   return a.base == b.base && a.ranges.data() == b.ranges.data();
 }
 
 // The part of a whole buffer that belongs to a member. The buffer may be one that is only read.
 SliceMemory PartMemory(const PartLayout& parts, const WholeMemory& buffer, int member, size_t element_bytes);
 
-// Copies a run within the node. Decodes encoded source slices; the target is plain. A delta-encoded slice is
+// Copies a part within the node. Decodes encoded source slices; the target is plain. A delta-encoded slice is
 // applied to the base in the target.
 class CopyStream final : public TaskOwner {
  public:
@@ -202,7 +203,7 @@ class RangeStream final : public TaskOwner, public SliceSource {
   PrefixCounter progress_;
 };
 
-// Packs the slices of a run in ranges that one range does not hold whole. See Note [Slices in ranges].
+// Packs the slices of a part in ranges that one range does not hold whole. See Note [Slices in ranges].
 class PackStream final : public SliceSource {
  public:
   PackStream(Slicing slicing, DType dtype, SliceMemory source)

@@ -113,7 +113,7 @@ void AddComputation(Writer& writer, const RankTrace& trace) {
 
 void AddOperations(Writer& writer, const EngineTrace& trace) {
   std::map<std::pair<std::string, uint64_t>, int64_t> slices;  // By lane and sequence.
-  for (const TracedSlice& slice : trace.slices) ++slices[{slice.lane, slice.sequence}];
+  for (const TracedSlice& slice : trace.slices) slices[{slice.lane, slice.sequence}] += slice.slices;
   for (const auto& [lane, operations] : ByLane(trace.operations)) {
     const std::vector<int> tracks = AddTracks(writer, lane, IntervalsOf(operations, RunOf));
     for (size_t i = 0; i < operations.size(); ++i) {
@@ -140,7 +140,10 @@ void AddSlices(Writer& writer, const EngineTrace& trace) {
       const TracedSlice& slice = *slices[i];
       writer.AddSpan(tracks[i], "slice", absl::StrCat(slice.sent ? "to rank " : "from rank ", slice.peer),
                      TransferOf(slice),
-                     {{"bytes", slice.bytes}, {"sequence", slice.sequence}, {"slice", slice.number}});
+                     {{"bytes", slice.bytes},
+                      {"sequence", slice.sequence},
+                      {"slice", slice.number},
+                      {"slices", slice.slices}});
     }
   }
 }

@@ -78,6 +78,7 @@ TEST(EngineTraceTest, HasTheSlicesThatTheCountersCount) {
       if (slice.sent) sent += slice.bytes;
       EXPECT_FALSE(bootstrap.node_map().SameNode(slice.peer, bootstrap.rank()));
       EXPECT_LE(slice.bytes, 512);
+      EXPECT_EQ(slice.slices, 1);
       EXPECT_LE(slice.begin_ns, slice.end_ns);
       EXPECT_EQ(slice.lane, trace.operations.front().lane);
       EXPECT_EQ(slice.sequence, trace.operations.front().sequence);

@@ -1,4 +1,7 @@
 // Runs of slices that travel as one message, on fake wire links: credits, and the length of runs.
+#include <utility>
+#include <vector>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +13,8 @@ namespace weft::testing {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
 
 constexpr size_t kSlice = 100;
 constexpr TagLayout kTags{.per_lane = 8, .lanes = 16};
@@ -85,6 +90,17 @@ TEST_F(RunsTest, AreOneMessageForOneCredit) {
   EXPECT_THAT(sender_.owner.done, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
   Arrive(0);
   EXPECT_THAT(receiver_.owner.done, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+TEST_F(RunsTest, AreTracedWithTheirSlices) {
+  receiver_.trace.Start();
+  Receive(0, 1);
+  Receive(1, 5);
+  Arrive(0);
+  std::vector<std::pair<int64_t, int64_t>> traced;
+  for (const TracedSlice& slice : receiver_.trace.Stop().slices)
+    traced.emplace_back(slice.number, slice.slices);
+  EXPECT_THAT(traced, UnorderedElementsAre(Pair(0, 1), Pair(1, 5)));
 }
 
 TEST_F(RunsTest, HaveWhatTheLinkBringsInATenthOfAMillisecond) {
