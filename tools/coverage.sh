@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 command -v gcovr >/dev/null || { echo "gcovr is not installed (tools/setup.sh --dev)" >&2; exit 77; }
 
 cmake --preset coverage
-cmake --build --preset coverage --target weft_thread_tests
+cmake --build --preset coverage --target weft_tests_threads
 find build/coverage -name '*.gcda' -delete
 # A few schedules suffice: more of them run the same code in other orders.
 WEFT_SCHEDULES=20 ctest --test-dir build/coverage --parallel "$(nproc)" --output-on-failure --label-regex '^threads$' </dev/null

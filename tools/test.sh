@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Builds weft and runs all of its tests, the communicating layers also under the sanitizers. The last line says
+# Builds weft and runs all of its tests, those of the engine also under the sanitizers. The last line says
 # `N passed, N failed`; the exit code is 0 only if nothing failed.
 #
 #   tools/test.sh                  the presets release, asan and tsan
-#   tools/test.sh PRESET...        the given presets (release, debug, asan, tsan)
+#   tools/test.sh PRESET...        the given presets (release, debug, asan, tsan); asan and tsan then run all suites
+#                                  whose ranks are threads, also those of sharding and context_parallel
 #
 # Many tests wait for processes and deadlines. The next presets are built meanwhile, at low priority.
 set -uo pipefail
@@ -13,20 +14,22 @@ export UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
 export GTEST_BRIEF=1  # Print failures only.
 export TSAN_OPTIONS="${TSAN_OPTIONS:-second_deadlock_stack=1}"
 
+sanitized=threads  # Label of the suites that run under a sanitizer.
+
 is_sanitized() { [[ $1 == asan || $1 == tsan ]]; }
 
 build() {
   local preset=$1 targets=()
-  is_sanitized "$preset" && targets=(--target weft_thread_tests)
+  is_sanitized "$preset" && targets=(--target "weft_tests_$sanitized")
   cmake --preset "$preset" && cmake --build --preset "$preset" "${targets[@]}"
 }
 
-# Under a sanitizer: the suites whose ranks are threads, without address randomization if that is allowed. ThreadSanitizer
+# Under a sanitizer: the suites with the label $sanitized, without address randomization if that is allowed. ThreadSanitizer
 # cannot map its shadow memory on kernels that randomize more address bits than it expects.
 run() {
   local preset=$1 prefix=() labels=()
   if is_sanitized "$preset"; then
-    labels=(--label-regex '^threads$')
+    labels=(--label-regex "^$sanitized\$")
     setarch --addr-no-randomize true 2>/dev/null && prefix=(setarch --addr-no-randomize)
   fi
   "${prefix[@]}" ctest --test-dir "build/$preset" --parallel "$(nproc)" --output-on-failure --no-tests=error \
@@ -56,7 +59,10 @@ build_each() {
 
 main() {
   local presets=("$@") preset folders=() built
-  ((${#presets[@]})) || presets=(release asan tsan)
+  if ((!${#presets[@]})); then
+    presets=(release asan tsan)
+    sanitized=engine
+  fi
   tools/setup.sh || return 1
   for preset in "${presets[@]}"; do
     rm -rf "build/$preset/results"  # Results of an earlier run must not be counted.

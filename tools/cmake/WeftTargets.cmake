@@ -118,14 +118,12 @@ function(weft_layer name)
   install(TARGETS weft_${name} EXPORT weft-targets)
 endfunction()
 
-# The sanitizers run on the suites of these folders whose ranks are threads. The target weft_thread_tests builds them; the label
-# `threads` of ctest selects them. context_parallel has no threads of its own: its ranks meet in the engine alone, so that
-# ThreadSanitizer would find nothing new there.
-set(WEFT_THREAD_TEST_FOLDERS core mesh memory comm sharding)
-if(NOT WEFT_SANITIZE MATCHES "thread")
-  list(APPEND WEFT_THREAD_TEST_FOLDERS context_parallel)
-endif()
-add_custom_target(weft_thread_tests)
+# The sanitizers run on suites whose ranks are threads: on those of the engine, which the target weft_tests_engine builds and the
+# label `engine` of ctest selects, or on those of all these folders, by weft_tests_threads and the label `threads`.
+set(WEFT_ENGINE_FOLDERS core mesh memory comm)
+set(WEFT_THREAD_TEST_FOLDERS ${WEFT_ENGINE_FOLDERS} sharding context_parallel)
+add_custom_target(weft_tests_engine)
+add_custom_target(weft_tests_threads)
 
 # Compile options of tests; linked last, so that they override others. Under the sanitizers, sources of tests are hardly optimized
 # and not checked for undefined behavior, which would take more than half of the build. The layers that they test are.
@@ -225,7 +223,11 @@ function(weft_test name)
     get_filename_component(folder ${CMAKE_CURRENT_SOURCE_DIR} NAME)
     if(folder IN_LIST WEFT_THREAD_TEST_FOLDERS)
       list(APPEND ARG_LABELS threads)
-      add_dependencies(weft_thread_tests ${name})
+      add_dependencies(weft_tests_threads ${name})
+    endif()
+    if(folder IN_LIST WEFT_ENGINE_FOLDERS)
+      list(APPEND ARG_LABELS engine)
+      add_dependencies(weft_tests_engine ${name})
     endif()
     if(NOT ARG_SLOW)
       list(APPEND ARG_LABELS quick)
