@@ -43,7 +43,7 @@ constexpr int64_t kSavedSlices = 2;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<WindowedReduce>> WindowedReduce::Create(const OperationContext& context,
-                                                                       Plan plan) {
+                                                                       const Plan& plan) {
   const std::vector<int>& remote = plan.stages->remote;
   std::unique_ptr<WindowedReduce> reduce(
       new WindowedReduce(plan.slicing, static_cast<int64_t>(remote.size()), plan.domain_sums));

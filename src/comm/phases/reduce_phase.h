@@ -61,7 +61,8 @@ class WindowedReduce {
         domain_sums;  // Null if no local input is a sum of another domain. Outlives the reduction.
   };
   // Errors: kResourceExhausted (no scratch).
-  static absl::StatusOr<std::unique_ptr<WindowedReduce>> Create(const OperationContext& context, Plan plan);
+  static absl::StatusOr<std::unique_ptr<WindowedReduce>> Create(const OperationContext& context,
+                                                                const Plan& plan);
   // Not copyable: tasks hold pointers to it.
   WindowedReduce(const WindowedReduce&) = delete;
   WindowedReduce& operator=(const WindowedReduce&) = delete;
