@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/comm/links/fake_wire_link.h"
+#include "tests/comm/links/scheduler_end.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::testing {
@@ -16,14 +16,6 @@ using ::testing::HasSubstr;
 
 constexpr int kLane = 2;
 constexpr int kOtherLane = 3;
-constexpr size_t kSlice = 100;
-constexpr TagLayout kTags{.per_lane = 8, .lanes = 16};
-
-class Owner final : public WireOwner {
- public:
-  void OnWireDone(int64_t slice) override { done.push_back(slice); }
-  std::vector<int64_t> done;
-};
 
 class CreditSchedulerTest : public ::testing::Test {
  protected:
@@ -69,7 +61,7 @@ class CreditSchedulerTest : public ::testing::Test {
   TraceLog trace_{runtime_};
   CreditScheduler scheduler_{link_, kTags, options_, counters_, trace_};
   Descriptor descriptor_;
-  Owner owner_;
+  TransferOwner owner_;
   std::vector<std::byte> memory_{kSlice};
   int64_t next_slice_ = 0;
   int64_t now_ns_ = 0;

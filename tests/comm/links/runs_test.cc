@@ -5,8 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "src/comm/links/credit_scheduler.h"
-#include "tests/comm/links/fake_wire_link.h"
+#include "tests/comm/links/scheduler_end.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::testing {
@@ -15,26 +14,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
-
-constexpr size_t kSlice = 100;
-constexpr TagLayout kTags{.per_lane = 8, .lanes = 16};
-
-class Owner final : public WireOwner {
- public:
-  void OnWireDone(int64_t slice) override { done.push_back(slice); }
-  std::vector<int64_t> done;
-};
-
-// One end of a stream.
-struct End {
-  EngineOptions options;
-  EngineCounters counters;
-  FakeWireLink link;
-  const SystemRuntime runtime;
-  TraceLog trace{runtime};
-  CreditScheduler scheduler{link, kTags, options, counters, trace};
-  Owner owner;
-};
 
 class RunsTest : public ::testing::Test {
  protected:
@@ -64,8 +43,8 @@ class RunsTest : public ::testing::Test {
   }
   int64_t MaxRunBytes(Priority priority) const { return receiver_.scheduler.MaxRunBytes(priority); }
 
-  End receiver_;
-  End sender_;
+  SchedulerEnd receiver_;
+  SchedulerEnd sender_;
   std::vector<std::byte> memory_{100 * kSlice};
 };
 

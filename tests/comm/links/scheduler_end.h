@@ -1,0 +1,30 @@
+// One end of the links of a credit scheduler, over a fake wire link.
+#pragma once
+
+#include <vector>
+
+#include "src/comm/links/credit_scheduler.h"
+#include "tests/comm/links/fake_wire_link.h"
+
+namespace weft::testing {
+
+inline constexpr size_t kSlice = 100;  // Bytes.
+inline constexpr TagLayout kTags{.per_lane = 8, .lanes = 16};
+
+class TransferOwner final : public WireOwner {
+ public:
+  void OnWireDone(int64_t slice) override { done.push_back(slice); }
+  std::vector<int64_t> done;
+};
+
+struct SchedulerEnd {
+  EngineOptions options;
+  EngineCounters counters;
+  FakeWireLink link;
+  const SystemRuntime runtime;
+  TraceLog trace{runtime};
+  CreditScheduler scheduler{link, kTags, options, counters, trace};
+  TransferOwner owner;
+};
+
+}  // namespace weft::testing
