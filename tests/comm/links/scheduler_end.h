@@ -21,7 +21,7 @@ struct SchedulerEnd {
   EngineOptions options;
   EngineCounters counters;
   FakeWireLink link;
-  const SystemRuntime runtime;
+  const SystemRuntime runtime{};
   TraceLog trace{runtime};
   CreditScheduler scheduler{link, kTags, options, counters, trace};
   TransferOwner owner;
