@@ -64,7 +64,7 @@ void LastArrival::MoveAsLast(OperationContext& context, Moved outcome, MoveSize 
   outcome_ = outcome;
   last_.emplace(context);
   last_->Tell(Moved::kNothing);
-  Issue(context, size, std::move(move));
+  Issue(context, size, /*is_immediate=*/true, std::move(move));
 }
 
 void LastArrival::LeaveToAll(OperationContext& context) {
@@ -72,14 +72,17 @@ void LastArrival::LeaveToAll(OperationContext& context) {
   Word(context).TellAndWakePeers(outcome_);
 }
 
-void LastArrival::OfferClaims(OperationContext& context) {
+void LastArrival::OfferClaims(OperationContext& context, ClaimRule rule) {
   outcome_ = Moved::kByClaims;
-  Word(context).Tell(outcome_);
+  const Word word(context);
+  if (rule == ClaimRule::kWaitingRanks) return word.TellAndWakePeers(outcome_);
+  word.Tell(outcome_);
   const GroupPlacement& placement = context.placement;
   for (const int peer : placement.local_peers()) context.node.RingIfAwake(placement.WorldRank(peer));
 }
 
-bool LastArrival::MoveClaimed(OperationContext& context, MoveSize size, std::function<void(int)> move) {
+bool LastArrival::MoveClaimed(OperationContext& context, ClaimRule rule, MoveSize size,
+                              std::function<void(int)> move) {
   const GroupPlacement& placement = context.placement;
   const OperationRecord& record = *context.record;
   const auto claim = [&](int member) {
@@ -88,12 +91,14 @@ bool LastArrival::MoveClaimed(OperationContext& context, MoveSize size, std::fun
     if (!context.node.ClaimPiece(record.lane, rank, record.descriptor.sequence, kOutputs)) return false;
     claim_.emplace(context);
     claim_->ShowClaim(true);
-    Issue(context, size, [move, member] { move(member); });
+    const bool is_immediate = rule == ClaimRule::kLastRank || member == placement.me();
+    Issue(context, size, is_immediate, [move, member] { move(member); });
     return true;
   };
   if (claim(placement.me())) return true;
-  const bool is_last = Word(context).teller() == placement.WorldRank(placement.me());
-  if (!context.is_ready_awaited && !context.is_release_awaited && !is_last) return false;
+  const bool is_writer =
+      rule == ClaimRule::kLastRank && Word(context).teller() == placement.WorldRank(placement.me());
+  if (!context.is_ready_awaited && !context.is_release_awaited && !is_writer) return false;
   return std::any_of(placement.local_peers().begin(), placement.local_peers().end(), claim);
 }
 
@@ -102,14 +107,16 @@ bool LastArrival::AreAllClaimsMoved(const OperationContext& context) {
 }
 
 void LastArrival::MoveOwn(OperationContext& context, MoveSize size, std::function<void()> move) {
-  Issue(context, size, std::move(move));
+  // Without the others' results, the data may be large.
+  Issue(context, size, /*is_immediate=*/outcome_ == Moved::kForReachable, std::move(move));
 }
 
-void LastArrival::Issue(OperationContext& context, MoveSize size, std::function<void()> move) {
+void LastArrival::Issue(OperationContext& context, MoveSize size, bool is_immediate,
+                        std::function<void()> move) {
   is_moving_ = true;
   move_ = std::move(move);
   DataTask task{context.record, this, 0, context.priority, WholeMoveTask{this, size}};
-  task.is_immediate = true;
+  task.is_immediate = is_immediate;
   context.tasks.Push(std::move(task));
 }
 
@@ -140,6 +147,13 @@ void LastArrival::AddAwaited(const OperationContext& context, std::set<int>& ran
     if (outcome_ == Moved::kByClaims && word.IsMovingClaim(peer)) ranks.insert(rank_of(peer));
   }
   if (!ranks.empty()) return;
+  for (const int peer : placement.local_peers()) {
+    constexpr int kOutputs = 1;
+    const bool is_claimed = outcome_ != Moved::kByClaims ||
+                            context.node.AllPiecesClaimed(context.record->lane, rank_of(peer),
+                                                          context.record->descriptor.sequence, kOutputs);
+    if (!is_claimed) ranks.insert(rank_of(peer));
+  }
   if (const std::optional<int> last = word.teller(); last && *last != rank_of(placement.me())) {
     ranks.insert(*last);
     return;

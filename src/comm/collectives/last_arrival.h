@@ -15,8 +15,12 @@
 // outputs, without waking those that sleep. A rank that runs claims its own output, and then others if one of
 // its threads waits. It adds one to the count in the word when it has written an output. So does the last
 // rank, until none is left: it waits for outputs alone that others are about to write. The rank that writes
-// the last output wakes the others. Ranks that share hardware threads do not claim: the system may take the
-// thread from one that has.
+// the last output wakes the others.
+// Outputs that are too large for one rank: the last rank wakes the others, because its submission would take
+// long, and its rank would be late for the next operation. It then claims outputs like the others, its own in
+// its submission.
+// Ranks that share hardware threads do not claim small outputs: the system may take the thread from one that
+// has, and a claim takes longer than to write the output.
 // Outputs outside node memory: only their owners can write them. The word then says that these ranks move
 // their own results, once the last one has moved those of the others. The operation is *released* when all
 // ranks have consumed it.
@@ -41,6 +45,20 @@ inline int64_t MaxWholeBytes(const EngineOptions& options) { return 2 * options.
 // more task, which takes as long as to copy some tens of kilobytes.
 inline int64_t LeastClaimedBytes(const EngineOptions& options) { return MaxWholeBytes(options) / 16; }
 
+// The largest output that ranks claim whole. The ranks of a node write larger ones in pieces, because a task
+// of this size delays a more urgent one by tens of microseconds.
+inline int64_t MaxClaimedBytes(const EngineOptions& options) { return 4 * options.piece_bytes; }
+
+// The largest outputs of all ranks that they claim whole. Larger ones leave the caches, so that another way
+// to write them is faster.
+inline int64_t MaxClaimedTogetherBytes(const EngineOptions& options) { return 8 * MaxClaimedBytes(options); }
+
+// The ranks that write the outputs of others.
+enum class ClaimRule : uint8_t {
+  kLastRank,     // Those that wait and the one that arrived last, which begins at once.
+  kWaitingRanks  // Those that wait.
+};
+
 enum class Moved : uint8_t {
   kNothing = 1,       // The last rank is moving, or no rank is the last one yet.
   kForAll = 2,        // All outputs are valid.
@@ -61,15 +79,17 @@ class LastArrival final : private TaskOwner, private WholeMove {
   void MoveAsLast(OperationContext& context, Moved outcome, MoveSize size, std::function<void()> move);
   // Tells the others that every rank moves its own result. REQUIRES: this rank arrived last.
   void LeaveToAll(OperationContext& context);
-  // Tells the others to claim outputs. REQUIRES: this rank arrived last; all outputs lie in node memory.
-  void OfferClaims(OperationContext& context);
+  // Tells the others to claim outputs, and wakes them if this rank writes only its own. REQUIRES: this rank
+  // arrived last; all outputs lie in node memory.
+  void OfferClaims(OperationContext& context, ClaimRule rule);
   // Issues a task that moves this rank's own result.
   void MoveOwn(OperationContext& context, MoveSize size, std::function<void()> move);
 
   // Claims an output, this rank's own first, and issues the task `move`, which writes the output of a member.
-  // Claims outputs of others only if a thread waits or has waited, or if this rank arrived last. Returns
-  // false if it claims none. REQUIRES: the outcome is kByClaims, and Poll is true.
-  bool MoveClaimed(OperationContext& context, MoveSize size, std::function<void(int member)> move);
+  // Claims outputs of others only if a thread waits or has waited, or by kLastRank. Returns false if it
+  // claims none. REQUIRES: the outcome is kByClaims, Poll is true, and all ranks pass the same rule.
+  bool MoveClaimed(OperationContext& context, ClaimRule rule, MoveSize size,
+                   std::function<void(int member)> move);
   // True if all outputs have been written. REQUIRES: the same.
   static bool AreAllClaimsMoved(const OperationContext& context);
 
@@ -112,7 +132,7 @@ class LastArrival final : private TaskOwner, private WholeMove {
 
   void OnTaskDone(int64_t ticket) override;
   void Run() const override { move_(); }
-  void Issue(OperationContext& context, MoveSize size, std::function<void()> move);
+  void Issue(OperationContext& context, MoveSize size, bool is_immediate, std::function<void()> move);
 
   std::function<void()> move_;  // Of the task that runs.
   std::optional<Word> last_;    // Set while this rank, which arrived last, moves for others.

@@ -24,6 +24,16 @@ constexpr int64_t kMaxSumBytes = 4096;
 constexpr size_t kInlined = 8;
 using Members = absl::InlinedVector<int, kInlined>;
 
+int64_t BytesOf(const CollectivePlan& plan) {
+  return plan.parts.total() * static_cast<int64_t>(SizeOf(plan.dtype));
+}
+
+// True if one rank may move the data of all.
+bool IsSmallTogether(const GroupPlacement& placement, const CollectivePlan& plan,
+                     const EngineOptions& options) {
+  return BytesOf(plan) * placement.size() <= MaxWholeBytes(options);
+}
+
 class SmallNodeCollective : public Collective {
  public:
   // Outputs of an all-reduce are staged, so that each element is reduced once.
@@ -50,19 +60,23 @@ class SmallNodeCollective : public Collective {
       }
     }
     if (outcome == Moved::kForAll && may_be_claimed() && CanClaim(context)) {
-      last_.OfferClaims(context);
-      return absl::OkStatus();
+      last_.OfferClaims(context, RuleOfClaims(context));
+    } else if (may_be_claimed() && RuleOfClaims(context) == ClaimRule::kWaitingRanks) {
+      last_.LeaveToAll(context);
+    } else {
+      has_moved_own_ = true;
+      last_.MoveAsLast(context, outcome, SizeOfMove(), [this] { MoveTo(members_); });
     }
-    last_.MoveAsLast(context, outcome, SizeOfMove(), [this] { MoveTo(members_); });
     return absl::OkStatus();
   }
 
   absl::StatusOr<bool> Move(OperationContext& context) override {
     if (done_ || !last_.Poll(context)) return false;
     if (last_.outcome() == Moved::kByClaims) return MoveByClaims(context);
-    if (inputs_.empty() && MovesOwn(context)) {
+    if (!has_moved_own_ && MovesOwn(context)) {
+      has_moved_own_ = true;
       ReadBuffers(context);
-      members_.push_back(context.placement.me());
+      members_ = {context.placement.me()};
       last_.MoveOwn(context, SizeOfMove(), [this] { MoveTo(members_); });
     } else {
       done_ = true;
@@ -101,26 +115,36 @@ class SmallNodeCollective : public Collective {
  private:
   // Returns true if this rank has got further.
   bool MoveByClaims(OperationContext& context) {
-    if (inputs_.empty()) ReadBuffers(context);
+    ReadBuffers(context);
     done_ = LastArrival::AreAllClaimsMoved(context);
     if (done_) return true;
-    if (context.shares_core) return false;  // The rank that offers the outputs does not share one.
+    // The rank that offers small outputs does not share a hardware thread.
+    const ClaimRule rule = RuleOfClaims(context);
+    if (context.shares_core && rule == ClaimRule::kLastRank) return false;
     const size_t bytes = OutputBytesOf(context.placement.me());
-    return last_.MoveClaimed(context, {bytes, bytes}, [this](int member) { MoveTo({member}); });
+    return last_.MoveClaimed(context, rule, {bytes, bytes}, [this](int member) { MoveTo({member}); });
   }
   // True if this rank, which arrived last, may offer its output to others: they can reach it.
   bool CanClaim(const OperationContext& context) const {
     const bool is_reachable = context.record->descriptor.output != Descriptor::kNoAddress;
     const auto bytes = static_cast<int64_t>(OutputBytesOf(context.placement.me()));
-    return is_reachable && !context.shares_core && bytes >= LeastClaimedBytes(context.options);
+    const bool may_claim = !context.shares_core || RuleOfClaims(context) == ClaimRule::kWaitingRanks;
+    return is_reachable && may_claim && bytes >= LeastClaimedBytes(context.options);
+  }
+  ClaimRule RuleOfClaims(const OperationContext& context) const {
+    return IsSmallTogether(context.placement, plan(), context.options) ? ClaimRule::kLastRank
+                                                                       : ClaimRule::kWaitingRanks;
   }
   // True if the rank that arrived last has left this rank's output to it.
   bool MovesOwn(const OperationContext& context) const {
+    if (last_.outcome() == Moved::kForNone) return OutputBytesOf(context.placement.me()) > 0;
     const bool is_reachable = context.record->descriptor.output != Descriptor::kNoAddress;
     return last_.outcome() == Moved::kForReachable && !is_reachable &&
            OutputBytesOf(context.placement.me()) > 0;
   }
+  // Reads where the buffers of all ranks lie, once.
   void ReadBuffers(const OperationContext& context) {
+    if (!inputs_.empty()) return;
     scale_ = TargetOf(context.placement, plan(), nullptr).scale;
     for (int member = 0; member < context.placement.size(); ++member) {
       inputs_.push_back(InputOf(context, member));
@@ -142,6 +166,7 @@ class SmallNodeCollective : public Collective {
   double scale_ = 1;
 
   LastArrival last_;
+  bool has_moved_own_ = false;  // This rank has issued the move of its own output.
   bool done_ = false;
 };
 
@@ -210,14 +235,16 @@ class SmallAllReduce final : public SmallNodeCollective {
 bool IsSmallOnNode(const GroupPlacement& placement, const CollectivePlan& plan,
                    const EngineOptions& options) {
   if (placement.spans_nodes() || placement.size() == 1) return false;
-  const int64_t bytes = plan.parts.total() * static_cast<int64_t>(SizeOf(plan.dtype));
+  const int64_t bytes = BytesOf(plan);
   const bool is_sum = plan.kind == OpKind::kAllReduce;
   if (is_sum && bytes <= kMaxSumBytes) return true;
-  const bool is_supported = is_sum || plan.kind == OpKind::kAllGather || plan.kind == OpKind::kBroadcast ||
-                            plan.kind == OpKind::kReduceScatter;
+  const bool is_gather = plan.kind == OpKind::kAllGather || plan.kind == OpKind::kBroadcast;
+  const bool is_supported = is_sum || is_gather || plan.kind == OpKind::kReduceScatter;
   // Copies between share domains are the work of ranks that are dealt them.
   if (!is_supported || placement.spans_domains() || plan.parts.ranges != nullptr) return false;
-  return bytes * placement.size() <= MaxWholeBytes(options);
+  if (IsSmallTogether(placement, plan, options)) return true;
+  return is_gather && bytes >= LeastClaimedBytes(options) && bytes <= MaxClaimedBytes(options) &&
+         bytes * placement.size() <= MaxClaimedTogetherBytes(options);
 }
 
 std::unique_ptr<Operation> MakeSmallNodeCollective(CollectivePlan plan) {
