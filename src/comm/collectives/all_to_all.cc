@@ -143,12 +143,13 @@ class AllToAllOperation final : public Collective {
     describe(table[placement.IndexInNode(placement.me())], plan().sends[static_cast<size_t>(placement.me())]);
   }
 
-  const PartRow& SendRow(const OperationContext& context, int sender, int receiver) const {
-    return reinterpret_cast<const PartRow*>(
-        InputOf(context, sender))[context.placement.IndexInNode(receiver)];
+  // Rows of the tables that the ranks of a group on one node have published. REQUIRES: BeginAsLast has found
+  // the tables.
+  const PartRow& SendRow(int sender, int receiver) const {
+    return tables_[static_cast<size_t>(sender)][receiver];
   }
-  const PartRow& ReceiveRow(const OperationContext& context, int receiver, int sender) const {
-    return *(&SendRow(context, receiver, sender) + context.placement.local_size());
+  const PartRow& ReceiveRow(int receiver, int sender) const {
+    return SendRow(receiver, static_cast<int>(tables_.size()) + sender);  // They follow those of sends.
   }
 
   // Moves what this rank receives, and sends to other nodes.
@@ -172,12 +173,14 @@ class AllToAllOperation final : public Collective {
   // Moves all parts if they are small together. Errors: two ranks disagree about the shape of a part.
   absl::Status BeginAsLast(OperationContext& context) {
     const GroupPlacement& placement = context.placement;
+    for (int member = 0; member < placement.size(); ++member)
+      tables_.push_back(reinterpret_cast<const PartRow*>(InputOf(context, member)));
     int64_t elements = 0;
     int64_t parts = 0;
     for (int receiver = 0; receiver < placement.size(); ++receiver) {
       for (int sender = 0; sender < placement.size(); ++sender) {
-        const PartShape& sent = SendRow(context, sender, receiver).shape;
-        const PartShape& expected = ReceiveRow(context, receiver, sender).shape;
+        const PartShape& sent = SendRow(sender, receiver).shape;
+        const PartShape& expected = ReceiveRow(receiver, sender).shape;
         if (sent != expected) {
           return PartMismatch(*context.record, placement.WorldRank(sender), sent,
                               placement.WorldRank(receiver), expected);
@@ -191,9 +194,10 @@ class AllToAllOperation final : public Collective {
       last_.LeaveToAll(context);
       return absl::OkStatus();
     }
+    copies_.reserve(static_cast<size_t>(parts));
     Moved outcome = Moved::kForAll;
     for (int receiver = 0; receiver < placement.size(); ++receiver) {
-      if (receiver == placement.me() || IsReachable(context, receiver)) {
+      if (receiver == placement.me() || IsReachable(receiver)) {
         for (int sender = 0; sender < placement.size(); ++sender)
           WEFT_RETURN_IF_ERROR(AddCopy(context, sender, receiver));
       } else {
@@ -207,19 +211,19 @@ class AllToAllOperation final : public Collective {
   }
 
   // True if this rank can write everything that `member`, another rank, receives.
-  bool IsReachable(const OperationContext& context, int member) const {
+  bool IsReachable(int member) const {
     const auto has_address = [](const PartRow& row) {
       return row.is_empty() || row.address != Descriptor::kNoAddress;
     };
-    if (!has_address(SendRow(context, member, member))) return false;
-    for (int sender = 0; sender < context.placement.size(); ++sender) {
-      if (!has_address(ReceiveRow(context, member, sender))) return false;
+    if (!has_address(SendRow(member, member))) return false;
+    for (int sender = 0; sender < static_cast<int>(tables_.size()); ++sender) {
+      if (!has_address(ReceiveRow(member, sender))) return false;
     }
     return true;
   }
 
   absl::Status AddCopy(const OperationContext& context, int sender, int receiver) {
-    const PartRow& sent = SendRow(context, sender, receiver);
+    const PartRow& sent = SendRow(sender, receiver);
     if (sent.is_empty()) return absl::OkStatus();
     const auto view_of = [&](const PartRow& row) {
       return ViewOf(row, context.node.Map(row.address), plan().dtype);
@@ -228,8 +232,8 @@ class AllToAllOperation final : public Collective {
     const int me = context.placement.me();
     const TensorView source =
         sender == me && receiver == me ? plan().sends[static_cast<size_t>(me)] : view_of(sent);
-    const TensorView target = receiver == me ? plan().receives[static_cast<size_t>(sender)]
-                                             : view_of(ReceiveRow(context, receiver, sender));
+    const TensorView target =
+        receiver == me ? plan().receives[static_cast<size_t>(sender)] : view_of(ReceiveRow(receiver, sender));
     WEFT_ASSIGN_OR_RETURN(RangeCopy range, RangeCopy::Make(source, target));
     copies_.push_back(
         {std::move(range), static_cast<const std::byte*>(source.data), static_cast<std::byte*>(target.data)});
@@ -339,7 +343,9 @@ class AllToAllOperation final : public Collective {
   bool is_reachable_ = true;  // Peers can write everything that this rank receives.
   bool is_decided_ = false;   // It is known which parts this rank moves itself.
   LastArrival last_;
-  std::vector<PartCopy> copies_;  // At the rank that moves all parts.
+  // At the rank that arrived last.
+  std::vector<const PartRow*> tables_;  // By member.
+  std::vector<PartCopy> copies_;
 
   Buffer table_;   // See Note [Part tables].
   Buffer staged_;  // Copies of the parts for local peers that lie outside node memory.

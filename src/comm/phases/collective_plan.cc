@@ -12,9 +12,20 @@
 namespace weft {
 namespace {
 
-absl::Status CheckPart(const TensorView& part, DType dtype, std::string_view what) {
+// A part of an exchange, for messages. Text is made only for an error, as an exchange has many parts.
+struct PartName {
+  OpKind kind;
+  std::string_view direction;
+  int member;
+
+  std::string ToString() const {
+    return absl::StrCat(ToAbsl(Name(kind)), ", ", ToAbsl(direction), " rank ", member);
+  }
+};
+
+absl::Status CheckPart(const TensorView& part, DType dtype, const PartName& name) {
   const auto refuse = [&](const std::string& text) {
-    return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": ", text));
+    return absl::InvalidArgumentError(absl::StrCat(name.ToString(), ": ", text));
   };
   if (part.shape.size() > PartShape::kMaxDims) {
     return refuse(absl::StrCat("a part has ", part.shape.size(), " dims, but at most ", PartShape::kMaxDims,
@@ -32,12 +43,12 @@ absl::Status CheckPart(const TensorView& part, DType dtype, std::string_view wha
 }
 
 // Elements that overlap would be written more than once.
-absl::Status CheckTarget(const TensorView& part, std::string_view what) {
+absl::Status CheckTarget(const TensorView& part, const PartName& name) {
   if (IsEmptyPart(part)) return absl::OkStatus();
   for (size_t dim = 0; dim < part.shape.size(); ++dim) {
     if (part.shape[dim] == 1 || part.strides[dim] != 0) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat(ToAbsl(what), ": dim ", dim, " has stride 0, so that its elements overlap"));
+        absl::StrCat(name.ToString(), ": dim ", dim, " has stride 0, so that its elements overlap"));
   }
   return absl::OkStatus();
 }
@@ -73,7 +84,7 @@ PartLayout MirrorParts(const PartLayout& parts, const GroupPlacement& placement)
 absl::StatusOr<CollectivePlan> PlanExchange(const ProcessGroup& group, OpKind kind,
                                             std::vector<TensorView> sends, std::vector<TensorView> receives,
                                             DType dtype) {
-  const std::string name(Name(kind));
+  const absl::string_view name = ToAbsl(Name(kind));
   for (const auto& [parts, what] : {std::pair{&sends, ", send"}, std::pair{&receives, ", receive"}}) {
     if (static_cast<int>(parts->size()) == group.size()) continue;
     return absl::InvalidArgumentError(
@@ -81,8 +92,8 @@ absl::StatusOr<CollectivePlan> PlanExchange(const ProcessGroup& group, OpKind ki
   }
   for (int member = 0; member < group.size(); ++member) {
     const auto index = static_cast<size_t>(member);
-    const std::string to = absl::StrCat(name, ", send to rank ", member);
-    const std::string from = absl::StrCat(name, ", receive from rank ", member);
+    const PartName to{kind, "send to", member};
+    const PartName from{kind, "receive from", member};
     WEFT_RETURN_IF_ERROR(CheckPart(sends[index], dtype, to));
     WEFT_RETURN_IF_ERROR(CheckPart(receives[index], dtype, from));
     WEFT_RETURN_IF_ERROR(CheckTarget(receives[index], from));
