@@ -237,7 +237,8 @@ absl::StatusOr<bool> Collective::MeetPeers(OperationContext& context) {
   if (peers.empty()) return true;
   const Descriptor& mine = context.record->descriptor;
   const NodeLink::Meeting meeting = NodeLink::MeetingOf(context.record->lane, context.placement);
-  if (arrival_ == Arrival::kNone) {
+  const bool arrives = arrival_ == Arrival::kNone;
+  if (arrives) {
     const std::optional<bool> is_last = context.node.Arrive(meeting, mine.sequence, node_hash_);
     if (is_last) arrival_ = *is_last ? Arrival::kLast : Arrival::kCounted;
     // Peers that published the first operation before the host opened the lane could not arrive.
@@ -259,7 +260,9 @@ absl::StatusOr<bool> Collective::MeetPeers(OperationContext& context) {
       return all_published;
     }
   }
-  // While ranks are missing, each step compares the descriptor of another one.
+  // The next rank is about to arrive, mostly: it would have to get back the cache lines of its descriptor.
+  if (arrives && arrival_ == Arrival::kCounted) return false;
+  // While ranks are missing, each later step compares the descriptor of another one.
   WEFT_RETURN_IF_ERROR(ComparePeer(context, peers[next_compared_++ % peers.size()]).status());
   return false;
 }

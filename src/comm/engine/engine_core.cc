@@ -173,7 +173,7 @@ bool EngineCore::Poll(int64_t now_ns) {
     broadcasting_failure_ = broadcasting_failure_ && wire_.FlushControlMessages();
     return false;
   }
-  now_ns_ = now_ns;
+  now_ns_ = std::max(now_ns_, now_ns);
   const absl::StatusOr<bool> advanced = PollLanes();
   if (!advanced.ok()) {
     Fail(advanced.status());
@@ -203,7 +203,7 @@ absl::StatusOr<bool> EngineCore::PollLanes() {
     if (leaving_) WEFT_RETURN_IF_ERROR(LeaveLane(i));
     order_.emplace_back(PriorityOf(lane), i);
     uses_wire_ |= lane.placement.spans_nodes();
-    awaits_slot_ |= AwaitsSlot(i);
+    awaits_slot_ |= !lane.queued.empty() && !HasSlot(i, lane.queued.front()->descriptor.sequence);
   }
   std::sort(order_.begin(), order_.end());
   for (const auto& [priority, index] : order_) {
@@ -216,25 +216,25 @@ absl::StatusOr<bool> EngineCore::PollLanes() {
   return advanced || any_message;
 }
 
-bool EngineCore::MayStart(int index, const OperationRecord& next) const {
+bool EngineCore::MayStart(int index, const OperationRecord& next) {
   const Lane& lane = *lanes_[static_cast<size_t>(index)];
   if (!lane.running.empty() && !lane.running.back()->IsReady()) return false;
   if (next.after != nullptr && !next.after->IsReady()) return false;
   if (next.gate != nullptr && next.gate->State() != OperationState::kReleased) return false;
-  // See Note [Descriptor ring].
-  return next.descriptor.sequence <= ConsumedByAll(index) + NodeLink::kSlots;
+  return HasSlot(index, next.descriptor.sequence);
 }
 
-bool EngineCore::AwaitsSlot(int index) const {
-  const Lane& lane = *lanes_[static_cast<size_t>(index)];
-  return !lane.queued.empty() &&
-         lane.queued.front()->descriptor.sequence > ConsumedByAll(index) + NodeLink::kSlots;
+bool EngineCore::HasSlot(int index, uint64_t sequence) {
+  return sequence <= NodeLink::kSlots || IsConsumedByAll(index, sequence - NodeLink::kSlots);
 }
 
-uint64_t EngineCore::ConsumedByAll(int index) const {
-  const Lane& lane = *lanes_[static_cast<size_t>(index)];
-  if (lane.placement.local_peers().empty()) return lane.consumed;
-  return env_.node.ConsumedByAll(NodeLink::MeetingOf(index, lane.placement));
+bool EngineCore::IsConsumedByAll(int index, uint64_t sequence) {
+  Lane& lane = *lanes_[static_cast<size_t>(index)];
+  if (sequence <= lane.consumed_by_all) return true;
+  lane.consumed_by_all = lane.placement.local_peers().empty()
+                             ? lane.consumed
+                             : env_.node.ConsumedByAll(NodeLink::MeetingOf(index, lane.placement));
+  return sequence <= lane.consumed_by_all;
 }
 
 absl::StatusOr<bool> EngineCore::StepLane(int index) {
@@ -316,10 +316,10 @@ bool EngineCore::ReleaseInOrder(int index) {
     Consume(index, *record);
     advanced = true;
   }
-  const uint64_t released = lane.running.empty() ? 0 : ConsumedByAll(index);
   const auto is_released = [&](const OperationRecord& record) {
-    return record.descriptor.sequence <= released ||
-           (record.descriptor.sequence <= lane.consumed && record.operation->is_released_when_drained());
+    const uint64_t sequence = record.descriptor.sequence;
+    return (sequence <= lane.consumed && record.operation->is_released_when_drained()) ||
+           IsConsumedByAll(index, sequence);
   };
   while (!lane.running.empty() && is_released(*lane.running.front())) {
     wire_.Forget(index, lane.running.front()->descriptor.sequence);

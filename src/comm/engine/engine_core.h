@@ -178,6 +178,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
     uint64_t awaited_until_ready = 0;    // A thread waits until sequences up to this one are *ready*.
     uint64_t awaited_until_release = 0;  // A thread waits until sequences up to this one are *released*.
     uint64_t consumed = 0;               // Last sequence that this rank has told its peers it consumed.
+    uint64_t consumed_by_all = 0;        // The last such sequence that this rank has read.
     uint64_t submitted = 0;              // Last sequence that was submitted.
     bool active = false;                 // Is in active_.
     bool left = false;                   // See Note [Leaving].
@@ -196,13 +197,16 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   Priority PriorityOf(const Lane& lane) const;
   OperationContext ContextOf(Lane& lane, const std::shared_ptr<OperationRecord>& record, bool head);
   absl::StatusOr<bool> StepLane(int index);
-  bool MayStart(int index, const OperationRecord& next) const;
+  bool MayStart(int index, const OperationRecord& next);
   absl::StatusOr<bool> StepRunning(int index);
   void SetReady(OperationRecord& record);
-  bool AwaitsSlot(int index) const;
+  // True if the slot of `sequence` in the descriptor ring is free. See Note [Descriptor ring].
+  bool HasSlot(int index, uint64_t sequence);
   void Consume(int index, const OperationRecord& record);
   bool ReleaseInOrder(int index);
-  uint64_t ConsumedByAll(int index) const;
+  // True if all ranks have consumed `sequence`. Reads the flag of the node only if that is not known yet: the
+  // rank that consumes last writes it for each operation, so that reading it takes a cache line from there.
+  bool IsConsumedByAll(int index, uint64_t sequence);
   absl::Status LeaveLane(int index);
   // Ranks of this node that have not consumed `sequence` of the lane.
   std::set<int> RanksYetToConsume(int index, uint64_t sequence) const;

@@ -28,7 +28,7 @@ absl::Status EngineCore::LeaveLane(int index) {
   descriptor.sequence = lane.submitted + 1;
   descriptor.leaves = true;
   // See Note [Descriptor ring].
-  if (lane.left || descriptor.sequence > ConsumedByAll(index) + NodeLink::kSlots) return absl::OkStatus();
+  if (lane.left || !HasSlot(index, descriptor.sequence)) return absl::OkStatus();
   lane.left = true;
   if (!placement.local_peers().empty()) {
     env_.node.Publish(index, descriptor);

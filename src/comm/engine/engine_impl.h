@@ -76,7 +76,7 @@ class CommEngine::Impl {
     std::shared_ptr<OperationRecord> gate;
   };
   // Returns the record of the operation. If `valid` is an error, the record has failed with it, and the
-  // engine is aborted.
+  // engine is aborted. REQUIRES: CheckLane(request.lane) is OK unless `valid` is an error.
   std::shared_ptr<OperationRecord> Submit(Request request, const absl::Status& valid);
   // The same for a point-to-point message.
   std::shared_ptr<OperationRecord> SubmitMessage(OpKind kind, MessageRequest message, OpOptions options);

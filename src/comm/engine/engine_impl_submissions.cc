@@ -78,14 +78,13 @@ void CommEngine::Impl::MirrorNodes(const GroupPlacement& placement, Request& req
 
 std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const absl::Status& valid) {
   auto record = std::make_shared<OperationRecord>();
-  const absl::Status checked = valid.ok() ? CheckLane(request.lane) : valid;
   record->descriptor.kind = request.plan.kind;
   record->descriptor.dtype = request.plan.dtype;
   record->label = std::move(request.options.label);
-  if (!checked.ok()) {
-    record->error = checked;
+  if (!valid.ok()) {
+    record->error = valid;
     record->state.store(OperationState::kFailed, std::memory_order_release);
-    Abort(checked);
+    Abort(valid);
     return record;
   }
   Lane& lane = *Find(request.lane);
@@ -112,13 +111,14 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
   request.plan.scale = request.options.scale;
   logical_bytes_[static_cast<size_t>(lane.purpose)].fetch_add(request.logical_bytes,
                                                               std::memory_order_relaxed);
+  int64_t queued_ns = 0;
   {
     const MutexLock lock(lanes_mutex_);
     descriptor.sequence = lane.next_sequence++;
     record->operation = MakeOperation(lane.placement, std::move(request.plan), options_, IsMirrored());
-    shell_->Queue(record);
+    queued_ns = shell_->Queue(record);
   }
-  shell_->Kick();
+  shell_->Kick(queued_ns);
   return record;
 }
 
@@ -142,12 +142,13 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::SubmitMessage(OpKind kind, Me
   record->priority = options.priority;
   record->logical_bytes = message.bytes;
   record->message = message;
+  int64_t queued_ns = 0;
   {
     const MutexLock lock(lanes_mutex_);
     record->descriptor.sequence = next_message_++;
-    shell_->Queue(record);
+    queued_ns = shell_->Queue(record);
   }
-  shell_->Kick();
+  shell_->Kick(queued_ns);
   return record;
 }
 

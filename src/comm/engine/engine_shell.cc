@@ -13,9 +13,6 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kMicrosecond = 1'000;
-constexpr int64_t kMillisecond = 1'000'000;
-
 // Interval between two polls of the wire. It grows with the time since the last progress, so that a sleep
 // adds little to the total wait.
 constexpr int64_t kMaxWirePollIntervalNs = 500 * kMicrosecond;
@@ -50,18 +47,6 @@ constexpr absl::Duration kMaxSendWait = absl::Seconds(5);
 // Longer waits are cut to this one: the sum of a time and a wait must fit 64 bits.
 constexpr absl::Duration kMaxWait = absl::Hours(24 * 365);
 
-// A rank with a hardware thread of its own polls before it yields: a yield beside other programs may take a
-// time slice of milliseconds. Its progress thread sleeps meanwhile, so a rank that is bound to one core
-// polls, too. It then yields for about as long as it takes to wake a sleeper.
-// Ranks that share hardware threads yield at once, and for longer: others run meanwhile, and if all ranks
-// slept, the last one would have to wake them one by one. Their progress threads wake less often.
-WaitTimes TimesOf(Runtime& runtime, bool has_core) {
-  // Virtual time passes only while a fiber yields.
-  if (runtime.simulation() != nullptr) return {false, 0, 30 * kMicrosecond, 125 * kMicrosecond, 0};
-  if (has_core) return {true, 10 * kMicrosecond, 30 * kMicrosecond, 125 * kMicrosecond, 125 * kMicrosecond};
-  return {false, 0, 250 * kMicrosecond, kMillisecond, 0};
-}
-
 void Call(const std::vector<CompletedCallback>& callbacks) {
   for (const CompletedCallback& callback : callbacks) callback.done(callback.status);
 }
@@ -90,17 +75,19 @@ void EngineShell::Stop() {
   Call(WithCore([](EngineCore& core) { return core.TakeCallbacks(); }));
 }
 
-void EngineShell::Queue(std::shared_ptr<OperationRecord> record) {
-  record->submitted_ns = runtime_.NowNs();
+int64_t EngineShell::Queue(std::shared_ptr<OperationRecord> record) {
+  const int64_t now = runtime_.NowNs();
+  record->submitted_ns = now;
   OperationRecord* raw = record.get();
   raw->self = std::move(record);
   raw->next = submitted_.load(std::memory_order_relaxed);
   while (!submitted_.compare_exchange_weak(raw->next, raw, std::memory_order_release,
                                            std::memory_order_relaxed)) {
   }
+  return now;
 }
 
-void EngineShell::Kick() {
+void EngineShell::Kick(int64_t now_ns) {
   // True if the lock is taken: its holder may have taken the submissions before this one was pushed.
   bool has_work = true;
   bool is_idle = false;
@@ -109,7 +96,7 @@ void EngineShell::Kick() {
     std::optional<DataTask> task;
     {
       const MutexLock lock(mutex_, std::adopt_lock);
-      const PollResult poll = PollLocked();
+      const PollResult poll = PollLocked(now_ns);
       for (auto& memory : core_->TakeReleasedMemory()) released.push_back(std::move(memory));
       task = core_->PopImmediateTask();
       if (task) ++running_tasks_;
@@ -118,6 +105,7 @@ void EngineShell::Kick() {
     }
     if (!task) break;
     RunCounted(*task);
+    now_ns = runtime_.NowNs();
     has_work = true;  // Until the next poll has continued the operation.
     is_idle = false;
   }
@@ -146,13 +134,18 @@ void EngineShell::TakeSubmissions() {
   }
 }
 
-EngineShell::PollResult EngineShell::PollLocked() {
+EngineShell::PollResult EngineShell::PollLocked(int64_t now_ns) {
   TakeSubmissions();
-  const bool advanced = core_->Poll(runtime_.NowNs());
+  const bool advanced = core_->Poll(now_ns);
   failed_.store(!core_->status().ok(), std::memory_order_release);
   const bool broadcasting = core_->is_broadcasting_failure();
-  return {advanced,           core_->is_idle() && !broadcasting,       core_->has_local_work(),
-          core_->has_tasks(), core_->must_be_polled() || broadcasting, core_->poll_interval_ns()};
+  return {advanced,
+          core_->is_idle() && !broadcasting,
+          core_->has_local_work(),
+          core_->has_tasks(),
+          core_->must_be_polled() || broadcasting,
+          now_ns,
+          core_->poll_interval_ns()};
 }
 
 EngineShell::PollResult EngineShell::PollAndRunTask() {
@@ -162,7 +155,7 @@ EngineShell::PollResult EngineShell::PollAndRunTask() {
   PollResult result{};
   {
     const MutexLock lock(mutex_);
-    result = PollLocked();
+    result = PollLocked(runtime_.NowNs());
     released = core_->TakeReleasedMemory();
     callbacks = core_->TakeCallbacks();
     if (callbacks.empty()) task = core_->PopTask();
@@ -207,7 +200,7 @@ bool EngineShell::PollUntil(const OperationRecord* record, const std::function<b
     const uint32_t seen = node_.Doorbell();
     poll = PollAndRunTask();
     if (done()) break;
-    const int64_t now = runtime_.NowNs();
+    const int64_t now = poll.advanced ? runtime_.NowNs() : poll.now_ns;  // A task may have taken long.
     if (poll.advanced) {
       idle_since = now;
       // With more ranks than cores, another rank must use the wire before this one's time slice ends.
@@ -380,7 +373,8 @@ void EngineShell::RunProgressThread() {
       idle_since = runtime_.NowNs();
     } else if (poll.is_idle) {
       const uint32_t waits = waits_.load(std::memory_order_relaxed);
-      if (std::exchange(seen_waits, waits) != waits && times_.after_wait_ns > 0) {
+      const bool is_series = waits - std::exchange(seen_waits, waits) >= times_.series_waits;
+      if (is_series && times_.after_wait_ns > 0) {
         sleep(ProgressSleep::kBesideWaiter, wakeups, times_.after_wait_ns);
       } else {
         sleep(ProgressSleep::kParked, wakeups, kMaxParkNs);

@@ -13,8 +13,9 @@
 //     for each would pay for a wake-up each time, though it moves the data itself. Once no thread waits, the
 //     progress thread polls after its sleep.
 //     Likewise, an idle progress thread sleeps for 125 us before it parks if a thread has waited since it
-//     last looked, and its rank has a hardware thread for itself. Otherwise each small operation would find
-//     it parked, and wake it.
+//     last looked. Otherwise each small operation would find it parked, and wake it. If ranks share hardware
+//     threads, it sleeps for a millisecond, and only in a series of waits: each time that it wakes, it takes
+//     the hardware thread from a rank.
 //   - A submission runs an immediate task itself, if that is the most urgent one. See Note [Last arrival].
 //   - A waiting thread polls, then yields, then sleeps. It polls without yielding only for a time as short as
 //     a wake-up, and only if its rank has a hardware thread for itself (RankCpus::Share). Between two polls
@@ -37,21 +38,11 @@
 #include <absl/time/time.h>
 
 #include "src/comm/engine/engine_core.h"
+#include "src/comm/engine/wait_times.h"
 #include "weft/core/mutex.h"
 #include "weft/mesh/runtime.h"
 
 namespace weft {
-
-struct WaitTimes {
-  bool has_core;     // No other rank needs the hardware thread of a thread that polls.
-  int64_t poll_ns;   // A waiting thread polls for this long before it yields.
-  int64_t yield_ns;  // It then yields, until it has found nothing to do for this long, and sleeps.
-  // Sleep of the progress thread while another thread waits and polls. It bounds the delay of data that an
-  // operation moves if it is submitted soon after a wait, and for which no thread waits.
-  int64_t beside_waiter_ns;
-  // Sleep of an idle progress thread if another thread has waited since it last looked. 0: it parks at once.
-  int64_t after_wait_ns;
-};
 
 class EngineShell {
  public:
@@ -65,11 +56,12 @@ class EngineShell {
   // Stops the progress thread. Then calls the callbacks that it has left.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Queues the operation: the core takes operations in the order of these calls. Follow it with Kick.
-  void Queue(std::shared_ptr<OperationRecord> record);
+  // Queues the operation: the core takes operations in the order of these calls. Follow it with Kick. Returns
+  // the time.
+  int64_t Queue(std::shared_ptr<OperationRecord> record);
   // Polls the core if the lock is free, runs immediate tasks, and wakes the progress thread if it is needed.
-  // Waits for no other rank. In a simulation the calling fiber may yield.
-  void Kick() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits for no other rank. In a simulation the calling fiber may yield. `now_ns`: the time of Queue.
+  void Kick(int64_t now_ns) ABSL_LOCKS_EXCLUDED(mutex_);
 
   enum class Event : uint8_t { kReady, kReleased };
   // Polls until the event. `checks_heartbeats`: after the deadline, asks for the ranks that are late or
@@ -112,13 +104,14 @@ class EngineShell {
     bool has_local_work;  // An operation needs more than releases by peers.
     bool has_tasks;
     bool uses_wire;
+    int64_t now_ns;            // The time of the poll.
     int64_t wire_interval_ns;  // Of polls of the wire, by its rate. See Note [Wire budget].
   };
   // Destroyed without the lock: the destructors may call the engine.
   using ReleasedMemory = std::vector<std::shared_ptr<void>>;
   // Polls the core, and calls callbacks of completed operations. Then runs one task.
   PollResult PollAndRunTask() ABSL_LOCKS_EXCLUDED(mutex_);
-  PollResult PollLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  PollResult PollLocked(int64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Moves the data of a task that this thread has counted in running_tasks_, and finishes it.
   void RunCounted(const DataTask& task) ABSL_LOCKS_EXCLUDED(mutex_);
   void TakeSubmissions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -220,6 +220,7 @@ absl::StatusOr<bool> MessageBoard::StepSends() {
 }
 
 absl::StatusOr<bool> MessageBoard::StepReceives() {
+  if (receives_.empty()) return false;
   bool advanced = false;
   std::vector<IncomingMessage*> order;
   for (const auto& receive : receives_) order.push_back(receive.get());
