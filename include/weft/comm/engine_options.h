@@ -11,9 +11,17 @@
 
 namespace weft {
 
+// Form of small all-gathers and reduce-scatters between nodes: Note [Relayed exchanges] in
+// src/comm/trees/relay_choice.h. Results have the same bits in each.
+enum class Relaying : uint8_t {
+  kWhereItPays,  // Relayed, if the costs of messages and bytes say so.
+  kAlways,       // Relayed up to the largest size. For tests and measurements, as the next one.
+  kNever,
+};
+
 struct EngineOptions {
   // Deadline of every Wait that names none. Unset: the environment's WEFT_TIMEOUT_S (DefaultTimeout).
-  // REQUIRES: timeout, share_domain, slice_bytes and piece_bytes are the same on all ranks.
+  // REQUIRES: timeout, share_domain, slice_bytes, piece_bytes and relaying are the same on all ranks.
   // CommEngine::Create compares them.
   std::optional<absl::Duration> timeout = std::nullopt;
   // The ranks of a node that share images. Unset: the environment's WEFT_SHARE_DOMAIN (DefaultShareDomain).
@@ -49,6 +57,7 @@ struct EngineOptions {
   // Size of a piece, the unit of data movement in groups on one node, and of staging copies. Groups that span
   // nodes move slices. Priorities are reconsidered after each piece or slice.
   int64_t piece_bytes = int64_t{256} * 1024;
+  Relaying relaying = Relaying::kWhereItPays;
   // Operations that the flight recorder keeps.
   int recorder_entries = 512;
   // When the engine fails, writes the flight recorder. If the failure is a missed deadline, ends the process

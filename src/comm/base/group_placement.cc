@@ -1,5 +1,6 @@
 #include "src/comm/base/group_placement.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -50,6 +51,7 @@ std::shared_ptr<const GroupPlacement::Tables> GroupPlacement::MakeTables(const s
   Partition by_node = PartitionBy(ranks, nodes);
   tables->node_of = std::move(by_node.set_of);
   tables->members = std::move(by_node.members);
+  tables->nodes_are_consecutive = std::is_sorted(tables->node_of.begin(), tables->node_of.end());
   tables->index_in_node = IndicesInSets(tables->members, ranks.size());
   tables->subtrees = MaximalSubtrees(tables->node_of);
   tables->subtrees_of_node.resize(tables->members.size());

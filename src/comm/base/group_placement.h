@@ -24,6 +24,7 @@ class GroupPlacement {
     std::vector<int> node_of;               // By member.
     std::vector<int> index_in_node;         // By member.
     std::vector<std::vector<int>> members;  // By node.
+    bool nodes_are_consecutive = false;     // The members of each node are.
     std::vector<NodeSubtree> subtrees;
     std::vector<int> subtree_in_node;  // By subtree.
     std::vector<std::vector<int>> subtrees_of_node;
@@ -59,6 +60,8 @@ class GroupPlacement {
 
   // The members on `node`, ascending: by IndexInNode.
   const std::vector<int>& MembersOf(int node) const { return tables_->members[static_cast<size_t>(node)]; }
+  // True if the members of each node are consecutive.
+  bool nodes_are_consecutive() const { return tables_->nodes_are_consecutive; }
   // The first member on `node`. It exchanges the control messages of the node: see Note [Node graphs].
   int FirstMember(int node) const { return MembersOf(node).front(); }
   // The member of the caller's node that keeps what its local ranks share. See Note [Arrivals].

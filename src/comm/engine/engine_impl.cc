@@ -116,7 +116,8 @@ absl::StatusOr<std::vector<OptionValue>> CommEngine::Impl::OptionsOfAllRanks(
       {"the share domain", std::string(Name(share_domains_.kind)),
        "set WEFT_SHARE_DOMAIN, or --share-domain or EngineOptions::share_domain,"},
       bytes("slice_bytes", options_.slice_bytes),
-      bytes("piece_bytes", options_.piece_bytes)};
+      bytes("piece_bytes", options_.piece_bytes),
+      bytes("relaying", static_cast<int64_t>(options_.relaying))};
 }
 
 absl::Status CommEngine::Impl::Open() {

@@ -12,13 +12,19 @@
 namespace weft {
 namespace {
 
+// `elements`: those of all parts. Those of a plan for mirrored nodes are the parts of one node.
 std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, CollectivePlan plan,
-                                         const EngineOptions& options, bool mirrored) {
+                                         int64_t elements, const EngineOptions& options, bool mirrored) {
   const bool is_small_sum =
       plan.kind == OpKind::kAllReduce && IsSmallAllReduce(placement, plan.parts.total(), plan.dtype);
   if (plan.kind == OpKind::kBarrier || is_small_sum)
     return MakeTreeCollective(placement, std::move(plan), mirrored);
   if (IsSmallOnNode(placement, plan, options)) return MakeSmallNodeCollective(std::move(plan));
+  if (IsRelayed(placement, plan, elements, options.relaying)) {
+    return plan.kind == OpKind::kReduceScatter
+               ? MakeRelayedReduceScatter(placement, std::move(plan), mirrored)
+               : MakeRelayedGather(placement, std::move(plan), mirrored);
+  }
   switch (plan.kind) {
     case OpKind::kReduceScatter:
       return placement.spans_nodes() ? MakeReduceScatter(placement, std::move(plan))
@@ -115,7 +121,8 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
   {
     const MutexLock lock(lanes_mutex_);
     descriptor.sequence = lane.next_sequence++;
-    record->operation = MakeOperation(lane.placement, std::move(request.plan), options_, IsMirrored());
+    record->operation = MakeOperation(lane.placement, std::move(request.plan), descriptor.total_count,
+                                      options_, IsMirrored());
     queued_ns = shell_->Queue(record);
   }
   shell_->Kick(queued_ns);

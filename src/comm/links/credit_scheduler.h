@@ -25,7 +25,8 @@
 // slice, the windows could be full of slices whose senders wait for the very operation that the windows hold
 // back. A broadcast passes slices on: a credited slice needs the same slice at the sender, which is one edge
 // nearer to the root of a tree. It follows by induction over the edges that it completes. Each of the two
-// trees has the window of a phase: in one window, the slices of both trees could wait for each other.
+// trees has the window of a phase: in one window, the slices of both trees could wait for each other. Relayed
+// exchanges have a window, too: see Note [Relayed exchanges].
 //
 // Note [Silent peers]
 // Problem: a peer that has not started an operation sends nothing, whatever credits it has. If such an
@@ -101,7 +102,8 @@
 namespace weft {
 
 // The phase of an operation that a slice belongs to. Each phase has a window of its own.
-enum class WirePhase : uint8_t { kReduce, kGather };
+enum class WirePhase : uint8_t { kReduce, kGather, kRelay };
+inline constexpr size_t kWirePhases = 3;
 
 // Receiver of the completion callbacks of transfers.
 class WireOwner {
@@ -356,7 +358,7 @@ class CreditScheduler {
   std::vector<Transfer> in_flight_;
   std::vector<Transfer> uncancelled_;  // Abandoned transfers that the link could not cancel.
   // Bytes of posted receives by lane and phase. Lanes without an element have none.
-  std::vector<std::array<int64_t, 2>> bytes_in_flight_;
+  std::vector<std::array<int64_t, kWirePhases>> bytes_in_flight_;
   std::array<int64_t, 4> bytes_by_priority_{};  // Bytes of posted receives with `shared` set, by priority.
   // Peers whose credit messages have arrived, by lane, sequence and rank.
   absl::flat_hash_set<std::tuple<int, uint64_t, int>> credit_senders_;

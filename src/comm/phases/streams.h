@@ -343,6 +343,7 @@ class ReceiveStream final : public WireOwner {
   absl::StatusOr<bool> Credit(OperationContext& context, int64_t consumed, int64_t limit);
   int64_t issued() const { return progress_.issued(); }
   int64_t done() const { return progress_.done(); }
+  bool is_credited() const { return progress_.issued() == slicing_.slices(); }  // All slices have credits.
   bool finished() const { return progress_.done() == slicing_.slices(); }
   int peer() const { return channel_.peer; }
   void OnWireDone(int64_t slice) override { progress_.Finish(slice); }

@@ -82,6 +82,7 @@ Program DrawProgram(uint64_t seed, int max_ranks) {
   program.engine.share_domain = random.OneOf({ShareDomain::kNode, ShareDomain::kNuma, ShareDomain::kNuma});
   program.engine.max_budget_bytes = program.engine.slice_bytes * random.OneOf<int64_t>({1, 8, 64, 1 << 16});
   program.engine.max_run_bytes = program.engine.slice_bytes * random.OneOf<int64_t>({1, 4, 16});
+  program.engine.relaying = random.OneOf({Relaying::kWhereItPays, Relaying::kAlways, Relaying::kAlways});
   return program;
 }
 

@@ -180,7 +180,7 @@ absl::Status ProgramRunner::CheckBounds(ProgramOutcome& outcome) {
   const EngineCounters counters = engine().counters();
   outcome.operations = counters.operations;
   constexpr int kLanes = 9;  // One of them for messages.
-  constexpr int kPhases = 2;
+  constexpr int kPhases = 3;
   const EngineOptions& options = program_.engine;
   const auto slice_bytes = static_cast<int64_t>(
       std::max(CompressedCapacity(/*number_bytes=*/1, options.slice_bytes),

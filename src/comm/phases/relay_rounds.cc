@@ -1,0 +1,81 @@
+#include "src/comm/phases/relay_rounds.h"
+
+#include <limits>
+#include <utility>
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+
+}  // namespace
+
+CreditScheduler::Channel ChannelToLeader(const OperationContext& context, int node, int number) {
+  const GroupPlacement& placement = context.placement;
+  return {context.record->lane, context.record->descriptor.sequence,
+          placement.WorldRank(placement.FirstMember(node)), number};
+}
+
+const ReceiveStream& OrderedReceives::Add(const CreditScheduler::Channel& channel, const Slicing& slicing,
+                                          const SliceMemory& target, ReceiveStream::Source source) {
+  return receives_.emplace_back(channel, WirePhase::kRelay, slicing, target, source);
+}
+
+absl::StatusOr<bool> OrderedReceives::Step(OperationContext& context) {
+  if (!std::exchange(announced_empty_, true)) {
+    for (ReceiveStream& receive : receives_) WEFT_RETURN_IF_ERROR(receive.AnnounceEmpty(context));
+  }
+  if (!context.head) return false;
+  bool advanced = false;
+  for (size_t i = finished(); i < receives_.size(); ++i) {
+    WEFT_ASSIGN_OR_RETURN(const bool credited, receives_[i].Step(context, /*consumed=*/0));
+    advanced |= credited;
+    if (!receives_[i].is_credited()) break;
+  }
+  return advanced;
+}
+
+size_t OrderedReceives::finished() const {
+  while (finished_ < receives_.size() && receives_[finished_].finished()) ++finished_;
+  return finished_;
+}
+
+void OrderedReceives::AddAwaited(std::set<int>& ranks) const {
+  for (const ReceiveStream& receive : receives_) {
+    if (!receive.finished()) ranks.insert(receive.peer());
+  }
+}
+
+void RelayRounds::Add(const Message& sent, const Message& received) {
+  const auto source = sends_.empty() ? ReceiveStream::Source::kReady : ReceiveStream::Source::kProduced;
+  receives_.Add(received.channel, received.slicing, received.memory, source);
+  sends_.emplace_back(sent.channel, sent.slicing, sent.memory);
+}
+
+absl::StatusOr<bool> RelayRounds::Step(OperationContext& context, bool ready) {
+  WEFT_ASSIGN_OR_RETURN(bool advanced, receives_.Step(context));
+  const size_t arrived =
+      context.wire.rules().rounds_await_earlier_ones ? receives_.finished() : sends_.size();
+  for (size_t round = sent_; round < sends_.size(); ++round) {
+    WEFT_ASSIGN_OR_RETURN(const bool sent, sends_[round].Step(context, ready && round <= arrived ? kAll : 0));
+    advanced |= sent;
+  }
+  return advanced;
+}
+
+bool RelayRounds::drained() const {
+  while (sent_ < sends_.size() && sends_[sent_].finished()) ++sent_;
+  return sent_ == sends_.size() && received();
+}
+
+void RelayRounds::AddAwaited(std::set<int>& ranks) const {
+  receives_.AddAwaited(ranks);
+  if (!ranks.empty()) return;
+  for (const SendStream& send : sends_) {
+    if (!send.finished()) ranks.insert(send.peer());
+  }
+}
+
+}  // namespace weft

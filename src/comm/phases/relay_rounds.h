@@ -1,0 +1,62 @@
+// Messages of a relayed exchange: receives whose credits go in order, and rounds of messages. See Note [Relayed
+// exchanges].
+//
+// Thread safety: all members are called under the core's lock.
+#pragma once
+
+#include <deque>
+#include <set>
+
+#include <absl/status/statusor.h>
+
+#include "src/comm/phases/sends.h"
+#include "src/comm/phases/streams.h"
+
+namespace weft {
+
+// The channel of this operation to or from the first member of `node`.
+CreditScheduler::Channel ChannelToLeader(const OperationContext& context, int node, int number);
+
+// Receives of which each gets credits after those before it.
+class OrderedReceives {
+ public:
+  // Adds the last one. The reference stays valid.
+  const ReceiveStream& Add(const CreditScheduler::Channel& channel, const Slicing& slicing,
+                           const SliceMemory& target,
+                           ReceiveStream::Source source = ReceiveStream::Source::kProduced);
+  // Returns true if anything moved.
+  absl::StatusOr<bool> Step(OperationContext& context);
+  // Receives, counted from the first, that are finished.
+  size_t finished() const;
+  bool all_finished() const { return finished() == receives_.size(); }
+  void AddAwaited(std::set<int>& ranks) const;
+
+ private:
+  std::deque<ReceiveStream> receives_;  // A deque: transfers hold pointers to the streams.
+  mutable size_t finished_ = 0;
+  bool announced_empty_ = false;
+};
+
+// Rounds, in each of which this rank sends a message and receives one. It sends the message of a round once
+// those of all earlier rounds have arrived.
+class RelayRounds {
+ public:
+  struct Message {
+    CreditScheduler::Channel channel;
+    Slicing slicing;
+    SliceMemory memory;
+  };
+  void Add(const Message& sent, const Message& received);
+  // Returns true if anything moved. `ready`: the message of the first round may be sent.
+  absl::StatusOr<bool> Step(OperationContext& context, bool ready);
+  bool received() const { return receives_.all_finished(); }
+  bool drained() const;
+  void AddAwaited(std::set<int>& ranks) const;
+
+ private:
+  OrderedReceives receives_;
+  std::deque<SendStream> sends_;  // A deque: transfers hold pointers to the streams.
+  mutable size_t sent_ = 0;       // Sends, counted from the first, that are finished.
+};
+
+}  // namespace weft
