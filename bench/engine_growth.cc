@@ -7,9 +7,13 @@
 //   weft_bench_engine_growth reduce_scratch NODES     peak of scratch memory of a reduce-scatter
 //   weft_bench_engine_growth core NODES               CPU time of a broadcast between nodes of one rank each
 //   weft_bench_engine_growth operations NODES         CPU time of operations of one rank, parts of 64 bytes
+//   weft_bench_engine_growth exchanges NODES          gathers and reduce-scatters, direct and relayed: messages
+//                                                     that the busiest rank sends, virtual time, CPU time
 //
+// `exchanges` simulates nodes of one rank each, on links of 10 Gbit/s, and waits for each operation. A message
+// takes 20 us from node to node, without its bytes.
 // Nodes are simulated; of `operations` and `reduce_scratch`, only node 0 runs (Note [Mirrored nodes] in
-// weft/mesh/simulation.h). Times of `core` and `operations` include the events of the simulator.
+// weft/mesh/simulation.h). Times of `core`, `operations` and `exchanges` include the events of the simulator.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -134,6 +138,83 @@ void Operations(int nodes) {
   }
 }
 
+struct ExchangeCost {
+  int64_t messages = 0;  // Of the busiest rank.
+  double virtual_us = 0;
+  double cpu_us = 0;  // Of a rank.
+};
+
+// The cost of one of several gathers or reduce-scatters.
+ExchangeCost CostOf(int nodes, OpKind kind, int64_t part_bytes, Relaying relaying) {
+  const int repeats = nodes > 64 ? 3 : 20;
+  EngineOptions options;
+  options.relaying = relaying;
+  options.recorder_entries = 4;
+  ExchangeCost cost;
+  double begin = 0;
+  int64_t begin_ns = 0;
+  SimOptions machine;
+  machine.jitter = 0;
+  machine.wire_latency_ns = 20'000;
+  const SimReport report =
+      RunSimulatedRanks(NodeMap::RanksPerNode(nodes, 1), machine, [&](Bootstrap& bootstrap) -> absl::Status {
+        const auto whole = static_cast<size_t>(part_bytes * nodes);
+        WEFT_ASSIGN_OR_RETURN(
+            testing::RankEngine rank,
+            testing::RankEngine::Make(bootstrap, options, {.segment_bytes = (size_t{4} << 20) + 24 * whole}));
+        WEFT_ASSIGN_OR_RETURN(const LaneId lane,
+                              rank.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kOptimizer));
+        WEFT_ASSIGN_OR_RETURN(const Buffer part, rank.pool->Acquire(static_cast<size_t>(part_bytes)));
+        WEFT_ASSIGN_OR_RETURN(const Buffer buffer, rank.pool->Acquire(whole));
+        std::fill_n(part.data(), part_bytes, std::byte{1});
+        std::fill_n(buffer.data(), whole, std::byte{1});
+        const auto run = [&] {
+          const int64_t elements = part_bytes / 4 * nodes;
+          return kind == OpKind::kAllGather
+                     ? rank.engine->AllGather(lane, part.data(), buffer.data(), DType::kF32, elements)
+                     : rank.engine->ReduceScatter(lane, buffer.data(), part.data(), DType::kF32, elements,
+                                                  ReduceOp::kSum);
+        };
+        WEFT_RETURN_IF_ERROR(run().WaitReleased());
+        WEFT_RETURN_IF_ERROR(Synchronize(bootstrap));
+        if (bootstrap.rank() == 0) begin = CpuSeconds(), begin_ns = bootstrap.runtime().NowNs();
+        const auto messages = [&] {
+          return rank.engine->counters().control_messages + rank.engine->counters().wire_messages;
+        };
+        const int64_t before = messages();
+        for (int i = 0; i < repeats; ++i) WEFT_RETURN_IF_ERROR(run().WaitReleased());
+        cost.messages = std::max(cost.messages, (messages() - before) / repeats);
+        WEFT_RETURN_IF_ERROR(Synchronize(bootstrap));
+        if (bootstrap.rank() == 0) {
+          cost.cpu_us = (CpuSeconds() - begin) * 1e6 / repeats / nodes;
+          cost.virtual_us = static_cast<double>(bootstrap.runtime().NowNs() - begin_ns) * 1e-3 / repeats;
+        }
+        return absl::OkStatus();
+      });
+  OrDie(report.status());
+  return cost;
+}
+
+void Exchanges(int nodes) {
+  struct Form {
+    const char* name;
+    Relaying relaying;
+  };
+  for (const OpKind kind : {OpKind::kAllGather, OpKind::kReduceScatter}) {
+    for (const int64_t part_bytes : {4, 64, 256, 1024, 4096, 16384, 65536}) {
+      if (part_bytes * nodes > (int64_t{4} << 20)) continue;
+      for (const Form& form : {Form{"direct", Relaying::kNever}, Form{"relayed", Relaying::kAlways},
+                               Form{"chosen", Relaying::kWhereItPays}}) {
+        const ExchangeCost cost = CostOf(nodes, kind, part_bytes, form.relaying);
+        std::printf("%-14s %4d nodes, parts of %6lld bytes, %-8s %5lld messages, %9.1f us, %8.1f us of CPU\n",
+                    std::string(Name(kind)).c_str(), nodes, static_cast<long long>(part_bytes), form.name,
+                    static_cast<long long>(cost.messages), cost.virtual_us, cost.cpu_us);
+        std::fflush(stdout);
+      }
+    }
+  }
+}
+
 void Broadcast(int nodes) {
   constexpr int64_t kBytes = int64_t{1} << 20;
   std::vector<int64_t> sent(static_cast<size_t>(nodes));
@@ -191,8 +272,10 @@ int main(int argc, char** argv) {
   if (count > 0 && what == "broadcast") return weft::bench::Broadcast(count), 0;
   if (count > 0 && what == "reduce_scratch") return weft::bench::ReduceScratch(count), 0;
   if (count > 0 && what == "core") return weft::bench::Core(count), 0;
+  if (count > 1 && what == "exchanges") return weft::bench::Exchanges(count), 0;
   if (count > 1 && what == "operations") return weft::bench::Operations(count), 0;
-  std::fprintf(stderr, "usage: %s small_all_reduce|broadcast|reduce_scratch|core|operations COUNT\n",
+  std::fprintf(stderr,
+               "usage: %s small_all_reduce|broadcast|reduce_scratch|core|operations|exchanges COUNT\n",
                argv[0]);
   return 2;
 }

@@ -1,6 +1,7 @@
 #include "src/comm/base/group_placement.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <utility>
 
@@ -32,6 +33,14 @@ Partition PartitionBy(const std::vector<int>& ranks, const NodeMap& map) {
   return partition;
 }
 
+// True if all sets have as many members, a power of two, but for the last, which may have fewer.
+bool HaveEqualPowersOfTwo(const std::vector<std::vector<int>>& sets) {
+  const size_t size = sets.front().size();
+  return std::has_single_bit(size) && sets.back().size() <= size &&
+         std::all_of(sets.begin(), sets.end() - 1,
+                     [size](const std::vector<int>& members) { return members.size() == size; });
+}
+
 // The index of each of `count` members in its set.
 std::vector<int> IndicesInSets(const std::vector<std::vector<int>>& sets, size_t count) {
   std::vector<int> indices(count);
@@ -53,6 +62,7 @@ std::shared_ptr<const GroupPlacement::Tables> GroupPlacement::MakeTables(const s
   tables->members = std::move(by_node.members);
   tables->nodes_are_consecutive = std::is_sorted(tables->node_of.begin(), tables->node_of.end());
   tables->index_in_node = IndicesInSets(tables->members, ranks.size());
+  tables->nodes_are_subtrees = tables->nodes_are_consecutive && HaveEqualPowersOfTwo(tables->members);
   tables->subtrees = MaximalSubtrees(tables->node_of);
   tables->subtrees_of_node.resize(tables->members.size());
   for (size_t index = 0; index < tables->subtrees.size(); ++index) {

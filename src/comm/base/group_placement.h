@@ -25,6 +25,7 @@ class GroupPlacement {
     std::vector<int> index_in_node;         // By member.
     std::vector<std::vector<int>> members;  // By node.
     bool nodes_are_consecutive = false;     // The members of each node are.
+    bool nodes_are_subtrees = false;
     std::vector<NodeSubtree> subtrees;
     std::vector<int> subtree_in_node;  // By subtree.
     std::vector<std::vector<int>> subtrees_of_node;
@@ -62,6 +63,9 @@ class GroupPlacement {
   const std::vector<int>& MembersOf(int node) const { return tables_->members[static_cast<size_t>(node)]; }
   // True if the members of each node are consecutive.
   bool nodes_are_consecutive() const { return tables_->nodes_are_consecutive; }
+  // True if, in addition, all nodes have as many members, a power of two, but for the last, which may have
+  // fewer. The reduction tree is then a canonical tree over the nodes, and one over the members of each.
+  bool nodes_are_subtrees() const { return tables_->nodes_are_subtrees; }
   // The first member on `node`. It exchanges the control messages of the node: see Note [Node graphs].
   int FirstMember(int node) const { return MembersOf(node).front(); }
   // The member of the caller's node that keeps what its local ranks share. See Note [Arrivals].

@@ -121,8 +121,8 @@ class RelayedGather final : public Collective {
   // Adds a copy of memory of `owner` or of this rank.
   void AddCopy(OperationContext& context, const std::byte* source, std::byte* target, int64_t elements,
                int owner) {
-    const size_t node_bytes =
-        static_cast<size_t>(plan().parts.total() * ElementBytes()) * (context.placement.local_peers().size() + 1);
+    const size_t node_bytes = static_cast<size_t>(plan().parts.total() * ElementBytes()) *
+                              (context.placement.local_peers().size() + 1);
     // SliceMemory has no const form. The source is only read.
     copies_.emplace_back(Slicing{elements, SliceElements(context, plan().dtype)}, plan().dtype,
                          SliceMemory{const_cast<std::byte*>(source), SizeOf(plan().dtype)},
@@ -137,7 +137,8 @@ class RelayedGather final : public Collective {
     return advanced;
   }
   bool AreCopied() const {
-    return std::all_of(copies_.begin(), copies_.end(), [](const CopyStream& copy) { return copy.finished(); });
+    return std::all_of(copies_.begin(), copies_.end(),
+                       [](const CopyStream& copy) { return copy.finished(); });
   }
 
   void Unpack(OperationContext& context) {
@@ -183,16 +184,17 @@ bool IsRelayed(const GroupPlacement& placement, const CollectivePlan& plan, int6
     return false;
   }
   const int nodes = placement.node_count();
+  const int64_t bytes = elements * static_cast<int64_t>(SizeOf(plan.dtype));
   if (plan.kind == OpKind::kReduceScatter) {
-    const int64_t bytes = elements * static_cast<int64_t>(SizeOf(AccumulationDType(plan.dtype)));
-    if (relaying == Relaying::kAlways) return bytes <= kMaxRelayedBytes;
-    return RelayedReduceScatterPays(nodes, static_cast<int>(placement.subtrees().size()), bytes);
+    const int64_t sum_bytes = elements * static_cast<int64_t>(SizeOf(AccumulationDType(plan.dtype)));
+    if (!placement.nodes_are_subtrees()) return false;
+    return relaying == Relaying::kAlways ? sum_bytes <= kMaxRelayedBytes
+                                         : RelayedReduceScatterPays(nodes, bytes, sum_bytes);
   }
   // Without other ranks on the nodes, a shared output is that of one rank.
-  const bool is_private = plan.kind == OpKind::kAllGather ||
-                          (plan.kind == OpKind::kAllGatherShared && placement.size() == nodes);
+  const bool is_private =
+      plan.kind == OpKind::kAllGather || (plan.kind == OpKind::kAllGatherShared && placement.size() == nodes);
   if (!is_private) return false;
-  const int64_t bytes = elements * static_cast<int64_t>(SizeOf(plan.dtype));
   return relaying == Relaying::kAlways ? bytes <= kMaxRelayedBytes : RelayedGatherPays(nodes, bytes);
 }
 

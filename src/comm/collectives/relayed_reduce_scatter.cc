@@ -1,15 +1,14 @@
-// Reduce-scatter between nodes that the first member of each node, its leader, relays along trees. See Note
-// [Relayed exchanges].
+// Reduce-scatter between nodes by recursive halving. The first member of each node, its leader, acts for it.
+// See Note [Relayed exchanges] and Note [Halving].
 //
-// The leader of the node of rank 0 gets the result of the whole buffer. Every other leader gets the parts of
-// its subtree of the tree of nodes, passes those of its children on, and writes the parts of its node to the
-// outputs of their ranks.
+// The leader first adds the inputs of its node, and orders the parts by the reversed bits of their nodes'
+// numbers. Each class of parts then lies end to end. In the end it has the parts of its own node, and writes
+// them to the outputs of their ranks.
 #include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -17,28 +16,16 @@
 #include "src/comm/collectives/operations.h"
 #include "src/comm/phases/reduce_phase.h"
 #include "src/comm/phases/relay_rounds.h"
-#include "src/comm/trees/node_graph.h"
-#include "src/comm/trees/relay_choice.h"
-#include "src/comm/trees/tree_chains.h"
+#include "src/comm/trees/halving.h"
 #include "weft/core/status.h"
 
 namespace weft {
 namespace {
 
 constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+constexpr int kChannel = 0;
 
-constexpr int kPartsChannel = 0;
-// The channel of the sum that begins with a rank, from its node.
-int SumChannel(const GroupPlacement& placement, int lo) { return 1 + placement.IndexInNode(lo); }
-
-// A range of the elements of the whole buffer, and its memory.
-struct Range {
-  int64_t begin = 0;
-  int64_t end = 0;
-  std::byte* data = nullptr;  // Element `begin`.
-};
-
-class RelayedReduceScatter final : public Collective {
+class RelayedReduceScatter final : public Collective, TaskOwner, WholeMove {
  public:
   RelayedReduceScatter(const GroupPlacement& placement, CollectivePlan plan, bool mirrored)
       : Collective(std::move(plan), SharingOf(placement)), mirrored_(mirrored) {}
@@ -47,29 +34,34 @@ class RelayedReduceScatter final : public Collective {
   absl::Status BeginMove(OperationContext& context) override {
     const GroupPlacement& placement = context.placement;
     if (!Leads(placement)) return absl::OkStatus();
-    if (mirrored_) return AddMirroredRounds(context);
-    for (TreeChain& tree : ChainsOfNode(placement, Node(placement))) chains_.emplace_back(std::move(tree));
-    WEFT_RETURN_IF_ERROR(AddReceivedSums(context));
-    for (Chain& chain : chains_) WEFT_RETURN_IF_ERROR(AddSum(context, chain));
-    return AddParts(context);
+    OrderParts(placement);
+    const auto sum_bytes = static_cast<size_t>(first_.back()) * SizeOf(sum_dtype());
+    WEFT_ASSIGN_OR_RETURN(sums_, context.scratch.Acquire(sum_bytes));
+    WEFT_RETURN_IF_ERROR(AddExchanges(context));
+    AddOutputs(context);
+    IssueSumOfNode(context);
+    return absl::OkStatus();
   }
 
   absl::StatusOr<bool> Move(OperationContext& context) override {
     if (!Leads(context.placement)) return TakeResultOfLeader(context);
-    WEFT_ASSIGN_OR_RETURN(const bool moved, mirrored_ ? rounds_.Step(context, /*ready=*/true) : StepTrees(context));
-    if (has_result_ || !HasParts()) return moved;
-    const bool copied = StepOutputs(context);
-    if (!has_result_) return moved || copied;
-    Announce(context);
-    return true;
+    WEFT_ASSIGN_OR_RETURN(bool advanced, receives_.Step(context));
+    WEFT_ASSIGN_OR_RETURN(const bool exchanged, StepExchanges(context));
+    advanced |= exchanged;
+    if (has_result_ || !node_is_summed_ || !IsMerged(HalvingLevels(context.placement.node_count())))
+      return advanced;
+    has_result_ = true;
+    for (CopyStream& output : outputs_) {
+      advanced |= output.Step(context, kAll);
+      has_result_ &= output.finished();
+    }
+    if (has_result_) Announce(context);
+    return advanced || has_result_;
   }
   bool MoveComplete() const override { return has_result_; }
   bool MoveDrained() const override {
-    const auto is_finished = [](const SendStream& send) { return send.finished(); };
-    return has_result_ && (!mirrored_ || rounds_.drained()) &&
-           std::all_of(sent_parts_.begin(), sent_parts_.end(), is_finished) &&
-           std::all_of(chains_.begin(), chains_.end(),
-                       [&](const Chain& chain) { return !chain.send || is_finished(*chain.send); });
+    return has_result_ && std::all_of(exchanges_.begin(), exchanges_.end(),
+                                      [](const Exchange& exchange) { return exchange.send.finished(); });
   }
 
   void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
@@ -78,35 +70,36 @@ class RelayedReduceScatter final : public Collective {
       if (!has_result_) ranks.insert(placement.WorldRank(placement.node_host()));
       return;
     }
-    if (mirrored_) return rounds_.AddAwaited(ranks);
-    const auto add = [&](const SendStream& send) {
-      if (!send.finished()) ranks.insert(send.peer());
-    };
     receives_.AddAwaited(ranks);
-    for (const Chain& chain : chains_) {
-      if (chain.send && chain.is_known()) add(*chain.send);
-    }
     if (!ranks.empty()) return;
-    for (const SendStream& send : sent_parts_) add(send);
+    for (const Exchange& exchange : exchanges_) {
+      if (!exchange.send.finished()) ranks.insert(exchange.send.peer());
+    }
+  }
+
+  void OnTaskDone(int64_t /*ticket*/) override { node_is_summed_ = true; }
+  // Adds the inputs of the node, for the parts of one node after the other.
+  void Run() const override {
+    for (size_t place = 0; place < owners_.size(); ++place) {
+      if (first_[place] == first_[place + 1]) continue;
+      SumNode(owners_[place], At(sums_.data(), first_[place], sum_dtype()),
+              first_[place + 1] - first_[place]);
+    }
   }
 
  private:
-  // The sum of a chain.
-  struct Chain {
-    explicit Chain(TreeChain chain) : tree(std::move(chain)) {}
-
-    TreeChain tree;
-    std::vector<std::byte*> branch_sums;      // By branch. That of a local chain is set when it is added.
-    std::vector<const ReceiveStream*> awaited;  // Sums of other nodes.
-    Buffer memory;
-    Buffer rounded_memory;
-    std::optional<ReduceStream> rounded;  // The sum of the maximal subtree, as a direct exchange sends it.
-    std::deque<ReduceStream> sums;        // Each of a range of the buffer.
-    std::optional<SendStream> send;
-
-    bool is_known() const {
-      return std::all_of(sums.begin(), sums.end(), [](const ReduceStream& sum) { return sum.finished(); });
-    }
+  // Elements of sums_.
+  struct Range {
+    int64_t begin;
+    int64_t end;
+    int64_t count() const { return end - begin; }
+  };
+  // An exchange, whose receive is in receives_.
+  struct Exchange {
+    int level;
+    const ReceiveStream* received;
+    SendStream send;
+    ReduceStream merge;  // Of the kept class.
   };
 
   static int Node(const GroupPlacement& placement) { return placement.NodeOf(placement.me()); }
@@ -116,226 +109,159 @@ class RelayedReduceScatter final : public Collective {
     return {.input = !Leads(placement), .output = !Leads(placement)};
   }
 
-  int64_t elements() const { return plan().parts.total(); }
-  size_t ElementBytes() const { return SizeOf(plan().dtype); }
   DType sum_dtype() const { return AccumulationDType(plan().dtype); }
   int64_t CountOf(int member) const { return plan().parts.counts[static_cast<size_t>(member)]; }
-  // The first element of the parts of a node, or of those after the last node.
-  int64_t Begin(const GroupPlacement& placement, int node) const {
-    if (node >= placement.node_count()) return elements();
-    return plan().parts.offsets[static_cast<size_t>(placement.FirstMember(node))];
+  int64_t OffsetOf(int member) const { return plan().parts.offsets[static_cast<size_t>(member)]; }
+  static std::byte* At(std::byte* buffer, int64_t element, DType dtype) {
+    return buffer + static_cast<size_t>(element) * SizeOf(dtype);
   }
-  // The end of the parts of the nodes in the subtree of `node`, which is not 0.
-  int64_t EndOfSubtree(const GroupPlacement& placement, int node) const {
-    return Begin(placement, node + (node & -node));
-  }
-  SliceMemory MemoryOf(std::byte* data) const { return {data, ElementBytes()}; }
 
-  // Receives of sums: the smallest subtrees first.
-  absl::Status AddReceivedSums(OperationContext& context) {
+  // Places of nodes that do not exist have no elements.
+  void OrderParts(const GroupPlacement& placement) {
+    node_ = Node(placement);
+    const int levels = HalvingLevels(placement.node_count());
+    owners_.assign(size_t{1} << levels, {});
+    for (int node = 0; node < placement.node_count(); ++node) {
+      Owner& owner = owners_[static_cast<size_t>(FirstPlaceOfClass(node, levels))];
+      owner.node = node;
+      owner.begin = OffsetOf(placement.FirstMember(node));
+      for (const int member : placement.MembersOf(node)) owner.count += CountOf(member);
+    }
+    first_ = {0};
+    for (const Owner& owner : owners_) first_.push_back(first_.back() + owner.count);
+  }
+  Range RangeOf(int level, int number, int levels) const {
+    const int place = FirstPlaceOfClass(number, levels);
+    const int end = place + (1 << (levels - level - 1));
+    return {first_[static_cast<size_t>(place)], first_[static_cast<size_t>(end)]};
+  }
+
+  absl::Status AddExchanges(OperationContext& context) {
     const GroupPlacement& placement = context.placement;
-    struct Received {
-      Chain* chain;
-      size_t branch;
-      int count;
-    };
-    std::vector<Received> received;
-    for (Chain& chain : chains_) {
-      chain.branch_sums.resize(chain.tree.branches.size());
-      for (size_t branch = 0; branch < chain.tree.branches.size(); ++branch) {
-        const TreeBranch& tree = chain.tree.branches[branch];
-        if (!tree.is_local) received.push_back({&chain, branch, tree.count});
-      }
+    const int levels = HalvingLevels(placement.node_count());
+    const std::vector<HalvingExchange> exchanges = HalvingExchangesOf(node_, placement.node_count());
+    int64_t received = 0;
+    for (const HalvingExchange& exchange : exchanges)
+      received += RangeOf(exchange.level, exchange.kept, levels).count();
+    if (received > 0) {
+      WEFT_ASSIGN_OR_RETURN(received_,
+                            context.scratch.Acquire(static_cast<size_t>(received) * SizeOf(sum_dtype())));
     }
-    if (received.empty()) return absl::OkStatus();
-    std::stable_sort(received.begin(), received.end(),
-                     [](const Received& a, const Received& b) { return a.count < b.count; });
-    const size_t stride = RoundUpToCacheLine(static_cast<size_t>(elements()) * SizeOf(sum_dtype()));
-    WEFT_ASSIGN_OR_RETURN(received_sums_, context.scratch.Acquire(received.size() * stride));
-    std::byte* next = received_sums_.data();
-    for (const auto& [chain, branch, count] : received) {
-      const int lo = chain->tree.branches[branch].lo;
-      chain->branch_sums[branch] = next;
-      chain->awaited.push_back(&receives_.Add(
-          ChannelToLeader(context, placement.NodeOf(lo), SumChannel(placement, lo)),
-          {elements(), SliceElements(context, sum_dtype())}, {next, SizeOf(sum_dtype())}));
-      next += stride;
+    int64_t own = 0;
+    for (const int member : placement.MembersOf(node_)) own += CountOf(member);
+    if (own > 0) {
+      WEFT_ASSIGN_OR_RETURN(result_,
+                            context.scratch.Acquire(static_cast<size_t>(own) * SizeOf(plan().dtype)));
+    }
+    std::byte* next = received_.data();
+    for (const HalvingExchange& exchange : exchanges) {
+      const Range kept = RangeOf(exchange.level, exchange.kept, levels);
+      // Between mirrored nodes, a rank gets what it sends.
+      const Range sent = mirrored_ ? kept : RangeOf(exchange.level, exchange.sent, levels);
+      AddExchange(context, exchange, {kept, sent, next, exchange.level == levels - 1});
+      next = At(next, kept.count(), sum_dtype());
     }
     return absl::OkStatus();
   }
 
-  // REQUIRES: the chains whose sums it needs have been added.
-  absl::Status AddSum(OperationContext& context, Chain& chain) {
-    const GroupPlacement& placement = context.placement;
-    const bool is_result = chain.tree.parent < 0;
-    ReduceTarget target{nullptr, sum_dtype()};
-    if (is_result) target = TargetOf(placement, plan(), nullptr);
-    target.nontemporal = false;
-    const size_t bytes = static_cast<size_t>(elements()) * SizeOf(target.dtype);
-    WEFT_ASSIGN_OR_RETURN(chain.memory, context.scratch.Acquire(bytes));
-    for (size_t branch = 0; branch < chain.tree.branches.size(); ++branch) {
-      if (chain.tree.branches[branch].is_local)
-        chain.branch_sums[branch] = ChainAt(chain.tree.branches[branch].lo).memory.data();
-    }
-    const Range whole{0, elements(), chain.memory.data()};
-    if (chain.tree.own_count == 1 || PartialDType(plan().dtype) == sum_dtype()) {
-      AddRange(context, chain, whole, target, /*own_is_rounded=*/false);
-    } else {
-      WEFT_RETURN_IF_ERROR(AddRounded(context, chain));
-      const int64_t begin = Begin(placement, Node(placement));
-      const int64_t end = Begin(placement, Node(placement) + 1);
-      AddRange(context, chain, SubRange(whole, 0, begin, target.dtype), target, /*own_is_rounded=*/true);
-      AddRange(context, chain, SubRange(whole, begin, end, target.dtype), target, /*own_is_rounded=*/false);
-      AddRange(context, chain, SubRange(whole, end, elements(), target.dtype), target,
-               /*own_is_rounded=*/true);
-    }
-    if (is_result) {
-      parts_ = whole;
-    } else if (!placement.IsLocal(chain.tree.parent)) {
-      chain.send.emplace(ChannelToLeader(context, placement.NodeOf(chain.tree.parent),
-                                         SumChannel(placement, chain.tree.lo)),
-                         Slicing{elements(), SliceElements(context, sum_dtype())},
-                         SliceMemory{chain.memory.data(), SizeOf(sum_dtype())});
-    }
-    return absl::OkStatus();
-  }
-  Chain& ChainAt(int lo) {
-    return *std::find_if(chains_.begin(), chains_.end(),
-                         [lo](const Chain& chain) { return chain.tree.lo == lo; });
-  }
-  static Range SubRange(const Range& range, int64_t begin, int64_t end, DType dtype) {
-    return {begin, end, range.data + static_cast<size_t>(begin - range.begin) * SizeOf(dtype)};
-  }
-
-  absl::Status AddRounded(OperationContext& context, Chain& chain) {
-    WEFT_ASSIGN_OR_RETURN(chain.rounded_memory,
-                          context.scratch.Acquire(static_cast<size_t>(elements()) * ElementBytes()));
-    chain.rounded.emplace(Slicing{elements(), SliceElements(context, plan().dtype)},
-                          ReduceProgramOfRanks(chain.tree.lo, chain.tree.own_count),
-                          LeavesOfRanks(context, chain.tree, 0), plan().reduce,
-                          ReduceTarget{chain.rounded_memory.data(), plan().dtype});
-    chain.rounded->CountCrossing(context);
-    return absl::OkStatus();
-  }
-  // The inputs of the ranks of the maximal subtree, from element `begin` on.
-  std::vector<ReduceStream::Leaf> LeavesOfRanks(const OperationContext& context, const TreeChain& tree,
-                                                int64_t begin) const {
-    std::vector<ReduceStream::Leaf> leaves;
-    for (int member = tree.lo; member < tree.lo + tree.own_count; ++member) {
-      auto* input = const_cast<std::byte*>(InputOf(context, member));
-      leaves.push_back({MemoryOf(input + static_cast<size_t>(begin) * ElementBytes()), plan().dtype,
-                        !context.placement.IsInDomain(member)});
-    }
-    return leaves;
-  }
-  // Adds the sum of a range of the buffer.
-  void AddRange(OperationContext& context, Chain& chain, const Range& range, ReduceTarget target,
-                bool own_is_rounded) {
-    if (range.begin == range.end) return;
-    const TreeChain& tree = chain.tree;
-    std::vector<ReduceStream::Leaf> leaves;
-    if (own_is_rounded) {
-      leaves.push_back({MemoryOf(chain.rounded_memory.data() + static_cast<size_t>(range.begin) * ElementBytes()),
-                        plan().dtype});
-    } else {
-      leaves = LeavesOfRanks(context, tree, range.begin);
-    }
-    const auto first_branch = static_cast<int>(leaves.size());
+  struct Memory {
+    Range kept;
+    Range sent;
+    std::byte* received;
+    bool is_last;  // The merge gives the result.
+  };
+  void AddExchange(OperationContext& context, const HalvingExchange& exchange, const Memory& memory) {
     const size_t sum_bytes = SizeOf(sum_dtype());
-    for (std::byte* sum : chain.branch_sums)
-      leaves.push_back({{sum + static_cast<size_t>(range.begin) * sum_bytes, sum_bytes}, sum_dtype()});
-    target.data = range.data;
-    ReduceProgram program = ProgramOfChain(tree, own_is_rounded ? 0 : -1, first_branch,
-                                           [&](int member) { return member - tree.lo; });
-    chain.sums
-        .emplace_back(Slicing{range.end - range.begin, SliceElements(context, sum_dtype())},
-                      std::move(program), std::move(leaves), plan().reduce, std::move(target))
-        .CountCrossing(context);
+    const auto slicing = [&](const Range& range) {
+      return Slicing{range.count(), SliceElements(context, sum_dtype())};
+    };
+    const SliceMemory kept{At(sums_.data(), memory.kept.begin, sum_dtype()), sum_bytes};
+    const SliceMemory sent{At(sums_.data(), memory.sent.begin, sum_dtype()), sum_bytes};
+    const SliceMemory received{memory.received, sum_bytes};
+    const auto source =
+        exchange.level == 0 ? ReceiveStream::Source::kReady : ReceiveStream::Source::kProduced;
+    const CreditScheduler::Channel channel = ChannelToLeader(context, exchange.peer, kChannel);
+    const ReceiveStream& receive = receives_.Add(channel, slicing(memory.kept), received, source);
+    ReduceTarget target{kept.base, sum_dtype()};
+    if (memory.is_last) target = TargetOf(context.placement, plan(), result_.data());
+    target.nontemporal = false;
+    std::vector<ReduceStream::Leaf> leaves = {{kept, sum_dtype()}, {received, sum_dtype()}};
+    if (!exchange.keeps_left) std::swap(leaves[0], leaves[1]);
+    exchanges_.push_back({exchange.level, &receive, SendStream(channel, slicing(memory.sent), sent),
+                          ReduceStream(slicing(memory.kept), ReduceProgramOfRanks(0, 2), std::move(leaves),
+                                       plan().reduce, std::move(target))});
   }
 
-  // Adds the messages with parts.
-  absl::Status AddParts(OperationContext& context) {
+  void AddOutputs(OperationContext& context) {
     const GroupPlacement& placement = context.placement;
-    const int node = Node(placement);
-    const int64_t slice_elements = SliceElements(context, plan().dtype);
-    if (node > 0) {
-      parts_ = {Begin(placement, node), EndOfSubtree(placement, node), nullptr};
-      const int64_t count = parts_.end - parts_.begin;
-      if (count > 0) {
-        WEFT_ASSIGN_OR_RETURN(received_parts_,
-                              context.scratch.Acquire(static_cast<size_t>(count) * ElementBytes()));
-        parts_.data = received_parts_.data();
-      }
-      receives_.Add(ChannelToLeader(context, TreeParent(node), kPartsChannel), {count, slice_elements},
-                    MemoryOf(parts_.data));
-    }
-    for (const int child : TreeChildren(node, placement.node_count())) {
-      const Range range =
-          SubRange(parts_, Begin(placement, child), EndOfSubtree(placement, child), plan().dtype);
-      sent_parts_.emplace_back(ChannelToLeader(context, child, kPartsChannel),
-                               Slicing{range.end - range.begin, slice_elements}, MemoryOf(range.data));
-    }
-    AddOutputs(context, [&](int member) {
-      return SubRange(parts_, plan().parts.offsets[static_cast<size_t>(member)], 0, plan().dtype).data;
-    });
-    return absl::OkStatus();
-  }
-  template <typename PartOf>
-  void AddOutputs(OperationContext& context, const PartOf& part_of) {
-    const GroupPlacement& placement = context.placement;
-    for (const int member : placement.MembersOf(Node(placement))) {
+    const int64_t begin = OffsetOf(placement.FirstMember(node_));
+    for (const int member : placement.MembersOf(node_)) {
       if (CountOf(member) == 0) continue;
       // The peer published its output for this rank to write to.
       auto* output = const_cast<std::byte*>(OutputOf(context, member));
+      const size_t bytes = SizeOf(plan().dtype);
       outputs_.emplace_back(Slicing{CountOf(member), SliceElements(context, plan().dtype)}, plan().dtype,
-                            MemoryOf(part_of(member)), MemoryOf(output), /*nontemporal=*/false);
+                            SliceMemory{At(result_.data(), OffsetOf(member) - begin, plan().dtype), bytes},
+                            SliceMemory{output, bytes}, /*nontemporal=*/false);
       if (placement.IsInDomain(member)) continue;
       outputs_.back().SetCrossesDomains();
-      context.counters.cross_domain_bytes += CountOf(member) * static_cast<int64_t>(ElementBytes());
+      context.counters.cross_domain_bytes += CountOf(member) * static_cast<int64_t>(bytes);
     }
   }
 
-  absl::StatusOr<bool> StepTrees(OperationContext& context) {
-    WEFT_ASSIGN_OR_RETURN(bool advanced, receives_.Step(context));
-    bool all_known = true;
-    for (Chain& chain : chains_) {
-      // A chain comes after those whose sums it needs.
-      if (all_known) advanced |= StepSum(context, chain);
-      all_known &= chain.is_known();
-      if (!chain.send) continue;
-      WEFT_ASSIGN_OR_RETURN(const bool sent, chain.send->Step(context, chain.is_known() ? kAll : 0));
-      advanced |= sent;
+  void IssueSumOfNode(OperationContext& context) {
+    const GroupPlacement& placement = context.placement;
+    const size_t bytes = static_cast<size_t>(first_.back()) * SizeOf(plan().dtype);
+    int64_t crossing = 0;
+    for (const int member : placement.MembersOf(node_)) {
+      inputs_.push_back(InputOf(context, member));
+      if (!placement.IsInDomain(member)) crossing += static_cast<int64_t>(bytes);
     }
-    for (SendStream& send : sent_parts_) {
-      WEFT_ASSIGN_OR_RETURN(const bool sent, send.Step(context, HasParts() ? kAll : 0));
-      advanced |= sent;
-    }
-    return advanced;
-  }
-  static bool StepSum(OperationContext& context, Chain& chain) {
-    bool advanced = chain.rounded && chain.rounded->Step(context, kAll);
-    if (chain.rounded && !chain.rounded->finished()) return advanced;
-    const auto has_arrived = [](const ReceiveStream* sum) { return sum->finished(); };
-    if (!std::all_of(chain.awaited.begin(), chain.awaited.end(), has_arrived)) return advanced;
-    for (ReduceStream& sum : chain.sums) advanced |= sum.Step(context, kAll);
-    return advanced;
-  }
-  // The parts of this node and of its children in the tree are in parts_.
-  bool HasParts() const {
-    if (mirrored_) return rounds_.received();
-    return receives_.all_finished() &&
-           std::all_of(chains_.begin(), chains_.end(), [](const Chain& chain) { return chain.is_known(); });
+    context.counters.cross_domain_bytes += crossing;
+    program_ = ReduceProgramOfRanks(0, static_cast<int>(inputs_.size()));
+    const MoveSize size{static_cast<size_t>(first_.back()) * SizeOf(sum_dtype()), bytes * inputs_.size()};
+    context.tasks.Push(
+        {context.record, this, /*ticket=*/0, context.priority, WholeMoveTask{this, size}, crossing});
   }
 
-  bool StepOutputs(OperationContext& context) {
+  // The parts of a node.
+  struct Owner {
+    int node = 0;
+    int64_t begin = 0;  // In the inputs.
+    int64_t count = 0;
+  };
+  void SumNode(const Owner& owner, std::byte* target, int64_t count) const {
+    std::vector<LeafSource> leaves;
+    for (const std::byte* input : inputs_)
+      leaves.push_back({input + static_cast<size_t>(owner.begin) * SizeOf(plan().dtype), plan().dtype});
+    const bool is_rounded =
+        inputs_.size() > 1 && owner.node != node_ && PartialDType(plan().dtype) != sum_dtype();
+    if (!is_rounded) return RunReduce(program_, leaves, plan().reduce, {target, sum_dtype()}, count);
+    // As a direct exchange sends it.
+    std::vector<std::byte> rounded(static_cast<size_t>(count) * SizeOf(plan().dtype));
+    RunReduce(program_, leaves, plan().reduce, {rounded.data(), plan().dtype}, count);
+    const LeafSource sum{rounded.data(), plan().dtype};
+    RunReduce(ReduceProgramOfRanks(0, 1), {&sum, 1}, plan().reduce, {target, sum_dtype()}, count);
+  }
+
+  // True if what exchanges below `level` keep is merged.
+  bool IsMerged(int level) const {
+    return std::all_of(exchanges_.begin(), exchanges_.end(), [level](const Exchange& exchange) {
+      return exchange.level >= level || exchange.merge.finished();
+    });
+  }
+  absl::StatusOr<bool> StepExchanges(OperationContext& context) {
     bool advanced = false;
-    has_result_ = true;
-    for (CopyStream& output : outputs_) {
-      advanced |= output.Step(context, kAll);
-      has_result_ &= output.finished();
+    for (Exchange& exchange : exchanges_) {
+      const bool holds =
+          node_is_summed_ && (IsMerged(exchange.level) || !context.wire.rules().rounds_await_earlier_ones);
+      WEFT_ASSIGN_OR_RETURN(const bool sent, exchange.send.Step(context, holds ? kAll : 0));
+      advanced |= sent;
+      if (holds && exchange.received->finished()) advanced |= exchange.merge.Step(context, kAll);
     }
     return advanced;
   }
+
   static void Announce(OperationContext& context) {
     if (context.placement.local_peers().empty()) return;
     context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, /*index=*/0, 1);
@@ -350,42 +276,20 @@ class RelayedReduceScatter final : public Collective {
     return has_result_;
   }
 
-  // See Note [Mirrored nodes]: node 0 gets what it sends. It takes as many messages one after the other as the
-  // longest way up and down the trees. Parts of all nodes have one size.
-  absl::Status AddMirroredRounds(OperationContext& context) {
-    const GroupPlacement& placement = context.placement;
-    const int nodes = placement.node_count();
-    int64_t node_elements = 0;
-    for (const int member : placement.MembersOf(Node(placement))) node_elements += CountOf(member);
-    const int64_t sum_bytes = nodes * node_elements * static_cast<int64_t>(SizeOf(sum_dtype()));
-    WEFT_ASSIGN_OR_RETURN(received_parts_, context.scratch.Acquire(2 * static_cast<size_t>(sum_bytes)));
-    const auto add = [&](int distance, int channel, int64_t count, DType dtype) {
-      const Slicing slicing{count, SliceElements(context, dtype)};
-      RelayRounds::Message message{ChannelToLeader(context, distance, channel),
-                                   slicing,
-                                   {received_parts_.data(), SizeOf(dtype)}};
-      const RelayRounds::Message sent = message;
-      message.memory.base += sum_bytes;
-      rounds_.Add(sent, message);
-    };
-    for (int distance = 1; distance < nodes; distance *= 2)
-      add(distance, SumChannel(placement, 0), nodes * node_elements, sum_dtype());
-    for (int distance = 1; distance < nodes; distance *= 2)
-      add(distance, kPartsChannel, std::min(distance, nodes - distance) * node_elements, plan().dtype);
-    AddOutputs(context, [&](int) { return received_parts_.data(); });
-    return absl::OkStatus();
-  }
-
   const bool mirrored_;
   // At the leader.
-  std::deque<Chain> chains_;  // Deques: tasks and transfers hold pointers to the streams.
+  int node_ = 0;
+  std::vector<Owner> owners_;   // By place. See FirstPlaceOfClass.
+  std::vector<int64_t> first_;  // By place: its first element in sums_. Ends with the number of elements.
+  std::vector<const std::byte*> inputs_;
+  ReduceProgram program_;  // Of the inputs.
+  bool node_is_summed_ = false;
+  Buffer sums_;
+  Buffer received_;
+  Buffer result_;  // The parts of the node.
   OrderedReceives receives_;
-  Buffer received_sums_;
-  Buffer received_parts_;
-  Range parts_;
-  std::deque<SendStream> sent_parts_;
+  std::deque<Exchange> exchanges_;  // Deques: tasks and transfers hold pointers to the streams.
   std::deque<CopyStream> outputs_;
-  RelayRounds rounds_;  // Between mirrored nodes, instead of the trees.
 
   bool has_result_ = false;
 };

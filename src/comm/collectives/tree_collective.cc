@@ -199,8 +199,13 @@ class TreeCollective final : public Collective {
       leaves.push_back({rounded.data(), plan().dtype});
     }
     const int own_leaf = rounded.empty() ? -1 : static_cast<int>(leaves.size()) - 1;
-    const ReduceProgram program =
-        ProgramOfChain(tree, own_leaf, first_branch, [&](int member) { return LeafOf(member); });
+    const ReduceProgram program = BuildReduceProgram(tree.lo, tree.count, [&](int lo, int n) {
+      if (lo == tree.lo && n == tree.own_count && own_leaf >= 0) return own_leaf;
+      if (lo < tree.lo + tree.own_count) return n == 1 ? LeafOf(lo) : -1;
+      const auto found = std::find_if(tree.branches.begin(), tree.branches.end(),
+                                      [lo](const TreeBranch& branch) { return branch.lo == lo; });
+      return first_branch + static_cast<int>(found - tree.branches.begin());
+    });
     ReduceTarget target{nullptr, sum_dtype};
     if (tree.parent < 0) {
       target = TargetOf(context.placement, plan(), nullptr);

@@ -21,7 +21,8 @@ struct CreditRules {
   bool slices_run_ahead_in_half_of_budget = true;
   // A run is received once all of its slots in the ring may be overwritten. See Note [Runs of slices].
   bool runs_await_their_slots = true;
-  // A round of a relayed gather is sent once those before it have arrived. See Note [Relayed exchanges].
+  // A message of a relayed exchange is sent once those of earlier rounds have arrived. See Note [Relayed
+  // exchanges].
   bool rounds_await_earlier_ones = true;
 };
 

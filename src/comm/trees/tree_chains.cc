@@ -4,17 +4,6 @@
 
 namespace weft {
 
-ReduceProgram ProgramOfChain(const TreeChain& chain, int own_leaf, int first_branch,
-                             absl::FunctionRef<int(int member)> leaf_of) {
-  return BuildReduceProgram(chain.lo, chain.count, [&](int lo, int n) {
-    if (lo == chain.lo && n == chain.own_count && own_leaf >= 0) return own_leaf;
-    if (lo < chain.lo + chain.own_count) return n == 1 ? leaf_of(lo) : -1;
-    const auto found = std::find_if(chain.branches.begin(), chain.branches.end(),
-                                    [lo](const TreeBranch& branch) { return branch.lo == lo; });
-    return first_branch + static_cast<int>(found - chain.branches.begin());
-  });
-}
-
 std::vector<TreeChain> ChainsOfNode(const GroupPlacement& placement, int node) {
   std::vector<TreeChain> chains;
   for (const int index : placement.SubtreesOf(node)) {

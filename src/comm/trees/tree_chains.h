@@ -3,10 +3,7 @@
 
 #include <vector>
 
-#include <absl/functional/function_ref.h>
-
 #include "src/comm/base/group_placement.h"
-#include "src/comm/base/reduction_tree.h"
 
 namespace weft {
 
@@ -26,11 +23,6 @@ struct TreeChain {
   int parent;     // The node of this rank needs the sum of the largest tree. -1: it is the whole sum.
   std::vector<TreeBranch> branches;
 };
-
-// The program of the largest tree of a chain. `own_leaf`: the leaf that holds the sum of its maximal subtree, or
-// -1: `leaf_of` numbers the leaves of its ranks. The leaves of the branches follow from `first_branch` on.
-ReduceProgram ProgramOfChain(const TreeChain& chain, int own_leaf, int first_branch,
-                             absl::FunctionRef<int(int member)> leaf_of);
 
 // The chains of a node. A chain comes after those whose sums it needs.
 std::vector<TreeChain> ChainsOfNode(const GroupPlacement& placement, int node);
