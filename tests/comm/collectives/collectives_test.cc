@@ -31,6 +31,7 @@ class Collectives : public ::testing::TestWithParam<int> {
     options.piece_bytes = 2 * slice_bytes;
     options.lane_window_bytes = 4 * slice_bytes;
     options.yield_window_bytes = 2 * slice_bytes;
+    options.relaying = relaying_;
     for (const NodeMap& nodes : maps_) {
       RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
         WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
@@ -46,6 +47,7 @@ class Collectives : public ::testing::TestWithParam<int> {
   }
 
   std::vector<NodeMap> maps_ = NodeMapsOf(GetParam());
+  Relaying relaying_ = Relaying::kWhereItPays;
 };
 
 class NumaCollectives : public Collectives {
@@ -76,6 +78,11 @@ INSTANTIATE_TEST_SUITE_P(Ranks, NumaCollectives, ::testing::Values(3, 4, 7));
 TEST_P(Collectives, AllGatherBringsEveryPartToEveryRank) { Run(SweepAllGather); }
 TEST_P(Collectives, AllGatherSharedFillsOneBlockPerNode) { Run(SweepAllGatherShared); }
 TEST_P(Collectives, ReduceScatterReducesEachPartAtItsOwner) { Run(SweepReduceScatter); }
+TEST_P(Collectives, RelayedGathersAndReduceScattersGiveTheSame) {
+  relaying_ = Relaying::kAlways;
+  const SweepOptions swept{.counts = {0, 1, 700}, .dtypes = {DType::kF32, DType::kBF16, DType::kI8}};
+  for (const auto sweep : {SweepAllGather, SweepReduceScatter}) Run(sweep, swept);
+}
 TEST_P(Collectives, AllReduceGivesEveryRankTheReduction) { Run(SweepAllReduce); }
 TEST_P(Collectives, AllGatherBringsPartsThatTravelCompressed) { RunCompressed(SweepAllGather); }
 TEST_P(Collectives, AllGatherSharedFillsOneBlockWithPartsThatTravelCompressed) {

@@ -160,6 +160,26 @@ TEST(BrokenRule, ABarrierThatDoesNotAwaitItsTreeIsDetected) {
   }));
 }
 
+// Gathers and reductions between nodes of one rank each.
+TEST(BrokenRule, ARelayedMessageSentBeforeThoseOfEarlierRoundsIsDetected) {
+  for (const auto kind : {ProgramOp::Kind::kGatherImage, ProgramOp::Kind::kReduceGradients}) {
+    EXPECT_TRUE(IsDetected([kind](uint64_t seed, bool holds) {
+      Program program = DrawProgramWithShortTimeout(seed);
+      program.nodes = NodeMap::RanksPerNode(8, 1);
+      program.engine.share_domain = ShareDomain::kNode;
+      program.engine.relaying = Relaying::kAlways;
+      program.shard_size = 8;
+      for (ProgramOp& op : program.ops) {
+        op.kind = kind;
+        op.in_ranges = false;
+      }
+      ProgramRules rules;
+      rules.credit_rules.rounds_await_earlier_ones = holds;
+      return RunSchedule(program, {.seed = seed}, rules);
+    }));
+  }
+}
+
 // Reductions on nodes of several share domains, in rings of a few slices.
 Program DrawDomainReductions(uint64_t seed) {
   Program program = DrawProgramWithShortTimeout(seed);

@@ -1,0 +1,135 @@
+// Form of small exchanges between nodes, and the exchanges of recursive halving.
+#include "src/comm/trees/relay_choice.h"
+
+#include <bit>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+#include "src/comm/base/reduction_tree.h"
+#include "src/comm/trees/halving.h"
+
+namespace weft {
+namespace {
+
+constexpr int64_t kSmall = 64;  // Bytes of a part.
+
+TEST(RelayChoice, RelaysSmallExchangesBetweenManyNodesOnly) {
+  for (const int nodes : {2, 3, 4, 8}) {
+    EXPECT_FALSE(RelayedGatherPays(nodes, nodes * kSmall)) << nodes;
+    EXPECT_FALSE(RelayedReduceScatterPays(nodes, nodes * kSmall, nodes * kSmall)) << nodes;
+  }
+  for (const int nodes : {64, 96, 512, 4096}) {
+    EXPECT_TRUE(RelayedGatherPays(nodes, nodes * kSmall)) << nodes;
+    EXPECT_TRUE(RelayedReduceScatterPays(nodes, nodes * kSmall, nodes * kSmall)) << nodes;
+    EXPECT_FALSE(RelayedGatherPays(nodes, kMaxRelayedBytes + 1)) << nodes;
+    EXPECT_FALSE(RelayedReduceScatterPays(nodes, 1, kMaxRelayedBytes + 1)) << nodes;
+  }
+}
+
+TEST(RelayChoice, NeverPaysForMoreBytesIfItDoesNotForFewer) {
+  for (int nodes = 2; nodes < 300; ++nodes) {
+    bool gather = true;
+    bool sum = true;
+    for (int64_t bytes = 1; bytes < (1 << 20); bytes *= 2) {
+      EXPECT_TRUE(gather || !RelayedGatherPays(nodes, bytes)) << nodes << " nodes, " << bytes;
+      EXPECT_TRUE(sum || !RelayedReduceScatterPays(nodes, bytes, bytes)) << nodes << " nodes, " << bytes;
+      EXPECT_TRUE(RelayedReduceScatterPays(nodes, bytes, bytes) ||
+                  !RelayedReduceScatterPays(nodes, bytes, 2 * bytes));
+      gather = RelayedGatherPays(nodes, bytes);
+      sum = RelayedReduceScatterPays(nodes, bytes, bytes);
+    }
+  }
+}
+
+// A node next to a power of two would exchange a message with most of the others.
+TEST(RelayChoice, DoesNotRelaySumsIfANodeHadManyExchanges) {
+  EXPECT_TRUE(RelayedReduceScatterPays(128, 512, 512));
+  EXPECT_FALSE(RelayedReduceScatterPays(129, 516, 516));
+}
+
+std::string CanonicalTree(int lo, int n) {
+  if (n == 1) return absl::StrCat(lo);
+  const int left = LeftSize(n);
+  return absl::StrCat("(", CanonicalTree(lo, left), " ", CanonicalTree(lo + left, n - left), ")");
+}
+
+// The sums, as text, that the nodes have for the part of each owner. Those that they have sent are removed.
+using Sums = std::vector<std::map<int, std::string>>;
+
+void RunLevel(const std::vector<std::vector<HalvingExchange>>& exchanges, int level, Sums& sums) {
+  const Sums before = sums;
+  for (size_t node = 0; node < sums.size(); ++node) {
+    for (const HalvingExchange& exchange : exchanges[node]) {
+      if (exchange.level != level) continue;
+      const int classes = 1 << (level + 1);
+      for (const auto& [owner, own] : before[node]) {
+        if (owner % classes == exchange.sent) sums[node].erase(owner);
+        if (owner % classes != exchange.kept) continue;
+        const std::string& received = before[static_cast<size_t>(exchange.peer)].at(owner);
+        sums[node][owner] = exchange.keeps_left ? absl::StrCat("(", own, " ", received, ")")
+                                                : absl::StrCat("(", received, " ", own, ")");
+      }
+    }
+  }
+}
+
+TEST(Halving, GivesEachNodeItsPartInTheCanonicalOrder) {
+  for (int nodes = 2; nodes <= 70; ++nodes) {
+    std::vector<std::vector<HalvingExchange>> exchanges;
+    Sums sums(static_cast<size_t>(nodes));
+    for (int node = 0; node < nodes; ++node) {
+      exchanges.push_back(HalvingExchangesOf(node, nodes));
+      for (int owner = 0; owner < nodes; ++owner) sums[static_cast<size_t>(node)][owner] = absl::StrCat(node);
+    }
+    for (int level = 0; level < HalvingLevels(nodes); ++level) RunLevel(exchanges, level, sums);
+    for (int node = 0; node < nodes; ++node) {
+      const auto& held = sums[static_cast<size_t>(node)];
+      ASSERT_EQ(held.size(), 1U) << "node " << node << " of " << nodes;
+      EXPECT_EQ(held.begin()->first, node);
+      EXPECT_EQ(held.begin()->second, CanonicalTree(0, nodes));
+    }
+  }
+}
+
+TEST(Halving, HasExchangesThatMatchThoseOfThePeersAndAreBounded) {
+  for (int nodes = 2; nodes <= 130; ++nodes) {
+    for (int node = 0; node < nodes; ++node) {
+      const std::vector<HalvingExchange> own = HalvingExchangesOf(node, nodes);
+      EXPECT_LE(static_cast<int>(own.size()), MostHalvingExchanges(nodes));
+      std::set<int> peers;
+      for (const HalvingExchange& exchange : own) {
+        EXPECT_TRUE(peers.insert(exchange.peer).second) << "one message for each direction and peer";
+        int matches = 0;
+        for (const HalvingExchange& theirs : HalvingExchangesOf(exchange.peer, nodes)) {
+          matches += theirs.peer == node && theirs.level == exchange.level && theirs.kept == exchange.sent &&
+                     theirs.sent == exchange.kept && theirs.keeps_left != exchange.keeps_left;
+        }
+        EXPECT_EQ(matches, 1);
+      }
+    }
+    if (std::has_single_bit(static_cast<unsigned>(nodes))) {
+      EXPECT_EQ(MostHalvingExchanges(nodes), HalvingLevels(nodes));
+    }
+  }
+  EXPECT_EQ(MostHalvingExchanges(72), 11);  // Three in its group of eight, and eight with the others.
+}
+
+TEST(Halving, OrdersTheOwnersOfEveryClassEndToEnd) {
+  constexpr int kLevels = 5;
+  for (int level = 0; level < kLevels; ++level) {
+    for (int node = 0; node < 1 << kLevels; ++node) {
+      const int first = FirstPlaceOfClass(node % (2 << level), kLevels);
+      const int place = FirstPlaceOfClass(node, kLevels);
+      EXPECT_GE(place, first);
+      EXPECT_LT(place, first + (1 << (kLevels - level - 1)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft
