@@ -101,7 +101,7 @@ struct EngineCounters {
   int64_t copied_bytes = 0;
   int64_t operations = 0;  // Operations that are *released*.
   // Peak of the bytes in flight that were requested while a lane of higher priority needed the wire. At most
-  // max(yield_window_bytes, slice) plus a slice for each of two phases of each lane.
+  // max(yield_window_bytes, slice) plus a slice for each of three phases of each lane.
   int64_t yielded_peak_bytes = 0;
   // Peak of the bytes that this rank had requested from other nodes and not yet received. For each lane and
   // phase at most twice lane_window_bytes plus a slice, beside twice max_budget_bytes in all.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -56,6 +57,18 @@ absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
   if (options.timeout.value_or(absl::InfiniteDuration()) > absl::ZeroDuration()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "engine option timeout is ", absl::FormatDuration(*options.timeout), "; it must be positive"));
+}
+
+std::string_view Name(Relaying relaying) {
+  switch (relaying) {
+    case Relaying::kWhereItPays:
+      return "where it pays";
+    case Relaying::kAlways:
+      return "always";
+    case Relaying::kNever:
+      break;
+  }
+  return "never";
 }
 
 absl::StatusOr<std::unique_ptr<NodeLink>> OpenNodeLink(Bootstrap& bootstrap, NodeHeap& heap,
@@ -117,7 +130,7 @@ absl::StatusOr<std::vector<OptionValue>> CommEngine::Impl::OptionsOfAllRanks(
        "set WEFT_SHARE_DOMAIN, or --share-domain or EngineOptions::share_domain,"},
       bytes("slice_bytes", options_.slice_bytes),
       bytes("piece_bytes", options_.piece_bytes),
-      bytes("relaying", static_cast<int64_t>(options_.relaying))};
+      {"relaying", std::string(Name(options_.relaying)), "set EngineOptions::relaying"}};
 }
 
 absl::Status CommEngine::Impl::Open() {

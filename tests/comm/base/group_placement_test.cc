@@ -28,6 +28,25 @@ TEST(GroupPlacement, NumbersNodesByTheirFirstMember) {
   EXPECT_EQ(placement.WorldRank(3), 0);
 }
 
+TEST(GroupPlacement, KnowsNodesThatAreConsecutiveAndThoseThatAreSubtrees) {
+  const auto placement = [](std::vector<int> node_of_rank) {
+    std::vector<int> ranks(node_of_rank.size());
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return GroupPlacement(GroupOf(ranks, 0), NodeMap{std::move(node_of_rank)});
+  };
+  EXPECT_FALSE(placement({0, 1, 0, 1}).nodes_are_consecutive());
+  EXPECT_FALSE(placement({0, 1, 0, 1}).nodes_are_subtrees());
+  // The tree over the ranks is not a canonical tree over such nodes.
+  const std::vector<std::vector<int>> others = {
+      {0, 0, 0, 1, 1, 1}, {0, 0, 0, 0, 1, 1, 2, 2}, {0, 1, 1, 2, 2}};
+  for (const std::vector<int>& nodes : others) {
+    EXPECT_TRUE(placement(nodes).nodes_are_consecutive());
+    EXPECT_FALSE(placement(nodes).nodes_are_subtrees());
+  }
+  const std::vector<std::vector<int>> subtrees = {{0, 1, 2}, {0, 0, 1, 1, 2}, {0, 0, 0, 0, 1, 1, 1}};
+  for (const std::vector<int>& nodes : subtrees) EXPECT_TRUE(placement(nodes).nodes_are_subtrees());
+}
+
 TEST(GroupPlacement, ListsLocalPeersStartingAtTheCallersSuccessor) {
   const GroupPlacement placement(GroupOf({0, 1, 2, 3}, 2), NodeMap::OneNode(4));
   EXPECT_THAT(placement.local_peers(), ElementsAre(3, 0, 1));

@@ -255,6 +255,9 @@ TEST(Mismatch, OfEngineOptionsIsAnErrorThatNamesBothValues) {
   options[1].share_domain = ShareDomain::kNuma;  // Which the others choose by themselves.
   options[1].slice_bytes = 512;
   expect("but 512 on rank 1: set EngineOptions::slice_bytes");
+  options[1].slice_bytes = options[0].slice_bytes;
+  options[1].relaying = Relaying::kNever;
+  expect("relaying is where it pays on rank 0, but never on rank 1: set EngineOptions::relaying");
 }
 
 TEST(Mismatch, AnInvalidEngineOptionOfOneRankEndsAllAtOnce) {
