@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "bench/or_die.h"
+#include "src/comm/trees/relay_choice.h"
 #include "tests/support/rank_engine.h"
 #include "weft/core/status.h"
 #include "weft/mesh/simulation.h"
@@ -201,10 +202,9 @@ void Exchanges(int nodes) {
     Relaying relaying;
   };
   for (const OpKind kind : {OpKind::kAllGather, OpKind::kReduceScatter}) {
-    for (const int64_t part_bytes : {4, 64, 256, 1024, 4096, 16384, 65536}) {
-      if (part_bytes * nodes > (int64_t{4} << 20)) continue;
-      for (const Form& form : {Form{"direct", Relaying::kNever}, Form{"relayed", Relaying::kAlways},
-                               Form{"chosen", Relaying::kWhereItPays}}) {
+    for (const int64_t part_bytes : {4, 256, 1024, 4096, 65536}) {
+      if (part_bytes * nodes > 2 * kMaxRelayedBytes) continue;  // Both forms are direct.
+      for (const Form& form : {Form{"direct", Relaying::kNever}, Form{"relayed", Relaying::kAlways}}) {
         const ExchangeCost cost = CostOf(nodes, kind, part_bytes, form.relaying);
         std::printf("%-14s %4d nodes, parts of %6lld bytes, %-8s %5lld messages, %9.1f us, %8.1f us of CPU\n",
                     std::string(Name(kind)).c_str(), nodes, static_cast<long long>(part_bytes), form.name,
