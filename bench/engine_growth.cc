@@ -7,11 +7,12 @@
 //   weft_bench_engine_growth reduce_scratch NODES     peak of scratch memory of a reduce-scatter
 //   weft_bench_engine_growth core NODES               CPU time of a broadcast between nodes of one rank each
 //   weft_bench_engine_growth operations NODES         CPU time of operations of one rank, parts of 64 bytes
-//   weft_bench_engine_growth exchanges NODES          gathers and reduce-scatters, direct and relayed: messages
-//                                                     that the busiest rank sends, virtual time, CPU time
+//   weft_bench_engine_growth exchanges NODES          gathers and reduce-scatters, direct and relayed:
+//                                                     messages that the busiest rank sends, virtual time, CPU
+//                                                     time
 //
-// `exchanges` simulates nodes of one rank each, on links of 10 Gbit/s, and waits for each operation. A message
-// takes 20 us from node to node, without its bytes.
+// `exchanges` simulates nodes of one rank each, on links of 10 Gbit/s, and waits for each operation. A
+// message takes 20 us from node to node, without its bytes.
 // Nodes are simulated; of `operations` and `reduce_scratch`, only node 0 runs (Note [Mirrored nodes] in
 // weft/mesh/simulation.h). Times of `core`, `operations` and `exchanges` include the events of the simulator.
 #include <algorithm>

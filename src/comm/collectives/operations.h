@@ -12,8 +12,8 @@ bool IsSmallAllReduce(const GroupPlacement& placement, int64_t count, DType dtyp
 // Barrier of any group, and small all-reduce. `mirrored`: the simulation mirrors nodes.
 std::unique_ptr<Operation> MakeTreeCollective(const GroupPlacement& placement, CollectivePlan plan,
                                               bool mirrored);
-// True for an all-gather or reduce-scatter between nodes that nodes relay. `elements`: those of all parts. See
-// Note [Relayed exchanges].
+// True for an all-gather or reduce-scatter between nodes that nodes relay. `elements`: those of all parts.
+// See Note [Relayed exchanges].
 bool IsRelayed(const GroupPlacement& placement, const CollectivePlan& plan, int64_t elements,
                Relaying relaying);
 // REQUIRES: IsRelayed, of an all-gather or a reduce-scatter. `mirrored`: the simulation mirrors nodes.

@@ -1,5 +1,5 @@
-// All-gather between nodes that the first member of each node, its leader, relays in rounds. See Note [Relayed
-// exchanges].
+// All-gather between nodes that the first member of each node, its leader, relays in rounds. See Note
+// [Relayed exchanges].
 //
 // The leader has a buffer that begins with the parts of its own node, followed by those of the next nodes. A
 // round fills the next section of it. In the end the leader copies the parts to its output, from which the

@@ -1,5 +1,5 @@
-// Messages of a relayed exchange: receives whose credits go in order, and rounds of messages. See Note [Relayed
-// exchanges].
+// Messages of a relayed exchange: receives whose credits go in order, and rounds of messages. See Note
+// [Relayed exchanges].
 //
 // Thread safety: all members are called under the core's lock.
 #pragma once

@@ -8,22 +8,22 @@
 //     nodes' parts, and sends as many of its own to node i - 2^k (J. Bruck et al., "Efficient algorithms for
 //     all-to-all communications in multiport message-passing systems", IEEE TPDS 8, 1997).
 //   - Reduce-scatter: recursive halving, see Note [Halving].
-// Bits: additions are those of Note [Canonical tree]. Sums of nodes travel in the dtype of accumulation. A sum
-// of bf16 is rounded before for the same parts as in a direct exchange: those of ranks on other nodes.
+// Bits: additions are those of Note [Canonical tree]. Sums of nodes travel in the dtype of accumulation. A
+// sum of bf16 is rounded before for the same parts as in a direct exchange: those of ranks on other nodes.
 // Credits: relayed slices have a window of their own (WirePhase::kRelay). Only the first operation of a lane
-// that is not *ready* gives credits in it, and gives them in the order of the rounds. Why there is no deadlock:
-// take the earliest round of which a slice is stuck. Slices of earlier rounds arrive, so a window that has no
-// room for it holds slices of this round. Their senders have all that they need, so the slices arrive and make
-// room.
-// Mismatches: a credit goes to the sender of a message before the data, so the two compare descriptors. A rank
-// whose output depends on another has compared with it, or with ranks that have. A rank that expects an empty
-// message announces that: see Note [Empty parts].
+// that is not *ready* gives credits in it, and gives them in the order of the rounds. Why there is no
+// deadlock: take the earliest round of which a slice is stuck. Slices of earlier rounds arrive, so a window
+// that has no room for it holds slices of this round. Their senders have all that they need, so the slices
+// arrive and make room.
+// Mismatches: a credit goes to the sender of a message before the data, so the two compare descriptors. A
+// rank whose output depends on another has compared with it, or with ranks that have. A rank that expects an
+// empty message announces that: see Note [Empty parts].
 // Cost: a direct exchange takes the time of a message for each other node, and that of its bytes. Rounds take
 // as many messages one after the other, each with the time from node to node; they bring the same bytes, and
-// copy them twice. The form with the smaller sum is chosen. Its constants are not measured at run time, because
-// all ranks must choose alike.
-// Limits: nodes hold consecutive ranks; for sums as many, a power of two, but for the last node. Parts lie end
-// to end, not in views, are not delta-encoded, and not in an output that ranks share. Data travels
+// copy them twice. The form with the smaller sum is chosen. Its constants are not measured at run time,
+// because all ranks must choose alike.
+// Limits: nodes hold consecutive ranks; for sums as many, a power of two, but for the last node. Parts lie
+// end to end, not in views, are not delta-encoded, and not in an output that ranks share. Data travels
 // uncompressed: it is at most kMaxRelayedBytes.
 #pragma once
 
