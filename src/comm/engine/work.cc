@@ -31,13 +31,15 @@ Work& Work::operator=(Work&& other) noexcept {
 Work::~Work() {
   if (record_ == nullptr) return;
   if (record_->State() == OperationState::kReleased) return;
-  if (!timeout_.ok()) {
+  if (!timeout_.ok() && !TestReleased()) {
     engine_->Abort(timeout_);
   } else if (std::uncaught_exceptions() > 0 && !Test()) {
     engine_->Abort(absl::AbortedError(absl::StrCat("an exception destroyed ", Describe())));
   }
-  // After the deadline, peers may still read the buffers. Aborting the engine makes them stop.
-  if (const absl::Status status = WaitReleased(); absl::IsDeadlineExceeded(status)) engine_->Abort(status);
+  // After the deadline, peers may still read the buffers. Aborting the engine makes them stop. An operation
+  // that has failed needs none: its error may be that of an earlier failure, from which the engine was reset.
+  const absl::Status status = WaitReleased();
+  if (absl::IsDeadlineExceeded(status) && !TestReleased()) engine_->Abort(status);
 }
 
 absl::Status Work::RecordTimeout(absl::Status waited, bool is_engine_timeout) {

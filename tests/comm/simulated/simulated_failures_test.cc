@@ -11,6 +11,7 @@ namespace weft::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Virtual time: the engine's timeout is ten minutes.
 TEST(SimulatedFailures, OfARankThatLeavesReachPeersInEverySchedule) {
@@ -107,6 +108,32 @@ TEST(SimulatedFailures, EndWithAResetOnAllRanksHoweverLateOneRankIs) {
         return ResetUntilItWorks(fixture, bootstrap.runtime(), absl::Seconds(100));
       });
       EXPECT_OK(report.status()) << Describe(nodes) << ", rank 1 is " << late_ns << " ns late";
+    }
+  }
+}
+
+TEST(SimulatedFailures, OfAMissedDeadlineEndWithAReset) {
+  for (const NodeMap& nodes :
+       {NodeMap::OneNode(4), NodeMap::RanksPerNode(4, 2), NodeMap::RanksPerNode(4, 1)}) {
+    for (const bool late_rank_submits : {false, true}) {
+      SimOptions machine;
+      machine.jitter = 0;
+      const SimReport report = RunSimulatedRanks(nodes, machine, [&](Bootstrap& bootstrap) -> absl::Status {
+        EngineOptions options;
+        options.timeout = absl::Seconds(1);
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+        Work work;
+        const bool is_late = bootstrap.rank() == 3;
+        if (is_late) bootstrap.runtime().SleepFor(int64_t{1'300'000'000});
+        if (!is_late || late_rank_submits) {
+          work = fixture.engine->Barrier(fixture.lane);
+          EXPECT_THAT(work.Wait(), Not(IsOk()));
+        }
+        WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
+        EXPECT_OK(fixture.engine->status());
+        return CheckEngineWorks(fixture);
+      });
+      EXPECT_OK(report.status()) << Describe(nodes) << ", the late rank submits: " << late_rank_submits;
     }
   }
 }
