@@ -11,6 +11,7 @@ constexpr int64_t kStates = 8;
 constexpr int64_t kClaim = int64_t{1} << 32;
 // Progress counter of a rank: 1 while it writes an output that it has claimed.
 constexpr int kClaimCounter = 0;
+constexpr int64_t kOutputs = 1;  // Pieces of a rank that others may claim.
 
 }  // namespace
 
@@ -47,7 +48,10 @@ std::optional<int> LastArrival::Word::teller() const {
 
 int64_t LastArrival::Word::claims_moved() const { return value() / kClaim; }
 
-void LastArrival::Word::AddClaimMoved() const {
+void LastArrival::Word::AddClaimMoved(int member) const {
+  const int owner = placement_.WorldRank(member);
+  node_.FinishPiece(meeting_.lane, owner, sequence_);
+  if (member != placement_.me()) node_.Ring(owner);
   if (node_.AddToWord(meeting_, sequence_, kClaim) / kClaim == placement_.size()) WakePeers();
 }
 
@@ -74,6 +78,7 @@ void LastArrival::LeaveToAll(OperationContext& context) {
 
 void LastArrival::OfferClaims(OperationContext& context, ClaimRule rule) {
   outcome_ = Moved::kByClaims;
+  rule_ = rule;
   const Word word(context);
   if (rule == ClaimRule::kWaitingRanks) return word.TellAndWakePeers(outcome_);
   word.Tell(outcome_);
@@ -85,12 +90,13 @@ bool LastArrival::MoveClaimed(OperationContext& context, ClaimRule rule, MoveSiz
                               std::function<void(int)> move) {
   const GroupPlacement& placement = context.placement;
   const OperationRecord& record = *context.record;
+  rule_ = rule;
   const auto claim = [&](int member) {
-    constexpr int64_t kOutputs = 1;
     const int rank = placement.WorldRank(member);
     if (!context.node.ClaimPiece(record.lane, rank, record.descriptor.sequence, kOutputs)) return false;
     claim_.emplace(context);
     claim_->ShowClaim(true);
+    claimed_member_ = member;
     const bool is_immediate = rule == ClaimRule::kLastRank || member == placement.me();
     Issue(context, size, is_immediate, [move, member] { move(member); });
     return true;
@@ -104,6 +110,12 @@ bool LastArrival::MoveClaimed(OperationContext& context, ClaimRule rule, MoveSiz
 
 bool LastArrival::AreAllClaimsMoved(const OperationContext& context) {
   return Word(context).claims_moved() == context.placement.size();
+}
+
+bool LastArrival::IsOwnOutputMoved(const OperationContext& context) {
+  const OperationRecord& record = *context.record;
+  const int rank = context.placement.WorldRank(context.placement.me());
+  return context.node.FinishedPieces(record.lane, rank, record.descriptor.sequence) == kOutputs;
 }
 
 void LastArrival::MoveOwn(OperationContext& context, MoveSize size, std::function<void()> move) {
@@ -125,7 +137,7 @@ void LastArrival::OnTaskDone(int64_t /*ticket*/) {
   if (last_) last_->TellAndWakePeers(outcome_);
   if (claim_) {
     claim_->ShowClaim(false);
-    claim_->AddClaimMoved();
+    claim_->AddClaimMoved(claimed_member_);
   }
   last_.reset();
   claim_.reset();
@@ -147,12 +159,14 @@ void LastArrival::AddAwaited(const OperationContext& context, std::set<int>& ran
     if (outcome_ == Moved::kByClaims && word.IsMovingClaim(peer)) ranks.insert(rank_of(peer));
   }
   if (!ranks.empty()) return;
-  for (const int peer : placement.local_peers()) {
-    constexpr int kOutputs = 1;
-    const bool is_claimed = outcome_ != Moved::kByClaims ||
-                            context.node.AllPiecesClaimed(context.record->lane, rank_of(peer),
-                                                          context.record->descriptor.sequence, kOutputs);
-    if (!is_claimed) ranks.insert(rank_of(peer));
+  if (outcome_ == Moved::kByClaims && rule_ == ClaimRule::kWaitingRanks) {
+    for (const int peer : placement.local_peers()) {
+      if (!context.node.AllPiecesClaimed(context.record->lane, rank_of(peer),
+                                         context.record->descriptor.sequence, kOutputs)) {
+        ranks.insert(rank_of(peer));
+      }
+    }
+    if (!ranks.empty()) return;
   }
   if (const std::optional<int> last = word.teller(); last && *last != rank_of(placement.me())) {
     ranks.insert(*last);

@@ -13,9 +13,9 @@
 // buffers, so that an operation is *released* when it is *ready*.
 // Larger outputs: one core would take longer than all. The last rank then tells the others to *claim*
 // outputs, without waking those that sleep. A rank that runs claims its own output, and then others if one of
-// its threads waits. It adds one to the count in the word when it has written an output. So does the last
-// rank, until none is left: it waits for outputs alone that others are about to write. The rank that writes
-// the last output wakes the others.
+// its threads waits. When it has written an output, it tells its owner, for which the operation is then
+// *ready*, and adds one to the count in the word. The last rank claims outputs until none is left: it waits
+// for outputs alone that others are about to write. The rank that writes the last output wakes the others.
 // Outputs that are too large for one rank: the last rank wakes the others, because its submission would take
 // long, and its rank would be late for the next operation. It then claims outputs like the others, its own in
 // its submission.
@@ -90,15 +90,16 @@ class LastArrival final : private TaskOwner, private WholeMove {
   // claims none. REQUIRES: the outcome is kByClaims, Poll is true, and all ranks pass the same rule.
   bool MoveClaimed(OperationContext& context, ClaimRule rule, MoveSize size,
                    std::function<void(int member)> move);
-  // True if all outputs have been written. REQUIRES: the same.
+  // True if all outputs have been written, or that of this rank. REQUIRES: the same.
   static bool AreAllClaimsMoved(const OperationContext& context);
+  static bool IsOwnOutputMoved(const OperationContext& context);
 
   // True if the outcome is known, and no task of this rank runs.
   bool Poll(const OperationContext& context);
   // The outcome. kNothing: this rank does not know it yet.
   Moved outcome() const { return outcome_; }
-  // Adds the bootstrap rank for which this one waits: the last one, or all peers of the node if that has told
-  // nothing yet.
+  // Adds the bootstrap ranks for which this one waits: those that are writing claimed outputs, or have not
+  // claimed theirs; otherwise the last one, or all peers of the node if that has told nothing yet.
   void AddAwaited(const OperationContext& context, std::set<int>& ranks) const;
 
  private:
@@ -114,8 +115,8 @@ class LastArrival final : private TaskOwner, private WholeMove {
     std::optional<int> teller() const;
     // Outputs that were claimed and written.
     int64_t claims_moved() const;
-    // Counts one more. Wakes the peers if it is the last one.
-    void AddClaimMoved() const;
+    // Tells `member` that its output is written, and counts one more. Wakes the peers if it is the last one.
+    void AddClaimMoved(int member) const;
     // Shows peers whether this rank writes an output that it has claimed.
     void ShowClaim(bool is_moving) const;
     bool IsMovingClaim(int member) const;
@@ -137,7 +138,9 @@ class LastArrival final : private TaskOwner, private WholeMove {
   std::function<void()> move_;  // Of the task that runs.
   std::optional<Word> last_;    // Set while this rank, which arrived last, moves for others.
   std::optional<Word> claim_;   // Set while this rank writes an output that it has claimed.
-  bool is_moving_ = false;      // A task runs.
+  int claimed_member_ = 0;      // The owner of that output.
+  ClaimRule rule_ = ClaimRule::kLastRank;
+  bool is_moving_ = false;  // A task runs.
   Moved outcome_ = Moved::kNothing;
 };
 

@@ -34,8 +34,7 @@ class RelayedGather final : public Collective {
   absl::Status BeginMove(OperationContext& context) override {
     const GroupPlacement& placement = context.placement;
     if (!Leads(placement)) {
-      AddCopy(context, OutputOf(context, placement.node_host()), plan().output, plan().parts.total(),
-              placement.node_host());
+      AddCopy(context, OutputOf(context, placement.node_host()), plan().output, plan().parts.total());
       return absl::OkStatus();
     }
     const int nodes = placement.node_count();
@@ -45,7 +44,8 @@ class RelayedGather final : public Collective {
     int64_t packed = 0;
     for (const int member : placement.MembersOf(Node(placement))) {
       const int64_t count = plan().parts.counts[static_cast<size_t>(member)];
-      AddCopy(context, InputOf(context, member), At(parts_.data(), packed), count, member);
+      AddCopy(context, InputOf(context, member), At(parts_.data(), packed), count);
+      context.counters.copied_bytes += count * ElementBytes();
       packed += count;
     }
     return absl::OkStatus();
@@ -118,18 +118,13 @@ class RelayedGather final : public Collective {
     }
   }
 
-  // Adds a copy of memory of `owner` or of this rank.
-  void AddCopy(OperationContext& context, const std::byte* source, std::byte* target, int64_t elements,
-               int owner) {
+  void AddCopy(OperationContext& context, const std::byte* source, std::byte* target, int64_t elements) {
     const size_t node_bytes = static_cast<size_t>(plan().parts.total() * ElementBytes()) *
                               (context.placement.local_peers().size() + 1);
     // SliceMemory has no const form. The source is only read.
     copies_.emplace_back(Slicing{elements, SliceElements(context, plan().dtype)}, plan().dtype,
                          SliceMemory{const_cast<std::byte*>(source), SizeOf(plan().dtype)},
                          SliceMemory{target, SizeOf(plan().dtype)}, ShouldBypassCaches(node_bytes));
-    if (context.placement.IsInDomain(owner)) return;
-    copies_.back().SetCrossesDomains();
-    context.counters.cross_domain_bytes += elements * ElementBytes();
   }
   bool StepCopies(OperationContext& context) {
     bool advanced = false;
@@ -146,8 +141,9 @@ class RelayedGather final : public Collective {
     copies_.clear();
     const int64_t begin = Begin(placement, Node(placement));
     const int64_t to_end = mirrored_ ? ElementsOfNextNodes(placement, 1) : plan().parts.total() - begin;
-    AddCopy(context, parts_.data(), At(plan().output, begin), to_end, placement.me());
-    AddCopy(context, At(parts_.data(), to_end), plan().output, begin, placement.me());
+    AddCopy(context, parts_.data(), At(plan().output, begin), to_end);
+    AddCopy(context, At(parts_.data(), to_end), plan().output, begin);
+    context.counters.copied_bytes += (to_end + begin) * ElementBytes();
   }
 
   void Finish(OperationContext& context) {
@@ -179,23 +175,22 @@ class RelayedGather final : public Collective {
 
 bool IsRelayed(const GroupPlacement& placement, const CollectivePlan& plan, int64_t elements,
                Relaying relaying) {
-  if (relaying == Relaying::kNever || !placement.spans_nodes() || !placement.nodes_are_consecutive() ||
-      elements == 0 || plan.parts.ranges != nullptr) {
+  if (relaying == Relaying::kNever || !placement.spans_nodes() || placement.spans_domains() ||
+      !placement.nodes_are_consecutive() || elements == 0 || plan.parts.ranges != nullptr) {
     return false;
   }
   const int nodes = placement.node_count();
   const int64_t bytes = elements * static_cast<int64_t>(SizeOf(plan.dtype));
+  if (bytes > kMaxRelayedBytes) return false;
   if (plan.kind == OpKind::kReduceScatter) {
-    const int64_t sum_bytes = elements * static_cast<int64_t>(SizeOf(AccumulationDType(plan.dtype)));
-    if (!placement.nodes_are_subtrees()) return false;
-    return relaying == Relaying::kAlways ? sum_bytes <= kMaxRelayedBytes
-                                         : RelayedReduceScatterPays(nodes, bytes, sum_bytes);
+    if (!placement.nodes_are_subtrees() || AccumulationDType(plan.dtype) != plan.dtype) return false;
+    return relaying == Relaying::kAlways ||
+           RelayedReduceScatterPays(nodes, static_cast<int>(placement.MembersOf(0).size()), bytes);
   }
   // Without other ranks on the nodes, a shared output is that of one rank.
   const bool is_private =
       plan.kind == OpKind::kAllGather || (plan.kind == OpKind::kAllGatherShared && placement.size() == nodes);
-  if (!is_private) return false;
-  return relaying == Relaying::kAlways ? bytes <= kMaxRelayedBytes : RelayedGatherPays(nodes, bytes);
+  return is_private && (relaying == Relaying::kAlways || RelayedGatherPays(nodes, bytes));
 }
 
 std::unique_ptr<Operation> MakeRelayedGather(const GroupPlacement& placement, CollectivePlan plan,

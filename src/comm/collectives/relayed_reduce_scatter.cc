@@ -35,8 +35,8 @@ class RelayedReduceScatter final : public Collective, TaskOwner, WholeMove {
     const GroupPlacement& placement = context.placement;
     if (!Leads(placement)) return absl::OkStatus();
     OrderParts(placement);
-    const auto sum_bytes = static_cast<size_t>(first_.back()) * SizeOf(sum_dtype());
-    WEFT_ASSIGN_OR_RETURN(sums_, context.scratch.Acquire(sum_bytes));
+    WEFT_ASSIGN_OR_RETURN(sums_,
+                          context.scratch.Acquire(static_cast<size_t>(first_.back()) * ElementBytes()));
     WEFT_RETURN_IF_ERROR(AddExchanges(context));
     AddOutputs(context);
     IssueSumOfNode(context);
@@ -82,8 +82,7 @@ class RelayedReduceScatter final : public Collective, TaskOwner, WholeMove {
   void Run() const override {
     for (size_t place = 0; place < owners_.size(); ++place) {
       if (first_[place] == first_[place + 1]) continue;
-      SumNode(owners_[place], At(sums_.data(), first_[place], sum_dtype()),
-              first_[place + 1] - first_[place]);
+      SumNode(owners_[place], At(sums_.data(), first_[place]), first_[place + 1] - first_[place]);
     }
   }
 
@@ -109,11 +108,11 @@ class RelayedReduceScatter final : public Collective, TaskOwner, WholeMove {
     return {.input = !Leads(placement), .output = !Leads(placement)};
   }
 
-  DType sum_dtype() const { return AccumulationDType(plan().dtype); }
+  size_t ElementBytes() const { return SizeOf(plan().dtype); }
   int64_t CountOf(int member) const { return plan().parts.counts[static_cast<size_t>(member)]; }
   int64_t OffsetOf(int member) const { return plan().parts.offsets[static_cast<size_t>(member)]; }
-  static std::byte* At(std::byte* buffer, int64_t element, DType dtype) {
-    return buffer + static_cast<size_t>(element) * SizeOf(dtype);
+  std::byte* At(std::byte* buffer, int64_t element) const {
+    return buffer + static_cast<size_t>(element) * ElementBytes();
   }
 
   // Places of nodes that do not exist have no elements.
@@ -145,13 +144,12 @@ class RelayedReduceScatter final : public Collective, TaskOwner, WholeMove {
       received += RangeOf(exchange.level, exchange.kept, levels).count();
     if (received > 0) {
       WEFT_ASSIGN_OR_RETURN(received_,
-                            context.scratch.Acquire(static_cast<size_t>(received) * SizeOf(sum_dtype())));
+                            context.scratch.Acquire(static_cast<size_t>(received) * ElementBytes()));
     }
     int64_t own = 0;
     for (const int member : placement.MembersOf(node_)) own += CountOf(member);
     if (own > 0) {
-      WEFT_ASSIGN_OR_RETURN(result_,
-                            context.scratch.Acquire(static_cast<size_t>(own) * SizeOf(plan().dtype)));
+      WEFT_ASSIGN_OR_RETURN(result_, context.scratch.Acquire(static_cast<size_t>(own) * ElementBytes()));
     }
     std::byte* next = received_.data();
     for (const HalvingExchange& exchange : exchanges) {
@@ -159,7 +157,7 @@ class RelayedReduceScatter final : public Collective, TaskOwner, WholeMove {
       // Between mirrored nodes, a rank gets what it sends.
       const Range sent = mirrored_ ? kept : RangeOf(exchange.level, exchange.sent, levels);
       AddExchange(context, exchange, {kept, sent, next, exchange.level == levels - 1});
-      next = At(next, kept.count(), sum_dtype());
+      next = At(next, kept.count());
     }
     return absl::OkStatus();
   }
@@ -171,21 +169,21 @@ class RelayedReduceScatter final : public Collective, TaskOwner, WholeMove {
     bool is_last;  // The merge gives the result.
   };
   void AddExchange(OperationContext& context, const HalvingExchange& exchange, const Memory& memory) {
-    const size_t sum_bytes = SizeOf(sum_dtype());
+    const size_t bytes = ElementBytes();
     const auto slicing = [&](const Range& range) {
-      return Slicing{range.count(), SliceElements(context, sum_dtype())};
+      return Slicing{range.count(), SliceElements(context, plan().dtype)};
     };
-    const SliceMemory kept{At(sums_.data(), memory.kept.begin, sum_dtype()), sum_bytes};
-    const SliceMemory sent{At(sums_.data(), memory.sent.begin, sum_dtype()), sum_bytes};
-    const SliceMemory received{memory.received, sum_bytes};
+    const SliceMemory kept{At(sums_.data(), memory.kept.begin), bytes};
+    const SliceMemory sent{At(sums_.data(), memory.sent.begin), bytes};
+    const SliceMemory received{memory.received, bytes};
     const auto source =
         exchange.level == 0 ? ReceiveStream::Source::kReady : ReceiveStream::Source::kProduced;
     const CreditScheduler::Channel channel = ChannelToLeader(context, exchange.peer, kChannel);
     const ReceiveStream& receive = receives_.Add(channel, slicing(memory.kept), received, source);
-    ReduceTarget target{kept.base, sum_dtype()};
+    ReduceTarget target{kept.base, plan().dtype};
     if (memory.is_last) target = TargetOf(context.placement, plan(), result_.data());
     target.nontemporal = false;
-    std::vector<ReduceStream::Leaf> leaves = {{kept, sum_dtype()}, {received, sum_dtype()}};
+    std::vector<ReduceStream::Leaf> leaves = {{kept, plan().dtype}, {received, plan().dtype}};
     if (!exchange.keeps_left) std::swap(leaves[0], leaves[1]);
     exchanges_.push_back({exchange.level, &receive, SendStream(channel, slicing(memory.sent), sent),
                           ReduceStream(slicing(memory.kept), ReduceProgramOfRanks(0, 2), std::move(leaves),
@@ -199,29 +197,19 @@ class RelayedReduceScatter final : public Collective, TaskOwner, WholeMove {
       if (CountOf(member) == 0) continue;
       // The peer published its output for this rank to write to.
       auto* output = const_cast<std::byte*>(OutputOf(context, member));
-      const size_t bytes = SizeOf(plan().dtype);
       outputs_.emplace_back(Slicing{CountOf(member), SliceElements(context, plan().dtype)}, plan().dtype,
-                            SliceMemory{At(result_.data(), OffsetOf(member) - begin, plan().dtype), bytes},
-                            SliceMemory{output, bytes}, /*nontemporal=*/false);
-      if (placement.IsInDomain(member)) continue;
-      outputs_.back().SetCrossesDomains();
-      context.counters.cross_domain_bytes += CountOf(member) * static_cast<int64_t>(bytes);
+                            SliceMemory{At(result_.data(), OffsetOf(member) - begin), ElementBytes()},
+                            SliceMemory{output, ElementBytes()}, /*nontemporal=*/false);
     }
   }
 
   void IssueSumOfNode(OperationContext& context) {
-    const GroupPlacement& placement = context.placement;
-    const size_t bytes = static_cast<size_t>(first_.back()) * SizeOf(plan().dtype);
-    int64_t crossing = 0;
-    for (const int member : placement.MembersOf(node_)) {
-      inputs_.push_back(InputOf(context, member));
-      if (!placement.IsInDomain(member)) crossing += static_cast<int64_t>(bytes);
-    }
-    context.counters.cross_domain_bytes += crossing;
+    const std::vector<int>& members = context.placement.MembersOf(node_);
+    for (const int member : members) inputs_.push_back(InputOf(context, member));
     program_ = ReduceProgramOfRanks(0, static_cast<int>(inputs_.size()));
-    const MoveSize size{static_cast<size_t>(first_.back()) * SizeOf(sum_dtype()), bytes * inputs_.size()};
-    context.tasks.Push(
-        {context.record, this, /*ticket=*/0, context.priority, WholeMoveTask{this, size}, crossing});
+    const size_t bytes = static_cast<size_t>(first_.back()) * ElementBytes();
+    context.tasks.Push({context.record, this, /*ticket=*/0, context.priority,
+                        WholeMoveTask{this, {bytes, bytes * inputs_.size()}}});
   }
 
   // The parts of a node.
@@ -232,16 +220,10 @@ class RelayedReduceScatter final : public Collective, TaskOwner, WholeMove {
   };
   void SumNode(const Owner& owner, std::byte* target, int64_t count) const {
     std::vector<LeafSource> leaves;
+    leaves.reserve(inputs_.size());
     for (const std::byte* input : inputs_)
-      leaves.push_back({input + static_cast<size_t>(owner.begin) * SizeOf(plan().dtype), plan().dtype});
-    const bool is_rounded =
-        inputs_.size() > 1 && owner.node != node_ && PartialDType(plan().dtype) != sum_dtype();
-    if (!is_rounded) return RunReduce(program_, leaves, plan().reduce, {target, sum_dtype()}, count);
-    // As a direct exchange sends it.
-    std::vector<std::byte> rounded(static_cast<size_t>(count) * SizeOf(plan().dtype));
-    RunReduce(program_, leaves, plan().reduce, {rounded.data(), plan().dtype}, count);
-    const LeafSource sum{rounded.data(), plan().dtype};
-    RunReduce(ReduceProgramOfRanks(0, 1), {&sum, 1}, plan().reduce, {target, sum_dtype()}, count);
+      leaves.push_back({input + static_cast<size_t>(owner.begin) * ElementBytes(), plan().dtype});
+    RunReduce(program_, leaves, plan().reduce, {target, plan().dtype}, count);
   }
 
   // True if what exchanges below `level` keep is merged.

@@ -83,7 +83,7 @@ class SmallNodeCollective : public Collective {
     }
     return true;
   }
-  bool MoveComplete() const override { return done_; }
+  bool MoveComplete() const override { return done_ || own_is_valid_; }
   bool MoveDrained() const override { return done_; }
 
   void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
@@ -115,14 +115,21 @@ class SmallNodeCollective : public Collective {
  private:
   // Returns true if this rank has got further.
   bool MoveByClaims(OperationContext& context) {
-    ReadBuffers(context);
     done_ = LastArrival::AreAllClaimsMoved(context);
     if (done_) return true;
-    // The rank that offers small outputs does not share a hardware thread.
     const ClaimRule rule = RuleOfClaims(context);
-    if (context.shares_core && rule == ClaimRule::kLastRank) return false;
+    // The last rank does not return from its submission while outputs are left for it.
+    const bool is_writer = arrived_last() && rule == ClaimRule::kLastRank;
+    const bool was_valid = own_is_valid_;
+    own_is_valid_ = !is_writer && LastArrival::IsOwnOutputMoved(context);
+    const bool advanced = own_is_valid_ && !was_valid;
+    // The rank that offers small outputs does not share a hardware thread.
+    if (context.shares_core && rule == ClaimRule::kLastRank) return advanced;
+    ReadBuffers(context);
     const size_t bytes = OutputBytesOf(context.placement.me());
-    return last_.MoveClaimed(context, rule, {bytes, bytes}, [this](int member) { MoveTo({member}); });
+    const bool claimed =
+        last_.MoveClaimed(context, rule, {bytes, bytes}, [this](int member) { MoveTo({member}); });
+    return claimed || advanced;
   }
   // True if this rank, which arrived last, may offer its output to others: they can reach it.
   bool CanClaim(const OperationContext& context) const {
@@ -167,6 +174,7 @@ class SmallNodeCollective : public Collective {
 
   LastArrival last_;
   bool has_moved_own_ = false;  // This rank has issued the move of its own output.
+  bool own_is_valid_ = false;   // This rank's output is written, while others may not be.
   bool done_ = false;
 };
 

@@ -39,6 +39,7 @@ void EngineCore::Submit(std::shared_ptr<OperationRecord> record) {
     return;
   }
   ++unfinished_;
+  now_ns_ = std::max(now_ns_, record->submitted_ns);  // A poll may have read the clock before.
   env_.recorder.Record(*record);
   if (record->message) return messages_.Submit(std::move(record));
   Lane& lane = *lanes_[static_cast<size_t>(record->lane)];
@@ -318,8 +319,8 @@ bool EngineCore::ReleaseInOrder(int index) {
   }
   const auto is_released = [&](const OperationRecord& record) {
     const uint64_t sequence = record.descriptor.sequence;
-    return (sequence <= lane.consumed && record.operation->is_released_when_drained()) ||
-           IsConsumedByAll(index, sequence);
+    return sequence <= lane.consumed &&
+           (record.operation->is_released_when_drained() || IsConsumedByAll(index, sequence));
   };
   while (!lane.running.empty() && is_released(*lane.running.front())) {
     wire_.Forget(index, lane.running.front()->descriptor.sequence);

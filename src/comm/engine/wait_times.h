@@ -29,7 +29,7 @@ struct WaitTimes {
 // polls, too. It then yields for about as long as it takes to wake a sleeper.
 // Ranks that share hardware threads yield at once, and for longer: others run meanwhile, and if all ranks
 // slept, the last one would have to wake them one by one. Their progress threads wake less often. Several
-// waits in a millisecond are those of small operations.
+// waits between two looks of a progress thread are those of small operations.
 inline WaitTimes TimesOf(Runtime& runtime, bool has_core) {
   // Virtual time passes only while a fiber yields.
   if (runtime.simulation() != nullptr) return {false, 0, 30 * kMicrosecond, 125 * kMicrosecond, 0, 0};

@@ -18,6 +18,7 @@ struct Slot {
   alignas(kLine) std::atomic<uint64_t> published{0};  // Sequence of the descriptor in this slot.
   Descriptor descriptor;
   alignas(kLine) std::atomic<int64_t> claimed{0};  // Claimed pieces. May exceed their number.
+  std::atomic<int64_t> finished{0};                // Pieces that FinishPiece has counted.
 };
 
 // See Note [Arrivals].

@@ -1,7 +1,7 @@
 // Link between the ranks of one node: published descriptors, progress counters, consumed sequences, messages,
 // failure notices, heartbeats, doorbells, and access to each other's memory.
 //
-// Memory order: each flag has a single writer, except claim counters, doorbells and the count in an
+// Memory order: each flag has a single writer, except counters of pieces, doorbells and the count in an
 // operation's word. Writers use release stores or additions, and readers use acquire loads. A rank that sees
 // a flag therefore sees everything that its writer wrote before. Claims and heartbeats order nothing.
 //
@@ -78,6 +78,9 @@ class NodeLink {
   virtual std::optional<int64_t> ClaimPiece(int lane, int peer, uint64_t sequence, int64_t count) = 0;
   // True if all `count` pieces are claimed.
   virtual bool AllPiecesClaimed(int lane, int peer, uint64_t sequence, int64_t count) const = 0;
+  // Counts a piece of `peer`'s part that this rank has claimed and written.
+  virtual void FinishPiece(int lane, int peer, uint64_t sequence) = 0;
+  virtual int64_t FinishedPieces(int lane, int peer, uint64_t sequence) const = 0;
 
   // Declares that this rank no longer accesses memory of peers for `sequence` or any earlier one.
   virtual void Release(int lane, uint64_t sequence) = 0;

@@ -86,6 +86,7 @@ class SharedMemoryLink final : public NodeLink {
     Slot& slot = flags.At(descriptor.sequence);
     slot.descriptor = descriptor;
     slot.claimed.store(0, std::memory_order_relaxed);
+    slot.finished.store(0, std::memory_order_relaxed);
     slot.published.store(descriptor.sequence, std::memory_order_release);
   }
 
@@ -112,6 +113,12 @@ class SharedMemoryLink final : public NodeLink {
   }
   bool AllPiecesClaimed(int lane, int peer, uint64_t sequence, int64_t count) const override {
     return Flags(peer, lane).At(sequence).claimed.load(std::memory_order_relaxed) >= count;
+  }
+  void FinishPiece(int lane, int peer, uint64_t sequence) override {
+    Flags(peer, lane).At(sequence).finished.fetch_add(1, std::memory_order_release);
+  }
+  int64_t FinishedPieces(int lane, int peer, uint64_t sequence) const override {
+    return Flags(peer, lane).At(sequence).finished.load(std::memory_order_acquire);
   }
 
   std::optional<bool> Arrive(const Meeting& meeting, uint64_t sequence, uint64_t hash) override {

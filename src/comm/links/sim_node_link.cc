@@ -19,11 +19,19 @@
 namespace weft {
 namespace {
 
+// A store that all ranks of a node may see. See Note [Late flags].
+struct SharedStore {
+  int64_t made_ns;
+  absl::flat_hash_map<int, int64_t> visible_ns;  // By rank.
+};
+
 struct Slot {
   uint64_t published = 0;
   Descriptor descriptor;
   absl::flat_hash_map<int, int64_t> counters;  // Counters that are not 0, by index.
-  int64_t claimed = 0;                         // Used only in the owner's flags: claims are visible at once.
+  // Used only in the owner's flags.
+  int64_t claimed = 0;  // Visible at once.
+  std::vector<SharedStore> finished;
 };
 
 struct LaneFlags {
@@ -32,11 +40,6 @@ struct LaneFlags {
   Slot& At(uint64_t sequence) { return slots[sequence % NodeLink::kSlots]; }
 };
 
-// A store that all ranks of a node may see. See Note [Late flags].
-struct SharedStore {
-  int64_t made_ns;
-  absl::flat_hash_map<int, int64_t> visible_ns;  // By rank.
-};
 // See Note [Arrivals].
 struct Gate {
   int arrived = 0;
@@ -115,7 +118,7 @@ class SimNodeLink final : public NodeLink {
 
   void Publish(int lane, const Descriptor& descriptor) override {
     Apply([lane, descriptor](RankFlags& flags) {
-      flags.lanes[lane].At(descriptor.sequence) = {descriptor.sequence, descriptor, {}, 0};
+      flags.lanes[lane].At(descriptor.sequence) = {descriptor.sequence, descriptor, {}, 0, {}};
     });
   }
   std::optional<Descriptor> Peek(int lane, int peer, uint64_t sequence) const override {
@@ -139,6 +142,14 @@ class SimNodeLink final : public NodeLink {
   }
   bool AllPiecesClaimed(int lane, int peer, uint64_t sequence, int64_t count) const override {
     return SlotOf(lane, peer, sequence).claimed >= count;
+  }
+  void FinishPiece(int lane, int peer, uint64_t sequence) override {
+    SlotOf(lane, peer, sequence).finished.push_back(ShareNow());
+  }
+  int64_t FinishedPieces(int lane, int peer, uint64_t sequence) const override {
+    const std::vector<SharedStore>& finished = SlotOf(lane, peer, sequence).finished;
+    return std::count_if(finished.begin(), finished.end(),
+                         [this](const SharedStore& store) { return Sees(store); });
   }
 
   // Counts are read-modify-writes: the last rank sees all stores of the others, and whoever sees its count

@@ -7,31 +7,35 @@
 namespace weft {
 namespace {
 
-// Times are in units of the CPU time that a message, its credit and its stream take: about 4 us, see
-// docs/engine.md.
+// Microseconds, from the tables of docs/engine.md, "Direct or relayed" and "Growth with the number of ranks".
+// A direct exchange, for each other node: stream, message and credit.
+constexpr double kGatherFromNode = 4;
+constexpr double kSumOfNode = 3;
+// A round: the same, and a task; of a sum, for each exchange of a node.
+constexpr double kGatherRound = 25;
+constexpr double kSumExchange = 35;
+// From node to node.
+constexpr double kHop = 20;
 
-// Bytes that a link of 10 Gbit/s carries in that time.
-constexpr double kBytesOfMessage = 4096;
-// Bytes that rounds bring later by that time: a rank copies them twice, and looks for them with pauses.
-constexpr double kCopiesOfMessage = 2 * kBytesOfMessage;
-// Time from node to node, without the CPU time: 20 us.
-constexpr double kHop = 5;
+// Bytes a microsecond.
+// Rounds bring bytes later: a rank copies them twice, and looks for them with pauses.
+constexpr double kRelayedBytes = 360;
+// One rank reads the inputs of its node. In a direct exchange, all of them do.
+constexpr double kInputBytes = 8000;
 
 }  // namespace
 
 bool RelayedGatherPays(int nodes, int64_t bytes) {
-  if (bytes > kMaxRelayedBytes) return false;
   const int rounds = std::bit_width(static_cast<unsigned>(nodes - 1));
-  const double copies = static_cast<double>(bytes) / kCopiesOfMessage;
-  return rounds * (1 + kHop) + copies < nodes - 1 + kHop;
+  const double relayed = rounds * (kGatherRound + kHop) + static_cast<double>(bytes) / kRelayedBytes;
+  return relayed < (nodes - 1) * kGatherFromNode + kHop;
 }
 
-bool RelayedReduceScatterPays(int nodes, int64_t bytes, int64_t sum_bytes) {
-  if (sum_bytes > kMaxRelayedBytes) return false;
-  const double copies = static_cast<double>(sum_bytes) / kCopiesOfMessage;
-  const double more_bytes = static_cast<double>(sum_bytes - bytes) / kBytesOfMessage;
-  const double relayed = HalvingLevels(nodes) * kHop + MostHalvingExchanges(nodes) + copies + more_bytes;
-  return relayed < nodes - 1 + kHop;
+bool RelayedReduceScatterPays(int nodes, int members, int64_t bytes) {
+  const auto whole = static_cast<double>(bytes);
+  const double relayed = HalvingLevels(nodes) * kHop + MostHalvingExchanges(nodes) * kSumExchange +
+                         whole / kRelayedBytes + (members - 1) * whole / kInputBytes;
+  return relayed < (nodes - 1) * kSumOfNode + kHop;
 }
 
 }  // namespace weft

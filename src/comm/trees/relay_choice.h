@@ -8,35 +8,37 @@
 //     nodes' parts, and sends as many of its own to node i - 2^k (J. Bruck et al., "Efficient algorithms for
 //     all-to-all communications in multiport message-passing systems", IEEE TPDS 8, 1997).
 //   - Reduce-scatter: recursive halving, see Note [Halving].
-// Bits: additions are those of Note [Canonical tree]. Sums of nodes travel in the dtype of accumulation. A
-// sum of bf16 is rounded before for the same parts as in a direct exchange: those of ranks on other nodes.
+// Bits: additions are those of Note [Canonical tree]. Sums of 16-bit numbers would have to travel as f32, so
+// they are direct.
 // Credits: relayed slices have a window of their own (WirePhase::kRelay). Only the first operation of a lane
 // that is not *ready* gives credits in it, and gives them in the order of the rounds. Why there is no
 // deadlock: take the earliest round of which a slice is stuck. Slices of earlier rounds arrive, so a window
 // that has no room for it holds slices of this round. Their senders have all that they need, so the slices
 // arrive and make room.
 // Mismatches: a credit goes to the sender of a message before the data, so the two compare descriptors. A
-// rank whose output depends on another has compared with it, or with ranks that have. A rank that expects an
+// rank whose output depends on another has compared with it, or with ranks that have. As in a broadcast, a
+// rank may finish without the error if all with which it exchanges messages agree. A rank that expects an
 // empty message announces that: see Note [Empty parts].
-// Cost: a direct exchange takes the time of a message for each other node, and that of its bytes. Rounds take
-// as many messages one after the other, each with the time from node to node; they bring the same bytes, and
-// copy them twice. The form with the smaller sum is chosen. Its constants are not measured at run time,
-// because all ranks must choose alike.
-// Limits: nodes hold consecutive ranks; for sums as many, a power of two, but for the last node. Parts lie
-// end to end, not in views, are not delta-encoded, and not in an output that ranks share. Data travels
-// uncompressed: it is at most kMaxRelayedBytes.
+// Cost: a direct exchange takes the time of a message for each other node. Rounds take more for each message,
+// one after the other, each with the time from node to node; they bring the same bytes, and copy them twice.
+// The form with the smaller sum is chosen. Its constants are not measured at run time, because all ranks must
+// choose alike.
+// Limits: nodes hold consecutive ranks; for sums as many, a power of two, but for the last node. A node is
+// one share domain. Parts lie end to end, not in views, are not delta-encoded, and not in an output that
+// ranks share. Data travels uncompressed: it is at most kMaxRelayedBytes. A part that lies in place already
+// is written again, with the same bytes.
 #pragma once
 
 #include <cstdint>
 
 namespace weft {
 
-// Largest buffer of a relayed exchange, which bounds its scratch memory.
+// Largest buffer of a relayed exchange: of a gather, its output, and of a sum, its input.
 inline constexpr int64_t kMaxRelayedBytes = int64_t{512} * 1024;
 
 // True if a relayed gather of `bytes` in all is faster than a direct one.
 bool RelayedGatherPays(int nodes, int64_t bytes);
-// The same for a reduce-scatter. `sum_bytes`: those of the whole buffer in the dtype of accumulation.
-bool RelayedReduceScatterPays(int nodes, int64_t bytes, int64_t sum_bytes);
+// The same for a reduce-scatter between nodes of `members` ranks. `bytes`: those of an input.
+bool RelayedReduceScatterPays(int nodes, int members, int64_t bytes);
 
 }  // namespace weft

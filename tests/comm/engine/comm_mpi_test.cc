@@ -28,8 +28,9 @@ EngineOptions SmallSlices() {
 
 class CommMpi : public ::testing::Test {
  protected:
-  void SetUp() override {
-    ASSERT_OK_AND_ASSIGN(fixture_, EngineFixture::Make(WorldBootstrap(), SmallSlices(), size_t{64} << 20));
+  void SetUp() override { MakeEngine(SmallSlices()); }
+  void MakeEngine(const EngineOptions& options) {
+    ASSERT_OK_AND_ASSIGN(fixture_, EngineFixture::Make(WorldBootstrap(), options, size_t{64} << 20));
   }
   static int size() { return WorldBootstrap().size(); }
   EngineFixture fixture_;
@@ -54,6 +55,21 @@ TEST_F(CommMpi, BroadcastCopiesTheRootsBufferAndBarrierSynchronizes) {
 
 TEST_F(CommMpi, MessagesArriveWhicheverEndComesFirst) {
   EXPECT_OK(SweepMessages(fixture_, {0, 1, 511, 512, 513, 1025, 30'011}));
+}
+
+// Between nodes, small ones are relayed. See Note [Relayed exchanges].
+class RelayedCommMpi : public CommMpi {
+ protected:
+  void SetUp() override {
+    EngineOptions options = SmallSlices();
+    options.relaying = Relaying::kAlways;
+    MakeEngine(options);
+  }
+};
+
+TEST_F(RelayedCommMpi, AllGatherBringsEveryPartToEveryRank) { EXPECT_OK(SweepAllGather(fixture_, {})); }
+TEST_F(RelayedCommMpi, ReduceScatterReducesEachPartAtItsOwner) {
+  EXPECT_OK(SweepReduceScatter(fixture_, {}));
 }
 
 // The members' blobs travel as messages, which need no lane.

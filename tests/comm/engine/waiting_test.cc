@@ -17,9 +17,11 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr size_t kSegmentBytes = size_t{16} << 20;
-constexpr int64_t kLarge = int64_t{128} << 10;  // Elements of a part that takes several pieces.
+constexpr int64_t kLarge = int64_t{256} << 10;  // Elements of a part that takes several pieces.
 constexpr int64_t kSmall = 256;
 constexpr int64_t kClaimed = 4096;  // Elements of a part of a gather whose outputs are claimed.
+constexpr int64_t kClaimedByWaiting =
+    48 * 1024;  // The same, if only ranks that wait write the outputs of others.
 
 // Keeps the progress thread of an engine in a callback.
 class HeldProgressThread {
@@ -190,6 +192,31 @@ TEST(Submission, CompletesASmallCollectiveOfWhichAllOtherRanksWait) {
       claimed.Check(bootstrap.size(), 2);
       EXPECT_EQ(sum.Read(0, kSmall), std::vector<double>(kSmall, bootstrap.size()));
       return absl::OkStatus();
+    });
+  }
+}
+
+// No thread of the other ranks enters the engine after the submission.
+TEST(Waiting, OneRankWritesTheOutputsOfRanksThatDoNotRun) {
+  for (const int ranks : {2, 4}) {
+    RunRanks(NodeMap::OneNode(ranks), [](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, size_t{64} << 20));
+      WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture, kClaimedByWaiting));
+      WEFT_RETURN_IF_ERROR(fixture.engine->Barrier(fixture.lane).WaitReleased());
+      const HeldProgressThread held(fixture);
+      const bool is_last = bootstrap.rank() == bootstrap.size() - 1;
+      Work work;
+      if (!is_last) work = gathered.Submit(fixture, fixture.lane, 1);
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+      if (is_last) {
+        work = gathered.Submit(fixture, fixture.lane, 1);
+        EXPECT_TRUE(work.Test());  // Its own output is written.
+        EXPECT_FALSE(work.TestReleased());
+        WEFT_RETURN_IF_ERROR(work.WaitReleased());
+      }
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+      gathered.Check(bootstrap.size(), 1);
+      return work.WaitReleased();
     });
   }
 }

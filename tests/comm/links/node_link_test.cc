@@ -167,7 +167,12 @@ TEST(NodeLink, GivesEachPieceOfAnOperationToOneClaimer) {
     const std::vector<std::string> claims = absl::StrSplit(together, ' ', absl::SkipEmpty());
     EXPECT_EQ(claims.size(), 4 * kPieces);
     EXPECT_EQ(std::set<std::string>(claims.begin(), claims.end()).size(), 4 * kPieces);
+    link.FinishPiece(kLane, peer, 1);
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    EXPECT_EQ(link.FinishedPieces(kLane, bootstrap.rank(), 1), 1);
+    EXPECT_EQ(link.FinishedPieces(kLane, bootstrap.rank(), 2), 0);
     link.Publish(kLane, DescriptorOf(1 + NodeLink::kSlots, bootstrap.rank()));
+    EXPECT_EQ(link.FinishedPieces(kLane, bootstrap.rank(), 1 + NodeLink::kSlots), 0);
     EXPECT_EQ(link.ClaimPiece(kLane, bootstrap.rank(), 1 + NodeLink::kSlots, kPieces), 0);
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     return BootstrapBarrier(bootstrap);

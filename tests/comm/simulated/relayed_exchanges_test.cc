@@ -52,7 +52,10 @@ NodeMap DrawNodes(std::mt19937& random) {
   const auto draw = [&](int lo, int hi) {
     return lo + static_cast<int>(random() % static_cast<unsigned>(hi - lo + 1));
   };
-  if (draw(0, 2) > 0) return NodeMap::RanksPerNode(draw(2, 14), 1 << draw(0, 2));
+  if (draw(0, 2) > 0) {
+    const int ranks = draw(2, 14);
+    return NodeMap::RanksPerNode(ranks, 1 << draw(0, 2));
+  }
   NodeMap nodes;
   const bool is_cyclic = draw(0, 3) == 0;
   const int count = draw(2, 5);
@@ -140,19 +143,24 @@ TEST(RelayedExchange, GivesTheBitsOfADirectOneOnEveryNodeMap) {
   EXPECT_GT(fewer_messages, static_cast<int64_t>(maps) / 4);  // Exchanges are relayed indeed.
 }
 
-// Messages that a rank sends in an all-gather and in a reduce-scatter of 4 bytes a rank.
+// Messages that a rank sends in an all-gather and in a reduce-scatter of 4 bytes a rank: one of data and a
+// credit for each round.
 TEST(RelayedExchange, SendsLogarithmicallyManyMessages) {
-  for (const NodeMap& nodes : {NodeMap::RanksPerNode(8, 1), NodeMap::RanksPerNode(64, 1),
-                               NodeMap::RanksPerNode(512, 1), NodeMap::RanksPerNode(96, 2)}) {
+  const struct {
+    NodeMap nodes;
+    Relaying relaying;
+  } cases[] = {{NodeMap::RanksPerNode(8, 1), Relaying::kAlways},
+               {NodeMap::RanksPerNode(64, 1), Relaying::kAlways},
+               {NodeMap::RanksPerNode(96, 2), Relaying::kAlways},
+               {NodeMap::RanksPerNode(512, 1), Relaying::kWhereItPays}};
+  for (const auto& [nodes, relaying] : cases) {
     const int ranks = nodes.size();
     if (ranks > 64 && ScheduleLimit()) continue;
-    // A message and a credit for each round. Between eight nodes, a direct exchange is faster.
-    const int bound = nodes.node_count() == 8 ? 2 * 7 : 2 * CeilLog2(nodes.node_count());
+    const int bound = 2 * CeilLog2(nodes.node_count());
     const SimReport report =
         RunSimulatedRanks(nodes, {.poll_ns = 4'000}, [&](Bootstrap& bootstrap) -> absl::Status {
-          WEFT_ASSIGN_OR_RETURN(
-              EngineFixture fixture,
-              MakeFixture(bootstrap, Relaying::kWhereItPays, absl::Seconds(60), EngineOptions().slice_bytes));
+          WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap, relaying, absl::Seconds(60),
+                                                                   EngineOptions().slice_bytes));
           CommEngine& engine = *fixture.engine;
           std::vector<int32_t> values(static_cast<size_t>(ranks), bootstrap.rank());
           const auto messages = [&] {
@@ -179,7 +187,7 @@ TEST(RelayedExchange, SendsLogarithmicallyManyMessages) {
   }
 }
 
-// A rank submits an all-gather in the form that the others do not have, or with other counts.
+// A rank submits a larger exchange, which has the form that the others do not have.
 TEST(RelayedExchange, NamesTheRankThatSubmitsAnotherOperation) {
   constexpr int kRanks = 11;
   constexpr int kLarge = 13'000;  // Elements of a part that is too large to be relayed.
@@ -245,7 +253,7 @@ TEST(RelayedExchange, RunsAfterAResetInTheMiddleOfOne) {
         RunSimulatedRanks(NodeMap::RanksPerNode(kRanks, 2), {}, [&](Bootstrap& bootstrap) -> absl::Status {
           WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap, Relaying::kAlways));
           std::vector<int32_t> whole(kRanks, 1);
-          int32_t part = 1;
+          int32_t part = 0;
           {
             Work work;
             if (bootstrap.rank() == 7) {
@@ -258,11 +266,15 @@ TEST(RelayedExchange, RunsAfterAResetInTheMiddleOfOne) {
             }
             WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
           }
-          whole.assign(kRanks, 1);
-          part = 1;
+          const int rank = bootstrap.rank();
+          part = 10 + rank;
+          for (int to = 0; to < kRanks; ++to) whole[static_cast<size_t>(to)] = gathers ? 0 : 100 * rank + to;
           WEFT_RETURN_IF_ERROR(SubmitSmall(fixture, gathers, whole, part).WaitReleased());
-          EXPECT_EQ(part, gathers ? 1 : kRanks);
-          EXPECT_EQ(whole, std::vector<int32_t>(kRanks, 1));
+          if (!gathers) {
+            EXPECT_EQ(part, 100 * kRanks * (kRanks - 1) / 2 + kRanks * rank);
+          } else {
+            for (int from = 0; from < kRanks; ++from) EXPECT_EQ(whole[static_cast<size_t>(from)], 10 + from);
+          }
           return absl::OkStatus();
         });
     EXPECT_OK(report.status());
