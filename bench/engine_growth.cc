@@ -240,7 +240,7 @@ void Broadcast(int nodes) {
 }
 
 void ReduceScratch(int nodes) {
-  constexpr int64_t kPart = 4 * 15 * 1024;  // Elements: four slices.
+  constexpr int64_t kPart = int64_t{4} * 15 * 1024;  // Elements: four slices.
   size_t peak = 0;
   const SimReport report = RunSimulatedRanks(
       NodeMap::RanksPerNode(nodes, 1), {.jitter = 0, .mirror_nodes = true},

@@ -365,15 +365,16 @@ absl::StatusOr<std::unique_ptr<NodeLink>> MakeSimNodeLink(Bootstrap& bootstrap, 
   auto link = std::make_unique<SimNodeLink>(heap, bootstrap.runtime(), state);
   // All ranks are in one process: they exchange addresses of their shared pointers. Each pointer stays valid
   // until the second gather below has completed.
+  constexpr size_t kPointerBytes = sizeof(void*);
   const std::shared_ptr<RankState>* own = &state;
   WEFT_ASSIGN_OR_RETURN(
       std::vector<std::string> addresses,
       ExchangeBlobs(bootstrap, "flags of an engine",
-                    std::string(reinterpret_cast<const char*>(&own), sizeof(own)), timeout));
+                    std::string(reinterpret_cast<const char*>(&own), kPointerBytes), timeout));
   for (const int peer : bootstrap.node_map().RanksOf(bootstrap.node())) {
     if (peer == bootstrap.rank()) continue;
     const std::shared_ptr<RankState>* theirs = nullptr;
-    std::memcpy(&theirs, addresses[static_cast<size_t>(peer)].data(), sizeof(theirs));
+    std::memcpy(&theirs, addresses[static_cast<size_t>(peer)].data(), kPointerBytes);
     link->AddPeer(*theirs);
   }
   addresses = {};  // All ranks wait in the next exchange.
