@@ -153,7 +153,9 @@ TEST(RelayedExchange, SendsLogarithmicallyManyMessages) {
                {NodeMap::RanksPerNode(64, 1), Relaying::kAlways},
                {NodeMap::RanksPerNode(96, 2), Relaying::kAlways},
                {NodeMap::RanksPerNode(512, 1), Relaying::kWhereItPays}};
-  for (const auto& [nodes, relaying] : cases) {
+  for (const auto& example : cases) {
+    const NodeMap& nodes = example.nodes;
+    const Relaying relaying = example.relaying;
     const int ranks = nodes.size();
     if (ranks > 64 && ScheduleLimit()) continue;
     const int bound = 2 * CeilLog2(nodes.node_count());
