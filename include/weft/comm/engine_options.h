@@ -96,8 +96,8 @@ struct EngineCounters {
   // it copies from other domains, inputs and sums of other domains that it reduces, and results that it
   // writes to their outputs. Without all-reduces of at most 4 KiB on one node.
   int64_t cross_domain_bytes = 0;
-  // Bytes that the engine staged, packed or unpacked. 0 if every buffer lies in node memory and every part
-  // that crosses nodes is contiguous. Compression does not count.
+  // Bytes that the engine staged, packed or unpacked. 0 if every buffer lies in node memory, every part
+  // that crosses nodes is contiguous, and no gather is relayed. Compression does not count.
   int64_t copied_bytes = 0;
   int64_t operations = 0;  // Operations that are *released*.
   // Peak of the bytes in flight that were requested while a lane of higher priority needed the wire. At most

@@ -136,8 +136,8 @@ void LastArrival::OnTaskDone(int64_t /*ticket*/) {
   is_moving_ = false;
   if (last_) last_->TellAndWakePeers(outcome_);
   if (claim_) {
-    claim_->ShowClaim(false);
     claim_->AddClaimMoved(claimed_member_);
+    claim_->ShowClaim(false);
   }
   last_.reset();
   claim_.reset();

@@ -10,7 +10,7 @@
 // submits. Waking another thread would take longer.
 // Why it suffices: that rank is running, and all inputs are there. A sum has the order of the canonical tree,
 // whichever rank computes it. Once the word tells that all outputs are written, no rank accesses another's
-// buffers, so that an operation is *released* when it is *ready*.
+// buffers: the operation is *released*.
 // Larger outputs: one core would take longer than all. The last rank then tells the others to *claim*
 // outputs, without waking those that sleep. A rank that runs claims its own output, and then others if one of
 // its threads waits. When it has written an output, it tells its owner, for which the operation is then

@@ -123,6 +123,8 @@ class SmallNodeCollective : public Collective {
     const bool was_valid = own_is_valid_;
     own_is_valid_ = !is_writer && LastArrival::IsOwnOutputMoved(context);
     const bool advanced = own_is_valid_ && !was_valid;
+    // A thread that waits for *ready* alone is about to return. The owners of the other outputs are awake.
+    if (own_is_valid_ && !context.is_release_awaited) return advanced;
     // The rank that offers small outputs does not share a hardware thread.
     if (context.shares_core && rule == ClaimRule::kLastRank) return advanced;
     ReadBuffers(context);

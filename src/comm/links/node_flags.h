@@ -76,7 +76,8 @@ struct FailureSlot {
   std::array<char, kTextBytes> text{};
 };
 
-// Flags that one rank writes and its local peers read. Peers also write the doorbell and the claim counters.
+// Flags that one rank writes and its local peers read. Peers also write the doorbell and the counters of
+// pieces.
 struct RankFlags {
   alignas(kLine) std::atomic<uint32_t> doorbell{0};
   alignas(kLine) std::atomic<uint32_t> sleepers{0};

@@ -8,7 +8,7 @@
 //     nodes' parts, and sends as many of its own to node i - 2^k (J. Bruck et al., "Efficient algorithms for
 //     all-to-all communications in multiport message-passing systems", IEEE TPDS 8, 1997).
 //   - Reduce-scatter: recursive halving, see Note [Halving].
-// Bits: additions are those of Note [Canonical tree]. Sums of 16-bit numbers would have to travel as f32, so
+// Bits: additions are those of Note [Canonical tree]. Sums of bf16 and f16 would have to travel as f32, so
 // they are direct.
 // Credits: relayed slices have a window of their own (WirePhase::kRelay). Only the first operation of a lane
 // that is not *ready* gives credits in it, and gives them in the order of the rounds. Why there is no
