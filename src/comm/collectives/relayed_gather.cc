@@ -33,7 +33,7 @@ class RelayedGather final : public Collective {
  protected:
   absl::Status BeginMove(OperationContext& context) override {
     const GroupPlacement& placement = context.placement;
-    if (!Leads(placement)) {
+    if (!LeadsNode(placement)) {
       AddCopy(context, OutputOf(context, placement.node_host()), plan().output, plan().parts.total());
       return absl::OkStatus();
     }
@@ -52,14 +52,15 @@ class RelayedGather final : public Collective {
   }
 
   absl::StatusOr<bool> Move(OperationContext& context) override {
-    if (!Leads(context.placement)) return has_result_ ? false : CopyFromLeader(context);
+    if (!LeadsNode(context.placement)) return has_result_ ? false : CopyFromLeader(context);
     const bool copied = StepCopies(context);
     WEFT_ASSIGN_OR_RETURN(const bool moved, rounds_.Step(context, /*ready=*/unpacks_ || AreCopied()));
     if (has_result_ || !AreCopied() || !rounds_.received()) return copied || moved;
     if (!std::exchange(unpacks_, true)) {
       Unpack(context);
     } else {
-      Finish(context);
+      has_result_ = true;
+      TellNode(context);
     }
     return true;
   }
@@ -67,16 +68,16 @@ class RelayedGather final : public Collective {
   bool MoveDrained() const override { return has_result_ && rounds_.drained(); }
 
   void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
-    if (Leads(context.placement)) return rounds_.AddAwaited(ranks);
+    if (LeadsNode(context.placement)) return rounds_.AddAwaited(ranks);
     if (!has_result_) ranks.insert(context.placement.WorldRank(context.placement.node_host()));
   }
 
  private:
   static int Node(const GroupPlacement& placement) { return placement.NodeOf(placement.me()); }
-  static bool Leads(const GroupPlacement& placement) { return placement.node_host() == placement.me(); }
   // The leader reads the inputs of its node, whose other ranks read its output.
   static Sharing SharingOf(const GroupPlacement& placement) {
-    return {.input = !Leads(placement), .output = Leads(placement) && !placement.local_peers().empty()};
+    return {.input = !LeadsNode(placement),
+            .output = LeadsNode(placement) && !placement.local_peers().empty()};
   }
 
   int64_t ElementBytes() const { return static_cast<int64_t>(SizeOf(plan().dtype)); }
@@ -146,18 +147,8 @@ class RelayedGather final : public Collective {
     context.counters.copied_bytes += (to_end + begin) * ElementBytes();
   }
 
-  void Finish(OperationContext& context) {
-    has_result_ = true;
-    if (context.placement.local_peers().empty()) return;
-    context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, /*index=*/0, 1);
-    for (const int peer : context.placement.local_peers())
-      context.node.Ring(context.placement.WorldRank(peer));
-  }
-
   bool CopyFromLeader(OperationContext& context) {
-    const int leader = context.placement.WorldRank(context.placement.node_host());
-    const OperationRecord& record = *context.record;
-    if (context.node.Counter(record.lane, leader, record.descriptor.sequence, /*index=*/0) == 0) return false;
+    if (!HasLeaderTold(context)) return false;
     const bool advanced = StepCopies(context);
     has_result_ = AreCopied();
     return advanced || has_result_;

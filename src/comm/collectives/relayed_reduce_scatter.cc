@@ -33,7 +33,7 @@ class RelayedReduceScatter final : public Collective, TaskOwner, WholeMove {
  protected:
   absl::Status BeginMove(OperationContext& context) override {
     const GroupPlacement& placement = context.placement;
-    if (!Leads(placement)) return absl::OkStatus();
+    if (!LeadsNode(placement)) return absl::OkStatus();
     OrderParts(placement);
     WEFT_ASSIGN_OR_RETURN(sums_,
                           context.scratch.Acquire(static_cast<size_t>(first_.back()) * ElementBytes()));
@@ -44,7 +44,11 @@ class RelayedReduceScatter final : public Collective, TaskOwner, WholeMove {
   }
 
   absl::StatusOr<bool> Move(OperationContext& context) override {
-    if (!Leads(context.placement)) return TakeResultOfLeader(context);
+    if (!LeadsNode(context.placement)) {
+      if (has_result_ || !HasLeaderTold(context)) return false;
+      has_result_ = true;
+      return true;
+    }
     WEFT_ASSIGN_OR_RETURN(bool advanced, receives_.Step(context));
     WEFT_ASSIGN_OR_RETURN(const bool exchanged, StepExchanges(context));
     advanced |= exchanged;
@@ -55,7 +59,7 @@ class RelayedReduceScatter final : public Collective, TaskOwner, WholeMove {
       advanced |= output.Step(context, kAll);
       has_result_ &= output.finished();
     }
-    if (has_result_) Announce(context);
+    if (has_result_) TellNode(context);
     return advanced || has_result_;
   }
   bool MoveComplete() const override { return has_result_; }
@@ -66,7 +70,7 @@ class RelayedReduceScatter final : public Collective, TaskOwner, WholeMove {
 
   void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
     const GroupPlacement& placement = context.placement;
-    if (!Leads(placement)) {
+    if (!LeadsNode(placement)) {
       if (!has_result_) ranks.insert(placement.WorldRank(placement.node_host()));
       return;
     }
@@ -102,10 +106,9 @@ class RelayedReduceScatter final : public Collective, TaskOwner, WholeMove {
   };
 
   static int Node(const GroupPlacement& placement) { return placement.NodeOf(placement.me()); }
-  static bool Leads(const GroupPlacement& placement) { return placement.node_host() == placement.me(); }
   // The leader reads the inputs of its node, and writes the outputs.
   static Sharing SharingOf(const GroupPlacement& placement) {
-    return {.input = !Leads(placement), .output = !Leads(placement)};
+    return {.input = !LeadsNode(placement), .output = !LeadsNode(placement)};
   }
 
   size_t ElementBytes() const { return SizeOf(plan().dtype); }
@@ -242,20 +245,6 @@ class RelayedReduceScatter final : public Collective, TaskOwner, WholeMove {
       if (holds && exchange.received->finished()) advanced |= exchange.merge.Step(context, kAll);
     }
     return advanced;
-  }
-
-  static void Announce(OperationContext& context) {
-    if (context.placement.local_peers().empty()) return;
-    context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, /*index=*/0, 1);
-    for (const int peer : context.placement.local_peers())
-      context.node.Ring(context.placement.WorldRank(peer));
-  }
-  bool TakeResultOfLeader(const OperationContext& context) {
-    if (has_result_) return false;
-    const int leader = context.placement.WorldRank(context.placement.node_host());
-    const OperationRecord& record = *context.record;
-    has_result_ = context.node.Counter(record.lane, leader, record.descriptor.sequence, /*index=*/0) != 0;
-    return has_result_;
   }
 
   const bool mirrored_;

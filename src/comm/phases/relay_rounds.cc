@@ -9,8 +9,24 @@ namespace weft {
 namespace {
 
 constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+constexpr int kResultCounter = 0;  // Progress counter of a leader: 1 once it has the result.
 
 }  // namespace
+
+bool LeadsNode(const GroupPlacement& placement) { return placement.node_host() == placement.me(); }
+
+void TellNode(OperationContext& context) {
+  const GroupPlacement& placement = context.placement;
+  if (placement.local_peers().empty()) return;
+  context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, kResultCounter, 1);
+  for (const int peer : placement.local_peers()) context.node.Ring(placement.WorldRank(peer));
+}
+
+bool HasLeaderTold(const OperationContext& context) {
+  const int leader = context.placement.WorldRank(context.placement.node_host());
+  const OperationRecord& record = *context.record;
+  return context.node.Counter(record.lane, leader, record.descriptor.sequence, kResultCounter) != 0;
+}
 
 CreditScheduler::Channel ChannelToLeader(const OperationContext& context, int node, int number) {
   const GroupPlacement& placement = context.placement;
