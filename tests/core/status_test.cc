@@ -1,6 +1,9 @@
 #include "weft/core/status.h"
 
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include <absl/strings/cord.h>
 #include <gmock/gmock.h>
@@ -47,6 +50,20 @@ TEST(StatusMacros, ReturnTheFirstError) {
 TEST(CheckDeathTest, PrintsTheInvariantAndItsLocation) {
   EXPECT_DEATH(WEFT_CHECK(1 + 1 == 3, "arithmetic"),
                "status_test.cc:[0-9]+: broken invariant: arithmetic \\(1 \\+ 1 == 3\\)");
+}
+
+// Every rank's operations end with copies of one error, and whichever thread drops the last copy frees it.
+TEST(SharedError, IsFreedByTheThreadThatDropsTheLastCopy) {
+  constexpr int kErrors = 200;
+  for (int i = 0; i < kErrors; ++i) {
+    std::vector<absl::Status> copies(2, absl::InternalError("rank 3 left"));
+    std::thread other([copy = std::move(copies.back())]() mutable {
+      EXPECT_THAT(absl::Status(copy), StatusIs(absl::StatusCode::kInternal, "rank 3 left"));
+      copy = absl::OkStatus();
+    });
+    copies.clear();
+    other.join();
+  }
 }
 
 }  // namespace
