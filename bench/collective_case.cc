@@ -210,7 +210,8 @@ class StreamCase : public CollectiveCase {
         input_(static_cast<size_t>(bytes) / sizeof(float)),
         output_(static_cast<size_t>(bytes) / sizeof(float)) {
     variants_["nonblocking"] = [this, &arena, distance = static_cast<int>(arena.NodeRanks().size())] {
-      arena.mpi.Stream(input_.data(), output_.data(), static_cast<int64_t>(input_.size()), distance);
+      arena.mpi.Stream(input_.data(), output_.data(), static_cast<int64_t>(input_.size()), distance,
+                       [](int64_t /*begin*/, int64_t /*end*/) {});
     };
   }
 

@@ -9,21 +9,24 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bench/collective_case.h"
 #include "bench/contestant.h"
+#include "bench/host_barrier.h"
 #include "bench/versus.h"
 
 namespace weft::bench {
 namespace {
 
-Reply Run(CollectiveArena& arena, CollectiveCase& collective, const std::string& variant, int repeats) {
+Reply Run(const std::function<void()>& barrier, CollectiveCase& collective, const std::string& variant,
+          int repeats) {
   const std::function<void()>& run = collective.Variant(variant);
   std::vector<double> seconds;
   for (int i = 0; i < repeats; ++i) {
-    arena.mpi.Barrier();
+    barrier();
     seconds.push_back(SecondsOf(run));
   }
   return {{"seconds", seconds}};
@@ -35,6 +38,9 @@ Reply Run(CollectiveArena& arena, CollectiveCase& collective, const std::string&
 int main() {
   using namespace weft::bench;
   CollectiveArena arena;
+  std::optional<HostBarrier> on_host;
+  if (arena.bootstrap->node_map().node_count() == 1) on_host.emplace(arena.ranks());
+  const auto barrier = [&] { return on_host ? on_host->Await() : arena.mpi.Barrier(); };
   std::unique_ptr<CollectiveCase> current;  // At most one, because buffers are large.
   Serve(arena.bootstrap->rank(), {{"run", [&](const Request& request) {
                                      const std::string op = StringOf(request, "op");
@@ -43,7 +49,7 @@ int main() {
                                        current.reset();
                                        current = MakeCase(arena, op, bytes);
                                      }
-                                     return Run(arena, *current, StringOf(request, "variant"),
+                                     return Run(barrier, *current, StringOf(request, "variant"),
                                                 IntegerOf(request, "repeats"));
                                    }}});
   return 0;

@@ -22,13 +22,12 @@ namespace {
 class Connection {
  public:
   Connection() : socket_(socket(AF_UNIX, SOCK_STREAM, 0)) {
-    const char* path = std::getenv("WEFT_BENCH_SOCKET");
-    if (path == nullptr) Die("WEFT_BENCH_SOCKET is not set: bench/run.py starts this program");
+    const std::string path = SocketPath();
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
-    std::snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+    std::snprintf(address.sun_path, sizeof(address.sun_path), "%s", path.c_str());
     if (connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-      Die(std::string("cannot connect to ") + path + ": " + std::strerror(errno));
+      Die("cannot connect to " + path + ": " + std::strerror(errno));
     }
   }
   ~Connection() { close(socket_); }
@@ -83,6 +82,12 @@ Request Parse(std::istringstream& words) {
 }
 
 }  // namespace
+
+std::string SocketPath() {
+  const char* path = std::getenv("WEFT_BENCH_SOCKET");
+  if (path == nullptr) Die("WEFT_BENCH_SOCKET is not set: bench/run.py starts this program");
+  return path;
+}
 
 void Serve(int rank, const std::map<std::string, Handler>& handlers) {
   const Connection connection;

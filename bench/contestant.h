@@ -19,8 +19,11 @@ using Request = std::map<std::string, std::string>;
 using Reply = std::map<std::string, std::vector<double>>;
 using Handler = std::function<Reply(const Request&)>;
 
-// Answers each request with the handler of its verb until the suite closes the connection. The environment
-// variable WEFT_BENCH_SOCKET names the socket.
+// The path of the suite's socket, from the environment variable WEFT_BENCH_SOCKET.
+// Errors: if it is not set, the process ends with a message.
+std::string SocketPath();
+
+// Answers each request with the handler of its verb until the suite closes the connection.
 // Errors: a missing socket or an unknown verb ends the process with a message.
 void Serve(int rank, const std::map<std::string, Handler>& handlers);
 

@@ -84,9 +84,10 @@ void MpiBaseline::AllToAll(Style style, const float* input, float* output, int64
   });
 }
 
-void MpiBaseline::Stream(const float* input, float* output, int64_t count, int distance) {
+void MpiBaseline::Stream(const float* input, float* output, int64_t count, int distance,
+                         const std::function<void(int64_t begin, int64_t end)>& arrived) {
   constexpr int64_t kMessage = int64_t{32} * 1024;  // Elements: 128 KiB.
-  constexpr size_t kWindow = 4;
+  constexpr int64_t kWindow = 4;
   int rank = 0;
   int size = 0;
   MPI_Comm_rank(impl_->comm(), &rank);
@@ -96,15 +97,21 @@ void MpiBaseline::Stream(const float* input, float* output, int64_t count, int d
   // Each entry of the window has a receive and a send. An entry is reused when both have completed.
   std::array<std::array<MPI_Request, 2>, kWindow> window;
   for (auto& entry : window) entry.fill(MPI_REQUEST_NULL);
-  size_t next = 0;
-  for (int64_t start = 0; start < count; start += kMessage) {
-    const int n = static_cast<int>(std::min(kMessage, count - start));
-    std::array<MPI_Request, 2>& entry = window[next++ % kWindow];
+  const int64_t messages = (count + kMessage - 1) / kMessage;
+  for (int64_t i = 0; i < messages + kWindow; ++i) {
+    std::array<MPI_Request, 2>& entry = window[static_cast<size_t>(i % kWindow)];
     MPI_Waitall(2, entry.data(), MPI_STATUSES_IGNORE);
-    MPI_Irecv(output + start, n, MPI_FLOAT, from, 0, impl_->comm(), &entry[0]);
-    MPI_Isend(input + start, n, MPI_FLOAT, to, 0, impl_->comm(), &entry[1]);
+    if (i < messages) {
+      const int64_t begin = i * kMessage;
+      const int n = static_cast<int>(std::min(kMessage, count - begin));
+      MPI_Irecv(output + begin, n, MPI_FLOAT, from, 0, impl_->comm(), &entry[0]);
+      MPI_Isend(input + begin, n, MPI_FLOAT, to, 0, impl_->comm(), &entry[1]);
+    }
+    if (i >= kWindow) {
+      const int64_t begin = (i - kWindow) * kMessage;
+      arrived(begin, std::min(begin + kMessage, count));
+    }
   }
-  for (auto& entry : window) MPI_Waitall(2, entry.data(), MPI_STATUSES_IGNORE);
 }
 
 void MpiBaseline::Barrier() { MPI_Barrier(impl_->comm()); }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 namespace weft::bench {
@@ -32,8 +33,10 @@ class MpiBaseline {
 
   // Sends `count` elements to the rank `distance` above this one and receives as many from the rank
   // `distance` below, modulo the number of ranks. A few messages are always in flight. If these ranks are on
-  // other nodes, the stream measures the wire.
-  void Stream(const float* input, float* output, int64_t count, int distance);
+  // other nodes, the stream measures the wire. Calls `arrived(begin, end)` for each message once the elements
+  // [begin, end) of `output` have been received, while later messages are in flight.
+  void Stream(const float* input, float* output, int64_t count, int distance,
+              const std::function<void(int64_t begin, int64_t end)>& arrived);
 
   void Barrier();
   // The maximum of `seconds` over all ranks.

@@ -12,6 +12,10 @@
 // by it (the median of the rounds' ratios, with quartiles), the CPU time for each gigabyte that crosses
 // between nodes, and that divided by the stream's. With --gigabits the first line of a collective has the
 // time of the bytes that a host sends at that rate without any overhead.
+//
+// The stream moves only what crosses. `MPI stream with work` also does what a collective must do besides, on
+// each message as it arrives: a gather copies the rank's own part, a sum adds. --in-place adds an engine
+// whose own part lies in the whole buffer, so that a gather copies no part.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -45,6 +49,7 @@ struct Options {
   bool apart = false;
   bool sockets = true;
   bool open_mpi = true;
+  bool in_place = false;
   int rounds = 11;
   int64_t mib = 64;
   double gigabits = 0;
@@ -95,25 +100,28 @@ class Contestant {
 // An engine with the buffers of all collectives.
 class Weft final : public Contestant {
  public:
-  Weft(std::string name, Bootstrap& bootstrap, int64_t elements, const EngineOptions& engine = {})
+  Weft(std::string name, Bootstrap& bootstrap, int64_t elements, const EngineOptions& engine = {},
+       bool in_place = false)
       : Contestant(std::move(name)),
         elements_(elements),
         rank_(OrDie(testing::RankEngine::Make(
             bootstrap, engine, {.segment_bytes = static_cast<size_t>(elements) * 3 * sizeof(float)}))),
         lane_(OrDie(rank_.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kAllGather))),
         whole_(OrDie(rank_.pool->Acquire(static_cast<size_t>(elements) * sizeof(float)))),
-        part_(OrDie(rank_.pool->Acquire(static_cast<size_t>(elements / bootstrap.size()) * sizeof(float)))) {}
+        own_part_(
+            OrDie(rank_.pool->Acquire(static_cast<size_t>(elements / bootstrap.size()) * sizeof(float)))),
+        part_(in_place ? Floats(whole_) + elements / bootstrap.size() * bootstrap.rank()
+                       : Floats(own_part_)) {}
 
   void Run(Op op) override {
     CommEngine& engine = *rank_.engine;
     Work work;
     switch (op) {
       case Op::kAllGather:
-        work = engine.AllGather(lane_, part_.data(), whole_.data(), DType::kF32, elements_);
+        work = engine.AllGather(lane_, part_, whole_.data(), DType::kF32, elements_);
         break;
       case Op::kReduceScatter:
-        work =
-            engine.ReduceScatter(lane_, whole_.data(), part_.data(), DType::kF32, elements_, ReduceOp::kSum);
+        work = engine.ReduceScatter(lane_, whole_.data(), part_, DType::kF32, elements_, ReduceOp::kSum);
         break;
       case Op::kAllReduce:
         work = engine.AllReduce(lane_, whole_.data(), whole_.data(), DType::kF32, elements_, ReduceOp::kSum);
@@ -123,11 +131,14 @@ class Weft final : public Contestant {
   }
 
  private:
+  static float* Floats(Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
+
   int64_t elements_;
   testing::RankEngine rank_;
   LaneId lane_;
   Buffer whole_;
-  Buffer part_;
+  Buffer own_part_;
+  float* part_;
 };
 
 // The buffers of MPI's contestants, and the number of elements that a rank exchanges with other nodes.
@@ -150,15 +161,57 @@ struct MpiArena {
   int64_t whole;
 };
 
-class Stream final : public Contestant {
+class Stream : public Contestant {
  public:
-  explicit Stream(MpiArena& arena) : Contestant("MPI stream"), arena_(arena) {}
+  explicit Stream(MpiArena& arena, std::string name = "MPI stream")
+      : Contestant(std::move(name)), arena_(arena) {}
   void Run(Op op) override {
-    arena_.mpi.Stream(arena_.input.data(), arena_.output.data(), arena_.Crossing(op), arena_.node_ranks);
+    arena_.mpi.Stream(arena_.input.data(), arena_.output.data(), arena_.Crossing(op), arena_.node_ranks,
+                      [&](int64_t begin, int64_t end) { OnReceived(op, begin, end); });
   }
 
+ protected:
+  MpiArena& arena() const { return arena_; }
+
  private:
+  // Elements [begin, end) of arena.output have been received.
+  virtual void OnReceived(Op /*op*/, int64_t /*begin*/, int64_t /*end*/) {}
+
   MpiArena& arena_;
+};
+
+// A gather spreads the copy of the rank's own part over the messages. A sum adds what arrives to a part that
+// stays in memory; an all-reduce adds in its first half.
+class StreamWithWork final : public Stream {
+ public:
+  explicit StreamWithWork(MpiArena& arena)
+      : Stream(arena, "MPI stream with work"),
+        part_(arena.whole / arena.size),
+        own_(static_cast<size_t>(part_), 1),
+        result_(static_cast<size_t>(part_)) {}
+
+ private:
+  void OnReceived(Op op, int64_t begin, int64_t end) override {
+    const int64_t crossing = arena().Crossing(op);
+    if (op == Op::kAllGather) {
+      const int64_t first = begin * part_ / crossing;
+      std::copy(own_.begin() + first, own_.begin() + end * part_ / crossing, result_.begin() + first);
+      return;
+    }
+    if (op == Op::kAllReduce) end = std::min(end, crossing / 2);
+    for (int64_t i = begin; i < end;) {
+      const int64_t at = i % part_;
+      const int64_t run = std::min(end - i, part_ - at);
+      Add(arena().output.data() + i, (i < part_ ? own_ : result_).data() + at, result_.data() + at, run);
+      i += run;
+    }
+  }
+  static void Add(const float* received, const float* before, float* sum, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) sum[i] = before[i] + received[i];
+  }
+
+  int64_t part_;
+  std::vector<float> own_, result_;
 };
 
 class OpenMpi final : public Contestant {
@@ -262,6 +315,7 @@ Options ParseOptions(int argc, char** argv) {
   app.add_flag("--apart", options.apart, "Every process counts as a node");
   app.add_flag("!--no-sockets", options.sockets, "Leave out the engine over TCP sockets");
   app.add_flag("!--no-open-mpi", options.open_mpi, "Leave out Open MPI's collectives");
+  app.add_flag("--in-place", options.in_place, "An engine whose own part lies in the whole buffer");
   app.add_option("--rounds", options.rounds, "Measured rounds");
   app.add_option("--mib", options.mib, "Size of the whole buffer");
   app.add_option("--gigabits", options.gigabits, "Rate of the cable of a host");
@@ -285,6 +339,7 @@ void Run(const Options& options) {
   MpiArena arena(*mpi, options.elements());
   std::vector<std::unique_ptr<Contestant>> contestants;
   contestants.push_back(std::make_unique<Stream>(arena));
+  contestants.push_back(std::make_unique<StreamWithWork>(arena));
   if (options.open_mpi) {
     contestants.push_back(
         std::make_unique<OpenMpi>("Open MPI blocking", arena, MpiBaseline::Style::kBlocking));
@@ -292,6 +347,10 @@ void Run(const Options& options) {
         std::make_unique<OpenMpi>("Open MPI nonblocking", arena, MpiBaseline::Style::kNonblocking));
   }
   contestants.push_back(std::make_unique<Weft>("weft over MPI", *mpi, options.elements()));
+  if (options.in_place) {
+    contestants.push_back(
+        std::make_unique<Weft>("weft in place", *mpi, options.elements(), EngineOptions{}, true));
+  }
   for (const int64_t kib : options.slices_kib) {
     EngineOptions engine;
     engine.slice_bytes = kib << 10;

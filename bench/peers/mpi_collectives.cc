@@ -29,10 +29,9 @@ void Main() {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   MpiBaseline mpi;
-  ServeCollectives({.rank = rank,
-                    .ranks = ranks,
-                    .barrier = [&] { mpi.Barrier(); },
-                    .run = [&](const CollectiveCall& call) { return Run(mpi, ranks, call); }});
+  ServeCollectives({.rank = rank, .ranks = ranks, .run = [&](const CollectiveCall& call) {
+                      return Run(mpi, ranks, call);
+                    }});
 }
 
 }  // namespace

@@ -44,10 +44,9 @@ void Main() {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   ccl::communicator communicator = MakeCommunicator(rank, ranks);
-  ServeCollectives({.rank = rank,
-                    .ranks = ranks,
-                    .barrier = [] { MPI_Barrier(MPI_COMM_WORLD); },
-                    .run = [&](const CollectiveCall& call) { return Run(communicator, call); }});
+  ServeCollectives({.rank = rank, .ranks = ranks, .run = [&](const CollectiveCall& call) {
+                      return Run(communicator, call);
+                    }});
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/contestant.h"
+#include "bench/host_barrier.h"
 
 namespace weft::bench {
 namespace {
@@ -68,6 +69,7 @@ double SecondsOf(const std::function<void()>& run) {
 }  // namespace
 
 void ServeCollectives(const PeerLibrary& library) {
+  HostBarrier barrier(library.ranks);
   std::unique_ptr<Buffers> buffers;  // Of one operation, because they are large.
   Serve(library.rank, {{"run", [&](const Request& request) {
                           const std::string op = StringOf(request, "op");
@@ -81,7 +83,7 @@ void ServeCollectives(const PeerLibrary& library) {
                           }
                           std::vector<double> seconds;
                           for (int i = 0; i < IntegerOf(request, "repeats"); ++i) {
-                            library.barrier();
+                            barrier.Await();
                             seconds.push_back(SecondsOf([&] { buffers->Run(variant); }));
                           }
                           return Reply{{"seconds", seconds}};

@@ -18,7 +18,6 @@ struct CollectiveCall {
 
 struct PeerLibrary {
   int rank, ranks;
-  std::function<void()> barrier;
   // Blocks until input and output may be written again. Returns false if the operation is unknown.
   std::function<bool(const CollectiveCall&)> run;
 };

@@ -91,7 +91,7 @@ def _build(peers: Peers, program: str, source: str, package: str, libraries: Seq
     _install(peers, package)
     root = peers.folder / "venv"
     sources = [PEERS / source, PEERS / "peer_collectives.cc"]
-    sources += [REPOSITORY / "bench" / name for name in ("contestant.cc", "mpi_baseline.cc")]
+    sources += [REPOSITORY / "bench" / name for name in ("contestant.cc", "host_barrier.cc", "mpi_baseline.cc")]
     target = peers.folder / program
     if target.exists() and all(path.stat().st_mtime < target.stat().st_mtime for path in sources):
         return
