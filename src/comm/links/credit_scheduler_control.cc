@@ -1,0 +1,199 @@
+// Control messages of the scheduler: credits, partial sums, signals, failure notices and inquiries.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <type_traits>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/comm/links/credit_scheduler.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+enum class ControlKind : uint8_t { kCredit, kFailure, kQuestion, kAnswer, kSignal, kPartial };
+
+struct CreditMessage {
+  ControlKind kind = ControlKind::kCredit;
+  int32_t lane = 0;
+  int32_t number = 0;
+  int32_t slices = 0;
+  uint64_t sequence = 0;  // That of the channel.
+  PartShape part;
+  Descriptor descriptor;
+};
+static_assert(std::is_trivially_copyable_v<CreditMessage> &&
+              sizeof(CreditMessage) <= WireLink::kMaxControlMessageBytes);
+
+// The text of the failure follows.
+struct FailureHeader {
+  ControlKind kind = ControlKind::kFailure;
+  int32_t code = 0;
+  int32_t origin = 0;  // The rank that failed first.
+};
+
+// The payload follows.
+struct PartialHeader {
+  ControlKind kind = ControlKind::kPartial;
+  int32_t lane = 0;
+  int32_t edge = 0;
+  Descriptor descriptor;
+};
+static_assert(std::is_trivially_copyable_v<PartialHeader> &&
+              sizeof(PartialHeader) + CreditScheduler::kMaxPartialBytes <= WireLink::kMaxControlMessageBytes);
+
+// A control message without a payload.
+std::string_view KindOnly(const ControlKind& kind) {
+  return {reinterpret_cast<const char*>(&kind), sizeof(kind)};
+}
+
+}  // namespace
+
+absl::StatusOr<bool> CreditScheduler::PollControlMessages() {
+  bool any = false;
+  while (true) {
+    WEFT_ASSIGN_OR_RETURN(std::optional<WireLink::ControlMessage> message, link_.PollControlMessage());
+    if (!message) return any;
+    any = true;
+    WEFT_RETURN_IF_ERROR(HandleControlMessage(*message));
+  }
+}
+
+absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessage& message) {
+  ControlKind kind{};
+  WEFT_CHECK(!message.bytes.empty(), "an empty control message has arrived");
+  std::memcpy(&kind, message.bytes.data(), sizeof(kind));
+  if (kind == ControlKind::kFailure) {
+    FailureHeader header;
+    std::memcpy(&header, message.bytes.data(), sizeof(header));
+    if (!failure_) {
+      failure_ = {header.origin, absl::Status(static_cast<absl::StatusCode>(header.code),
+                                              message.bytes.substr(sizeof(header)))};
+    }
+    return absl::OkStatus();
+  }
+  if (kind == ControlKind::kQuestion || kind == ControlKind::kAnswer) {
+    WEFT_ASSIGN_OR_RETURN(HeartbeatAnswer heartbeat,
+                          ParseHeartbeat(message.peer, std::string_view(message.bytes).substr(sizeof(kind))));
+    if (kind == ControlKind::kQuestion) {
+      questions_.push_back(heartbeat.question);
+    } else {
+      answers_.push_back(std::move(heartbeat));
+    }
+    return absl::OkStatus();
+  }
+  if (kind == ControlKind::kSignal) {
+    signals_.push_back({message.peer, message.bytes.substr(sizeof(kind))});
+    return absl::OkStatus();
+  }
+  if (kind == ControlKind::kPartial) return HandlePartial(message);
+  CreditMessage credit;
+  if (message.bytes.size() != sizeof(credit)) {
+    return absl::InternalError(absl::StrCat("a credit message from rank ", message.peer, " has ",
+                                            message.bytes.size(), " bytes, expected ", sizeof(credit),
+                                            ": run the same version of weft on all ranks"));
+  }
+  std::memcpy(&credit, message.bytes.data(), sizeof(credit));
+  const uint64_t sequence = credit.sequence;
+  Granted& granted = credits_[Key{credit.lane, sequence, message.peer, credit.number}];
+  if (credit.slices > 1) granted.runs.push_back({granted.credit.slices, credit.slices});
+  granted.credit.slices += credit.slices;
+  granted.credit.part = credit.part;
+  if (credit.lane == kMessageLane) {
+    signals_.push_back({message.peer, {}, sequence});
+    return absl::OkStatus();
+  }
+  ++peer_reports_[{credit.lane, sequence}].credit_messages;
+  NoteDescriptor(credit.lane, message.peer, credit.descriptor);
+  return absl::OkStatus();
+}
+
+absl::Status CreditScheduler::HandlePartial(const WireLink::ControlMessage& message) {
+  PartialHeader header;
+  if (message.bytes.size() < sizeof(header)) {
+    return absl::InternalError(absl::StrCat("a partial from rank ", message.peer, " has ",
+                                            message.bytes.size(), " bytes, expected ", sizeof(header),
+                                            " and more: run the same version of weft on all ranks"));
+  }
+  std::memcpy(&header, message.bytes.data(), sizeof(header));
+  partials_[Key{header.lane, header.descriptor.sequence, message.peer, header.edge}] =
+      message.bytes.substr(sizeof(header));
+  NoteDescriptor(header.lane, message.peer, header.descriptor);
+  return absl::OkStatus();
+}
+
+void CreditScheduler::NoteDescriptor(int lane, int peer, const Descriptor& descriptor) {
+  const bool is_first = credit_senders_.insert({lane, descriptor.sequence, peer}).second;
+  if (is_first) peer_reports_[{lane, descriptor.sequence}].descriptors.push_back({peer, descriptor});
+}
+
+void CreditScheduler::CountPeer(int peer) {
+  peers_.insert(peer);
+  counters_.wire_peers = std::max(counters_.wire_peers, static_cast<int64_t>(peers_.size()));
+}
+
+absl::Status CreditScheduler::SendControl(int peer, std::string_view bytes) {
+  ++counters_.control_messages;
+  CountPeer(peer);
+  return link_.SendControlMessage(peer, bytes);
+}
+
+absl::Status CreditScheduler::SendPartial(int peer, int lane, int edge, const Descriptor& descriptor,
+                                          std::string_view payload) {
+  WEFT_CHECK(payload.size() <= kMaxPartialBytes, "a partial is too long");
+  PartialHeader header;
+  header.lane = lane;
+  header.edge = edge;
+  header.descriptor = descriptor;
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
+  bytes.append(payload);
+  return SendControl(peer, bytes);
+}
+
+const std::string* CreditScheduler::PartialFrom(int peer, int lane, uint64_t sequence, int edge) const {
+  const auto found = partials_.find(Key{lane, sequence, peer, edge});
+  return found == partials_.end() ? nullptr : &found->second;
+}
+
+absl::Status CreditScheduler::SendCredit(const Channel& channel, const Descriptor& descriptor,
+                                         const PartShape& part, int32_t slices) {
+  CreditMessage message;
+  message.lane = channel.lane;
+  message.number = channel.number;
+  message.slices = slices;
+  message.sequence = channel.sequence;
+  message.part = part;
+  message.descriptor = descriptor;
+  return SendControl(channel.peer, {reinterpret_cast<const char*>(&message), sizeof(message)});
+}
+
+absl::Status CreditScheduler::SendSignal(int peer, std::string_view bytes) {
+  return SendControl(peer, absl::StrCat(ToAbsl(KindOnly(ControlKind::kSignal)), ToAbsl(bytes)));
+}
+
+void CreditScheduler::BroadcastFailure(const NodeLink::FailureNotice& notice, const std::vector<int>& ranks) {
+  const absl::Status& cause = notice.cause;
+  FailureHeader header;
+  header.code = static_cast<int32_t>(cause.code());
+  header.origin = notice.rank;
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
+  bytes.append(cause.message().data(),
+               std::min(cause.message().size(), WireLink::kMaxControlMessageBytes - sizeof(header)));
+  for (int rank : ranks) TrySend(rank, bytes);
+}
+
+void CreditScheduler::Ask(const HeartbeatQuestion& question) {
+  TrySend(question.peer, absl::StrCat(ToAbsl(KindOnly(ControlKind::kQuestion)), EncodeHeartbeat(question)));
+}
+
+void CreditScheduler::Answer(int peer, const HeartbeatAnswer& answer) {
+  TrySend(peer, absl::StrCat(ToAbsl(KindOnly(ControlKind::kAnswer)), EncodeHeartbeat(answer)));
+}
+
+void CreditScheduler::TrySend(int peer, std::string_view bytes) {
+  const absl::Status sent = SendControl(peer, bytes);
+  static_cast<void>(sent);
+}
+
+}  // namespace weft
