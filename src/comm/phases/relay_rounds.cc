@@ -1,5 +1,7 @@
 #include "src/comm/phases/relay_rounds.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <utility>
 
@@ -56,6 +58,11 @@ absl::StatusOr<bool> OrderedReceives::Step(OperationContext& context) {
 size_t OrderedReceives::finished() const {
   while (finished_ < receives_.size() && receives_[finished_].finished()) ++finished_;
   return finished_;
+}
+
+bool OrderedReceives::all_credited() const {
+  return std::all_of(receives_.begin() + static_cast<std::ptrdiff_t>(finished()), receives_.end(),
+                     [](const ReceiveStream& receive) { return receive.is_credited(); });
 }
 
 void OrderedReceives::AddAwaited(std::set<int>& ranks) const {

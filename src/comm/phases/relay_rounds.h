@@ -35,6 +35,7 @@ class OrderedReceives {
   // Receives, counted from the first, that are finished.
   size_t finished() const;
   bool all_finished() const { return finished() == receives_.size(); }
+  bool all_credited() const;
   void AddAwaited(std::set<int>& ranks) const;
 
  private:
