@@ -345,7 +345,7 @@ absl::Status RejectsArgumentsOutOfRange(Bootstrap& bootstrap) {
   EXPECT_THAT(wire->Receive(0, wire->max_tag() + 1, &byte, 1, WireLink::Length::kExact), invalid("tag"));
   EXPECT_THAT(wire->SendControlMessage(bootstrap.size(), "x"), invalid("rank"));
   EXPECT_THAT(wire->SendControlMessage(0, std::string(WireLink::kMaxControlMessageBytes + 1, 'x')),
-              invalid("257 bytes"));
+              invalid("1025 bytes"));
   return Barrier(bootstrap);
 }
 

@@ -24,7 +24,7 @@ namespace weft {
 
 class WireLink {
  public:
-  static constexpr size_t kMaxControlMessageBytes = 256;
+  static constexpr size_t kMaxControlMessageBytes = 1024;
   using RequestId = uint64_t;
   struct ControlMessage {
     int peer;

@@ -121,7 +121,7 @@ bool MpiWire::Cancel(RequestId request) {
 
 absl::Status MpiWire::SendControlMessage(int peer, std::string_view bytes) {
   WEFT_RETURN_IF_ERROR(CheckControlMessage(peer, ranks_, bytes.size()));
-  auto message = std::make_shared<ControlBuffer>();
+  auto message = std::make_shared_for_overwrite<ControlBuffer>();
   std::memcpy(message->data(), bytes.data(), bytes.size());
   WEFT_ASSIGN_OR_RETURN(const MpiRequests::Id request,
                         requests_.Start("MPI_Isend (control message)", [&](MPI_Request* handle) {
