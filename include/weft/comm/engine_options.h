@@ -11,11 +11,13 @@
 
 namespace weft {
 
-// Form of small all-gathers and reduce-scatters between nodes: Note [Relayed exchanges] in
-// src/comm/trees/relay_choice.h. Results have the same bits in each.
+// Form of small all-gathers, reduce-scatters and all-reduces between nodes: direct, or relayed by nodes in
+// rounds (Note [Relayed exchanges] in src/comm/trees/relay_choice.h). All-reduces of 65 to 896 bytes take a
+// tree of nodes instead of rounds (Note [Tree collectives]); smaller ones always do. Results have the same
+// bits in each form.
 enum class Relaying : uint8_t {
-  kWhereItPays,  // Relayed, if the costs of messages and bytes say so.
-  kAlways,       // Relayed up to the largest size. For tests and measurements, as the next one.
+  kWhereItPays,  // Relayed or in a tree, if the costs of messages and bytes say so.
+  kAlways,       // Relayed or in a tree, up to the largest size. For tests and measurements, as the next one.
   kNever,
 };
 
@@ -97,7 +99,7 @@ struct EngineCounters {
   // writes to their outputs. Without all-reduces of at most 4 KiB on one node.
   int64_t cross_domain_bytes = 0;
   // Bytes that the engine staged, packed or unpacked. 0 if every buffer lies in node memory, every part
-  // that crosses nodes is contiguous, and no gather is relayed. Compression does not count.
+  // that crosses nodes is contiguous, and no gather or all-reduce is relayed. Compression does not count.
   int64_t copied_bytes = 0;
   int64_t operations = 0;  // Operations that are *released*.
   // Peak of the bytes in flight that were requested while a lane of higher priority needed the wire. At most

@@ -1,15 +1,21 @@
 // Factories of the collective algorithms. Each algorithm is a file that exports only its factory.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "src/comm/collectives/collective.h"
 
 namespace weft {
 
-// True for an all-reduce of at most a cache line between nodes. Its plan has one part, that of rank 0.
-bool IsSmallAllReduce(const GroupPlacement& placement, int64_t count, DType dtype);
-// Barrier of any group, and small all-reduce. `mirrored`: the simulation mirrors nodes.
+// Form of an all-reduce: a tree collective, whose plan has one part, that of rank 0 (Note [Tree
+// collectives]); relayed, with the parts of RelayedAllReduceCounts (Note [Relayed exchanges]); or neither.
+enum class AllReduceForm : uint8_t { kDirect, kTree, kRelayed };
+AllReduceForm FormOfAllReduce(const GroupPlacement& placement, DType dtype, int64_t count, Relaying relaying);
+std::vector<int64_t> RelayedAllReduceCounts(const GroupPlacement& placement, DType dtype, int64_t count);
+bool TakesTree(const GroupPlacement& placement, DType dtype, int64_t count, Relaying relaying);
+// Barrier of any group, or an all-reduce of that form. `mirrored`: the simulation mirrors nodes.
 std::unique_ptr<Operation> MakeTreeCollective(const GroupPlacement& placement, CollectivePlan plan,
                                               bool mirrored);
 // True for an all-gather or reduce-scatter between nodes that nodes relay. `elements`: those of all parts.
@@ -21,6 +27,9 @@ std::unique_ptr<Operation> MakeRelayedGather(const GroupPlacement& placement, Co
                                              bool mirrored);
 std::unique_ptr<Operation> MakeRelayedReduceScatter(const GroupPlacement& placement, CollectivePlan plan,
                                                     bool mirrored);
+// REQUIRES: the form is kRelayed. `mirrored`: the simulation mirrors nodes.
+std::unique_ptr<Operation> MakeRelayedAllReduce(const GroupPlacement& placement, CollectivePlan plan,
+                                                bool mirrored);
 // All kinds of all-gather, and the broadcast of a group on one node.
 std::unique_ptr<Operation> MakeAllGather(const GroupPlacement& placement, CollectivePlan plan);
 // REQUIRES: the group spans nodes.

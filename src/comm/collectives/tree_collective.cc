@@ -1,4 +1,4 @@
-// Barrier of any group, and all-reduce of at most a cache line over several nodes.
+// Barrier of any group, and all-reduce of a few bytes over several nodes.
 //
 // Note [Tree collectives]
 // Problem: a direct exchange takes as many messages per rank as there are nodes, for a few bytes.
@@ -15,6 +15,11 @@
 // Messages: if the ranks of each node form an aligned block of the group, a rank sends at most
 // log2(nodes) + 1, rounded up. Other placements send one for each partial sum of a node. A barrier needs no
 // sum, and takes the binomial tree in both directions in every placement.
+// Sizes: an all-reduce of at most a cache line always takes the tree. One of up to
+// CreditScheduler::kMaxPartialBytes takes it between so many nodes that it is faster than a direct exchange
+// (TreePays). Relayed (Note [Relayed exchanges]), it would take about as long, but three times the CPU time:
+// each message would have a credit, and each sum a task. Limits of the larger one: a node has one sum and one
+// share domain, and numbers are not bf16, of which a direct exchange rounds each part for its own owner.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -28,14 +33,15 @@
 #include "src/comm/phases/reduce_kernel.h"
 #include "src/comm/phases/reduce_phase.h"
 #include "src/comm/trees/node_graph.h"
+#include "src/comm/trees/relay_choice.h"
 #include "src/comm/trees/tree_chains.h"
 #include "weft/core/status.h"
 
 namespace weft {
 namespace {
 
-constexpr int kResultEdge = 0;   // The message that brings the result. Others have the rank `lo`, or more.
-constexpr int kSmallBytes = 64;  // A cache line, which AllReduceCounts never splits.
+constexpr int kResultEdge = 0;      // The message that brings the result. Others have the rank `lo`, or more.
+constexpr int64_t kLineBytes = 64;  // A cache line, which AllReduceCounts never splits.
 
 // Dtype of partial sums in the tree.
 DType SumDType(DType dtype) { return dtype == DType::kBF16 ? DType::kF32 : PartialDType(dtype); }
@@ -306,8 +312,15 @@ class TreeCollective final : public Collective {
 
 }  // namespace
 
-bool IsSmallAllReduce(const GroupPlacement& placement, int64_t count, DType dtype) {
-  return placement.spans_nodes() && count <= kSmallBytes / static_cast<int64_t>(SizeOf(dtype));
+bool TakesTree(const GroupPlacement& placement, DType dtype, int64_t count, Relaying relaying) {
+  if (!placement.spans_nodes()) return false;
+  if (count <= kLineBytes / static_cast<int64_t>(SizeOf(dtype))) return true;
+  constexpr auto kMost = static_cast<int64_t>(CreditScheduler::kMaxPartialBytes);
+  if (relaying == Relaying::kNever || dtype == DType::kBF16 || !placement.nodes_are_subtrees() ||
+      placement.spans_domains() || count > kMost / static_cast<int64_t>(SizeOf(SumDType(dtype)))) {
+    return false;
+  }
+  return relaying == Relaying::kAlways || TreePays(placement.node_count());
 }
 
 std::unique_ptr<Operation> MakeTreeCollective(const GroupPlacement& placement, CollectivePlan plan,

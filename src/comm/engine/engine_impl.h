@@ -95,8 +95,8 @@ class CommEngine::Impl {
   // True if other ranks of the lane's group are on this node.
   bool HasLocalPeers(LaneId lane) const { return !LaneOf(lane).placement.local_peers().empty(); }
 
-  // True if an all-reduce of `count` elements on this lane is a small one. REQUIRES: CheckLane(lane) is OK.
-  bool IsSmallAllReduce(LaneId lane, int64_t count, DType dtype) const;
+  // Elements of the parts of an all-reduce on this lane. REQUIRES: CheckLane(lane) is OK.
+  std::vector<int64_t> AllReduceParts(LaneId lane, DType dtype, int64_t count) const;
 
   EngineCounters counters();
   absl::Status status();

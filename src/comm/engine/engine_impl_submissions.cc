@@ -15,10 +15,12 @@ namespace {
 // `elements`: those of all parts. Those of a plan for mirrored nodes are the parts of one node.
 std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, CollectivePlan plan,
                                          int64_t elements, const EngineOptions& options, bool mirrored) {
-  const bool is_small_sum =
-      plan.kind == OpKind::kAllReduce && IsSmallAllReduce(placement, plan.parts.total(), plan.dtype);
-  if (plan.kind == OpKind::kBarrier || is_small_sum)
+  const AllReduceForm form = plan.kind == OpKind::kAllReduce
+                                 ? FormOfAllReduce(placement, plan.dtype, elements, options.relaying)
+                                 : AllReduceForm::kDirect;
+  if (plan.kind == OpKind::kBarrier || form == AllReduceForm::kTree)
     return MakeTreeCollective(placement, std::move(plan), mirrored);
+  if (form == AllReduceForm::kRelayed) return MakeRelayedAllReduce(placement, std::move(plan), mirrored);
   if (IsSmallOnNode(placement, plan, options)) return MakeSmallNodeCollective(std::move(plan));
   if (IsRelayed(placement, plan, elements, options.relaying)) {
     return plan.kind == OpKind::kReduceScatter
@@ -51,8 +53,14 @@ std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, Collec
 
 }  // namespace
 
-bool CommEngine::Impl::IsSmallAllReduce(LaneId lane, int64_t count, DType dtype) const {
-  return weft::IsSmallAllReduce(LaneOf(lane).placement, count, dtype);
+std::vector<int64_t> CommEngine::Impl::AllReduceParts(LaneId lane, DType dtype, int64_t count) const {
+  const GroupPlacement& placement = LaneOf(lane).placement;
+  const AllReduceForm form = FormOfAllReduce(placement, dtype, count, options_.relaying);
+  if (form == AllReduceForm::kTree) return {count};
+  // Mirrored nodes have parts of one size.
+  if (form == AllReduceForm::kRelayed && !IsMirrored())
+    return RelayedAllReduceCounts(placement, dtype, count);
+  return AllReduceCounts(count, placement.size(), dtype);
 }
 
 bool CommEngine::Impl::IsMirrored() const {

@@ -221,7 +221,7 @@ class CreditScheduler {
   // See Note [Tree collectives].
 
   // Longest payload in bytes.
-  static constexpr size_t kMaxPartialBytes = 128;
+  static constexpr size_t kMaxPartialBytes = 896;
   absl::Status SendPartial(int peer, int lane, int edge, const Descriptor& descriptor,
                            std::string_view payload);
   // The payload that `peer` has sent. Null if it has not arrived yet. REQUIRES: Forget has not been called.

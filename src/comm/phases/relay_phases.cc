@@ -24,6 +24,9 @@ int64_t CountOf(const PartLayout& parts, const std::vector<int>& members) {
   return parts.offsets[last] + parts.counts[last] - BeginOf(parts, members);
 }
 
+// See Note [Relayed exchanges], mismatches.
+bool SkipsEmpty(const CollectivePlan& plan) { return plan.kind == OpKind::kAllReduce; }
+
 }  // namespace
 
 HalvingPhase::HalvingPhase(const GroupPlacement& placement, const CollectivePlan& plan,
@@ -92,11 +95,16 @@ void HalvingPhase::AddExchange(const CreditScheduler::Channel& channel, const Ha
   const SliceMemory sent{At(sums_.data(), memory.sent.begin), ElementBytes()};
   const SliceMemory received{memory.received, ElementBytes()};
   const auto source = exchange.level == 0 ? ReceiveStream::Source::kReady : ReceiveStream::Source::kProduced;
-  const ReceiveStream& receive = receives_.Add(channel, kept_slices, received, source);
+  const bool skips_empty = SkipsEmpty(plan_);
+  const ReceiveStream* receive = nullptr;
+  if (!skips_empty || memory.kept.count() > 0)
+    receive = &receives_.Add(channel, kept_slices, received, source);
+  std::optional<SendStream> send;
+  if (!skips_empty || memory.sent.count() > 0)
+    send.emplace(channel, Slicing{memory.sent.count(), slice_elements_}, sent);
   std::vector<ReduceStream::Leaf> leaves = {{kept, plan_.dtype}, {received, plan_.dtype}};
   if (!exchange.keeps_left) std::swap(leaves[0], leaves[1]);
-  exchanges_.push_back({exchange.level, &receive,
-                        SendStream(channel, {memory.sent.count(), slice_elements_}, sent),
+  exchanges_.push_back({exchange.level, receive, std::move(send),
                         ReduceStream(kept_slices, ReduceProgramOfRanks(0, 2), std::move(leaves), plan_.reduce,
                                      std::move(memory.target))});
 }
@@ -129,7 +137,7 @@ bool HalvingPhase::complete() const { return node_is_summed_ && IsMerged(levels_
 
 bool HalvingPhase::drained() const {
   return complete() && std::all_of(exchanges_.begin(), exchanges_.end(),
-                                   [](const Exchange& exchange) { return exchange.send.finished(); });
+                                   [](const Exchange& exchange) { return IsSent(exchange); });
 }
 
 absl::StatusOr<bool> HalvingPhase::StepExchanges(OperationContext& context) {
@@ -137,9 +145,12 @@ absl::StatusOr<bool> HalvingPhase::StepExchanges(OperationContext& context) {
   for (Exchange& exchange : exchanges_) {
     const bool holds =
         node_is_summed_ && (IsMerged(exchange.level) || !context.wire.rules().rounds_await_earlier_ones);
-    WEFT_ASSIGN_OR_RETURN(const bool sent, exchange.send.Step(context, holds ? kAll : 0));
-    advanced |= sent;
-    if (holds && exchange.received->finished()) advanced |= exchange.merge.Step(context, kAll);
+    if (exchange.send) {
+      WEFT_ASSIGN_OR_RETURN(const bool sent, exchange.send->Step(context, holds ? kAll : 0));
+      advanced |= sent;
+    }
+    const bool has_arrived = exchange.received == nullptr || exchange.received->finished();
+    if (holds && has_arrived) advanced |= exchange.merge.Step(context, kAll);
   }
   return advanced;
 }
@@ -154,7 +165,7 @@ void HalvingPhase::AddAwaited(std::set<int>& ranks) const {
   receives_.AddAwaited(ranks);
   if (!ranks.empty()) return;
   for (const Exchange& exchange : exchanges_) {
-    if (!exchange.send.finished()) ranks.insert(exchange.send.peer());
+    if (!IsSent(exchange)) ranks.insert(exchange.send->peer());
   }
 }
 
@@ -195,7 +206,12 @@ void RelayedGatherPhase::AddRounds(const OperationContext& context, int channel)
     const int count = std::min(distance, nodes - distance);
     // Between mirrored nodes, what a rank sends to a node arrives as from that node.
     const int receiver = node_ + (mirrored_ ? distance : nodes - distance);
-    rounds_.Add(message(receiver, 0, count), message(node_ + distance, distance, distance + count));
+    const RelayRounds::Message sent = message(receiver, 0, count);
+    const RelayRounds::Message received = message(node_ + distance, distance, distance + count);
+    const bool is_ready = distance == 1 && plan_.kind != OpKind::kAllReduce;
+    const auto source = is_ready ? ReceiveStream::Source::kReady : ReceiveStream::Source::kProduced;
+    if (!SkipsEmpty(plan_) || sent.slicing.elements > 0) rounds_.AddSend(sent);
+    if (!SkipsEmpty(plan_) || received.slicing.elements > 0) rounds_.AddReceive(received, source);
   }
 }
 

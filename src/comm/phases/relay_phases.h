@@ -1,5 +1,6 @@
-// Phases of relayed exchanges, at the leader of a node. The halving phase is the whole of a reduce-scatter, and
-// the gather phase that of an all-gather; an all-reduce has both. See Note [Relayed exchanges].
+// Phases of relayed exchanges, at the leader of a node. The halving phase is the whole of a reduce-scatter,
+// and the gather phase that of an all-gather; an all-reduce has both, and skips empty messages. See Note
+// [Relayed exchanges].
 //
 // Thread safety: all members are called under the core's lock.
 #pragma once
@@ -7,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -62,11 +64,11 @@ class HalvingPhase final : TaskOwner, WholeMove {
     int64_t begin = 0;  // In the inputs.
     int64_t count = 0;
   };
-  // An exchange, whose receive is in receives_.
+  // An exchange, whose receive is in receives_. An empty message that is skipped has no stream.
   struct Exchange {
     int level;
     const ReceiveStream* received;
-    SendStream send;
+    std::optional<SendStream> send;
     ReduceStream merge;  // Of the kept class.
   };
   struct ExchangeMemory {
@@ -89,6 +91,7 @@ class HalvingPhase final : TaskOwner, WholeMove {
                    ExchangeMemory memory);
   // True if what exchanges below `level` keep is merged.
   bool IsMerged(int level) const;
+  static bool IsSent(const Exchange& exchange) { return !exchange.send || exchange.send->finished(); }
   absl::StatusOr<bool> StepExchanges(OperationContext& context);
 
   size_t ElementBytes() const { return SizeOf(plan_.dtype); }
@@ -110,9 +113,9 @@ class HalvingPhase final : TaskOwner, WholeMove {
   std::deque<Exchange> exchanges_;  // A deque: tasks and transfers hold pointers to the streams.
 };
 
-// Gather of the parts of all nodes, in rounds, to the output of the leader. The leader has a buffer that begins
-// with the parts of its own node, followed by those of the next nodes. A round fills the next section of it.
-// In the end it copies the parts to the output, and tells the other ranks of the node.
+// Gather of the parts of all nodes, in rounds, to the output of the leader. The leader has a buffer that
+// begins with the parts of its own node, followed by those of the next nodes. A round fills the next section
+// of it. In the end it copies the parts to the output, and tells the other ranks of the node.
 class RelayedGatherPhase {
  public:
   // `channel` and `mirrored`: as of HalvingPhase.

@@ -71,33 +71,36 @@ void OrderedReceives::AddAwaited(std::set<int>& ranks) const {
   }
 }
 
-void RelayRounds::Add(const Message& sent, const Message& received) {
-  const auto source = sends_.empty() ? ReceiveStream::Source::kReady : ReceiveStream::Source::kProduced;
-  receives_.Add(received.channel, received.slicing, received.memory, source);
-  sends_.emplace_back(sent.channel, sent.slicing, sent.memory);
+void RelayRounds::AddSend(const Message& message) {
+  sends_.push_back({receives_.size(), SendStream(message.channel, message.slicing, message.memory)});
+}
+
+void RelayRounds::AddReceive(const Message& message, ReceiveStream::Source source) {
+  receives_.Add(message.channel, message.slicing, message.memory, source);
 }
 
 absl::StatusOr<bool> RelayRounds::Step(OperationContext& context, bool ready) {
   WEFT_ASSIGN_OR_RETURN(bool advanced, receives_.Step(context));
   const size_t arrived =
-      context.wire.rules().rounds_await_earlier_ones ? receives_.finished() : sends_.size();
-  for (size_t round = sent_; round < sends_.size(); ++round) {
-    WEFT_ASSIGN_OR_RETURN(const bool sent, sends_[round].Step(context, ready && round <= arrived ? kAll : 0));
+      context.wire.rules().rounds_await_earlier_ones ? receives_.finished() : receives_.size();
+  for (size_t i = sent_; i < sends_.size(); ++i) {
+    const bool may_leave = ready && sends_[i].awaited <= arrived;
+    WEFT_ASSIGN_OR_RETURN(const bool sent, sends_[i].stream.Step(context, may_leave ? kAll : 0));
     advanced |= sent;
   }
   return advanced;
 }
 
 bool RelayRounds::drained() const {
-  while (sent_ < sends_.size() && sends_[sent_].finished()) ++sent_;
+  while (sent_ < sends_.size() && sends_[sent_].stream.finished()) ++sent_;
   return sent_ == sends_.size() && received();
 }
 
 void RelayRounds::AddAwaited(std::set<int>& ranks) const {
   receives_.AddAwaited(ranks);
   if (!ranks.empty()) return;
-  for (const SendStream& send : sends_) {
-    if (!send.finished()) ranks.insert(send.peer());
+  for (const Send& send : sends_) {
+    if (!send.stream.finished()) ranks.insert(send.stream.peer());
   }
 }
 

@@ -28,12 +28,12 @@ class OrderedReceives {
  public:
   // Adds the last one. The reference stays valid.
   const ReceiveStream& Add(const CreditScheduler::Channel& channel, const Slicing& slicing,
-                           const SliceMemory& target,
-                           ReceiveStream::Source source = ReceiveStream::Source::kProduced);
+                           const SliceMemory& target, ReceiveStream::Source source);
   // Returns true if anything moved.
   absl::StatusOr<bool> Step(OperationContext& context);
   // Receives, counted from the first, that are finished.
   size_t finished() const;
+  size_t size() const { return receives_.size(); }
   bool all_finished() const { return finished() == receives_.size(); }
   bool all_credited() const;
   void AddAwaited(std::set<int>& ranks) const;
@@ -44,8 +44,7 @@ class OrderedReceives {
   bool announced_empty_ = false;
 };
 
-// Rounds, in each of which this rank sends a message and receives one. It sends the message of a round once
-// those of all earlier rounds have arrived.
+// Rounds of messages. This rank sends the message of a round once those of all earlier rounds have arrived.
 class RelayRounds {
  public:
   struct Message {
@@ -53,17 +52,23 @@ class RelayRounds {
     Slicing slicing;
     SliceMemory memory;
   };
-  void Add(const Message& sent, const Message& received);
-  // Returns true if anything moved. `ready`: the message of the first round may be sent.
+  // Adds a message that waits for all receives that were added before.
+  void AddSend(const Message& message);
+  void AddReceive(const Message& message, ReceiveStream::Source source);
+  // Returns true if anything moved. `ready`: messages of the first round may be sent.
   absl::StatusOr<bool> Step(OperationContext& context, bool ready);
   bool received() const { return receives_.all_finished(); }
   bool drained() const;
   void AddAwaited(std::set<int>& ranks) const;
 
  private:
+  struct Send {
+    size_t awaited;  // Receives, counted from the first.
+    SendStream stream;
+  };
   OrderedReceives receives_;
-  std::deque<SendStream> sends_;  // A deque: transfers hold pointers to the streams.
-  mutable size_t sent_ = 0;       // Sends, counted from the first, that are finished.
+  std::deque<Send> sends_;   // A deque: transfers hold pointers to the streams.
+  mutable size_t sent_ = 0;  // Sends, counted from the first, that are finished.
 };
 
 }  // namespace weft

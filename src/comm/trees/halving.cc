@@ -18,18 +18,19 @@ int HolderOf(int number, int levels, int first, int nodes) {
 
 // Upper bounds over the nodes of a group of 2^levels nodes, of which there are `nodes`.
 struct Most {
-  int classes;
+  int classes;  // That have parts.
   int exchanges;
 };
-Most MostOf(int levels, int nodes) {
+Most MostOf(int levels, int nodes, int owners) {
   if (levels == 0) return {1, 0};
   const int half = 1 << (levels - 1);
   if (nodes <= half) {
-    const Most left = MostOf(levels - 1, nodes);
-    return {2 * left.classes, left.exchanges};
+    const Most left = MostOf(levels - 1, nodes, owners);
+    return {half < owners ? 2 * left.classes : left.classes, left.exchanges};
   }
-  const Most right = MostOf(levels - 1, nodes - half);
-  return {right.classes, std::max(levels, right.exchanges + right.classes)};
+  const Most right = MostOf(levels - 1, nodes - half, owners);
+  // A node of the left half keeps one class. Those that the right half keeps begin with class `half`.
+  return {half < owners ? right.classes : 1, std::max(levels, right.exchanges + right.classes)};
 }
 
 }  // namespace
@@ -58,7 +59,9 @@ std::vector<HalvingExchange> HalvingExchangesOf(int node, int nodes) {
   return exchanges;
 }
 
-int MostHalvingExchanges(int nodes) { return MostOf(HalvingLevels(nodes), nodes).exchanges; }
+int MostHalvingExchanges(int nodes, int owners) {
+  return MostOf(HalvingLevels(nodes), nodes, owners).exchanges;
+}
 
 int FirstPlaceOfClass(int number, int levels) {
   int place = 0;

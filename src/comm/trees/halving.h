@@ -34,8 +34,9 @@ struct HalvingExchange {
 int HalvingLevels(int nodes);
 // The exchanges of a node, by level.
 std::vector<HalvingExchange> HalvingExchangesOf(int node, int nodes);
-// At least the number of exchanges of any node. HalvingLevels if `nodes` is a power of two.
-int MostHalvingExchanges(int nodes);
+// At least the number of exchanges of any node in which a message is not empty, if only the first `owners`
+// nodes have parts: a power of two, or all nodes. HalvingLevels if `nodes` is a power of two.
+int MostHalvingExchanges(int nodes, int owners);
 // Place of a class of `level` among the nodes if they are ordered by their numbers with reversed bits: the
 // first place of its owners. They have 2^(levels - level - 1) places, some of which no node has.
 int FirstPlaceOfClass(int number, int levels);

@@ -3,7 +3,7 @@
 // Note [Node graphs]
 // Problem: if every rank sends a control message to every other, their number grows with the square of the
 // ranks.
-// Rule: a barrier and a small all-reduce send one message up and one down a binomial tree: see Note [Small
+// Rule: a barrier and a small all-reduce send one message up and one down a binomial tree: see Note [Tree
 // collectives]. News, such as a failure, floods: a node is a neighbor of those at the distances 1, 2, 4, … in
 // both directions, and whoever hears of news for the first time tells its neighbors: those among the nodes of
 // all ranks, and those among the nodes of each group that it is in, because other ranks may have left.

@@ -1,6 +1,8 @@
 #include "src/comm/trees/relay_choice.h"
 
+#include <algorithm>
 #include <bit>
+#include <cstdint>
 
 #include "src/comm/trees/halving.h"
 
@@ -14,28 +16,73 @@ constexpr double kSumOfNode = 3;
 // A round: the same, and a task; of a sum, for each exchange of a node.
 constexpr double kGatherRound = 25;
 constexpr double kSumExchange = 35;
+// A message of a tree. A rank has few of them, and finds one after a pause.
+constexpr double kTreeMessage = 20;
 // From node to node.
 constexpr double kHop = 20;
 
 // Bytes a microsecond.
 // Rounds bring bytes later: a rank copies them twice, and looks for them with pauses.
 constexpr double kRelayedBytes = 360;
+// A link of 10 Gbit/s.
+constexpr double kLinkBytes = 1250;
 // One rank reads the inputs of its node. In a direct exchange, all of them do.
 constexpr double kInputBytes = 8000;
+
+// A part of a relayed all-reduce. Fewer parts take fewer messages, and bring more bytes one after the other.
+constexpr int64_t kLeastPartBytes = 4096;
+
+double DirectGather(int nodes) { return (nodes - 1) * kGatherFromNode + kHop; }
+double DirectReduceScatter(int nodes) { return (nodes - 1) * kSumOfNode + kHop; }
+
+// The time of a phase's bytes. With few owners, each round beyond log2(owners) has messages of a whole part.
+double BytesTime(int nodes, int owners, int64_t bytes) {
+  const auto whole = static_cast<double>(bytes);
+  const int whole_parts = HalvingLevels(nodes) - HalvingLevels(owners);
+  return whole / kRelayedBytes + whole_parts * whole / owners / kLinkBytes;
+}
+
+double RelayedGather(int nodes, int owners, int64_t bytes) {
+  const int rounds = std::bit_width(static_cast<unsigned>(nodes - 1));
+  return rounds * (kGatherRound + kHop) + BytesTime(nodes, owners, bytes);
+}
+double RelayedReduceScatter(int nodes, int owners, int members, int64_t bytes) {
+  const auto whole = static_cast<double>(bytes);
+  return HalvingLevels(nodes) * kHop + MostHalvingExchanges(nodes, owners) * kSumExchange +
+         BytesTime(nodes, owners, bytes) + (members - 1) * whole / kInputBytes;
+}
+
+double RelayedAllReduce(int nodes, int owners, int members, int64_t bytes) {
+  return RelayedReduceScatter(nodes, owners, members, bytes) + RelayedGather(nodes, owners, bytes);
+}
 
 }  // namespace
 
 bool RelayedGatherPays(int nodes, int64_t bytes) {
-  const int rounds = std::bit_width(static_cast<unsigned>(nodes - 1));
-  const double relayed = rounds * (kGatherRound + kHop) + static_cast<double>(bytes) / kRelayedBytes;
-  return relayed < (nodes - 1) * kGatherFromNode + kHop;
+  return RelayedGather(nodes, nodes, bytes) < DirectGather(nodes);
 }
 
 bool RelayedReduceScatterPays(int nodes, int members, int64_t bytes) {
-  const auto whole = static_cast<double>(bytes);
-  const double relayed = HalvingLevels(nodes) * kHop + MostHalvingExchanges(nodes) * kSumExchange +
-                         whole / kRelayedBytes + (members - 1) * whole / kInputBytes;
-  return relayed < (nodes - 1) * kSumOfNode + kHop;
+  return RelayedReduceScatter(nodes, nodes, members, bytes) < DirectReduceScatter(nodes);
+}
+
+bool RelayedAllReducePays(int nodes, int members, int64_t bytes) {
+  return RelayedAllReduce(nodes, OwnersOfAllReduce(nodes, bytes), members, bytes) <
+         DirectReduceScatter(nodes) + DirectGather(nodes);
+}
+
+int OwnersOfAllReduce(int nodes, int64_t bytes) {
+  const int64_t most = std::clamp<int64_t>(bytes / kLeastPartBytes, 1, nodes);
+  int best = 1;
+  for (int owners = 2; owners <= most; owners *= 2) {
+    if (RelayedAllReduce(nodes, owners, 1, bytes) <= RelayedAllReduce(nodes, best, 1, bytes)) best = owners;
+  }
+  return best;
+}
+
+bool TreePays(int nodes) {
+  const int levels = std::bit_width(static_cast<unsigned>(nodes - 1));
+  return 2 * levels * (kTreeMessage + kHop) < DirectReduceScatter(nodes) + DirectGather(nodes);
 }
 
 }  // namespace weft

@@ -78,10 +78,10 @@ INSTANTIATE_TEST_SUITE_P(Ranks, NumaCollectives, ::testing::Values(3, 4, 7));
 TEST_P(Collectives, AllGatherBringsEveryPartToEveryRank) { Run(SweepAllGather); }
 TEST_P(Collectives, AllGatherSharedFillsOneBlockPerNode) { Run(SweepAllGatherShared); }
 TEST_P(Collectives, ReduceScatterReducesEachPartAtItsOwner) { Run(SweepReduceScatter); }
-TEST_P(Collectives, RelayedGathersAndReduceScattersGiveTheSame) {
+TEST_P(Collectives, RelayedGathersAndReductionsGiveTheSame) {
   relaying_ = Relaying::kAlways;
   const SweepOptions swept{.counts = {0, 1, 700}, .dtypes = {DType::kF32, DType::kBF16, DType::kI8}};
-  for (const auto sweep : {SweepAllGather, SweepReduceScatter}) Run(sweep, swept);
+  for (const auto sweep : {SweepAllGather, SweepReduceScatter, SweepAllReduce}) Run(sweep, swept);
 }
 TEST_P(Collectives, AllReduceGivesEveryRankTheReduction) { Run(SweepAllReduce); }
 TEST_P(Collectives, AllGatherBringsPartsThatTravelCompressed) { RunCompressed(SweepAllGather); }

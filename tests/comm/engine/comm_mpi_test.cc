@@ -71,6 +71,7 @@ TEST_F(RelayedCommMpi, AllGatherBringsEveryPartToEveryRank) { EXPECT_OK(SweepAll
 TEST_F(RelayedCommMpi, ReduceScatterReducesEachPartAtItsOwner) {
   EXPECT_OK(SweepReduceScatter(fixture_, {}));
 }
+TEST_F(RelayedCommMpi, AllReduceGivesEveryRankTheReduction) { EXPECT_OK(SweepAllReduce(fixture_, {})); }
 
 // The members' blobs travel as messages, which need no lane.
 GroupExchange ExchangeByMessages(CommEngine& engine, const ProcessGroup& group, uint64_t call) {

@@ -162,7 +162,8 @@ TEST(BrokenRule, ABarrierThatDoesNotAwaitItsTreeIsDetected) {
 
 // Gathers and reductions between nodes of one rank each.
 TEST(BrokenRule, ARelayedMessageSentBeforeThoseOfEarlierRoundsIsDetected) {
-  for (const auto kind : {ProgramOp::Kind::kGatherImage, ProgramOp::Kind::kReduceGradients}) {
+  for (const auto kind :
+       {ProgramOp::Kind::kGatherImage, ProgramOp::Kind::kReduceGradients, ProgramOp::Kind::kAllReduce}) {
     EXPECT_TRUE(IsDetected([kind](uint64_t seed, bool holds) {
       Program program = DrawProgramWithShortTimeout(seed);
       program.nodes = NodeMap::RanksPerNode(8, 1);
@@ -172,6 +173,7 @@ TEST(BrokenRule, ARelayedMessageSentBeforeThoseOfEarlierRoundsIsDetected) {
       for (ProgramOp& op : program.ops) {
         op.kind = kind;
         op.in_ranges = false;
+        if (kind == ProgramOp::Kind::kAllReduce) op.count = 600;  // Too large for the tree.
       }
       ProgramRules rules;
       rules.credit_rules.rounds_await_earlier_ones = holds;

@@ -1,9 +1,11 @@
-// Relayed all-gathers and reduce-scatters between simulated nodes: the bits of direct ones, few messages, and
-// errors that name ranks. See Note [Relayed exchanges].
+// Relayed all-gathers, reduce-scatters and all-reduces between simulated nodes, and all-reduces in a tree:
+// the bits of direct ones, few messages, and errors that name ranks. See Note [Relayed exchanges].
 #include <bit>
+#include <map>
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -20,7 +22,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr size_t kSegmentBytes = size_t{1} << 20;
+constexpr size_t kSegmentBytes = size_t{2} << 20;
+constexpr OpKind kKinds[] = {OpKind::kAllGather, OpKind::kReduceScatter, OpKind::kAllReduce};
 
 int CeilLog2(int n) { return static_cast<int>(std::bit_width(static_cast<unsigned>(n - 1))); }
 
@@ -36,13 +39,15 @@ absl::StatusOr<EngineFixture> MakeFixture(Bootstrap& bootstrap, Relaying relayin
   return EngineFixture::Make(bootstrap, options, kSegmentBytes);
 }
 
-// An exchange whose parts are drawn from a seed, with some empty ones.
+// An exchange whose parts are drawn from a seed, with some empty ones. An all-reduce is of all of them.
 struct Exchange {
   OpKind kind;
   DType dtype;
   std::vector<int64_t> counts;
   double scale;
+  ReduceOp op;
   bool in_node_memory;
+  bool in_place;  // Of an all-reduce.
 
   int64_t total() const { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 };
@@ -67,22 +72,25 @@ NodeMap DrawNodes(std::mt19937& random) {
   return nodes;
 }
 
-Exchange DrawExchange(std::mt19937& random, int ranks) {
-  constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF64};
-  Exchange exchange{random() % 3 == 0 ? OpKind::kAllGather : OpKind::kReduceScatter,
-                    kDTypes[random() % 4],
-                    {},
-                    random() % 2 == 0 ? 1.0 : 0.3,
-                    random() % 2 == 0};
-  const unsigned largest = random() % 2 == 0 ? 3 : 200;
+Exchange DrawExchange(std::mt19937& random, OpKind kind, int ranks) {
+  constexpr DType kDTypes[] = {DType::kF32, DType::kF64, DType::kI64, DType::kF32, DType::kBF16, DType::kF16};
+  Exchange exchange{kind, kDTypes[random() % 6], {}, 1.0, ReduceOp::kSum, false, false};
+  exchange.in_node_memory = random() % 2 == 0;
+  exchange.in_place = random() % 2 == 0;
+  const bool is_scaled = exchange.dtype != DType::kI64 && random() % 2 == 0;
+  if (is_scaled) exchange.scale = 0.3;
+  if (!is_scaled && random() % 2 == 0) exchange.op = ReduceOp::kMax;
+  constexpr unsigned kLargest[] = {3, 200, 200, 1500};
+  const unsigned largest = kLargest[random() % (kind == OpKind::kAllReduce ? 4 : 3)];
   for (int rank = 0; rank < ranks; ++rank)
     exchange.counts.push_back(random() % 4 == 0 ? 0 : static_cast<int64_t>(random() % largest));
   return exchange;
 }
 
-std::vector<double> ValuesOf(int rank, uint64_t seed, int64_t count) {
+std::vector<double> ValuesOf(int rank, uint64_t seed, DType dtype, int64_t count) {
   std::mt19937_64 random(seed * 1000 + static_cast<uint64_t>(rank));
-  std::uniform_real_distribution<double> value(-1, 1);
+  const double largest = dtype == DType::kI64 ? 1e15 : 1;
+  std::uniform_real_distribution<double> value(-largest, largest);
   std::vector<double> values(static_cast<size_t>(count));
   for (double& v : values) v = value(random);
   return values;
@@ -91,60 +99,77 @@ std::vector<double> ValuesOf(int rank, uint64_t seed, int64_t count) {
 // Runs the exchange on this rank. Returns the bytes of the output.
 absl::StatusOr<std::string> OutputOf(EngineFixture& fixture, const Exchange& exchange, uint64_t seed) {
   const int rank = fixture.engine->bootstrap().rank();
-  const bool gathers = exchange.kind == OpKind::kAllGather;
+  const auto [kind, dtype] = std::pair(exchange.kind, exchange.dtype);
+  const int64_t total = exchange.total();
   const int64_t own = exchange.counts[static_cast<size_t>(rank)];
-  const int64_t sent = gathers ? own : exchange.total();
-  const int64_t received = gathers ? exchange.total() : own;
-  WEFT_ASSIGN_OR_RETURN(TestBuffer input,
-                        TestBuffer::Make(*fixture.pool, exchange.in_node_memory, exchange.dtype, sent + 1));
-  WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, exchange.in_node_memory,
-                                                            exchange.dtype, received + 1));
-  input.Write(0, ValuesOf(rank, seed, sent));
+  const int64_t sent = kind == OpKind::kAllGather ? own : total;
+  const int64_t received = kind == OpKind::kReduceScatter ? own : total;
+  const auto make = [&](int64_t count) {
+    return TestBuffer::Make(*fixture.pool, exchange.in_node_memory, dtype, count + 1);
+  };
+  WEFT_ASSIGN_OR_RETURN(TestBuffer input, make(sent));
+  WEFT_ASSIGN_OR_RETURN(TestBuffer output, make(received));
+  input.Write(0, ValuesOf(rank, seed, dtype, sent));
+  TestBuffer& target = kind == OpKind::kAllReduce && exchange.in_place ? input : output;
+  CommEngine& engine = *fixture.engine;
   OpOptions op;
-  if (!gathers) op.scale = exchange.scale;
-  Work work = gathers
-                  ? fixture.engine->AllGather(fixture.lane, input.data(), output.data(), exchange.dtype,
-                                              exchange.total(), exchange.counts, op)
-                  : fixture.engine->ReduceScatter(fixture.lane, input.data(), output.data(), exchange.dtype,
-                                                  exchange.total(), ReduceOp::kSum, exchange.counts, op);
-  WEFT_RETURN_IF_ERROR(work.WaitReleased());
-  return std::string(reinterpret_cast<const char*>(output.data()),
-                     static_cast<size_t>(received) * SizeOf(exchange.dtype));
+  if (kind != OpKind::kAllGather) op.scale = exchange.scale;
+  const auto submit = [&] {
+    switch (kind) {
+      case OpKind::kAllGather:
+        return engine.AllGather(fixture.lane, input.data(), target.data(), dtype, total, exchange.counts, op);
+      case OpKind::kReduceScatter:
+        return engine.ReduceScatter(fixture.lane, input.data(), target.data(), dtype, total, exchange.op,
+                                    exchange.counts, op);
+      default:
+        return engine.AllReduce(fixture.lane, input.data(), target.data(), dtype, total, exchange.op, op);
+    }
+  };
+  WEFT_RETURN_IF_ERROR(submit().WaitReleased());
+  return std::string(reinterpret_cast<const char*>(target.data()),
+                     static_cast<size_t>(received) * SizeOf(dtype));
 }
 
 TEST(RelayedExchange, GivesTheBitsOfADirectOneOnEveryNodeMap) {
-  const uint64_t maps = ScheduleCount(60);
-  int64_t fewer_messages = 0;
+  const uint64_t maps = ScheduleCount(50);
+  std::map<OpKind, int> relayed;
   for (uint64_t seed = 0; seed < maps; ++seed) {
     std::mt19937 random(static_cast<unsigned>(seed));
     const NodeMap nodes = DrawNodes(random);
-    const Exchange exchange = DrawExchange(random, nodes.size());
+    std::vector<Exchange> exchanges;
+    for (const OpKind kind : kKinds) exchanges.push_back(DrawExchange(random, kind, nodes.size()));
     SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", nodes.size(), " ranks on ", nodes.node_count(), " nodes"));
-    std::vector<std::string> direct(static_cast<size_t>(nodes.size()));
-    int64_t messages[] = {0, 0};
+    std::map<std::pair<OpKind, int>, std::string> direct;  // By kind and rank.
+    std::map<std::pair<OpKind, Relaying>, int64_t> messages;
     for (const Relaying relaying : {Relaying::kNever, Relaying::kAlways}) {
       const SimReport report =
           RunSimulatedRanks(nodes, {.seed = seed}, [&](Bootstrap& bootstrap) -> absl::Status {
             WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap, relaying));
-            WEFT_ASSIGN_OR_RETURN(const std::string output, OutputOf(fixture, exchange, seed));
-            std::string& expected = direct[static_cast<size_t>(bootstrap.rank())];
-            messages[relaying == Relaying::kAlways ? 1 : 0] += fixture.engine->counters().wire_messages;
-            if (relaying == Relaying::kNever) {
-              expected = output;
-            } else {
-              EXPECT_TRUE(output == expected) << "rank " << bootstrap.rank();
+            for (const Exchange& exchange : exchanges) {
+              const int64_t before = fixture.engine->counters().wire_messages;
+              WEFT_ASSIGN_OR_RETURN(const std::string output, OutputOf(fixture, exchange, seed));
+              messages[{exchange.kind, relaying}] += fixture.engine->counters().wire_messages - before;
+              std::string& expected = direct[{exchange.kind, bootstrap.rank()}];
+              if (relaying == Relaying::kNever) {
+                expected = output;
+              } else {
+                EXPECT_TRUE(output == expected) << Name(exchange.kind) << ", rank " << bootstrap.rank();
+              }
             }
             return absl::OkStatus();
           });
       EXPECT_OK(report.status());
     }
-    if (messages[1] < messages[0]) ++fewer_messages;
+    for (const OpKind kind : kKinds)
+      relayed[kind] += messages[{kind, Relaying::kAlways}] != messages[{kind, Relaying::kNever}];
   }
-  EXPECT_GT(fewer_messages, static_cast<int64_t>(maps) / 4);  // Exchanges are relayed indeed.
+  if (ScheduleLimit()) return;
+  for (const OpKind kind : kKinds) EXPECT_GT(relayed[kind], static_cast<int>(maps) / 5) << Name(kind);
 }
 
 // Messages that a rank sends in an all-gather and in a reduce-scatter of 4 bytes a rank: one of data and a
-// credit for each round.
+// credit for each round. An all-reduce of 32 KiB has the rounds of both, and one of 4 KiB a single part. One
+// of 344 bytes, as of a gradient norm, takes a message up the tree of nodes, and one down to each child.
 TEST(RelayedExchange, SendsLogarithmicallyManyMessages) {
   const struct {
     NodeMap nodes;
@@ -168,20 +193,35 @@ TEST(RelayedExchange, SendsLogarithmicallyManyMessages) {
           const auto messages = [&] {
             return engine.counters().control_messages + engine.counters().wire_messages;
           };
-          const auto check = [&](Work work, const char* what) -> absl::Status {
+          const auto check = [&](Work work, int most, const char* what) -> absl::Status {
             const int64_t before = messages();
             WEFT_RETURN_IF_ERROR(work.WaitReleased());
-            EXPECT_LE(messages() - before, bound) << what << " of rank " << bootstrap.rank();
+            EXPECT_LE(messages() - before, most) << what << " of rank " << bootstrap.rank();
             return absl::OkStatus();
           };
           int32_t own = bootstrap.rank();
-          WEFT_RETURN_IF_ERROR(
-              check(engine.AllGather(fixture.lane, &own, values.data(), DType::kI32, ranks), "all-gather"));
+          WEFT_RETURN_IF_ERROR(check(engine.AllGather(fixture.lane, &own, values.data(), DType::kI32, ranks),
+                                     bound, "all-gather"));
           for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(values[static_cast<size_t>(rank)], rank);
           WEFT_RETURN_IF_ERROR(check(
               engine.ReduceScatter(fixture.lane, values.data(), &own, DType::kI32, ranks, ReduceOp::kSum),
-              "reduce-scatter"));
+              bound, "reduce-scatter"));
           EXPECT_EQ(own, bootstrap.rank() * ranks);
+          std::vector<int64_t> sums(4096);
+          const auto check_sums = [&](int64_t count, int most) -> absl::Status {
+            for (size_t i = 0; i < sums.size(); ++i) sums[i] = bootstrap.rank() + static_cast<int64_t>(i);
+            WEFT_RETURN_IF_ERROR(check(
+                engine.AllReduce(fixture.lane, sums.data(), sums.data(), DType::kI64, count, ReduceOp::kSum),
+                most, "all-reduce"));
+            for (int64_t i = 0; i < count; ++i)
+              EXPECT_EQ(sums[static_cast<size_t>(i)], ranks * (ranks - 1) / 2 + ranks * i);
+            return absl::OkStatus();
+          };
+          WEFT_RETURN_IF_ERROR(check_sums(4096, 2 * bound));
+          WEFT_RETURN_IF_ERROR(check_sums(512, bound));
+          const int64_t data_messages = engine.counters().wire_messages;
+          WEFT_RETURN_IF_ERROR(check_sums(43, bound / 2 + 1));
+          EXPECT_EQ(engine.counters().wire_messages, data_messages);
           EXPECT_LE(engine.counters().wire_peers, bound) << "connections";
           return absl::OkStatus();
         });
@@ -189,23 +229,36 @@ TEST(RelayedExchange, SendsLogarithmicallyManyMessages) {
   }
 }
 
+constexpr int kPart = 30;  // Elements. All-reduces of as many for each rank are too large for the tree.
+
+// An exchange of equal parts. `whole` has the elements of all ranks.
+Work Submit(EngineFixture& fixture, OpKind kind, std::vector<int32_t>& whole, int32_t* part) {
+  const auto count = static_cast<int64_t>(whole.size());
+  CommEngine& engine = *fixture.engine;
+  switch (kind) {
+    case OpKind::kAllGather:
+      return engine.AllGather(fixture.lane, part, whole.data(), DType::kI32, count);
+    case OpKind::kReduceScatter:
+      return engine.ReduceScatter(fixture.lane, whole.data(), part, DType::kI32, count, ReduceOp::kSum);
+    default:
+      return engine.AllReduce(fixture.lane, whole.data(), whole.data(), DType::kI32, count, ReduceOp::kSum);
+  }
+}
+
 // A rank submits a larger exchange, which has the form that the others do not have.
 TEST(RelayedExchange, NamesTheRankThatSubmitsAnotherOperation) {
   constexpr int kRanks = 11;
   constexpr int kLarge = 13'000;  // Elements of a part that is too large to be relayed.
-  for (const bool gathers : {true, false}) {
+  for (const OpKind kind : kKinds) {
     for (const int deviant : {0, 4, 10}) {
-      SCOPED_TRACE(::testing::Message() << (gathers ? "gather" : "sum") << ", rank " << deviant);
+      SCOPED_TRACE(::testing::Message() << Name(kind) << ", rank " << deviant);
       const SimReport report =
           RunSimulatedRanks(NodeMap::RanksPerNode(kRanks, 2), {}, [&](Bootstrap& bootstrap) -> absl::Status {
             WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap, Relaying::kAlways));
-            std::vector<float> whole(size_t{kLarge} * kRanks);
-            std::vector<float> part(kLarge);
-            const int64_t count = bootstrap.rank() == deviant ? int64_t{kLarge} * kRanks : kRanks;
-            Work work = gathers ? fixture.engine->AllGather(fixture.lane, part.data(), whole.data(),
-                                                            DType::kF32, count)
-                                : fixture.engine->ReduceScatter(fixture.lane, whole.data(), part.data(),
-                                                                DType::kF32, count, ReduceOp::kSum);
+            std::vector<int32_t> whole(size_t{kLarge} * kRanks);
+            std::vector<int32_t> part(kLarge);
+            if (bootstrap.rank() != deviant) whole.resize(size_t{kRanks} * kPart);
+            Work work = Submit(fixture, kind, whole, part.data());
             EXPECT_THAT(std::string(work.Wait().message()),
                         HasSubstr(absl::StrCat("rank ", deviant, " submitted ")));
             return BootstrapBarrier(bootstrap);
@@ -215,18 +268,10 @@ TEST(RelayedExchange, NamesTheRankThatSubmitsAnotherOperation) {
   }
 }
 
-// An exchange of 4 bytes a rank.
-Work SubmitSmall(EngineFixture& fixture, bool gathers, std::vector<int32_t>& whole, int32_t& part) {
-  const auto ranks = static_cast<int64_t>(whole.size());
-  return gathers ? fixture.engine->AllGather(fixture.lane, &part, whole.data(), DType::kI32, ranks)
-                 : fixture.engine->ReduceScatter(fixture.lane, whole.data(), &part, DType::kI32, ranks,
-                                                 ReduceOp::kSum);
-}
-
 TEST(RelayedExchange, NamesALateRank) {
   constexpr int kRanks = 12;
   constexpr int kLate = 7;
-  for (const bool gathers : {true, false}) {
+  for (const OpKind kind : kKinds) {
     int named = 0;
     const SimReport report =
         RunSimulatedRanks(NodeMap::RanksPerNode(kRanks, 1), {}, [&](Bootstrap& bootstrap) -> absl::Status {
@@ -236,9 +281,9 @@ TEST(RelayedExchange, NamesALateRank) {
             bootstrap.runtime().SleepFor(2'000'000'000);
             return absl::OkStatus();
           }
-          std::vector<int32_t> whole(kRanks, 1);
-          int32_t part = 1;
-          Work work = SubmitSmall(fixture, gathers, whole, part);
+          std::vector<int32_t> whole(size_t{kRanks} * kPart, 1);
+          std::vector<int32_t> part(kPart, 1);
+          Work work = Submit(fixture, kind, whole, part.data());
           EXPECT_THAT(std::string(work.Wait().message()),
                       HasSubstr(absl::StrCat("; rank(s) ", kLate, " have not")));
           ++named;
@@ -250,32 +295,35 @@ TEST(RelayedExchange, NamesALateRank) {
 
 TEST(RelayedExchange, RunsAfterAResetInTheMiddleOfOne) {
   constexpr int kRanks = 12;
-  for (const bool gathers : {true, false}) {
+  for (const OpKind kind : kKinds) {
     const SimReport report =
         RunSimulatedRanks(NodeMap::RanksPerNode(kRanks, 2), {}, [&](Bootstrap& bootstrap) -> absl::Status {
           WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap, Relaying::kAlways));
-          std::vector<int32_t> whole(kRanks, 1);
-          int32_t part = 0;
+          std::vector<int32_t> whole(size_t{kRanks} * kPart);
+          std::vector<int32_t> part(kPart);
           {
             Work work;
             if (bootstrap.rank() == 7) {
               bootstrap.runtime().SleepFor(1'000'000);
               fixture.engine->Abort(absl::DataLossError("the disk is gone"));
             } else {
-              work = SubmitSmall(fixture, gathers, whole, part);
+              work = Submit(fixture, kind, whole, part.data());
               EXPECT_THAT(work.Wait(),
                           StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rank 7: the disk is gone")));
             }
             WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
           }
           const int rank = bootstrap.rank();
-          part = 10 + rank;
-          for (int to = 0; to < kRanks; ++to) whole[static_cast<size_t>(to)] = gathers ? 0 : 100 * rank + to;
-          WEFT_RETURN_IF_ERROR(SubmitSmall(fixture, gathers, whole, part).WaitReleased());
-          if (!gathers) {
-            EXPECT_EQ(part, 100 * kRanks * (kRanks - 1) / 2 + kRanks * rank);
-          } else {
-            for (int from = 0; from < kRanks; ++from) EXPECT_EQ(whole[static_cast<size_t>(from)], 10 + from);
+          const auto value = [](int from, int element) { return 1000 * from + element; };
+          for (int i = 0; i < kPart; ++i) part[static_cast<size_t>(i)] = value(rank, i);
+          for (int i = 0; i < kRanks * kPart; ++i) whole[static_cast<size_t>(i)] = value(rank, i);
+          WEFT_RETURN_IF_ERROR(Submit(fixture, kind, whole, part.data()).WaitReleased());
+          const int first = kind == OpKind::kReduceScatter ? rank * kPart : 0;
+          const std::vector<int32_t>& output = kind == OpKind::kReduceScatter ? part : whole;
+          for (int i = 0; i < static_cast<int>(output.size()); ++i) {
+            const int sum = 1000 * kRanks * (kRanks - 1) / 2 + kRanks * (first + i);
+            EXPECT_EQ(output[static_cast<size_t>(i)],
+                      kind == OpKind::kAllGather ? value(i / kPart, i % kPart) : sum);
           }
           return absl::OkStatus();
         });
@@ -293,16 +341,13 @@ TEST(RelayedExchange, TakesARoundForEachLevelBetweenMirroredNodes) {
   const SimReport report = RunSimulatedRanks(
       NodeMap::RanksPerNode(2 * kNodes, 2), machine, [&](Bootstrap& bootstrap) -> absl::Status {
         WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap, Relaying::kAlways));
-        std::vector<float> whole(size_t{2} * kNodes, 1);
-        float part = 1;
-        for (const bool gathers : {true, false}) {
+        std::vector<int32_t> whole(size_t{2} * kNodes * kPart, 1);
+        std::vector<int32_t> part(kPart, 1);
+        for (const OpKind kind : kKinds) {
           const int64_t begin = bootstrap.runtime().NowNs();
-          Work work =
-              gathers ? fixture.engine->AllGather(fixture.lane, &part, whole.data(), DType::kF32, 2 * kNodes)
-                      : fixture.engine->ReduceScatter(fixture.lane, whole.data(), &part, DType::kF32,
-                                                      2 * kNodes, ReduceOp::kSum);
-          WEFT_RETURN_IF_ERROR(work.WaitReleased());
-          EXPECT_GE(bootstrap.runtime().NowNs() - begin, CeilLog2(kNodes) * machine.wire_latency_ns);
+          WEFT_RETURN_IF_ERROR(Submit(fixture, kind, whole, part.data()).WaitReleased());
+          const int rounds = (kind == OpKind::kAllReduce ? 2 : 1) * CeilLog2(kNodes);
+          EXPECT_GE(bootstrap.runtime().NowNs() - begin, rounds * machine.wire_latency_ns) << Name(kind);
         }
         return absl::OkStatus();
       });

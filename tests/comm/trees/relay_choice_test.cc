@@ -1,6 +1,7 @@
 // Form of small exchanges between nodes, and the exchanges of recursive halving.
 #include "src/comm/trees/relay_choice.h"
 
+#include <algorithm>
 #include <bit>
 #include <map>
 #include <set>
@@ -22,10 +23,14 @@ TEST(RelayChoice, RelaysSmallExchangesBetweenManyNodesOnly) {
   for (const int nodes : {2, 3, 8, 32}) {
     EXPECT_FALSE(RelayedGatherPays(nodes, nodes * kSmall)) << nodes;
     EXPECT_FALSE(RelayedReduceScatterPays(nodes, 1, nodes * kSmall)) << nodes;
+    EXPECT_FALSE(RelayedAllReducePays(nodes, 1, nodes * kSmall)) << nodes;
+    EXPECT_FALSE(TreePays(nodes)) << nodes;
   }
   for (const int nodes : {256, 512, 4096}) {
     EXPECT_TRUE(RelayedGatherPays(nodes, nodes * kSmall)) << nodes;
     EXPECT_TRUE(RelayedReduceScatterPays(nodes, 1, nodes * kSmall)) << nodes;
+    EXPECT_TRUE(RelayedAllReducePays(nodes, 1, nodes * kSmall)) << nodes;
+    EXPECT_TRUE(TreePays(nodes)) << nodes;
   }
 }
 
@@ -33,10 +38,13 @@ TEST(RelayChoice, NeverPaysForMoreBytesOrInputsIfItDoesNotForFewer) {
   for (int nodes = 2; nodes < 600; ++nodes) {
     bool gather = true;
     bool sum = true;
+    bool all_reduce = true;
     for (int64_t bytes = 1; bytes < (1 << 20); bytes *= 2) {
       EXPECT_TRUE(gather || !RelayedGatherPays(nodes, bytes)) << nodes << " nodes, " << bytes;
       EXPECT_TRUE(sum || !RelayedReduceScatterPays(nodes, 1, bytes)) << nodes << " nodes, " << bytes;
       EXPECT_TRUE(RelayedReduceScatterPays(nodes, 1, bytes) || !RelayedReduceScatterPays(nodes, 64, bytes));
+      EXPECT_TRUE(all_reduce || !RelayedAllReducePays(nodes, 1, bytes)) << nodes << " nodes, " << bytes;
+      all_reduce = RelayedAllReducePays(nodes, 1, bytes);
       gather = RelayedGatherPays(nodes, bytes);
       sum = RelayedReduceScatterPays(nodes, 1, bytes);
     }
@@ -50,6 +58,23 @@ TEST(RelayChoice, NeverPaysForMoreBytesOrInputsIfItDoesNotForFewer) {
 TEST(RelayChoice, DoesNotRelaySumsIfANodeHadManyExchanges) {
   EXPECT_TRUE(RelayedReduceScatterPays(256, 1, 1024));
   EXPECT_FALSE(RelayedReduceScatterPays(257, 1, 1028));
+}
+
+// An all-reduce has parts at so few nodes that none has many exchanges.
+TEST(RelayChoice, RelaysSmallAllReducesBetweenAnyNumberOfManyNodes) {
+  for (int nodes = 128; nodes < 600; ++nodes) EXPECT_TRUE(RelayedAllReducePays(nodes, 1, 4096)) << nodes;
+}
+
+TEST(RelayChoice, DividesAnAllReduceIntoPartsOfAFewKibibytes) {
+  for (int nodes = 2; nodes < 300; ++nodes) {
+    for (int64_t bytes = 1; bytes <= kMaxRelayedBytes; bytes *= 2) {
+      const int owners = OwnersOfAllReduce(nodes, bytes);
+      EXPECT_TRUE(std::has_single_bit(static_cast<unsigned>(owners))) << owners;
+      EXPECT_LE(owners, nodes);
+      EXPECT_TRUE(owners == 1 || bytes >= 4096 * owners) << owners << " parts of " << bytes;
+    }
+  }
+  EXPECT_EQ(OwnersOfAllReduce(256, 65'536), 16);
 }
 
 std::string CanonicalTree(int lo, int n) {
@@ -96,11 +121,23 @@ TEST(Halving, GivesEachNodeItsPartInTheCanonicalOrder) {
   }
 }
 
+// The largest number of exchanges of a node in which a class has parts, if the first nodes own them.
+int MostExchangesWithParts(int nodes, int owners) {
+  int most = 0;
+  for (int node = 0; node < nodes; ++node) {
+    int exchanges = 0;
+    for (const HalvingExchange& exchange : HalvingExchangesOf(node, nodes))
+      exchanges += exchange.kept < owners || exchange.sent < owners;
+    most = std::max(most, exchanges);
+  }
+  return most;
+}
+
 TEST(Halving, HasExchangesThatMatchThoseOfThePeersAndAreBounded) {
   for (int nodes = 2; nodes <= 130; ++nodes) {
     for (int node = 0; node < nodes; ++node) {
       const std::vector<HalvingExchange> own = HalvingExchangesOf(node, nodes);
-      EXPECT_LE(static_cast<int>(own.size()), MostHalvingExchanges(nodes));
+      EXPECT_LE(static_cast<int>(own.size()), MostHalvingExchanges(nodes, nodes));
       std::set<int> peers;
       for (const HalvingExchange& exchange : own) {
         EXPECT_TRUE(peers.insert(exchange.peer).second) << "one message for each direction and peer";
@@ -112,11 +149,15 @@ TEST(Halving, HasExchangesThatMatchThoseOfThePeersAndAreBounded) {
         EXPECT_EQ(matches, 1);
       }
     }
+    for (int owners = 1; owners <= nodes; owners *= 2) {
+      EXPECT_LE(MostExchangesWithParts(nodes, owners), MostHalvingExchanges(nodes, owners)) << owners;
+      EXPECT_LE(MostHalvingExchanges(nodes, owners), HalvingLevels(nodes) + 2 * owners) << owners;
+    }
     if (std::has_single_bit(static_cast<unsigned>(nodes))) {
-      EXPECT_EQ(MostHalvingExchanges(nodes), HalvingLevels(nodes));
+      EXPECT_EQ(MostHalvingExchanges(nodes, nodes), HalvingLevels(nodes));
     }
   }
-  EXPECT_EQ(MostHalvingExchanges(72), 11);  // Three in its group of eight, and eight with the others.
+  EXPECT_EQ(MostHalvingExchanges(72, 72), 11);  // Three in its group of eight, and eight with the others.
 }
 
 TEST(Halving, OrdersTheOwnersOfEveryClassEndToEnd) {
