@@ -10,11 +10,12 @@
 //   weft_bench_engine_growth exchanges NODES          gathers and reduce-scatters, direct and relayed:
 //                                                     messages that the busiest rank sends, virtual time, CPU
 //                                                     time
+//   weft_bench_engine_growth all_reduces NODES        the same of all-reduces
 //
-// `exchanges` simulates nodes of one rank each, on links of 10 Gbit/s, and waits for each operation. A
-// message takes 20 us from node to node, without its bytes.
+// `exchanges` and `all_reduces` simulate nodes of one rank each, on links of 10 Gbit/s, and wait for each
+// operation. A message takes 20 us from node to node, without its bytes.
 // Nodes are simulated; of `operations` and `reduce_scratch`, only node 0 runs (Note [Mirrored nodes] in
-// weft/mesh/simulation.h). Times of `core`, `operations` and `exchanges` include the events of the simulator.
+// weft/mesh/simulation.h). CPU times include the events of the simulator.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +23,8 @@
 #include <string>
 #include <sys/resource.h>
 #include <vector>
+
+#include <absl/strings/str_cat.h>
 
 #include "bench/or_die.h"
 #include "src/comm/trees/relay_choice.h"
@@ -53,11 +56,15 @@ struct Case {
   NodeHeap::Options heap;
   int64_t bytes;  // Of a rank's buffer.
   int warm_up, repeats;
+  Relaying relaying = Relaying::kWhereItPays;
 };
 
 // Repeats an operation on one rank. Rank 0 sets `seconds` to the process time of the repeats.
 absl::Status Repeat(Bootstrap& bootstrap, const Case& repeated, const Operation& operation, double& seconds) {
-  WEFT_ASSIGN_OR_RETURN(testing::RankEngine rank, testing::RankEngine::Make(bootstrap, {}, repeated.heap));
+  EngineOptions options;
+  options.relaying = repeated.relaying;
+  WEFT_ASSIGN_OR_RETURN(testing::RankEngine rank,
+                        testing::RankEngine::Make(bootstrap, options, repeated.heap));
   WEFT_ASSIGN_OR_RETURN(const LaneId lane,
                         rank.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kOptimizer));
   WEFT_ASSIGN_OR_RETURN(const Buffer buffer, rank.pool->Acquire(static_cast<size_t>(repeated.bytes)));
@@ -112,13 +119,20 @@ void Operations(int nodes) {
   struct Row {
     const char* name;
     Operation run;
+    Relaying relaying = Relaying::kWhereItPays;
+  };
+  const auto all_reduce_of = [](int64_t bytes) {
+    return [bytes](CommEngine& engine, LaneId lane, std::byte* memory) {
+      return engine.AllReduce(lane, memory, memory, DType::kF32, bytes / 4, ReduceOp::kSum);
+    };
   };
   const Row rows[] = {
       {"barrier", [](CommEngine& engine, LaneId lane, std::byte*) { return engine.Barrier(lane); }},
-      {"all-reduce of 1 f32",
-       [&](CommEngine& engine, LaneId lane, std::byte* memory) {
-         return engine.AllReduce(lane, memory, memory, DType::kF32, 1, ReduceOp::kSum);
-       }},
+      {"all-reduce of 1 f32", all_reduce_of(4)},
+      {"344 bytes, direct", all_reduce_of(344), Relaying::kNever},
+      {"344 bytes, tree", all_reduce_of(344), Relaying::kAlways},
+      {"4 KiB, direct", all_reduce_of(4096), Relaying::kNever},
+      {"4 KiB, relayed", all_reduce_of(4096), Relaying::kAlways},
       {"all-gather",
        [&](CommEngine& engine, LaneId lane, std::byte* memory) {
          return engine.AllGather(lane, memory, memory, DType::kF32, elements);
@@ -128,8 +142,9 @@ void Operations(int nodes) {
          return engine.ReduceScatter(lane, memory, memory, DType::kF32, elements, ReduceOp::kSum);
        }},
   };
-  const Case repeated{{.segment_bytes = size_t{64} << 20}, elements * 4, 3, 20 + 20'000 / nodes};
+  const int64_t bytes = std::max<int64_t>(elements * 4, 4096);
   for (const Row& row : rows) {
+    const Case repeated{{.segment_bytes = size_t{64} << 20}, bytes, 3, 20 + 20'000 / nodes, row.relaying};
     double seconds = 0;
     OrDie(
         RunSimulatedRanks(NodeMap::RanksPerNode(nodes, 1), {.jitter = 0, .mirror_nodes = true},
@@ -146,8 +161,8 @@ struct ExchangeCost {
   double cpu_us = 0;  // Of a rank.
 };
 
-// The cost of one of several gathers or reduce-scatters.
-ExchangeCost CostOf(int nodes, OpKind kind, int64_t part_bytes, Relaying relaying) {
+// The cost of one of several exchanges of `whole` bytes in all.
+ExchangeCost CostOf(int nodes, OpKind kind, size_t whole, Relaying relaying) {
   const int repeats = nodes > 64 ? 3 : 20;
   EngineOptions options;
   options.relaying = relaying;
@@ -160,22 +175,27 @@ ExchangeCost CostOf(int nodes, OpKind kind, int64_t part_bytes, Relaying relayin
   machine.wire_latency_ns = 20'000;
   const SimReport report =
       RunSimulatedRanks(NodeMap::RanksPerNode(nodes, 1), machine, [&](Bootstrap& bootstrap) -> absl::Status {
-        const auto whole = static_cast<size_t>(part_bytes * nodes);
         WEFT_ASSIGN_OR_RETURN(
             testing::RankEngine rank,
             testing::RankEngine::Make(bootstrap, options, {.segment_bytes = (size_t{4} << 20) + 24 * whole}));
         WEFT_ASSIGN_OR_RETURN(const LaneId lane,
                               rank.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kOptimizer));
-        WEFT_ASSIGN_OR_RETURN(const Buffer part, rank.pool->Acquire(static_cast<size_t>(part_bytes)));
+        WEFT_ASSIGN_OR_RETURN(const Buffer part, rank.pool->Acquire(whole));
         WEFT_ASSIGN_OR_RETURN(const Buffer buffer, rank.pool->Acquire(whole));
-        std::fill_n(part.data(), part_bytes, std::byte{1});
+        std::fill_n(part.data(), whole, std::byte{1});
         std::fill_n(buffer.data(), whole, std::byte{1});
+        const auto elements = static_cast<int64_t>(whole) / 4;
         const auto run = [&] {
-          const int64_t elements = part_bytes / 4 * nodes;
-          return kind == OpKind::kAllGather
-                     ? rank.engine->AllGather(lane, part.data(), buffer.data(), DType::kF32, elements)
-                     : rank.engine->ReduceScatter(lane, buffer.data(), part.data(), DType::kF32, elements,
-                                                  ReduceOp::kSum);
+          switch (kind) {
+            case OpKind::kAllGather:
+              return rank.engine->AllGather(lane, part.data(), buffer.data(), DType::kF32, elements);
+            case OpKind::kReduceScatter:
+              return rank.engine->ReduceScatter(lane, buffer.data(), part.data(), DType::kF32, elements,
+                                                ReduceOp::kSum);
+            default:
+              return rank.engine->AllReduce(lane, buffer.data(), buffer.data(), DType::kF32, elements,
+                                            ReduceOp::kSum);
+          }
         };
         WEFT_RETURN_IF_ERROR(run().WaitReleased());
         WEFT_RETURN_IF_ERROR(Synchronize(bootstrap));
@@ -197,21 +217,31 @@ ExchangeCost CostOf(int nodes, OpKind kind, int64_t part_bytes, Relaying relayin
   return cost;
 }
 
-void Exchanges(int nodes) {
+void CompareForms(int nodes, OpKind kind, int64_t whole, const std::string& size) {
   struct Form {
     const char* name;
     Relaying relaying;
   };
+  for (const Form& form : {Form{"direct", Relaying::kNever}, Form{"relayed", Relaying::kAlways}}) {
+    const ExchangeCost cost = CostOf(nodes, kind, static_cast<size_t>(whole), form.relaying);
+    std::printf("%-14s %4d nodes, %s, %-8s %5lld messages, %9.1f us, %8.1f us of CPU\n",
+                std::string(Name(kind)).c_str(), nodes, size.c_str(), form.name,
+                static_cast<long long>(cost.messages), cost.virtual_us, cost.cpu_us);
+    std::fflush(stdout);
+  }
+}
+
+void AllReduces(int nodes) {
+  for (const int64_t bytes : {344, 4096, 65536})
+    CompareForms(nodes, OpKind::kAllReduce, bytes, absl::StrCat(bytes, " bytes"));
+}
+
+void Exchanges(int nodes) {
   for (const OpKind kind : {OpKind::kAllGather, OpKind::kReduceScatter}) {
     for (const int64_t part_bytes : {4, 256, 1024, 4096, 65536}) {
-      if (part_bytes * nodes > 2 * kMaxRelayedBytes) continue;  // Both forms are direct.
-      for (const Form& form : {Form{"direct", Relaying::kNever}, Form{"relayed", Relaying::kAlways}}) {
-        const ExchangeCost cost = CostOf(nodes, kind, part_bytes, form.relaying);
-        std::printf("%-14s %4d nodes, parts of %6lld bytes, %-8s %5lld messages, %9.1f us, %8.1f us of CPU\n",
-                    std::string(Name(kind)).c_str(), nodes, static_cast<long long>(part_bytes), form.name,
-                    static_cast<long long>(cost.messages), cost.virtual_us, cost.cpu_us);
-        std::fflush(stdout);
-      }
+      const int64_t whole = part_bytes * nodes;
+      if (whole > 2 * kMaxRelayedBytes) continue;  // Both forms are direct.
+      CompareForms(nodes, kind, whole, absl::StrCat("parts of ", part_bytes, " bytes"));
     }
   }
 }
@@ -274,9 +304,11 @@ int main(int argc, char** argv) {
   if (count > 0 && what == "reduce_scratch") return weft::bench::ReduceScratch(count), 0;
   if (count > 0 && what == "core") return weft::bench::Core(count), 0;
   if (count > 1 && what == "exchanges") return weft::bench::Exchanges(count), 0;
+  if (count > 1 && what == "all_reduces") return weft::bench::AllReduces(count), 0;
   if (count > 1 && what == "operations") return weft::bench::Operations(count), 0;
-  std::fprintf(stderr,
-               "usage: %s small_all_reduce|broadcast|reduce_scratch|core|operations|exchanges COUNT\n",
-               argv[0]);
+  std::fprintf(
+      stderr,
+      "usage: %s small_all_reduce|broadcast|reduce_scratch|core|operations|exchanges|all_reduces COUNT\n",
+      argv[0]);
   return 2;
 }
