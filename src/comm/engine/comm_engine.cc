@@ -27,6 +27,11 @@ uint64_t HashOf(const PartLayout& parts, uint64_t seed = 0) {
   return Hash64(parts.counts.data(), parts.counts.size() * sizeof(int64_t), seed);
 }
 
+absl::Status NoSuchLane(LaneId lane) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "lane ", lane.index, " is not a lane of this engine; use an id that it returned for a lane"));
+}
+
 const std::byte* Bytes(const void* memory) { return static_cast<const std::byte*>(memory); }
 std::byte* Bytes(void* memory) { return static_cast<std::byte*>(memory); }
 
@@ -59,8 +64,8 @@ const ProcessGroup& CommEngine::group(LaneId lane) const { return impl_->group(l
 template <typename Build>
 Work CommEngine::SubmitChecked(LaneId lane, OpOptions options, const Work* after, const Build& build) {
   Impl::Request request;
-  request.lane = lane;
-  absl::Status valid = impl_->CheckLane(lane);
+  request.lane = impl_->Find(lane);
+  absl::Status valid = request.lane != nullptr ? absl::OkStatus() : NoSuchLane(lane);
   const auto follow = [&](const Work* earlier, std::string_view role,
                           std::shared_ptr<OperationRecord>& record) {
     if (earlier == nullptr || !earlier->valid()) return;
@@ -70,7 +75,7 @@ Work CommEngine::SubmitChecked(LaneId lane, OpOptions options, const Work* after
   follow(after, "after", request.after);
   follow(std::exchange(options.gate, nullptr), "gate", request.gate);
   request.options = std::move(options);
-  if (valid.ok()) valid = build(impl_->group(lane), request);
+  if (valid.ok()) valid = build(request.lane->placement.group(), request);
   return Work(this, impl_->Submit(std::move(request), valid));
 }
 
@@ -80,7 +85,7 @@ Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buf
   return SubmitChecked(
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, group.size(), Name(kind)));
-        if (kind != OpKind::kAllGather && impl_->HasLocalPeers(lane)) {
+        if (kind != OpKind::kAllGather && !request.lane->placement.local_peers().empty()) {
           WEFT_RETURN_IF_ERROR(
               CheckInNodeMemory(heap(), {"output", buffers.output, total_count}, dtype, kind));
         }
@@ -143,7 +148,7 @@ Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buf
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         WEFT_RETURN_IF_ERROR(CheckRanges(parts.get(), group, kind));
         const int64_t own = parts->counts()[static_cast<size_t>(group.group_rank)];
-        if (impl_->HasLocalPeers(lane)) {
+        if (!request.lane->placement.local_peers().empty()) {
           WEFT_RETURN_IF_ERROR(
               CheckInNodeMemory(heap(), {"output", buffers.output, parts->extent()}, dtype, kind));
           const bool is_read = kind != OpKind::kAllGatherShared && buffers.input != buffers.output;
@@ -207,7 +212,7 @@ Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DTy
                                const Work* after) {
   const auto block = [&](const PartRanges& ranges, Impl::Request& request) -> absl::Status {
     request.plan.input = Bytes(input);
-    if (!impl_->HasLocalPeers(lane)) return absl::OkStatus();
+    if (request.lane->placement.local_peers().empty()) return absl::OkStatus();
     return CheckInNodeMemory(heap(), {"input", input, ranges.extent()}, dtype, OpKind::kReduceScatter);
   };
   return SubmitReduceScatter(lane, block, output, dtype, op, std::move(parts), std::move(options), after);
@@ -229,19 +234,19 @@ Work CommEngine::ReduceScatter(LaneId lane, absl::Span<const SourceView> input, 
 
 Work CommEngine::AllReduce(LaneId lane, const void* input, void* output, DType dtype, int64_t count,
                            ReduceOp op, OpOptions options, const Work* after) {
-  return SubmitChecked(
-      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
-        WEFT_RETURN_IF_ERROR(CheckTotal(count, "all_reduce"));
-        WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "all_reduce"));
-        request.plan =
-            CollectivePlan::ForContiguous(OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
-                                          PartLayout::FromCounts(impl_->AllReduceParts(lane, dtype, count)));
-        request.total_count = count;
-        request.counts_hash = 0;
-        const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
-        request.logical_bytes = 2 * bytes * (group.size() - 1) / group.size();
-        return absl::OkStatus();
-      });
+  return SubmitChecked(lane, std::move(options), after,
+                       [&](const ProcessGroup& group, Impl::Request& request) {
+                         WEFT_RETURN_IF_ERROR(CheckTotal(count, "all_reduce"));
+                         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "all_reduce"));
+                         request.plan = CollectivePlan::ForContiguous(
+                             OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
+                             PartLayout::FromCounts(impl_->AllReduceParts(*request.lane, dtype, count)));
+                         request.total_count = count;
+                         request.counts_hash = 0;
+                         const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
+                         request.logical_bytes = 2 * bytes * (group.size() - 1) / group.size();
+                         return absl::OkStatus();
+                       });
 }
 
 template <typename Parts>

@@ -63,9 +63,17 @@ class CommEngine::Impl {
                                    const GroupExchange& exchange);
   absl::Status ResetAfterError();
 
+  struct Lane {
+    std::string name;
+    LanePurpose purpose;
+    GroupPlacement placement;
+    uint64_t group_hash;
+    int index = -1;              // Set by Install.
+    uint64_t next_sequence = 1;  // Guarded by lanes_mutex_.
+  };
   // The arguments of a collective.
   struct Request {
-    LaneId lane;
+    Lane* lane = nullptr;  // Null: the engine has none of that id.
     CollectivePlan plan;
     int64_t total_count;  // Must be equal on all ranks of the group.
     uint64_t counts_hash;
@@ -76,8 +84,8 @@ class CommEngine::Impl {
     std::shared_ptr<OperationRecord> gate;
   };
   // Returns the record of the operation. If `valid` is an error, the record has failed with it, and the
-  // engine is aborted. REQUIRES: CheckLane(request.lane) is OK unless `valid` is an error.
-  std::shared_ptr<OperationRecord> Submit(Request request, const absl::Status& valid);
+  // engine is aborted. REQUIRES: the request has a lane unless `valid` is an error.
+  std::shared_ptr<OperationRecord> Submit(Request&& request, const absl::Status& valid);
   // The same for a point-to-point message.
   std::shared_ptr<OperationRecord> SubmitMessage(OpKind kind, MessageRequest message, OpOptions options);
   absl::Status Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
@@ -89,14 +97,12 @@ class CommEngine::Impl {
   // See Work::Then.
   void Then(OperationRecord& record, CompletionCallback done);
 
-  // OK if the lane is one of this engine's.
-  absl::Status CheckLane(LaneId lane) const;
-  const ProcessGroup& group(LaneId lane) const { return LaneOf(lane).placement.group(); }
-  // True if other ranks of the lane's group are on this node.
-  bool HasLocalPeers(LaneId lane) const { return !LaneOf(lane).placement.local_peers().empty(); }
-
-  // Elements of the parts of an all-reduce on this lane. REQUIRES: CheckLane(lane) is OK.
-  std::vector<int64_t> AllReduceParts(LaneId lane, DType dtype, int64_t count) const;
+  // Null if this engine has no such lane.
+  Lane* Find(LaneId lane) const ABSL_LOCKS_EXCLUDED(lanes_mutex_);
+  // REQUIRES: this engine has the lane.
+  const ProcessGroup& group(LaneId lane) const;
+  // Elements of the parts of an all-reduce.
+  std::vector<int64_t> AllReduceParts(const Lane& lane, DType dtype, int64_t count) const;
 
   EngineCounters counters();
   absl::Status status();
@@ -112,13 +118,6 @@ class CommEngine::Impl {
   absl::Duration timeout() const { return timeout_; }
 
  private:
-  struct Lane {
-    std::string name;
-    LanePurpose purpose;
-    GroupPlacement placement;
-    uint64_t group_hash;
-    uint64_t next_sequence = 1;  // Guarded by lanes_mutex_.
-  };
   // Gives the ranks of other nodes the parts of their counterparts on this node, if the simulation mirrors
   // nodes. Bytes stay the means over all ranks and nodes.
   void MirrorNodes(const GroupPlacement& placement, Request& request);
@@ -126,9 +125,6 @@ class CommEngine::Impl {
   GroupPlacement MakePlacement(const ProcessGroup& group, uint64_t group_hash) const;
   absl::Status CheckMember(const ProcessGroup& group) const;
   absl::Status CheckMessage(OpKind kind, const MessageRequest& message, const OpOptions& options) const;
-  // Null if this engine has no such lane.
-  Lane* Find(LaneId lane) const ABSL_LOCKS_EXCLUDED(lanes_mutex_);
-  const Lane& LaneOf(LaneId lane) const;
   // Makes the lane. What can fail on one rank alone happens here.
   absl::StatusOr<std::unique_ptr<Lane>> MakeLane(const ProcessGroup& group, LanePurpose purpose);
   // By index: true if this engine has no such lane. All later indices are free.

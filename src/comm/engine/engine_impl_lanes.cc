@@ -33,10 +33,10 @@ CommEngine::Impl::Lane* CommEngine::Impl::Find(LaneId lane) const {
   return in_range ? lanes_[static_cast<size_t>(lane.index)].get() : nullptr;
 }
 
-const CommEngine::Impl::Lane& CommEngine::Impl::LaneOf(LaneId lane) const {
+const ProcessGroup& CommEngine::Impl::group(LaneId lane) const {
   const Lane* found = Find(lane);
   WEFT_CHECK(found != nullptr, "the engine has no such lane");
-  return *found;
+  return found->placement.group();
 }
 
 absl::StatusOr<std::unique_ptr<CommEngine::Impl::Lane>> CommEngine::Impl::MakeLane(const ProcessGroup& group,
@@ -64,6 +64,7 @@ absl::StatusOr<LaneId> CommEngine::Impl::Install(int index, std::unique_ptr<Lane
       [&](EngineCore& core) { return core.AddLane(index, lane->name, lane->placement, lane->purpose); }));
   recorder_.RecordLane(index, lane->name, lane->placement.group().ranks);
   trace_.SetLaneName(index, lane->name);
+  lane->index = index;
   const MutexLock lock(lanes_mutex_);
   if (static_cast<size_t>(index) >= lanes_.size()) lanes_.resize(static_cast<size_t>(index) + 1);
   lanes_[static_cast<size_t>(index)] = std::move(lane);
@@ -146,12 +147,6 @@ std::vector<bool> CommEngine::Impl::FreeIndices() const {
   std::vector<bool> is_free;
   for (const std::unique_ptr<Lane>& lane : lanes_) is_free.push_back(lane == nullptr);
   return is_free;
-}
-
-absl::Status CommEngine::Impl::CheckLane(LaneId lane) const {
-  if (Find(lane) != nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "lane ", lane.index, " is not a lane of this engine; use an id that it returned for a lane"));
 }
 
 }  // namespace weft

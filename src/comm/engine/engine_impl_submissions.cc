@@ -53,8 +53,8 @@ std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, Collec
 
 }  // namespace
 
-std::vector<int64_t> CommEngine::Impl::AllReduceParts(LaneId lane, DType dtype, int64_t count) const {
-  const GroupPlacement& placement = LaneOf(lane).placement;
+std::vector<int64_t> CommEngine::Impl::AllReduceParts(const Lane& lane, DType dtype, int64_t count) const {
+  const GroupPlacement& placement = lane.placement;
   const AllReduceForm form = FormOfAllReduce(placement, dtype, count, options_.relaying);
   if (form == AllReduceForm::kTree) return {count};
   // Mirrored nodes have parts of one size.
@@ -90,7 +90,7 @@ void CommEngine::Impl::MirrorNodes(const GroupPlacement& placement, Request& req
   parts = std::move(mirrored);
 }
 
-std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const absl::Status& valid) {
+std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request&& request, const absl::Status& valid) {
   auto record = std::make_shared<OperationRecord>();
   record->descriptor.kind = request.plan.kind;
   record->descriptor.dtype = request.plan.dtype;
@@ -101,9 +101,9 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
     Abort(valid);
     return record;
   }
-  Lane& lane = *Find(request.lane);
+  Lane& lane = *request.lane;
   MirrorNodes(lane.placement, request);
-  record->lane = request.lane.index;
+  record->lane = lane.index;
   record->lane_name = lane.name;
   record->priority = request.options.priority;
   record->logical_bytes = request.logical_bytes;
