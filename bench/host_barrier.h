@@ -1,6 +1,5 @@
-// Barrier of the ranks of a program on one host. All programs that the suite compares start a measurement
-// from it: barriers of their libraries let ranks go at times that differ by as much as a small collective
-// takes.
+// Barrier of the ranks of a program on one host. The suite's programs in C++ start a measurement from it:
+// barriers of their libraries let ranks go at times that differ by as much as a small collective takes.
 //
 // Uses only the standard library and POSIX, because peers are built without weft.
 #pragma once

@@ -15,7 +15,7 @@
 //
 // The stream moves only what crosses. `MPI stream with work` also does what a collective must do besides, on
 // each message as it arrives: a gather copies the rank's own part, a sum adds. --in-place adds an engine
-// whose own part lies in the whole buffer, so that a gather copies no part.
+// whose input of a gather lies in the output, so that it copies no part.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -97,31 +97,36 @@ class Contestant {
   std::string name_;
 };
 
+// Where a rank's input of a gather lies.
+enum class GatherInput : uint8_t { kApart, kInOutput };
+
 // An engine with the buffers of all collectives.
 class Weft final : public Contestant {
  public:
   Weft(std::string name, Bootstrap& bootstrap, int64_t elements, const EngineOptions& engine = {},
-       bool in_place = false)
+       GatherInput gather_input = GatherInput::kApart)
       : Contestant(std::move(name)),
         elements_(elements),
         rank_(OrDie(testing::RankEngine::Make(
             bootstrap, engine, {.segment_bytes = static_cast<size_t>(elements) * 3 * sizeof(float)}))),
         lane_(OrDie(rank_.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kAllGather))),
         whole_(OrDie(rank_.pool->Acquire(static_cast<size_t>(elements) * sizeof(float)))),
-        own_part_(
-            OrDie(rank_.pool->Acquire(static_cast<size_t>(elements / bootstrap.size()) * sizeof(float)))),
-        part_(in_place ? Floats(whole_) + elements / bootstrap.size() * bootstrap.rank()
-                       : Floats(own_part_)) {}
+        part_(OrDie(rank_.pool->Acquire(PartBytes(elements, bootstrap)))),
+        gather_input_(gather_input == GatherInput::kInOutput
+                          ? whole_.data() +
+                                PartBytes(elements, bootstrap) * static_cast<size_t>(bootstrap.rank())
+                          : part_.data()) {}
 
   void Run(Op op) override {
     CommEngine& engine = *rank_.engine;
     Work work;
     switch (op) {
       case Op::kAllGather:
-        work = engine.AllGather(lane_, part_, whole_.data(), DType::kF32, elements_);
+        work = engine.AllGather(lane_, gather_input_, whole_.data(), DType::kF32, elements_);
         break;
       case Op::kReduceScatter:
-        work = engine.ReduceScatter(lane_, whole_.data(), part_, DType::kF32, elements_, ReduceOp::kSum);
+        work =
+            engine.ReduceScatter(lane_, whole_.data(), part_.data(), DType::kF32, elements_, ReduceOp::kSum);
         break;
       case Op::kAllReduce:
         work = engine.AllReduce(lane_, whole_.data(), whole_.data(), DType::kF32, elements_, ReduceOp::kSum);
@@ -131,14 +136,16 @@ class Weft final : public Contestant {
   }
 
  private:
-  static float* Floats(Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
+  static size_t PartBytes(int64_t elements, const Bootstrap& bootstrap) {
+    return static_cast<size_t>(elements / bootstrap.size()) * sizeof(float);
+  }
 
   int64_t elements_;
   testing::RankEngine rank_;
   LaneId lane_;
   Buffer whole_;
-  Buffer own_part_;
-  float* part_;
+  Buffer part_;
+  const std::byte* gather_input_;
 };
 
 // The buffers of MPI's contestants, and the number of elements that a rank exchanges with other nodes.
@@ -315,7 +322,7 @@ Options ParseOptions(int argc, char** argv) {
   app.add_flag("--apart", options.apart, "Every process counts as a node");
   app.add_flag("!--no-sockets", options.sockets, "Leave out the engine over TCP sockets");
   app.add_flag("!--no-open-mpi", options.open_mpi, "Leave out Open MPI's collectives");
-  app.add_flag("--in-place", options.in_place, "An engine whose own part lies in the whole buffer");
+  app.add_flag("--in-place", options.in_place, "An engine whose input of a gather lies in its output");
   app.add_option("--rounds", options.rounds, "Measured rounds");
   app.add_option("--mib", options.mib, "Size of the whole buffer");
   app.add_option("--gigabits", options.gigabits, "Rate of the cable of a host");
@@ -348,8 +355,8 @@ void Run(const Options& options) {
   }
   contestants.push_back(std::make_unique<Weft>("weft over MPI", *mpi, options.elements()));
   if (options.in_place) {
-    contestants.push_back(
-        std::make_unique<Weft>("weft in place", *mpi, options.elements(), EngineOptions{}, true));
+    contestants.push_back(std::make_unique<Weft>("weft in place", *mpi, options.elements(), EngineOptions{},
+                                                 GatherInput::kInOutput));
   }
   for (const int64_t kib : options.slices_kib) {
     EngineOptions engine;
