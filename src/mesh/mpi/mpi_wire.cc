@@ -1,6 +1,5 @@
 #include "src/mesh/mpi/mpi_wire.h"
 
-#include <cstring>
 #include <utility>
 
 #include "src/mesh/base/wire_checks.h"
@@ -121,8 +120,7 @@ bool MpiWire::Cancel(RequestId request) {
 
 absl::Status MpiWire::SendControlMessage(int peer, std::string_view bytes) {
   WEFT_RETURN_IF_ERROR(CheckControlMessage(peer, ranks_, bytes.size()));
-  auto message = std::make_shared_for_overwrite<ControlBuffer>();
-  std::memcpy(message->data(), bytes.data(), bytes.size());
+  auto message = std::make_shared<const std::string>(bytes);
   WEFT_ASSIGN_OR_RETURN(const MpiRequests::Id request,
                         requests_.Start("MPI_Isend (control message)", [&](MPI_Request* handle) {
                           return MPI_Isend(message->data(), static_cast<int>(bytes.size()), MPI_BYTE, peer,

@@ -10,6 +10,7 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include <absl/container/flat_hash_map.h>
@@ -44,7 +45,7 @@ class MpiWire : public WireLink {
   using ControlRing = std::array<ControlBuffer, kControlReceives>;
   struct SentControlMessage {
     MpiRequests::Id request;
-    std::shared_ptr<ControlBuffer> bytes;
+    std::shared_ptr<const std::string> bytes;
   };
 
   MpiWire(std::shared_ptr<MpiSession> session, MpiCommunicator comm, int control_tag);
