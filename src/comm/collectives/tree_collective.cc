@@ -18,8 +18,9 @@
 // Sizes: an all-reduce of at most a cache line always takes the tree. One of up to
 // CreditScheduler::kMaxPartialBytes takes it between so many nodes that it is faster than a direct exchange
 // (TreePays). Relayed (Note [Relayed exchanges]), it would take about as long, but three times the CPU time:
-// each message would have a credit, and each sum a task. Limits of the larger one: a node has one sum and one
-// share domain, and numbers are not bf16, of which a direct exchange rounds each part for its own owner.
+// each message would have a credit, and each sum a task. Limits of the larger one: a node has one sum, one
+// share domain, and inputs of at most 32 KiB, and numbers are not bf16, of which a direct exchange rounds
+// each part for its own owner.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -42,6 +43,8 @@ namespace {
 
 constexpr int kResultEdge = 0;      // The message that brings the result. Others have the rank `lo`, or more.
 constexpr int64_t kLineBytes = 64;  // A cache line, which AllReduceCounts never splits.
+// Most bytes of the inputs of a node, which its leader adds in a poll.
+constexpr int64_t kMostInputBytes = int64_t{32} * 1024;
 
 // Dtype of partial sums in the tree.
 DType SumDType(DType dtype) { return dtype == DType::kBF16 ? DType::kF32 : PartialDType(dtype); }
@@ -320,6 +323,8 @@ bool TakesTree(const GroupPlacement& placement, DType dtype, int64_t count, Rela
       placement.spans_domains() || count > kMost / static_cast<int64_t>(SizeOf(SumDType(dtype)))) {
     return false;
   }
+  const auto members = static_cast<int64_t>(placement.MembersOf(0).size());
+  if (members * count * static_cast<int64_t>(SizeOf(dtype)) > kMostInputBytes) return false;
   return relaying == Relaying::kAlways || TreePays(placement.node_count());
 }
 

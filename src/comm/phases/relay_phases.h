@@ -83,7 +83,6 @@ class HalvingPhase final : TaskOwner, WholeMove {
   void OnTaskDone(int64_t /*ticket*/) override { node_is_summed_ = true; }
   // Adds the inputs of the node, for the parts of one node after the other.
   void Run() const override;
-  void SumNode(const Owner& owner, std::byte* target) const;
   void IssueSumOfNode(OperationContext& context);
   Range RangeOf(int level, int number) const;
   absl::Status AddExchanges(OperationContext& context, int node, int channel, bool mirrored);

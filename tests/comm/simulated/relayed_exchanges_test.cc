@@ -1,6 +1,7 @@
 // Relayed all-gathers, reduce-scatters and all-reduces between simulated nodes, and all-reduces in a tree:
 // the bits of direct ones, few messages, and errors that name ranks. See Note [Relayed exchanges].
 #include <bit>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <random>
@@ -79,9 +80,10 @@ Exchange DrawExchange(std::mt19937& random, OpKind kind, int ranks) {
   exchange.in_place = random() % 2 == 0;
   const bool is_scaled = exchange.dtype != DType::kI64 && random() % 2 == 0;
   if (is_scaled) exchange.scale = 0.3;
-  if (!is_scaled && random() % 2 == 0) exchange.op = ReduceOp::kMax;
-  constexpr unsigned kLargest[] = {3, 200, 200, 1500};
-  const unsigned largest = kLargest[random() % (kind == OpKind::kAllReduce ? 4 : 3)];
+  constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin};
+  if (!is_scaled) exchange.op = kOps[random() % 4];
+  constexpr unsigned kLargest[] = {3, 200, 20, 1500};
+  const unsigned largest = kLargest[random() % (kind == OpKind::kAllReduce ? 4 : 2)];
   for (int rank = 0; rank < ranks; ++rank)
     exchange.counts.push_back(random() % 4 == 0 ? 0 : static_cast<int64_t>(random() % largest));
   return exchange;
@@ -99,7 +101,8 @@ std::vector<double> ValuesOf(int rank, uint64_t seed, DType dtype, int64_t count
 // Runs the exchange on this rank. Returns the bytes of the output.
 absl::StatusOr<std::string> OutputOf(EngineFixture& fixture, const Exchange& exchange, uint64_t seed) {
   const int rank = fixture.engine->bootstrap().rank();
-  const auto [kind, dtype] = std::pair(exchange.kind, exchange.dtype);
+  const OpKind kind = exchange.kind;
+  const DType dtype = exchange.dtype;
   const int64_t total = exchange.total();
   const int64_t own = exchange.counts[static_cast<size_t>(rank)];
   const int64_t sent = kind == OpKind::kAllGather ? own : total;
@@ -133,6 +136,7 @@ absl::StatusOr<std::string> OutputOf(EngineFixture& fixture, const Exchange& exc
 TEST(RelayedExchange, GivesTheBitsOfADirectOneOnEveryNodeMap) {
   const uint64_t maps = ScheduleCount(50);
   std::map<OpKind, int> relayed;
+  int trees = 0;  // All-reduces whose data travels in control messages.
   for (uint64_t seed = 0; seed < maps; ++seed) {
     std::mt19937 random(static_cast<unsigned>(seed));
     const NodeMap nodes = DrawNodes(random);
@@ -160,11 +164,16 @@ TEST(RelayedExchange, GivesTheBitsOfADirectOneOnEveryNodeMap) {
           });
       EXPECT_OK(report.status());
     }
-    for (const OpKind kind : kKinds)
-      relayed[kind] += messages[{kind, Relaying::kAlways}] != messages[{kind, Relaying::kNever}];
+    for (const OpKind kind : kKinds) {
+      const int64_t sent = messages[{kind, Relaying::kAlways}];
+      const int64_t sent_directly = messages[{kind, Relaying::kNever}];
+      relayed[kind] += sent > 0 && sent != sent_directly;
+      if (kind == OpKind::kAllReduce) trees += sent == 0 && sent_directly > 0;
+    }
   }
   if (ScheduleLimit()) return;
-  for (const OpKind kind : kKinds) EXPECT_GT(relayed[kind], static_cast<int>(maps) / 5) << Name(kind);
+  EXPECT_GT(trees, static_cast<int>(maps) / 20);
+  for (const OpKind kind : kKinds) EXPECT_GT(relayed[kind], static_cast<int>(maps) / 8) << Name(kind);
 }
 
 // Messages that a rank sends in an all-gather and in a reduce-scatter of 4 bytes a rank: one of data and a
@@ -193,25 +202,33 @@ TEST(RelayedExchange, SendsLogarithmicallyManyMessages) {
           const auto messages = [&] {
             return engine.counters().control_messages + engine.counters().wire_messages;
           };
-          const auto check = [&](Work work, int most, const char* what) -> absl::Status {
+          const auto check = [&](const std::function<Work()>& submit, int most,
+                                 const char* what) -> absl::Status {
             const int64_t before = messages();
-            WEFT_RETURN_IF_ERROR(work.WaitReleased());
+            WEFT_RETURN_IF_ERROR(submit().WaitReleased());
             EXPECT_LE(messages() - before, most) << what << " of rank " << bootstrap.rank();
             return absl::OkStatus();
           };
           int32_t own = bootstrap.rank();
-          WEFT_RETURN_IF_ERROR(check(engine.AllGather(fixture.lane, &own, values.data(), DType::kI32, ranks),
-                                     bound, "all-gather"));
+          WEFT_RETURN_IF_ERROR(
+              check([&] { return engine.AllGather(fixture.lane, &own, values.data(), DType::kI32, ranks); },
+                    bound, "all-gather"));
           for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(values[static_cast<size_t>(rank)], rank);
           WEFT_RETURN_IF_ERROR(check(
-              engine.ReduceScatter(fixture.lane, values.data(), &own, DType::kI32, ranks, ReduceOp::kSum),
+              [&] {
+                return engine.ReduceScatter(fixture.lane, values.data(), &own, DType::kI32, ranks,
+                                            ReduceOp::kSum);
+              },
               bound, "reduce-scatter"));
           EXPECT_EQ(own, bootstrap.rank() * ranks);
           std::vector<int64_t> sums(4096);
           const auto check_sums = [&](int64_t count, int most) -> absl::Status {
             for (size_t i = 0; i < sums.size(); ++i) sums[i] = bootstrap.rank() + static_cast<int64_t>(i);
             WEFT_RETURN_IF_ERROR(check(
-                engine.AllReduce(fixture.lane, sums.data(), sums.data(), DType::kI64, count, ReduceOp::kSum),
+                [&] {
+                  return engine.AllReduce(fixture.lane, sums.data(), sums.data(), DType::kI64, count,
+                                          ReduceOp::kSum);
+                },
                 most, "all-reduce"));
             for (int64_t i = 0; i < count; ++i)
               EXPECT_EQ(sums[static_cast<size_t>(i)], ranks * (ranks - 1) / 2 + ranks * i);
@@ -245,22 +262,28 @@ Work Submit(EngineFixture& fixture, OpKind kind, std::vector<int32_t>& whole, in
   }
 }
 
-// A rank submits a larger exchange, which has the form that the others do not have.
+// A rank submits a larger exchange, which is direct, or a smaller one, of which an all-reduce takes the tree.
 TEST(RelayedExchange, NamesTheRankThatSubmitsAnotherOperation) {
   constexpr int kRanks = 11;
   constexpr int kLarge = 13'000;  // Elements of a part that is too large to be relayed.
+  constexpr int kSmall = 2;
+  const struct {
+    int rank;
+    int elements;  // Of a part.
+  } deviants[] = {{0, kLarge}, {4, kLarge}, {10, kLarge}, {0, kSmall}, {10, kSmall}};
   for (const OpKind kind : kKinds) {
-    for (const int deviant : {0, 4, 10}) {
-      SCOPED_TRACE(::testing::Message() << Name(kind) << ", rank " << deviant);
+    for (const auto& deviant : deviants) {
+      SCOPED_TRACE(::testing::Message()
+                   << Name(kind) << ", rank " << deviant.rank << ", parts of " << deviant.elements);
       const SimReport report =
           RunSimulatedRanks(NodeMap::RanksPerNode(kRanks, 2), {}, [&](Bootstrap& bootstrap) -> absl::Status {
             WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap, Relaying::kAlways));
-            std::vector<int32_t> whole(size_t{kLarge} * kRanks);
-            std::vector<int32_t> part(kLarge);
-            if (bootstrap.rank() != deviant) whole.resize(size_t{kRanks} * kPart);
+            const int own = bootstrap.rank() == deviant.rank ? deviant.elements : kPart;
+            std::vector<int32_t> whole(static_cast<size_t>(own) * kRanks);
+            std::vector<int32_t> part(static_cast<size_t>(own));
             Work work = Submit(fixture, kind, whole, part.data());
             EXPECT_THAT(std::string(work.Wait().message()),
-                        HasSubstr(absl::StrCat("rank ", deviant, " submitted ")));
+                        HasSubstr(absl::StrCat("rank ", deviant.rank, " submitted ")));
             return BootstrapBarrier(bootstrap);
           });
       EXPECT_OK(report.status());
