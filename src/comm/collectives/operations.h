@@ -14,6 +14,7 @@ namespace weft {
 enum class AllReduceForm : uint8_t { kDirect, kTree, kRelayed };
 AllReduceForm FormOfAllReduce(const GroupPlacement& placement, DType dtype, int64_t count, Relaying relaying);
 std::vector<int64_t> RelayedAllReduceCounts(const GroupPlacement& placement, DType dtype, int64_t count);
+// True if the form is kTree.
 bool TakesTree(const GroupPlacement& placement, DType dtype, int64_t count, Relaying relaying);
 // Barrier of any group, or an all-reduce of that form. `mirrored`: the simulation mirrors nodes.
 std::unique_ptr<Operation> MakeTreeCollective(const GroupPlacement& placement, CollectivePlan plan,
