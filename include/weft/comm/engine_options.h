@@ -13,8 +13,8 @@ namespace weft {
 
 // Form of small all-gathers, reduce-scatters and all-reduces between nodes: direct, or relayed by nodes in
 // rounds (Note [Relayed exchanges] in src/comm/trees/relay_choice.h). All-reduces of 65 to 896 bytes take a
-// tree of nodes instead of rounds (Note [Tree collectives]); smaller ones always do. Results have the same
-// bits in each form.
+// tree of nodes instead of rounds (Note [Tree collectives], which has the limits); smaller ones always do.
+// Results have the same bits in each form.
 enum class Relaying : uint8_t {
   kWhereItPays,  // Relayed or in a tree, if the costs of messages and bytes say so.
   kAlways,       // Relayed or in a tree, up to the largest size. For tests and measurements, as the next one.

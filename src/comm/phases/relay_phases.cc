@@ -78,6 +78,7 @@ absl::Status HalvingPhase::AddExchanges(OperationContext& context, int node, int
     const Range kept = RangeOf(exchange.level, exchange.kept);
     // Between mirrored nodes, a rank gets what it sends.
     const Range sent = mirrored ? kept : RangeOf(exchange.level, exchange.sent);
+    if (SkipsEmpty(plan_) && kept.count() == 0 && sent.count() == 0) continue;
     ReduceTarget target{At(sums_.data(), kept.begin), plan_.dtype};
     if (exchange.level == levels_ - 1) target = TargetOf(context.placement, plan_, memory_.result);
     target.nontemporal = false;
@@ -127,13 +128,10 @@ void HalvingPhase::Run() const {
   }
 }
 
-bool HalvingPhase::IsMerged(int level) const {
-  return std::all_of(exchanges_.begin(), exchanges_.end(), [level](const Exchange& exchange) {
-    return exchange.level >= level || exchange.merge.finished();
-  });
+bool HalvingPhase::complete() const {
+  return node_is_summed_ && std::all_of(exchanges_.begin(), exchanges_.end(),
+                                        [](const Exchange& exchange) { return exchange.merge.finished(); });
 }
-
-bool HalvingPhase::complete() const { return node_is_summed_ && IsMerged(levels_); }
 
 bool HalvingPhase::drained() const {
   return complete() && std::all_of(exchanges_.begin(), exchanges_.end(),
@@ -142,15 +140,21 @@ bool HalvingPhase::drained() const {
 
 absl::StatusOr<bool> HalvingPhase::StepExchanges(OperationContext& context) {
   bool advanced = false;
+  int level = 0;
+  bool are_earlier_merged = true;   // What exchanges below `level` keep.
+  bool are_of_level_merged = true;  // What those of `level` before this one keep.
   for (Exchange& exchange : exchanges_) {
+    if (std::exchange(level, exchange.level) != exchange.level)
+      are_earlier_merged &= std::exchange(are_of_level_merged, true);
     const bool holds =
-        node_is_summed_ && (IsMerged(exchange.level) || !context.wire.rules().rounds_await_earlier_ones);
+        node_is_summed_ && (are_earlier_merged || !context.wire.rules().rounds_await_earlier_ones);
     if (exchange.send) {
       WEFT_ASSIGN_OR_RETURN(const bool sent, exchange.send->Step(context, holds ? kAll : 0));
       advanced |= sent;
     }
     const bool has_arrived = exchange.received == nullptr || exchange.received->finished();
     if (holds && has_arrived) advanced |= exchange.merge.Step(context, kAll);
+    are_of_level_merged &= exchange.merge.finished();
   }
   return advanced;
 }

@@ -88,8 +88,6 @@ class HalvingPhase final : TaskOwner, WholeMove {
   absl::Status AddExchanges(OperationContext& context, int node, int channel, bool mirrored);
   void AddExchange(const CreditScheduler::Channel& channel, const HalvingExchange& exchange,
                    ExchangeMemory memory);
-  // True if what exchanges below `level` keep is merged.
-  bool IsMerged(int level) const;
   static bool IsSent(const Exchange& exchange) { return !exchange.send || exchange.send->finished(); }
   absl::StatusOr<bool> StepExchanges(OperationContext& context);
 
@@ -109,7 +107,8 @@ class HalvingPhase final : TaskOwner, WholeMove {
   Buffer sums_;
   Buffer received_;
   OrderedReceives receives_;
-  std::deque<Exchange> exchanges_;  // A deque: tasks and transfers hold pointers to the streams.
+  // By level. A deque: tasks and transfers hold pointers to the streams.
+  std::deque<Exchange> exchanges_;
 };
 
 // Gather of the parts of all nodes, in rounds, to the output of the leader. The leader has a buffer that

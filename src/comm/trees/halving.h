@@ -12,7 +12,7 @@
 // Why it suffices: a group's sum is that of its left half plus that of its right half, which is T of Note
 // [Canonical tree], as a tree over n nodes is the tree over the next power of two without its last leaves. A
 // node sends at most as many bytes as in a direct exchange: what it holds shrinks with each message. At the
-// last level, every class has the part of one node, which ends at that node.
+// last level, every class has the part of one node, or none, which ends at that node.
 // Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in
 // MPICH", IJHPCA 19 (2005). There distances shrink; here they grow, which keeps the order of additions.
 #pragma once

@@ -1,7 +1,6 @@
 #include "src/comm/trees/relay_choice.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 
 #include "src/comm/trees/halving.h"
@@ -35,21 +34,21 @@ constexpr int64_t kLeastPartBytes = 4096;
 double DirectGather(int nodes) { return (nodes - 1) * kGatherFromNode + kHop; }
 double DirectReduceScatter(int nodes) { return (nodes - 1) * kSumOfNode + kHop; }
 
-// The time of a phase's bytes. With few owners, each round beyond log2(owners) has messages of a whole part.
-double BytesTime(int nodes, int owners, int64_t bytes) {
-  const auto whole = static_cast<double>(bytes);
-  const int whole_parts = HalvingLevels(nodes) - HalvingLevels(owners);
-  return whole / kRelayedBytes + whole_parts * whole / owners / kLinkBytes;
-}
+// Rounds beyond log2(owners). In each of them, a node sends or receives as much as in the one before.
+int RepeatedRounds(int nodes, int owners) { return HalvingLevels(nodes) - HalvingLevels(owners); }
 
+// The first nodes send the whole buffer in each repeated round.
 double RelayedGather(int nodes, int owners, int64_t bytes) {
-  const int rounds = std::bit_width(static_cast<unsigned>(nodes - 1));
-  return rounds * (kGatherRound + kHop) + BytesTime(nodes, owners, bytes);
+  const auto whole = static_cast<double>(bytes);
+  return HalvingLevels(nodes) * (kGatherRound + kHop) + whole / kRelayedBytes +
+         RepeatedRounds(nodes, owners) * whole / kLinkBytes;
 }
+// An owner receives a part in each repeated round.
 double RelayedReduceScatter(int nodes, int owners, int members, int64_t bytes) {
   const auto whole = static_cast<double>(bytes);
   return HalvingLevels(nodes) * kHop + MostHalvingExchanges(nodes, owners) * kSumExchange +
-         BytesTime(nodes, owners, bytes) + (members - 1) * whole / kInputBytes;
+         whole / kRelayedBytes + RepeatedRounds(nodes, owners) * whole / owners / kLinkBytes +
+         (members - 1) * whole / kInputBytes;
 }
 
 double RelayedAllReduce(int nodes, int owners, int members, int64_t bytes) {
@@ -81,8 +80,7 @@ int OwnersOfAllReduce(int nodes, int64_t bytes) {
 }
 
 bool TreePays(int nodes) {
-  const int levels = std::bit_width(static_cast<unsigned>(nodes - 1));
-  return 2 * levels * (kTreeMessage + kHop) < DirectReduceScatter(nodes) + DirectGather(nodes);
+  return 2 * HalvingLevels(nodes) * (kTreeMessage + kHop) < DirectReduceScatter(nodes) + DirectGather(nodes);
 }
 
 }  // namespace weft

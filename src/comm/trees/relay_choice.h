@@ -9,8 +9,8 @@
 //     all-to-all communications in multiport message-passing systems", IEEE TPDS 8, 1997).
 //   - Reduce-scatter: recursive halving, see Note [Halving].
 //   - All-reduce: both, one after the other. The parts belong to the first nodes, a power of two of them, so
-//     that each has 4 KiB or more: the fewer parts, the more messages are empty. Few bytes take the tree of
-//     Note [Tree collectives] instead: they fit a control message, which takes no credit.
+//     that each of several has 4 KiB or more: the fewer parts, the more messages are empty. Few bytes take
+//     the tree of Note [Tree collectives] instead: they fit a control message, which takes no credit.
 // Bits: additions are those of Note [Canonical tree]. Sums of bf16 and f16 would have to travel as f32, so
 // they are direct.
 // Credits: relayed slices have a window of their own (WirePhase::kRelay). Only the first operation of a lane

@@ -291,6 +291,27 @@ TEST(RelayedExchange, NamesTheRankThatSubmitsAnotherOperation) {
   }
 }
 
+// All-reduces with parts at four of six nodes, and without messages between some of them.
+TEST(RelayedExchange, NamesTheRankThatReducesByAnotherOperator) {
+  constexpr int kRanks = 11;
+  constexpr int kElements = 4096;
+  for (const int deviant : {0, 4, 5, 10}) {
+    SCOPED_TRACE(deviant);
+    const SimReport report =
+        RunSimulatedRanks(NodeMap::RanksPerNode(kRanks, 2), {}, [&](Bootstrap& bootstrap) -> absl::Status {
+          WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap, Relaying::kAlways));
+          std::vector<int32_t> values(kElements);
+          const ReduceOp op = bootstrap.rank() == deviant ? ReduceOp::kMax : ReduceOp::kSum;
+          Work work = fixture.engine->AllReduce(fixture.lane, values.data(), values.data(), DType::kI32,
+                                                kElements, op);
+          EXPECT_THAT(std::string(work.Wait().message()),
+                      HasSubstr(absl::StrCat("rank ", deviant, " submitted ")));
+          return BootstrapBarrier(bootstrap);
+        });
+    EXPECT_OK(report.status());
+  }
+}
+
 TEST(RelayedExchange, NamesALateRank) {
   constexpr int kRanks = 12;
   constexpr int kLate = 7;
