@@ -97,7 +97,7 @@ class Contestant {
   std::string name_;
 };
 
-// Where a rank's input of a gather lies.
+// Place of a rank's input of a gather.
 enum class GatherInput : uint8_t { kApart, kInOutput };
 
 // An engine with the buffers of all collectives.

@@ -36,6 +36,11 @@ class Collective : public Operation {
     bool input;
     bool output;
   };
+  // The host of a node reads the inputs of the node, whose other ranks read its output.
+  static Sharing SharingThroughHost(const GroupPlacement& placement) {
+    const bool is_host = placement.node_host() == placement.me();
+    return {.input = !is_host, .output = is_host && !placement.local_peers().empty()};
+  }
   Collective(CollectivePlan plan, Sharing sharing) : plan_(std::move(plan)), sharing_(sharing) {}
 
   absl::StatusOr<Progress> Step(OperationContext& context) final;

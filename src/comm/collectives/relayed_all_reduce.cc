@@ -25,7 +25,7 @@ constexpr int kHalvingChannel = 1;
 class RelayedAllReduce final : public Collective {
  public:
   RelayedAllReduce(const GroupPlacement& placement, CollectivePlan plan, bool mirrored)
-      : Collective(std::move(plan), SharingOf(placement)), mirrored_(mirrored) {}
+      : Collective(std::move(plan), SharingThroughHost(placement)), mirrored_(mirrored) {}
 
  protected:
   absl::Status BeginMove(OperationContext& context) override {
@@ -68,12 +68,6 @@ class RelayedAllReduce final : public Collective {
   }
 
  private:
-  // The leader reads the inputs of its node, whose other ranks read its output.
-  static Sharing SharingOf(const GroupPlacement& placement) {
-    return {.input = !LeadsNode(placement),
-            .output = LeadsNode(placement) && !placement.local_peers().empty()};
-  }
-
   const bool mirrored_;
   // At the leader.
   std::unique_ptr<RelayedGatherPhase> gather_;

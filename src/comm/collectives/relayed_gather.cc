@@ -27,7 +27,7 @@ constexpr int kChannel = 0;
 class RelayedGather final : public Collective {
  public:
   RelayedGather(const GroupPlacement& placement, CollectivePlan plan, bool mirrored)
-      : Collective(std::move(plan), SharingOf(placement)), mirrored_(mirrored) {}
+      : Collective(std::move(plan), SharingThroughHost(placement)), mirrored_(mirrored) {}
 
  protected:
   absl::Status BeginMove(OperationContext& context) override {
@@ -67,12 +67,6 @@ class RelayedGather final : public Collective {
   }
 
  private:
-  // The leader reads the inputs of its node, whose other ranks read its output.
-  static Sharing SharingOf(const GroupPlacement& placement) {
-    return {.input = !LeadsNode(placement),
-            .output = LeadsNode(placement) && !placement.local_peers().empty()};
-  }
-
   const bool mirrored_;
   // At the leader.
   std::deque<CopyStream> packed_;  // A deque: tasks hold pointers to the streams.

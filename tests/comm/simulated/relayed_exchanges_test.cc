@@ -189,14 +189,14 @@ TEST(RelayedExchange, SendsLogarithmicallyManyMessages) {
                {NodeMap::RanksPerNode(512, 1), Relaying::kWhereItPays}};
   for (const auto& example : cases) {
     const NodeMap& nodes = example.nodes;
-    const Relaying relaying = example.relaying;
     const int ranks = nodes.size();
     if (ranks > 64 && ScheduleLimit()) continue;
     const int bound = 2 * CeilLog2(nodes.node_count());
     const SimReport report =
         RunSimulatedRanks(nodes, {.poll_ns = 4'000}, [&](Bootstrap& bootstrap) -> absl::Status {
-          WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap, relaying, absl::Seconds(60),
-                                                                   EngineOptions().slice_bytes));
+          WEFT_ASSIGN_OR_RETURN(
+              EngineFixture fixture,
+              MakeFixture(bootstrap, example.relaying, absl::Seconds(60), EngineOptions().slice_bytes));
           CommEngine& engine = *fixture.engine;
           std::vector<int32_t> values(static_cast<size_t>(ranks), bootstrap.rank());
           const auto messages = [&] {
@@ -273,8 +273,7 @@ TEST(RelayedExchange, NamesTheRankThatSubmitsAnotherOperation) {
   } deviants[] = {{0, kLarge}, {4, kLarge}, {10, kLarge}, {0, kSmall}, {10, kSmall}};
   for (const OpKind kind : kKinds) {
     for (const auto& deviant : deviants) {
-      SCOPED_TRACE(::testing::Message()
-                   << Name(kind) << ", rank " << deviant.rank << ", parts of " << deviant.elements);
+      SCOPED_TRACE(::testing::Message() << Name(kind) << " " << deviant.rank << " " << deviant.elements);
       const SimReport report =
           RunSimulatedRanks(NodeMap::RanksPerNode(kRanks, 2), {}, [&](Bootstrap& bootstrap) -> absl::Status {
             WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap, Relaying::kAlways));
@@ -296,7 +295,6 @@ TEST(RelayedExchange, NamesTheRankThatReducesByAnotherOperator) {
   constexpr int kRanks = 11;
   constexpr int kElements = 4096;
   for (const int deviant : {0, 4, 5, 10}) {
-    SCOPED_TRACE(deviant);
     const SimReport report =
         RunSimulatedRanks(NodeMap::RanksPerNode(kRanks, 2), {}, [&](Bootstrap& bootstrap) -> absl::Status {
           WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap, Relaying::kAlways));
