@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/nn/attention_case.h"
+#include "tests/nn/attention/attention_case.h"
 #include "tests/nn/sparse_case.h"
 #include "tests/support/attention_oracle.h"
 #include "weft/nn/sparse/sparse_attention_kernel.h"

@@ -9,8 +9,8 @@
 
 #include <gtest/gtest.h>
 
-#include "src/nn/products/amx_kernels.h"
 #include "src/nn/products/matmul_backend.h"
+#include "src/nn/products/panel_kernels.h"
 #include "weft/core/parallel.h"
 #include "weft/core/strided_copy.h"
 #include "weft/core/tensor.h"
@@ -66,6 +66,16 @@ struct Case {
   }
 };
 
+// The values of a factor as [line][k].
+std::vector<double> LinesOf(const Stored& factor, int64_t lines, int64_t k, bool k_first) {
+  std::vector<double> values;
+  values.reserve(static_cast<size_t>(lines * k));
+  for (int64_t line = 0; line < lines; ++line) {
+    for (int64_t p = 0; p < k; ++p) values.push_back(k_first ? factor.Get(p, line) : factor.Get(line, p));
+  }
+  return values;
+}
+
 template <typename Multiply>
 void ExpectMatchesPlainLoops(const Case& c, const Multiply& multiply) {
   const int64_t a_rows = c.transpose_a ? c.k : c.m;
@@ -91,14 +101,16 @@ void ExpectMatchesPlainLoops(const Case& c, const Multiply& multiply) {
                    c.result,
                    result.tensor.view().data,
                    result.row_length});
+  const std::vector<double> a_lines = LinesOf(a, c.m, c.k, c.transpose_a);
+  const std::vector<double> b_lines = LinesOf(b, c.n, c.k, !c.transpose_b);
   const double half_ulp = c.result == DType::kBF16 ? 0x1p-8 : c.result == DType::kF16 ? 0x1p-11 : 0x1p-24;
   for (int64_t i = 0; i < c.m; ++i) {
     for (int64_t j = 0; j < c.n; ++j) {
       double sum = c.beta == 0.0F ? 0.0 : c.beta * static_cast<double>(old.Get(i, j));
       double magnitude = std::abs(sum);
       for (int64_t p = 0; p < c.k; ++p) {
-        const double term = static_cast<double>(c.transpose_a ? a.Get(p, i) : a.Get(i, p)) *
-                            static_cast<double>(c.transpose_b ? b.Get(j, p) : b.Get(p, j));
+        const double term =
+            a_lines[static_cast<size_t>(i * c.k + p)] * b_lines[static_cast<size_t>(j * c.k + p)];
         sum += term;
         magnitude += std::abs(term);
       }
@@ -135,7 +147,7 @@ TEST(Matmul, MatchesPlainLoopsForEverySizeAndTranspose) {
 }
 
 TEST(Matmul, MatchesPlainLoopsForEveryDtype) {
-  for (Case c : Sweep({1, 31, 64})) {
+  for (Case c : Sweep({1, 33})) {
     for (const DType factors : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const DType result : {DType::kF32, DType::kBF16, DType::kF16}) {
         c.factors = factors;
@@ -180,29 +192,30 @@ TEST(EigenBackend, MatchesPlainLoopsForEverySizeAndTranspose) {
   for (const Case& c : Sweep({1, 2, 17, 60})) ExpectMatchesPlainLoops(c, matmul_eigen::Multiply);
 }
 
-class AmxBackend : public ::testing::Test {
+class PanelBackend : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!matmul_amx::Supports(DType::kBF16, DType::kF32)) GTEST_SKIP() << "this CPU or compiler has no AMX";
+    if (!matmul_panels::Supports(DType::kBF16, DType::kF32))
+      GTEST_SKIP() << "this CPU or compiler has neither AVX512-BF16 nor AMX";
   }
 };
 
-TEST_F(AmxBackend, MatchesPlainLoopsForEverySizeTransposeAndResult) {
+TEST_F(PanelBackend, MatchesPlainLoopsForEverySizeTransposeAndResult) {
   for (Case c : Sweep({1, 31, 70})) {
     c.factors = DType::kBF16;
     for (const DType result : {DType::kF32, DType::kBF16}) {
       c.result = result;
       c.padding = c.m % 3;
-      ExpectMatchesPlainLoops(c, matmul_amx::Multiply);
+      ExpectMatchesPlainLoops(c, matmul_panels::Multiply);
     }
   }
 }
 
 // Several depths, blocks of A and packed parts of B, whatever the caches.
-TEST_F(AmxBackend, MatchesPlainLoopsForLargeSizes) {
+TEST_F(PanelBackend, MatchesPlainLoopsForLargeSizes) {
   const auto expect = [](Case c) {
     c.factors = DType::kBF16;
-    ExpectMatchesPlainLoops(c, matmul_amx::Multiply);
+    ExpectMatchesPlainLoops(c, matmul_panels::Multiply);
   };
   expect({.m = 33, .n = 40, .k = 40'001, .transpose_a = true, .beta = 1.0F});
   expect({.m = 33, .n = 40, .k = 40'001, .transpose_b = true, .result = DType::kBF16});
@@ -210,7 +223,7 @@ TEST_F(AmxBackend, MatchesPlainLoopsForLargeSizes) {
   expect({.m = 33, .n = 20'001, .k = 70, .result = DType::kBF16});
 }
 
-TEST_F(AmxBackend, GivesTheSameBitsOnSeveralThreads) {
+TEST_F(PanelBackend, GivesTheSameBitsOnSeveralThreads) {
   const int threads = ThreadCount();
   const int64_t size = 300;
   const Stored a(DType::kBF16, size, size, size, 1);
@@ -219,16 +232,16 @@ TEST_F(AmxBackend, GivesTheSameBitsOnSeveralThreads) {
   for (const int count : {1, 2, 5}) {
     SetThreadCount(count);
     results.emplace_back(DType::kF32, size, size, size, 3);
-    matmul_amx::Multiply({size,
-                          size,
-                          size,
-                          DType::kBF16,
-                          {a.tensor.view().data, size},
-                          {b.tensor.view().data, size, true},
-                          0.0F,
-                          DType::kF32,
-                          results.back().tensor.view().data,
-                          size});
+    matmul_panels::Multiply({size,
+                             size,
+                             size,
+                             DType::kBF16,
+                             {a.tensor.view().data, size},
+                             {b.tensor.view().data, size, true},
+                             0.0F,
+                             DType::kF32,
+                             results.back().tensor.view().data,
+                             size});
     EXPECT_EQ(std::memcmp(results.back().tensor.view().data, results.front().tensor.view().data,
                           static_cast<size_t>(size * size) * sizeof(float)),
               0);
@@ -236,7 +249,42 @@ TEST_F(AmxBackend, GivesTheSameBitsOnSeveralThreads) {
   SetThreadCount(threads);
 }
 
-TEST_F(AmxBackend, RoundsToBf16AsToBF16Does) {
+// Each unit of this CPU, not only the fastest.
+TEST_F(PanelBackend, UnitsMatchPlainLoops) {
+  constexpr int64_t kDepth = 3 * panels::kBlock;
+  const Stored a(DType::kBF16, panels::kPanel, kDepth, kDepth, 1);
+  const Stored b(DType::kBF16, panels::kPanel, kDepth, kDepth, 1000003);
+  std::vector<uint32_t> packed_a(3 * panels::kBlockWords);
+  std::vector<uint32_t> packed_b(3 * panels::kBlockWords);
+  const auto pack = [](panels::Operand operand, const Stored& from, std::vector<uint32_t>& to) {
+    for (int64_t block = 0; block < 3; ++block) {
+      const auto* data = static_cast<const uint16_t*>(from.tensor.view().data) + block * panels::kBlock;
+      panels::PackPanelBlock(operand, {data, kDepth, false}, panels::kPanel, panels::kBlock,
+                             to.data() + block * panels::kBlockWords);
+    }
+  };
+  pack(panels::Operand::kA, a, packed_a);
+  pack(panels::Operand::kB, b, packed_b);
+  for (const panels::PanelUnit* unit : {panels::Avx512Bf16Unit(), panels::AmxUnit()}) {
+    if (unit == nullptr) continue;
+    std::vector<float> sums(panels::kProductFloats, NAN);
+    const panels::PanelScope scope(*unit);
+    unit->multiply(packed_a.data(), packed_b.data(), 1, /*continues=*/false, sums.data());
+    unit->multiply(packed_a.data() + panels::kBlockWords, packed_b.data() + panels::kBlockWords, 2,
+                   /*continues=*/true, sums.data());
+    for (int64_t i = 0; i < panels::kPanel; ++i) {
+      for (int64_t j = 0; j < panels::kPanel; ++j) {
+        double sum = 0.0;
+        for (int64_t k = 0; k < kDepth; ++k) sum += static_cast<double>(a.Get(i, k)) * b.Get(j, k);
+        const int64_t quadrant = i / panels::kTile * 2 + j / panels::kTile;
+        const int64_t in_quadrant = i % panels::kTile * panels::kTile + j % panels::kTile;
+        EXPECT_NEAR(sums[static_cast<size_t>(quadrant * panels::kTileWords + in_quadrant)], sum, 1e-4);
+      }
+    }
+  }
+}
+
+TEST_F(PanelBackend, RoundsToBf16AsToBF16Does) {
   const float infinity = std::numeric_limits<float>::infinity();
   std::vector<float> values = {
       0.0F,           -0.0F,    1.00390625F, 1.01171875F, 3.0e38F,
@@ -246,7 +294,7 @@ TEST_F(AmxBackend, RoundsToBf16AsToBF16Does) {
     float sums[32 * 32];
     std::fill(std::begin(sums), std::end(sums), value);
     BF16 rounded[32 * 32];
-    amx::StoreBf16Rows(sums, 32, reinterpret_cast<uint16_t*>(rounded), 32);
+    panels::StoreBf16Rows(sums, 32, reinterpret_cast<uint16_t*>(rounded), 32);
     for (const BF16 result : rounded) {
       const BF16 expected = ToBF16(value);
       EXPECT_EQ(std::memcmp(&result, &expected, sizeof(BF16)), 0) << value;

@@ -8,7 +8,7 @@
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
-#include "tests/nn/attention_case.h"
+#include "tests/nn/attention/attention_case.h"
 #include "tests/nn/sparse_case.h"
 #include "tests/support/attention_oracle.h"
 #include "weft/core/parallel.h"

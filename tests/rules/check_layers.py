@@ -38,7 +38,7 @@ FLOOR_OF = {layer: floor for floor, layers in enumerate(FLOORS) for layer in lay
 ROOMS = {
     "mesh": [["base"], ["rounds"], ["mpi", "tcp", "threads", "simulation"], ["store"]],
     "comm": [["base"], ["trees"], ["codec"], ["links"], ["phases"], ["collectives"], ["messages"], ["engine"]],
-    "nn": [["products"], ["kernels"], ["sparse"], ["base"], ["modules"], ["models"]],
+    "nn": [["products"], ["kernels"], ["attention"], ["sparse"], ["base"], ["modules"], ["models"]],
     "sharding": [["plan"], ["pipeline"], ["group"], ["model"]],
     "context_parallel": [["layouts"], ["exchanges"], ["schemes"], ["hooks"]],
     "train": [["files"], ["checkpoint"], ["config"], ["data"], ["plan"], ["trace", "output"],

@@ -10,7 +10,8 @@
 //
 // Thread safety: any thread may call. A call uses the ThreadCount() threads of the calling thread.
 // Determinism: as for Matmul. The bits also depend on the division of the keys into blocks, as sums run
-//   block by block, and on the cache size of a core, which sets the tile size.
+//   block by block, and on the cache size of a core, which sets the tile size. In bf16, with 32 queries or
+//   more, they depend on whether the CPU has AMX, AVX512-BF16 or neither.
 #pragma once
 
 #include <cstdint>

@@ -6,6 +6,7 @@
 
 #include "src/nn/products/element.h"
 #include "src/nn/products/matmul_backend.h"
+#include "src/nn/products/panel_kernels.h"
 #include "src/nn/products/scratch.h"
 #include "weft/core/parallel.h"
 #include "weft/core/spans.h"
@@ -70,7 +71,7 @@ void MultiplyInF32(const Product& product) {
 
 }  // namespace
 
-bool UsesAmxMatmul() { return matmul_amx::Supports(DType::kBF16, DType::kF32); }
+bool UsesAmxMatmul() { return panels::AmxUnit() != nullptr; }
 
 bool UsesNativeMatmul(DType factor_dtype) { return backend::Supports(factor_dtype, DType::kF32); }
 
@@ -89,8 +90,8 @@ void Matmul(int64_t m, int64_t n, int64_t k, DType factor_dtype, Factor a, Facto
     float* sum = zeros.Floats(m * n);
     std::fill_n(sum, m * n, 0.0F);
     StoreSum(product, sum);
-  } else if (matmul_amx::Supports(factor_dtype, c_dtype) && matmul_amx::IsWorthIt(product)) {
-    matmul_amx::Multiply(product);
+  } else if (matmul_panels::Supports(factor_dtype, c_dtype) && matmul_panels::IsWorthIt(product)) {
+    matmul_panels::Multiply(product);
   } else if (backend::Supports(factor_dtype, c_dtype)) {
     backend::Multiply(product);
   } else {

@@ -27,14 +27,14 @@ bool Supports(DType factor_dtype, DType c_dtype);
 void Multiply(const Product& product);
 }  // namespace matmul_onednn
 
-// weft's own products of bf16 factors, on a CPU with AMX.
-namespace matmul_amx {
+// weft's own products of bf16 factors, on a CPU with AMX or AVX512-BF16.
+namespace matmul_panels {
 bool Supports(DType factor_dtype, DType c_dtype);
-// True if the product is large enough that packing its factors pays (measured against oneDNN 2.6.3: 0.6 to
-// 1.0 of its rate at 128 rows, 1.0 to 1.8 from 768 x 768 x 1024 on).
+// True if the CPU has AMX, and the product is large enough that packing its factors pays (measured against
+// oneDNN 2.6.3: 0.6 to 1.0 of its rate at 128 rows, 1.0 to 1.8 from 768 x 768 x 1024 on).
 bool IsWorthIt(const Product& product);
 void Multiply(const Product& product);
-}  // namespace matmul_amx
+}  // namespace matmul_panels
 
 namespace matmul_eigen {
 bool Supports(DType factor_dtype, DType c_dtype);

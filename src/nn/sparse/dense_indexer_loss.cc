@@ -3,8 +3,8 @@
 #include <limits>
 #include <vector>
 
-#include "src/nn/kernels/attention_plan.h"
-#include "src/nn/kernels/masked_row.h"
+#include "src/nn/attention/attention_plan.h"
+#include "src/nn/attention/masked_row.h"
 #include "src/nn/kernels/vector_math.h"
 #include "src/nn/products/scratch.h"
 #include "src/nn/sparse/index_key_sums.h"

@@ -8,7 +8,7 @@
 
 #include <absl/types/span.h>
 
-#include "src/nn/kernels/head_rows.h"
+#include "src/nn/attention/head_rows.h"
 #include "src/nn/products/element.h"
 #include "src/nn/products/scratch.h"
 #include "src/nn/sparse/row_products.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "src/nn/kernels/attention_plan.h"
+#include "src/nn/attention/attention_plan.h"
 
 namespace weft {
 

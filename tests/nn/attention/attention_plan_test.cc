@@ -1,4 +1,4 @@
-#include "src/nn/kernels/attention_plan.h"
+#include "src/nn/attention/attention_plan.h"
 
 #include <algorithm>
 #include <tuple>

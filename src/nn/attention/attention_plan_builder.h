@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "src/nn/kernels/attention_plan.h"
+#include "src/nn/attention/attention_plan.h"
 
 namespace weft {
 

@@ -1,10 +1,13 @@
-// Kernels of bf16 matrix products on AMX tiles: packing of operands into tiles, and the product of packed
-// panels. Only this file's source is compiled for AMX; callers check IsAvailable first.
+// Kernels of bf16 matrix products for CPUs with AVX512-BF16 or AMX: packing of operands into tiles, and the
+// product of packed panels. Their sources alone are compiled for these instructions. Callers ask for a
+// PanelUnit first: without one, nothing here may be called.
 //
 // A *tile* is 16 x 16 words of 32 bits, 1 KiB. A word has two bf16 values that are neighbours along k. A *k
 // block* is 32 values along k, the depth of one tile. A *panel* is 32 rows of A, or 32 columns of B, over
 // some k blocks: two tiles for each k block, one after the other. Missing rows, columns and values are zero.
 //   tile of A: word [row][pair]      tile of B: word [pair][column]
+// The *product* of two panels, 32 x 32 floats, has four dense 16 x 16 quadrants: top left, top right, bottom
+// left, bottom right.
 // Source: Intel, "Intel 64 and IA-32 Architectures Optimization Reference Manual", chapter on AMX.
 //
 // Thread safety: any thread.
@@ -12,7 +15,7 @@
 
 #include <cstdint>
 
-namespace weft::amx {
+namespace weft::panels {
 
 inline constexpr int64_t kTile = 16;
 inline constexpr int64_t kPanel = 2 * kTile;  // Rows of A, or columns of B, of a panel.
@@ -21,8 +24,33 @@ inline constexpr int64_t kTileWords = kTile * kTile;
 inline constexpr int64_t kBlockWords = 2 * kTileWords;      // Of a panel's k block.
 inline constexpr int64_t kProductFloats = kPanel * kPanel;  // Of the product of two panels.
 
-// True if the CPU has AMX with bf16 and AVX-512, and the system lets this process use them.
-bool IsAvailable();
+// The instructions that multiply panels.
+struct PanelUnit {
+  // Configures the calling thread, and undoes that.
+  void (*begin)();
+  void (*end)();
+  // sums = (continues ? sums : 0) + A B for panels of `blocks` k blocks. Each value is summed in the order of
+  // k, in fp32 without rounding between two calls. REQUIRES: between begin and end of the calling thread.
+  void (*multiply)(const uint32_t* a, const uint32_t* b, int64_t blocks, bool continues, float* sums);
+};
+
+// The unit, or null if the CPU, the system or the compiler has none.
+const PanelUnit* AmxUnit();
+const PanelUnit* Avx512Bf16Unit();
+// AMX, or else AVX512-BF16, or else null.
+inline const PanelUnit* FastestPanelUnit() { return AmxUnit() != nullptr ? AmxUnit() : Avx512Bf16Unit(); }
+
+// The use of a unit by the calling thread.
+class PanelScope {
+ public:
+  explicit PanelScope(const PanelUnit& unit) : unit_(unit) { unit_.begin(); }
+  ~PanelScope() { unit_.end(); }
+  PanelScope(const PanelScope&) = delete;
+  PanelScope& operator=(const PanelScope&) = delete;
+
+ private:
+  const PanelUnit& unit_;
+};
 
 enum class Operand : uint8_t { kA, kB };
 // An operand in memory, from its first line (row of A, or column of B) and its first value along k.
@@ -34,22 +62,7 @@ struct Source {
 // Packs one k block of a panel: `lines` <= 32 lines, and `depth` <= 32 values along k. More are passed over.
 void PackPanelBlock(Operand operand, Source source, int64_t lines, int64_t depth, uint32_t* block);
 
-// sums = (continues ? sums : 0) + A B for panels of `blocks` k blocks. `sums` has four dense 16 x 16
-// quadrants: top left, top right, bottom left, bottom right. Each value is summed in the order of k, in fp32
-// without rounding between two calls.
-// REQUIRES: inside a TileScope of the calling thread.
-void MultiplyPanels(const uint32_t* a, const uint32_t* b, int64_t blocks, bool continues, float* sums);
-
 // Rounds the first `rows` of a product of panels to bf16, and stores them 32 columns wide.
 void StoreBf16Rows(const float* sums, int64_t rows, uint16_t* target, int64_t leading);
 
-// Configures the tiles of the calling thread.
-class TileScope {
- public:
-  TileScope();
-  ~TileScope();
-  TileScope(const TileScope&) = delete;
-  TileScope& operator=(const TileScope&) = delete;
-};
-
-}  // namespace weft::amx
+}  // namespace weft::panels

@@ -1,10 +1,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "src/nn/kernels/attention_plan.h"
-#include "src/nn/kernels/head_rows.h"
-#include "src/nn/kernels/key_tile_accumulator.h"
-#include "src/nn/kernels/masked_row.h"
+#include "src/nn/attention/attention_panels.h"
+#include "src/nn/attention/attention_plan.h"
+#include "src/nn/attention/head_rows.h"
+#include "src/nn/attention/key_tile_accumulator.h"
+#include "src/nn/attention/masked_row.h"
 #include "src/nn/kernels/vector_math.h"
 #include "src/nn/products/element.h"
 #include "src/nn/products/scratch.h"
@@ -176,6 +177,10 @@ void AttentionBackward(const AttentionProblem& problem, const TensorView& q, con
                        const TensorView& dout, const TensorView& dq, float dq_beta,
                        absl::Span<const KeyGradients> gradients, float key_beta) {
   WEFT_CHECK(problem.scale > 0.0F, "attention scores need a positive scale");
+  if (AttendsByPanels(q)) {
+    AttentionBackwardByPanels(problem, q, q_runs, keys, lse, delta, dout, dq, dq_beta, gradients, key_beta);
+    return;
+  }
   const TileSize size = TileSizeFor(HostTopology().core_cache_bytes);
   const BatchPlans plans(problem.mask, problem.pair_mask.get(), q.shape[0], q_runs, RunsOf(keys), size,
                          AttentionPlan::Order::kByKeyTile);

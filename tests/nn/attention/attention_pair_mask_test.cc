@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/nn/attention_case.h"
+#include "tests/nn/attention/attention_case.h"
 #include "tests/support/status_matchers.h"
 #include "weft/nn/attention.h"
 #include "weft/nn/attention_kernel.h"

@@ -16,7 +16,7 @@
 
 #include <absl/types/span.h>
 
-#include "src/nn/kernels/attention_plan.h"
+#include "src/nn/attention/attention_plan.h"
 #include "src/nn/kernels/vector_math.h"
 
 namespace weft {

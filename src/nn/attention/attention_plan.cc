@@ -1,9 +1,9 @@
-#include "src/nn/kernels/attention_plan.h"
+#include "src/nn/attention/attention_plan.h"
 
 #include <algorithm>
 #include <bit>
 
-#include "src/nn/kernels/attention_plan_builder.h"
+#include "src/nn/attention/attention_plan_builder.h"
 
 namespace weft {
 namespace {

@@ -1,4 +1,4 @@
-#include "src/nn/kernels/key_tile_accumulator.h"
+#include "src/nn/attention/key_tile_accumulator.h"
 
 #include <algorithm>
 

@@ -9,8 +9,8 @@
 
 #include <absl/types/span.h>
 
-#include "src/nn/kernels/attention_plan.h"
-#include "src/nn/kernels/head_rows.h"
+#include "src/nn/attention/attention_plan.h"
+#include "src/nn/attention/head_rows.h"
 #include "weft/core/tensor.h"
 #include "weft/nn/attention_kernel.h"
 

@@ -1,4 +1,4 @@
-#include "src/nn/kernels/head_rows.h"
+#include "src/nn/attention/head_rows.h"
 #include "src/nn/kernels/vector_math.h"
 #include "src/nn/products/element.h"
 #include "weft/core/parallel.h"

@@ -1,4 +1,4 @@
-// Matrix products of bf16 factors on AMX: blocks for the caches, and threads.
+// Matrix products of bf16 factors by panels: blocks for the caches, and threads.
 //
 // Note [Blocks]
 // Problem: tiles must come from the caches nearly as fast as the CPU multiplies them.
@@ -14,16 +14,16 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "src/nn/products/amx_kernels.h"
 #include "src/nn/products/element.h"
 #include "src/nn/products/matmul_backend.h"
+#include "src/nn/products/panel_kernels.h"
 #include "src/nn/products/scratch.h"
 #include "weft/core/parallel.h"
 
-namespace weft::matmul_amx {
+namespace weft::matmul_panels {
 namespace {
 
-constexpr int64_t kBlockBytes = amx::kBlockWords * int64_t{sizeof(uint32_t)};
+constexpr int64_t kBlockBytes = panels::kBlockWords * int64_t{sizeof(uint32_t)};
 constexpr int64_t kLineBytes = 64;
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -48,15 +48,15 @@ Blocks BlocksFor(const Product& product) {
   constexpr int64_t kPackedParts = 4;   // Packed panels of B take up to so many times the second-level cache.
   const int64_t block_of_a = second_level / 4;
   const int64_t piece = std::max<int64_t>(1, first_level / 3 / kBlockBytes);
-  const int64_t depth =
-      std::min(Ceil(product.k, amx::kBlock), std::max(piece, 2 * block_of_a / (kFewestPanels * kBlockBytes)));
+  const int64_t depth = std::min(Ceil(product.k, panels::kBlock),
+                                 std::max(piece, 2 * block_of_a / (kFewestPanels * kBlockBytes)));
   const int64_t panel_bytes = depth * kBlockBytes;
   return {std::min(piece, depth), depth,
-          std::clamp<int64_t>(block_of_a / panel_bytes, 1, Ceil(product.m, amx::kPanel)),
-          std::clamp<int64_t>(kPackedParts * second_level / panel_bytes, 1, Ceil(product.n, amx::kPanel))};
+          std::clamp<int64_t>(block_of_a / panel_bytes, 1, Ceil(product.m, panels::kPanel)),
+          std::clamp<int64_t>(kPackedParts * second_level / panel_bytes, 1, Ceil(product.n, panels::kPanel))};
 }
 
-amx::Source SourceOf(const Factor& factor, bool strided, int64_t line, int64_t k) {
+panels::Source SourceOf(const Factor& factor, bool strided, int64_t line, int64_t k) {
   const int64_t offset = strided ? k * factor.leading + line : line * factor.leading + k;
   return {static_cast<const uint16_t*>(factor.data) + offset, factor.leading, strided};
 }
@@ -66,18 +66,19 @@ struct Part {
   int64_t begin, count, size;
 };
 
-void Pack(amx::Operand operand, const Factor& factor, const Part& panels, const Part& blocks,
+void Pack(panels::Operand operand, const Factor& factor, const Part& panels, const Part& blocks,
           uint32_t* packed) {
   // A's values along k are neighbours in a row; B's are in a column, so in a row of its transpose.
-  const bool strided = factor.transposed == (operand == amx::Operand::kA);
+  const bool strided = factor.transposed == (operand == panels::Operand::kA);
   ParallelFor(panels.count, 1, [&](int64_t begin, int64_t end) {
     // K blocks outside: what is strided is then read in the order of its addresses.
     for (int64_t block = 0; block < blocks.count; ++block) {
-      const int64_t k = (blocks.begin + block) * amx::kBlock;
+      const int64_t k = (blocks.begin + block) * panels::kBlock;
       for (int64_t panel = begin; panel < end; ++panel) {
-        const int64_t line = (panels.begin + panel) * amx::kPanel;
-        amx::PackPanelBlock(operand, SourceOf(factor, strided, line, k), panels.size - line, blocks.size - k,
-                            packed + (panel * blocks.count + block) * amx::kBlockWords);
+        const int64_t line = (panels.begin + panel) * panels::kPanel;
+        panels::PackPanelBlock(operand, SourceOf(factor, strided, line, k), panels.size - line,
+                               blocks.size - k,
+                               packed + (panel * blocks.count + block) * panels::kBlockWords);
       }
     }
   });
@@ -85,20 +86,21 @@ void Pack(amx::Operand operand, const Factor& factor, const Part& panels, const 
 
 // Stores the product of two panels. `row` and `column` are its place in C.
 void Store(const Product& product, int64_t row, int64_t column, const float* sums) {
-  const int64_t rows = std::min(amx::kPanel, product.m - row);
-  if (product.c_dtype == DType::kBF16 && product.beta == 0.0F && column + amx::kPanel <= product.n) {
-    amx::StoreBf16Rows(sums, rows, static_cast<uint16_t*>(product.c) + row * product.c_leading + column,
-                       product.c_leading);
+  const int64_t rows = std::min(panels::kPanel, product.m - row);
+  if (product.c_dtype == DType::kBF16 && product.beta == 0.0F && column + panels::kPanel <= product.n) {
+    panels::StoreBf16Rows(sums, rows, static_cast<uint16_t*>(product.c) + row * product.c_leading + column,
+                          product.c_leading);
     return;
   }
   WithElementType(product.c_dtype, [&](auto element) {
     using T = decltype(element);
     for (int64_t i = 0; i < rows; ++i) {
       T* target = static_cast<T*>(product.c) + (row + i) * product.c_leading + column;
-      const float* quadrant = sums + (i / amx::kTile) * 2 * amx::kTileWords + (i % amx::kTile) * amx::kTile;
-      for (int64_t j = 0; j < amx::kPanel && column + j < product.n; j += amx::kTile) {
-        StoreSumRun(quadrant + j / amx::kTile * amx::kTileWords, product.beta,
-                    std::min(amx::kTile, product.n - column - j), target + j);
+      const float* quadrant =
+          sums + (i / panels::kTile) * 2 * panels::kTileWords + (i % panels::kTile) * panels::kTile;
+      for (int64_t j = 0; j < panels::kPanel && column + j < product.n; j += panels::kTile) {
+        StoreSumRun(quadrant + j / panels::kTile * panels::kTileWords, product.beta,
+                    std::min(panels::kTile, product.n - column - j), target + j);
       }
     }
   });
@@ -106,6 +108,7 @@ void Store(const Product& product, int64_t row, int64_t column, const float* sum
 
 // A packed block of A and packed panels of B, and their place in the product.
 struct Packed {
+  const panels::PanelUnit& unit;
   const uint32_t* a;
   const uint32_t* b;
   int64_t a_begin = 0, a_panels = 0;
@@ -122,8 +125,8 @@ void Prefetch(const void* data, int64_t bytes) {
 // Fetches the place in C of the product of two panels, to write to it.
 void PrefetchTarget(const Product& product, int64_t row, int64_t column) {
   const auto element = static_cast<int64_t>(SizeOf(product.c_dtype));
-  const int64_t rows = std::min(amx::kPanel, product.m - row);
-  const int64_t bytes = std::min(amx::kPanel, product.n - column) * element;
+  const int64_t rows = std::min(panels::kPanel, product.m - row);
+  const int64_t bytes = std::min(panels::kPanel, product.n - column) * element;
   for (int64_t i = 0; i < rows; ++i) {
     const auto* line =
         static_cast<const std::byte*>(product.c) + ((row + i) * product.c_leading + column) * element;
@@ -136,23 +139,24 @@ void PrefetchTarget(const Product& product, int64_t row, int64_t column) {
 // [panel of A][kProductFloats].
 void MultiplyPanel(const Product& product, const Packed& packed, int64_t b_panel, int64_t piece,
                    float* sums) {
-  const int64_t panel_words = packed.depth * amx::kBlockWords;
+  const int64_t panel_words = packed.depth * panels::kBlockWords;
   const bool has_next = b_panel + 1 < packed.b_panels;
   for (int64_t k = 0; k < packed.depth; k += piece) {
     const int64_t blocks = std::min(piece, packed.depth - k);
     const int64_t share = Ceil(blocks, packed.a_panels);  // Of the next panel of B, for each panel of A.
-    const uint32_t* b = packed.b + b_panel * panel_words + k * amx::kBlockWords;
+    const uint32_t* b = packed.b + b_panel * panel_words + k * panels::kBlockWords;
     for (int64_t panel = 0; panel < packed.a_panels; ++panel) {
       if (has_next) {
         const int64_t begin = std::min(panel * share, blocks);
-        Prefetch(b + panel_words + begin * amx::kBlockWords, std::min(share, blocks - begin) * kBlockBytes);
+        Prefetch(b + panel_words + begin * panels::kBlockWords,
+                 std::min(share, blocks - begin) * kBlockBytes);
       }
       if (k == 0) {
-        PrefetchTarget(product, (packed.a_begin + panel) * amx::kPanel,
-                       (packed.b_begin + b_panel) * amx::kPanel);
+        PrefetchTarget(product, (packed.a_begin + panel) * panels::kPanel,
+                       (packed.b_begin + b_panel) * panels::kPanel);
       }
-      amx::MultiplyPanels(packed.a + panel * panel_words + k * amx::kBlockWords, b, blocks,
-                          packed.depth_begin + k > 0, sums + panel * amx::kProductFloats);
+      packed.unit.multiply(packed.a + panel * panel_words + k * panels::kBlockWords, b, blocks,
+                           packed.depth_begin + k > 0, sums + panel * panels::kProductFloats);
     }
   }
 }
@@ -172,28 +176,28 @@ Memory MemoryFor(const Product& product, const Blocks& blocks) {
   static thread_local Scratch a;
   static thread_local Scratch b;
   static thread_local Scratch sums;
-  const int64_t panel_words = blocks.depth * amx::kBlockWords;
-  const bool has_depths = blocks.depth * amx::kBlock < product.k;
-  const int64_t products = Ceil(product.n, amx::kPanel) * Ceil(product.m, amx::kPanel);
+  const int64_t panel_words = blocks.depth * panels::kBlockWords;
+  const bool has_depths = blocks.depth * panels::kBlock < product.k;
+  const int64_t products = Ceil(product.n, panels::kPanel) * Ceil(product.m, panels::kPanel);
   return {Words(a, blocks.a_panels * panel_words), Words(b, blocks.b_panels * panel_words),
-          has_depths ? sums.Floats(products * amx::kProductFloats) : nullptr};
+          has_depths ? sums.Floats(products * panels::kProductFloats) : nullptr};
 }
 
 // Multiplies the packed panels. Stores the results after the last depth.
 void MultiplyPacked(const Product& product, const Packed& packed, int64_t piece, float* waiting_sums) {
-  const int64_t m_panels = Ceil(product.m, amx::kPanel);
-  const bool is_last = (packed.depth_begin + packed.depth) * amx::kBlock >= product.k;
+  const int64_t m_panels = Ceil(product.m, panels::kPanel);
+  const bool is_last = (packed.depth_begin + packed.depth) * panels::kBlock >= product.k;
   ParallelFor(packed.b_panels, 1, [&](int64_t begin, int64_t end) {
     static thread_local Scratch own_sums;
-    const amx::TileScope tiles;
+    const panels::PanelScope scope(packed.unit);
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t place = (packed.b_begin + panel) * m_panels + packed.a_begin;
-      float* sums = waiting_sums == nullptr ? own_sums.Floats(packed.a_panels * amx::kProductFloats)
-                                            : waiting_sums + place * amx::kProductFloats;
+      float* sums = waiting_sums == nullptr ? own_sums.Floats(packed.a_panels * panels::kProductFloats)
+                                            : waiting_sums + place * panels::kProductFloats;
       MultiplyPanel(product, packed, panel, piece, sums);
       for (int64_t i = 0; is_last && i < packed.a_panels; ++i) {
-        Store(product, (packed.a_begin + i) * amx::kPanel, (packed.b_begin + panel) * amx::kPanel,
-              sums + i * amx::kProductFloats);
+        Store(product, (packed.a_begin + i) * panels::kPanel, (packed.b_begin + panel) * panels::kPanel,
+              sums + i * panels::kProductFloats);
       }
     }
   });
@@ -201,32 +205,34 @@ void MultiplyPacked(const Product& product, const Packed& packed, int64_t piece,
 
 }  // namespace
 
-bool Supports(DType factor_dtype, DType) { return factor_dtype == DType::kBF16 && amx::IsAvailable(); }
+bool Supports(DType factor_dtype, DType) {
+  return factor_dtype == DType::kBF16 && panels::FastestPanelUnit() != nullptr;
+}
 
 bool IsWorthIt(const Product& product) {
   constexpr int64_t kSmallest = 256;
-  return std::min({product.m, product.n, product.k}) >= kSmallest;
+  return panels::AmxUnit() != nullptr && std::min({product.m, product.n, product.k}) >= kSmallest;
 }
 
 void Multiply(const Product& product) {
   const Blocks blocks = BlocksFor(product);
   const Memory memory = MemoryFor(product, blocks);
-  const int64_t k_blocks = Ceil(product.k, amx::kBlock);
-  const int64_t m_panels = Ceil(product.m, amx::kPanel);
-  const int64_t n_panels = Ceil(product.n, amx::kPanel);
-  Packed packed{memory.a, memory.b};
+  const int64_t k_blocks = Ceil(product.k, panels::kBlock);
+  const int64_t m_panels = Ceil(product.m, panels::kPanel);
+  const int64_t n_panels = Ceil(product.n, panels::kPanel);
+  Packed packed{*panels::FastestPanelUnit(), memory.a, memory.b};
   for (int64_t k = 0; k < k_blocks; k += blocks.depth) {
     packed.depth_begin = k;
     packed.depth = std::min(blocks.depth, k_blocks - k);
     for (int64_t j = 0; j < n_panels; j += blocks.b_panels) {
       packed.b_begin = j;
       packed.b_panels = std::min(blocks.b_panels, n_panels - j);
-      Pack(amx::Operand::kB, product.b, {j, packed.b_panels, product.n}, {k, packed.depth, product.k},
+      Pack(panels::Operand::kB, product.b, {j, packed.b_panels, product.n}, {k, packed.depth, product.k},
            memory.b);
       for (int64_t i = 0; i < m_panels; i += blocks.a_panels) {
         packed.a_begin = i;
         packed.a_panels = std::min(blocks.a_panels, m_panels - i);
-        Pack(amx::Operand::kA, product.a, {i, packed.a_panels, product.m}, {k, packed.depth, product.k},
+        Pack(panels::Operand::kA, product.a, {i, packed.a_panels, product.m}, {k, packed.depth, product.k},
              memory.a);
         MultiplyPacked(product, packed, blocks.piece, memory.sums);
       }
@@ -234,4 +240,4 @@ void Multiply(const Product& product) {
   }
 }
 
-}  // namespace weft::matmul_amx
+}  // namespace weft::matmul_panels

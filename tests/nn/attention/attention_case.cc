@@ -1,4 +1,4 @@
-#include "tests/nn/attention_case.h"
+#include "tests/nn/attention/attention_case.h"
 
 #include <algorithm>
 #include <cmath>

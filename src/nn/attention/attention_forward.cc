@@ -1,9 +1,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "src/nn/kernels/attention_plan.h"
-#include "src/nn/kernels/head_rows.h"
-#include "src/nn/kernels/masked_row.h"
+#include "src/nn/attention/attention_panels.h"
+#include "src/nn/attention/attention_plan.h"
+#include "src/nn/attention/head_rows.h"
+#include "src/nn/attention/masked_row.h"
 #include "src/nn/kernels/vector_math.h"
 #include "src/nn/products/element.h"
 #include "src/nn/products/scratch.h"
@@ -153,6 +154,10 @@ float DefaultScale(int64_t head_dim) { return 1.0F / std::sqrt(static_cast<float
 void AttentionForward(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
                       absl::Span<const KeyBlock> keys, const TensorView& out, const TensorView& lse) {
   WEFT_CHECK(problem.scale > 0.0F, "attention scores need a positive scale");
+  if (AttendsByPanels(q)) {
+    AttentionForwardByPanels(problem, q, q_runs, keys, out, lse);
+    return;
+  }
   const TileSize size = TileSizeFor(HostTopology().core_cache_bytes);
   const BatchPlans plans(problem.mask, problem.pair_mask.get(), q.shape[0], q_runs, RunsOf(keys), size,
                          AttentionPlan::Order::kByRowBlock);

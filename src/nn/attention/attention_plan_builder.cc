@@ -1,4 +1,4 @@
-#include "src/nn/kernels/attention_plan_builder.h"
+#include "src/nn/attention/attention_plan_builder.h"
 
 #include <algorithm>
 #include <numeric>

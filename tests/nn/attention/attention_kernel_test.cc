@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/nn/attention_case.h"
+#include "tests/nn/attention/attention_case.h"
 #include "tests/nn/gradient_check.h"
 #include "weft/core/parallel.h"
 #include "weft/core/strided_copy.h"

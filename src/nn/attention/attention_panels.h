@@ -1,0 +1,37 @@
+// The attention kernels on bf16 panels, for CPUs with AVX512-BF16 or AMX.
+//
+// Note [Attention on panels]
+// Problem: a matrix library packs the operands of each product. In attention a product is one tile of scores,
+//   and its operands are read by many tiles.
+// Rule: queries, keys, values and output gradients are packed once for all tiles. Forward takes a strip of 32
+//   queries at a time: its products with a tile's keys, the softmax of these scores, which rounds the weights
+//   into packed operands, and their product with the values. Backward computes the weights and the gradients
+//   of the scores likewise, in the two forms that its products need:
+//     dV^T += dO^T P,  dK^T += Q^T dS    P and dS are panels of B: keys are lines, and queries are k.
+//     dQ += dS K                         dS is a panel of A: queries are lines, and keys are k.
+//   The sums stay in the layout of products until a key tile (dV, dK) or all of them (dQ) are done.
+// Why it suffices: no operand is packed or transposed between the two products that write and read it.
+// Tiles start at multiples of 32 queries and keys (TileSize and AttentionPlan::Builder), as panels do.
+//
+// Thread safety and determinism: as for AttentionForward.
+#pragma once
+
+#include <absl/types/span.h>
+
+#include "src/nn/attention/attention_plan.h"
+#include "weft/nn/attention_kernel.h"
+
+namespace weft {
+
+// True if AttentionForward and AttentionBackward of these queries take the panels.
+bool AttendsByPanels(const TensorView& q);
+
+// As AttentionForward and AttentionBackward. REQUIRES: AttendsByPanels(q).
+void AttentionForwardByPanels(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
+                              absl::Span<const KeyBlock> keys, const TensorView& out, const TensorView& lse);
+void AttentionBackwardByPanels(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
+                               absl::Span<const KeyBlock> keys, const TensorView& lse,
+                               const TensorView& delta, const TensorView& dout, const TensorView& dq,
+                               float dq_beta, absl::Span<const KeyGradients> gradients, float key_beta);
+
+}  // namespace weft

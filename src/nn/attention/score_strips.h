@@ -1,0 +1,55 @@
+// Passes over strips of attention's scores, by AVX512-BF16. A *strip* is 32 queries by some panels of 32
+// keys: the products of one panel of queries with panels of keys, one after the other (panel_kernels.h).
+// Weights and gradients of scores are rounded to bf16 and stored as packed operands of the next products.
+// REQUIRES: Avx512Bf16Unit() is not null.
+//
+// Thread safety: any thread.
+#pragma once
+
+#include <cstdint>
+
+namespace weft::panels {
+
+// The scores of a strip [panels of keys][kProductFloats], and the keys that its queries attend to.
+struct ScoreStrip {
+  float* scores;
+  int64_t key_panels;
+  // [32 queries][2 per panel of keys]: a bit for each of 16 keys. Null: all.
+  const uint16_t* visible;
+  float scale;  // Factor of the scores.
+};
+
+// Running sums of the 32 queries of a strip, see Note [Online softmax].
+struct SoftmaxSums {
+  float* maximum;
+  float* sum;
+};
+
+// Writes the weights exp(scale * score - maximum), 0 for hidden keys, as a panel of A: queries by keys.
+// Updates `sums`, and writes the factors of the queries' sums over earlier strips to `corrections`.
+void SoftmaxOfStrip(const ScoreStrip& strip, const SoftmaxSums& sums, float* corrections, uint32_t* weights);
+
+// The operands of the products of backward for one strip.
+struct StripOperands {
+  // Panels of B, queries by keys: the k block of these queries in the first panel of keys. The next panel of
+  // keys is `panel_words` further.
+  uint32_t* weights;
+  uint32_t* gradients;
+  int64_t panel_words;
+  uint32_t* gradients_by_query;  // A panel of A: queries by keys.
+};
+
+// With weight = exp(scale * score - lse), or 0 for hidden keys, and weight_gradients shaped as the scores,
+// writes weight and weight * (weight_gradient - delta) * scale. `lse` and `delta` have one value per query.
+void ScoreGradientsOfStrip(const ScoreStrip& strip, const float* weight_gradients, const float* lse,
+                           const float* delta, const StripOperands& operands);
+
+// Multiplies row r of each product by factors[r].
+void ScaleRowsOfProducts(float* products, int64_t count, const float* factors);
+
+// The rows of `count` products that lie side by side, [32][32 * count].
+void UnpackRows(const float* products, int64_t count, float* rows);
+// The columns of `count` products that lie below each other, `stride` floats apart: [32][32 * count].
+void UnpackColumns(const float* products, int64_t stride, int64_t count, float* columns);
+
+}  // namespace weft::panels
