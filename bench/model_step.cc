@@ -1,12 +1,11 @@
-// Benchmark of a training step of a small Llama on one rank: the time of each part, and of the matrix
-// products alone.
+// Benchmark of a training step of a Llama on one rank: the time of each part, and of the matrix products
+// alone.
 //
-//   OMP_NUM_THREADS=1 build/release/bench/weft_bench_model_step [tokens [repeats [f32|bf16]]]
+//   OMP_NUM_THREADS=1 build/release/bench/weft_bench_model_step [tokens [repeats [f32|bf16 [29M|110M]]]]
 //
-// The model has 8 layers, dim 512 and 29 M parameters. Gradients and master weights are f32 for every compute
-// dtype. Steps and runs of the products alone are interleaved; medians are printed. With one thread, times
-// are CPU time of that thread, which other processes disturb less. A module's time excludes its child
-// modules.
+// bench/step_model.h has the models. Gradients and master weights are f32 for every compute dtype. Steps and
+// runs of the products alone are interleaved; medians are printed. With one thread, times are CPU time of that
+// thread, which other processes disturb less. A module's time excludes its child modules.
 #include <time.h>
 
 #include <algorithm>
@@ -38,8 +37,8 @@ double Milliseconds() {
   return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) * 1e-6;
 }
 
-LlamaConfig MakeConfig(int64_t tokens) {
-  LlamaConfig config = StepModelConfig();
+LlamaConfig MakeConfig(const std::string& model, int64_t tokens) {
+  LlamaConfig config = StepModelConfig(model);
   config.max_positions = tokens;
   return config;
 }
@@ -119,12 +118,13 @@ Tensor Filled(int64_t elements, DType dtype) {
 
 class ModelStep {
  public:
-  ModelStep(int64_t tokens, DType dtype)
-      : net_(OrDie(LlamaModel::Create(MakeConfig(tokens)))),
+  ModelStep(const LlamaConfig& config, int64_t tokens, DType dtype)
+      : net_(OrDie(LlamaModel::Create(config))),
         memory_(*net_, /*seed=*/1, dtype, /*grad_dtype=*/DType::kF32),
         ids_(Tensor::Empty(DType::kI32, {1, tokens})),
         stopwatch_(*net_) {
-    for (int64_t i = 0; i < tokens; ++i) ids_.As<int32_t>()[i] = static_cast<int32_t>(i * 7919 % 4096);
+    for (int64_t i = 0; i < tokens; ++i)
+      ids_.As<int32_t>()[i] = static_cast<int32_t>(i * 7919 % config.vocab_size);
     for (const auto& parameter : net_->AllParameters()) {
       for (auto* state : {&masters_, &first_moments_, &second_moments_}) {
         state->push_back(Tensor::Zeros(DType::kF32, {parameter->elements()}));
@@ -182,14 +182,14 @@ class ModelStep {
 // y = x W^T, dx = dy W and dW = dy^T x of every projection and of the head, once each.
 class ProductsAlone {
  public:
-  ProductsAlone(int64_t tokens, DType dtype)
-      : config_(MakeConfig(tokens)),
+  ProductsAlone(const LlamaConfig& config, int64_t tokens, DType dtype)
+      : config_(config),
         tokens_(tokens),
         dtype_(dtype),
-        x_(Filled(tokens * kWidest, dtype)),
-        y_(Filled(tokens * kWidest, dtype)),
-        weight_(Filled(kWidest * config_.dim, dtype)),
-        weight_gradient_(Filled(kWidest * config_.dim, DType::kF32)) {}
+        x_(Filled(tokens * Widest(), dtype)),
+        y_(Filled(tokens * Widest(), dtype)),
+        weight_(Filled(Widest() * config_.dim, dtype)),
+        weight_gradient_(Filled(Widest() * config_.dim, DType::kF32)) {}
 
   // Returns milliseconds.
   double Run() const {
@@ -219,7 +219,7 @@ class ProductsAlone {
   }
 
  private:
-  static constexpr int64_t kWidest = 4096;
+  int64_t Widest() const { return std::max(config_.vocab_size, config_.ffn_dim); }
 
   void Multiply(int64_t out, int64_t in) const {
     const Factor x = {x_.view().data, in};
@@ -237,9 +237,10 @@ class ProductsAlone {
   Tensor x_, y_, weight_, weight_gradient_;
 };
 
-void Measure(int64_t tokens, int repeats, DType dtype) {
-  ModelStep step(tokens, dtype);
-  const ProductsAlone products(tokens, dtype);
+void Measure(const std::string& model, int64_t tokens, int repeats, DType dtype) {
+  const LlamaConfig config = MakeConfig(model, tokens);
+  ModelStep step(config, tokens, dtype);
+  const ProductsAlone products(config, tokens, dtype);
   std::map<std::string, std::vector<double>> parts;
   std::vector<double> steps, forwards, backwards, alone;
   for (int repeat = -2; repeat < repeats; ++repeat) {
@@ -254,8 +255,8 @@ void Measure(int64_t tokens, int repeats, DType dtype) {
   }
   const double step_ms = Median(steps);
   const double alone_ms = Median(alone);
-  std::printf("%lld tokens, %s, %d threads, %d repeats\n", static_cast<long long>(tokens), Name(dtype).data(),
-              ThreadCount(), repeats);
+  std::printf("%s, %lld tokens, %s, %d threads, %d repeats\n", model.c_str(), static_cast<long long>(tokens),
+              Name(dtype).data(), ThreadCount(), repeats);
   for (const auto& [part, times] : parts) {
     std::printf("  %-24s %8.1f ms  %5.1f%%\n", part.c_str(), Median(times), 100 * Median(times) / step_ms);
   }
@@ -274,10 +275,11 @@ int main(int argc, char** argv) {
   const int64_t tokens = argc > 1 ? std::atoll(argv[1]) : 1024;
   const int repeats = argc > 2 ? std::atoi(argv[2]) : 15;
   const std::string dtype = argc > 3 ? argv[3] : "f32";
-  if (tokens < 1 || repeats < 1 || (dtype != "f32" && dtype != "bf16")) {
-    std::fprintf(stderr, "usage: weft_bench_model_step [tokens [repeats [f32|bf16]]]\n");
+  const std::string model = argc > 4 ? argv[4] : "29M";
+  if (tokens < 1 || repeats < 1) {
+    std::fprintf(stderr, "usage: weft_bench_model_step [tokens [repeats [f32|bf16 [29M|110M]]]]\n");
     return 2;
   }
-  weft::bench::Measure(tokens, repeats, dtype == "bf16" ? weft::DType::kBF16 : weft::DType::kF32);
+  weft::bench::Measure(model, tokens, repeats, weft::bench::ComputeDType(dtype));
   return 0;
 }

@@ -1,5 +1,6 @@
-// Contestant of bench/run.py: weft's training step of a small Llama, with gradient clipping and AdamW, on any
-// mesh, and checkpoints of its state. bench/peers/training_step.py is the contestant of PyTorch.
+// Contestant of bench/run.py: weft's training step of a Llama, with gradient clipping and AdamW, on any mesh
+// and in f32 or bf16, and checkpoints of its state. bench/peers/training_step.py is the contestant of
+// PyTorch.
 //
 // Both compute initial values and tokens from the same formulas, so that their losses can be compared.
 #include <algorithm>
@@ -49,19 +50,19 @@ absl::Status LoadFormula(const Parameter& parameter, int64_t start, int64_t coun
 }
 
 // Tokens of a rank's sequence from position `first`: 0 for inputs, 1 for targets. Shape [1, length].
-Tensor MakeTokens(int rank, int64_t length, int64_t first) {
+Tensor MakeTokens(int64_t vocab_size, int rank, int64_t length, int64_t first) {
   Tensor tokens = Tensor::Empty(DType::kI32, {1, length});
   for (int64_t i = 0; i < length; ++i) {
     const int64_t at = i + first;
     tokens.As<int32_t>()[i] =
-        static_cast<int32_t>((7 * at * at + 37 * at + int64_t{101} * rank) % StepModelConfig().vocab_size);
+        static_cast<int32_t>((7 * at * at + 37 * at + int64_t{101} * rank) % vocab_size);
   }
   return tokens;
 }
 
 struct Arena {
   std::unique_ptr<Bootstrap> bootstrap = OrDie(MakeMpiBootstrap());
-  std::unique_ptr<NodeHeap> heap = OrDie(NodeHeap::Create(*bootstrap, {.segment_bytes = size_t{1} << 30}));
+  std::unique_ptr<NodeHeap> heap = OrDie(NodeHeap::Create(*bootstrap, {.segment_bytes = size_t{2} << 30}));
 };
 
 // One sharded model with its optimizer, data and engine.
@@ -71,19 +72,24 @@ class Trainer {
       : bootstrap_(*arena.bootstrap),
         ranks_(arena.bootstrap->size()),
         engine_(OrDie(CommEngine::Create(*arena.bootstrap, *arena.heap))),
-        net_(OrDie(LlamaModel::Create(StepModelConfig()))) {
+        net_(OrDie(LlamaModel::Create(ConfigOf(request)))) {
     const DeviceMesh mesh = OrDie(DeviceMesh::Create(
         {{"replicate", IntegerOf(request, "replicate")}, {"shard", IntegerOf(request, "shard")}}, ranks_));
     model_ =
         OrDie(FullyShard(*net_, net_->units(), mesh, *engine_, PolicyOf(request, *engine_), LoadFormula));
     optimizer_ = std::make_unique<ShardedAdamW>(model_->Shards(), AdamWOptions{});
     const int64_t length = IntegerOf(request, "length");
-    inputs_ = MakeTokens(arena.bootstrap->rank(), length, 0);
-    targets_ = MakeTokens(arena.bootstrap->rank(), length, 1);
+    const int64_t vocab_size = ConfigOf(request).vocab_size;
+    inputs_ = MakeTokens(vocab_size, arena.bootstrap->rank(), length, 0);
+    targets_ = MakeTokens(vocab_size, arena.bootstrap->rank(), length, 1);
   }
+
+  static LlamaConfig ConfigOf(const Request& request) { return StepModelConfig(StringOf(request, "model")); }
 
   static ShardingPolicy PolicyOf(const Request& request, CommEngine& engine) {
     ShardingPolicy policy;
+    // Gradients are reduced in the default dtype, f32.
+    policy.param_dtype = ComputeDType(StringOf(request, "dtype"));
     policy.layout = FlatKindFor(IntegerOf(request, "zero_copy") != 0);
     policy.node_shared = IntegerOf(request, "node_shared") != 0 ? NodeShared::kAuto : NodeShared::kOff;
     if (request.contains("prefetch_depth")) policy.prefetch_depth = IntegerOf(request, "prefetch_depth");
@@ -182,8 +188,8 @@ Reply Train(Trainer& trainer, int64_t steps) {
   return {{"seconds", {seconds / static_cast<double>(steps)}}, {"losses", losses}};
 }
 
-// The models of one case (mesh and length), one for each set of options, so that options can be measured
-// interleaved. Models are large, so a new case first destroys those of the previous one.
+// The models of one case (mesh, length, size and dtype), one for each set of options, so that options can be
+// measured interleaved. Models are large, so a new case first destroys those of the previous one.
 class Trainers {
  public:
   explicit Trainers(Arena& arena) : arena_(arena) {}
@@ -206,7 +212,9 @@ class Trainers {
     for (const char* key : {"steps", "folder", "saves"}) request.erase(key);
     const Request requested = {{"replicate", StringOf(request, "replicate")},
                                {"shard", StringOf(request, "shard")},
-                               {"length", StringOf(request, "length")}};
+                               {"length", StringOf(request, "length")},
+                               {"model", StringOf(request, "model")},
+                               {"dtype", StringOf(request, "dtype")}};
     if (requested != case_) trainers_.clear();
     case_ = requested;
     std::unique_ptr<Trainer>& trainer = trainers_[request];

@@ -11,18 +11,25 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Shape:
-    vocab_size: int = 4096
-    dim: int = 512
-    layers: int = 8
-    heads: int = 8
-    kv_heads: int = 4
-    ffn_dim: int = 1536
+    vocab_size: int
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn_dim: int
     norm_eps: float = 1e-5
     rope_theta: float = 10000.0
 
     @property
     def head_dim(self) -> int:
         return self.dim // self.heads
+
+
+# The models of bench/step_model.h, by the number of their parameters.
+MODELS = {
+    "29M": Shape(vocab_size=4096, dim=512, layers=8, heads=8, kv_heads=4, ffn_dim=1536),
+    "110M": Shape(vocab_size=16384, dim=768, layers=12, heads=12, kv_heads=12, ffn_dim=2048),
+}
 
 
 class Attention(nn.Module):
@@ -90,7 +97,7 @@ class Decoder(nn.Module):
 
 
 class Llama(nn.Module):
-    """A decoder with head. `forward` returns the mean loss over the targets."""
+    """A decoder with head. `forward` returns the mean loss over the targets, in f32 for every dtype of the logits."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -99,7 +106,7 @@ class Llama(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         logits = self.lm_head(self.model(tokens, cos, sin))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def rope_table(shape: Shape, length: int) -> tuple[Tensor, Tensor]:

@@ -7,12 +7,16 @@ BACKEND is gloo (the default), weft, or fake: collectives that do nothing, so th
 A request's `api` selects who shards: `fsdp2`, PyTorch (the default); `weft`, weft.fully_shard with weft.AdamW, which clips in its
 update; `weft_direct`, the same with weft.write_gradients_directly; or `alone`, nobody: each rank computes with a whole model, does not
 communicate, and updates as many elements as a shard has.
+
+In bf16, FSDP2 gathers weights and computes in bf16, and reduces gradients in f32, as weft's policy of bench/training_step.cc does. It
+casts the floating-point inputs to bf16, which are the tables of the rotary embedding. Shards and their update are f32.
 """
 
 import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -20,12 +24,12 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from contestant import Reply, serve
-from llama import Llama, Shape, initial_values, rope_table, tokens_of
+from llama import MODELS, Llama, Shape, initial_values, rope_table, tokens_of
 
 BACKEND = os.environ.get("BACKEND", "gloo")
 if BACKEND == "weft":
@@ -33,17 +37,38 @@ if BACKEND == "weft":
 elif BACKEND == "fake":
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-SHAPE = Shape()
 MAX_NORM = 1.0
 ADAMW = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
+@dataclass(frozen=True)
+class Case:
+    """A mesh, a number of tokens per rank, and a model of llama.MODELS that computes in f32 or bf16."""
+
+    replicate: int
+    shard: int
+    length: int
+    model: str
+    dtype: str
+
+    @property
+    def shape(self) -> Shape:
+        return MODELS[self.model]
+
+    @property
+    def policy(self) -> MixedPrecisionPolicy:
+        return {"f32": MixedPrecisionPolicy(), "bf16": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}[self.dtype]
+
+
 class Trainer:
-    def __init__(self, replicate: int, shard: int, length: int, fused: bool, compiled: bool) -> None:
-        self.model = ddp(replicate) if shard == 1 < replicate else fsdp(replicate, shard, compiled)
+    def __init__(self, case: Case, fused: bool, compiled: bool) -> None:
+        self.model = ddp(case) if case.shard == 1 < case.replicate else fsdp(case, compiled)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), **ADAMW, fused=fused, foreach=not fused)
-        self.tokens, self.targets = tokens_of(SHAPE, dist.get_rank(), length)
-        self.rope = rope_table(SHAPE, length)
+        self.set_data(case)
+
+    def set_data(self, case: Case) -> None:
+        self.tokens, self.targets = tokens_of(case.shape, dist.get_rank(), case.length)
+        self.rope = rope_table(case.shape, case.length)
 
     def step(self) -> Tensor:
         loss = self.model(self.tokens, self.targets, *self.rope)
@@ -60,13 +85,12 @@ class Trainer:
 class WeftTrainer(Trainer):
     """weft.fully_shard in place of PyTorch's, and weft's AdamW. `direct`: linear layers write gradients into the image."""
 
-    def __init__(self, replicate: int, shard: int, length: int, direct: bool) -> None:
-        self.model = fsdp(replicate, shard, compiled=False, shard_module=weft.fully_shard)
+    def __init__(self, case: Case, direct: bool) -> None:
+        self.model = fsdp(case, compiled=False, shard_module=weft.fully_shard)
         if direct:
             weft.write_gradients_directly(self.model)
         self.optimizer = weft.AdamW(self.model.parameters(), **ADAMW)
-        self.tokens, self.targets = tokens_of(SHAPE, dist.get_rank(), length)
-        self.rope = rope_table(SHAPE, length)
+        self.set_data(case)
 
     def update(self) -> None:
         _, factor = weft.gradient_norm(self.model, MAX_NORM)
@@ -74,16 +98,14 @@ class WeftTrainer(Trainer):
 
 
 class LocalTrainer(Trainer):
-    """No communication: a whole model on each rank, clipped and updated in one of `shard` parts."""
+    """No communication: a whole model on each rank in f32, clipped and updated in one of `shard` parts."""
 
-    def __init__(self, shard: int, length: int) -> None:
-        self.model = Llama(SHAPE)
-        fill(self.model)
-        parts = [parameter.detach().flatten().chunk(shard)[0] for parameter in self.model.parameters()]
+    def __init__(self, case: Case) -> None:
+        self.model = whole(case)
+        parts = [parameter.detach().flatten().chunk(case.shard)[0] for parameter in self.model.parameters()]
         self.parts = [nn.Parameter(part) for part in parts]
         self.optimizer = torch.optim.AdamW(self.parts, **ADAMW, fused=True)
-        self.tokens, self.targets = tokens_of(SHAPE, dist.get_rank(), length)
-        self.rope = rope_table(SHAPE, length)
+        self.set_data(case)
 
     def update(self) -> None:
         for part, parameter in zip(self.parts, self.model.parameters(), strict=True):
@@ -93,28 +115,34 @@ class LocalTrainer(Trainer):
         self.optimizer.step()
 
 
-def fsdp(
-    replicate: int, shard: int, compiled: bool, shard_module: Callable[..., nn.Module] = fully_shard
-) -> nn.Module:
+def fsdp(case: Case, compiled: bool, shard_module: Callable[..., nn.Module] = fully_shard) -> nn.Module:
     """Creates the model on the meta device, shards it, then fills the shards. No rank ever holds the whole model."""
+    options = {"mesh": mesh_of(case.replicate, case.shard), "mp_policy": case.policy}
     with torch.device("meta"):
-        model = Llama(SHAPE)
+        model = Llama(case.shape)
     for layer in model.model.layers:
         if compiled:
             layer.compile()
-        shard_module(layer, mesh=mesh_of(replicate, shard))
+        shard_module(layer, **options)
     # Backward begins with the head and would gather it again at once.
-    shard_module(model.lm_head, mesh=mesh_of(replicate, shard), reshard_after_forward=False)
-    shard_module(model, mesh=mesh_of(replicate, shard))
+    shard_module(model.lm_head, **options, reshard_after_forward=False)
+    shard_module(model, **options)
     model.to_empty(device="cpu")
     fill(model)
     return model
 
 
-def ddp(replicate: int) -> nn.Module:
-    model = Llama(SHAPE)
+def ddp(case: Case) -> nn.Module:
+    group = mesh_of(case.replicate, 1).get_group(0)
+    return DistributedDataParallel(whole(case), process_group=group, gradient_as_bucket_view=True)
+
+
+def whole(case: Case) -> nn.Module:
+    if case.dtype != "f32":
+        raise ValueError(f"only FSDP and HSDP compute in another dtype than f32; got {case}")
+    model = Llama(case.shape)
     fill(model)
-    return DistributedDataParallel(model, process_group=mesh_of(replicate, 1).get_group(0), gradient_as_bucket_view=True)
+    return model
 
 
 _meshes: dict[tuple[int, int], DeviceMesh] = {}
@@ -137,25 +165,26 @@ def fill(model: nn.Module) -> None:
         parameter.copy_(values)
 
 
-_trainers: dict[tuple[int | str, ...], Trainer] = {}
+_trainers: dict[tuple[Case, str, int, int], Trainer] = {}
 
 
 def trainer_of(request: dict[str, str]) -> Trainer:
-    case = tuple(int(request[key]) for key in ("replicate", "shard", "length"))
-    config = (*case, request.get("api", "fsdp2"), int(request["fused"]), int(request["compiled"]))
+    mesh_and_length = (int(request[key]) for key in ("replicate", "shard", "length"))
+    case = Case(*mesh_and_length, request["model"], request["dtype"])
+    config = (case, request.get("api", "fsdp2"), int(request["fused"]), int(request["compiled"]))
     if config not in _trainers:
-        for other in [other for other in _trainers if other[:3] != case]:  # Models are large: keep one case only.
+        for other in [other for other in _trainers if other[0] != case]:  # Models are large: keep one case only.
             del _trainers[other]
         _trainers[config] = make_trainer(*config)
     return _trainers[config]
 
 
-def make_trainer(replicate: int, shard: int, length: int, api: str, fused: int, compiled: int) -> Trainer:
+def make_trainer(case: Case, api: str, fused: int, compiled: int) -> Trainer:
     if api in ("weft", "weft_direct"):
-        return WeftTrainer(replicate, shard, length, direct=api == "weft_direct")
+        return WeftTrainer(case, direct=api == "weft_direct")
     if api == "alone":
-        return LocalTrainer(shard, length)
-    return Trainer(replicate, shard, length, bool(fused), bool(compiled))
+        return LocalTrainer(case)
+    return Trainer(case, bool(fused), bool(compiled))
 
 
 def train(request: dict[str, str]) -> Reply:

@@ -14,7 +14,7 @@ from suite.progress import log
 from suite.rounds import Measurements, Variant, measure_interleaved
 from suite.rows import Goal, Row, speedup_over
 from suite.setting import MIB, MissingContestant, Setting, start
-from suite.steps import DEFAULTS, PREFETCH_ONE, PYTORCH, SHARDED_OPTIMIZER, Mesh, step_variant
+from suite.steps import DEFAULTS, PREFETCH_ONE, PYTORCH, SHARDED_OPTIMIZER, Mesh, checked, request_of, step_variant
 
 SIZE = 64 * MIB
 LENGTH = 128
@@ -23,12 +23,13 @@ NOMINAL = "wire: 0.956 of its rate"  # TCP's share of the rate of an Ethernet ca
 BOUND = "max(compute alone, wire)"
 UNCOMPRESSED = "weft, wire compression off"
 ROUNDS = 4
-# Bytes of the model's fp32 weights. With prefetch depth 2, the root's group (embedding, final norm, head) and the last two blocks
+# Elements of the model. Weights are gathered in the dtype of compute, gradients are reduced in f32. With prefetch depth 2, the root's group (embedding, final norm, head) and the last two blocks
 # are gathered once a step, all other blocks twice.
-BLOCK_BYTES = 4 * (2 * 512 * 512 + 2 * 512 * 256 + 3 * 512 * 1536 + 2 * 512)
-OUTER_BYTES = 4 * (2 * 4096 * 512 + 512)
-MODEL_BYTES = 8 * BLOCK_BYTES + OUTER_BYTES
-GATHERED_ONCE_BYTES = OUTER_BYTES + 2 * BLOCK_BYTES
+BLOCK_ELEMENTS = 2 * 512 * 512 + 2 * 512 * 256 + 3 * 512 * 1536 + 2 * 512
+OUTER_ELEMENTS = 2 * 4096 * 512 + 512
+MODEL_ELEMENTS = 8 * BLOCK_ELEMENTS + OUTER_ELEMENTS
+GATHERED_ONCE_ELEMENTS = OUTER_ELEMENTS + 2 * BLOCK_ELEMENTS
+ELEMENT_BYTES = {"f32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True)
@@ -119,20 +120,26 @@ def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterato
         torch = start(stack, "PyTorch", emulated.ranks, setting.peer("PyTorch", torch_maker))
         for case in step_cases(hosts):
             log(f"  {case.what}")
+            request = request_of(case.mesh, LENGTH, case.dtype)
             variants = [
-                step_variant("weft", weft, case.mesh, LENGTH, 2, **case.options),
-                step_variant(UNCOMPRESSED, weft, case.mesh, LENGTH, 2, **{**case.options, "wire_compression": 0}),
+                step_variant("weft", weft, request, 2, **case.options),
+                step_variant(UNCOMPRESSED, weft, request, 2, **{**case.options, "wire_compression": 0}),
             ]
-            if case.mesh.replicate == 1:
-                variants.append(step_variant("weft, prefetch depth 1", weft, case.mesh, LENGTH, 2, **PREFETCH_ONE))
-            variants.append(step_variant("PyTorch", torch, case.mesh, LENGTH, 1, **PYTORCH))
-            variants.append(step_variant("compute alone", alone, Mesh(1, 1), LENGTH, 2, **DEFAULTS))
+            if case.mesh.replicate == 1 and case.dtype == "f32":
+                variants.append(step_variant("weft, prefetch depth 1", weft, request, 2, **PREFETCH_ONE))
+            # Section `steps` compares the losses in f32 on the same meshes.
+            peer = checked(weft, torch, request) if case.dtype == "bf16" else torch
+            variants.append(step_variant("PyTorch", peer, request, 1, **PYTORCH))
+            one_rank = request_of(Mesh(1, 1), LENGTH, case.dtype)
+            variants.append(step_variant("compute alone", alone, one_rank, 2, **DEFAULTS))
             variants.append(stream_variant(stream, hosts, case.bytes_per_host))
             measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
             add_nominal(measured, hosts, case.bytes_per_host)
             add_bound(measured)
-            goals = [Goal(("PyTorch",), case.pytorch_goal, speedup_over("PyTorch"))]
-            yield Row(case.what, "ms", "weft", measured.rounds, measured.missing, goals if hosts.has_goals else ())
+            goals = [Goal(("PyTorch",), case.pytorch_goal, speedup_over("PyTorch"))] if case.pytorch_goal else []
+            yield Row(case.what, "ms", "weft", measured.rounds, measured.missing, goals)
+            if case.dtype == "bf16":
+                continue
             # The bound counts uncompressed bytes: a step that compresses them may be faster than the bound.
             goals = [Goal((BOUND,), 1 / case.bound_goal, f"{BOUND} / weft's time (weft takes at most {case.bound_goal} x)")]
             uncompressed = measured.only(UNCOMPRESSED, BOUND)
@@ -146,22 +153,35 @@ class StepCase:
     mesh: Mesh
     options: dict[str, int]
     bytes_per_host: float  # Uncompressed.
-    pytorch_goal: float  # PyTorch's time / weft's, at least.
-    bound_goal: float  # weft's time / the bound, at most.
+    pytorch_goal: float | None  # PyTorch's time / weft's, at least.
+    bound_goal: float = 0  # weft's time / the bound, at most. In f32 only.
+    dtype: str = "f32"
 
 
 def step_cases(hosts: Hosts) -> list[StepCase]:
     fsdp = Mesh(1, hosts.count * hosts.ranks_per_host)
-    bytes_per_host = hosts.across(2 * MODEL_BYTES - GATHERED_ONCE_BYTES + MODEL_BYTES)
-    cases = [StepCase(f"step, {fsdp}, {hosts}", fsdp, DEFAULTS, bytes_per_host, 2.5, 1.12)]
-    if hosts.ranks_per_host > 1:
-        hsdp = Mesh(hosts.count, hosts.ranks_per_host)
-        bytes_per_host = hosts.across(2 * MODEL_BYTES)
-        what = f"step, {hsdp}, {hosts}"
-        cases.append(StepCase(what, hsdp, DEFAULTS, bytes_per_host, 2.2, 1.3))
-        what += ", optimizer over replicas"
-        cases.append(StepCase(what, hsdp, SHARDED_OPTIMIZER, bytes_per_host, 2.5, 1.15))
-    return cases
+    hsdp = Mesh(hosts.count, hosts.ranks_per_host)
+
+    def f32(mesh: Mesh, pytorch_goal: float, bound_goal: float, options: dict[str, int] = DEFAULTS, suffix: str = "") -> StepCase:
+        goal = pytorch_goal if hosts.has_goals else None
+        return StepCase(f"step, {mesh}, {hosts}{suffix}", mesh, options, bytes_per_host(hosts, mesh, "f32"), goal, bound_goal)
+
+    def bf16(mesh: Mesh) -> StepCase:
+        what = f"step, {mesh}, bf16, {hosts}"
+        return StepCase(what, mesh, DEFAULTS, bytes_per_host(hosts, mesh, "bf16"), 3, dtype="bf16")
+
+    if hosts.ranks_per_host == 1:
+        return [f32(fsdp, 2.5, 1.12)]
+    replicas = f32(hsdp, 2.5, 1.15, SHARDED_OPTIMIZER, ", optimizer over replicas")
+    return [f32(fsdp, 2.5, 1.12), f32(hsdp, 2.2, 1.3), replicas, bf16(fsdp), bf16(hsdp)]
+
+
+def bytes_per_host(hosts: Hosts, mesh: Mesh, dtype: str) -> float:
+    """Uncompressed bytes that each host sends, and receives, in a step."""
+    if mesh.replicate > 1:
+        return hosts.across(2 * MODEL_ELEMENTS * ELEMENT_BYTES["f32"])
+    gathered = (2 * MODEL_ELEMENTS - GATHERED_ONCE_ELEMENTS) * ELEMENT_BYTES[dtype]
+    return hosts.across(gathered + MODEL_ELEMENTS * ELEMENT_BYTES["f32"])
 
 
 def add_bound(measured: Measurements) -> None:

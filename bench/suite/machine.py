@@ -7,14 +7,26 @@ import platform
 import subprocess
 from pathlib import Path
 
+CPUINFO = Path("/proc/cpuinfo")
+AMX = "AMX"
+
 
 def describe() -> str:
     memory = _value("/proc/meminfo", "MemTotal").split()[0]
     system = _value("/etc/os-release", "PRETTY_NAME", "=").strip('"')
     return (
-        f"{os.cpu_count()} x {_value('/proc/cpuinfo', 'model name')}, {int(memory) / 2**20:.0f} GiB of memory, "
+        f"{os.cpu_count()} x {_value('/proc/cpuinfo', 'model name')} ({bf16_instructions(CPUINFO.read_text())}), "
+        f"{int(memory) / 2**20:.0f} GiB of memory, "
         f"{system}, Linux {platform.release()}"
     )
+
+
+def bf16_instructions(cpuinfo: str) -> str:
+    """The instructions on which products of bf16 run, from the text of /proc/cpuinfo."""
+    flags = next((line.split() for line in cpuinfo.splitlines() if line.startswith("flags")), [])
+    if "amx_bf16" in flags:
+        return AMX
+    return "AVX512-BF16" if "avx512_bf16" in flags else "no bf16 instructions"
 
 
 def load() -> str:

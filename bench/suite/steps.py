@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -14,9 +14,13 @@ from suite.rows import Goal, Row, speedup_over
 from suite.setting import MissingContestant, Setting, start
 
 SHORT, LONG = 128, 1024  # Tokens per rank.
-STEPS = {SHORT: 3, LONG: 2}  # Timed steps per round, after one that is not timed.
+SMALL, LARGE = "29M", "110M"  # Names of models in bench/step_model.h, by their parameters.
+STEPS = {SHORT: 3, LONG: 2}  # Timed steps per round, after one that is not timed. The large model takes long: it has one.
 ROUNDS = {SHORT: 6, LONG: 4}
-LOSS_TOLERANCE = 1e-4
+ROUNDS_OF_LARGE = 3
+# Largest relative differences of losses. Over the first four losses of both models, those of each side in bf16 differ by up to 1.5e-4
+# from the ones in f32, and by up to 1e-4 from each other's. In f32 the sides differ by 2e-7.
+LOSS_TOLERANCE = {"f32": 1e-4, "bf16": 5e-4}
 PYTORCH = {"fused": 1, "compiled": 0}
 COMPILED = {"fused": 1, "compiled": 1}
 
@@ -46,26 +50,60 @@ class Mesh:
         return f"DDP on {self.replicate}" if self.shard == 1 else f"HSDP {self.replicate} x {self.shard}"
 
 
-# Mesh, tokens per rank, and the goal: PyTorch's time / weft's, at least.
+@dataclass(frozen=True)
+class Case:
+    """A step: `length` tokens per rank, and the dtype of compute. Gradients are reduced in f32."""
+
+    mesh: Mesh
+    length: int
+    at_least: float | None = None  # The goal: PyTorch's time / weft's.
+    dtype: str = "f32"
+    model: str = SMALL
+
+    @property
+    def steps(self) -> int:
+        return STEPS[self.length] if self.model == SMALL else 1
+
+    @property
+    def rounds(self) -> int:
+        return ROUNDS[self.length] if self.model == SMALL else ROUNDS_OF_LARGE
+
+    @property
+    def is_quick(self) -> bool:
+        return self.length == SHORT
+
+    def request(self) -> dict[str, object]:
+        return request_of(self.mesh, self.length, self.dtype, self.model)
+
+    def __str__(self) -> str:
+        size = "" if self.model == SMALL else f", {self.model} parameters"
+        dtype = "" if self.dtype == "f32" else f", {self.dtype}"
+        return f"step, {self.mesh}{dtype}{size}, {self.length} tokens a rank"
+
+
+# The goals of bf16 and of the large model were set for a processor with AMX.
 CASES = [
-    (Mesh(1, 1), SHORT, None),
-    (Mesh(1, 2), SHORT, 3.3),
-    (Mesh(1, 2), LONG, 1.5),
-    (Mesh(2, 1), SHORT, 2.3),
-    (Mesh(1, 4), SHORT, 3.3),
-    (Mesh(2, 2), SHORT, 3.3),
+    Case(Mesh(1, 1), SHORT),
+    Case(Mesh(1, 2), SHORT, 3.3),
+    Case(Mesh(1, 2), LONG, 1.7),
+    Case(Mesh(1, 2), LONG, 1.65, model=LARGE),
+    Case(Mesh(1, 2), SHORT, 6, "bf16"),
+    Case(Mesh(1, 2), LONG, 4, "bf16"),
+    Case(Mesh(1, 2), LONG, 4, "bf16", LARGE),
+    Case(Mesh(2, 1), SHORT, 2.3),
+    Case(Mesh(1, 4), SHORT, 3.3),
+    Case(Mesh(2, 2), SHORT, 3.3),
 ]
 
 
-def request_of(mesh: Mesh, length: int) -> dict[str, int]:
-    return {"replicate": mesh.replicate, "shard": mesh.shard, "length": length}
+def request_of(mesh: Mesh, length: int, dtype: str = "f32", model: str = SMALL) -> dict[str, object]:
+    return {"replicate": mesh.replicate, "shard": mesh.shard, "length": length, "dtype": dtype, "model": model}
 
 
 def step_variant(
-    name: str, contestant: Contestant | MissingContestant, mesh: Mesh, length: int, steps: int, **arguments: object
+    name: str, contestant: Contestant | MissingContestant, request: dict[str, object], steps: int, **arguments: object
 ) -> Variant:
-    request = {**request_of(mesh, length), **arguments, "steps": steps}
-    return Variant(name, lambda: contestant.seconds("train", **request))
+    return Variant(name, lambda: contestant.seconds("train", **request, **arguments, steps=steps))
 
 
 def measure(setting: Setting) -> Iterator[Row]:
@@ -74,43 +112,33 @@ def measure(setting: Setting) -> Iterator[Row]:
             weft = start(stack, "weft", ranks, launch.open_mpi(setting.program("training_step"), ranks))
             torch_maker = launch.c10d(setting.peers.python, "training_step.py", ranks)
             torch = start(stack, "PyTorch", ranks, setting.peer("PyTorch", torch_maker))
-            for mesh, length, at_least in CASES:
-                if mesh.ranks != ranks or (setting.quick and length == LONG):
+            for case in CASES:
+                if case.mesh.ranks != ranks or (setting.quick and not case.is_quick):
                     continue
-                what = f"step, {mesh}, {length} tokens a rank"
-                log(f"  {what}")
-                variants = variants_of(weft, torch, mesh, length)
-                measured = measure_interleaved(variants, setting.rounds(ROUNDS[length]), scale=1e3)
-                goals = [Goal(("PyTorch",), at_least, speedup_over("PyTorch"))] if at_least else []
-                yield Row(what, "ms", "weft", measured.rounds, measured.missing, goals)
+                log(f"  {case}")
+                measured = measure_interleaved(variants_of(weft, torch, case), setting.rounds(case.rounds), scale=1e3)
+                goals = [Goal(("PyTorch",), case.at_least, speedup_over("PyTorch"))] if case.at_least else []
+                yield Row(str(case), "ms", "weft", measured.rounds, measured.missing, goals)
 
 
 def variants_of(
-    weft: Contestant | MissingContestant, torch: Contestant | MissingContestant, mesh: Mesh, length: int
+    weft: Contestant | MissingContestant, torch: Contestant | MissingContestant, case: Case
 ) -> list[Variant]:
     def variant(name: str, contestant: Contestant | MissingContestant, options: dict[str, int]) -> Variant:
-        return step_variant(name, contestant, mesh, length, STEPS[length], **options)
+        return step_variant(name, contestant, case.request(), case.steps, **options)
 
-    variants = [variant(name, weft, options) for name, options in WEFT.items() if length == SHORT or options == DEFAULTS]
-    variants.append(variant("PyTorch", checked(weft, torch, mesh, length), PYTORCH))
-    if mesh.replicate > 1:
+    variants = [variant(name, weft, options) for name, options in WEFT.items() if case.length == SHORT or options == DEFAULTS]
+    variants.append(variant("PyTorch", checked(weft, torch, case.request()), PYTORCH))
+    if case.mesh.replicate > 1:
         variants.append(variant("weft, optimizer over replicas", weft, SHARDED_OPTIMIZER))
-    if mesh == Mesh(1, 2):  # For one mesh only, because compiling takes long. Blocks are compiled before they are sharded.
+    # For some cases only, because compiling takes long. Blocks are compiled before they are sharded.
+    if case.mesh == Mesh(1, 2) and case.dtype == "f32" and case.model == SMALL:
         variants.append(variant("PyTorch, torch.compile", torch, COMPILED))
     return variants
 
 
-def losses_agree(
-    weft: Contestant | MissingContestant, torch: Contestant | MissingContestant, mesh: Mesh, length: int
-) -> bool:
-    """Compares the losses of the first steps.
-
-    REQUIRES: neither has had a request of this case. Both then start from the same weights and tokens.
-    """
-    request = {**request_of(mesh, length), "steps": 3}
-    ours = mean_losses(weft.request("train", **request, **WEFT["weft"]))
-    theirs = mean_losses(torch.request("train", **request, **PYTORCH))
-    return all(abs(a - b) <= LOSS_TOLERANCE * abs(b) for a, b in zip(ours, theirs, strict=True))
+def losses_agree(ours: Sequence[float], theirs: Sequence[float], dtype: str) -> bool:
+    return all(abs(a - b) <= LOSS_TOLERANCE[dtype] * abs(b) for a, b in zip(ours, theirs, strict=True))
 
 
 def mean_losses(replies: list[Reply]) -> list[float]:
@@ -119,11 +147,17 @@ def mean_losses(replies: list[Reply]) -> list[float]:
 
 
 def checked(
-    weft: Contestant | MissingContestant, torch: Contestant | MissingContestant, mesh: Mesh, length: int
+    weft: Contestant | MissingContestant, torch: Contestant | MissingContestant, request: dict[str, object]
 ) -> Contestant | MissingContestant:
-    """`torch` if its losses agree with weft's, otherwise a replacement that fails with the reason."""
+    """`torch` if its losses of the first steps agree with weft's, otherwise a replacement that fails with the reason.
+
+    REQUIRES: neither has had a request of this case. Both then start from the same weights and tokens.
+    """
     try:
-        agree = losses_agree(weft, torch, mesh, length)
+        ours = mean_losses(weft.request("train", **request, **WEFT["weft"], steps=3))
+        theirs = mean_losses(torch.request("train", **request, **PYTORCH, steps=3))
     except ContestantError as error:
         return MissingContestant(str(error))
-    return torch if agree else MissingContestant("PyTorch's losses differ from weft's, so their times cannot be compared")
+    if losses_agree(ours, theirs, str(request["dtype"])):
+        return torch
+    return MissingContestant(f"PyTorch's losses {theirs} differ from weft's, {ours}, so their times cannot be compared")

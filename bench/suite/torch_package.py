@@ -15,7 +15,7 @@ from suite.progress import log
 from suite.rounds import Variant, measure_interleaved
 from suite.rows import Goal, Row, speedup_over
 from suite.setting import MIB, MissingContestant, Setting, start
-from suite.steps import LOSS_TOLERANCE, PYTORCH, SHORT, Mesh, mean_losses, request_of, step_variant
+from suite.steps import PYTORCH, SHORT, Mesh, losses_agree, mean_losses, request_of, step_variant
 
 STEPS = 3  # Timed steps per round, after one that is not timed.
 ROUNDS = 6
@@ -94,7 +94,7 @@ def measure_steps(setting: Setting, ranks: int, peers: Steps) -> Iterator[Row]:
 
 
 def variant(name: str, contestant: Peer, mesh: Mesh, api: str) -> Variant:
-    return step_variant(name, contestant, mesh, SHORT, STEPS, **PYTORCH, api=api)
+    return step_variant(name, contestant, request_of(mesh, SHORT), STEPS, **PYTORCH, api=api)
 
 
 def checked(weft: Peer, gloo: Peer, mesh: Mesh) -> Peer:
@@ -108,8 +108,9 @@ def checked(weft: Peer, gloo: Peer, mesh: Mesh) -> Peer:
         theirs = mean_losses(gloo.request("train", **request, api="fsdp2"))
     except ContestantError as error:
         return MissingContestant(str(error))
-    agree = all(abs(a - b) <= LOSS_TOLERANCE * abs(b) for a, b in zip(ours, theirs, strict=True))
-    return weft if agree else MissingContestant(f"the losses {ours} of {FULLY_SHARD} differ from FSDP2's, {theirs}")
+    if losses_agree(ours, theirs, "f32"):
+        return weft
+    return MissingContestant(f"the losses {ours} of {FULLY_SHARD} differ from FSDP2's, {theirs}")
 
 
 def measure_on_hosts(setting: Setting) -> Iterator[Row]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of the pure parts of the benchmark suite: statistics, verdicts, tables, rounds, memory."""
+"""Tests of the pure parts of the benchmark suite: statistics, verdicts, tables, rounds, memory, cases and goals."""
 
 import sys
 import unittest
@@ -7,11 +7,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from suite import proportional_set  # noqa: E402
+from suite import compute, emulated, machine, proportional_set  # noqa: E402
 from suite.contestants import ContestantError  # noqa: E402
-from suite.rounds import Variant, measure_interleaved  # noqa: E402
+from suite.rounds import Measurements, Variant, measure_interleaved  # noqa: E402
 from suite.rows import Goal, Row, measurements_table, verdicts_of, verdicts_table  # noqa: E402
 from suite.statistics import quantile, ratio, summarize  # noqa: E402
+from suite.steps import LARGE, Case, Mesh, losses_agree  # noqa: E402
 
 
 class Statistics(unittest.TestCase):
@@ -102,6 +103,51 @@ class Memory(unittest.TestCase):
     def test_a_rollup_counts_files_in_the_total_only(self):
         text = "55 7ffe ---p 00:00 0 [rollup]\nRss: 900 kB\nPss: 700 kB\nPss_Anon: 300 kB\nPss_File: 150 kB\nPss_Shmem: 250 kB\n"
         self.assertEqual(proportional_set.parse_rollup(text), proportional_set.ProportionalSet(700 * 1024, 550 * 1024))
+
+
+class Steps(unittest.TestCase):
+    def test_a_request_names_mesh_length_dtype_and_model(self):
+        expected = {"replicate": 1, "shard": 2, "length": 1024, "dtype": "bf16", "model": "110M"}
+        self.assertEqual(Case(Mesh(1, 2), 1024, 4, "bf16", LARGE).request(), expected)
+
+    def test_the_name_of_a_case_leaves_out_what_is_usual(self):
+        self.assertEqual(str(Case(Mesh(1, 2), 128)), "step, FSDP on 2, 128 tokens a rank")
+        self.assertEqual(
+            str(Case(Mesh(2, 2), 1024, None, "bf16", LARGE)), "step, HSDP 2 x 2, bf16, 110M parameters, 1024 tokens a rank"
+        )
+
+    def test_losses_in_bf16_may_differ_more_than_in_f32(self):
+        self.assertTrue(losses_agree([8.0, 7.0], [8.0, 7.002], "bf16"))
+        self.assertFalse(losses_agree([8.0, 7.0], [8.0, 7.002], "f32"))
+        self.assertFalse(losses_agree([8.0, 7.0], [8.0, 7.02], "bf16"))
+
+    def test_on_hosts_bf16_halves_the_bytes_of_weights_but_not_of_gradients(self):
+        hosts = emulated.Hosts(2, 2, 1)
+        gradients = hosts.across(4 * emulated.MODEL_ELEMENTS)
+        f32, bf16 = (emulated.bytes_per_host(hosts, Mesh(1, 4), dtype) for dtype in ("f32", "bf16"))
+        self.assertEqual(2 * (bf16 - gradients), f32 - gradients)
+        self.assertEqual(emulated.bytes_per_host(hosts, Mesh(2, 2), "bf16"), 2 * gradients)
+
+
+class Machine(unittest.TestCase):
+    def test_the_instructions_for_bf16_come_from_the_flags(self):
+        for flags, expected in (
+            ("fpu avx512f avx512_bf16 amx_tile amx_bf16", "AMX"),
+            ("fpu avx512f avx512_bf16", "AVX512-BF16"),
+            ("fpu avx2", "no bf16 instructions"),
+        ):
+            self.assertEqual(machine.bf16_instructions(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t:\n"), expected)
+        self.assertEqual(machine.bf16_instructions(""), "no bf16 instructions")
+
+    def test_the_goal_for_the_rate_in_bf16_needs_amx(self):
+        measured = Measurements({compute.STEP: [1.0, 1.0]}, {})
+        self.assertEqual(compute.amx_goals(measured, "AVX512-BF16"), [])
+        self.assertIn("ran on AVX512-BF16", measured.missing[compute.AMX_GOAL])
+        measured = Measurements({compute.STEP: [1.0, 1.25]}, {})
+        goals = compute.amx_goals(measured, machine.AMX)
+        verdict = verdicts_of([Row("compute", "ms / GFLOP", compute.STEP, measured.rounds, {}, goals)])[0]
+        self.assertAlmostEqual(verdict.measured.value, 1000 / 1.125 / compute.AMX_RATE)
+        self.assertEqual(verdict.word, "met")
 
 
 if __name__ == "__main__":
