@@ -3,7 +3,8 @@
 // count the work that causal attention needs: half of the score matrix.
 //
 //   build/release/bench/weft_bench_attention [--benchmark_filter=…]
-//   bench/peers/attention.py        the same against torch, with a Python that has it
+//
+// Section `kernels` of bench/run.py compares it with PyTorch's.
 #include <cmath>
 
 #include <Eigen/Core>

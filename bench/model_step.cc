@@ -4,8 +4,8 @@
 //   OMP_NUM_THREADS=1 build/release/bench/weft_bench_model_step [tokens [repeats [f32|bf16 [29M|110M]]]]
 //
 // bench/step_model.h has the models. Gradients and master weights are f32 for every compute dtype. Steps and
-// runs of the products alone are interleaved; medians are printed. With one thread, times are CPU time of that
-// thread, which other processes disturb less. A module's time excludes its child modules.
+// runs of the products alone are interleaved; medians are printed. With one thread, times are CPU time of
+// that thread, which other processes disturb less. A module's time excludes its child modules.
 #include <time.h>
 
 #include <algorithm>

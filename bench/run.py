@@ -29,6 +29,7 @@ from suite import (  # noqa: E402
     collectives,
     compute,
     emulated,
+    kernels,
     machine,
     memory_use,
     peers,
@@ -46,6 +47,7 @@ SECTIONS: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "collectives": collectives.measure,
     "steps": steps.measure,
     "compute": compute.measure,
+    "kernels": kernels.measure,
     "memory": memory_use.measure,
     "checkpoints": checkpoints.measure,
     "host-collectives": emulated.measure_collectives,
@@ -53,7 +55,7 @@ SECTIONS: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "simulated": simulated.measure,
     "torch": torch_package.measure,
 }
-PROGRAMS = ("weft_bench_collectives", "weft_bench_training_step", "weft_bench_model_step", "weft_bench_simulated_scaling")
+PROGRAMS = [f"weft_bench_{name}" for name in ("collectives", "kernels", "model_step", "simulated_scaling", "training_step")]
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -4,7 +4,6 @@
 //
 // Both compute initial values and tokens from the same formulas, so that their losses can be compared.
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "bench/contestant.h"
+#include "bench/formula.h"
 #include "bench/or_die.h"
 #include "bench/step_model.h"
 #include "bench/versus.h"
@@ -29,22 +29,12 @@ namespace {
 
 constexpr double kMaxNorm = 1.0;
 
-// Initial values: uniform with standard deviation 0.02, from a hash of the parameter's name (FNV-1a) and the
-// element's index (splitmix64). Norms are 1.
+// Initial values: uniform with standard deviation 0.02 (bench/formula.h). Norms are 1.
 absl::Status LoadFormula(const Parameter& parameter, int64_t start, int64_t count, float* out) {
   if (parameter.shape.size() == 1) {
     std::fill_n(out, count, 1.0F);
-    return absl::OkStatus();
-  }
-  uint64_t key = 0xcbf29ce484222325;
-  for (const char letter : parameter.name) key = (key ^ static_cast<uint8_t>(letter)) * 0x100000001b3;
-  const auto spread = static_cast<float>(0.04 * std::sqrt(3.0));
-  for (int64_t i = 0; i < count; ++i) {
-    uint64_t z = static_cast<uint64_t>(start + i) * 0x9e3779b97f4a7c15 + key;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-    z ^= z >> 31;
-    out[i] = (static_cast<float>(z >> 40) * 0x1p-24F - 0.5F) * spread;
+  } else {
+    FillUniform(parameter.name, 0.02, start, count, out);
   }
   return absl::OkStatus();
 }

@@ -1,12 +1,12 @@
 """weft's Llama in PyTorch, with the names, shapes, initial values and tokens of bench/training_step.cc."""
 
-import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from formula import uniform
 
 
 @dataclass(frozen=True)
@@ -123,15 +123,7 @@ def tokens_of(shape: Shape, rank: int, length: int) -> tuple[Tensor, Tensor]:
 
 
 def initial_values(name: str, shape: torch.Size) -> Tensor:
-    """Uniform with standard deviation 0.02, from a hash of the parameter's name and the element's index; norms are 1."""
+    """Uniform with standard deviation 0.02; norms are 1."""
     if len(shape) == 1:
         return torch.ones(shape)
-    key = 0xCBF29CE484222325
-    for byte in name.encode():
-        key = ((key ^ byte) * 0x100000001B3) % 2**64
-    z = np.arange(shape.numel(), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    unit = (z >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24) - np.float32(0.5)
-    return torch.from_numpy(unit * np.float32(0.04 * math.sqrt(3.0))).view(shape)
+    return uniform(name, shape, 0.02)

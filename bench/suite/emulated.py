@@ -23,8 +23,8 @@ NOMINAL = "wire: 0.956 of its rate"  # TCP's share of the rate of an Ethernet ca
 BOUND = "max(compute alone, wire)"
 UNCOMPRESSED = "weft, wire compression off"
 ROUNDS = 4
-# Elements of the model. Weights are gathered in the dtype of compute, gradients are reduced in f32. With prefetch depth 2, the root's group (embedding, final norm, head) and the last two blocks
-# are gathered once a step, all other blocks twice.
+# Elements of the model. Weights are gathered in the dtype of compute, gradients are reduced in f32. With prefetch depth 2, the root's
+# group (embedding, final norm, head) and the last two blocks are gathered once a step, all other blocks twice.
 BLOCK_ELEMENTS = 2 * 512 * 512 + 2 * 512 * 256 + 3 * 512 * 1536 + 2 * 512
 OUTER_ELEMENTS = 2 * 4096 * 512 + 512
 MODEL_ELEMENTS = 8 * BLOCK_ELEMENTS + OUTER_ELEMENTS

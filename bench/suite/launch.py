@@ -20,6 +20,10 @@ def open_mpi(program: Path, ranks: int) -> CommandMaker:
     return lambda _: Command([command], {**KEEP_FREED_MEMORY, **ONE_THREAD})
 
 
+def one_process(*words: str) -> CommandMaker:
+    return lambda _: Command([words], {**KEEP_FREED_MEMORY, **ONE_THREAD})
+
+
 def c10d(
     python: Path, script: str, ranks: int, environment: dict[str, str] | None = None, backend: str = "gloo"
 ) -> CommandMaker:

@@ -43,7 +43,10 @@ class MissingContestant:
         raise ContestantError(self._reason)
 
 
-def start(stack: ExitStack, name: str, ranks: int, make: CommandMaker | str) -> Contestant | MissingContestant:
+Peer = Contestant | MissingContestant
+
+
+def start(stack: ExitStack, name: str, ranks: int, make: CommandMaker | str) -> Peer:
     """Starts a contestant that ends with `stack`. `make` may be the reason why it is missing."""
     if isinstance(make, str):
         return MissingContestant(make)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,11 @@ def quantile(values: Sequence[float], part: float) -> float:
 
 def median(values: Sequence[float]) -> float:
     return quantile(values, 0.5)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """REQUIRES: all values are positive."""
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
 @dataclass(frozen=True)

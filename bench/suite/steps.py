@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from suite import launch
-from suite.contestants import Contestant, ContestantError, Reply
+from suite.contestants import ContestantError, Reply
 from suite.progress import log
 from suite.rounds import Variant, measure_interleaved
 from suite.rows import Goal, Row, speedup_over
-from suite.setting import MissingContestant, Setting, start
+from suite.setting import MissingContestant, Peer, Setting, start
 
 SHORT, LONG = 128, 1024  # Tokens per rank.
 SMALL, LARGE = "29M", "110M"  # Names of models in bench/step_model.h, by their parameters.
@@ -100,9 +100,7 @@ def request_of(mesh: Mesh, length: int, dtype: str = "f32", model: str = SMALL) 
     return {"replicate": mesh.replicate, "shard": mesh.shard, "length": length, "dtype": dtype, "model": model}
 
 
-def step_variant(
-    name: str, contestant: Contestant | MissingContestant, request: dict[str, object], steps: int, **arguments: object
-) -> Variant:
+def step_variant(name: str, contestant: Peer, request: dict[str, object], steps: int, **arguments: object) -> Variant:
     return Variant(name, lambda: contestant.seconds("train", **request, **arguments, steps=steps))
 
 
@@ -121,10 +119,8 @@ def measure(setting: Setting) -> Iterator[Row]:
                 yield Row(str(case), "ms", "weft", measured.rounds, measured.missing, goals)
 
 
-def variants_of(
-    weft: Contestant | MissingContestant, torch: Contestant | MissingContestant, case: Case
-) -> list[Variant]:
-    def variant(name: str, contestant: Contestant | MissingContestant, options: dict[str, int]) -> Variant:
+def variants_of(weft: Peer, torch: Peer, case: Case) -> list[Variant]:
+    def variant(name: str, contestant: Peer, options: dict[str, int]) -> Variant:
         return step_variant(name, contestant, case.request(), case.steps, **options)
 
     variants = [variant(name, weft, options) for name, options in WEFT.items() if case.length == SHORT or options == DEFAULTS]
@@ -146,9 +142,7 @@ def mean_losses(replies: list[Reply]) -> list[float]:
     return [sum(losses) / len(losses) for losses in zip(*(reply["losses"] for reply in replies), strict=True)]
 
 
-def checked(
-    weft: Contestant | MissingContestant, torch: Contestant | MissingContestant, request: dict[str, object]
-) -> Contestant | MissingContestant:
+def checked(weft: Peer, torch: Peer, request: dict[str, object]) -> Peer:
     """`torch` if its losses of the first steps agree with weft's, otherwise a replacement that fails with the reason.
 
     REQUIRES: neither has had a request of this case. Both then start from the same weights and tokens.

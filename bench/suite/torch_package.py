@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from suite import launch, proportional_set
 from suite.collectives import NAMES
-from suite.contestants import Contestant, ContestantError
+from suite.contestants import ContestantError
 from suite.hosts import EmulatedHosts, HostsError
 from suite.peers import WEFT_PACKAGE
 from suite.progress import log
 from suite.rounds import Variant, measure_interleaved
 from suite.rows import Goal, Row, speedup_over
-from suite.setting import MIB, MissingContestant, Setting, start
+from suite.setting import MIB, MissingContestant, Peer, Setting, start
 from suite.steps import PYTORCH, SHORT, Mesh, losses_agree, mean_losses, request_of, step_variant
 
 STEPS = 3  # Timed steps per round, after one that is not timed.
@@ -37,8 +37,6 @@ CASES = [
     (Mesh(2, 2), 2.0, None),
 ]
 ALONE_GOAL = 1 / 1.03  # weft.fully_shard takes at most 1.03 of the time without communication.
-
-Peer = Contestant | MissingContestant
 
 
 def measure(setting: Setting) -> Iterator[Row]:

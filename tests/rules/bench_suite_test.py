@@ -7,11 +7,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from suite import compute, emulated, machine, proportional_set  # noqa: E402
+from suite import compute, emulated, kernels, machine, proportional_set  # noqa: E402
+from suite.checksums import checked, largest_difference, sum_over_ranks  # noqa: E402
 from suite.contestants import ContestantError  # noqa: E402
 from suite.rounds import Measurements, Variant, measure_interleaved  # noqa: E402
 from suite.rows import Goal, Row, measurements_table, verdicts_of, verdicts_table  # noqa: E402
-from suite.statistics import quantile, ratio, summarize  # noqa: E402
+from suite.statistics import geometric_mean, quantile, ratio, summarize  # noqa: E402
 from suite.steps import LARGE, Case, Mesh, losses_agree  # noqa: E402
 
 
@@ -148,6 +149,71 @@ class Machine(unittest.TestCase):
         verdict = verdicts_of([Row("compute", "ms / GFLOP", compute.STEP, measured.rounds, {}, goals)])[0]
         self.assertAlmostEqual(verdict.measured.value, 1000 / 1.125 / compute.AMX_RATE)
         self.assertEqual(verdict.word, "met")
+
+
+class Peer:
+    """Answers every request with the replies of its ranks."""
+
+    name = "peer"
+
+    def __init__(self, *replies):
+        self.replies = replies
+
+    def request(self, verb, **arguments):
+        if not self.replies:
+            raise ContestantError("it crashed")
+        return list(self.replies)
+
+
+class Checksums(unittest.TestCase):
+    right = {"out.sums": [3.0, -1.0], "out.squares": [4.0, 100.0]}
+
+    def test_a_difference_is_relative_to_the_root_of_the_squares_of_its_run(self):
+        self.assertAlmostEqual(largest_difference({**self.right, "out.sums": [3.1, -1.0]}, self.right), 0.05)
+        self.assertAlmostEqual(largest_difference({**self.right, "out.sums": [3.0, -1.1]}, self.right), 0.01)
+        self.assertEqual(largest_difference(self.right, self.right), 0)
+        zeros = {"out.sums": [0.0], "out.squares": [0.0]}
+        self.assertEqual(largest_difference(zeros, zeros), 0)
+
+    def test_no_number_and_other_sizes_or_names_differ_infinitely(self):
+        for sums in ([float("nan"), -1.0], [3.0, float("inf")], [3.0], [3.0, -1.0, 0.0]):
+            self.assertEqual(largest_difference({**self.right, "out.sums": sums}, self.right), float("inf"))
+        self.assertEqual(largest_difference({"dq.sums": [3.0, -1.0], "dq.squares": [4.0, 100.0]}, self.right), float("inf"))
+
+    def test_parts_of_ranks_are_added(self):
+        parts = [{"out.sums": [2.0, 0.0], "out.squares": [1.0, 0.0]}, {"out.sums": [1.0, -1.0], "out.squares": [3.0, 100.0]}]
+        self.assertEqual(sum_over_ranks(parts), self.right)
+
+    def test_a_wrong_result_replaces_weft_by_the_reason(self):
+        weft, wrong = Peer(self.right), Peer({**self.right, "out.sums": [3.0, 1.0]})
+        self.assertIs(checked(weft, Peer(self.right), {"dtype": "f32"}), weft)
+        with self.assertRaisesRegex(ContestantError, "weft's result is wrong"):
+            checked(wrong, Peer(self.right), {"dtype": "f32"}).seconds("run")
+
+    def test_bf16_may_differ_more_than_f32(self):
+        rounded = Peer({**self.right, "out.sums": [3.04, -1.0]})
+        self.assertIs(checked(rounded, Peer(self.right), {"dtype": "bf16"}), rounded)
+        self.assertIsNot(checked(rounded, Peer(self.right), {"dtype": "f32"}), rounded)
+
+    def test_without_the_other_contestant_there_is_nothing_to_compare(self):
+        weft = Peer(self.right)
+        self.assertIs(checked(weft, Peer(), {"dtype": "f32"}), weft)
+
+
+class Kernels(unittest.TestCase):
+    def test_each_round_of_the_mean_is_the_geometric_mean_over_rows(self):
+        rounds = [{"weft": [1, 2], "PyTorch": [4, 8]}, {"weft": [4, 8], "PyTorch": [9, 2]}]
+        rows = [Row("product", "ms", "weft", of_row) for of_row in rounds]
+        mean = kernels.mean_of_rows(rows).rounds
+        for found, expected in ((mean["weft"], [2, 4]), (mean["PyTorch"], [6, 4])):
+            for a, b in zip(found, expected, strict=True):
+                self.assertAlmostEqual(a, b)
+        self.assertAlmostEqual(geometric_mean([1, 10, 100]), 10)
+
+    def test_a_row_that_misses_a_contestant_makes_it_missing_in_the_mean(self):
+        rows = [Row("a", "ms", "weft", {"weft": [1], "PyTorch": [4]}), Row("b", "ms", "weft", {"PyTorch": [9]}, {"weft": "wrong"})]
+        mean = kernels.mean_of_rows(rows)
+        self.assertEqual((list(mean.rounds), mean.missing), (["PyTorch"], {"weft": "wrong"}))
 
 
 if __name__ == "__main__":
