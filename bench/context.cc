@@ -13,7 +13,12 @@
 //   work_max_over_mean                     (query, key) pairs of the busiest rank / mean; bounds the speedup
 //   received_MB                            bytes that rank 0 received from peers, forward and backward
 //   node_MB                                peak node memory of exchanged tensors, on rank 0
+//
+// bench/run.py runs it as a contestant. bench/peers/context.py computes the same by ring attention in
+// PyTorch.
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,12 +27,16 @@
 
 #include <benchmark/benchmark.h>
 
+#include "bench/contestant.h"
+#include "bench/formula.h"
 #include "bench/or_die.h"
+#include "bench/step_model.h"
 #include "bench/versus.h"
 #include "tests/support/rank_engine.h"
 #include "weft/context_parallel/byte_formulas.h"
 #include "weft/context_parallel/context_parallel.h"
 #include "weft/core/parallel.h"
+#include "weft/core/strided_copy.h"
 #include "weft/mesh/mpi_bootstrap.h"
 #include "weft/nn/llama.h"
 #include "weft/nn/materialize.h"
@@ -42,24 +51,20 @@ class SilentReporter : public benchmark::BenchmarkReporter {
   void ReportRuns(const std::vector<Run>&) override {}
 };
 
-constexpr uint64_t kSeed = 1;
+constexpr int64_t kHeadDim = 64;
 const AttentionMask kCausal;
 
-LlamaConfig MakeConfig() {
+LlamaConfig MakeConfig(int64_t heads, int64_t kv_heads) {
   LlamaConfig config;
-  config.dim = 512;
+  config.dim = heads * kHeadDim;
   config.layers = 1;
-  config.heads = 8;
-  config.kv_heads = 2;
-  config.head_dim = 64;
+  config.heads = heads;
+  config.kv_heads = kv_heads;
+  config.head_dim = kHeadDim;
   config.ffn_dim = 64;
   config.vocab_size = 64;
   config.max_positions = int64_t{1} << 20;
   return config;
-}
-
-AttentionShape ShapeOf(const LlamaConfig& config) {
-  return {1, config.heads, config.kv_heads, config.head_dim, config.head_dim, DType::kF32};
 }
 
 struct Arena {
@@ -84,19 +89,35 @@ struct Arena {
   }
 };
 
-// The self-attention of a decoder with one block, and its weights.
+Tensor Converted(const Tensor& values, DType dtype) {
+  Tensor converted = Tensor::Empty(dtype, values.shape());
+  ConvertRun(values.view().data, values.dtype(), converted.view().data, dtype, values.elements());
+  return converted;
+}
+
+// The self-attention of a decoder with one block, and its weights by formula.
 class Layer {
  public:
-  Layer() : net_(OrDie(LlamaModel::Create(MakeConfig()))), weights_(*net_, kSeed, DType::kF32, DType::kF32) {}
+  Layer(const LlamaConfig& config, DType dtype)
+      : net_(OrDie(LlamaModel::Create(config))), weights_(*net_, /*seed=*/1, dtype, DType::kF32) {
+    const double deviation = 1 / std::sqrt(static_cast<double>(config.dim));  // Queries and keys near 1.
+    for (const auto& parameter : net_->blocks()[0]->self_attention().AllParameters()) {
+      const Tensor values = Tensor::Empty(DType::kF32, parameter->shape);
+      FillUniform(parameter->name, deviation, 0, values.elements(), values.As<float>());
+      ConvertRun(values.view().data, DType::kF32, parameter->data.data, dtype, values.elements());
+    }
+  }
 
   LlamaModel& net() { return *net_; }
-  void Pass(const std::shared_ptr<const SequenceParts>& sequence, const Tensor& x) {
+  // Returns the output, which is taken as its own gradient, and the gradient of x.
+  Tensors Pass(const std::shared_ptr<const SequenceParts>& sequence, const Tensor& x) {
     Invocation invocation;
     invocation.SetSequence(sequence);
     SelfAttention& attention = net_->blocks()[0]->self_attention();
     const Tensors y = OrDie(attention.Forward(invocation, {x}));
-    OrDie(attention.Backward(invocation, y).status());
+    const Tensors dx = OrDie(attention.Backward(invocation, y));
     weights_.ClearGradients();
+    return {y[0], dx[0]};
   }
 
  private:
@@ -104,67 +125,151 @@ class Layer {
   MaterializedParameters weights_;
 };
 
-Tensor MakeInput(int64_t tokens) {
-  Tensor x = Tensor::Empty(DType::kF32, {1, tokens, MakeConfig().dim});
-  for (int64_t i = 0; i < x.elements(); ++i)
-    x.As<float>()[i] = static_cast<float>(i * 37 % 101) * 0.02F - 1.0F;
-  return x;
+// Input [1, tokens, dim] of these ranges of the sequence, by formula.
+Tensor MakeInput(const std::vector<TokenRange>& ranges, int64_t dim, DType dtype) {
+  int64_t tokens = 0;
+  for (const TokenRange& range : ranges) tokens += range.count;
+  const Tensor x = Tensor::Empty(DType::kF32, {1, tokens, dim});
+  float* next = x.As<float>();
+  for (const TokenRange& range : ranges) {
+    FillUniform("x", 1.0, range.begin * dim, range.count * dim, next);
+    next += range.count * dim;
+  }
+  return Converted(x, dtype);
 }
 
-void MeasureScheme(benchmark::State& state, Arena& arena, const ContextScheme& scheme, int64_t tokens) {
-  const int ranks = arena.bootstrap->size();
-  const int rank = arena.bootstrap->rank();
-  Layer layer;
-  const auto context =
-      OrDie(ContextParallel::Create(*arena.rank.engine, layer.net(), arena.mesh, {"context"}, scheme));
-  OrDie(ParallelizeLlama(*context, layer.net()));
-  const SequenceLayout layout = OrDie(SequenceLayout::Create({tokens}, scheme.Split(ranks)));
-  const auto parts = layout.Parts(rank);
-  const Tensor own = MakeInput(layout.TokensOf(rank));
-  std::optional<Layer> whole;
-  Tensor all;
-  if (rank == 0) {
-    whole.emplace();
-    all = MakeInput(tokens);
+// A sequence over all ranks by a scheme, and the same sequence on rank 0 alone.
+class Case {
+ public:
+  Case(Arena& arena, const LlamaConfig& config, const ContextScheme& scheme, int64_t tokens, DType dtype)
+      : arena_(arena),
+        rank_(arena.bootstrap->rank()),
+        tokens_(tokens),
+        dim_(config.dim),
+        layer_(config, dtype),
+        context_(OrDie(
+            ContextParallel::Create(*arena.rank.engine, layer_.net(), arena.mesh, {"context"}, scheme))),
+        layout_(OrDie(SequenceLayout::Create({tokens}, scheme.Split(arena.bootstrap->size())))),
+        own_(MakeInput(layout_.RangesOf(rank_), dim_, dtype)) {
+    OrDie(ParallelizeLlama(*context_, layer_.net()));
+    if (rank_ != 0) return;
+    whole_.emplace(config, dtype);
+    all_ = MakeInput({{0, tokens}}, dim_, dtype);
   }
-  const auto split = [&] {
-    SetThreadCount(std::max(1, arena.cores / ranks));
-    layer.Pass(parts, own);
-  };
-  const auto alone = [&] {
-    SetThreadCount(arena.cores);
-    if (rank == 0) whole->Pass(nullptr, all);
-  };
+
+  Tensors Split() {
+    SetThreadCount(std::max(1, arena_.cores / arena_.bootstrap->size()));
+    return layer_.Pass(layout_.Parts(rank_), own_);
+  }
+  // Does nothing on the other ranks.
+  void Alone() {
+    SetThreadCount(arena_.cores);
+    if (rank_ == 0) whole_->Pass(nullptr, all_);
+  }
+
+  // Adds the checksums of what Split has returned, whose elements are numbered as in the sequence.
+  void AddChecksums(const Tensors& results, Reply& reply) const {
+    for (size_t i = 0; i < results.size(); ++i) {
+      const Tensor values = Converted(results[i], DType::kF32);
+      Checksums checksums(tokens_ * dim_);
+      const float* next = values.As<float>();
+      for (const TokenRange& range : layout_.RangesOf(rank_)) {
+        checksums.Add(next, range.begin * dim_, range.count * dim_);
+        next += range.count * dim_;
+      }
+      checksums.AddTo(reply, i == 0 ? "y" : "dx");
+    }
+  }
+
+  ContextParallel& context() { return *context_; }
+  const SequenceLayout& layout() const { return layout_; }
+
+ private:
+  Arena& arena_;
+  int rank_;
+  int64_t tokens_, dim_;
+  Layer layer_;
+  std::unique_ptr<ContextParallel> context_;
+  SequenceLayout layout_;
+  Tensor own_;
+  std::optional<Layer> whole_;  // On rank 0.
+  Tensor all_;
+};
+
+void MeasureScheme(benchmark::State& state, Arena& arena, const ContextScheme& scheme, int64_t tokens) {
+  const LlamaConfig config = MakeConfig(8, 2);
+  Case layer(arena, config, scheme, tokens, DType::kF32);
   const auto slowest_ms = [&](const auto& pass) {
     arena.Barrier();
     return arena.Slowest(SecondsOf(pass)) * 1e3;
   };
-  split();
-  alone();
-  context->ResetPeak();
+  layer.Split();
+  layer.Alone();
+  layer.context().ResetPeak();
   const EngineCounters before = arena.rank.engine->counters();
-  split();
+  layer.Split();
   const EngineCounters after = arena.rank.engine->counters();
   std::vector<double> split_ms, alone_ms, exposed_ms;
   for (auto _ : state) {
     double exposed = 0;
     split_ms.push_back(slowest_ms([&] {
       const int64_t begin = arena.rank.engine->counters().wait_ns;
-      split();
+      layer.Split();
       exposed = static_cast<double>(arena.rank.engine->counters().wait_ns - begin) * 1e-9;
     }));
     exposed_ms.push_back(arena.Slowest(exposed) * 1e3);
-    alone_ms.push_back(slowest_ms(alone));
+    alone_ms.push_back(slowest_ms([&] { layer.Alone(); }));
     state.SetIterationTime(split_ms.back() * 1e-3);
   }
+  const AttentionShape shape = {1,          config.heads, config.kv_heads, config.head_dim, config.head_dim,
+                                DType::kF32};
   state.counters["split_ms"] = Median(split_ms);
   state.counters["alone_ms"] = Median(alone_ms);
   state.counters["alone_over_split"] = Median(alone_ms) / Median(split_ms);
   state.counters["exposed_ms"] = Median(exposed_ms);
-  state.counters["work_max_over_mean"] = WorkImbalance(scheme, ShapeOf(MakeConfig()), kCausal, layout);
+  state.counters["work_max_over_mean"] = WorkImbalance(scheme, shape, kCausal, layer.layout());
   state.counters["received_MB"] = static_cast<double>(after.context_bytes - before.context_bytes) * 1e-6;
-  state.counters["node_MB"] = static_cast<double>(context->peak_buffer_bytes()) * 1e-6;
+  state.counters["node_MB"] = static_cast<double>(layer.context().peak_buffer_bytes()) * 1e-6;
 }
+
+// Answers the requests of bench/run.py: passes with a gather and head-tail layout, and their checksums.
+class Contestant {
+ public:
+  explicit Contestant(Arena& arena) : arena_(arena) {}
+
+  void ServeRequests() {
+    Serve(arena_.bootstrap->rank(), {{"run", [this](const Request& request) { return Run(request); }},
+                                     {"check", [this](const Request& request) { return Check(request); }}});
+  }
+
+ private:
+  Reply Run(const Request& request) {
+    Case& layer = Find(request);
+    if (StringOf(request, "variant") == "split") return {{"seconds", {SecondsOf([&] { layer.Split(); })}}};
+    return {{"seconds", {SecondsOf([&] { layer.Alone(); })}}};
+  }
+  Reply Check(const Request& request) {
+    Case& layer = Find(request);
+    Reply reply;
+    layer.AddChecksums(layer.Split(), reply);
+    return reply;
+  }
+  // Keeps the case of the last request.
+  Case& Find(Request request) {
+    request.erase("variant");
+    if (request != request_) {
+      const int heads = IntegerOf(request, "heads");
+      case_.emplace(arena_, MakeConfig(heads, heads), ContextScheme::Gather(LoadBalance::kHeadTail),
+                    IntegerOf(request, "tokens"), ComputeDType(StringOf(request, "dtype")));
+      request_ = request;
+    }
+    return *case_;
+  }
+
+  Arena& arena_;
+  Request request_;
+  std::optional<Case> case_;
+};
 
 std::vector<ContextScheme> Schemes(int ranks) {
   std::vector<ContextScheme> schemes = {
@@ -185,6 +290,10 @@ std::vector<ContextScheme> Schemes(int ranks) {
 
 int Main(int argc, char** argv) {
   Arena arena;
+  if (std::getenv("WEFT_BENCH_SOCKET") != nullptr) {
+    Contestant(arena).ServeRequests();
+    return 0;
+  }
   benchmark::Initialize(&argc, argv);
   struct Length {
     int64_t tokens;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs weft's benchmarks against their peers, and writes a table, JSON and plots.
 
-    bench/run.py                                  all sections, about 40 minutes
+    bench/run.py                                  all sections, just under an hour
     bench/run.py --quick                          a few minutes: fewer rounds, sizes and hosts
     bench/run.py --sections collectives,memory    some sections
 
@@ -28,6 +28,7 @@ from suite import (  # noqa: E402
     checkpoints,
     collectives,
     compute,
+    context,
     emulated,
     kernels,
     machine,
@@ -48,6 +49,7 @@ SECTIONS: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "steps": steps.measure,
     "compute": compute.measure,
     "kernels": kernels.measure,
+    "context": context.measure,
     "memory": memory_use.measure,
     "checkpoints": checkpoints.measure,
     "host-collectives": emulated.measure_collectives,
@@ -55,7 +57,8 @@ SECTIONS: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "simulated": simulated.measure,
     "torch": torch_package.measure,
 }
-PROGRAMS = [f"weft_bench_{name}" for name in ("collectives", "kernels", "model_step", "simulated_scaling", "training_step")]
+PROGRAM_NAMES = ("collectives", "context", "kernels", "model_step", "simulated_scaling", "training_step")
+PROGRAMS = [f"weft_bench_{name}" for name in PROGRAM_NAMES]
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -23,6 +23,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
 ONE_RANK, PLAIN_RING = "one rank", "plain ring, gloo"
 SCHEMES = {
@@ -101,6 +104,7 @@ class Contestants:
 
     def _run_plain(self, tokens: int):
         import torch.distributed as dist
+        from plain_ring import plain_ring
 
         parts = [tensor.chunk(self._setting.ranks, dim=2)[self._rank].contiguous() for tensor in self.inputs(tokens)]
         dist.barrier(group=self._gloo)
@@ -128,61 +132,6 @@ class Contestants:
             )
             (out,) = context_parallel_unshard(self._mesh, [out], [2])
         return seconds, out
-
-
-def plain_ring(query, key, value, group):
-    """Causal ring attention over contiguous parts as it is usually written: blocks are sent after they were used, and
-    outputs are merged by their log-sum-exps."""
-    import torch
-    import torch.distributed as dist
-
-    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-
-    def rotate(*tensors):
-        received = [torch.empty_like(tensor) for tensor in tensors]
-        works = [dist.isend(tensor, group=group, group_dst=(rank + 1) % ranks) for tensor in tensors]
-        works += [dist.irecv(tensor, group=group, group_src=(rank - 1) % ranks) for tensor in received]
-        for work in works:
-            work.wait()
-        return received
-
-    class Ring(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, query, key, value):
-            out, lse, block = None, None, (key.contiguous(), value.contiguous())
-            for step in range(ranks):
-                if step <= rank:
-                    block_out, block_lse = forward(query, *block, is_causal=step == 0)
-                    block_lse = block_lse.unsqueeze(-1)
-                    if out is None:
-                        out, lse = block_out, block_lse
-                    else:
-                        weight = torch.sigmoid(block_lse - lse)
-                        out = out - weight * (out - block_out)
-                        lse = torch.logaddexp(lse, block_lse)
-                if step + 1 < ranks:
-                    block = rotate(*block)
-            lse = lse.squeeze(-1)
-            ctx.save_for_backward(query, key, value, out, lse)
-            return out
-
-        @staticmethod
-        def backward(ctx, grad_out):
-            query, key, value, out, lse = ctx.saved_tensors
-            grad_query, block = torch.zeros_like(query), (key.contiguous(), value.contiguous())
-            gradients = (torch.zeros_like(key), torch.zeros_like(value))
-            for step in range(ranks):
-                if step <= rank:
-                    d_query, d_key, d_value = backward(grad_out, query, *block, out, lse, 0.0, step == 0)
-                    grad_query += d_query
-                    gradients = (gradients[0] + d_key, gradients[1] + d_value)
-                *block, grad_key, grad_value = rotate(*block, *gradients)
-                gradients = (grad_key, grad_value)
-            return grad_query, *gradients
-
-    return Ring.apply(query, key, value)
 
 
 def serve(rank: int, setting: Setting, store_path: str, connection) -> None:

@@ -1,5 +1,6 @@
 """weft's Llama in PyTorch, with the names, shapes, initial values and tokens of bench/training_step.cc."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,9 +33,14 @@ MODELS = {
 }
 
 
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
 class Attention(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, attend: Callable[[Tensor, Tensor, Tensor], Tensor] = causal_attention) -> None:
         super().__init__()
+        self.attend = attend
         self.head_dim = shape.head_dim
         kv_dim = shape.kv_heads * shape.head_dim
         self.q_proj = nn.Linear(shape.dim, shape.dim, bias=False)
@@ -45,8 +51,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         q, k, v = (self._heads(projection(x)) for projection in (self.q_proj, self.k_proj, self.v_proj))
         q, k = (rotate(t, cos, sin) for t in (q, k))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        return self.o_proj(self.attend(q, k, v).transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -55,7 +60,7 @@ class Attention(nn.Module):
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding in the rotate-half layout; cos and sin are [seq, head_dim / 2]."""
     low, high = x.chunk(2, dim=-1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
 
 
 class FeedForward(nn.Module):
@@ -110,7 +115,7 @@ class Llama(nn.Module):
 
 
 def rope_table(shape: Shape, length: int) -> tuple[Tensor, Tensor]:
-    frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2) / shape.head_dim)
+    frequencies = 1.0 / shape.rope_theta ** (torch.arange(0, shape.head_dim, 2) / shape.head_dim)
     angles = torch.outer(torch.arange(length).float(), frequencies)
     return angles.cos(), angles.sin()
 
