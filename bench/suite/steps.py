@@ -69,6 +69,10 @@ class Case:
         return ROUNDS[self.length] if self.model == SMALL else ROUNDS_OF_LARGE
 
     @property
+    def checked_steps(self) -> int:
+        return 3 if self.model == SMALL else 1
+
+    @property
     def is_quick(self) -> bool:
         return self.length == SHORT
 
@@ -124,7 +128,7 @@ def variants_of(weft: Peer, torch: Peer, case: Case) -> list[Variant]:
         return step_variant(name, contestant, case.request(), case.steps, **options)
 
     variants = [variant(name, weft, options) for name, options in WEFT.items() if case.length == SHORT or options == DEFAULTS]
-    variants.append(variant("PyTorch", checked(weft, torch, case.request()), PYTORCH))
+    variants.append(variant("PyTorch", checked(weft, torch, case.request(), case.checked_steps), PYTORCH))
     if case.mesh.replicate > 1:
         variants.append(variant("weft, optimizer over replicas", weft, SHARDED_OPTIMIZER))
     # For some cases only, because compiling takes long. Blocks are compiled before they are sharded.
@@ -142,14 +146,14 @@ def mean_losses(replies: list[Reply]) -> list[float]:
     return [sum(losses) / len(losses) for losses in zip(*(reply["losses"] for reply in replies), strict=True)]
 
 
-def checked(weft: Peer, torch: Peer, request: dict[str, object]) -> Peer:
-    """`torch` if its losses of the first steps agree with weft's, otherwise a replacement that fails with the reason.
+def checked(weft: Peer, torch: Peer, request: dict[str, object], steps: int = 3) -> Peer:
+    """`torch` if its losses of the first `steps` + 1 steps agree with weft's, otherwise a replacement that fails with the reason.
 
     REQUIRES: neither has had a request of this case. Both then start from the same weights and tokens.
     """
     try:
-        ours = mean_losses(weft.request("train", **request, **WEFT["weft"], steps=3))
-        theirs = mean_losses(torch.request("train", **request, **PYTORCH, steps=3))
+        ours = mean_losses(weft.request("train", **request, **WEFT["weft"], steps=steps))
+        theirs = mean_losses(torch.request("train", **request, **PYTORCH, steps=steps))
     except ContestantError as error:
         return MissingContestant(str(error))
     if losses_agree(ours, theirs, str(request["dtype"])):
