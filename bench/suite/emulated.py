@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from suite import launch
 from suite.collectives import FASTEST_OPEN_MPI, NAMES, OPEN_MPI
-from suite.contestants import Command, CommandMaker, Contestant
+from suite.contestants import Command, CommandMaker
 from suite.hosts import EmulatedHosts, HostsError
 from suite.progress import log
 from suite.rounds import Measurements, Variant, measure_interleaved
 from suite.rows import Goal, Row, speedup_over
-from suite.setting import MIB, MissingContestant, Setting, start
+from suite.setting import MIB, Peer, Setting, start
 from suite.steps import DEFAULTS, PREFETCH_ONE, PYTORCH, SHARDED_OPTIMIZER, Mesh, checked, request_of, step_variant
 
 SIZE = 64 * MIB
@@ -23,6 +23,8 @@ NOMINAL = "wire: 0.956 of its rate"  # TCP's share of the rate of an Ethernet ca
 BOUND = "max(compute alone, wire)"
 UNCOMPRESSED = "weft, wire compression off"
 ROUNDS = 4
+BF16_MESHES = [Mesh(1, 4), Mesh(2, 2)]  # On 2 hosts with 2 ranks each.
+BF16_GOAL = 3  # PyTorch's time / weft's, at least, at every rate of the link.
 # Elements of the model. Weights are gathered in the dtype of compute, gradients are reduced in f32. With prefetch depth 2, the root's
 # group (embedding, final norm, head) and the last two blocks are gathered once a step, all other blocks twice.
 BLOCK_ELEMENTS = 2 * 512 * 512 + 2 * 512 * 256 + 3 * 512 * 1536 + 2 * 512
@@ -75,7 +77,7 @@ def on_hosts(setting: Setting, what: str, section: HostSection) -> Iterator[Row]
             yield Row(f"{what}, {hosts}", "ms", "weft", {}, {"weft": str(error)})
 
 
-def stream_variant(program: Contestant | MissingContestant, hosts: Hosts, bytes_per_host: float) -> Variant:
+def stream_variant(program: Peer, hosts: Hosts, bytes_per_host: float) -> Variant:
     size = int(bytes_per_host / hosts.ranks_per_host)
     return Variant(STREAM, lambda: program.seconds("run", op="stream", variant="nonblocking", bytes=size, repeats=1))
 
@@ -120,31 +122,40 @@ def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterato
         torch = start(stack, "PyTorch", emulated.ranks, setting.peer("PyTorch", torch_maker))
         for case in step_cases(hosts):
             log(f"  {case.what}")
-            request = request_of(case.mesh, LENGTH, case.dtype)
+            request = request_of(case.mesh, LENGTH)
             variants = [
                 step_variant("weft", weft, request, 2, **case.options),
                 step_variant(UNCOMPRESSED, weft, request, 2, **{**case.options, "wire_compression": 0}),
             ]
-            if case.mesh.replicate == 1 and case.dtype == "f32":
+            if case.mesh.replicate == 1:
                 variants.append(step_variant("weft, prefetch depth 1", weft, request, 2, **PREFETCH_ONE))
-            # Section `steps` compares the losses in f32 on the same meshes.
-            peer = checked(weft, torch, request) if case.dtype == "bf16" else torch
-            variants.append(step_variant("PyTorch", peer, request, 1, **PYTORCH))
-            one_rank = request_of(Mesh(1, 1), LENGTH, case.dtype)
-            variants.append(step_variant("compute alone", alone, one_rank, 2, **DEFAULTS))
-            variants.append(stream_variant(stream, hosts, case.bytes_per_host))
+            variants.append(step_variant("PyTorch", torch, request, 1, **PYTORCH))
+            variants.append(compute_alone(alone, "f32"))
+            size = bytes_per_host(hosts, case.mesh, "f32")
+            variants.append(stream_variant(stream, hosts, size))
             measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
-            add_nominal(measured, hosts, case.bytes_per_host)
+            add_nominal(measured, hosts, size)
             add_bound(measured)
-            goals = [Goal(("PyTorch",), case.pytorch_goal, speedup_over("PyTorch"))] if case.pytorch_goal else []
-            yield Row(case.what, "ms", "weft", measured.rounds, measured.missing, goals)
-            if case.dtype == "bf16":
-                continue
+            goals = [Goal(("PyTorch",), case.pytorch_goal, speedup_over("PyTorch"))]
+            yield Row(case.what, "ms", "weft", measured.rounds, measured.missing, goals if hosts.has_goals else ())
             # The bound counts uncompressed bytes: a step that compresses them may be faster than the bound.
             goals = [Goal((BOUND,), 1 / case.bound_goal, f"{BOUND} / weft's time (weft takes at most {case.bound_goal} x)")]
             uncompressed = measured.only(UNCOMPRESSED, BOUND)
             rounds, missing = uncompressed.rounds, uncompressed.missing
             yield Row(f"{case.what}, uncompressed", "ms", UNCOMPRESSED, rounds, missing, goals if hosts.has_goals else ())
+        for mesh in BF16_MESHES if hosts.ranks_per_host == 2 else []:
+            what = f"step, {mesh}, bf16, {hosts}"
+            log(f"  {what}")
+            request = request_of(mesh, LENGTH, "bf16")
+            variants = [
+                step_variant("weft", weft, request, 2, **DEFAULTS),
+                step_variant("PyTorch", checked(weft, torch, request), request, 1, **PYTORCH),
+                compute_alone(alone, "bf16"),
+            ]
+            measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
+            add_nominal(measured, hosts, bytes_per_host(hosts, mesh, "bf16"))
+            goals = [Goal(("PyTorch",), BF16_GOAL, speedup_over("PyTorch"))]
+            yield Row(what, "ms", "weft", measured.rounds, measured.missing, goals)
 
 
 @dataclass(frozen=True)
@@ -152,28 +163,25 @@ class StepCase:
     what: str
     mesh: Mesh
     options: dict[str, int]
-    bytes_per_host: float  # Uncompressed.
-    pytorch_goal: float | None  # PyTorch's time / weft's, at least.
-    bound_goal: float = 0  # weft's time / the bound, at most. In f32 only.
-    dtype: str = "f32"
+    pytorch_goal: float  # PyTorch's time / weft's, at least.
+    bound_goal: float  # weft's time / the bound, at most.
 
 
 def step_cases(hosts: Hosts) -> list[StepCase]:
+    """The steps in f32."""
     fsdp = Mesh(1, hosts.count * hosts.ranks_per_host)
-    hsdp = Mesh(hosts.count, hosts.ranks_per_host)
+    cases = [StepCase(f"step, {fsdp}, {hosts}", fsdp, DEFAULTS, 2.5, 1.12)]
+    if hosts.ranks_per_host > 1:
+        hsdp = Mesh(hosts.count, hosts.ranks_per_host)
+        what = f"step, {hsdp}, {hosts}"
+        cases.append(StepCase(what, hsdp, DEFAULTS, 2.2, 1.3))
+        what += ", optimizer over replicas"
+        cases.append(StepCase(what, hsdp, SHARDED_OPTIMIZER, 2.5, 1.15))
+    return cases
 
-    def f32(mesh: Mesh, pytorch_goal: float, bound_goal: float, options: dict[str, int] = DEFAULTS, suffix: str = "") -> StepCase:
-        goal = pytorch_goal if hosts.has_goals else None
-        return StepCase(f"step, {mesh}, {hosts}{suffix}", mesh, options, bytes_per_host(hosts, mesh, "f32"), goal, bound_goal)
 
-    def bf16(mesh: Mesh) -> StepCase:
-        what = f"step, {mesh}, bf16, {hosts}"
-        return StepCase(what, mesh, DEFAULTS, bytes_per_host(hosts, mesh, "bf16"), 3, dtype="bf16")
-
-    if hosts.ranks_per_host == 1:
-        return [f32(fsdp, 2.5, 1.12)]
-    replicas = f32(hsdp, 2.5, 1.15, SHARDED_OPTIMIZER, ", optimizer over replicas")
-    return [f32(fsdp, 2.5, 1.12), f32(hsdp, 2.2, 1.3), replicas, bf16(fsdp), bf16(hsdp)]
+def compute_alone(alone: Peer, dtype: str) -> Variant:
+    return step_variant("compute alone", alone, request_of(Mesh(1, 1), LENGTH, dtype), 2, **DEFAULTS)
 
 
 def bytes_per_host(hosts: Hosts, mesh: Mesh, dtype: str) -> float:
