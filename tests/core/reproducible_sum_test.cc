@@ -55,6 +55,52 @@ TEST(ReproducibleSum, GivesTheSameBitsForEveryPartitionAndOrder) {
   }
 }
 
+__extension__ using Wide = __int128;
+
+// The sum of terms by its definition: see Note [Reproducible summation].
+double SumByDefinition(const std::vector<double>& terms) {
+  double largest = 0.0;
+  for (const double term : terms) largest = std::max(largest, term);
+  int level = ReproducibleSum::kLowestLevel + 1;
+  while (largest > std::ldexp(1.0, 47 + 48 * level)) ++level;
+  Wide upper = 0;
+  Wide lower = 0;
+  for (const double term : terms) {
+    const double multiples = std::ldexp(term, -48 * level);
+    const double rounded = std::nearbyint(multiples);
+    upper += static_cast<int64_t>(rounded);
+    lower += static_cast<int64_t>(std::nearbyint(std::ldexp(multiples - rounded, 48)));
+  }
+  upper += lower >> 48;
+  const auto rest = static_cast<double>(lower & ((Wide{1} << 48) - 1));
+  return std::ldexp(std::ldexp(static_cast<double>(upper), 48) + rest, 48 * (level - 1));
+}
+
+// So that a faster kernel changes no bit.
+TEST(ReproducibleSum, HasTheBitsOfItsDefinition) {
+  for (const int exponent : {-140, -100, -25, -24, -23, -1, 0, 1, 60, 120}) {
+    for (const size_t count : {1, 15, 16, 17, 1000, 40000}) {
+      std::vector<float> values = MakeValues(count, count + 2, exponent);
+      if (count > 1) values[count / 2] = std::ldexp(1.0F, exponent);  // At the bound of a level for some.
+      std::vector<double> squares;
+      std::vector<double> magnitudes;
+      for (const double value : values) {
+        squares.push_back(value * value);
+        magnitudes.push_back(std::abs(value));
+      }
+      const auto size = static_cast<int64_t>(count);
+      EXPECT_EQ(NormInOnePiece(values), std::sqrt(SumByDefinition(squares))) << exponent << ", " << count;
+      EXPECT_EQ(OneNormOf(SumMagnitudes(values.data(), size)), SumByDefinition(magnitudes)) << count;
+      // The same values as doubles, and in another unit.
+      const std::vector<double> wide(values.begin(), values.end());
+      EXPECT_EQ(TwoNormOf(SumSquares(wide.data(), size, 1.0)), NormInOnePiece(values)) << count;
+      const double unit = UnitOf(MaxMagnitude(wide.data(), size));
+      EXPECT_EQ(TwoNormOf(SumSquares(values.data(), size, unit), unit),
+                TwoNormOf(SumSquares(wide.data(), size, unit), unit));
+    }
+  }
+}
+
 TEST(ReproducibleSum, GivesTheSameOneNormForEveryOrderAndWithinItsErrorBound) {
   for (const int exponent : {-140, -60, 0, 60, 120}) {
     for (const size_t count : {0, 1, 2, 7, 1000, 70001}) {
@@ -188,6 +234,15 @@ TEST(ReproducibleSum, IsInfiniteIfAnyValueIsNotFinite) {
       EXPECT_EQ(OneNormOf(SumMagnitudes(values.data(), 70000)), static_cast<double>(kInfinity)) << place;
     }
   }
+}
+
+// Beside an infinite value there is no unit, and a finite one may be above all levels.
+TEST(ReproducibleSum, IsInfiniteBesideFiniteDoublesBeyondAllLevels) {
+  std::vector<double> values(70000, 1e150);
+  values[69999] = std::numeric_limits<double>::infinity();
+  const double unit = UnitOf(MaxMagnitude(values.data(), 70000));
+  EXPECT_EQ(TwoNormOf(SumSquares(values.data(), 70000, unit), unit), static_cast<double>(kInfinity));
+  EXPECT_EQ(OneNormOf(SumMagnitudes(values.data(), 70000, unit), unit), static_cast<double>(kInfinity));
 }
 
 TEST(MaxMagnitude, IsInfiniteIfAnyValueIsNotFinite) {
