@@ -40,6 +40,11 @@ class GroupStorage {
   // Declares that the master is written and stays unchanged in this epoch. Due before
   // CommContext::BeginForward. Repeating it has no effect.
   absl::Status EndWriting();
+  // See SharedImage; null for private images, which are cast when they are gathered.
+  std::byte* PlaceForCast(const ShardPiece& piece) {
+    return shared_ == nullptr || private_.has_custom_all_gather() ? nullptr : shared_->PlaceForCast(piece);
+  }
+  void MarkCast() { shared_->MarkCast(); }
   // Starts to bring the values of all ranks into the image.
   absl::Status Gather(Priority priority);
   // Waits until the values are there.

@@ -26,6 +26,18 @@ absl::Status InPlaceImage::EndWriting() {
   return context_.lanes().shards_optimizer_over_replicas() ? absl::OkStatus() : CastOnce();
 }
 
+// Where replicas share the optimizer, this rank updates only a part of what it casts.
+std::byte* InPlaceImage::PlaceForCast(const ShardPiece& piece) {
+  if (!group_.is_cast() || is_read_ || context_.lanes().shards_optimizer_over_replicas()) return nullptr;
+  cast_epoch_ = 0;
+  return master_.CastPlaceOf(piece, block_.data());
+}
+
+void InPlaceImage::MarkCast() {
+  cast_epoch_ = context_.epochs().current();
+  master_.CountCast();
+}
+
 absl::Status InPlaceImage::CastOnce() {
   WEFT_RETURN_IF_ERROR(context_.state().status());
   const uint64_t epoch = context_.epochs().current();

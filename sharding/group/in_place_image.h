@@ -26,6 +26,8 @@ class InPlaceImage final : public SharedImage {
 
   std::byte* data() const override { return block_.data(); }
   absl::Status EndWriting() override;
+  std::byte* PlaceForCast(const ShardPiece& piece) override;
+  void MarkCast() override;
   absl::StatusOr<bool> Gather(Priority priority) override;
   absl::Status Await() override;
   void Drop() override { is_read_ = false; }

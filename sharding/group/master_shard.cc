@@ -31,7 +31,7 @@ std::byte* MasterShard::At(const ShardPiece& piece) const {
 void MasterShard::CastTo(std::byte* target) const {
   const DType dtype = group_.dtypes.param;
   ConvertRun(data_, group_.dtypes.master, target, dtype, group_.layout.shard_elements(rank()));
-  context_.state().CountCopy(static_cast<int64_t>(group_.shard_bytes(rank(), dtype)));
+  CountCast();
 }
 
 void MasterShard::CastInto(std::byte* gathered) const {
@@ -44,7 +44,18 @@ void MasterShard::CastInto(std::byte* gathered) const {
     ConvertRun(data_ + static_cast<size_t>(placed.place) * SizeOf(group_.dtypes.master), group_.dtypes.master,
                gathered + static_cast<size_t>(placed.range.begin) * SizeOf(dtype), dtype, placed.range.count);
   }
-  context_.state().CountCopy(static_cast<int64_t>(group_.shard_bytes(rank(), dtype)));
+  CountCast();
+}
+
+std::byte* MasterShard::CastPlaceOf(const ShardPiece& piece, std::byte* gathered) const {
+  const int64_t element = group_.image_parts == nullptr
+                              ? group_.layout.gathered_offset(rank()) + piece.shard_offset
+                              : group_.layout.image_offset(piece.parameter) + piece.start;
+  return gathered + static_cast<size_t>(element) * SizeOf(group_.dtypes.param);
+}
+
+void MasterShard::CountCast() const {
+  context_.state().CountCopy(static_cast<int64_t>(group_.shard_bytes(rank(), group_.dtypes.param)));
 }
 
 }  // namespace weft

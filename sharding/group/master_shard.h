@@ -31,6 +31,10 @@ class MasterShard {
   void CastTo(std::byte* target) const;
   // Writes the shard to its place in a gathered buffer or an image. REQUIRES: as CastTo.
   void CastInto(std::byte* gathered) const;
+  // The place of a piece in a gathered buffer or an image of the image's dtype, where CastInto casts it to.
+  std::byte* CastPlaceOf(const ShardPiece& piece, std::byte* gathered) const;
+  // Counts a cast of the shard, as CastTo and CastInto do.
+  void CountCast() const;
 
  private:
   MasterShard(CommContext& context, const GroupSpec& group) : context_(context), group_(group) {}

@@ -169,6 +169,9 @@ class ParamGroup {
   std::vector<MasterView> Masters() const;
   // The same. REQUIRES: an fp32 master.
   std::vector<ShardView> Shards() const;
+  // Runs an update of these shards, which may write their casts too: see ShardCast. REQUIRES: an fp32 master;
+  // shards may be written.
+  absl::Status Update(const ShardUpdate& update);
   // Where replicas share the optimizer: starts to gather their updates of this rank's shard, unless it is
   // current or the group is unsharded (Note [When masters are current]). Unshard does so as well. Afterwards
   // the shard must not be written before the next epoch. Collective: by the ranks of each replicate group.

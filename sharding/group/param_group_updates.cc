@@ -1,4 +1,6 @@
 // Shards of a parameter group as loaders and optimizers see them, and the exchange of updates of replicas.
+#include <absl/algorithm/container.h>
+
 #include "sharding/group/group_storage.h"
 #include "sharding/group/param_group.h"
 #include "sharding/pipeline/replica_updates.h"
@@ -76,6 +78,20 @@ std::vector<MasterView> ParamGroup::Masters() const {
 }
 
 std::vector<ShardView> ParamGroup::Shards() const { return AsFloats(Masters(), dtypes()); }
+
+absl::Status ParamGroup::Update(const ShardUpdate& update) {
+  std::vector<ShardView> shards = Shards();
+  std::vector<ShardCast> casts;
+  casts.reserve(shards.size());
+  for (ShardView& shard : shards) {
+    std::byte* place = storage_->PlaceForCast(shard.piece);
+    if (place != nullptr) shard.cast = &casts.emplace_back(ShardCast{dtypes().param, place});
+  }
+  WEFT_RETURN_IF_ERROR(update(shards));
+  const auto is_written = [](const ShardCast& cast) { return cast.is_written; };
+  if (!casts.empty() && absl::c_all_of(casts, is_written)) storage_->MarkCast();
+  return absl::OkStatus();
+}
 
 std::vector<MasterView> ParamGroup::WholeShards() const {
   std::vector<MasterView> shards;

@@ -11,6 +11,7 @@
 #include <absl/status/statusor.h>
 
 #include "weft/comm/types.h"
+#include "weft/sharding/flat_layout.h"
 
 namespace weft {
 
@@ -23,6 +24,11 @@ class SharedImage {
 
   // Declares that the master is written and stays unchanged in this epoch. Writes the values that peers read.
   virtual absl::Status EndWriting() { return absl::OkStatus(); }
+  // Where the cast of a piece of this rank's shard goes, if an update may write it. Null: it may not. After a
+  // call the shard counts as not cast, until EndWriting or MarkCast. REQUIRES: shards may be written.
+  virtual std::byte* PlaceForCast(const ShardPiece& /*piece*/) { return nullptr; }
+  // Declares that an update has written the casts of the whole shard, which stays unchanged in this epoch.
+  virtual void MarkCast() {}
   // Starts to bring the values of all ranks into the image. Returns false, on all ranks alike, if it has no
   // room: then nothing was started.
   virtual absl::StatusOr<bool> Gather(Priority priority) = 0;

@@ -49,7 +49,7 @@ absl::Status ShardedGroups::UpdateShards(const ShardUpdate& update) {
   WEFT_RETURN_IF_ERROR(CheckMastersAreF32());
   WEFT_RETURN_IF_ERROR(context_->epochs().is_read() ? BeginWriting() : schedule_->BeginWriting());
   for (int number = 0; number < static_cast<int>(groups_.size()); ++number) {
-    absl::Status updated = update(group(number).Shards());
+    absl::Status updated = group(number).Update(update);
     if (updated.ok()) updated = schedule_->AfterUpdate(number);
     if (!updated.ok()) {
       return Annotate(context_->state().Fail(updated),

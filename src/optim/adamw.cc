@@ -34,9 +34,11 @@ Coefficients<T> CoefficientsOf(const AdamWOptions& options, int64_t step, double
           static_cast<T>(options.eps)};
 }
 
-template <typename T>
+// kCasts: whether the results are also written to `cast`.
+template <bool kCasts, typename T>
 WEFT_VECTOR_CLONES void UpdateRun(const Coefficients<T>& c, T* __restrict param, const T* __restrict grad,
-                                  T* __restrict first, T* __restrict second, int64_t count) {
+                                  T* __restrict first, T* __restrict second, BF16* __restrict cast,
+                                  int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const T g = grad[i] * c.gradient_scale;
     const T m = first[i] + c.first_rate * (g - first[i]);
@@ -44,7 +46,9 @@ WEFT_VECTOR_CLONES void UpdateRun(const Coefficients<T>& c, T* __restrict param,
     first[i] = m;
     second[i] = v;
     const T denominator = std::sqrt(v) / c.second_correction + c.eps;
-    param[i] = param[i] * c.kept_weight - c.step_size * (m / denominator);
+    const T updated = param[i] * c.kept_weight - c.step_size * (m / denominator);
+    param[i] = updated;
+    if constexpr (kCasts) cast[i] = ToBF16(static_cast<float>(updated));
   }
 }
 
@@ -55,8 +59,11 @@ void StepOf(absl::Span<const AdamWSliceOf<T>> slices, const AdamWOptions& option
   const Coefficients coefficients = CoefficientsOf<T>(options, step, gradient_scale);
   for (const AdamWSliceOf<T>& slice : slices) {
     ParallelFor(slice.count, kGrain, [&](int64_t begin, int64_t end) {
-      UpdateRun(coefficients, slice.param + begin, slice.grad + begin, slice.first_moment + begin,
-                slice.second_moment + begin, end - begin);
+      const bool casts = slice.cast != nullptr;
+      (casts ? UpdateRun<true, T> : UpdateRun<false, T>)(coefficients, slice.param + begin,
+                                                         slice.grad + begin, slice.first_moment + begin,
+                                                         slice.second_moment + begin,
+                                                         casts ? slice.cast + begin : nullptr, end - begin);
     });
   }
 }

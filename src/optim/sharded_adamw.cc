@@ -10,6 +10,9 @@ void UpdateByAdamW(AdamWOptions options, int64_t update, const OptimizerGroupSte
   for (const OptimizerSlice& slice : slices) {
     updated.push_back(
         {slice.param, slice.grad, slice.states[first_state], slice.states[first_state + 1], slice.count});
+    if (slice.cast == nullptr || slice.cast->dtype != DType::kBF16) continue;
+    updated.back().cast = static_cast<BF16*>(slice.cast->data);
+    slice.cast->is_written = true;
   }
   AdamWStep(updated, options, update, step.gradient_scale);
 }

@@ -152,7 +152,8 @@ void ShardedOptimizer::UpdateFrom(size_t first, absl::Span<const ShardView> shar
   for (size_t i = 0; i < shards.size(); ++i) {
     Entry& entry = entries_[first + i];
     if (shards[i].grad == nullptr || groups[entry.group].frozen) continue;
-    OptimizerSlice slice{entry.parameter, shards[i].data, shards[i].grad, {}, shards[i].elements()};
+    OptimizerSlice slice{entry.parameter,      shards[i].data, shards[i].grad, {},
+                         shards[i].elements(), shards[i].cast};
     for (const size_t state : layout_.states_of_groups[entry.group]) {
       slice.states[state] = entry.states[state].data();
     }

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "weft/core/parallel.h"
+#include "weft/core/strided_copy.h"
 
 namespace weft {
 namespace {
@@ -49,6 +50,27 @@ TEST(AdamW, MatchesTheFormulaInDouble) {
       const double v = second[i] / (1.0 - std::pow(options.beta2, static_cast<double>(step)));
       param[i] -= options.lr * m / (std::sqrt(v) + options.eps);
       ASSERT_NEAR(state.param[i], param[i], 2e-6) << "element " << i << ", step " << step;
+    }
+  }
+}
+
+TEST(AdamW, CastsTheUpdatedParametersInTheSamePass) {
+  for (const int64_t count : {0, 1, 7, 16, 31, 70001}) {
+    State plain(count);
+    State cast(count);
+    for (int64_t step = 1; step <= 2; ++step) {
+      plain.SetGradients(step);
+      cast.SetGradients(step);
+      AdamWStep({plain.Slice(0, count)}, {.lr = 0.01}, step, 0.5);
+      std::vector<BF16> expected(static_cast<size_t>(count));
+      ConvertRun(plain.param.data(), DType::kF32, expected.data(), DType::kBF16, count);
+      std::vector<BF16> written(static_cast<size_t>(count) + 1, BF16{0x1234});
+      AdamWSlice slice = cast.Slice(0, count);
+      slice.cast = written.data();
+      AdamWStep({slice}, {.lr = 0.01}, step, 0.5);
+      EXPECT_EQ(cast.param, plain.param) << count;
+      for (size_t i = 0; i < expected.size(); ++i) ASSERT_EQ(written[i].bits, expected[i].bits) << i;
+      EXPECT_EQ(written.back().bits, 0x1234);
     }
   }
 }

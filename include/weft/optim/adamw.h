@@ -7,6 +7,8 @@
 
 #include <absl/types/span.h>
 
+#include "weft/core/dtype.h"
+
 namespace weft {
 
 struct AdamWOptions {
@@ -26,6 +28,7 @@ struct AdamWSliceOf {
   T* first_moment;
   T* second_moment;
   int64_t count;
+  BF16* cast = nullptr;  // [count]: gets the updated parameters, rounded to bf16. Null: no cast.
 };
 using AdamWSlice = AdamWSliceOf<float>;
 

@@ -63,6 +63,7 @@ struct OptimizerSlice {
   float* grad;
   std::array<float*, kMaxStates> states;  // In the order of state_names(); null where the group has none.
   int64_t count;
+  ShardCast* cast = nullptr;  // As in ShardView.
 };
 
 // True if a parameter has at most one dim, as norm weights and biases have. Weight decay is often disabled

@@ -11,10 +11,20 @@
 #include <absl/status/status.h>
 #include <absl/types/span.h>
 
+#include "weft/core/dtype.h"
 #include "weft/nn/parameter.h"
 #include "weft/sharding/flat_layout.h"
 
 namespace weft {
+
+// Place for a shard's elements in the dtype of all-gathers. An update that sets every element of a shard may
+// write it in the same pass, and then sets `is_written`. Otherwise the group casts the shard later, in a pass
+// of its own.
+struct ShardCast {
+  DType dtype;
+  void* data;  // [piece.elements()]
+  bool is_written = false;
+};
 
 struct ShardView {
   const Parameter* parameter;
@@ -23,6 +33,8 @@ struct ShardView {
   // [piece.elements()], summed over all ranks; null while there are no reduced gradients, and for a parameter
   // without a gradient: frozen, or unused (UnusedGradients).
   float* grad;
+  ShardCast* cast =
+      nullptr;  // Set only in an update of UpdateShards, and valid until it returns. Null: none.
 
   int64_t elements() const { return piece.elements(); }
 };

@@ -1,13 +1,16 @@
 // Shards in place, in a training loop.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/sharded_toy.h"
 #include "tests/sharding/support/shared_images.h"
+#include "weft/core/strided_copy.h"
 
 namespace weft::testing {
 namespace {
@@ -60,6 +63,86 @@ TEST(InPlace, ReadsShardsThatWereWrittenAfterAnyPass) {
     write(0.5F);
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> again, evaluate());
     EXPECT_EQ(again, half);
+    return absl::OkStatus();
+  });
+}
+
+// A rule that writes the casts of the shards that `casts` selects, and twice their values.
+ShardUpdate Doubling(std::function<bool(const ShardView&)> casts) {
+  return [casts = std::move(casts)](absl::Span<const ShardView> shards) {
+    for (const ShardView& shard : shards) {
+      for (int64_t i = 0; i < shard.elements(); ++i) shard.data[i] *= 2.0F;
+      if (shard.cast == nullptr || !casts(shard)) continue;
+      ConvertRun(shard.data, DType::kF32, shard.cast->data, shard.cast->dtype, shard.elements());
+      shard.cast->is_written = true;
+    }
+    return absl::OkStatus();
+  };
+}
+
+// Updates of an epoch write all casts, some or none of them, in any order. The parameters are the casts of the
+// masters.
+TEST(InPlace, ShowsTheLastUpdateWhicheverCastsItWrote) {
+  const auto all = [](const ShardView&) { return true; };
+  const auto none = [](const ShardView&) { return false; };
+  const auto some = [](const ShardView& shard) { return shard.parameter->shape.size() == 1; };
+  const std::vector<std::vector<std::function<bool(const ShardView&)>>> updates = {
+      {all}, {none}, {some}, {all, none}, {none, all}, {all, some}, {all, all}};
+  for (const FlatKind layout : {FlatKind::kContiguous, FlatKind::kRows}) {
+    ShardingPolicy policy = SharedImages(DType::kBF16);
+    policy.layout = layout;
+    WithToyModel(2, policy, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+      std::vector<Module*> modules = net.blocks();
+      modules.push_back(&net);
+      float factor = 1.0F;
+      for (size_t i = 0; i < updates.size(); ++i) {
+        WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank, static_cast<int>(i)));
+        model.ZeroGradients();
+        for (const auto& casts : updates[i]) {
+          // Ranks need not agree on what their updates write.
+          WEFT_RETURN_IF_ERROR(model.UpdateShards(Doubling(rank == 0 ? casts : all)));
+          factor *= 2.0F;
+        }
+        for (Module* module : modules) {
+          WEFT_ASSIGN_OR_RETURN(UnshardHandle handle, model.Unshard(*module));
+          WEFT_RETURN_IF_ERROR(handle.Wait());
+          for (const auto& parameter : module->parameters()) {
+            std::vector<float> expected(static_cast<size_t>(parameter->elements()));
+            WEFT_RETURN_IF_ERROR(
+                LoadInitialValues(kToySeed)(*parameter, 0, parameter->elements(), expected.data()));
+            for (float& value : expected) value = ToFloat(ToBF16(value * factor));
+            EXPECT_EQ(ReadValues(parameter->data), expected) << "updates " << i << " of " << parameter->name;
+          }
+          WEFT_RETURN_IF_ERROR(model.Reshard(*module));
+        }
+        WEFT_RETURN_IF_ERROR(model.BeginWriting());
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+// An update that claims casts which it has not written leaves the old ones: the group does not cast again.
+TEST(InPlace, CastsOnceIfAnUpdateHasWrittenTheCasts) {
+  WithToyModel(2, SharedImages(DType::kBF16), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    model.ZeroGradients();
+    const auto evaluate = [&]() -> absl::StatusOr<std::vector<float>> {
+      Invocation invocation(/*gradients=*/false);
+      WEFT_ASSIGN_OR_RETURN(const Tensors outputs, net.Forward(invocation, {ToyInputs(0, 1, 6)}));
+      return ReadValues(outputs[0].view());
+    };
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> old, evaluate());
+    WEFT_RETURN_IF_ERROR(model.UpdateShards([](absl::Span<const ShardView> shards) {
+      for (const ShardView& shard : shards) {
+        std::fill_n(shard.data, shard.elements(), 0.25F);
+        if (shard.cast == nullptr) return absl::InternalError("no place for a cast");
+        shard.cast->is_written = true;
+      }
+      return absl::OkStatus();
+    }));
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> unchanged, evaluate());
+    EXPECT_EQ(unchanged, old);
     return absl::OkStatus();
   });
 }
