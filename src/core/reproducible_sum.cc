@@ -106,7 +106,7 @@ WEFT_VECTOR_CLONES BlockSum SumBlock(const T* values, int64_t count, double fact
     sum.lower += static_cast<int64_t>(lowers[lane] - added * lower_bits);
     all_bits |= bits[lane];
   }
-  // A term of 2^kMaxBits multiples or more sets a bit above those of smaller ones, and so do infinity and NaN.
+  // A term of 2^kMaxBits multiples or more, infinity or NaN sets a bit above those of smaller terms.
   sum.fits = all_bits - upper_bits < uint64_t{1} << kMaxBits;
   return sum;
 }

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/sharding/support/sharded_toy.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft {
@@ -214,6 +215,34 @@ TEST(ShardedAdamW, RejectsShardsOfAnotherModel) {
   EXPECT_THAT(std::string(optimizer.Step(other.views()).message()),
               HasSubstr("shard 0 (of 'block.weight') is not the one"));
   EXPECT_EQ(optimizer.steps(), 0);
+}
+
+// In place, the update writes the bf16 weights of the parameters that it updates, unless one of a group is
+// frozen. Private images are cast when they are gathered.
+TEST(ShardedAdamW, GivesTheBitsOfPrivateImagesInPlaceInBf16) {
+  std::vector<std::vector<float>> outputs;  // Of rank 0, by run.
+  for (const NodeShared shared : {NodeShared::kOn, NodeShared::kOff}) {
+    std::vector<float>& run = outputs.emplace_back();
+    ShardingPolicy policy = testing::SharedImages(DType::kBF16);
+    policy.node_shared = shared;
+    testing::WithToyModel(
+        2, policy, [&](testing::ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+          ShardedAdamW optimizer(model.Shards(), {.lr = 0.05}, {{HasAtMostOneDim, {.lr = 0.1}}});
+          for (int step = 0; step < 4; ++step) {
+            WEFT_RETURN_IF_ERROR(testing::ToyPassOf(net, model, rank, step));
+            const bool frozen = step == 1;
+            WEFT_RETURN_IF_ERROR(optimizer.Step(model, {{}, {.frozen = frozen}}));
+            model.ZeroGradients();
+            Invocation evaluation(/*gradients=*/false);
+            WEFT_ASSIGN_OR_RETURN(const Tensors y, net.Forward(evaluation, {testing::ToyInputs(0, 3, 6)}));
+            const std::vector<float> values = testing::ReadValues(y[0].view());
+            if (rank == 0) run.insert(run.end(), values.begin(), values.end());
+          }
+          return absl::OkStatus();
+        });
+  }
+  EXPECT_EQ(outputs[0], outputs[1]);
+  EXPECT_NE(outputs[0].front(), outputs[0].back());
 }
 
 }  // namespace
