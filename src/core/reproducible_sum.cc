@@ -161,7 +161,7 @@ class PartialSum {
  private:
   BlockSum SumOf(const T* values, int64_t count) const {
     return (factor_ == 1.0 ? SumBlock<Kind, false, T> : SumBlock<Kind, true, T>)(values, count, factor_,
-                                                                                  level_);
+                                                                                 level_);
   }
   void RaiseLevelFor(T value) {
     const double term = Kind::Term(static_cast<double>(value) * factor_);

@@ -177,8 +177,9 @@ void AttentionBackward(const AttentionProblem& problem, const TensorView& q, con
                        const TensorView& dout, const TensorView& dq, float dq_beta,
                        absl::Span<const KeyGradients> gradients, float key_beta) {
   WEFT_CHECK(problem.scale > 0.0F, "attention scores need a positive scale");
-  if (AttendsByPanels(q)) {
-    AttentionBackwardByPanels(problem, q, q_runs, keys, lse, delta, dout, dq, dq_beta, gradients, key_beta);
+  if (const panels::PanelUnit* unit = AttentionUnit(q)) {
+    AttentionBackwardByPanels(*unit, problem, q, q_runs, keys, lse, delta, dout, dq, dq_beta, gradients,
+                              key_beta);
     return;
   }
   const TileSize size = TileSizeFor(HostTopology().core_cache_bytes);

@@ -154,8 +154,8 @@ float DefaultScale(int64_t head_dim) { return 1.0F / std::sqrt(static_cast<float
 void AttentionForward(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
                       absl::Span<const KeyBlock> keys, const TensorView& out, const TensorView& lse) {
   WEFT_CHECK(problem.scale > 0.0F, "attention scores need a positive scale");
-  if (AttendsByPanels(q)) {
-    AttentionForwardByPanels(problem, q, q_runs, keys, out, lse);
+  if (const panels::PanelUnit* unit = AttentionUnit(q)) {
+    AttentionForwardByPanels(*unit, problem, q, q_runs, keys, out, lse);
     return;
   }
   const TileSize size = TileSizeFor(HostTopology().core_cache_bytes);

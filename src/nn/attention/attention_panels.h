@@ -11,7 +11,7 @@
 //     dQ += dS K                         dS is a panel of A: queries are lines, and keys are k.
 //   The sums stay in the layout of products until a key tile (dV, dK) or all of them (dQ) are done.
 // Why it suffices: no operand is packed or transposed between the two products that write and read it.
-// Tiles start at multiples of 32 queries and keys (TileSize and AttentionPlan::Builder), as panels do.
+// Tiles start and end at multiples of kTileAlignment, as panels do.
 //
 // Thread safety and determinism: as for AttentionForward.
 #pragma once
@@ -19,19 +19,23 @@
 #include <absl/types/span.h>
 
 #include "src/nn/attention/attention_plan.h"
+#include "src/nn/products/panel_kernels.h"
 #include "weft/nn/attention_kernel.h"
 
 namespace weft {
 
-// True if AttentionForward and AttentionBackward of these queries take the panels.
-bool AttendsByPanels(const TensorView& q);
+// The unit by which AttentionForward and AttentionBackward of these queries multiply panels. Null: they take
+// the matrix library.
+const panels::PanelUnit* AttentionUnit(const TensorView& q);
 
-// As AttentionForward and AttentionBackward. REQUIRES: AttendsByPanels(q).
-void AttentionForwardByPanels(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
-                              absl::Span<const KeyBlock> keys, const TensorView& out, const TensorView& lse);
-void AttentionBackwardByPanels(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
-                               absl::Span<const KeyBlock> keys, const TensorView& lse,
-                               const TensorView& delta, const TensorView& dout, const TensorView& dq,
-                               float dq_beta, absl::Span<const KeyGradients> gradients, float key_beta);
+// As AttentionForward and AttentionBackward. REQUIRES: q is bf16.
+void AttentionForwardByPanels(const panels::PanelUnit& unit, const AttentionProblem& problem,
+                              const TensorView& q, const TokenRuns& q_runs, absl::Span<const KeyBlock> keys,
+                              const TensorView& out, const TensorView& lse);
+void AttentionBackwardByPanels(const panels::PanelUnit& unit, const AttentionProblem& problem,
+                               const TensorView& q, const TokenRuns& q_runs, absl::Span<const KeyBlock> keys,
+                               const TensorView& lse, const TensorView& delta, const TensorView& dout,
+                               const TensorView& dq, float dq_beta, absl::Span<const KeyGradients> gradients,
+                               float key_beta);
 
 }  // namespace weft

@@ -6,7 +6,7 @@
 #include "src/nn/attention/key_tile_accumulator.h"
 #include "src/nn/attention/packed_heads.h"
 #include "src/nn/attention/score_strips.h"
-#include "src/nn/attention/visible_bits.h"
+#include "src/nn/attention/tile_strips.h"
 #include "src/nn/products/element.h"
 #include "src/nn/products/scratch.h"
 #include "weft/core/parallel.h"
@@ -123,6 +123,7 @@ class HeadBackward {
 
  private:
   void AddTile(const AttentionTile& tile) {
+    CheckAlignment(tile);
     const int64_t strips = PanelsOf(tile.rows);
     for (int64_t strip = 0; strip < strips; ++strip) AddStrip(tile, strip, strips);
     const int64_t first_key_panel = (tile.first_key - key_tile_.first) / kPanel;
@@ -250,10 +251,11 @@ void StoreQuerySums(const BackwardCall& call, const TensorView& target, float be
 
 }  // namespace
 
-void AttentionBackwardByPanels(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
-                               absl::Span<const KeyBlock> keys, const TensorView& lse,
-                               const TensorView& delta, const TensorView& dout, const TensorView& dq,
-                               float dq_beta, absl::Span<const KeyGradients> gradients, float key_beta) {
+void AttentionBackwardByPanels(const panels::PanelUnit& unit, const AttentionProblem& problem,
+                               const TensorView& q, const TokenRuns& q_runs, absl::Span<const KeyBlock> keys,
+                               const TensorView& lse, const TensorView& delta, const TensorView& dout,
+                               const TensorView& dq, float dq_beta, absl::Span<const KeyGradients> gradients,
+                               float key_beta) {
   const TileSize size = TileSizeFor(HostTopology().core_cache_bytes);
   const BatchPlans plans(problem.mask, problem.pair_mask.get(), q.shape[0], q_runs, RunsOf(keys), size,
                          AttentionPlan::Order::kByKeyTile);
@@ -263,18 +265,8 @@ void AttentionBackwardByPanels(const AttentionProblem& problem, const TensorView
   const int64_t head_dim = q.shape[3];
   const Tensor query_sums = Tensor::Empty(
       DType::kF32, {q.shape[0], q.shape[2], PanelsOf(q.shape[1]), PanelsOf(head_dim), kProductFloats});
-  const BackwardCall call = {*panels::FastestPanelUnit(),
-                             problem,
-                             plans,
-                             size,
-                             packed_q,
-                             packed_dout,
-                             packed_keys,
-                             lse,
-                             delta,
-                             query_sums,
-                             head_dim,
-                             dout.shape[3]};
+  const BackwardCall call = {unit,        problem, plans, size,       packed_q, packed_dout,
+                             packed_keys, lse,     delta, query_sums, head_dim, dout.shape[3]};
   ZeroQuerySums(call);
   const KeyTileAccumulator accumulator(problem, q, gradients, key_beta, plans.first().MaxTileKeys());
   for (size_t i = 0; i < plans.first().key_tiles().size(); ++i)

@@ -7,7 +7,7 @@
 #include "src/nn/attention/masked_row.h"
 #include "src/nn/attention/packed_heads.h"
 #include "src/nn/attention/score_strips.h"
-#include "src/nn/attention/visible_bits.h"
+#include "src/nn/attention/tile_strips.h"
 #include "src/nn/products/element.h"
 #include "src/nn/products/scratch.h"
 #include "weft/core/parallel.h"
@@ -79,6 +79,7 @@ class RowBlockForward {
   float* OutOf(int64_t strip) const { return out_ + strip * call_.value_panels * kProductFloats; }
 
   void AddTile(const AttentionTile& tile) {
+    CheckAlignment(tile);
     const PackedKeys& keys = call_.keys[static_cast<size_t>(plan_.BlockOf(tile))];
     for (int64_t row = 0; row < tile.rows; row += kPanel) AddStrip(tile, row, keys);
   }
@@ -142,15 +143,15 @@ class RowBlockForward {
 
 }  // namespace
 
-bool AttendsByPanels(const TensorView& q) {
+const panels::PanelUnit* AttentionUnit(const TensorView& q) {
   // With fewer queries, packing the keys takes longer than their products.
   constexpr int64_t kFewestQueries = 32;
-  return q.dtype == DType::kBF16 && q.shape[1] >= kFewestQueries && panels::FastestPanelUnit() != nullptr;
+  return q.dtype == DType::kBF16 && q.shape[1] >= kFewestQueries ? panels::FastestPanelUnit() : nullptr;
 }
 
-void AttentionForwardByPanels(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
-                              absl::Span<const KeyBlock> keys, const TensorView& out, const TensorView& lse) {
-  const panels::PanelUnit& unit = *panels::FastestPanelUnit();
+void AttentionForwardByPanels(const panels::PanelUnit& unit, const AttentionProblem& problem,
+                              const TensorView& q, const TokenRuns& q_runs, absl::Span<const KeyBlock> keys,
+                              const TensorView& out, const TensorView& lse) {
   const TileSize size = TileSizeFor(HostTopology().core_cache_bytes);
   const BatchPlans plans(problem.mask, problem.pair_mask.get(), q.shape[0], q_runs, RunsOf(keys), size,
                          AttentionPlan::Order::kByRowBlock);

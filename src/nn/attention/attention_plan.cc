@@ -40,6 +40,7 @@ TileSize TileSizeFor(int64_t cache_bytes) {
   constexpr int64_t kMaxRows = 256;
   constexpr int64_t kMaxColumns = 512;
   constexpr int64_t kMinColumns = 128;
+  static_assert(kMaxRows % kTileAlignment == 0 && kMinColumns % kTileAlignment == 0);
   const auto scores = static_cast<uint64_t>(cache_bytes / 2) / sizeof(float);
   const auto columns = static_cast<int64_t>(std::bit_floor(scores / kMaxRows));
   return {kMaxRows, std::clamp(columns, kMinColumns, kMaxColumns)};

@@ -5,8 +5,10 @@
 // Note [Attention tiles]
 // Queries are divided into row blocks and keys into key tiles, so that one tile of scores fits into a core's
 // cache. A tile takes one matrix product Q K^T, a pass over its rows, and one more product in forward, or
-// four in backward. Nearly all of the time is therefore spent in the matrix library. Tiles without a visible
-// pair are skipped. Note [Partial tiles] describes those in which only some pairs are visible.
+// four in backward. Nearly all of the time is therefore spent in these products. Tiles without a visible pair
+// are skipped. Note [Partial tiles] describes those in which only some pairs are visible. Tiles start and end
+// at multiples of kTileAlignment queries and keys, except at the end of all queries and of a key block:
+// Note [Attention on panels] needs that.
 #pragma once
 
 #include <algorithm>
@@ -18,6 +20,8 @@
 #include "weft/nn/attention_mask.h"
 
 namespace weft {
+
+inline constexpr int64_t kTileAlignment = 32;
 
 struct TileSize {
   int64_t rows, columns;
@@ -50,7 +54,7 @@ struct AttentionTile {
   int64_t span_row = -1;  // Index of the tile's first row in the plan's spans; -1 if all pairs are visible.
   ColumnSpan all;         // [0, columns)
   // True if the tile initializes the sums of its rows (keys): no earlier tile has any of them, and its
-  // product uses the caller's beta. Products of later tiles use a beta of 1. False for all tiles of a row
+  // product overwrites them, or scales them by the caller's beta. Products of later tiles add to them. False for all tiles of a row
   // block (key tile) for which InitializesRows (InitializesKeys) is false.
   bool initializes_rows = false;
   bool initializes_keys = false;

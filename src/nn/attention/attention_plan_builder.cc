@@ -13,6 +13,7 @@ constexpr int64_t kPartRows = 64;
 constexpr int64_t kTrim = 64;
 // Parts are merged if that increases the number of computed pairs by at most 1 / kMergeCost.
 constexpr int64_t kMergeCost = 32;
+static_assert(kPartRows % kTileAlignment == 0 && kTrim % kTileAlignment == 0);
 
 int64_t PairsOf(const AttentionMask& mask, const TokenRuns& queries, const TokenRuns& keys) {
   int64_t pairs = 0;

@@ -1,5 +1,5 @@
-// This file alone is compiled for AVX512-BF16. It calls no inline function of other headers: the linker might
-// keep its copy of one for all callers.
+// One of the sources that are compiled for AVX512-BF16. They call no inline function of other headers: the
+// linker might keep their copy of one for all callers.
 #include "src/nn/attention/score_strips.h"
 
 #include <immintrin.h>
@@ -79,8 +79,10 @@ struct Values {
 Values Load(const float* row) { return {_mm512_loadu_ps(row), _mm512_loadu_ps(row + kTileWords)}; }
 
 Values WeightsOf(const Values& scores, const Visible& visible, __m512 scale, __m512 shift) {
-  return {_mm512_maskz_mov_ps(visible.left, Exp(_mm512_fmsub_ps(scores.left, scale, shift))),
-          _mm512_maskz_mov_ps(visible.right, Exp(_mm512_fmsub_ps(scores.right, scale, shift)))};
+  // The product is rounded as in `shift`: the exponent of the largest score is then exactly 0, however large.
+  const __m512 left = _mm512_sub_ps(_mm512_mul_ps(scores.left, scale), shift);
+  const __m512 right = _mm512_sub_ps(_mm512_mul_ps(scores.right, scale), shift);
+  return {_mm512_maskz_mov_ps(visible.left, Exp(left)), _mm512_maskz_mov_ps(visible.right, Exp(right))};
 }
 
 // The gradients of the scores, from those of the weights.

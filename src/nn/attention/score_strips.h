@@ -12,7 +12,7 @@ namespace weft::panels {
 
 // The scores of a strip [panels of keys][kProductFloats], and the keys that its queries attend to.
 struct ScoreStrip {
-  float* scores;
+  const float* scores;
   int64_t key_panels;
   // [32 queries][2 per panel of keys]: a bit for each of 16 keys. Null: all.
   const uint16_t* visible;
@@ -26,7 +26,7 @@ struct SoftmaxSums {
 };
 
 // Writes the weights exp(scale * score - maximum), 0 for hidden keys, as a panel of A: queries by keys.
-// Updates `sums`, and writes the factors of the queries' sums over earlier strips to `corrections`.
+// Updates `sums`, and writes the factors of the queries' sums over earlier tiles to `corrections`.
 void SoftmaxOfStrip(const ScoreStrip& strip, const SoftmaxSums& sums, float* corrections, uint32_t* weights);
 
 // The operands of the products of backward for one strip.
@@ -40,7 +40,8 @@ struct StripOperands {
 };
 
 // With weight = exp(scale * score - lse), or 0 for hidden keys, and weight_gradients shaped as the scores,
-// writes weight and weight * (weight_gradient - delta) * scale. `lse` and `delta` have one value per query.
+// writes weight and weight * (weight_gradient - delta) * scale, both 0 for hidden keys, whatever their scores
+// and weight gradients are. `lse` and `delta` have one value per query.
 void ScoreGradientsOfStrip(const ScoreStrip& strip, const float* weight_gradients, const float* lse,
                            const float* delta, const StripOperands& operands);
 

@@ -1,8 +1,9 @@
-// Products of panels by AVX512-BF16. This file alone is compiled for it. It calls no inline function of other
-// headers: the linker might keep its copy of one for all callers.
+// Products of panels by AVX512-BF16. One of the sources that are compiled for it. They call no inline
+// function of other headers: the linker might keep their copy of one for all callers.
 #include <immintrin.h>
 
 #include "src/nn/products/panel_kernels.h"
+#include "src/nn/products/panel_units.h"
 
 namespace weft::panels {
 namespace {
@@ -53,14 +54,8 @@ void Multiply(const uint32_t* a, const uint32_t* b, int64_t blocks, bool continu
   }
 }
 
-constexpr PanelUnit kUnit = {Begin, End, Multiply};
-
 }  // namespace
 
-const PanelUnit* Avx512Bf16Unit() {
-  static const bool available = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
-  return available ? &kUnit : nullptr;
-}
+const PanelUnit kAvx512Bf16Unit = {Begin, End, Multiply};
 
 }  // namespace weft::panels

@@ -21,16 +21,17 @@ inline constexpr int64_t kTile = 16;
 inline constexpr int64_t kPanel = 2 * kTile;  // Rows of A, or columns of B, of a panel.
 inline constexpr int64_t kBlock = 32;         // Values along k of a k block.
 inline constexpr int64_t kTileWords = kTile * kTile;
-inline constexpr int64_t kBlockWords = 2 * kTileWords;      // Of a panel's k block.
-inline constexpr int64_t kProductFloats = kPanel * kPanel;  // Of the product of two panels.
+inline constexpr int64_t kBlockWords = 2 * kTileWords;      // Words of one k block of a panel.
+inline constexpr int64_t kProductFloats = kPanel * kPanel;  // Floats of the product of two panels.
 
 // The instructions that multiply panels.
 struct PanelUnit {
   // Configures the calling thread, and undoes that.
   void (*begin)();
   void (*end)();
-  // sums = (continues ? sums : 0) + A B for panels of `blocks` k blocks. Each value is summed in the order of
-  // k, in fp32 without rounding between two calls. REQUIRES: between begin and end of the calling thread.
+  // sums = (continues ? sums : 0) + A B for panels of `blocks` k blocks, in fp32. Sums run k block by k block,
+  // so the division of a product into calls changes no bit. The order within a block depends on the unit.
+  // REQUIRES: between begin and end of the calling thread.
   void (*multiply)(const uint32_t* a, const uint32_t* b, int64_t blocks, bool continues, float* sums);
 };
 
@@ -59,7 +60,8 @@ struct Source {
   int64_t leading;  // Elements between two lines, or between two values along k if `strided`.
   bool strided;     // False: the values of a line are neighbours. True: the lines are.
 };
-// Packs one k block of a panel: `lines` <= 32 lines, and `depth` <= 32 values along k. More are passed over.
+// Packs one k block of a panel: the first 32 of `lines` lines, and the first 32 of `depth` values along k.
+// Missing ones become 0.
 void PackPanelBlock(Operand operand, Source source, int64_t lines, int64_t depth, uint32_t* block);
 
 // Rounds the first `rows` of a product of panels to bf16, and stores them 32 columns wide.

@@ -1,5 +1,5 @@
-// Packing of panels by AVX-512. This file alone is compiled for it. It calls no inline function of other
-// headers: the linker might keep its copy of one for all callers.
+// Packing of panels. One of the sources that are compiled for AVX512-BF16. They call no inline
+// function of other headers: the linker might keep their copy of one for all callers.
 #include <immintrin.h>
 
 #include "src/nn/products/panel_kernels.h"

@@ -1,4 +1,5 @@
-// Transposition of words by AVX-512. Included only by sources that are compiled for it.
+// Transposition of words by AVX-512. Included only by sources that are compiled for it. The namespace is
+// anonymous, so that no linker takes this code for other sources.
 #pragma once
 
 #include <immintrin.h>

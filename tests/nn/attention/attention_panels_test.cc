@@ -2,13 +2,17 @@
 // between two products, so that results differ by some units of its precision.
 #include "src/nn/attention/attention_panels.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "src/nn/products/panel_kernels.h"
@@ -18,6 +22,8 @@
 
 namespace weft::testing {
 namespace {
+
+using ::testing::IsSupersetOf;
 
 constexpr double kTolerance = 0x1p-7;
 
@@ -51,11 +57,50 @@ std::vector<double> ResultsOf(const AttentionCase& c) {
 }
 
 TEST_F(AttentionPanels, ServeBf16FromOnePanelOfQueriesOn) {
-  EXPECT_TRUE(AttendsByPanels(KernelRun(CaseOf(32)).q));
-  EXPECT_FALSE(AttendsByPanels(KernelRun(CaseOf(31)).q));
+  EXPECT_EQ(AttentionUnit(KernelRun(CaseOf(32)).q), panels::FastestPanelUnit());
+  EXPECT_EQ(AttentionUnit(KernelRun(CaseOf(31)).q), nullptr);
   AttentionCase f32 = CaseOf(32);
   f32.dtype = DType::kF32;
-  EXPECT_FALSE(AttendsByPanels(KernelRun(f32).q));
+  EXPECT_EQ(AttentionUnit(KernelRun(f32).q), nullptr);
+}
+
+// A unit that fails if the calling thread has not begun. AMX would end the process there.
+thread_local int begun = 0;
+std::atomic<int64_t> products = 0;
+constexpr panels::PanelUnit kStrictUnit = {
+    [] {
+      EXPECT_EQ(begun++, 0);
+      panels::Avx512Bf16Unit()->begin();
+    },
+    [] {
+      panels::Avx512Bf16Unit()->end();
+      EXPECT_EQ(--begun, 0);
+    },
+    [](const uint32_t* a, const uint32_t* b, int64_t blocks, bool continues, float* sums) {
+      EXPECT_EQ(begun, 1);
+      ++products;
+      panels::Avx512Bf16Unit()->multiply(a, b, blocks, continues, sums);
+    }};
+
+// Also: on a CPU with AMX, the results of the other unit.
+TEST_F(AttentionPanels, BeginOnEveryThreadThatMultiplies) {
+  AttentionCase c = CaseOf(300);
+  c.heads = c.kv_heads = 3;
+  KernelRun run(c);
+  const ExpectedAttention expected(c, run);
+  const int threads = ThreadCount();
+  SetThreadCount(3);
+  AttentionForwardByPanels(kStrictUnit, run.problem, run.q, c.q_runs, run.keys, run.out, run.lse);
+  AttentionDelta(run.out, run.dout, run.delta);
+  const int64_t products_of_forward = products;
+  AttentionBackwardByPanels(kStrictUnit, run.problem, run.q, c.q_runs, run.keys, run.lse, run.delta, run.dout,
+                            run.dq, 0.0F, run.gradients, 0.0F);
+  SetThreadCount(threads);
+  EXPECT_GT(products_of_forward, 0);
+  EXPECT_GT(products, products_of_forward);
+  EXPECT_EQ(begun, 0);
+  ExpectOutputs(run, expected.outputs, kTolerance);
+  ExpectGradients(c, run, expected.gradients, 2 * kTolerance);
 }
 
 // Lengths and positions on both sides of the borders of panels, of tiles and of their parts.
@@ -153,27 +198,101 @@ TEST_F(AttentionPanels, GiveTheSameBitsOnSeveralThreads) {
   SetThreadCount(threads);
 }
 
-// Scores that differ by more than fp32's exponent holds: the largest takes all weight.
+// Scores so far apart that the largest of each query takes all weight: weights are 1 or 0, however large the
+// scores are.
 TEST_F(AttentionPanels, AgreeWithPlainLoopsForScoresFarApart) {
-  AttentionCase c = CaseOf(65);
-  c.scale = 300.0F;
-  KernelRun run(c);
-  const ExpectedAttention expected(c, run);
-  run.Forward(c.q_runs);
-  ExpectNear(ToDoubleValues(run.out), expected.outputs.out, kTolerance, "out");
+  for (const float scale : {1e3F, 1e6F, 1e11F, 1e30F}) {
+    SCOPED_TRACE(scale);
+    AttentionCase c = CaseOf(65);
+    c.scale = scale;
+    KernelRun run(c);
+    const ExpectedAttention expected(c, run);
+    run.Forward(c.q_runs);
+    ExpectNear(ToDoubleValues(run.out), expected.outputs.out, kTolerance, "out");
+    run.Backward(c.q_runs);
+    ExpectNear(Joined(run.gradients, &KeyGradients::dv, 1), expected.gradients.dv, 2 * kTolerance, "dv");
+  }
 }
 
-TEST_F(AttentionPanels, HandOnNanOfAQueryToItsOutputAlone) {
-  constexpr int64_t kNanQuery = 40;
-  AttentionCase c = CaseOf(64);
-  c.heads = c.kv_heads = 1;
-  KernelRun run(c);
-  run.q.As<BF16>()[kNanQuery * c.head_dim] = ToBF16(std::numeric_limits<float>::quiet_NaN());
-  run.Forward(c.q_runs);
-  for (int64_t query = 0; query < 64; ++query) {
-    const float* out = run.out.As<float>() + query * c.value_dim;
-    for (int64_t i = 0; i < c.value_dim; ++i) EXPECT_EQ(std::isnan(out[i]), query == kNanQuery) << query;
+// One key takes all weight of the queries that attend to it, so its place shows in every output.
+TEST_F(AttentionPanels, FindAKeyAtTheBordersOfPanelsAndTiles) {
+  constexpr int64_t kTokens = 545;
+  for (const int64_t key : {0, 31, 32, 63, 64, 255, 256, 511, 512, 544}) {
+    AttentionCase c = CaseOf(kTokens);
+    c.heads = c.kv_heads = 1;
+    KernelRun run(c);
+    std::fill_n(run.q.As<BF16>(), run.q.elements(), ToBF16(1.0F));
+    std::fill_n(run.keys[0].k.As<BF16>(), run.keys[0].k.elements(), ToBF16(0.0F));
+    std::fill_n(run.keys[0].k.As<BF16>() + key * c.head_dim, c.head_dim, ToBF16(100.0F));
+    run.Forward(c.q_runs);
+    for (int64_t query = key; query < kTokens; ++query) {
+      for (int64_t i = 0; i < c.value_dim; ++i) {
+        ASSERT_EQ(run.out.As<float>()[query * c.value_dim + i],
+                  ToFloat(run.keys[0].v.As<BF16>()[key * c.value_dim + i]))
+            << "query " << query << ", key " << key;
+      }
+    }
   }
+}
+
+TEST_F(AttentionPanels, AcceptSizesOfZero) {
+  AttentionCase c = CaseOf(40);
+  c.head_dim = 0;
+  CheckAttention(c, "head dim", kTolerance);
+  c = CaseOf(40);
+  c.value_dim = 0;
+  CheckAttention(c, "value dim", kTolerance);
+  c = CaseOf(40);
+  c.batch = 0;
+  CheckAttention(c, "batch", kTolerance);
+  c = CaseOf(40);
+  c.heads = 0;
+  CheckAttention(c, "heads", kTolerance);
+  c = CaseOf(40);
+  c.key_blocks = {};
+  CheckAttention(c, "key blocks", kTolerance);
+}
+
+TEST_F(AttentionPanels, HandOnNanToAllResultsThatDependOnIt) {
+  constexpr int64_t kTokens = 64;
+  constexpr int64_t kNan = 40;
+  AttentionCase c = CaseOf(kTokens);
+  c.heads = c.kv_heads = 1;
+  const auto rows_with_nan = [](const TensorView& view, int64_t dim) {
+    std::vector<int64_t> rows;
+    const std::vector<double> values = ToDoubleValues(view);
+    for (int64_t row = 0; row < kTokens; ++row) {
+      const auto first = values.begin() + row * dim;
+      if (std::any_of(first, first + dim, [](double value) { return std::isnan(value); }))
+        rows.push_back(row);
+    }
+    return rows;
+  };
+  std::vector<int64_t> since(kTokens - kNan);
+  std::iota(since.begin(), since.end(), kNan);
+  std::vector<int64_t> until(kNan + 1);
+  std::iota(until.begin(), until.end(), 0);
+  const BF16 nan = ToBF16(std::numeric_limits<float>::quiet_NaN());
+  KernelRun query(c);
+  query.q.As<BF16>()[kNan * c.head_dim] = nan;
+  query.Forward(c.q_runs);
+  query.Backward(c.q_runs);
+  EXPECT_EQ(rows_with_nan(query.out, c.value_dim), std::vector<int64_t>{kNan});
+  EXPECT_EQ(rows_with_nan(query.lse, 1), std::vector<int64_t>{kNan});
+  EXPECT_EQ(rows_with_nan(query.dq, c.head_dim), std::vector<int64_t>{kNan});
+  // Products of hidden pairs are 0 * NaN, so later keys of the tile may have NaN, too.
+  EXPECT_THAT(rows_with_nan(query.gradients[0].dk, c.head_dim), IsSupersetOf(until));
+  EXPECT_THAT(rows_with_nan(query.gradients[0].dv, c.value_dim), IsSupersetOf(until));
+  KernelRun key(c);
+  key.keys[0].k.As<BF16>()[kNan * c.head_dim] = nan;
+  key.Forward(c.q_runs);
+  EXPECT_EQ(rows_with_nan(key.out, c.value_dim), since);
+  KernelRun gradient(c);
+  gradient.dout.As<BF16>()[kNan * c.value_dim] = nan;
+  gradient.Forward(c.q_runs);
+  gradient.Backward(c.q_runs);
+  EXPECT_EQ(rows_with_nan(gradient.dq, c.head_dim), std::vector<int64_t>{kNan});
+  EXPECT_THAT(rows_with_nan(gradient.gradients[0].dv, c.value_dim), IsSupersetOf(until));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The visible keys of a strip as bits, for the passes of score_strips.h.
+// Tiles of a plan as strips of panels: their alignment, and the visible keys of a strip as bits for the passes
+// of score_strips.h.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +8,16 @@
 
 #include "src/nn/attention/attention_plan.h"
 #include "src/nn/attention/packed_heads.h"
+#include "weft/core/status.h"
 
 namespace weft {
+
+static_assert(kTileAlignment % panels::kPanel == 0);
+// Panels of queries and keys serve whole tiles only if these start at panels.
+inline void CheckAlignment(const AttentionTile& tile) {
+  WEFT_CHECK(tile.first_row % panels::kPanel == 0 && tile.first_key % panels::kPanel == 0,
+             "a tile of attention starts within a panel");
+}
 
 // Sets the bits [begin, end) of 16-bit words.
 inline void SetBits(uint16_t* words, int64_t begin, int64_t end) {
