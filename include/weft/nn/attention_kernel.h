@@ -38,6 +38,11 @@ struct AttentionProblem {
   std::shared_ptr<const PairMask> pair_mask = nullptr;  // Null: the mask and the documents decide alone.
 };
 
+// True if attention of `dtype` with 32 queries or more packs its operands: in bf16, on a CPU with AMX or
+// AVX512-BF16. Backward then takes memory of 6 elements of `dtype` for each element of the queries, and 3 for
+// each of the keys.
+bool PacksAttention(DType dtype);
+
 struct KeyBlock {
   TensorView k;           // [batch, keys, kv_heads, head_dim]
   TensorView v;           // [batch, keys, kv_heads, value_dim]

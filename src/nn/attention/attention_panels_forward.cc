@@ -143,10 +143,12 @@ class RowBlockForward {
 
 }  // namespace
 
+bool PacksAttention(DType dtype) { return dtype == DType::kBF16 && panels::FastestPanelUnit() != nullptr; }
+
 const panels::PanelUnit* AttentionUnit(const TensorView& q) {
   // With fewer queries, packing the keys takes longer than their products.
   constexpr int64_t kFewestQueries = 32;
-  return q.dtype == DType::kBF16 && q.shape[1] >= kFewestQueries ? panels::FastestPanelUnit() : nullptr;
+  return PacksAttention(q.dtype) && q.shape[1] >= kFewestQueries ? panels::FastestPanelUnit() : nullptr;
 }
 
 void AttentionForwardByPanels(const panels::PanelUnit& unit, const AttentionProblem& problem,

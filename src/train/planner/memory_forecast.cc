@@ -4,6 +4,7 @@
 
 #include "src/train/plan/memory_need.h"
 #include "weft/core/dtype.h"
+#include "weft/nn/attention_kernel.h"
 
 namespace weft {
 namespace {
@@ -12,11 +13,12 @@ namespace {
 constexpr int64_t kProgramBytes = int64_t{34} << 20;
 // Bytes of gradients between the parts of the block whose backward runs. The allocator of tensors keeps freed
 // blocks by size, so these add to what is kept: one tensor of each size of a block, and two of the model's
-// dimension, for the gradients before and after a part.
+// dimension, for the gradients before and after a part. Attention in bf16 may pack its operands, too.
 int64_t WorkingBytes(const LlamaConfig& model, const RunPlan& plan) {
   const int64_t tokens = CeilDiv(plan.batch.sequences_per_rank() * plan.seq_len, plan.context.size);
-  const int64_t elements =
-      2 * model.dim + model.ffn_dim + (model.heads + 2 * model.kv_heads) * model.head_dim;
+  int64_t elements = 2 * model.dim + model.ffn_dim + (model.heads + 2 * model.kv_heads) * model.head_dim;
+  if (PacksAttention(plan.parallel.param_dtype))
+    elements += (6 * model.heads + 3 * model.kv_heads) * model.head_dim;
   return tokens * elements * static_cast<int64_t>(SizeOf(plan.parallel.param_dtype));
 }
 
