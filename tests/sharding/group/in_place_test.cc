@@ -80,8 +80,8 @@ ShardUpdate Doubling(std::function<bool(const ShardView&)> casts) {
   };
 }
 
-// Updates of an epoch write all casts, some or none of them, in any order. The parameters are the casts of the
-// masters.
+// Updates of an epoch write all casts, some or none of them, in any order. The parameters are the casts of
+// the masters.
 TEST(InPlace, ShowsTheLastUpdateWhicheverCastsItWrote) {
   const auto all = [](const ShardView&) { return true; };
   const auto none = [](const ShardView&) { return false; };
