@@ -71,11 +71,16 @@ class Ledger : public TrainRun {
     return CostsOfGroups(Layouts(shape), policy, shape);
   }
 
-  // The costs of gathers for the next step that a step starts, if shard groups span nodes.
-  StepCosts GatheredAhead(const StepShape& shape, const ShardingPolicy& policy) const {
+  // The costs of what a step does for the next one: gathers, if shard groups span nodes, and in place the casts
+  // that AdamW writes with its updates.
+  StepCosts DoneAhead(const StepShape& shape, const ShardingPolicy& policy) const {
     StepCosts ahead;
-    if (shape.shard_group_nodes() == 1) return ahead;
     const std::vector<FlatLayout> layouts = Layouts(shape);
+    if (shape.residency == Residency::kInPlace && policy.param_dtype == DType::kBF16) {
+      for (const FlatLayout& layout : layouts)
+        ahead.copied_bytes += ForwardCostsOfGroup(layout, policy, shape).copied_bytes;
+    }
+    if (shape.shard_group_nodes() == 1) return ahead;
     for (size_t group = 0; group <= static_cast<size_t>(policy.PrefetchDepth()); ++group) {
       ahead += ForwardCostsOfGroup(layouts[group], policy, shape);
     }
@@ -100,11 +105,11 @@ class Ledger : public TrainRun {
     shape.residency =
         ChooseResidency(policy, *ChooseShareDomains(nodes, ShareDomain::kAuto), shape.shard_size)->residency;
     const StepCosts expected = Expected(shape, policy);
-    const StepCosts ahead = GatheredAhead(shape, policy);
+    const StepCosts ahead = DoneAhead(shape, policy);
     const Result result = Run(mesh, nodes);
     std::vector<int64_t> wire_of_steps;
     for (size_t step = 0; step < result.steps.size(); ++step) {
-      // The first step runs all of its own gathers, and starts those of the second step.
+      // The first step does all of its own work, and work of the second step.
       const StepCosts first = step == 0 ? ahead : StepCosts();
       int64_t wire = 0;
       for (int r = 0; r < mesh.ranks(); ++r) {

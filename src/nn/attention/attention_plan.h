@@ -54,8 +54,8 @@ struct AttentionTile {
   int64_t span_row = -1;  // Index of the tile's first row in the plan's spans; -1 if all pairs are visible.
   ColumnSpan all;         // [0, columns)
   // True if the tile initializes the sums of its rows (keys): no earlier tile has any of them, and its
-  // product overwrites them, or scales them by the caller's beta. Products of later tiles add to them. False for all tiles of a row
-  // block (key tile) for which InitializesRows (InitializesKeys) is false.
+  // product overwrites them, or scales them by the caller's beta. Products of later tiles add to them. False
+  // for all tiles of a row block (key tile) for which InitializesRows (InitializesKeys) is false.
   bool initializes_rows = false;
   bool initializes_keys = false;
 };

@@ -1,5 +1,5 @@
-// Tiles of a plan as strips of panels: their alignment, and the visible keys of a strip as bits for the passes
-// of score_strips.h.
+// Tiles of a plan as strips of panels: their alignment, and the visible keys of a strip as bits for the
+// passes of score_strips.h.
 #pragma once
 
 #include <algorithm>

@@ -29,9 +29,9 @@ struct PanelUnit {
   // Configures the calling thread, and undoes that.
   void (*begin)();
   void (*end)();
-  // sums = (continues ? sums : 0) + A B for panels of `blocks` k blocks, in fp32. Sums run k block by k block,
-  // so the division of a product into calls changes no bit. The order within a block depends on the unit.
-  // REQUIRES: between begin and end of the calling thread.
+  // sums = (continues ? sums : 0) + A B for panels of `blocks` k blocks, in fp32. Sums run k block by k
+  // block, so the division of a product into calls changes no bit. The order within a block depends on the
+  // unit. REQUIRES: between begin and end of the calling thread.
   void (*multiply)(const uint32_t* a, const uint32_t* b, int64_t blocks, bool continues, float* sums);
 };
 
