@@ -71,8 +71,8 @@ class Ledger : public TrainRun {
     return CostsOfGroups(Layouts(shape), policy, shape);
   }
 
-  // The costs of what a step does for the next one: gathers, if shard groups span nodes, and in place the casts
-  // that AdamW writes with its updates.
+  // The costs of what a step does for the next one: gathers, if shard groups span nodes, and in place the
+  // casts that AdamW writes with its updates.
   StepCosts DoneAhead(const StepShape& shape, const ShardingPolicy& policy) const {
     StepCosts ahead;
     const std::vector<FlatLayout> layouts = Layouts(shape);
