@@ -30,8 +30,8 @@ struct PackedQueries {
 
 // Keys and values of a key block. Keys are lines for the scores and the gradients of the weights, and k for
 // dQ.
-struct PackedKeys {
-  explicit PackedKeys(const KeyBlock& block)
+struct BackwardKeys {
+  explicit BackwardKeys(const KeyBlock& block)
       : k(panels::Operand::kB, PackedHeads::Lines::kTokens, block.k),
         v(panels::Operand::kB, PackedHeads::Lines::kTokens, block.v),
         k_transpose(panels::Operand::kB, PackedHeads::Lines::kDims, block.k) {}
@@ -47,7 +47,7 @@ struct BackwardCall {
   TileSize size;
   const PackedQueries& q;
   const PackedQueries& dout;
-  const std::vector<PackedKeys>& keys;
+  const std::vector<BackwardKeys>& keys;
   const TensorView& lse;
   const TensorView& delta;
   const Tensor& dq;  // Sums: [batch, heads, panels of queries, panels of head_dim, kProductFloats].
@@ -194,7 +194,7 @@ class HeadBackward {
   const BackwardCall& call_;
   const AttentionPlan& plan_;
   const KeyTile& key_tile_;
-  const PackedKeys& keys_;
+  const BackwardKeys& keys_;
   int64_t batch_, head_, kv_head_, key_panels_;
   KeyTileMemory memory_;
 };
@@ -261,7 +261,7 @@ void AttentionBackwardByPanels(const panels::PanelUnit& unit, const AttentionPro
                          AttentionPlan::Order::kByKeyTile);
   const PackedQueries packed_q(q);
   const PackedQueries packed_dout(dout);
-  const std::vector<PackedKeys> packed_keys(keys.begin(), keys.end());
+  const std::vector<BackwardKeys> packed_keys(keys.begin(), keys.end());
   const int64_t head_dim = q.shape[3];
   const Tensor query_sums = Tensor::Empty(
       DType::kF32, {q.shape[0], q.shape[2], PanelsOf(q.shape[1]), PanelsOf(head_dim), kProductFloats});

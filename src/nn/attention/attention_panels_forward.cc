@@ -20,8 +20,8 @@ using panels::kPanel;
 using panels::kProductFloats;
 
 // Keys and values of a key block.
-struct PackedKeys {
-  explicit PackedKeys(const KeyBlock& block)
+struct ForwardKeys {
+  explicit ForwardKeys(const KeyBlock& block)
       : k(panels::Operand::kB, PackedHeads::Lines::kTokens, block.k),
         v(panels::Operand::kB, PackedHeads::Lines::kDims, block.v) {}
 
@@ -35,7 +35,7 @@ struct ForwardCall {
   const BatchPlans& plans;
   TileSize size;
   const PackedHeads& q;
-  const std::vector<PackedKeys>& keys;
+  const std::vector<ForwardKeys>& keys;
   int64_t head_blocks;   // K blocks of head_dim.
   int64_t value_panels;  // Panels of value_dim.
   const TensorView& out;
@@ -80,11 +80,11 @@ class RowBlockForward {
 
   void AddTile(const AttentionTile& tile) {
     CheckAlignment(tile);
-    const PackedKeys& keys = call_.keys[static_cast<size_t>(plan_.BlockOf(tile))];
+    const ForwardKeys& keys = call_.keys[static_cast<size_t>(plan_.BlockOf(tile))];
     for (int64_t row = 0; row < tile.rows; row += kPanel) AddStrip(tile, row, keys);
   }
 
-  void AddStrip(const AttentionTile& tile, int64_t row, const PackedKeys& keys) {
+  void AddStrip(const AttentionTile& tile, int64_t row, const ForwardKeys& keys) {
     static thread_local std::vector<uint16_t> bits;
     const int64_t kv_head = KvHead(call_.problem, head_);
     const int64_t key_panels = PanelsOf(tile.columns);
@@ -158,7 +158,7 @@ void AttentionForwardByPanels(const panels::PanelUnit& unit, const AttentionProb
   const BatchPlans plans(problem.mask, problem.pair_mask.get(), q.shape[0], q_runs, RunsOf(keys), size,
                          AttentionPlan::Order::kByRowBlock);
   const PackedHeads packed_q(panels::Operand::kA, PackedHeads::Lines::kTokens, q);
-  const std::vector<PackedKeys> packed_keys(keys.begin(), keys.end());
+  const std::vector<ForwardKeys> packed_keys(keys.begin(), keys.end());
   const ForwardCall call = {
       unit, problem, plans, size, packed_q, packed_keys, PanelsOf(q.shape[3]), PanelsOf(out.shape[3]),
       out,  lse};
