@@ -26,7 +26,7 @@ absl::Status InPlaceImage::EndWriting() {
   return context_.lanes().shards_optimizer_over_replicas() ? absl::OkStatus() : CastOnce();
 }
 
-// Where replicas share the optimizer, this rank updates only a part of what it casts.
+// Null if replicas share the optimizer: this rank then updates only a part of what it casts.
 std::byte* InPlaceImage::PlaceForCast(const ShardPiece& piece) {
   if (!group_.is_cast() || is_read_ || context_.lanes().shards_optimizer_over_replicas()) return nullptr;
   cast_epoch_ = 0;

@@ -24,7 +24,7 @@ class SharedImage {
 
   // Declares that the master is written and stays unchanged in this epoch. Writes the values that peers read.
   virtual absl::Status EndWriting() { return absl::OkStatus(); }
-  // Where the cast of a piece of this rank's shard goes, if an update may write it. Null: it may not. After a
+  // The place for the cast of a piece of this rank's shard. Null: an update may not write the cast. After a
   // call the shard counts as not cast, until EndWriting or MarkCast. REQUIRES: shards may be written.
   virtual std::byte* PlaceForCast(const ShardPiece& /*piece*/) { return nullptr; }
   // Declares that an update has written the casts of the whole shard, which stays unchanged in this epoch.

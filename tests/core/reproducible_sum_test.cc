@@ -76,7 +76,7 @@ double SumByDefinition(const std::vector<double>& terms) {
   return std::ldexp(std::ldexp(static_cast<double>(upper), 48) + rest, 48 * (level - 1));
 }
 
-// So that a faster kernel changes no bit.
+// The definition fixes the bits: a faster kernel may not change them.
 TEST(ReproducibleSum, HasTheBitsOfItsDefinition) {
   for (const int exponent : {-140, -100, -25, -24, -23, -1, 0, 1, 60, 120}) {
     for (const size_t count : {1, 15, 16, 17, 1000, 40000}) {

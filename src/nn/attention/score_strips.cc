@@ -102,7 +102,7 @@ void StorePairs(const Values& even, const Values& odd, uint32_t* target) {
   _mm512_storeu_si512(target + kTileWords, _mm512_permutexvar_epi16(order, RoundBoth(even.right, odd.right)));
 }
 
-// Where a panel of A has the words of a row.
+// The offset of a row's words in a panel of A.
 int64_t RowOfA(int64_t row) { return row / kTile * kTileWords + row % kTile * kTile; }
 
 }  // namespace

@@ -129,6 +129,18 @@ void ExpectGradients(const AttentionCase& c, const KernelRun& run, const OracleG
   ExpectNear(Joined(run.gradients, &KeyGradients::dv, c.batch), expected.dv, tolerance, "dv");
 }
 
+std::vector<double> ResultsOf(const AttentionCase& c) {
+  KernelRun run(c);
+  run.Forward(c.q_runs);
+  run.Backward(c.q_runs);
+  std::vector<double> all;
+  for (const TensorView& view : {run.out, run.lse, run.dq, run.gradients[0].dk, run.gradients[0].dv}) {
+    const std::vector<double> more = ToDoubleValues(view);
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  return all;
+}
+
 void CheckAttention(const AttentionCase& c, const std::string& what, double tolerance) {
   SCOPED_TRACE(what);
   KernelRun run(c);

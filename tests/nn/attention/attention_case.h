@@ -70,6 +70,8 @@ void ExpectNear(const std::vector<double>& actual, const std::vector<double>& ex
 void ExpectOutputs(const KernelRun& run, const OracleOutputs& expected, double tolerance);
 void ExpectGradients(const AttentionCase& c, const KernelRun& run, const OracleGradients& expected,
                      double tolerance);
+// The outputs, statistics and gradients of a case with one key block, by the kernels.
+std::vector<double> ResultsOf(const AttentionCase& c);
 // Compares forward and backward of a case with the oracle. `what` names the case in failures.
 void CheckAttention(const AttentionCase& c, const std::string& what, double tolerance = 1e-5);
 

@@ -230,15 +230,7 @@ TEST(AttentionKernel, GivesTheSameBitsOnAnyNumberOfThreads) {
   const int threads = ThreadCount();
   const auto results = [&c](int count) {
     SetThreadCount(count);
-    KernelRun run(c);
-    run.Forward(c.q_runs);
-    run.Backward(c.q_runs);
-    std::vector<double> all = ToDoubleValues(run.out);
-    for (const TensorView& view : {run.lse, run.dq, run.gradients[0].dk, run.gradients[0].dv}) {
-      const std::vector<double> more = ToDoubleValues(view);
-      all.insert(all.end(), more.begin(), more.end());
-    }
-    return all;
+    return ResultsOf(c);
   };
   const std::vector<double> one = results(1);
   EXPECT_EQ(results(2), one);

@@ -40,18 +40,6 @@ std::vector<NamedPairs> PairMasks() {
       {"one key", [](int64_t row, int64_t query, int64_t key) { return key == query / 2 + row; }}};
 }
 
-std::vector<double> ResultsOf(const AttentionCase& c) {
-  KernelRun run(c);
-  run.Forward(c.q_runs);
-  run.Backward(c.q_runs);
-  std::vector<double> all = ToDoubleValues(run.out);
-  for (const TensorView& view : {run.lse, run.dq, run.gradients[0].dk, run.gradients[0].dv}) {
-    const std::vector<double> more = ToDoubleValues(view);
-    all.insert(all.end(), more.begin(), more.end());
-  }
-  return all;
-}
-
 // Lengths on both sides of the borders of tiles and of their parts.
 TEST(AttentionPairMask, AgreesWithPlainLoopsForEveryMask) {
   const std::vector<AttentionMask> masks = {{}, {false, std::nullopt}, {true, 20}};

@@ -44,18 +44,6 @@ AttentionCase CaseOf(int64_t tokens) {
   return c;
 }
 
-std::vector<double> ResultsOf(const AttentionCase& c) {
-  KernelRun run(c);
-  run.Forward(c.q_runs);
-  run.Backward(c.q_runs);
-  std::vector<double> all;
-  for (const TensorView& view : {run.out, run.lse, run.dq, run.gradients[0].dk, run.gradients[0].dv}) {
-    const std::vector<double> more = ToDoubleValues(view);
-    all.insert(all.end(), more.begin(), more.end());
-  }
-  return all;
-}
-
 TEST_F(AttentionPanels, ServeBf16FromOnePanelOfQueriesOn) {
   EXPECT_EQ(AttentionUnit(KernelRun(CaseOf(32)).q), panels::FastestPanelUnit());
   EXPECT_EQ(AttentionUnit(KernelRun(CaseOf(31)).q), nullptr);
