@@ -8,11 +8,7 @@
 namespace weft::python {
 namespace {
 
-using ::c10d::OpType;
-
-std::string Numbered(const char* what, size_t index) {
-  return std::string(what) + " " + std::to_string(index);
-}
+using TorchOp = ::c10d::OpType;
 
 void CheckSingle(const std::vector<at::Tensor>& tensors, const char* operation) {
   TORCH_CHECK_VALUE(tensors.size() == 1, "weft: ", operation, ": expected one tensor, got ", tensors.size());
@@ -104,14 +100,14 @@ WeftBackend::WorkPtr WeftBackend::broadcast(Tensors& tensors, const ::c10d::Broa
   const TensorData data = submission.InOut(tensors[0], "tensor");
   submission.Add(group_->Broadcast(submission.call(), data.data, data.type, data.count,
                                    static_cast<int>(options.rootRank)));
-  return submission.Finish(OpType::BROADCAST, "weft:broadcast", TimeoutOf(options.timeout), ++sequence_);
+  return submission.Finish(TorchOp::BROADCAST, "weft:broadcast", TimeoutOf(options.timeout), ++sequence_);
 }
 
 WeftBackend::WorkPtr WeftBackend::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& options) {
   CheckSingle(tensors, "all_reduce");
   Submission submission(*group_, Stream::kAllReduce, "all_reduce", tensors);
   submission.AllReduce(tensors[0], options.reduceOp);
-  return submission.Finish(OpType::ALLREDUCE, "weft:all_reduce", TimeoutOf(options.timeout), ++sequence_);
+  return submission.Finish(TorchOp::ALLREDUCE, "weft:all_reduce", TimeoutOf(options.timeout), ++sequence_);
 }
 
 WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
@@ -119,7 +115,7 @@ WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
   for (const at::Tensor& tensor : tensors) CheckOutput(tensor, "all_reduce", "a tensor");
   Submission submission(*group_, Stream::kAllReduce, "all_reduce", tensors);
   for (at::Tensor& tensor : tensors) submission.AllReduce(tensor, options.reduceOp);
-  return submission.Finish(OpType::ALLREDUCE_COALESCED, "weft:all_reduce", TimeoutOf(options.timeout),
+  return submission.Finish(TorchOp::ALLREDUCE_COALESCED, "weft:all_reduce", TimeoutOf(options.timeout),
                            ++sequence_);
 }
 
@@ -136,7 +132,7 @@ WeftBackend::WorkPtr WeftBackend::reduce(Tensors& tensors, const ::c10d::ReduceO
   counts[static_cast<size_t>(options.rootRank)] = input.count;
   void* const output = getRank() == options.rootRank ? submission.Output(tensor, "tensor").data : nullptr;
   submission.Add(group_->ReduceScatter(submission.call(), input.data, output, input.type, reduction, counts));
-  return submission.Finish(OpType::REDUCE, "weft:reduce", TimeoutOf(options.timeout), ++sequence_);
+  return submission.Finish(TorchOp::REDUCE, "weft:reduce", TimeoutOf(options.timeout), ++sequence_);
 }
 
 WeftBackend::WorkPtr WeftBackend::allgather(TensorLists& outputs, Tensors& inputs,
@@ -146,14 +142,14 @@ WeftBackend::WorkPtr WeftBackend::allgather(TensorLists& outputs, Tensors& input
                     outputs.size());
   Submission submission(*group_, Stream::kAllGather, "all_gather", outputs[0]);
   submission.GatherParts(inputs[0], outputs[0], /*root=*/-1);
-  return submission.Finish(OpType::ALLGATHER, "weft:all_gather", TimeoutOf(options.timeout), ++sequence_);
+  return submission.Finish(TorchOp::ALLGATHER, "weft:all_gather", TimeoutOf(options.timeout), ++sequence_);
 }
 
 WeftBackend::WorkPtr WeftBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                   const ::c10d::AllgatherOptions& options) {
   Submission submission(*group_, Stream::kAllGather, "all_gather", {output});
   submission.AllGather(output, input);
-  return submission.Finish(OpType::_ALLGATHER_BASE, "weft:_all_gather_base", TimeoutOf(options.timeout),
+  return submission.Finish(TorchOp::_ALLGATHER_BASE, "weft:_all_gather_base", TimeoutOf(options.timeout),
                            ++sequence_);
 }
 
@@ -175,7 +171,7 @@ WeftBackend::WorkPtr WeftBackend::allgather_coalesced(TensorLists& outputs, Tens
   for (size_t index = 0; index < inputs.size(); ++index) {
     submission.GatherParts(inputs[index], parts[index], /*root=*/-1);
   }
-  return submission.Finish(OpType::ALLGATHER_COALESCED, "weft:all_gather", TimeoutOf(options.timeout),
+  return submission.Finish(TorchOp::ALLGATHER_COALESCED, "weft:all_gather", TimeoutOf(options.timeout),
                            ++sequence_);
 }
 
@@ -185,7 +181,7 @@ WeftBackend::WorkPtr WeftBackend::allgather_into_tensor_coalesced(Tensors& outpu
                     outputs.size(), " outputs");
   Submission submission(*group_, Stream::kAllGather, "all_gather", outputs);
   for (size_t index = 0; index < inputs.size(); ++index) submission.AllGather(outputs[index], inputs[index]);
-  return submission.Finish(OpType::ALLGATHER, "weft:all_gather", TimeoutOf(options.timeout), ++sequence_);
+  return submission.Finish(TorchOp::ALLGATHER, "weft:all_gather", TimeoutOf(options.timeout), ++sequence_);
 }
 
 WeftBackend::WorkPtr WeftBackend::gather(TensorLists& outputs, Tensors& inputs,
@@ -197,7 +193,7 @@ WeftBackend::WorkPtr WeftBackend::gather(TensorLists& outputs, Tensors& inputs,
                     ", gives one list of outputs and the other ranks none; got ", outputs.size());
   Submission submission(*group_, Stream::kOther, "gather", is_root ? outputs[0] : Tensors{});
   submission.GatherParts(inputs[0], is_root ? outputs[0] : Tensors{}, static_cast<int>(options.rootRank));
-  return submission.Finish(OpType::GATHER, "weft:gather", TimeoutOf(options.timeout), ++sequence_);
+  return submission.Finish(TorchOp::GATHER, "weft:gather", TimeoutOf(options.timeout), ++sequence_);
 }
 
 WeftBackend::WorkPtr WeftBackend::scatter(Tensors& outputs, TensorLists& inputs,
@@ -209,7 +205,7 @@ WeftBackend::WorkPtr WeftBackend::scatter(Tensors& outputs, TensorLists& inputs,
                     ", gives one list of inputs and the other ranks none; got ", inputs.size());
   Submission submission(*group_, Stream::kOther, "scatter", outputs);
   submission.ScatterParts(is_root ? inputs[0] : Tensors{}, outputs[0], static_cast<int>(options.rootRank));
-  return submission.Finish(OpType::SCATTER, "weft:scatter", TimeoutOf(options.timeout), ++sequence_);
+  return submission.Finish(TorchOp::SCATTER, "weft:scatter", TimeoutOf(options.timeout), ++sequence_);
 }
 
 WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
@@ -234,7 +230,7 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& 
     start += input.numel();
   }
   submission.ReduceScatter(outputs[0], joined, numels, options.reduceOp);
-  return submission.Finish(OpType::REDUCE_SCATTER, "weft:reduce_scatter", TimeoutOf(options.timeout),
+  return submission.Finish(TorchOp::REDUCE_SCATTER, "weft:reduce_scatter", TimeoutOf(options.timeout),
                            ++sequence_);
 }
 
@@ -242,7 +238,7 @@ WeftBackend::WorkPtr WeftBackend::_reduce_scatter_base(at::Tensor& output, at::T
                                                        const ::c10d::ReduceScatterOptions& options) {
   Submission submission(*group_, Stream::kReduceScatter, "reduce_scatter", {output});
   submission.ReduceScatter(output, input, EqualParts(output.numel()), options.reduceOp);
-  return submission.Finish(OpType::_REDUCE_SCATTER_BASE, "weft:_reduce_scatter_base",
+  return submission.Finish(TorchOp::_REDUCE_SCATTER_BASE, "weft:_reduce_scatter_base",
                            TimeoutOf(options.timeout), ++sequence_);
 }
 
@@ -255,7 +251,7 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter_tensor_coalesced(
     submission.ReduceScatter(outputs[index], inputs[index], EqualParts(outputs[index].numel()),
                              options.reduceOp);
   }
-  return submission.Finish(OpType::REDUCE_SCATTER_TENSOR_COALESCED, "weft:reduce_scatter",
+  return submission.Finish(TorchOp::REDUCE_SCATTER_TENSOR_COALESCED, "weft:reduce_scatter",
                            TimeoutOf(options.timeout), ++sequence_);
 }
 
@@ -268,7 +264,8 @@ WeftBackend::WorkPtr WeftBackend::alltoall_base(at::Tensor& output, at::Tensor& 
   CheckTensor(output, "all_to_all", "output");
   submission.Exchange(input, SplitElements(input, input_splits, getSize(), "input"), output,
                       SplitElements(output, output_splits, getSize(), "output"));
-  return submission.Finish(OpType::ALLTOALL_BASE, "weft:all_to_all", TimeoutOf(options.timeout), ++sequence_);
+  return submission.Finish(TorchOp::ALLTOALL_BASE, "weft:all_to_all", TimeoutOf(options.timeout),
+                           ++sequence_);
 }
 
 WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
@@ -277,7 +274,7 @@ WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
   CheckListSize(inputs.size(), getSize(), "all_to_all", "inputs");
   Submission submission(*group_, Stream::kOther, "all_to_all", outputs);
   submission.ExchangeParts(inputs, outputs);
-  return submission.Finish(OpType::ALLTOALL, "weft:all_to_all", TimeoutOf(options.timeout), ++sequence_);
+  return submission.Finish(TorchOp::ALLTOALL, "weft:all_to_all", TimeoutOf(options.timeout), ++sequence_);
 }
 
 WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
@@ -287,10 +284,10 @@ WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
   const TensorData data = submission.Input(tensors[0], "tensor");
   submission.Add(
       group_->Send(submission.call(), data.data, static_cast<int64_t>(tensors[0].nbytes()), to, tag));
-  return submission.Finish(OpType::SEND, "weft:send", TimeoutOf({}), sequence_);
+  return submission.Finish(TorchOp::SEND, "weft:send", TimeoutOf({}), sequence_);
 }
 
-WeftBackend::WorkPtr WeftBackend::Receive(Tensors& tensors, int from, int tag, OpType type,
+WeftBackend::WorkPtr WeftBackend::Receive(Tensors& tensors, int from, int tag, TorchOp type,
                                           const char* title) {
   CheckSingle(tensors, "recv");
   Submission submission(*group_, Stream::kOther, "recv", tensors);
@@ -302,17 +299,17 @@ WeftBackend::WorkPtr WeftBackend::Receive(Tensors& tensors, int from, int tag, O
 
 WeftBackend::WorkPtr WeftBackend::recv(Tensors& tensors, int from, int tag) {
   CheckRank(from, "recv");
-  return Receive(tensors, from, tag, OpType::RECV, "weft:recv");
+  return Receive(tensors, from, tag, TorchOp::RECV, "weft:recv");
 }
 
 WeftBackend::WorkPtr WeftBackend::recvAnysource(Tensors& tensors, int tag) {
-  return Receive(tensors, GroupCollectives::kAnyRank, tag, OpType::RECVANYSOURCE, "weft:recvAnySource");
+  return Receive(tensors, GroupCollectives::kAnyRank, tag, TorchOp::RECVANYSOURCE, "weft:recvAnySource");
 }
 
 WeftBackend::WorkPtr WeftBackend::barrier(const ::c10d::BarrierOptions& options) {
   Submission submission(*group_, Stream::kOther, "barrier", {});
   submission.Add(group_->Barrier(submission.call()));
-  return submission.Finish(OpType::BARRIER, "weft:barrier", TimeoutOf(options.timeout), ++sequence_);
+  return submission.Finish(TorchOp::BARRIER, "weft:barrier", TimeoutOf(options.timeout), ++sequence_);
 }
 
 // The error of any barrier names all ranks that are missing.

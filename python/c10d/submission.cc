@@ -6,10 +6,6 @@
 namespace weft::python {
 namespace {
 
-std::string Numbered(const char* what, size_t index) {
-  return std::string(what) + " " + std::to_string(index);
-}
-
 Part ToPart(const TensorData& data) { return {data.data, {data.count}, {1}}; }
 
 // Contiguous parts of a tensor, end to end.

@@ -6,27 +6,27 @@
 namespace weft::python {
 namespace {
 
-using ::c10d::ReduceOp;
+using TorchReduction = ::c10d::ReduceOp;
 
-std::string NameOf(const ReduceOp& op) {
+std::string NameOf(const TorchReduction& op) {
   switch (op.op_) {
-    case ReduceOp::SUM:
+    case TorchReduction::SUM:
       return "SUM";
-    case ReduceOp::AVG:
+    case TorchReduction::AVG:
       return "AVG";
-    case ReduceOp::PRODUCT:
+    case TorchReduction::PRODUCT:
       return "PRODUCT";
-    case ReduceOp::MIN:
+    case TorchReduction::MIN:
       return "MIN";
-    case ReduceOp::MAX:
+    case TorchReduction::MAX:
       return "MAX";
-    case ReduceOp::BAND:
+    case TorchReduction::BAND:
       return "BAND";
-    case ReduceOp::BOR:
+    case TorchReduction::BOR:
       return "BOR";
-    case ReduceOp::BXOR:
+    case TorchReduction::BXOR:
       return "BXOR";
-    case ReduceOp::PREMUL_SUM:
+    case TorchReduction::PREMUL_SUM:
       return "PREMUL_SUM";
     default:
       return "UNUSED";
@@ -63,33 +63,34 @@ Kind KindOf(at::ScalarType dtype) {
   }
 }
 
-bool IsDefined(ReduceOp::RedOpType op, Kind kind) {
-  const bool is_sum = op == ReduceOp::SUM || op == ReduceOp::PREMUL_SUM;
-  const bool is_bitwise = op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
+bool IsDefined(TorchReduction::RedOpType op, Kind kind) {
+  const bool is_sum = op == TorchReduction::SUM || op == TorchReduction::PREMUL_SUM;
+  const bool is_bitwise =
+      op == TorchReduction::BAND || op == TorchReduction::BOR || op == TorchReduction::BXOR;
   switch (kind) {
     case Kind::kBool:
-      return op != ReduceOp::AVG && op != ReduceOp::PREMUL_SUM;
+      return op != TorchReduction::AVG && op != TorchReduction::PREMUL_SUM;
     case Kind::kInteger:
-      return op != ReduceOp::AVG;
+      return op != TorchReduction::AVG;
     case Kind::kUnsigned:  // The engine has signed integers of these sizes.
-      return op == ReduceOp::SUM || op == ReduceOp::PRODUCT || is_bitwise;
+      return op == TorchReduction::SUM || op == TorchReduction::PRODUCT || is_bitwise;
     case Kind::kFloat:
       return !is_bitwise;
     case Kind::kComplex:
-      return is_sum || op == ReduceOp::AVG;
+      return is_sum || op == TorchReduction::AVG;
     case Kind::kBytes:
       break;
   }
   return false;
 }
 
-Reduction ReductionOfBool(ReduceOp::RedOpType op) {
+Reduction ReductionOfBool(TorchReduction::RedOpType op) {
   switch (op) {
-    case ReduceOp::PRODUCT:
-    case ReduceOp::MIN:
-    case ReduceOp::BAND:
+    case TorchReduction::PRODUCT:
+    case TorchReduction::MIN:
+    case TorchReduction::BAND:
       return Reduction::kMin;
-    case ReduceOp::BXOR:
+    case TorchReduction::BXOR:
       return Reduction::kBitXor;
     default:
       return Reduction::kMax;
@@ -143,39 +144,43 @@ TensorData DataOf(const at::Tensor& tensor) {
           ElementsOf(tensor.scalar_type(), tensor.numel())};
 }
 
-Reduction ReductionOf(const ReduceOp& op, at::ScalarType dtype) {
+Reduction ReductionOf(const TorchReduction& op, at::ScalarType dtype) {
   const Kind kind = KindOf(dtype);
   TORCH_CHECK_VALUE(
       IsDefined(op.op_, kind), "weft: ReduceOp.", NameOf(op), " is not defined for ", dtype,
       "; convert the tensor to a dtype for which it is, such as float32 for AVG or int64 for BAND");
   if (kind == Kind::kBool) return ReductionOfBool(op.op_);
   switch (op.op_) {
-    case ReduceOp::AVG:
+    case TorchReduction::AVG:
       return Reduction::kAverage;
-    case ReduceOp::PRODUCT:
+    case TorchReduction::PRODUCT:
       return Reduction::kProduct;
-    case ReduceOp::MIN:
+    case TorchReduction::MIN:
       return Reduction::kMin;
-    case ReduceOp::MAX:
+    case TorchReduction::MAX:
       return Reduction::kMax;
-    case ReduceOp::BAND:
+    case TorchReduction::BAND:
       return Reduction::kBitAnd;
-    case ReduceOp::BOR:
+    case TorchReduction::BOR:
       return Reduction::kBitOr;
-    case ReduceOp::BXOR:
+    case TorchReduction::BXOR:
       return Reduction::kBitXor;
     default:
       return Reduction::kSum;
   }
 }
 
-at::Tensor ScaledInput(const at::Tensor& input, const ReduceOp& op) {
-  if (op.op_ != ReduceOp::PREMUL_SUM) return input;
+at::Tensor ScaledInput(const at::Tensor& input, const TorchReduction& op) {
+  if (op.op_ != TorchReduction::PREMUL_SUM) return input;
   const auto* const factor = dynamic_cast<const ::c10d::PreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK_VALUE(factor != nullptr, "weft: ReduceOp.PREMUL_SUM has no factor");
   const at::NoGradGuard guard;
   return factor->tensor_factor.defined() ? at::mul(input, factor->tensor_factor)
                                          : at::mul(input, at::Scalar(factor->double_factor));
+}
+
+std::string Numbered(const char* what, size_t index) {
+  return std::string(what) + " " + std::to_string(index);
 }
 
 void CheckTensor(const at::Tensor& tensor, const std::string& operation, const std::string& what) {

@@ -33,6 +33,9 @@ Reduction ReductionOf(const ::c10d::ReduceOp& op, at::ScalarType dtype);
 // Raises ValueError if PREMUL_SUM has no factor.
 at::Tensor ScaledInput(const at::Tensor& input, const ::c10d::ReduceOp& op);
 
+// The name of one of several tensors, as in "output 2".
+std::string Numbered(const char* what, size_t index);
+
 // Raises ValueError unless the tensor is dense, on the CPU and defined. `what` names it, as in "output 2".
 void CheckTensor(const at::Tensor& tensor, const std::string& operation, const std::string& what);
 // CheckTensor, and raises ValueError if elements share memory, as those of an expanded tensor do.
