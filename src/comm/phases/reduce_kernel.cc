@@ -287,18 +287,32 @@ void RunWithOp(const ReduceProgram& program, absl::Span<const LeafSource> leaves
     case ReduceOp::kBitAnd:
     case ReduceOp::kBitOr:
     case ReduceOp::kBitXor:
-      break;
+      break;  // Not for floats; RunOnBytes does those of integers.
   }
-  if constexpr (std::is_integral_v<T>) {
-    if (op == ReduceOp::kBitAnd) return run(BitAnd());
-    return op == ReduceOp::kBitOr ? run(BitOr()) : run(BitXor());
-  }
+}
+
+bool IsBitwise(ReduceOp op) {
+  return op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
+}
+
+// Bitwise operations are the same for elements of every type: one instance of the kernel serves all.
+void RunOnBytes(const ReduceProgram& program, absl::Span<const LeafSource> leaves, ReduceOp op,
+                const ReduceTarget& target, int64_t count) {
+  absl::InlinedVector<LeafSource, 8> byte_leaves(leaves.begin(), leaves.end());
+  for (LeafSource& leaf : byte_leaves) leaf.dtype = DType::kU8;
+  ReduceTarget bytes = target;
+  bytes.dtype = DType::kU8;
+  const int64_t byte_count = count * static_cast<int64_t>(SizeOf(target.dtype));
+  if (op == ReduceOp::kBitAnd) return RunTyped<uint8_t, BitAnd>(program, byte_leaves, bytes, byte_count);
+  if (op == ReduceOp::kBitOr) return RunTyped<uint8_t, BitOr>(program, byte_leaves, bytes, byte_count);
+  RunTyped<uint8_t, BitXor>(program, byte_leaves, bytes, byte_count);
 }
 
 }  // namespace
 
 void RunReduce(const ReduceProgram& program, absl::Span<const LeafSource> leaves, ReduceOp op,
                const ReduceTarget& target, int64_t count) {
+  if (IsBitwise(op)) return RunOnBytes(program, leaves, op, target, count);
   switch (target.dtype) {
     case DType::kI32:
       return RunWithOp<int32_t>(program, leaves, op, target, count);
