@@ -69,7 +69,7 @@ class AllGatherOperation final : public Collective {
 
 }  // namespace
 
-std::unique_ptr<Operation> MakeAllGather(const GroupPlacement& placement, CollectivePlan plan) {
+std::unique_ptr<Operation> MakeAllGather(const GroupPlacement& placement, CollectivePlan&& plan) {
   // A shared output lies in node memory already. Only ranks of other domains read a rank's input then.
   const bool is_shared = plan.kind == OpKind::kAllGatherShared;
   const bool pulled = !placement.local_peers().empty() && !is_shared;

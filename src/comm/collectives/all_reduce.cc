@@ -18,7 +18,7 @@ namespace {
 
 class AllReduceOperation final : public Collective {
  public:
-  AllReduceOperation(const GroupPlacement& placement, CollectivePlan plan)
+  AllReduceOperation(const GroupPlacement& placement, CollectivePlan&& plan)
       : Collective(std::move(plan),
                    {.input = !placement.local_peers().empty(), .output = !placement.local_peers().empty()}) {}
 
@@ -80,7 +80,7 @@ class AllReduceOperation final : public Collective {
 
 }  // namespace
 
-std::unique_ptr<Operation> MakeAllReduce(const GroupPlacement& placement, CollectivePlan plan) {
+std::unique_ptr<Operation> MakeAllReduce(const GroupPlacement& placement, CollectivePlan&& plan) {
   return std::make_unique<AllReduceOperation>(placement, std::move(plan));
 }
 

@@ -44,7 +44,7 @@ struct PartCopy {
 
 class AllToAllOperation final : public Collective {
  public:
-  AllToAllOperation(const GroupPlacement& placement, CollectivePlan plan)
+  AllToAllOperation(const GroupPlacement& placement, CollectivePlan&& plan)
       : Collective(std::move(plan), {.input = false, .output = false}),
         follows_last_(this->plan().kind == OpKind::kAllToAll && !placement.spans_nodes() &&
                       placement.size() > 1) {}
@@ -359,7 +359,7 @@ class AllToAllOperation final : public Collective {
 
 }  // namespace
 
-std::unique_ptr<Operation> MakeAllToAll(const GroupPlacement& placement, CollectivePlan plan) {
+std::unique_ptr<Operation> MakeAllToAll(const GroupPlacement& placement, CollectivePlan&& plan) {
   return std::make_unique<AllToAllOperation>(placement, std::move(plan));
 }
 

@@ -46,7 +46,7 @@ constexpr int kConfirmedCounter = kBroadcastTrees;
 
 class BroadcastOperation final : public Collective {
  public:
-  BroadcastOperation(const GroupPlacement& placement, CollectivePlan plan)
+  BroadcastOperation(const GroupPlacement& placement, CollectivePlan&& plan)
       : Collective(std::move(plan), SharingOf(placement, plan.root)) {}
 
  protected:
@@ -253,7 +253,7 @@ class BroadcastOperation final : public Collective {
 
 }  // namespace
 
-std::unique_ptr<Operation> MakeBroadcast(const GroupPlacement& placement, CollectivePlan plan) {
+std::unique_ptr<Operation> MakeBroadcast(const GroupPlacement& placement, CollectivePlan&& plan) {
   return std::make_unique<BroadcastOperation>(placement, std::move(plan));
 }
 

@@ -41,7 +41,7 @@ class Collective : public Operation {
     const bool is_host = placement.node_host() == placement.me();
     return {.input = !is_host, .output = is_host && !placement.local_peers().empty()};
   }
-  Collective(CollectivePlan plan, Sharing sharing) : plan_(std::move(plan)), sharing_(sharing) {}
+  Collective(CollectivePlan&& plan, Sharing sharing) : plan_(std::move(plan)), sharing_(sharing) {}
 
   absl::StatusOr<Progress> Step(OperationContext& context) final;
   bool ready() const final { return stage_ == Stage::kDone; }

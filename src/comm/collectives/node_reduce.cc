@@ -50,7 +50,7 @@ struct NodePart {
 
 class NodeReduceOperation final : public Collective, private TaskOwner {
  public:
-  NodeReduceOperation(const GroupPlacement& placement, CollectivePlan plan, bool to_all)
+  NodeReduceOperation(const GroupPlacement& placement, CollectivePlan&& plan, bool to_all)
       : Collective(std::move(plan), {.input = !placement.local_peers().empty(),
                                      .output = to_all && !placement.local_peers().empty()}),
         to_all_(to_all) {}
@@ -227,7 +227,7 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
 
 }  // namespace
 
-std::unique_ptr<Operation> MakeNodeReduce(const GroupPlacement& placement, CollectivePlan plan) {
+std::unique_ptr<Operation> MakeNodeReduce(const GroupPlacement& placement, CollectivePlan&& plan) {
   const bool to_all = plan.kind == OpKind::kAllReduce;
   return std::make_unique<NodeReduceOperation>(placement, std::move(plan), to_all);
 }

@@ -12,7 +12,7 @@ namespace {
 
 class ReduceScatterOperation final : public Collective {
  public:
-  ReduceScatterOperation(const GroupPlacement& placement, CollectivePlan plan)
+  ReduceScatterOperation(const GroupPlacement& placement, CollectivePlan&& plan)
       : Collective(std::move(plan), {.input = !placement.local_peers().empty(), .output = false}) {}
 
  protected:
@@ -35,7 +35,7 @@ class ReduceScatterOperation final : public Collective {
 
 }  // namespace
 
-std::unique_ptr<Operation> MakeReduceScatter(const GroupPlacement& placement, CollectivePlan plan) {
+std::unique_ptr<Operation> MakeReduceScatter(const GroupPlacement& placement, CollectivePlan&& plan) {
   return std::make_unique<ReduceScatterOperation>(placement, std::move(plan));
 }
 

@@ -24,7 +24,7 @@ constexpr int kHalvingChannel = 1;
 
 class RelayedAllReduce final : public Collective {
  public:
-  RelayedAllReduce(const GroupPlacement& placement, CollectivePlan plan, bool mirrored)
+  RelayedAllReduce(const GroupPlacement& placement, CollectivePlan&& plan, bool mirrored)
       : Collective(std::move(plan), SharingThroughHost(placement)), mirrored_(mirrored) {}
 
  protected:
@@ -103,7 +103,7 @@ std::vector<int64_t> RelayedAllReduceCounts(const GroupPlacement& placement, DTy
   return counts;
 }
 
-std::unique_ptr<Operation> MakeRelayedAllReduce(const GroupPlacement& placement, CollectivePlan plan,
+std::unique_ptr<Operation> MakeRelayedAllReduce(const GroupPlacement& placement, CollectivePlan&& plan,
                                                 bool mirrored) {
   return std::make_unique<RelayedAllReduce>(placement, std::move(plan), mirrored);
 }

@@ -26,7 +26,7 @@ constexpr int kChannel = 0;
 
 class RelayedGather final : public Collective {
  public:
-  RelayedGather(const GroupPlacement& placement, CollectivePlan plan, bool mirrored)
+  RelayedGather(const GroupPlacement& placement, CollectivePlan&& plan, bool mirrored)
       : Collective(std::move(plan), SharingThroughHost(placement)), mirrored_(mirrored) {}
 
  protected:
@@ -97,7 +97,7 @@ bool IsRelayed(const GroupPlacement& placement, const CollectivePlan& plan, int6
   return is_private && (relaying == Relaying::kAlways || RelayedGatherPays(nodes, bytes));
 }
 
-std::unique_ptr<Operation> MakeRelayedGather(const GroupPlacement& placement, CollectivePlan plan,
+std::unique_ptr<Operation> MakeRelayedGather(const GroupPlacement& placement, CollectivePlan&& plan,
                                              bool mirrored) {
   return std::make_unique<RelayedGather>(placement, std::move(plan), mirrored);
 }

@@ -21,7 +21,7 @@ constexpr int kChannel = 0;
 
 class RelayedReduceScatter final : public Collective {
  public:
-  RelayedReduceScatter(const GroupPlacement& placement, CollectivePlan plan, bool mirrored)
+  RelayedReduceScatter(const GroupPlacement& placement, CollectivePlan&& plan, bool mirrored)
       : Collective(std::move(plan), SharingOf(placement)), mirrored_(mirrored) {}
 
  protected:
@@ -94,7 +94,7 @@ class RelayedReduceScatter final : public Collective {
 
 }  // namespace
 
-std::unique_ptr<Operation> MakeRelayedReduceScatter(const GroupPlacement& placement, CollectivePlan plan,
+std::unique_ptr<Operation> MakeRelayedReduceScatter(const GroupPlacement& placement, CollectivePlan&& plan,
                                                     bool mirrored) {
   return std::make_unique<RelayedReduceScatter>(placement, std::move(plan), mirrored);
 }

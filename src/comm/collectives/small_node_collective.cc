@@ -37,7 +37,7 @@ bool IsSmallTogether(const GroupPlacement& placement, const CollectivePlan& plan
 class SmallNodeCollective : public Collective {
  public:
   // Outputs of an all-reduce are staged, so that each element is reduced once.
-  SmallNodeCollective(CollectivePlan plan, bool stages_output)
+  SmallNodeCollective(CollectivePlan&& plan, bool stages_output)
       : Collective(std::move(plan), {.input = true, .output = stages_output}) {}
   bool is_released_when_drained() const override {
     return last_.outcome() == Moved::kForAll || last_.outcome() == Moved::kByClaims;
@@ -183,7 +183,7 @@ class SmallNodeCollective : public Collective {
 // Also broadcasts, in which only the root has a part.
 class SmallGather final : public SmallNodeCollective {
  public:
-  explicit SmallGather(CollectivePlan plan) : SmallNodeCollective(std::move(plan), false) {}
+  explicit SmallGather(CollectivePlan&& plan) : SmallNodeCollective(std::move(plan), false) {}
 
  private:
   size_t OutputBytesOf(int /*member*/) const override { return total_bytes(); }
@@ -201,7 +201,7 @@ class SmallGather final : public SmallNodeCollective {
 
 class SmallReduceScatter final : public SmallNodeCollective {
  public:
-  explicit SmallReduceScatter(CollectivePlan plan) : SmallNodeCollective(std::move(plan), false) {}
+  explicit SmallReduceScatter(CollectivePlan&& plan) : SmallNodeCollective(std::move(plan), false) {}
 
  private:
   size_t OutputBytesOf(int member) const override { return BytesOf(member); }
@@ -224,7 +224,7 @@ class SmallReduceScatter final : public SmallNodeCollective {
 
 class SmallAllReduce final : public SmallNodeCollective {
  public:
-  explicit SmallAllReduce(CollectivePlan plan) : SmallNodeCollective(std::move(plan), true) {}
+  explicit SmallAllReduce(CollectivePlan&& plan) : SmallNodeCollective(std::move(plan), true) {}
 
  private:
   size_t OutputBytesOf(int /*member*/) const override { return total_bytes(); }
@@ -257,7 +257,7 @@ bool IsSmallOnNode(const GroupPlacement& placement, const CollectivePlan& plan,
          bytes * placement.size() <= MaxClaimedTogetherBytes(options);
 }
 
-std::unique_ptr<Operation> MakeSmallNodeCollective(CollectivePlan plan) {
+std::unique_ptr<Operation> MakeSmallNodeCollective(CollectivePlan&& plan) {
   switch (plan.kind) {
     case OpKind::kReduceScatter:
       return std::make_unique<SmallReduceScatter>(std::move(plan));

@@ -51,7 +51,7 @@ DType SumDType(DType dtype) { return dtype == DType::kBF16 ? DType::kF32 : Parti
 
 class TreeCollective final : public Collective {
  public:
-  TreeCollective(const GroupPlacement& placement, CollectivePlan plan, bool mirrored)
+  TreeCollective(const GroupPlacement& placement, CollectivePlan&& plan, bool mirrored)
       : Collective(std::move(plan), {.input = !placement.local_peers().empty(),
                                      .output = !placement.local_peers().empty() && placement.spans_nodes()}),
         mirrored_(mirrored) {}
@@ -328,7 +328,7 @@ bool TakesTree(const GroupPlacement& placement, DType dtype, int64_t count, Rela
   return relaying == Relaying::kAlways || TreePays(placement.node_count());
 }
 
-std::unique_ptr<Operation> MakeTreeCollective(const GroupPlacement& placement, CollectivePlan plan,
+std::unique_ptr<Operation> MakeTreeCollective(const GroupPlacement& placement, CollectivePlan&& plan,
                                               bool mirrored) {
   return std::make_unique<TreeCollective>(placement, std::move(plan), mirrored);
 }

@@ -89,9 +89,8 @@ Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buf
           WEFT_RETURN_IF_ERROR(
               CheckInNodeMemory(heap(), {"output", buffers.output, total_count}, dtype, kind));
         }
-        request.plan =
-            CollectivePlan::ForContiguous(kind, dtype, ReduceOp::kSum, Bytes(buffers.input),
-                                          Bytes(buffers.output), Parts(counts, total_count, group.size()));
+        request.plan.SetContiguous(kind, dtype, ReduceOp::kSum, Bytes(buffers.input), Bytes(buffers.output),
+                                   Parts(counts, total_count, group.size()));
         const PartLayout& parts = request.plan.parts;
         const auto me = static_cast<size_t>(group.group_rank);
         if (kind == OpKind::kAllGatherDelta) {
@@ -131,8 +130,8 @@ Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DTy
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, group.size(), "reduce_scatter"));
         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "reduce_scatter"));
-        request.plan = CollectivePlan::ForContiguous(OpKind::kReduceScatter, dtype, op, Bytes(input),
-                                                     Bytes(output), Parts(counts, total_count, group.size()));
+        request.plan.SetContiguous(OpKind::kReduceScatter, dtype, op, Bytes(input), Bytes(output),
+                                   Parts(counts, total_count, group.size()));
         const PartLayout& parts = request.plan.parts;
         request.total_count = total_count;
         request.counts_hash = HashOf(parts);
@@ -158,9 +157,8 @@ Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buf
         }
         request.total_count = parts->total();
         request.logical_bytes = (parts->total() - own) * static_cast<int64_t>(SizeOf(dtype));
-        request.plan =
-            CollectivePlan::ForContiguous(kind, dtype, ReduceOp::kSum, Bytes(buffers.input),
-                                          Bytes(buffers.output), PartLayout::FromRanges(std::move(parts)));
+        request.plan.SetContiguous(kind, dtype, ReduceOp::kSum, Bytes(buffers.input), Bytes(buffers.output),
+                                   PartLayout::FromRanges(std::move(parts)));
         request.plan.base = Bytes(buffers.base);
         request.counts_hash = HashOf(request.plan.parts);
         return absl::OkStatus();
@@ -200,8 +198,8 @@ Work CommEngine::SubmitReduceScatter(LaneId lane, const Input& input, void* outp
         const int64_t own = ranges.counts()[static_cast<size_t>(group.group_rank)];
         request.total_count = ranges.total();
         request.logical_bytes = own * (group.size() - 1) * static_cast<int64_t>(SizeOf(dtype));
-        request.plan = CollectivePlan::ForContiguous(kKind, dtype, op, nullptr, Bytes(output),
-                                                     PartLayout::FromRanges(std::move(parts)));
+        request.plan.SetContiguous(kKind, dtype, op, nullptr, Bytes(output),
+                                   PartLayout::FromRanges(std::move(parts)));
         request.counts_hash = HashOf(request.plan.parts);
         return input(ranges, request);
       });
@@ -238,7 +236,7 @@ Work CommEngine::AllReduce(LaneId lane, const void* input, void* output, DType d
                        [&](const ProcessGroup& group, Impl::Request& request) {
                          WEFT_RETURN_IF_ERROR(CheckTotal(count, "all_reduce"));
                          WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "all_reduce"));
-                         request.plan = CollectivePlan::ForContiguous(
+                         request.plan.SetContiguous(
                              OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
                              PartLayout::FromCounts(impl_->AllReduceParts(*request.lane, dtype, count)));
                          request.total_count = count;
@@ -340,9 +338,8 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
         }
         std::vector<int64_t> counts(static_cast<size_t>(group.size()), 0);
         counts[static_cast<size_t>(root)] = count;
-        request.plan =
-            CollectivePlan::ForContiguous(OpKind::kBroadcast, dtype, ReduceOp::kSum, Bytes(buffer),
-                                          Bytes(buffer), PartLayout::FromCounts(std::move(counts)));
+        request.plan.SetContiguous(OpKind::kBroadcast, dtype, ReduceOp::kSum, Bytes(buffer), Bytes(buffer),
+                                   PartLayout::FromCounts(std::move(counts)));
         request.plan.root = root;
         request.total_count = count;
         request.counts_hash = HashOf(request.plan.parts, static_cast<uint64_t>(root));
@@ -352,15 +349,14 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
 }
 
 Work CommEngine::Barrier(LaneId lane, OpOptions options, const Work* after) {
-  return SubmitChecked(lane, std::move(options), after,
-                       [&](const ProcessGroup& group, Impl::Request& request) {
-                         request.plan = CollectivePlan::ForContiguous(OpKind::kBarrier, DType::kI32,
-                                                                      ReduceOp::kSum, nullptr, nullptr, {});
-                         request.total_count = group.size();
-                         request.counts_hash = 0;
-                         request.logical_bytes = 0;
-                         return absl::OkStatus();
-                       });
+  return SubmitChecked(
+      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
+        request.plan.SetContiguous(OpKind::kBarrier, DType::kI32, ReduceOp::kSum, nullptr, nullptr, {});
+        request.total_count = group.size();
+        request.counts_hash = 0;
+        request.logical_bytes = 0;
+        return absl::OkStatus();
+      });
 }
 
 Work CommEngine::Send(const MessageAddress& to, const void* data, int64_t bytes, OpOptions options) {

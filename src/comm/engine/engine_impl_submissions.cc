@@ -13,7 +13,7 @@ namespace weft {
 namespace {
 
 // `elements`: those of all parts. Those of a plan for mirrored nodes are the parts of one node.
-std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, CollectivePlan plan,
+std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, CollectivePlan&& plan,
                                          int64_t elements, const EngineOptions& options, bool mirrored) {
   const AllReduceForm form = plan.kind == OpKind::kAllReduce
                                  ? FormOfAllReduce(placement, plan.dtype, elements, options.relaying)

@@ -55,17 +55,15 @@ struct CollectivePlan {
   // RS, AR: factor of the result.
   double scale = 1.0;
 
-  // The plan of a collective over contiguous buffers: any kind but A2A and send-receive.
-  static CollectivePlan ForContiguous(OpKind kind, DType dtype, ReduceOp reduce, const std::byte* input,
-                                      std::byte* output, PartLayout parts) {
-    CollectivePlan plan;
-    plan.kind = kind;
-    plan.dtype = dtype;
-    plan.reduce = reduce;
-    plan.input = input;
-    plan.output = output;
-    plan.parts = std::move(parts);
-    return plan;
+  // Fills an empty plan with a collective over contiguous buffers: any kind but A2A and send-receive.
+  void SetContiguous(OpKind new_kind, DType new_dtype, ReduceOp new_reduce, const std::byte* new_input,
+                     std::byte* new_output, PartLayout&& new_parts) {
+    kind = new_kind;
+    dtype = new_dtype;
+    reduce = new_reduce;
+    input = new_input;
+    output = new_output;
+    parts = std::move(new_parts);
   }
 };
 
