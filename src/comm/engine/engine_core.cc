@@ -18,6 +18,7 @@ EngineCore::EngineCore(const Environment& environment)
       messages_({env_.rank, env_.nodes, env_.node, wire_, *this, env_.scratch, env_.counters, env_.options,
                  env_.credit_rules},
                 *this),
+      job_spans_nodes_(env_.nodes.node_count() > 1),
       late_ranks_(env_.rank) {}
 
 absl::Status EngineCore::AddLane(int index, std::string name, GroupPlacement placement, LanePurpose purpose) {
@@ -186,7 +187,7 @@ bool EngineCore::Poll(int64_t now_ns) {
 
 absl::StatusOr<bool> EngineCore::PollLanes() {
   bool advanced = false;
-  if (env_.nodes.node_count() > 1) {
+  if (job_spans_nodes_) {
     WEFT_ASSIGN_OR_RETURN(advanced, wire_.Poll(now_ns_));
     AnswerQuestions();
   }

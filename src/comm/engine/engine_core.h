@@ -241,6 +241,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   const Environment env_;
   CreditScheduler wire_;
   MessageBoard messages_;
+  const bool job_spans_nodes_;
   int64_t now_ns_ = 0;                                        // Time of this or the last poll.
   std::vector<std::unique_ptr<Lane>> lanes_;                  // By index. Null: no lane of this rank.
   std::vector<int> active_;                                   // Lanes that may have operations.

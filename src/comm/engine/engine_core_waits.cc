@@ -130,7 +130,7 @@ EngineCore::HeartbeatCheck EngineCore::Inquire(const OperationRecord& record) {
     inquiry.heartbeats[rank] = env_.node.Heartbeats(rank);
     env_.node.Ring(rank);
   }
-  if (env_.nodes.node_count() == 1) return inquiry;
+  if (!job_spans_nodes_) return inquiry;
   const LateRanks::Awaited awaited = AwaitedBy(record);
   inquiry.waits_in = awaited.waits_in;
   LateRanks::Messages messages;
@@ -164,7 +164,7 @@ std::set<int> EngineCore::SilentOnNode(const HeartbeatCheck& inquiry) const {
 
 bool EngineCore::IsAnswered(const HeartbeatCheck& inquiry) const {
   return (SilentOnNode(inquiry).empty() || now_ns_ - inquiry.begun_ns >= LateRanks::kAnswerNs) &&
-         (env_.nodes.node_count() == 1 || late_ranks_.is_final(inquiry.waits_in));
+         (!job_spans_nodes_ || late_ranks_.is_final(inquiry.waits_in));
 }
 
 std::string EngineCore::DescribeInquiry(const HeartbeatCheck& inquiry) const {

@@ -174,6 +174,7 @@ absl::Status CreditScheduler::Send(const Channel& channel, int64_t slice, const 
 }
 
 std::optional<std::pair<int, Descriptor>> CreditScheduler::FindMismatch(int lane, const Descriptor& mine) {
+  if (peer_reports_.empty()) return std::nullopt;  // Always, on one node.
   const auto it = peer_reports_.find(std::pair<int, uint64_t>{lane, mine.sequence});
   if (it == peer_reports_.end()) return std::nullopt;
   PeerReports& reports = it->second;
@@ -185,6 +186,7 @@ std::optional<std::pair<int, Descriptor>> CreditScheduler::FindMismatch(int lane
 }
 
 void CreditScheduler::Forget(int lane, uint64_t sequence) {
+  if (peer_reports_.empty()) return;
   const auto it = peer_reports_.find(std::pair<int, uint64_t>{lane, sequence});
   if (it == peer_reports_.end()) return;
   for (const PeerDescriptor& peer : it->second.descriptors)

@@ -69,6 +69,7 @@ absl::Status MessageBoard::Send(int peer, const Signal& signal) {
 
 absl::StatusOr<bool> MessageBoard::Poll() {
   env_.node.FlushMessages();
+  if (records_.empty()) return HandleSignals();
   bool advanced = !submitted_.empty();
   while (!submitted_.empty()) {
     const Record record = std::move(submitted_.front());
@@ -263,7 +264,7 @@ void MessageBoard::Finish(const Record& record) {
 }
 
 bool MessageBoard::uses_wire() const {
-  if (env_.nodes.node_count() == 1) return false;
+  if (records_.empty() || env_.nodes.node_count() == 1) return false;
   return std::any_of(records_.begin(), records_.end(), [this](const auto& entry) {
     const int peer = entry.second->message->peer;
     return peer == kAnySource || IsRemote(peer);
