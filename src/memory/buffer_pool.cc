@@ -151,7 +151,8 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 Buffer::~Buffer() { Reset(); }
 
 void Buffer::Reset() {
-  if (blocks_ != nullptr) blocks_->Release({data_, block_bytes_}, bytes_);
+  if (blocks_ == nullptr) return;
+  blocks_->Release({data_, block_bytes_}, bytes_);
   blocks_ = nullptr;
   data_ = nullptr;
   bytes_ = 0;

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include <absl/container/flat_hash_map.h>
 #include <absl/strings/str_cat.h>
 
 #include "src/comm/links/mailbox.h"
@@ -30,16 +29,20 @@ using shared_memory::Slot;
 
 class SharedMemoryLink final : public NodeLink {
  public:
-  // `position` is that of the rank in its node.
-  SharedMemoryLink(NodeHeap& heap, int rank, int position, std::byte* flags, Mailbox* mailboxes)
+  // `node_ranks`: all ranks of the node, ascending. `position` is that of the rank among them.
+  SharedMemoryLink(NodeHeap& heap, const std::vector<int>& node_ranks, int position, std::byte* flags,
+                   Mailbox* mailboxes)
       : NodeLink(heap),
-        rank_(rank),
+        rank_(node_ranks[static_cast<size_t>(position)]),
         position_(position),
         own_(new (flags) RankFlags),
         first_(own_),
         mailboxes_(mailboxes),
-        self_{own_} {
+        self_{own_},
+        first_rank_(node_ranks.front()),
+        by_rank_(static_cast<size_t>(node_ranks.back() - node_ranks.front()) + 1, nullptr) {
     own_->mailboxes = heap.AddressOf(mailboxes)->offset;
+    by_rank_[static_cast<size_t>(rank_ - first_rank_)] = &self_;
   }
   // The flags stay allocated in the node heap: a peer that has just released its last operation may still
   // ring the doorbell.
@@ -49,6 +52,7 @@ class SharedMemoryLink final : public NodeLink {
   void AddPeer(int peer, int position, RankFlags* flags) {
     auto* incoming = reinterpret_cast<Mailbox*>(heap().Resolve({peer, flags->mailboxes}));
     peers_[peer] = {flags, mailboxes_ + position, incoming + position_};
+    by_rank_[static_cast<size_t>(peer - first_rank_)] = &peers_[peer];
     if (position == 0) first_ = flags;
   }
   RankFlags* own() { return own_; }
@@ -298,10 +302,10 @@ class SharedMemoryLink final : public NodeLink {
     return true;
   }
   Rank& RankOf(int peer) const {
-    if (peer == rank_) return self_;
-    const auto it = peers_.find(peer);
-    WEFT_CHECK(it != peers_.end(), "a NodeLink was asked for the flags of a rank of another node");
-    return it->second;
+    const auto index = static_cast<size_t>(peer - first_rank_);
+    WEFT_CHECK(index < by_rank_.size() && by_rank_[index] != nullptr,
+               "a NodeLink was asked for the flags of a rank of another node");
+    return *by_rank_[index];
   }
   // The lane's entry in its block. Null if `peer` has opened no lane of the block.
   std::atomic<uint64_t>* EntryOf(int peer, const RankFlags& flags, int lane) const {
@@ -339,8 +343,11 @@ class SharedMemoryLink final : public NodeLink {
   int64_t unsent_ = 0;                   // Messages that found a mailbox full.
   std::map<int, std::byte*> reserved_;   // Memory for flags, by number of counters.
   std::byte* reserved_block_ = nullptr;  // Memory for the next block of lanes.
-  mutable Rank self_;
-  mutable absl::flat_hash_map<int, Rank> peers_;  // Local peers by bootstrap rank.
+  Rank self_;
+  std::map<int, Rank> peers_;  // Local peers by bootstrap rank.
+  int first_rank_;             // The node's lowest bootstrap rank.
+  // By bootstrap rank, from first_rank_ on: self_ or one of peers_. Null: a rank of another node.
+  std::vector<Rank*> by_rank_;
 };
 
 }  // namespace
@@ -356,8 +363,8 @@ absl::StatusOr<std::unique_ptr<NodeLink>> MakeSharedMemoryLink(Bootstrap& bootst
   const auto position_of = [&](int rank) {
     return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
   };
-  auto link = std::make_unique<SharedMemoryLink>(heap, bootstrap.rank(), position_of(bootstrap.rank()),
-                                                 *flags, mailboxes);
+  auto link =
+      std::make_unique<SharedMemoryLink>(heap, ranks, position_of(bootstrap.rank()), *flags, mailboxes);
   const uint64_t offset = heap.AddressOf(link->own())->offset;
   WEFT_ASSIGN_OR_RETURN(
       const std::vector<std::string> offsets,
