@@ -182,10 +182,9 @@ absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& reco
     if (!deadline) missed_deadline_ = false;
     return absl::OkStatus();
   }
-  const bool is_longer = deadline && *deadline > Deadline();
-  const auto extension = is_longer ? ExtendWatchdog(Watchdog::Task::kWait, *deadline) : std::nullopt;
-  absl::Status status = shell_->Wait(record, event, deadline.value_or(Deadline()),
-                                     /*checks_heartbeats=*/!deadline.has_value());
+  const absl::Duration timeout = deadline ? *deadline - bootstrap_.runtime().Now() : timeout_;
+  const auto extension = timeout > timeout_ ? ExtendWatchdog(Watchdog::Task::kWait, *deadline) : std::nullopt;
+  absl::Status status = shell_->Wait(*record, event, timeout, /*checks_heartbeats=*/!deadline.has_value());
   if (!deadline) missed_deadline_ = absl::IsDeadlineExceeded(status);
   return status;
 }

@@ -96,6 +96,7 @@ void EngineShell::Kick(int64_t now_ns) {
     std::optional<DataTask> task;
     {
       const MutexLock lock(mutex_, std::adopt_lock);
+      TakeSubmissions();
       const PollResult poll = PollLocked(now_ns);
       for (auto& memory : core_->TakeReleasedMemory()) released.push_back(std::move(memory));
       task = core_->PopImmediateTask();
@@ -135,7 +136,6 @@ void EngineShell::TakeSubmissions() {
 }
 
 EngineShell::PollResult EngineShell::PollLocked(int64_t now_ns) {
-  TakeSubmissions();
   const bool advanced = core_->Poll(now_ns);
   failed_.store(!core_->status().ok(), std::memory_order_release);
   const bool broadcasting = core_->is_broadcasting_failure();
@@ -148,14 +148,16 @@ EngineShell::PollResult EngineShell::PollLocked(int64_t now_ns) {
           core_->poll_interval_ns()};
 }
 
-EngineShell::PollResult EngineShell::PollAndRunTask() {
+EngineShell::PollResult EngineShell::PollAndRunTask(int64_t now_ns, const Awaited* raised) {
   std::optional<DataTask> task;
   ReleasedMemory released;
   std::vector<CompletedCallback> callbacks;
   PollResult result{};
   {
     const MutexLock lock(mutex_);
-    result = PollLocked(runtime_.NowNs());
+    TakeSubmissions();
+    if (raised != nullptr) core_->RaisePriority(*raised->record, raised->event == Event::kReleased);
+    result = PollLocked(now_ns);
     released = core_->TakeReleasedMemory();
     callbacks = core_->TakeCallbacks();
     if (callbacks.empty()) task = core_->PopTask();
@@ -184,22 +186,18 @@ void EngineShell::RunCounted(const DataTask& task) {
   if (waiters_.load() > 0) node_.Ring(rank_);
 }
 
-bool EngineShell::PollUntil(const OperationRecord* record, const std::function<bool()>& done,
-                            absl::Time deadline) {
+bool EngineShell::PollUntil(const Awaited* awaited, absl::FunctionRef<bool()> done, absl::Duration timeout) {
   // A wait for a past event costs nothing and does not count in wait_ns.
   if (done()) return true;
   const int64_t begin = runtime_.NowNs();
-  const absl::Duration timeout = std::min(deadline - runtime_.Now(), kMaxWait);
-  const int64_t limit = begin + std::max<int64_t>(0, absl::ToInt64Nanoseconds(timeout));
+  const int64_t limit = begin + std::max<int64_t>(0, absl::ToInt64Nanoseconds(std::min(timeout, kMaxWait)));
   waits_.fetch_add(1, std::memory_order_relaxed);
   waiters_.fetch_add(1);
   int64_t idle_since = begin;
   bool reached = true;
-  PollResult poll{};
-  while (true) {
-    const uint32_t seen = node_.Doorbell();
-    poll = PollAndRunTask();
-    if (done()) break;
+  uint32_t seen = node_.Doorbell();
+  PollResult poll = PollAndRunTask(begin, awaited);
+  while (!done()) {
     const int64_t now = poll.advanced ? runtime_.NowNs() : poll.now_ns;  // A task may have taken long.
     if (poll.advanced) {
       idle_since = now;
@@ -222,6 +220,8 @@ bool EngineShell::PollUntil(const OperationRecord* record, const std::function<b
       reached = false;
       break;
     }
+    seen = node_.Doorbell();
+    poll = PollAndRunTask(runtime_.NowNs());
   }
   waiters_.fetch_sub(1);
   if (poll.has_local_work && progress_sleep_.load(std::memory_order_seq_cst) != ProgressSleep::kNone) {
@@ -229,7 +229,7 @@ bool EngineShell::PollUntil(const OperationRecord* record, const std::function<b
   }
   const int64_t end = runtime_.NowNs();
   wait_ns_.fetch_add(end - begin, std::memory_order_relaxed);
-  trace_.AddWait(record, begin, end);
+  trace_.AddWait(awaited == nullptr ? nullptr : awaited->record, begin, end);
   return reached;
 }
 
@@ -238,26 +238,26 @@ void EngineShell::PollDoorbell(uint32_t seen) const {
   for (int i = 0; i < kLoads && node_.Doorbell() == seen; ++i) continue;
 }
 
-bool EngineShell::HasOccurred(const OperationRecord& record, Event event) const {
-  const OperationState state = record.State();
+bool EngineShell::HasOccurred(const Awaited& awaited) const {
+  const OperationState state = awaited.record->State();
   if (state == OperationState::kFailed || state == OperationState::kReleased) return true;
   if (state != OperationState::kReady) return false;
-  return event == Event::kReady || failed_.load(std::memory_order_acquire);
+  return awaited.event == Event::kReady || failed_.load(std::memory_order_acquire);
 }
 
-absl::Status EngineShell::DeadlineError(const OperationRecord& record, Event event, bool checks_heartbeats) {
+absl::Status EngineShell::DeadlineError(const Awaited& awaited, bool checks_heartbeats) {
+  const OperationRecord& record = *awaited.record;
   std::string others;
   if (checks_heartbeats) {
     const EngineCore::HeartbeatCheck inquiry =
         WithCore([&](EngineCore& core) { return core.Inquire(record); });
     PollUntil(
-        &record,
+        &awaited,
         [&] {
-          return HasOccurred(record, event) ||
-                 WithCore([&](EngineCore& core) { return core.IsAnswered(inquiry); });
+          return HasOccurred(awaited) || WithCore([&](EngineCore& core) { return core.IsAnswered(inquiry); });
         },
-        runtime_.Now() + absl::Nanoseconds(kInquiryNs));
-    if (HasOccurred(record, event)) return absl::OkStatus();
+        absl::Nanoseconds(kInquiryNs));
+    if (HasOccurred(awaited)) return absl::OkStatus();
     others = WithCore([&](EngineCore& core) { return core.DescribeInquiry(inquiry); });
   }
   return WithCore([&](EngineCore& core) {
@@ -268,20 +268,18 @@ absl::Status EngineShell::DeadlineError(const OperationRecord& record, Event eve
   });
 }
 
-absl::Status EngineShell::Wait(const std::shared_ptr<OperationRecord>& record, Event event,
-                               absl::Time deadline, bool checks_heartbeats) {
-  if (!HasOccurred(*record, event)) {
-    WithCore([&](EngineCore& core) { core.RaisePriority(*record, event == Event::kReleased); });
-    if (!PollUntil(
-            record.get(), [&] { return HasOccurred(*record, event); }, deadline)) {
-      WEFT_RETURN_IF_ERROR(DeadlineError(*record, event, checks_heartbeats));
-    }
+absl::Status EngineShell::Wait(OperationRecord& record, Event event, absl::Duration timeout,
+                               bool checks_heartbeats) {
+  const Awaited awaited{&record, event};
+  if (!PollUntil(
+          &awaited, [&] { return HasOccurred(awaited); }, timeout)) {
+    WEFT_RETURN_IF_ERROR(DeadlineError(awaited, checks_heartbeats));
   }
-  const OperationState state = record->State();
+  const OperationState state = record.State();
   if (state == OperationState::kReleased) return absl::OkStatus();
   if (state != OperationState::kFailed && event == Event::kReady) return absl::OkStatus();
   AwaitRunningTasks();  // Afterwards no thread of this rank accesses the caller's buffers.
-  return record->error;
+  return record.error;
 }
 
 void EngineShell::Then(OperationRecord& record, CompletionCallback done) {
@@ -302,7 +300,7 @@ void EngineShell::FlushControlMessages(absl::Time deadline) {
 
 absl::Status EngineShell::Drain(absl::Time deadline) {
   const auto done = [&] { return WithCore([](EngineCore& core) { return core.is_idle(); }); };
-  if (PollUntil(nullptr, done, deadline)) return absl::OkStatus();
+  if (PollUntil(nullptr, done, deadline - runtime_.Now())) return absl::OkStatus();
   return absl::DeadlineExceededError(
       "operations did not finish before the engine was destroyed; wait for every Work first");
 }
@@ -368,7 +366,7 @@ void EngineShell::RunProgressThread() {
       sleep(ProgressSleep::kBesideWaiter, wakeups, times_.beside_waiter_ns);
       continue;
     }
-    const PollResult poll = PollAndRunTask();
+    const PollResult poll = PollAndRunTask(runtime_.NowNs());
     if (poll.advanced) {
       idle_since = runtime_.NowNs();
     } else if (poll.is_idle) {

@@ -27,13 +27,13 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <absl/base/thread_annotations.h>
+#include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/time/time.h>
 
@@ -64,11 +64,11 @@ class EngineShell {
   void Kick(int64_t now_ns) ABSL_LOCKS_EXCLUDED(mutex_);
 
   enum class Event : uint8_t { kReady, kReleased };
-  // Polls until the event. `checks_heartbeats`: after the deadline, asks for the ranks that are late or
-  // silent, and names them, which takes up to two more seconds. See Note [Late ranks].
+  // Polls until the event, or until `timeout` has passed. `checks_heartbeats`: then asks for the ranks that
+  // are late or silent, and names them, which takes up to two more seconds. See Note [Late ranks].
   // Errors: the operation's; kDeadlineExceeded.
-  absl::Status Wait(const std::shared_ptr<OperationRecord>& record, Event event, absl::Time deadline,
-                    bool checks_heartbeats) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Wait(OperationRecord& record, Event event, absl::Duration timeout, bool checks_heartbeats)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // See Work::Then.
   void Then(OperationRecord& record, CompletionCallback done) ABSL_LOCKS_EXCLUDED(mutex_);
   // Tells peers that this rank submits nothing more. See Note [Leaving].
@@ -109,18 +109,23 @@ class EngineShell {
   };
   // Destroyed without the lock: the destructors may call the engine.
   using ReleasedMemory = std::vector<std::shared_ptr<void>>;
-  // Polls the core, and calls callbacks of completed operations. Then runs one task.
-  PollResult PollAndRunTask() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The operation for which a thread waits, and until which event.
+  struct Awaited {
+    OperationRecord* record;
+    Event event;
+  };
+  // Polls the core, and calls callbacks of completed operations. Then runs one task. `raised`: an operation
+  // whose priority this call raises first, because a thread begins to wait for it; mostly null.
+  PollResult PollAndRunTask(int64_t now_ns, const Awaited* raised = nullptr) ABSL_LOCKS_EXCLUDED(mutex_);
   PollResult PollLocked(int64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Moves the data of a task that this thread has counted in running_tasks_, and finishes it.
   void RunCounted(const DataTask& task) ABSL_LOCKS_EXCLUDED(mutex_);
   void TakeSubmissions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool HasOccurred(const OperationRecord& record, Event event) const;
-  absl::Status DeadlineError(const OperationRecord& record, Event event, bool checks_heartbeats)
-      ABSL_LOCKS_EXCLUDED(mutex_);
-  // Polls until `done`. False if the deadline passed first. `record` is the operation that it waits for, or
-  // null.
-  bool PollUntil(const OperationRecord* record, const std::function<bool()>& done, absl::Time deadline)
+  bool HasOccurred(const Awaited& awaited) const;
+  absl::Status DeadlineError(const Awaited& awaited, bool checks_heartbeats) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Polls until `done`. False if `timeout` has passed first. `awaited`: what it waits for; null if that is
+  // not one operation.
+  bool PollUntil(const Awaited* awaited, absl::FunctionRef<bool()> done, absl::Duration timeout)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns once the doorbell differs from `seen`, or after about a microsecond.
   void PollDoorbell(uint32_t seen) const;
