@@ -267,15 +267,18 @@ absl::StatusOr<bool> Collective::MeetPeers(OperationContext& context) {
   return false;
 }
 
+Descriptor Collective::ReadDescriptor(const OperationContext& context, int peer) {
+  const std::optional<Descriptor> published = context.node.Peek(
+      context.record->lane, context.placement.WorldRank(peer), context.record->descriptor.sequence);
+  WEFT_CHECK(published.has_value(), "a rank read the memory of a peer that has not published the operation");
+  return *published;
+}
+
 const Descriptor& Collective::DescriptorOf(const OperationContext& context, int member) const {
   if (member == context.placement.me()) return context.record->descriptor;
   if (descriptors_.empty()) descriptors_.resize(static_cast<size_t>(context.placement.local_size()));
   std::optional<Descriptor>& known = descriptors_[static_cast<size_t>(context.placement.IndexInNode(member))];
-  if (!known) {
-    known = context.node.Peek(context.record->lane, context.placement.WorldRank(member),
-                              context.record->descriptor.sequence);
-    WEFT_CHECK(known.has_value(), "a rank read the memory of a peer that has not published the operation");
-  }
+  if (!known) known = ReadDescriptor(context, member);
   return *known;
 }
 
@@ -291,6 +294,12 @@ const std::byte* Collective::InputOf(const OperationContext& context, int member
 const std::byte* Collective::OutputOf(const OperationContext& context, int member) const {
   if (member == context.placement.me()) return plan_.output;
   return MapShared(context.node, DescriptorOf(context, member).output);
+}
+
+Collective::SharedBuffers Collective::BuffersOf(const OperationContext& context, int member) const {
+  if (member == context.placement.me()) return {plan_.input, plan_.output};
+  const Descriptor published = ReadDescriptor(context, member);
+  return {MapShared(context.node, published.input), MapShared(context.node, published.output)};
 }
 
 WholeMemory Collective::WholeInputOf(const OperationContext& context, int member) const {

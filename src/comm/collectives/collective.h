@@ -76,6 +76,12 @@ class Collective : public Operation {
   // and BeginMove has been called.
   const std::byte* InputOf(const OperationContext& context, int member) const;
   const std::byte* OutputOf(const OperationContext& context, int member) const;
+  // Both, of a descriptor that is read once and not kept. REQUIRES: the same.
+  struct SharedBuffers {
+    const std::byte* input;
+    const std::byte* output;
+  };
+  SharedBuffers BuffersOf(const OperationContext& context, int member) const;
   // The error for a local peer whose operation does not match. REQUIRES: BeginMove has been called.
   absl::Status MismatchWith(const OperationContext& context, int member) const;
   // The phase that moves the operation if this rank or a peer has published staging rings; otherwise null.
@@ -101,7 +107,9 @@ class Collective : public Operation {
   absl::StatusOr<bool> MeetPeers(OperationContext& context);
   // Returns false if the peer has not published the operation yet. Errors: kFailedPrecondition (mismatch).
   absl::StatusOr<bool> ComparePeer(const OperationContext& context, int peer) const;
-  // The descriptor of a rank of this node. REQUIRES: all have published.
+  // The descriptor of a local peer. REQUIRES: all have published.
+  static Descriptor ReadDescriptor(const OperationContext& context, int peer);
+  // The same for any rank of this node, read once and kept.
   const Descriptor& DescriptorOf(const OperationContext& context, int member) const;
   absl::Status StartUnstaging(OperationContext& context);
   bool StepStaging(OperationContext& context);

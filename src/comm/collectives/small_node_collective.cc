@@ -156,9 +156,10 @@ class SmallNodeCollective : public Collective {
     if (!inputs_.empty()) return;
     scale_ = TargetOf(context.placement, plan(), nullptr).scale;
     for (int member = 0; member < context.placement.size(); ++member) {
-      inputs_.push_back(InputOf(context, member));
+      const SharedBuffers buffers = BuffersOf(context, member);
+      inputs_.push_back(buffers.input);
       // Each member published its output for the others to write to.
-      outputs_.push_back(const_cast<std::byte*>(OutputOf(context, member)));
+      outputs_.push_back(const_cast<std::byte*>(buffers.output));
     }
   }
   MoveSize SizeOfMove() const {
