@@ -127,7 +127,9 @@ void LastArrival::Issue(OperationContext& context, MoveSize size, bool is_immedi
                         std::function<void()> move) {
   is_moving_ = true;
   move_ = std::move(move);
-  DataTask task{context.record, this, 0, context.priority, WholeMoveTask{this, size}};
+  const WholeMoveTask whole{this, size};
+  if (is_immediate && context.tasks.RunAtOnce(whole)) return OnTaskDone(0);
+  DataTask task{context.record, this, 0, context.priority, whole};
   task.is_immediate = is_immediate;
   context.tasks.Push(std::move(task));
 }

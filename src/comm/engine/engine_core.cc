@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iterator>
 #include <utility>
-#include <variant>
 
 #include <absl/strings/str_cat.h>
 
@@ -113,22 +112,19 @@ OperationContext EngineCore::ContextOf(Lane& lane, const std::shared_ptr<Operati
           env_.shares_core};
 }
 
-bool EngineCore::RunAtOnce(const DataTask& task) const {
+bool EngineCore::RunAtOnce(const WholeMoveTask& task) {
   // A thread that queues a task takes the lock twice more and polls again, which takes about as long as to
   // copy a sixteenth of a piece (16 KiB) between two cores.
   const int64_t most_bytes = env_.options.piece_bytes / 16;
-  const auto* whole = std::get_if<WholeMoveTask>(&task.body);
-  if (env_.moves_take_virtual_time || whole == nullptr) return false;
-  if (static_cast<int64_t>(std::max(whole->size.written, whole->size.read)) > most_bytes) return false;
-  whole->move->Run();
-  task.owner->OnTaskDone(task.ticket);
+  if (env_.moves_take_virtual_time) return false;
+  if (static_cast<int64_t>(std::max(task.size.written, task.size.read)) > most_bytes) return false;
+  task.move->Run();
   // The next poll continues the operation. A thread of this rank that should do that may be asleep.
-  env_.node.Ring(env_.rank);
+  rings_own_ = true;
   return true;
 }
 
 void EngineCore::Push(DataTask task) {
-  if (task.is_immediate && RunAtOnce(task)) return;
   // Peers may wait for it, whatever its priority on this rank.
   if (task.is_immediate) {
     tasks_[static_cast<size_t>(Priority::kCritical)].push_front(std::move(task));
@@ -181,6 +177,7 @@ bool EngineCore::Poll(int64_t now_ns) {
     Fail(advanced.status());
     return true;
   }
+  if (std::exchange(rings_own_, false)) env_.node.Ring(env_.rank);
   RecordSlowOperations();
   return *advanced;
 }
@@ -292,7 +289,7 @@ void EngineCore::SetReady(OperationRecord& record) {
   record.state.store(OperationState::kReady, std::memory_order_release);
   env_.recorder.Record(record);
   QueueCallbacks(record, absl::OkStatus());
-  env_.node.Ring(env_.rank);
+  rings_own_ = true;
 }
 
 void EngineCore::SetReleased(OperationRecord& record) {
@@ -305,7 +302,7 @@ void EngineCore::SetReleased(OperationRecord& record) {
   env_.trace.AddOperation(record);
   --unfinished_;
   ++env_.counters.operations;
-  env_.node.Ring(env_.rank);
+  rings_own_ = true;
 }
 
 bool EngineCore::ReleaseInOrder(int index) {

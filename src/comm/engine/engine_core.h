@@ -185,8 +185,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   };
 
   void Push(DataTask task) override;
-  // Runs the task if it takes less time than to queue it. Returns false if it does not.
-  bool RunAtOnce(const DataTask& task) const;
+  bool RunAtOnce(const WholeMoveTask& task) override;
   void OnMessageStarted(OperationRecord& record) override;
   void OnMessageFinished(OperationRecord& record) override;
   void SetRunning(OperationRecord& record);
@@ -253,6 +252,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   int64_t unfinished_ = 0;                                    // Submitted, neither *released* nor failed.
   bool uses_wire_ = false;                                    // A lane with operations spans nodes.
   bool awaits_slot_ = false;                                  // See must_be_polled.
+  bool rings_own_ = false;                                    // Other threads of this rank have to poll.
   bool leaving_ = false;
   int64_t next_slow_check_ns_ = 0;
   LateRanks late_ranks_;

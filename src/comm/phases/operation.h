@@ -19,11 +19,12 @@
 
 namespace weft {
 
-// Queue of data tasks. The engine's threads run them. Push may run a small immediate task itself: its owner
-// then hears that it is done before Push returns. OnTaskDone must not push.
+// Queue of data tasks. The engine's threads run them. OnTaskDone must not push.
 class TaskQueue {
  public:
   virtual void Push(DataTask task) = 0;
+  // Runs an immediate move if that takes less time than to queue it. Returns false if it does not.
+  virtual bool RunAtOnce(const WholeMoveTask& task) = 0;
 
  protected:
   ~TaskQueue() = default;
