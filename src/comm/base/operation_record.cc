@@ -36,16 +36,16 @@ std::string Describe(const OperationRecord& record) {
     return absl::StrCat(ToAbsl(Name(record.descriptor.kind)), label, " ", DescribeMessage(record), ", ",
                         ToAbsl(Name(record.State())));
   }
-  return absl::StrCat(ToAbsl(Name(record.descriptor.kind)), label, " on lane ", record.lane_name, " (",
-                      ToString(record.descriptor), "), ", ToAbsl(Name(record.State())));
+  return absl::StrCat(ToAbsl(Name(record.descriptor.kind)), label, " on lane ", ToAbsl(record.lane_name),
+                      " (", ToString(record.descriptor), "), ", ToAbsl(Name(record.State())));
 }
 
 absl::Status PartMismatch(const OperationRecord& record, int sender, const PartShape& part, int receiver,
                           const PartShape& expected) {
   return absl::FailedPreconditionError(
-      absl::StrCat("lane ", record.lane_name, ": ", ToAbsl(Name(record.descriptor.kind)), ", sequence ",
-                   record.descriptor.sequence, ": rank ", sender, " sends a part of shape ", ToString(part),
-                   " to rank ", receiver, ", which expects ", ToString(expected),
+      absl::StrCat("lane ", ToAbsl(record.lane_name), ": ", ToAbsl(Name(record.descriptor.kind)),
+                   ", sequence ", record.descriptor.sequence, ": rank ", sender, " sends a part of shape ",
+                   ToString(part), " to rank ", receiver, ", which expects ", ToString(expected),
                    "; a part must have the same shape at its sender and its receiver"));
 }
 

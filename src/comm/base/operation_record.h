@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <absl/status/status.h>
@@ -49,7 +50,7 @@ inline constexpr int kMessageLane = 1 << 20;
 
 struct OperationRecord {
   int lane = -1;
-  std::string lane_name;
+  std::string_view lane_name;  // Lives as long as the engine.
   Descriptor descriptor;
   Priority priority = Priority::kBulk;
   std::string label;

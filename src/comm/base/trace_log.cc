@@ -26,9 +26,10 @@ void TraceLog::SetLaneName(int lane, std::string name) {
 void TraceLog::AddOperation(const OperationRecord& record) {
   if (!is_on()) return;
   const MutexLock lock(mutex_);
-  trace_.operations.push_back({record.lane_name, record.descriptor.sequence, record.descriptor.kind,
-                               record.label, record.descriptor.dtype, record.logical_bytes, record.priority,
-                               record.submitted_ns, record.started_ns, record.ready_ns, record.released_ns});
+  trace_.operations.push_back({std::string(record.lane_name), record.descriptor.sequence,
+                               record.descriptor.kind, record.label, record.descriptor.dtype,
+                               record.logical_bytes, record.priority, record.submitted_ns, record.started_ns,
+                               record.ready_ns, record.released_ns});
 }
 
 void TraceLog::AddSlice(int lane, TracedSlice slice) {
@@ -44,8 +45,8 @@ void TraceLog::AddWait(const OperationRecord* record, int64_t begin_ns, int64_t 
   if (!is_on()) return;
   std::string operation;
   if (record != nullptr) {
-    operation =
-        absl::StrCat(ToAbsl(Name(record->descriptor.kind)), " '", record->label, "' on ", record->lane_name);
+    operation = absl::StrCat(ToAbsl(Name(record->descriptor.kind)), " '", record->label, "' on ",
+                             ToAbsl(record->lane_name));
   }
   const MutexLock lock(mutex_);
   trace_.waits.push_back({std::move(operation), begin_ns, end_ns});

@@ -20,7 +20,7 @@ absl::Status Mismatch(const OperationContext& context, int peer_rank, const Desc
                                            Describe(*context.record), "; see the error of that rank"));
   }
   return absl::FailedPreconditionError(
-      absl::StrCat("lane ", context.record->lane_name, ": rank ",
+      absl::StrCat("lane ", ToAbsl(context.record->lane_name), ": rank ",
                    context.placement.WorldRank(context.placement.me()), " submitted ", ToString(mine),
                    ", rank ", peer_rank, " submitted ", ToString(theirs), MismatchDetails(mine, theirs),
                    "; all ranks of a lane must submit the same operations in the same order"));

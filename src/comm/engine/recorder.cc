@@ -33,8 +33,8 @@ Recorder::Entry* Recorder::Find(const OperationRecord& record) {
   // Newest first: most calls are for a recent operation.
   for (size_t back = 1; back <= ring_.size(); ++back) {
     Entry& entry = ring_[(next_ + ring_.size() - back) % ring_.size()];
-    if (entry.lane == record.lane && entry.sequence == record.descriptor.sequence &&
-        entry.generation == record.descriptor.generation) {
+    if (entry.lane == record.lane && entry.descriptor.sequence == record.descriptor.sequence &&
+        entry.descriptor.generation == record.descriptor.generation) {
       return &entry;
     }
   }
@@ -58,12 +58,8 @@ Recorder::Entry& Recorder::Add(const OperationRecord& record) {
   Entry& entry = ring_[next_];
   next_ = (next_ + 1) % capacity_;
   entry.lane = record.lane;
-  entry.sequence = record.descriptor.sequence;
-  entry.generation = record.descriptor.generation;
   entry.lane_name = record.lane_name;
-  entry.kind = record.descriptor.kind;
   entry.label = record.label;
-  entry.dtype = record.descriptor.dtype;
   entry.bytes = record.logical_bytes;
   entry.descriptor = record.descriptor;
   entry.message.clear();
@@ -104,11 +100,11 @@ std::string Recorder::Json() const {
     const Entry& entry = ring_[ring_.size() < capacity_ ? i : (next_ + i) % capacity_];
     operations.push_back({{"lane", entry.lane_name},
                           {"lane_index", entry.lane},
-                          {"sequence", entry.sequence},
-                          {"generation", entry.generation},
-                          {"kind", Name(entry.kind)},
+                          {"sequence", entry.descriptor.sequence},
+                          {"generation", entry.descriptor.generation},
+                          {"kind", Name(entry.descriptor.kind)},
                           {"label", entry.label},
-                          {"dtype", Name(entry.dtype)},
+                          {"dtype", Name(entry.descriptor.dtype)},
                           {"bytes", entry.bytes},
                           {"description", entry.Description()},
                           {"counts_hash", entry.descriptor.counts_hash},
@@ -143,8 +139,8 @@ std::optional<Recorder::StuckOperation> Recorder::OldestRunning() const {
     if (oldest == nullptr || entry.started_ns < oldest->started_ns) oldest = &entry;
   }
   if (oldest == nullptr) return std::nullopt;
-  return StuckOperation{oldest->started_ns, "lane " + oldest->lane_name + ": " + oldest->Description() + " " +
-                                                oldest->waiting_for};
+  return StuckOperation{oldest->started_ns, "lane " + std::string(oldest->lane_name) + ": " +
+                                                oldest->Description() + " " + oldest->waiting_for};
 }
 
 }  // namespace weft

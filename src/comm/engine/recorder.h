@@ -1,5 +1,6 @@
 // Flight recorder: a ring of the last operations, including those that still run, for post-mortem analysis.
 //
+// Lifetime: names of lanes must outlive the recorder.
 // Thread safety: all members may be called from any thread. None calls MPI or takes the core's lock, so
 // that the watchdog can read the recorder while the engine is stuck.
 #pragma once
@@ -8,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <absl/base/thread_annotations.h>
@@ -53,12 +55,8 @@ class Recorder {
  private:
   struct Entry {
     int lane;
-    uint64_t sequence;
-    uint32_t generation;
-    std::string lane_name;
-    OpKind kind;
+    std::string_view lane_name;
     std::string label;
-    DType dtype;
     int64_t bytes;
     OperationState state;
     int64_t submitted_ns, started_ns, ready_ns, released_ns;
