@@ -73,7 +73,7 @@ int64_t Collective::RingPieceElements(const OperationContext& context) const {
 // Rings pay if they are smaller than the parts. Otherwise a part is staged whole, in one step.
 bool Collective::UsesRings(const OperationContext& context) const {
   if (!takes_rings()) return false;
-  const std::vector<int64_t>& counts = plan_.parts.counts;
+  const PartLayout::Elements& counts = plan_.parts.counts;
   const int64_t ring_elements = StagedPhase::kRingPieces * RingPieceElements(context);
   switch (plan_.kind) {
     case OpKind::kAllGather:

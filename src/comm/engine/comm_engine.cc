@@ -18,8 +18,7 @@ namespace weft {
 namespace {
 
 PartLayout Parts(absl::Span<const int64_t> counts, int64_t total_count, int size) {
-  if (!counts.empty()) return PartLayout::FromCounts({counts.begin(), counts.end()});
-  return PartLayout::FromCounts(std::vector<int64_t>(static_cast<size_t>(size), total_count / size));
+  return counts.empty() ? PartLayout::Equal(total_count / size, size) : PartLayout::FromCounts(counts);
 }
 
 uint64_t HashOf(const PartLayout& parts, uint64_t seed = 0) {
@@ -339,7 +338,7 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
         std::vector<int64_t> counts(static_cast<size_t>(group.size()), 0);
         counts[static_cast<size_t>(root)] = count;
         request.plan.SetContiguous(OpKind::kBroadcast, dtype, ReduceOp::kSum, Bytes(buffer), Bytes(buffer),
-                                   PartLayout::FromCounts(std::move(counts)));
+                                   PartLayout::FromCounts(counts));
         request.plan.root = root;
         request.total_count = count;
         request.counts_hash = HashOf(request.plan.parts, static_cast<uint64_t>(root));

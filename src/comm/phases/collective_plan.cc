@@ -55,10 +55,15 @@ absl::Status CheckTarget(const TensorView& part, const PartName& name) {
 
 }  // namespace
 
-PartLayout PartLayout::FromCounts(std::vector<int64_t> counts) {
-  PartLayout layout{std::move(counts), {}};
-  layout.offsets.resize(layout.counts.size());
-  std::exclusive_scan(layout.counts.begin(), layout.counts.end(), layout.offsets.begin(), int64_t{0});
+PartLayout PartLayout::FromCounts(absl::Span<const int64_t> counts) {
+  PartLayout layout{{counts.begin(), counts.end()}, Elements(counts.size())};
+  std::exclusive_scan(counts.begin(), counts.end(), layout.offsets.begin(), int64_t{0});
+  return layout;
+}
+
+PartLayout PartLayout::Equal(int64_t count, int ranks) {
+  PartLayout layout{Elements(static_cast<size_t>(ranks), count), Elements(static_cast<size_t>(ranks))};
+  for (size_t i = 0; i < layout.offsets.size(); ++i) layout.offsets[i] = static_cast<int64_t>(i) * count;
   return layout;
 }
 

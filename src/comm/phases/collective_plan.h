@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include <absl/container/inlined_vector.h>
 #include <absl/status/statusor.h>
+#include <absl/types/span.h>
 
 #include "src/comm/base/group_placement.h"
 #include "weft/comm/part_ranges.h"
@@ -20,11 +22,14 @@ namespace weft {
 
 // Parts of a buffer by group rank. They lie end to end, or in ranges of the buffer.
 struct PartLayout {
-  std::vector<int64_t> counts;                         // In elements.
-  std::vector<int64_t> offsets;                        // In elements: prefix sums of the counts.
+  using Elements = absl::InlinedVector<int64_t, 8>;    // Most groups on one node need no allocation.
+  Elements counts;                                     // By group rank.
+  Elements offsets;                                    // Prefix sums of the counts.
   std::shared_ptr<const PartRanges> ranges = nullptr;  // Null: the parts lie end to end.
 
-  static PartLayout FromCounts(std::vector<int64_t> counts);
+  static PartLayout FromCounts(absl::Span<const int64_t> counts);
+  // Parts of `count` elements each.
+  static PartLayout Equal(int64_t count, int ranks);
   static PartLayout FromRanges(std::shared_ptr<const PartRanges> ranges);
 
   int64_t total() const { return counts.empty() ? 0 : offsets.back() + counts.back(); }
