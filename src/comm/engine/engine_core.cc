@@ -155,6 +155,7 @@ bool EngineCore::has_tasks() const {
 }
 
 bool EngineCore::has_local_work() const {
+  if (is_idle()) return false;
   return !messages_.is_idle() || std::any_of(active_.begin(), active_.end(), [this](int index) {
     const Lane& lane = *lanes_[static_cast<size_t>(index)];
     return !lane.queued.empty() || (!lane.running.empty() && !lane.running.back()->operation->drained());

@@ -32,6 +32,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -123,9 +124,12 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // Moves `memory` into the record, unless the operation is already *released*. See Work::Detach.
   void KeepAlive(OperationRecord& record, std::vector<std::shared_ptr<void>>&& memory);
 
-  // Memory of *released* operations. The caller destroys it without the lock: destructors may call the
-  // engine.
-  std::vector<std::shared_ptr<void>> TakeReleasedMemory() { return std::exchange(released_memory_, {}); }
+  // Moves the memory of *released* operations to the end of `memory`. The caller destroys it without the
+  // lock: destructors may call the engine.
+  void MoveReleasedMemoryTo(std::vector<std::shared_ptr<void>>& memory) {
+    std::move(released_memory_.begin(), released_memory_.end(), std::back_inserter(memory));
+    released_memory_.clear();
+  }
   // Registers a callback of an operation. Returns false if the operation is *ready* or has failed: the caller
   // then calls `done` itself. See Work::Then.
   bool AddCallback(OperationRecord& record, CompletionCallback& done);
@@ -247,7 +251,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   std::vector<std::pair<Priority, int>> order_;               // Of a poll: active lanes by priority.
   std::array<std::deque<DataTask>, 4> tasks_;                 // By priority.
   std::vector<std::shared_ptr<OperationRecord>> quarantine_;  // Failed operations. See Fail.
-  std::vector<std::shared_ptr<void>> released_memory_;        // See TakeReleasedMemory.
+  std::vector<std::shared_ptr<void>> released_memory_;        // See MoveReleasedMemoryTo.
   std::vector<CompletedCallback> callbacks_;                  // See TakeCallbacks.
   int64_t unfinished_ = 0;                                    // Submitted, neither *released* nor failed.
   bool uses_wire_ = false;                                    // A lane with operations spans nodes.

@@ -98,8 +98,8 @@ void EngineShell::Kick(int64_t now_ns) {
       const MutexLock lock(mutex_, std::adopt_lock);
       TakeSubmissions();
       const PollResult poll = PollLocked(now_ns);
-      for (auto& memory : core_->TakeReleasedMemory()) released.push_back(std::move(memory));
-      task = core_->PopImmediateTask();
+      core_->MoveReleasedMemoryTo(released);
+      if (poll.has_tasks) task = core_->PopImmediateTask();
       if (task) ++running_tasks_;
       has_work = poll.has_tasks || poll.uses_wire || core_->has_callbacks();
       is_idle = poll.is_idle && !has_work;
@@ -158,9 +158,12 @@ EngineShell::PollResult EngineShell::PollAndRunTask(int64_t now_ns, const Awaite
     TakeSubmissions();
     if (raised != nullptr) core_->RaisePriority(*raised->record, raised->event == Event::kReleased);
     result = PollLocked(now_ns);
-    released = core_->TakeReleasedMemory();
-    callbacks = core_->TakeCallbacks();
-    if (callbacks.empty()) task = core_->PopTask();
+    core_->MoveReleasedMemoryTo(released);
+    if (core_->has_callbacks()) {
+      callbacks = core_->TakeCallbacks();
+    } else if (result.has_tasks) {
+      task = core_->PopTask();
+    }
     if (task) ++running_tasks_;
   }
   released.clear();
