@@ -251,7 +251,18 @@ absl::StatusOr<bool> EngineCore::StepLane(int index) {
     WEFT_ASSIGN_OR_RETURN(const bool stepped, StepRunning(index));
     advanced |= stepped;
   }
-  return ReleaseInOrder(index) || advanced;
+  advanced |= ReleaseInOrder(index);
+  RecordReady(lane);
+  return advanced;
+}
+
+void EngineCore::RecordReady(Lane& lane) {
+  for (const auto& record : lane.running) {
+    if (!record->IsReady()) break;
+    if (record->descriptor.sequence <= lane.recorded_ready) continue;
+    lane.recorded_ready = record->descriptor.sequence;
+    env_.recorder.Record(*record);
+  }
 }
 
 absl::StatusOr<bool> EngineCore::StepRunning(int index) {
@@ -288,7 +299,6 @@ void EngineCore::SetRunning(OperationRecord& record) {
 void EngineCore::SetReady(OperationRecord& record) {
   record.ready_ns = now_ns_;
   record.state.store(OperationState::kReady, std::memory_order_release);
-  env_.recorder.Record(record);
   QueueCallbacks(record, absl::OkStatus());
   rings_own_ = true;
 }

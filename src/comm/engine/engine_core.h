@@ -184,6 +184,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
     uint64_t consumed = 0;               // Last sequence that this rank has told its peers it consumed.
     uint64_t consumed_by_all = 0;        // The last such sequence that this rank has read.
     uint64_t submitted = 0;              // Last sequence that was submitted.
+    uint64_t recorded_ready = 0;         // Last sequence that RecordReady has recorded.
     bool active = false;                 // Is in active_.
     bool left = false;                   // See Note [Leaving].
   };
@@ -203,6 +204,8 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   bool MayStart(int index, const OperationRecord& next);
   absl::StatusOr<bool> StepRunning(int index);
   void SetReady(OperationRecord& record);
+  // Writes operations that are *ready* and not *released* into the flight recorder, once.
+  void RecordReady(Lane& lane);
   // True if the slot of `sequence` in the descriptor ring is free. See Note [Descriptor ring].
   bool HasSlot(int index, uint64_t sequence);
   void Consume(int index, const OperationRecord& record);
