@@ -3,6 +3,8 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <numeric>
 #include <string>
 
 #include "weft/core/tensor_view.h"
@@ -23,7 +25,9 @@ struct PartShape {
   static PartShape Of(const TensorView& view);
 
   Shape ToShape() const { return {sizes.begin(), sizes.begin() + dims}; }
-  int64_t elements() const { return ElementCount(ToShape()); }
+  int64_t elements() const {
+    return std::accumulate(sizes.begin(), sizes.begin() + dims, int64_t{1}, std::multiplies<>());
+  }
   friend bool operator==(const PartShape&, const PartShape&) = default;
 };
 

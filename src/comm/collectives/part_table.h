@@ -57,8 +57,8 @@ inline std::optional<NodeAddress> AddressOf(const NodeLink& node, const TensorVi
   const auto element_bytes = static_cast<int64_t>(SizeOf(part.dtype));
   const auto begin = node.AddressOf(first + lowest * element_bytes);
   const auto last = node.AddressOf(first + (highest + 1) * element_bytes - 1);
-  const bool inside = begin && last && begin->rank == last->rank;
-  return inside ? node.AddressOf(first) : std::nullopt;
+  if (!begin || !last || begin->rank != last->rank) return std::nullopt;
+  return NodeAddress{begin->rank, begin->offset + static_cast<uint64_t>(-lowest * element_bytes)};
 }
 
 }  // namespace weft
