@@ -1,12 +1,13 @@
 // Matrix products of bf16 factors by panels: blocks for the caches, and threads.
 //
 // Note [Blocks]
-// Problem: tiles must come from the caches nearly as fast as the CPU multiplies them.
-// Rule: a block of A takes a quarter of the second-level cache in packed form. All panels of B pass by it, in
-//   pieces along k that take a third of the first-level cache; as much again is left for a piece of A. The
-//   next panel of B and the place of the results in C are prefetched meanwhile. If k is so large that a block
-//   of A would have too few panels, k is divided into depths, and the sums wait in memory between them.
-// Why it suffices: of the two operands, one comes from the first level, and the other from the second.
+// Problem: tiles must come from the caches nearly as fast as the CPU multiplies them, and C is written once.
+// Rule: a thread packs a block of B that takes half of the second-level cache. All panels of A pass by
+//   it, in pieces along k that take a third of the first-level cache; as much again is left for a piece of B.
+//   The next panel of A and the place of the results in C are prefetched meanwhile. If k is so large that a
+//   block of B would have too few panels, k is divided into depths, and the sums wait in memory between them.
+// Why it suffices: of the two operands, one comes from the first level, and the other from the second. The
+//   results of a panel of A and a block of B are whole runs of rows of C, so a thread writes to 32 pages.
 // Every value of C is one sum in the order of k, whatever the blocks: cache sizes and threads change no bit.
 #include <unistd.h>
 
@@ -33,27 +34,32 @@ int64_t CacheBytes(int name, int64_t otherwise) {
   return bytes > 0 ? bytes : otherwise;
 }
 
+int64_t SecondLevelBytes() {
+  static const int64_t bytes = CacheBytes(_SC_LEVEL2_CACHE_SIZE, int64_t{1} << 20);
+  return bytes;
+}
+
 // Sizes of the parts of a product. See Note [Blocks].
 struct Blocks {
-  int64_t piece;     // K blocks of a piece of B.
-  int64_t depth;     // K blocks of a block of A.
-  int64_t a_panels;  // Panels of a block of A.
-  int64_t b_panels;  // Panels of B that are packed at once.
+  int64_t piece;     // K blocks of a piece of A.
+  int64_t depth;     // K blocks of a block of B.
+  int64_t b_panels;  // Panels of a block of B.
+  int64_t a_panels;  // Panels of A that are packed at once.
 };
 
 Blocks BlocksFor(const Product& product) {
   static const int64_t first_level = CacheBytes(_SC_LEVEL1_DCACHE_SIZE, int64_t{32} << 10);
-  static const int64_t second_level = CacheBytes(_SC_LEVEL2_CACHE_SIZE, int64_t{1} << 20);
-  constexpr int64_t kFewestPanels = 8;  // Of a block of A.
-  constexpr int64_t kPackedParts = 4;   // Packed panels of B take up to so many times the second-level cache.
-  const int64_t block_of_a = second_level / 4;
+  constexpr int64_t kFewestPanels = 16;  // Of a block of B.
+  constexpr int64_t kPackedParts = 4;  // Packed panels of A take up to so many times the second-level cache.
+  const int64_t block_of_b = SecondLevelBytes() / 2;
   const int64_t piece = std::max<int64_t>(1, first_level / 3 / kBlockBytes);
   const int64_t depth = std::min(Ceil(product.k, panels::kBlock),
-                                 std::max(piece, 2 * block_of_a / (kFewestPanels * kBlockBytes)));
+                                 std::max(piece, 2 * block_of_b / (kFewestPanels * kBlockBytes)));
   const int64_t panel_bytes = depth * kBlockBytes;
-  return {std::min(piece, depth), depth,
-          std::clamp<int64_t>(block_of_a / panel_bytes, 1, Ceil(product.m, panels::kPanel)),
-          std::clamp<int64_t>(kPackedParts * second_level / panel_bytes, 1, Ceil(product.n, panels::kPanel))};
+  const int64_t panels_of_a_thread = Ceil(Ceil(product.n, panels::kPanel), ThreadCount());
+  return {std::min(piece, depth), depth, std::clamp<int64_t>(block_of_b / panel_bytes, 1, panels_of_a_thread),
+          std::clamp<int64_t>(kPackedParts * SecondLevelBytes() / panel_bytes, 1,
+                              Ceil(product.m, panels::kPanel))};
 }
 
 panels::Source SourceOf(const Factor& factor, bool strided, int64_t line, int64_t k) {
@@ -66,31 +72,81 @@ struct Part {
   int64_t begin, count, size;
 };
 
+// The k blocks of some panels in the order in which they are packed: the order of their addresses.
+struct BlockPlace {
+  int64_t panel, block;
+};
+struct BlockOrder {
+  int64_t first_panel, panels, first_block, blocks;
+  bool strided;  // As in Source: panels then are neighbours, otherwise k blocks.
+
+  int64_t size() const { return panels * blocks; }
+  BlockPlace operator[](int64_t i) const {
+    return strided ? BlockPlace{first_panel + i % panels, first_block + i / panels}
+                   : BlockPlace{first_panel + i / blocks, first_block + i % blocks};
+  }
+};
+
+// The distance of prefetches in k blocks, each 32 pieces of 64 bytes. CPUs do not foresee these addresses
+// by themselves: without prefetches, packing of weights that are not in a cache takes 3 times as long.
+constexpr int64_t kBlocksAhead = 4;
+
+// Fetches the values of a k block, as PackPanelBlock reads them, into the first-level cache.
+void PrefetchSource(const panels::Source& source, int64_t lines, int64_t depth) {
+  const int64_t rows = std::min(panels::kBlock, source.strided ? depth : lines);
+  for (int64_t row = 0; row < rows; ++row)
+    __builtin_prefetch(source.data + row * source.leading, /*rw=*/0, /*locality=*/3);
+}
+
 void Pack(panels::Operand operand, const Factor& factor, const Part& panels, const Part& blocks,
           uint32_t* packed) {
   // A's values along k are neighbours in a row; B's are in a column, so in a row of its transpose.
   const bool strided = factor.transposed == (operand == panels::Operand::kA);
   ParallelFor(panels.count, 1, [&](int64_t begin, int64_t end) {
-    // K blocks outside: what is strided is then read in the order of its addresses.
-    for (int64_t block = 0; block < blocks.count; ++block) {
-      const int64_t k = (blocks.begin + block) * panels::kBlock;
-      for (int64_t panel = begin; panel < end; ++panel) {
-        const int64_t line = (panels.begin + panel) * panels::kPanel;
-        panels::PackPanelBlock(operand, SourceOf(factor, strided, line, k), panels.size - line,
-                               blocks.size - k,
-                               packed + (panel * blocks.count + block) * panels::kBlockWords);
+    const BlockOrder order = {panels.begin + begin, end - begin, blocks.begin, blocks.count, strided};
+    const auto source = [&](const BlockPlace& place) {
+      return SourceOf(factor, strided, place.panel * panels::kPanel, place.block * panels::kBlock);
+    };
+    for (int64_t i = 0; i < order.size(); ++i) {
+      const BlockPlace place = order[i];
+      if (i + kBlocksAhead < order.size()) {
+        const BlockPlace later = order[i + kBlocksAhead];
+        PrefetchSource(source(later), panels.size - later.panel * panels::kPanel,
+                       blocks.size - later.block * panels::kBlock);
       }
+      const int64_t panel = place.panel - panels.begin;
+      panels::PackPanelBlock(
+          operand, source(place), panels.size - place.panel * panels::kPanel,
+          blocks.size - place.block * panels::kBlock,
+          packed + (panel * blocks.count + place.block - blocks.begin) * panels::kBlockWords);
     }
   });
 }
 
+// Results of f32 that exceed the second-level cache are written past the caches: they would leave them before
+// they are read.
+bool StreamsResults(const Product& product) {
+  constexpr auto kFloat = int64_t{sizeof(float)};
+  return product.c_dtype == DType::kF32 && product.beta == 0.0F &&
+         product.m * product.n * kFloat > SecondLevelBytes() &&
+         product.c_leading * kFloat % kLineBytes == 0 &&
+         reinterpret_cast<uintptr_t>(product.c) % kLineBytes == 0;
+}
+
 // Stores the product of two panels. `row` and `column` are its place in C.
-void Store(const Product& product, int64_t row, int64_t column, const float* sums) {
+void Store(const Product& product, bool streams, int64_t row, int64_t column, const float* sums) {
   const int64_t rows = std::min(panels::kPanel, product.m - row);
-  if (product.c_dtype == DType::kBF16 && product.beta == 0.0F && column + panels::kPanel <= product.n) {
-    panels::StoreBf16Rows(sums, rows, static_cast<uint16_t*>(product.c) + row * product.c_leading + column,
-                          product.c_leading);
-    return;
+  if (product.beta == 0.0F && column + panels::kPanel <= product.n) {
+    const int64_t place = row * product.c_leading + column;
+    if (product.c_dtype == DType::kBF16) {
+      panels::StoreBf16Rows(sums, rows, static_cast<uint16_t*>(product.c) + place, product.c_leading);
+      return;
+    }
+    if (product.c_dtype == DType::kF32) {
+      const auto store = streams ? panels::StreamFloatRows : panels::StoreFloatRows;
+      store(sums, rows, static_cast<float*>(product.c) + place, product.c_leading);
+      return;
+    }
   }
   WithElementType(product.c_dtype, [&](auto element) {
     using T = decltype(element);
@@ -106,7 +162,7 @@ void Store(const Product& product, int64_t row, int64_t column, const float* sum
   });
 }
 
-// A packed block of A and packed panels of B, and their place in the product.
+// Packed panels of A and a packed block of B, and their place in the product.
 struct Packed {
   const panels::PanelUnit& unit;
   const uint32_t* a;
@@ -114,6 +170,7 @@ struct Packed {
   int64_t a_begin = 0, a_panels = 0;
   int64_t b_begin = 0, b_panels = 0;
   int64_t depth_begin = 0, depth = 0;  // K blocks.
+  bool streams = false;                // See StreamsResults.
 };
 
 // Fetches the lines of [data, data + bytes) into the second-level cache.
@@ -135,72 +192,52 @@ void PrefetchTarget(const Product& product, int64_t row, int64_t column) {
   }
 }
 
-// Adds the products of a panel of B with all panels of the block of A to `sums`,
-// [panel of A][kProductFloats].
-void MultiplyPanel(const Product& product, const Packed& packed, int64_t b_panel, int64_t piece,
+// Adds the products of a panel of A with all panels of the block of B to `sums`,
+// [panel of B][kProductFloats].
+void MultiplyPanel(const Product& product, const Packed& packed, int64_t a_panel, int64_t piece,
                    float* sums) {
   const int64_t panel_words = packed.depth * panels::kBlockWords;
-  const bool has_next = b_panel + 1 < packed.b_panels;
+  const bool has_next = a_panel + 1 < packed.a_panels;
   for (int64_t k = 0; k < packed.depth; k += piece) {
     const int64_t blocks = std::min(piece, packed.depth - k);
-    const int64_t share = Ceil(blocks, packed.a_panels);  // Of the next panel of B, for each panel of A.
-    const uint32_t* b = packed.b + b_panel * panel_words + k * panels::kBlockWords;
-    for (int64_t panel = 0; panel < packed.a_panels; ++panel) {
+    const int64_t share = Ceil(blocks, packed.b_panels);  // Of the next panel of A, for each panel of B.
+    const uint32_t* a = packed.a + a_panel * panel_words + k * panels::kBlockWords;
+    for (int64_t panel = 0; panel < packed.b_panels; ++panel) {
       if (has_next) {
         const int64_t begin = std::min(panel * share, blocks);
-        Prefetch(b + panel_words + begin * panels::kBlockWords,
+        Prefetch(a + panel_words + begin * panels::kBlockWords,
                  std::min(share, blocks - begin) * kBlockBytes);
       }
-      if (k == 0) {
-        PrefetchTarget(product, (packed.a_begin + panel) * panels::kPanel,
-                       (packed.b_begin + b_panel) * panels::kPanel);
+      if (k == 0 && !packed.streams) {
+        PrefetchTarget(product, (packed.a_begin + a_panel) * panels::kPanel,
+                       (packed.b_begin + panel) * panels::kPanel);
       }
-      packed.unit.multiply(packed.a + panel * panel_words + k * panels::kBlockWords, b, blocks,
+      packed.unit.multiply(a, packed.b + panel * panel_words + k * panels::kBlockWords, blocks,
                            packed.depth_begin + k > 0, sums + panel * panels::kProductFloats);
     }
   }
 }
 
-// Memory of one product. Scratch of the calling thread, which other threads of the product use, too.
-struct Memory {
-  uint32_t* a;  // A block of A.
-  uint32_t* b;  // Panels of B.
-  float* sums;  // Null, or the sums that wait between depths: [panel of B][panel of A][kProductFloats].
-};
-
 uint32_t* Words(Scratch& scratch, int64_t words) {
   return static_cast<uint32_t*>(scratch.Bytes(static_cast<size_t>(words) * sizeof(uint32_t)));
 }
 
-Memory MemoryFor(const Product& product, const Blocks& blocks) {
-  static thread_local Scratch a;
-  static thread_local Scratch b;
-  static thread_local Scratch sums;
-  const int64_t panel_words = blocks.depth * panels::kBlockWords;
-  const bool has_depths = blocks.depth * panels::kBlock < product.k;
-  const int64_t products = Ceil(product.n, panels::kPanel) * Ceil(product.m, panels::kPanel);
-  return {Words(a, blocks.a_panels * panel_words), Words(b, blocks.b_panels * panel_words),
-          has_depths ? sums.Floats(products * panels::kProductFloats) : nullptr};
-}
-
-// Multiplies the packed panels. Stores the results after the last depth.
+// Multiplies the packed panels. Stores the results after the last depth. `sums` are those that wait between
+// depths, [panel of A][panel of B][kProductFloats], or null if there is one depth.
 void MultiplyPacked(const Product& product, const Packed& packed, int64_t piece, float* waiting_sums) {
-  const int64_t m_panels = Ceil(product.m, panels::kPanel);
+  static thread_local Scratch own_sums;
+  const int64_t n_panels = Ceil(product.n, panels::kPanel);
   const bool is_last = (packed.depth_begin + packed.depth) * panels::kBlock >= product.k;
-  ParallelFor(packed.b_panels, 1, [&](int64_t begin, int64_t end) {
-    static thread_local Scratch own_sums;
-    const panels::PanelScope scope(packed.unit);
-    for (int64_t panel = begin; panel < end; ++panel) {
-      const int64_t place = (packed.b_begin + panel) * m_panels + packed.a_begin;
-      float* sums = waiting_sums == nullptr ? own_sums.Floats(packed.a_panels * panels::kProductFloats)
-                                            : waiting_sums + place * panels::kProductFloats;
-      MultiplyPanel(product, packed, panel, piece, sums);
-      for (int64_t i = 0; is_last && i < packed.a_panels; ++i) {
-        Store(product, (packed.a_begin + i) * panels::kPanel, (packed.b_begin + panel) * panels::kPanel,
-              sums + i * panels::kProductFloats);
-      }
+  for (int64_t panel = 0; panel < packed.a_panels; ++panel) {
+    const int64_t place = (packed.a_begin + panel) * n_panels + packed.b_begin;
+    float* sums = waiting_sums == nullptr ? own_sums.Floats(packed.b_panels * panels::kProductFloats)
+                                          : waiting_sums + place * panels::kProductFloats;
+    MultiplyPanel(product, packed, panel, piece, sums);
+    for (int64_t i = 0; is_last && i < packed.b_panels; ++i) {
+      Store(product, packed.streams, (packed.a_begin + panel) * panels::kPanel,
+            (packed.b_begin + i) * panels::kPanel, sums + i * panels::kProductFloats);
     }
-  });
+  }
 }
 
 }  // namespace
@@ -210,32 +247,40 @@ bool Supports(DType factor_dtype, DType) {
 }
 
 bool IsWorthIt(const Product& product) {
-  constexpr int64_t kSmallest = 256;
+  constexpr int64_t kSmallest = 128;
   return panels::AmxUnit() != nullptr && std::min({product.m, product.n, product.k}) >= kSmallest;
 }
 
 void Multiply(const Product& product) {
+  static thread_local Scratch packed_a;
+  static thread_local Scratch waiting_sums;
+  const panels::PanelUnit& unit = *panels::FastestPanelUnit();
   const Blocks blocks = BlocksFor(product);
-  const Memory memory = MemoryFor(product, blocks);
+  const bool streams = StreamsResults(product);
+  const int64_t panel_words = blocks.depth * panels::kBlockWords;
   const int64_t k_blocks = Ceil(product.k, panels::kBlock);
   const int64_t m_panels = Ceil(product.m, panels::kPanel);
   const int64_t n_panels = Ceil(product.n, panels::kPanel);
-  Packed packed{*panels::FastestPanelUnit(), memory.a, memory.b};
+  uint32_t* const a = Words(packed_a, blocks.a_panels * panel_words);
+  float* const sums =
+      blocks.depth < k_blocks ? waiting_sums.Floats(m_panels * n_panels * panels::kProductFloats) : nullptr;
   for (int64_t k = 0; k < k_blocks; k += blocks.depth) {
-    packed.depth_begin = k;
-    packed.depth = std::min(blocks.depth, k_blocks - k);
-    for (int64_t j = 0; j < n_panels; j += blocks.b_panels) {
-      packed.b_begin = j;
-      packed.b_panels = std::min(blocks.b_panels, n_panels - j);
-      Pack(panels::Operand::kB, product.b, {j, packed.b_panels, product.n}, {k, packed.depth, product.k},
-           memory.b);
-      for (int64_t i = 0; i < m_panels; i += blocks.a_panels) {
-        packed.a_begin = i;
-        packed.a_panels = std::min(blocks.a_panels, m_panels - i);
-        Pack(panels::Operand::kA, product.a, {i, packed.a_panels, product.m}, {k, packed.depth, product.k},
-             memory.a);
-        MultiplyPacked(product, packed, blocks.piece, memory.sums);
-      }
+    const int64_t depth = std::min(blocks.depth, k_blocks - k);
+    for (int64_t i = 0; i < m_panels; i += blocks.a_panels) {
+      const int64_t a_panels = std::min(blocks.a_panels, m_panels - i);
+      Pack(panels::Operand::kA, product.a, {i, a_panels, product.m}, {k, depth, product.k}, a);
+      ParallelFor(n_panels, blocks.b_panels, [&](int64_t begin, int64_t end) {
+        static thread_local Scratch packed_b;
+        uint32_t* const b = Words(packed_b, blocks.b_panels * panel_words);
+        const panels::PanelScope scope(unit);
+        for (int64_t j = begin; j < end; j += blocks.b_panels) {
+          const int64_t b_panels = std::min(blocks.b_panels, end - j);
+          Pack(panels::Operand::kB, product.b, {j, b_panels, product.n}, {k, depth, product.k}, b);
+          MultiplyPacked(product, {unit, a, b, i, a_panels, j, b_panels, k, depth, streams}, blocks.piece,
+                         sums);
+        }
+        if (streams) panels::EndStreams();
+      });
     }
   }
 }

@@ -64,7 +64,13 @@ struct Source {
 // Missing ones become 0.
 void PackPanelBlock(Operand operand, Source source, int64_t lines, int64_t depth, uint32_t* block);
 
-// Rounds the first `rows` of a product of panels to bf16, and stores them 32 columns wide.
+// Store the first `rows` of a product of panels, 32 columns wide, as floats or rounded to bf16.
+void StoreFloatRows(const float* sums, int64_t rows, float* target, int64_t leading);
 void StoreBf16Rows(const float* sums, int64_t rows, uint16_t* target, int64_t leading);
+// The same past the caches, which need not read a line before it is overwritten. Other threads may read the
+// results after EndStreams() of the calling thread.
+// REQUIRES: all rows of `target` are aligned to 64 bytes.
+void StreamFloatRows(const float* sums, int64_t rows, float* target, int64_t leading);
+void EndStreams();
 
 }  // namespace weft::panels

@@ -74,6 +74,16 @@ __m256i ToBf16(__m512 values) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, is_nan, quiet), 16));
 }
 
+// Calls store(place, values) for each run of 16 values of the first `rows` of a product of panels.
+template <typename T, typename Store>
+void StoreRows(const float* sums, int64_t rows, T* target, int64_t leading, const Store& store) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* left = sums + row / kTile * 2 * kTileWords + row % kTile * kTile;
+    store(target + row * leading, _mm512_loadu_ps(left));
+    store(target + row * leading + kTile, _mm512_loadu_ps(left + kTileWords));
+  }
+}
+
 }  // namespace
 
 void PackPanelBlock(Operand operand, Source source, int64_t lines, int64_t depth, uint32_t* block) {
@@ -82,12 +92,21 @@ void PackPanelBlock(Operand operand, Source source, int64_t lines, int64_t depth
 }
 
 void StoreBf16Rows(const float* sums, int64_t rows, uint16_t* target, int64_t leading) {
-  for (int64_t row = 0; row < rows; ++row) {
-    const float* left = sums + row / kTile * 2 * kTileWords + row % kTile * kTile;
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + row * leading), ToBf16(_mm512_loadu_ps(left)));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + row * leading + kTile),
-                        ToBf16(_mm512_loadu_ps(left + kTileWords)));
-  }
+  StoreRows(sums, rows, target, leading, [](uint16_t* place, __m512 values) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(place), ToBf16(values));
+  });
 }
+
+void StoreFloatRows(const float* sums, int64_t rows, float* target, int64_t leading) {
+  StoreRows(sums, rows, target, leading,
+            [](float* place, __m512 values) { _mm512_storeu_ps(place, values); });
+}
+
+void StreamFloatRows(const float* sums, int64_t rows, float* target, int64_t leading) {
+  StoreRows(sums, rows, target, leading,
+            [](float* place, __m512 values) { _mm512_stream_ps(place, values); });
+}
+
+void EndStreams() { _mm_sfence(); }
 
 }  // namespace weft::panels
