@@ -39,7 +39,8 @@ float KeptToGradient(DType dtype, const Invocation& invocation, float loss_gradi
 // small enough for the logits to be still in cache when the softmax reads them.
 int64_t TokensPerChunk(int64_t vocab_size) {
   constexpr int64_t kChunkElements = int64_t{1024} * 1024;
-  return std::max<int64_t>(64, kChunkElements / vocab_size);
+  constexpr int64_t kFewestTokens = 128;
+  return std::max(kFewestTokens, kChunkElements / vocab_size);
 }
 
 // Writes the losses of tokens [begin, end) of a chunk with fp32 logits [tokens, vocab_size]. With `gradient`,
