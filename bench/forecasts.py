@@ -67,10 +67,10 @@ def load_of_others() -> float:
     return (busy_seconds() - before) / os.cpu_count()
 
 
-def run(row: tuple[str, tuple[int, int], int], metrics: pathlib.Path) -> dict[str, float]:
+def run(row: tuple[str, tuple[int, int], int], metrics: pathlib.Path, count: int = STEPS, skipped: int = SKIPPED) -> dict[str, float]:
     flags, mesh, hosts = row
     ranks = ranks_of(flags, mesh)
-    train = [str(WEFT), "train", *flags_of(row), "--steps", str(STEPS), "--metrics", str(metrics)]
+    train = [str(WEFT), "train", *flags_of(row), "--steps", str(count), "--metrics", str(metrics)]
     if hosts > 1:
         command = [str(ROOT / "tools/emulated_hosts.sh"), "--hosts", str(hosts), "--rate", "1gbit",
                    str(ROOT / "tools/hosts_mpirun.sh"), "-n", str(ranks), "--ppn", str(ranks // hosts), *train]
@@ -81,7 +81,7 @@ def run(row: tuple[str, tuple[int, int], int], metrics: pathlib.Path) -> dict[st
     others = load_of_others()
     subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     steps = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return {"step": statistics.median(step["step_ms"] for step in steps[SKIPPED:]), "resident": steps[-1]["rss_bytes"] / 2**20,
+    return {"step": statistics.median(step["step_ms"] for step in steps[skipped:]), "resident": steps[-1]["rss_bytes"] / 2**20,
             "others": others}
 
 

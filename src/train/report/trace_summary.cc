@@ -1,15 +1,20 @@
 #include "src/train/report/trace_summary.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <limits>
 #include <map>
 #include <set>
 #include <string_view>
 #include <tuple>
 #include <utility>
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
 
 #include "src/train/report/json_lines.h"
 #include "weft/core/status.h"
@@ -19,7 +24,7 @@ namespace {
 
 constexpr const char* kRoot = "root";
 
-enum class Kind : uint8_t { kStep, kForward, kBackward, kWait, kGather, kReduce, kOther };
+enum class Kind : uint8_t { kStep, kForward, kBackward, kUpdate, kProduct, kWait, kGather, kReduce, kOther };
 
 struct Span {
   double begin_us = 0, end_us = 0;
@@ -59,6 +64,11 @@ bool ReadSpan(const std::string& category, const std::string& name, const std::s
   } else if (category == "forward" || category == "backward") {
     span.kind = category == "forward" ? Kind::kForward : Kind::kBackward;
     span.name = name;
+  } else if (category == "optimizer") {
+    span.kind = Kind::kUpdate;
+    span.name = name;
+  } else if (category == "product") {
+    span.kind = Kind::kProduct;
   } else if (category == "wait") {
     ReadWait(name, span);
   } else if (category == "operation") {
@@ -101,6 +111,23 @@ absl::StatusOr<Events> ReadEvents(const std::string& path) {
   return events;
 }
 
+// Outer spans before those that they contain.
+void SortByNesting(std::vector<Span>& spans) {
+  std::stable_sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
+    return std::tie(a.begin_us, b.end_us) < std::tie(b.begin_us, a.end_us);
+  });
+}
+
+// The row whose `name` is the given one. Appended if there is none.
+template <typename Row>
+Row& RowOf(std::vector<Row>& rows, std::string Row::*name, const std::string& value) {
+  const auto found =
+      std::find_if(rows.begin(), rows.end(), [&](const Row& row) { return row.*name == value; });
+  if (found != rows.end()) return *found;
+  rows.emplace_back().*name = value;
+  return rows.back();
+}
+
 // The lanes on which the parameters of groups travel.
 bool IsLaneOfGroups(const std::string& lane) {
   return lane.starts_with("shard") || lane.starts_with("replicate");
@@ -114,9 +141,7 @@ class RankSums {
       : labels_(labels), groups_(groups) {}
 
   void Add(std::vector<Span> spans) {
-    std::stable_sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
-      return std::tie(a.begin_us, b.end_us) < std::tie(b.begin_us, a.end_us);
-    });
+    SortByNesting(spans);
     for (const Span& span : spans) {
       while (!open_.empty() && open_.back().end_us <= span.begin_us) open_.pop_back();
       if (span.kind == Kind::kForward || span.kind == Kind::kBackward) AddPass(span);
@@ -134,11 +159,7 @@ class RankSums {
     double end_us;
   };
 
-  GroupTimes& Row(const std::string& group) {
-    const auto found =
-        std::find_if(groups_.begin(), groups_.end(), [&](const GroupTimes& g) { return g.group == group; });
-    return found != groups_.end() ? *found : groups_.emplace_back(GroupTimes{.group = group});
-  }
+  GroupTimes& Row(const std::string& group) { return RowOf(groups_, &GroupTimes::group, group); }
   GroupTimes& GroupOf(const Span& operation) {
     return Row(IsLaneOfGroups(operation.lane) ? operation.name : absl::StrCat("(", operation.lane, ")"));
   }
@@ -169,6 +190,68 @@ class RankSums {
   std::vector<OpenPass> open_;  // The root's, then that of a group in it.
 };
 
+// "model.layers.*.mlp" for each of the blocks.
+std::string WithoutNumbers(const std::string& module) {
+  std::vector<std::string> parts = absl::StrSplit(module, '.');
+  for (std::string& part : parts) {
+    if (!part.empty() && std::all_of(part.begin(), part.end(), absl::ascii_isdigit)) part = "*";
+  }
+  return absl::StrJoin(parts, ".");
+}
+
+std::string ModuleOf(const Span& span) {
+  if (span.kind == Kind::kUpdate) return absl::StrCat("(", span.name, ")");
+  return span.name.empty() ? kRoot : WithoutNumbers(span.name);
+}
+
+// Adds the times of one rank's modules. Each span is taken from the one that contains it.
+class ModuleSums {
+ public:
+  explicit ModuleSums(std::vector<ModuleTimes>& modules) : modules_(modules) {}
+
+  void Add(std::vector<Span> spans) {
+    SortByNesting(spans);
+    for (const Span& span : spans) {
+      const bool is_pass = span.kind == Kind::kForward || span.kind == Kind::kBackward;
+      if (!is_pass && span.kind != Kind::kUpdate && span.kind != Kind::kProduct && span.kind != Kind::kWait)
+        continue;
+      CloseUntil(span.begin_us);
+      const bool is_recomputed = is_pass && !open_.empty() && open_.back().kind == Kind::kBackward;
+      if (span.kind == Kind::kProduct) {
+        if (!open_.empty()) open_.back().products_ms += span.ms();
+        continue;
+      }
+      if (!open_.empty()) open_.back().own_ms -= span.ms();
+      if (span.kind != Kind::kWait)
+        open_.push_back(
+            {ModuleOf(span), is_recomputed ? Kind::kBackward : span.kind, span.end_us, span.ms(), 0});
+    }
+    CloseUntil(std::numeric_limits<double>::infinity());
+  }
+
+ private:
+  struct OpenSpan {
+    std::string module;
+    Kind kind;
+    double end_us, own_ms, products_ms;
+  };
+
+  void CloseUntil(double time_us) {
+    while (!open_.empty() && open_.back().end_us <= time_us) {
+      const OpenSpan& span = open_.back();
+      ModuleTimes& row = RowOf(modules_, &ModuleTimes::module, span.module);
+      (span.kind == Kind::kForward    ? row.forward_ms
+       : span.kind == Kind::kBackward ? row.backward_ms
+                                      : row.update_ms) += span.own_ms;
+      row.products_ms += span.products_ms;
+      open_.pop_back();
+    }
+  }
+
+  std::vector<ModuleTimes>& modules_;
+  std::vector<OpenSpan> open_;
+};
+
 void ReadSteps(const std::vector<Span>& spans, TraceSummary& summary, double& count) {
   for (const Span& span : spans) {
     if (span.kind == Kind::kWait) summary.exposed_ms += span.ms();
@@ -191,6 +274,59 @@ void DivideBy(double count, TraceSummary& summary) {
       *time /= count;
     }
   }
+  for (ModuleTimes& row : summary.modules) {
+    for (double* time : {&row.forward_ms, &row.backward_ms, &row.update_ms, &row.products_ms}) *time /= count;
+  }
+}
+
+constexpr int kGroupColumns = 25;
+constexpr int kModuleColumns = 43;
+
+// A row of a table: a name in `columns`, and times in milliseconds.
+void AppendRow(const std::string& name, int columns, std::initializer_list<double> times,
+               std::string& table) {
+  absl::StrAppendFormat(&table, "%-*s", columns, ShortenedName(name, static_cast<size_t>(columns)));
+  for (const double time : times) absl::StrAppendFormat(&table, " %8.2f", time);
+  table += '\n';
+}
+
+std::string GroupTable(const std::vector<GroupTimes>& groups) {
+  std::string table = absl::StrFormat("%-*s %8s %8s %8s %8s %8s\n", kGroupColumns, "group", "gather",
+                                      "reduce", "forward", "backward", "exposed");
+  const auto add = [&table](const GroupTimes& row) {
+    AppendRow(row.group, kGroupColumns,
+              {row.gather_ms, row.reduce_ms, row.forward_ms, row.backward_ms, row.exposed_ms}, table);
+  };
+  GroupTimes total{.group = "all"};
+  for (const GroupTimes& row : groups) {
+    add(row);
+    total.gather_ms += row.gather_ms;
+    total.reduce_ms += row.reduce_ms;
+    total.forward_ms += row.forward_ms;
+    total.backward_ms += row.backward_ms;
+    total.exposed_ms += row.exposed_ms;
+  }
+  add(total);
+  return table;
+}
+
+std::string ModuleTable(const std::vector<ModuleTimes>& modules) {
+  std::string table = absl::StrFormat("%-*s %8s %8s %8s %8s\n", kModuleColumns, "module", "forward",
+                                      "backward", "update", "products");
+  const auto add = [&table](const ModuleTimes& row) {
+    AppendRow(row.module, kModuleColumns, {row.forward_ms, row.backward_ms, row.update_ms, row.products_ms},
+              table);
+  };
+  ModuleTimes total{.module = "all"};
+  for (const ModuleTimes& row : modules) {
+    add(row);
+    total.forward_ms += row.forward_ms;
+    total.backward_ms += row.backward_ms;
+    total.update_ms += row.update_ms;
+    total.products_ms += row.products_ms;
+  }
+  add(total);
+  return table;
 }
 
 }  // namespace
@@ -208,7 +344,10 @@ absl::StatusOr<TraceSummary> ReadTraceSummary(const std::string& path) {
     }
   }
   if (steps == 0) return absl::DataLossError(absl::StrCat("'", path, "' has no whole step"));
-  for (const auto& [rank, spans] : events.spans) RankSums(labels, summary.groups).Add(spans);
+  for (const auto& [rank, spans] : events.spans) {
+    RankSums(labels, summary.groups).Add(spans);
+    ModuleSums(summary.modules).Add(spans);
+  }
   std::stable_partition(summary.groups.begin(), summary.groups.end(),
                         [](const GroupTimes& row) { return row.group.front() != '('; });
   DivideBy(steps, summary);
@@ -220,29 +359,11 @@ std::string ShortenedName(const std::string& name, size_t columns) {
 }
 
 std::string ToText(const TraceSummary& summary) {
-  constexpr size_t kNameColumns = 25;
-  std::string text = absl::StrFormat(
-      "%d %s, steps %d to %d: %.2f ms a step, %.2f ms of it exposed\n"
-      "mean ms of a step of a rank:\n"
-      "%-25s %8s %8s %8s %8s %8s\n",
-      summary.ranks, summary.ranks == 1 ? "rank" : "ranks", summary.first_step, summary.last_step,
-      summary.step_ms, summary.exposed_ms, "group", "gather", "reduce", "forward", "backward", "exposed");
-  GroupTimes total{.group = "all"};
-  const auto add_row = [&text](const GroupTimes& row) {
-    absl::StrAppendFormat(&text, "%-25s %8.2f %8.2f %8.2f %8.2f %8.2f\n",
-                          ShortenedName(row.group, kNameColumns), row.gather_ms, row.reduce_ms,
-                          row.forward_ms, row.backward_ms, row.exposed_ms);
-  };
-  for (const GroupTimes& row : summary.groups) {
-    add_row(row);
-    total.gather_ms += row.gather_ms;
-    total.reduce_ms += row.reduce_ms;
-    total.forward_ms += row.forward_ms;
-    total.backward_ms += row.backward_ms;
-    total.exposed_ms += row.exposed_ms;
-  }
-  add_row(total);
-  return text;
+  return absl::StrFormat("%d %s, steps %d to %d: %.2f ms a step, %.2f ms of it exposed\n", summary.ranks,
+                         summary.ranks == 1 ? "rank" : "ranks", summary.first_step, summary.last_step,
+                         summary.step_ms, summary.exposed_ms) +
+         "mean ms of a step of a rank:\n" + GroupTable(summary.groups) +
+         "\nthe same by module, without modules inside and without waits:\n" + ModuleTable(summary.modules);
 }
 
 }  // namespace weft

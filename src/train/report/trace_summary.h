@@ -1,4 +1,4 @@
-// Times of the parameter groups in a trace file.
+// Times of the parameter groups and of the modules in a trace file.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,15 @@ struct GroupTimes {
   double exposed_ms = 0;   // Waits of computation for the group's operations.
 };
 
+// Mean times in milliseconds of a step of a rank, without those of modules inside and without waits.
+struct ModuleTimes {
+  std::string module;  // Numbers are "*": one row has the module of all blocks.
+  double forward_ms = 0;
+  double backward_ms = 0;  // With recomputed forwards.
+  double update_ms = 0;    // Of the optimizer's rows, "(clip)" and "(update)".
+  double products_ms = 0;  // Matrix products in these times. Those of attention's tiles are not counted.
+};
+
 struct TraceSummary {
   int64_t ranks = 0;
   int64_t first_step = 0, last_step = 0;
@@ -28,6 +37,7 @@ struct TraceSummary {
   // Parameter groups in the order of forward, then a row in parentheses for each other lane with operations.
   // "root" has the parameters outside of all blocks.
   std::vector<GroupTimes> groups;
+  std::vector<ModuleTimes> modules;  // In the order of their first end, so modules inside come first.
 };
 
 // Errors: kNotFound, kPermissionDenied, kDataLoss (not a trace of weft; names file and line).
@@ -36,7 +46,7 @@ absl::StatusOr<TraceSummary> ReadTraceSummary(const std::string& path);
 // The name of a group in at most `columns`, without its beginning if it is longer.
 std::string ShortenedName(const std::string& name, size_t columns);
 
-// A table of at most 80 columns. Long names of groups lose their beginning.
+// Two tables of at most 80 columns. Long names lose their beginning.
 std::string ToText(const TraceSummary& summary);
 
 }  // namespace weft
