@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "weft/core/dtype.h"
 
@@ -43,9 +44,11 @@ void Matmul(int64_t m, int64_t n, int64_t k, DType factor_dtype, Factor a, Facto
 // Only the CPU's instruction set and the library decide, never a measurement: the choice affects the bits of
 // the result, and every run and every rank of a machine must give the same bits.
 bool UsesNativeMatmul(DType factor_dtype);
-// True if large products of bf16 factors use weft's own kernels on the CPU's AMX tiles. Only the CPU, the
-// system and the compiler decide.
-bool UsesAmxMatmul();
+// The library of most products: "oneDNN" or "Eigen".
+std::string_view MatmulLibrary();
+// The instructions of weft's own kernels for bf16: "AMX", "AVX512-BF16", or "" if the CPU, the system or the
+// compiler has neither. With AMX large products of bf16 factors use these kernels in place of the library.
+std::string_view PanelInstructions();
 
 // Matmul with all operands in f32.
 inline void Matmul(int64_t m, int64_t n, int64_t k, Factor a, Factor b, float beta, float* c,

@@ -27,8 +27,8 @@ struct ReportOptions {
 //   file and the line); kInvalidArgument (the output is one of the inputs).
 absl::Status WriteReport(const ReportOptions& options);
 
-// The mean times of each parameter group and of each module over the ranks and steps of a trace, as two tables
-// of at most 80 columns. Errors: kNotFound, kPermissionDenied, kDataLoss (names the file and the line).
+// The mean times of each parameter group and of each module over the ranks and steps of a trace, as two
+// tables of at most 80 columns. Errors: kNotFound, kPermissionDenied, kDataLoss (names the file and the line).
 absl::StatusOr<std::string> SummarizeTrace(const std::string& path);
 
 }  // namespace weft

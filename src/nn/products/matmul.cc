@@ -71,7 +71,12 @@ void MultiplyInF32(const Product& product) {
 
 }  // namespace
 
-bool UsesAmxMatmul() { return panels::AmxUnit() != nullptr; }
+std::string_view MatmulLibrary() { return backend::kName; }
+
+std::string_view PanelInstructions() {
+  if (panels::AmxUnit() != nullptr) return "AMX";
+  return panels::Avx512Bf16Unit() != nullptr ? "AVX512-BF16" : "";
+}
 
 bool UsesNativeMatmul(DType factor_dtype) { return backend::Supports(factor_dtype, DType::kF32); }
 
