@@ -28,7 +28,8 @@ struct ReportOptions {
 absl::Status WriteReport(const ReportOptions& options);
 
 // The mean times of each parameter group and of each module over the ranks and steps of a trace, as two
-// tables of at most 80 columns. Errors: kNotFound, kPermissionDenied, kDataLoss (names the file and the line).
+// tables of at most 80 columns.
+// Errors: kNotFound, kPermissionDenied, kDataLoss (names the file and the line).
 absl::StatusOr<std::string> SummarizeTrace(const std::string& path);
 
 }  // namespace weft
