@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What grows with layers, width, vocabulary and sequence: a table and a picture of docs/scale.md.
+"""What grows with layers, width, vocabulary and sequence: a table and a picture of docs/benchmarks.md.
 
-    bench/growth.py PICTURE.svg
+    bench/growth.py docs/benchmarks/growth.svg > table.md
 
 Each curve changes one size of a base model and keeps the others. Every point is a run of `weft train` in bf16 with FSDP on 2 ranks, after a
 forecast of `weft plan`. Steps are medians of all but the first; memory is what is resident on a rank, with the pages of its peer.

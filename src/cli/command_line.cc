@@ -216,7 +216,7 @@ std::string ProgramHelp() {
          "  launch      Start weft train on several ranks, and again after a failure\n"
          "  checkpoint  List, check and convert checkpoints\n"
          "  report      Write a page about one or several runs, from their metrics\n"
-         "  trace       Print the times of each parameter group in a trace\n"
+         "  trace       Print the times of parameter groups and modules in a trace\n"
          "  diagnose    Tell which rank of a failed run is late, from its flight recorders\n\n"
          "  --help      Print this text; weft COMMAND --help prints its flags\n"
          "  --version   Print the version\n";

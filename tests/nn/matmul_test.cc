@@ -211,7 +211,7 @@ TEST_F(PanelBackend, MatchesPlainLoopsForEverySizeTransposeAndResult) {
   }
 }
 
-// Several depths, blocks of B and packed parts of A, whatever the caches.
+// Several depths, blocks of B and packed parts of A, for second-level caches of up to 4 MiB.
 TEST_F(PanelBackend, MatchesPlainLoopsForLargeSizes) {
   const auto expect = [](Case c) {
     c.factors = DType::kBF16;
@@ -219,7 +219,7 @@ TEST_F(PanelBackend, MatchesPlainLoopsForLargeSizes) {
   };
   expect({.m = 33, .n = 40, .k = 40'001, .transpose_a = true, .beta = 1.0F});
   expect({.m = 33, .n = 40, .k = 40'001, .transpose_b = true, .result = DType::kBF16});
-  expect({.m = 50'001, .n = 33, .k = 70});
+  expect({.m = 100'001, .n = 33, .k = 70});
   expect({.m = 33, .n = 20'001, .k = 70, .result = DType::kBF16});
 }
 
@@ -228,6 +228,7 @@ TEST_F(PanelBackend, MatchesPlainLoopsForLargeResults) {
   Case c = {.m = 2049, .n = 1040, .k = 33, .transpose_a = true, .factors = DType::kBF16};
   const int threads = ThreadCount();
   SetThreadCount(3);
+  c.padding = 16;
   ExpectMatchesPlainLoops(c, matmul_panels::Multiply);
   SetThreadCount(threads);
   c.padding = 7;

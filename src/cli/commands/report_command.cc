@@ -32,7 +32,7 @@ std::string ReportHelp() {
 std::string TraceHelp() {
   return "Usage: weft trace TRACE.json\n\n"
          "Prints the mean times of each parameter group: its gathers and reductions, its computation, and\n"
-         "the communication that computation waited for.\n\n"
+         "the communication that computation waited for. A second table divides computation by modules.\n\n"
          "  TRACE.json    A file of weft train --trace\n";
 }
 

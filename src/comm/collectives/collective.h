@@ -76,7 +76,8 @@ class Collective : public Operation {
   // and BeginMove has been called.
   const std::byte* InputOf(const OperationContext& context, int member) const;
   const std::byte* OutputOf(const OperationContext& context, int member) const;
-  // Both, of a descriptor that is read once and not kept. REQUIRES: the same.
+  // Returns both buffers. Reads the descriptor anew and does not keep it: call it once for each member.
+  // REQUIRES: the same.
   struct SharedBuffers {
     const std::byte* input;
     const std::byte* output;

@@ -74,7 +74,7 @@ enum class Moved : uint8_t {
 // Lifetime: that of the operation, as tasks hold a pointer to it.
 class LastArrival final : private TaskOwner, private WholeMove {
  public:
-  // Issues the task `move`. Once it has run, tells the others `outcome` and wakes them. REQUIRES: this rank
+  // Issues `move`. Once it has run, tells the others `outcome` and wakes them. REQUIRES: this rank
   // arrived last.
   void MoveAsLast(OperationContext& context, Moved outcome, MoveSize size, std::function<void()> move);
   // Tells the others that every rank moves its own result. REQUIRES: this rank arrived last.
@@ -82,10 +82,10 @@ class LastArrival final : private TaskOwner, private WholeMove {
   // Tells the others to claim outputs, and wakes them if this rank writes only its own. REQUIRES: this rank
   // arrived last; all outputs lie in node memory.
   void OfferClaims(OperationContext& context, ClaimRule rule);
-  // Issues a task that moves this rank's own result.
+  // Issues a move of this rank's own result.
   void MoveOwn(OperationContext& context, MoveSize size, std::function<void()> move);
 
-  // Claims an output, this rank's own first, and issues the task `move`, which writes the output of a member.
+  // Claims an output, this rank's own first, and issues `move`, which writes the output of a member.
   // Claims outputs of others only if a thread waits or has waited, or by kLastRank. Returns false if it
   // claims none. REQUIRES: the outcome is kByClaims, Poll is true, and all ranks pass the same rule.
   bool MoveClaimed(OperationContext& context, ClaimRule rule, MoveSize size,
@@ -94,7 +94,7 @@ class LastArrival final : private TaskOwner, private WholeMove {
   static bool AreAllClaimsMoved(const OperationContext& context);
   static bool IsOwnOutputMoved(const OperationContext& context);
 
-  // True if the outcome is known, and no task of this rank runs.
+  // True if the outcome is known, and no move of this rank runs.
   bool Poll(const OperationContext& context);
   // The outcome. kNothing: this rank does not know it yet.
   Moved outcome() const { return outcome_; }
@@ -135,12 +135,12 @@ class LastArrival final : private TaskOwner, private WholeMove {
   void Run() const override { move_(); }
   void Issue(OperationContext& context, MoveSize size, bool is_immediate, std::function<void()> move);
 
-  std::function<void()> move_;  // Of the task that runs.
+  std::function<void()> move_;  // The move that runs.
   std::optional<Word> last_;    // Set while this rank, which arrived last, moves for others.
   std::optional<Word> claim_;   // Set while this rank writes an output that it has claimed.
   int claimed_member_ = 0;      // The owner of that output.
   ClaimRule rule_ = ClaimRule::kLastRank;
-  bool is_moving_ = false;  // A task runs.
+  bool is_moving_ = false;  // A move runs.
   Moved outcome_ = Moved::kNothing;
 };
 

@@ -120,7 +120,7 @@ bool EngineCore::RunAtOnce(const WholeMoveTask& task) {
   if (static_cast<int64_t>(std::max(task.size.written, task.size.read)) > most_bytes) return false;
   task.move->Run();
   // The next poll continues the operation. A thread of this rank that should do that may be asleep.
-  rings_own_ = true;
+  must_ring_own_ = true;
   return true;
 }
 
@@ -178,7 +178,7 @@ bool EngineCore::Poll(int64_t now_ns) {
     Fail(advanced.status());
     return true;
   }
-  if (std::exchange(rings_own_, false)) env_.node.Ring(env_.rank);
+  if (std::exchange(must_ring_own_, false)) env_.node.Ring(env_.rank);
   RecordSlowOperations();
   return *advanced;
 }
@@ -241,6 +241,7 @@ absl::StatusOr<bool> EngineCore::StepLane(int index) {
   Lane& lane = *lanes_[static_cast<size_t>(index)];
   WEFT_ASSIGN_OR_RETURN(bool advanced, StepRunning(index));
   while (!lane.queued.empty() && MayStart(index, *lane.queued.front())) {
+    RecordReady(lane);
     std::shared_ptr<OperationRecord> record = std::move(lane.queued.front());
     lane.queued.pop_front();
     record->after.reset();
@@ -300,7 +301,7 @@ void EngineCore::SetReady(OperationRecord& record) {
   record.ready_ns = now_ns_;
   record.state.store(OperationState::kReady, std::memory_order_release);
   QueueCallbacks(record, absl::OkStatus());
-  rings_own_ = true;
+  must_ring_own_ = true;
 }
 
 void EngineCore::SetReleased(OperationRecord& record) {
@@ -313,7 +314,7 @@ void EngineCore::SetReleased(OperationRecord& record) {
   env_.trace.AddOperation(record);
   --unfinished_;
   ++env_.counters.operations;
-  rings_own_ = true;
+  must_ring_own_ = true;
 }
 
 bool EngineCore::ReleaseInOrder(int index) {

@@ -259,7 +259,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   int64_t unfinished_ = 0;                                    // Submitted, neither *released* nor failed.
   bool uses_wire_ = false;                                    // A lane with operations spans nodes.
   bool awaits_slot_ = false;                                  // See must_be_polled.
-  bool rings_own_ = false;                                    // Other threads of this rank have to poll.
+  bool must_ring_own_ = false;  // The poll rings this rank's doorbell at its end.
   bool leaving_ = false;
   int64_t next_slow_check_ns_ = 0;
   LateRanks late_ranks_;

@@ -183,7 +183,8 @@ absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& reco
     return absl::OkStatus();
   }
   const absl::Duration timeout = deadline ? *deadline - bootstrap_.runtime().Now() : timeout_;
-  const auto extension = timeout > timeout_ ? ExtendWatchdog(Watchdog::Task::kWait, *deadline) : std::nullopt;
+  const bool is_longer = deadline && timeout > timeout_;
+  const auto extension = is_longer ? ExtendWatchdog(Watchdog::Task::kWait, *deadline) : std::nullopt;
   absl::Status status = shell_->Wait(*record, event, timeout, /*checks_heartbeats=*/!deadline.has_value());
   if (!deadline) missed_deadline_ = absl::IsDeadlineExceeded(status);
   return status;

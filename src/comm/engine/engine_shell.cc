@@ -148,7 +148,7 @@ EngineShell::PollResult EngineShell::PollLocked(int64_t now_ns) {
           core_->poll_interval_ns()};
 }
 
-EngineShell::PollResult EngineShell::PollAndRunTask(int64_t now_ns, const Awaited* raised) {
+EngineShell::PollResult EngineShell::PollAndRunTask(int64_t now_ns, const AwaitedEvent* raised) {
   std::optional<DataTask> task;
   ReleasedMemory released;
   std::vector<CompletedCallback> callbacks;
@@ -189,7 +189,8 @@ void EngineShell::RunCounted(const DataTask& task) {
   if (waiters_.load() > 0) node_.Ring(rank_);
 }
 
-bool EngineShell::PollUntil(const Awaited* awaited, absl::FunctionRef<bool()> done, absl::Duration timeout) {
+bool EngineShell::PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool()> done,
+                            absl::Duration timeout) {
   // A wait for a past event costs nothing and does not count in wait_ns.
   if (done()) return true;
   const int64_t begin = runtime_.NowNs();
@@ -241,14 +242,14 @@ void EngineShell::PollDoorbell(uint32_t seen) const {
   for (int i = 0; i < kLoads && node_.Doorbell() == seen; ++i) continue;
 }
 
-bool EngineShell::HasOccurred(const Awaited& awaited) const {
+bool EngineShell::HasOccurred(const AwaitedEvent& awaited) const {
   const OperationState state = awaited.record->State();
   if (state == OperationState::kFailed || state == OperationState::kReleased) return true;
   if (state != OperationState::kReady) return false;
   return awaited.event == Event::kReady || failed_.load(std::memory_order_acquire);
 }
 
-absl::Status EngineShell::DeadlineError(const Awaited& awaited, bool checks_heartbeats) {
+absl::Status EngineShell::DeadlineError(const AwaitedEvent& awaited, bool checks_heartbeats) {
   const OperationRecord& record = *awaited.record;
   std::string others;
   if (checks_heartbeats) {
@@ -273,7 +274,7 @@ absl::Status EngineShell::DeadlineError(const Awaited& awaited, bool checks_hear
 
 absl::Status EngineShell::Wait(OperationRecord& record, Event event, absl::Duration timeout,
                                bool checks_heartbeats) {
-  const Awaited awaited{&record, event};
+  const AwaitedEvent awaited{&record, event};
   if (!PollUntil(
           &awaited, [&] { return HasOccurred(awaited); }, timeout)) {
     WEFT_RETURN_IF_ERROR(DeadlineError(awaited, checks_heartbeats));

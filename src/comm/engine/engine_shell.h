@@ -110,22 +110,23 @@ class EngineShell {
   // Destroyed without the lock: the destructors may call the engine.
   using ReleasedMemory = std::vector<std::shared_ptr<void>>;
   // The operation for which a thread waits, and until which event.
-  struct Awaited {
+  struct AwaitedEvent {
     OperationRecord* record;
     Event event;
   };
-  // Polls the core, and calls callbacks of completed operations. Then runs one task. `raised`: an operation
-  // whose priority this call raises first, because a thread begins to wait for it; mostly null.
-  PollResult PollAndRunTask(int64_t now_ns, const Awaited* raised = nullptr) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Polls the core, and calls callbacks of completed operations. Then runs one task. `now_ns`: read before
+  // the call. `raised`: an operation whose priority this call raises first, because a thread begins to wait
+  // for it; mostly null.
+  PollResult PollAndRunTask(int64_t now_ns, const AwaitedEvent* raised = nullptr) ABSL_LOCKS_EXCLUDED(mutex_);
   PollResult PollLocked(int64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Moves the data of a task that this thread has counted in running_tasks_, and finishes it.
   void RunCounted(const DataTask& task) ABSL_LOCKS_EXCLUDED(mutex_);
   void TakeSubmissions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool HasOccurred(const Awaited& awaited) const;
-  absl::Status DeadlineError(const Awaited& awaited, bool checks_heartbeats) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool HasOccurred(const AwaitedEvent& awaited) const;
+  absl::Status DeadlineError(const AwaitedEvent& awaited, bool checks_heartbeats) ABSL_LOCKS_EXCLUDED(mutex_);
   // Polls until `done`. False if `timeout` has passed first. `awaited`: what it waits for; null if that is
   // not one operation.
-  bool PollUntil(const Awaited* awaited, absl::FunctionRef<bool()> done, absl::Duration timeout)
+  bool PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool()> done, absl::Duration timeout)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns once the doorbell differs from `seen`, or after about a microsecond.
   void PollDoorbell(uint32_t seen) const;

@@ -1,6 +1,6 @@
 // Flight recorder: a ring of the last operations, including those that still run, for post-mortem analysis.
 //
-// Lifetime: names of lanes must outlive the recorder.
+// Lifetime: names of lanes must outlive all calls.
 // Thread safety: all members may be called from any thread. None calls MPI or takes the core's lock, so
 // that the watchdog can read the recorder while the engine is stuck.
 #pragma once

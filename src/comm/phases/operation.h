@@ -23,7 +23,8 @@ namespace weft {
 class TaskQueue {
  public:
   virtual void Push(DataTask task) = 0;
-  // Runs an immediate move if that takes less time than to queue it. Returns false if it does not.
+  // Runs an immediate move, before it returns, if that takes less time than to queue it. Does not call
+  // OnTaskDone. Returns false if it has not run the move.
   virtual bool RunAtOnce(const WholeMoveTask& task) = 0;
 
  protected:

@@ -287,7 +287,7 @@ void RunWithOp(const ReduceProgram& program, absl::Span<const LeafSource> leaves
     case ReduceOp::kBitAnd:
     case ReduceOp::kBitOr:
     case ReduceOp::kBitXor:
-      break;  // Not for floats; RunOnBytes does those of integers.
+      break;  // RunOnBytes does these.
   }
 }
 

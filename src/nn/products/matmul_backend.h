@@ -32,10 +32,10 @@ void Multiply(const Product& product);
 // weft's own products of bf16 factors, on a CPU with AMX or AVX512-BF16.
 namespace matmul_panels {
 bool Supports(DType factor_dtype, DType c_dtype);
-// True if the CPU has AMX, and the product is large enough that packing its factors pays. On AMX a version
-// that packed at a third of the speed had 0.6 to 1.0 of the rate of oneDNN 2.6.3 at 128 rows, and 1.0 to 1.8
-// from 768 x 768 x 1024 on. With a kernel about as fast as AMX in place of the product, this version takes
-// 0.6 of its time at 128 rows.
+// True if the CPU has AMX, and the product is large enough that packing its factors pays. An older version,
+// which packed at a third of the speed, was measured on AMX: it had 0.6 to 1.0 of the rate of oneDNN 2.6.3 at
+// 128 rows, and 1.0 to 1.8 from 768 x 768 x 1024 on. This version takes 0.6 of its time at 128 rows, measured
+// with a kernel about as fast as AMX that only reads its panels.
 bool IsWorthIt(const Product& product);
 void Multiply(const Product& product);
 }  // namespace matmul_panels

@@ -49,12 +49,12 @@ struct Blocks {
 
 Blocks BlocksFor(const Product& product) {
   static const int64_t first_level = CacheBytes(_SC_LEVEL1_DCACHE_SIZE, int64_t{32} << 10);
-  constexpr int64_t kFewestPanels = 16;  // Of a block of B.
-  constexpr int64_t kPackedParts = 4;  // Packed panels of A take up to so many times the second-level cache.
+  constexpr int64_t kFewestPanels = 8;  // Of a block of B.
+  constexpr int64_t kPackedParts = 4;   // Packed panels of A take up to so many times the second-level cache.
   const int64_t block_of_b = SecondLevelBytes() / 2;
   const int64_t piece = std::max<int64_t>(1, first_level / 3 / kBlockBytes);
-  const int64_t depth = std::min(Ceil(product.k, panels::kBlock),
-                                 std::max(piece, 2 * block_of_b / (kFewestPanels * kBlockBytes)));
+  const int64_t depth =
+      std::min(Ceil(product.k, panels::kBlock), std::max(piece, block_of_b / (kFewestPanels * kBlockBytes)));
   const int64_t panel_bytes = depth * kBlockBytes;
   const int64_t panels_of_a_thread = Ceil(Ceil(product.n, panels::kPanel), ThreadCount());
   return {std::min(piece, depth), depth, std::clamp<int64_t>(block_of_b / panel_bytes, 1, panels_of_a_thread),
@@ -123,11 +123,11 @@ void Pack(panels::Operand operand, const Factor& factor, const Part& panels, con
   });
 }
 
-// Results of f32 that exceed the second-level cache are written past the caches: they would leave them before
-// they are read.
+// A product with a transposed A is the gradient of weights, which no thread reads before the end of a
+// backward pass. In f32 it is written past the caches, unless it fits into the second level.
 bool StreamsResults(const Product& product) {
   constexpr auto kFloat = int64_t{sizeof(float)};
-  return product.c_dtype == DType::kF32 && product.beta == 0.0F &&
+  return product.a.transposed && product.c_dtype == DType::kF32 && product.beta == 0.0F &&
          product.m * product.n * kFloat > SecondLevelBytes() &&
          product.c_leading * kFloat % kLineBytes == 0 &&
          reinterpret_cast<uintptr_t>(product.c) % kLineBytes == 0;
@@ -269,7 +269,7 @@ void Multiply(const Product& product) {
     for (int64_t i = 0; i < m_panels; i += blocks.a_panels) {
       const int64_t a_panels = std::min(blocks.a_panels, m_panels - i);
       Pack(panels::Operand::kA, product.a, {i, a_panels, product.m}, {k, depth, product.k}, a);
-      ParallelFor(n_panels, blocks.b_panels, [&](int64_t begin, int64_t end) {
+      ParallelFor(n_panels, 1, [&](int64_t begin, int64_t end) {
         static thread_local Scratch packed_b;
         uint32_t* const b = Words(packed_b, blocks.b_panels * panel_words);
         const panels::PanelScope scope(unit);

@@ -134,7 +134,10 @@ class Run {
     SetThreadCount(threads.threads);
     resolved_ = ResolveConfig(config_, *inputs_, *plan_, threads, bootstrap_);
     if (output() != nullptr) {
-      std::fputs(ToText(resolved_).c_str(), output());
+      std::vector<ResolvedItem> lines = resolved_;
+      const DType dtype = plan_->parallel.param_dtype;
+      if (dtype != DType::kF32) lines.push_back({"speed", MeasuredProductSpeed(dtype), ""});
+      std::fputs(ToText(lines).c_str(), output());
       for (const std::string& warning : threads.warnings) {
         std::fprintf(output(), "warning  %s\n", warning.c_str());
       }

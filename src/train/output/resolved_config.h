@@ -6,6 +6,7 @@
 
 #include "src/train/plan/inputs.h"
 #include "src/train/plan/run_plan.h"
+#include "weft/core/dtype.h"
 #include "weft/mesh/bootstrap.h"
 #include "weft/train/config.h"
 #include "weft/train/thread_plan.h"
@@ -21,6 +22,10 @@ struct ResolvedItem {
 std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainInputs& inputs,
                                         const RunPlan& plan, const ThreadPlan& threads,
                                         const Bootstrap& bootstrap);
+
+// The rate of matrix products on the threads of the calling one, for a line at the start of a run. Multiplies
+// for some milliseconds.
+std::string MeasuredProductSpeed(DType dtype);
 
 // One line per item, in columns.
 std::string ToText(const std::vector<ResolvedItem>& items);

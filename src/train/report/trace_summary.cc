@@ -111,8 +111,10 @@ absl::StatusOr<Events> ReadEvents(const std::string& path) {
   return events;
 }
 
-// Outer spans before those that they contain.
+// Outer spans before those that they contain. Of two with the same times, the one that the file has later is
+// the outer one.
 void SortByNesting(std::vector<Span>& spans) {
+  std::reverse(spans.begin(), spans.end());
   std::stable_sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
     return std::tie(a.begin_us, b.end_us) < std::tie(b.begin_us, a.end_us);
   });
@@ -280,7 +282,7 @@ void DivideBy(double count, TraceSummary& summary) {
 }
 
 constexpr int kGroupColumns = 25;
-constexpr int kModuleColumns = 43;
+constexpr int kModuleColumns = 39;
 
 // A row of a table: a name in `columns`, and times in milliseconds.
 void AppendRow(const std::string& name, int columns, std::initializer_list<double> times,

@@ -26,7 +26,7 @@ struct ModuleTimes {
   double forward_ms = 0;
   double backward_ms = 0;  // With recomputed forwards.
   double update_ms = 0;    // Of the optimizer's rows, "(clip)" and "(update)".
-  double products_ms = 0;  // Matrix products in these times. Those of attention's tiles are not counted.
+  double products_ms = 0;  // Matrix products in these times. Those of packed attention are not counted.
 };
 
 struct TraceSummary {
