@@ -142,12 +142,13 @@ TEST_F(MemoryNeedTest, CountsBiasesAndWhatHeadNormsKeep) {
 
 TEST_F(MemoryNeedTest, NamesFiguresAndRemediesIfItDoesNotFit) {
   const MemoryNeed need{.weights = int64_t{4} << 30, .moments = int64_t{8} << 30};
-  EXPECT_OK(CheckFits(need, 2, int64_t{24} << 30, ": remedies"));
-  EXPECT_THAT(
-      CheckFits(need, 2, (int64_t{24} << 30) - 1, ": remedies"),
-      StatusIs(absl::StatusCode::kResourceExhausted,
-               AllOf(HasSubstr("2 ranks of this node need at least 24.0 GiB"), HasSubstr("only 24.0 GiB"),
-                     HasSubstr("8.0 GiB of optimizer states"), HasSubstr(": remedies"))));
+  // A run may take nine tenths of the memory.
+  EXPECT_OK(CheckFits(need, 2, (int64_t{24} << 30) / 9 * 10 + 20, ": remedies"));
+  EXPECT_THAT(CheckFits(need, 2, (int64_t{24} << 30) / 9 * 10 - 20, ": remedies"),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("2 ranks of this node need at least 24.0 GiB"),
+                             HasSubstr("only 24.0 GiB of the 26.7 GiB"),
+                             HasSubstr("8.0 GiB of optimizer states"), HasSubstr(": remedies"))));
 }
 
 TEST(SegmentBytes, LeaveRoomForMomentsAndActivations) {

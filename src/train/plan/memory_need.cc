@@ -137,16 +137,20 @@ MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan) {
 absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available, std::string_view remedies) {
   // Computes in double, because products of unchecked sizes may overflow an integer.
   const double total = static_cast<double>(need.total()) * ranks;
-  if (total <= static_cast<double>(available)) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the ", ranks, ranks == 1 ? " rank of this node needs" : " ranks of this node need",
-                   " at least ", GiB(total), ", but only ", GiB(static_cast<double>(available)),
-                   " are available. A rank needs ", need.ToString(), ToAbsl(remedies)));
+  const auto usable = static_cast<double>(UsableBytes(available));
+  if (total <= usable) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the ", ranks, ranks == 1 ? " rank of this node needs" : " ranks of this node need", " at least ",
+      GiB(total), ", but may take only ", GiB(usable), " of the ", GiB(static_cast<double>(available)),
+      " that are available. A rank needs ", need.ToString(), ToAbsl(remedies)));
 }
 
 size_t SegmentBytes(const FreeMemory& free_memory, size_t ranks, const MemoryNeed& need) {
-  const size_t share = free_memory.node_memory / 10 * 9 / ranks;
-  const size_t of_host = free_memory.host / 10 * 9 / ranks;
+  const auto share_of = [ranks](size_t free_bytes) {
+    return static_cast<size_t>(UsableBytes(static_cast<int64_t>(free_bytes))) / ranks;
+  };
+  const size_t share = share_of(free_memory.node_memory);
+  const size_t of_host = share_of(free_memory.host);
   const auto outside = static_cast<size_t>(need.outside_of_node_memory());
   // If the need fills the host, the segment has its minimum size, and the error of the heap names what does
   // not fit.

@@ -45,8 +45,12 @@ int64_t StateElements(const LlamaConfig& model, const RunPlan& plan);
 // Pure. The largest need of any rank.
 MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan);
 
-// OK if `ranks` ranks of a node fit into `available` bytes. Errors: kResourceExhausted (gives the figures;
-// `remedies` completes the message).
+// Pure. The bytes that the ranks of a node may take of those that are free: nine tenths. The rest is for what
+// no formula counts: MPI, page tables, scratch memory of libraries.
+constexpr int64_t UsableBytes(int64_t free_bytes) { return free_bytes / 10 * 9; }
+
+// OK if `ranks` ranks of a node fit into the usable part of `available` bytes. Errors: kResourceExhausted
+// (gives the figures; `remedies` completes the message).
 absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available, std::string_view remedies);
 
 // Free bytes of a node, which its ranks share.

@@ -10,6 +10,7 @@
 
 #include "src/train/config/flag_error.h"
 #include "src/train/plan/inputs.h"
+#include "src/train/plan/memory_need.h"
 #include "src/train/plan/run_plan.h"
 #include "src/train/planner/costs_file.h"
 #include "src/train/planner/measure.h"
@@ -246,12 +247,13 @@ class Planner {
     candidate.memory = ForecastMemory(inputs_->model, *plan, Nodes(), *candidate.step);
     const double total =
         static_cast<double>(candidate.memory.total()) * static_cast<double>(ranks_per_host());
-    if (total > static_cast<double>(memory_)) {
+    const auto usable = static_cast<double>(UsableBytes(memory_));
+    if (total > usable) {
       candidate.error = absl::StrFormat(
-          "does not fit: the %d ranks of a host need %.1f GiB, but it has %.1f GiB: use "
+          "does not fit: the %d ranks of a host need %.1f GiB, but may take only %.1f of its %.1f GiB: use "
           "--activation-checkpoint "
           "full, a smaller --batch-size, more --grad-accum, or more hosts",
-          ranks_per_host(), total / (1 << 30), static_cast<double>(memory_) / (1 << 30));
+          ranks_per_host(), total / (1 << 30), usable / (1 << 30), static_cast<double>(memory_) / (1 << 30));
     }
     return candidate;
   }
