@@ -114,7 +114,7 @@ def main() -> None:
     log("building weft's programs")
     programs = build()
     log("installing peers")
-    available = peers.prepare(REPOSITORY / "build" / "bench")
+    available = peers.prepare(REPOSITORY / "build" / "bench", with_weft_package="torch" in arguments.sections)
     about: dict[str, object] = {
         "machine": machine.describe(),
         "load": machine.load(),

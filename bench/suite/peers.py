@@ -55,8 +55,8 @@ class Peers:
         return {name: versions[name] for name in wanted if name in versions}
 
 
-def prepare(folder: Path) -> Peers:
-    """Installs and builds the peers that are missing."""
+def prepare(folder: Path, *, with_weft_package: bool) -> Peers:
+    """Installs and builds the peers that are missing. `with_weft_package`: also weft's package, which takes minutes to build."""
     peers = Peers(folder)
     folder.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Callable[[], None]] = {
@@ -66,6 +66,8 @@ def prepare(folder: Path) -> Peers:
         "Intel MPI": lambda: _build(peers, "intel_mpi", "mpi_collectives.cc", "impi-devel", ["-lmpi"]),
         "oneCCL": lambda: _build(peers, "oneccl", "oneccl_collectives.cc", "oneccl-devel", ["-lccl", "-lmpi"]),
     }
+    if not with_weft_package:
+        del parts[WEFT_PACKAGE]
     for name, prepare_one in parts.items():
         log(f"  {name}")
         try:
