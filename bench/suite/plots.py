@@ -20,8 +20,8 @@ WEFT_COLORS = ("#12355b", "#3d7ea6", "#8fbcd4", "#c5dce8")
 
 
 def draw(section: str, rows: list[dict], path: Path) -> None:
-    """Draws a group of bars for each row, with one bar per variant. Whiskers are quartiles over rounds."""
-    rows = [row for row in rows if row["rounds"]]
+    """Draws a group of bars for each row, with one bar per variant. Whiskers are quartiles over rounds. The table over sizes is left out."""
+    rows = [row for row in rows if row["rounds"] and not row["what"].endswith("table over sizes")]
     if not rows:
         return
     colors = colors_of(sorted({variant for row in rows for variant in row["rounds"]}))
