@@ -36,7 +36,7 @@ float KeptToGradient(DType dtype, const Invocation& invocation, float loss_gradi
 }
 
 // Number of tokens whose logits are computed at once. Large enough for the product to run at full speed;
-// small enough for the logits to be still in cache when the softmax reads them.
+// small enough for the logits of most vocabularies to be still in cache when the softmax reads them.
 int64_t TokensPerChunk(int64_t vocab_size) {
   constexpr int64_t kChunkElements = int64_t{1024} * 1024;
   constexpr int64_t kFewestTokens = 128;

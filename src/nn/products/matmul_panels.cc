@@ -2,8 +2,8 @@
 //
 // Note [Blocks]
 // Problem: tiles must come from the caches nearly as fast as the CPU multiplies them, and C is written once.
-// Rule: a thread packs a block of B that takes half of the second-level cache. All panels of A pass by
-//   it, in pieces along k that take a third of the first-level cache; as much again is left for a piece of B.
+// Rule: a thread packs a block of B that takes half of the second-level cache. All panels of A pass by it, in
+//   pieces along k that take a third of the first-level cache; as much again is left for a piece of B.
 //   The next panel of A and the place of the results in C are prefetched meanwhile. If k is so large that a
 //   block of B would have too few panels, k is divided into depths, and the sums wait in memory between them.
 // Why it suffices: of the two operands, one comes from the first level, and the other from the second. The
@@ -123,8 +123,8 @@ void Pack(panels::Operand operand, const Factor& factor, const Part& panels, con
   });
 }
 
-// A product with a transposed A is the gradient of weights, which no thread reads before the end of a
-// backward pass. In f32 it is written past the caches, unless it fits into the second level.
+// A product with a transposed A is the gradient of weights. A reduction reads it later, and the next product
+// does not. In f32 it is written past the caches, unless it fits into the second level.
 bool StreamsResults(const Product& product) {
   constexpr auto kFloat = int64_t{sizeof(float)};
   return product.a.transposed && product.c_dtype == DType::kF32 && product.beta == 0.0F &&
