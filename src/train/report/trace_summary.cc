@@ -1,7 +1,6 @@
 #include "src/train/report/trace_summary.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <limits>
 #include <map>
 #include <set>
@@ -281,54 +280,43 @@ void DivideBy(double count, TraceSummary& summary) {
   }
 }
 
-constexpr int kGroupColumns = 25;
-constexpr int kModuleColumns = 39;
+// A row of a table: a name, and times in milliseconds.
+struct TimeRow {
+  std::string name;
+  std::vector<double> times;
+};
 
-// A row of a table: a name in `columns`, and times in milliseconds.
-void AppendRow(const std::string& name, int columns, std::initializer_list<double> times,
-               std::string& table) {
-  absl::StrAppendFormat(&table, "%-*s", columns, ShortenedName(name, static_cast<size_t>(columns)));
-  for (const double time : times) absl::StrAppendFormat(&table, " %8.2f", time);
-  table += '\n';
+// The rows with their sum, below the titles of their columns. Names take `name_columns`.
+std::string TableOf(int name_columns, const std::vector<std::string>& titles, std::vector<TimeRow> rows) {
+  TimeRow sum{"all", std::vector<double>(titles.size() - 1)};
+  for (const TimeRow& row : rows) {
+    for (size_t i = 0; i < row.times.size(); ++i) sum.times[i] += row.times[i];
+  }
+  rows.push_back(std::move(sum));
+  std::string table = absl::StrFormat("%-*s", name_columns, titles.front());
+  for (size_t i = 1; i < titles.size(); ++i) absl::StrAppendFormat(&table, " %8s", titles[i]);
+  for (const TimeRow& row : rows) {
+    absl::StrAppendFormat(&table, "\n%-*s", name_columns,
+                          ShortenedName(row.name, static_cast<size_t>(name_columns)));
+    for (const double time : row.times) absl::StrAppendFormat(&table, " %8.2f", time);
+  }
+  return table + "\n";
 }
 
 std::string GroupTable(const std::vector<GroupTimes>& groups) {
-  std::string table = absl::StrFormat("%-*s %8s %8s %8s %8s %8s\n", kGroupColumns, "group", "gather",
-                                      "reduce", "forward", "backward", "exposed");
-  const auto add = [&table](const GroupTimes& row) {
-    AppendRow(row.group, kGroupColumns,
-              {row.gather_ms, row.reduce_ms, row.forward_ms, row.backward_ms, row.exposed_ms}, table);
-  };
-  GroupTimes total{.group = "all"};
+  std::vector<TimeRow> rows;
   for (const GroupTimes& row : groups) {
-    add(row);
-    total.gather_ms += row.gather_ms;
-    total.reduce_ms += row.reduce_ms;
-    total.forward_ms += row.forward_ms;
-    total.backward_ms += row.backward_ms;
-    total.exposed_ms += row.exposed_ms;
+    rows.push_back(
+        {row.group, {row.gather_ms, row.reduce_ms, row.forward_ms, row.backward_ms, row.exposed_ms}});
   }
-  add(total);
-  return table;
+  return TableOf(25, {"group", "gather", "reduce", "forward", "backward", "exposed"}, std::move(rows));
 }
 
 std::string ModuleTable(const std::vector<ModuleTimes>& modules) {
-  std::string table = absl::StrFormat("%-*s %8s %8s %8s %8s\n", kModuleColumns, "module", "forward",
-                                      "backward", "update", "products");
-  const auto add = [&table](const ModuleTimes& row) {
-    AppendRow(row.module, kModuleColumns, {row.forward_ms, row.backward_ms, row.update_ms, row.products_ms},
-              table);
-  };
-  ModuleTimes total{.module = "all"};
-  for (const ModuleTimes& row : modules) {
-    add(row);
-    total.forward_ms += row.forward_ms;
-    total.backward_ms += row.backward_ms;
-    total.update_ms += row.update_ms;
-    total.products_ms += row.products_ms;
-  }
-  add(total);
-  return table;
+  std::vector<TimeRow> rows;
+  for (const ModuleTimes& row : modules)
+    rows.push_back({row.module, {row.forward_ms, row.backward_ms, row.update_ms, row.products_ms}});
+  return TableOf(39, {"module", "forward", "backward", "update", "products"}, std::move(rows));
 }
 
 }  // namespace
