@@ -305,6 +305,7 @@ std::string TableOf(int name_columns, const std::vector<std::string>& titles, st
 
 std::string GroupTable(const std::vector<GroupTimes>& groups) {
   std::vector<TimeRow> rows;
+  rows.reserve(groups.size() + 1);
   for (const GroupTimes& row : groups) {
     rows.push_back(
         {row.group, {row.gather_ms, row.reduce_ms, row.forward_ms, row.backward_ms, row.exposed_ms}});
@@ -314,6 +315,7 @@ std::string GroupTable(const std::vector<GroupTimes>& groups) {
 
 std::string ModuleTable(const std::vector<ModuleTimes>& modules) {
   std::vector<TimeRow> rows;
+  rows.reserve(modules.size() + 1);
   for (const ModuleTimes& row : modules)
     rows.push_back({row.module, {row.forward_ms, row.backward_ms, row.update_ms, row.products_ms}});
   return TableOf(39, {"module", "forward", "backward", "update", "products"}, std::move(rows));
