@@ -61,7 +61,7 @@ class Attention:
         if self.mask == "bias of heads":
             return torch.randn(self.heads, self.tokens, self.tokens, generator=generator)
         mask = torch.rand(self.batch, 1, self.tokens, self.tokens, generator=generator) < 0.5
-        mask[0, 0, 3] = False  # A query that sees no key.
+        mask[0, 0, min(3, self.tokens - 1)] = False  # A query that sees no key.
         return mask
 
 

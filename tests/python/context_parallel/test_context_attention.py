@@ -75,6 +75,14 @@ def test_masked_attention_equals_one_rank(ranks_of, ranks, name, mask):
     check(ranks_of(ranks), attentions + packed)
 
 
+@pytest.mark.parametrize("mask", ["keys", "keys of the rank", "bias of heads", "rows", "rows of the rank"])
+@pytest.mark.parametrize("ranks, name", CASES)
+def test_masked_attention_of_ranks_with_one_token_equals_one_rank(ranks_of, ranks, name, mask):
+    lengths = [ranks] if mask == "rows of the rank" else [ranks, ranks + 1]
+    options = (SCHEMES | HYBRIDS)[name]
+    check(ranks_of(ranks), [Attention(tokens, 6, 3, 8, 8, mask=mask, options=options) for tokens in lengths])
+
+
 @pytest.mark.parametrize("ranks, name", CASES)
 def test_bf16_attention_differs_by_roundings_only(ranks_of, ranks, name):
     check(ranks_of(ranks), attentions_of(name, dtype=torch.bfloat16), tolerance=0.02)

@@ -28,7 +28,7 @@ from weft.torch.context_parallel.layouts.head_split import HeadSplit
 from weft.torch.context_parallel.layouts.sequence_layout import SequenceLayout
 from weft.torch.context_parallel.redirection import open_target, redirect_attention
 from weft.torch.context_parallel.schemes.split_attention import AttentionPlan, SplitAttention, make_plan
-from weft.torch.context_parallel.schemes.split_mask import form_of, rows_of_mask
+from weft.torch.context_parallel.schemes.split_mask import form_of, has_rows_of_tokens, rows_of_mask
 from weft.torch.context_parallel.sequence_buffers import check_buffers, common_length, split_buffers, unshard
 
 _log = logging.getLogger("weft.context_parallel")
@@ -122,11 +122,12 @@ class ContextParallelScope:
         if call not in self._plans:
             self._plans[call] = self._make_plan(call)
         plan = self._plans[call]
-        mask = None
+        mask, has_rows = None, False
         if attn_mask is not None:
             mask = rows_of_mask(attn_mask, call.mask, self.layout, self._level, query.dtype)
+            has_rows = has_rows_of_tokens(call.mask, self.layout)
         scale = query.shape[3] ** -0.5 if scale is None else scale
-        return SplitAttention.apply(query, key, value, plan, plan.kernel(scale, mask))
+        return SplitAttention.apply(query, key, value, plan, plan.kernel(scale, mask, has_rows=has_rows))
 
     def _read_call(self, query, key, value, attn_mask: torch.Tensor | None, is_causal: bool) -> AttentionCall:
         tokens = self._layout.tokens if self._layout else query.shape[2] * self._request.ranks

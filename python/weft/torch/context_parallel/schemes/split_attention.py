@@ -60,11 +60,11 @@ class AttentionPlan:
         """True if several ranks contribute to the gradient of a key or value."""
         return self.split.replicates or not isinstance(self.outer, LocalAttention)
 
-    def kernel(self, scale: float, mask: torch.Tensor | None) -> TileKernel:
-        """`mask`: of this rank's tokens, see TileKernel. Collective."""
+    def kernel(self, scale: float, mask: torch.Tensor | None, *, has_rows: bool = False) -> TileKernel:
+        """`mask`: of this rank's tokens, see TileKernel. `has_rows`: it has a row for each of them. Collective."""
         rank = self.inner.level.own if self.inner else 0
         if self.inner and mask is not None:
-            if mask.shape[2] > 1:
+            if has_rows:
                 mask = self.inner.gather_rows(mask)
             if mask.shape[1] > 1:
                 heads = self.split.queries[rank]

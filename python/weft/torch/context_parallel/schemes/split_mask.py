@@ -44,11 +44,16 @@ def as_four_dims(mask: torch.Tensor) -> torch.Tensor:
     return mask[(None,) * (4 - mask.dim())]
 
 
-def _extent(size: int, part: int, whole: int) -> Extent | None:
+def _extent_of_keys(size: int, part: int, whole: int) -> Extent | None:
     """A whole extent wins where a group of one rank makes the two equal."""
-    if size == 1 and whole != 1:
-        return Extent.BROADCAST
-    return {whole: Extent.WHOLE, part: Extent.PART}.get(size) if whole != part else {whole: Extent.WHOLE}.get(size)
+    if size == whole:
+        return Extent.WHOLE
+    return Extent.PART if size == part else None
+
+
+def _extent_of_queries(size: int, part: int, whole: int) -> Extent | None:
+    """As that of keys. One row is for all tokens, also on a rank that has one token."""
+    return Extent.BROADCAST if size == 1 and whole != 1 else _extent_of_keys(size, part, whole)
 
 
 def form_of(mask: torch.Tensor | None, query: torch.Tensor, whole: int) -> MaskForm:
@@ -63,7 +68,7 @@ def form_of(mask: torch.Tensor | None, query: torch.Tensor, whole: int) -> MaskF
             f"attn_mask has {mask.dim()} dims: give it as [batch, heads, queries, keys], or without the first dims"
         )
     rows, mask_heads, queries, keys = as_four_dims(mask).shape
-    query_extent, key_extent = _extent(queries, part, whole), _extent(keys, part, whole)
+    query_extent, key_extent = _extent_of_queries(queries, part, whole), _extent_of_keys(keys, part, whole)
     fits = rows in (1, batch) and mask_heads in (1, heads) and query_extent is not None
     fits = fits and (key_extent is Extent.WHOLE or (key_extent is Extent.PART and query_extent is Extent.BROADCAST))
     if not fits:
@@ -76,6 +81,11 @@ def form_of(mask: torch.Tensor | None, query: torch.Tensor, whole: int) -> MaskF
         )
     assert query_extent is not None and key_extent is not None
     return MaskForm(rows, mask_heads, query_extent, key_extent)
+
+
+def has_rows_of_tokens(form: MaskForm, layout: SequenceLayout) -> bool:
+    """True if the rows of a mask may differ between tokens. If each rank has one token, a row may be that of its token."""
+    return form.queries is not Extent.BROADCAST or max(layout.counts) == 1
 
 
 def rows_of_mask(
