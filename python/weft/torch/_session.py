@@ -1,5 +1,6 @@
 """The session of sharded models: weft's engine and node memory."""
 
+import weakref
 from datetime import timedelta
 
 import torch
@@ -9,6 +10,7 @@ from weft import _core
 from weft.torch import _backend
 
 _own: _core.Session | None = None
+_group_of_own: weakref.ref[dist.ProcessGroup] | None = None  # The default process group that it was made for.
 
 
 def _timeout_of_default_group() -> timedelta:
@@ -21,13 +23,18 @@ def _timeout_of_default_group() -> timedelta:
 def session_of_models() -> _core.Session:
     """Returns the session of the default process group, or makes one if that uses another backend.
 
+    A later default process group gets a session of its own, as its ranks may be others. That of the earlier one is closed.
     Collective: all ranks.
     """
-    global _own
+    global _own, _group_of_own
     if _backend._default_session is not None and not _backend._default_session.closed:
         return _backend._default_session
+    group = dist.distributed_c10d._get_default_group()
+    if _own is not None and _group_of_own() is not group:
+        _own.close()
     if _own is None or _own.closed:
         store = dist.PrefixStore("weft.fully_shard", dist.distributed_c10d._get_default_store())
         timeout = _timeout_of_default_group()
         _own = _backend._make_session(store, dist.get_rank(), dist.get_world_size(), timeout)
+        _group_of_own = weakref.ref(group)
     return _own

@@ -204,3 +204,19 @@ def compiles_blocks() -> None:
 def name_node(nodes: list[str]) -> None:
     """Places the ranks on nodes, for sessions that are made later."""
     os.environ["WEFT_NODE_ID"] = nodes[dist.get_rank()]
+
+
+def groups_in_another_order() -> None:
+    """A model of a later process group, whose ranks are others. That of the earlier group is closed. The pool must be closed after this."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    earlier = weft.fully_shard(make_llama())
+    earlier(tokens_of(0))
+    dist.destroy_process_group()
+    store = dist.FileStore(os.environ["TEST_STORE"] + "-other-order", size)
+    dist.init_process_group(os.environ["TEST_BACKEND"], store=store, rank=size - 1 - rank, world_size=size)
+    model, whole = make_llama(), make_llama()
+    weft.fully_shard(model)
+    with torch.no_grad():
+        assert torch.equal(model(tokens_of(0)), whole(tokens_of(0)))
+    with expect_error(RuntimeError, "its process group has ended"):
+        earlier(tokens_of(0))

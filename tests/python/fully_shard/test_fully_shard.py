@@ -35,6 +35,12 @@ def test_a_signal_ends_a_reset(pool_of) -> None:
     pool.close()
 
 
+def test_a_model_of_a_later_process_group_has_its_ranks(pool_of) -> None:
+    pool = pool_of(2, "gloo")
+    pool.run(comparison_failure_cases.groups_in_another_order)
+    pool.close()
+
+
 # The session of the default group, which FSDP2 then uses, too.
 @pytest.mark.parametrize(
     "body", [comparison_training_cases.trains_as_fsdp2, comparison_training_cases.trains_with_hsdp], ids=lambda body: body.__name__
