@@ -5,11 +5,13 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <random>
 #include <sys/stat.h>
 #include <system_error>
 #include <utility>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
 #include "weft/core/status.h"
@@ -170,7 +172,25 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_b
   return file.ReadAll(max_bytes);
 }
 
+absl::Status CheckReplaceable(const std::string& path) {
+  struct stat info {};
+  if (lstat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode)) return absl::OkStatus();
+  if (S_ISDIR(info.st_mode)) return ErrnoStatus(EISDIR, "write", path);
+  if (S_ISLNK(info.st_mode)) {
+    std::error_code error;
+    const bool leads_to_descriptor =
+        absl::StartsWith(std::filesystem::read_symlink(path, error).native(), "/proc/");
+    const bool leads_to_file =
+        stat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode) || S_ISDIR(info.st_mode);
+    if (leads_to_file && !leads_to_descriptor) return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrCat("cannot write '", path,
+                                          "': it is a FIFO, a socket or a device, or a link to one, which a "
+                                          "file would replace: give the name of a file"));
+}
+
 absl::Status WriteWholeFile(const std::string& path, std::string_view content) {
+  WEFT_RETURN_IF_ERROR(CheckReplaceable(path));
   const std::string partial = absl::StrCat(path, ".partial-", UniqueSuffix());
   WEFT_ASSIGN_OR_RETURN(File file, File::CreateNew(partial));
   absl::Status status = file.WriteAt(0, content.data(), content.size());

@@ -194,10 +194,9 @@ absl::Status CheckMetrics(const std::string& path, bool resumes) {
   return status;
 }
 
-// Makes a file beside `path` and removes it.
-absl::Status CheckReplaceable(const std::string& path) {
-  struct stat info {};
-  if (lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return ErrnoStatus(EISDIR, "write", path);
+// Also makes a file beside `path` and removes it.
+absl::Status CheckWritable(const std::string& path) {
+  WEFT_RETURN_IF_ERROR(CheckReplaceable(path));
   const std::string probe = absl::StrCat(path, ".partial-", UniqueSuffix());
   WEFT_RETURN_IF_ERROR(File::CreateNew(probe).status());
   unlink(probe.c_str());
@@ -217,12 +216,12 @@ std::optional<std::string> PathBeside(const std::string& metrics_file, const cha
 
 absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs) {
   WEFT_RETURN_IF_ERROR(CheckCollisions(config, inputs));
-  if (!config.output.trace_file.empty()) WEFT_RETURN_IF_ERROR(CheckReplaceable(config.output.trace_file));
+  if (!config.output.trace_file.empty()) WEFT_RETURN_IF_ERROR(CheckWritable(config.output.trace_file));
   const std::string& metrics = config.output.metrics_file;
   if (metrics.empty()) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(CheckMetrics(metrics, !config.checkpoint.resume.empty()));
   for (const auto& beside : {ConfigPathBeside(metrics), FlagsPathBeside(metrics)}) {
-    if (beside) WEFT_RETURN_IF_ERROR(CheckReplaceable(*beside));
+    if (beside) WEFT_RETURN_IF_ERROR(CheckWritable(*beside));
   }
   return absl::OkStatus();
 }

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <set>
 #include <string>
+#include <sys/stat.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,6 +30,32 @@ TEST(File, IsNewOrAnErrorAndFollowsNoLink) {
   EXPECT_THAT(File::CreateNew(folder / "dangling"), Not(IsOk()));
   EXPECT_FALSE(std::filesystem::exists(folder / "missing"));
   EXPECT_EQ(std::filesystem::file_size(folder / "taken"), 7U);
+}
+
+// Root may rename a file over /dev/null, which every program of the machine needs.
+TEST(WriteWholeFile, ReplacesNoFifoAndNoDeviceAlsoThroughALink) {
+  const TempFolder folder;
+  ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
+  std::filesystem::create_symlink(folder / "fifo", folder / "link");
+  std::filesystem::create_symlink("/dev/null", folder / "null");
+  std::filesystem::create_symlink("/proc/self/fd/1", folder / "stdout");
+  for (const char* name : {"fifo", "link", "null", "stdout"}) {
+    const auto type = std::filesystem::symlink_status(folder / name).type();
+    EXPECT_THAT(WriteWholeFile(folder / name, "content").message(), HasSubstr("give the name of a file"));
+    EXPECT_EQ(std::filesystem::symlink_status(folder / name).type(), type);
+  }
+}
+
+TEST(WriteWholeFile, ReplacesALink) {
+  const TempFolder folder;
+  folder.Write("target", "kept");
+  std::filesystem::create_symlink(folder / "target", folder / "link");
+  std::filesystem::create_symlink(folder / "missing", folder / "dangling");
+  for (const char* name : {"link", "dangling"}) {
+    EXPECT_OK(WriteWholeFile(folder / name, "content"));
+    EXPECT_TRUE(std::filesystem::is_regular_file(std::filesystem::symlink_status(folder / name)));
+  }
+  EXPECT_EQ(std::filesystem::file_size(folder / "target"), 4U);
 }
 
 // Two runs may write to one folder, and a killed one leaves its files.
