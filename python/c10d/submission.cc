@@ -23,6 +23,18 @@ std::vector<Part> PartsOf(const at::Tensor& tensor, const TensorData& data,
   return parts;
 }
 
+bool SharesMemory(const at::Tensor& tensor, const at::Tensor& other) {
+  const auto* const begin = static_cast<const char*>(tensor.const_data_ptr());
+  const auto* const other_begin = static_cast<const char*>(other.const_data_ptr());
+  return begin < other_begin + other.nbytes() && other_begin < begin + tensor.nbytes();
+}
+
+// The elements from `first` on. REQUIRES: contiguous.
+const void* PlaceIn(const at::Tensor& tensor, int64_t first) {
+  return static_cast<const char*>(tensor.const_data_ptr()) +
+         first * static_cast<int64_t>(tensor.element_size());
+}
+
 }  // namespace
 
 Submission::Submission(GroupCollectives& group, Stream stream, const char* operation, Tensors outputs)
@@ -55,6 +67,19 @@ TensorData Submission::InOut(const at::Tensor& tensor, const std::string& what) 
   return data;
 }
 
+TensorData Submission::InputBeside(const at::Tensor& tensor, const std::string& what, const Tensors& outputs,
+                                   const void* in_place) {
+  const TensorData data = Input(tensor, what);
+  const at::Tensor& input = buffers_.back();
+  const bool is_shared = std::any_of(outputs.begin(), outputs.end(), [&](const at::Tensor& output) {
+    return output.is_contiguous() && SharesMemory(input, output);
+  });
+  if (!is_shared || data.data == in_place) return data;
+  const at::NoGradGuard guard;
+  buffers_.back() = input.clone();
+  return DataOf(buffers_.back());
+}
+
 GroupCollectives::Call Submission::call() {
   return {stream_, operation_, std::make_shared<Tensors>(buffers_)};
 }
@@ -80,7 +105,8 @@ void Submission::AllGather(const at::Tensor& output, const at::Tensor& input) {
   CheckSameDtype(input, output, operation_);
   CheckNumel(output, input.numel() * group_.size(), operation_, "output");
   buffers_.clear();
-  const TensorData from = Input(input, "input");
+  const TensorData from =
+      InputBeside(input, "input", {output}, PlaceIn(output, group_.rank() * input.numel()));
   const TensorData to = Output(output, "output");
   Add(group_.AllGather(call(), from.data, to.data, to.type,
                        std::vector<int64_t>(static_cast<size_t>(group_.size()), from.count)));
@@ -95,7 +121,9 @@ void Submission::ReduceScatter(const at::Tensor& output, const at::Tensor& input
   CheckNumel(output, numels[static_cast<size_t>(group_.rank())], operation_, "output");
   const Reduction reduction = ReductionOf(op, input.scalar_type());
   buffers_.clear();
-  const TensorData from = Input(ScaledInput(input, op), "input");
+  const int64_t first = std::accumulate(numels.begin(), numels.begin() + group_.rank(), int64_t{0});
+  const void* const in_place = PlaceIn(output, -first);
+  const TensorData from = InputBeside(ScaledInput(input, op), "input", {output}, in_place);
   const TensorData to = Output(output, "output");
   std::vector<int64_t> counts;
   for (const int64_t numel : numels) counts.push_back(ElementsOf(input.scalar_type(), numel));
@@ -118,7 +146,9 @@ void Submission::GatherParts(const at::Tensor& input, const Tensors& outputs, in
   CheckTensor(input, operation_, "input");
   if (ReceivesParts(root)) CheckParts(input, outputs);
   buffers_.clear();
-  const TensorData from = Input(input, "input");
+  const void* const in_place =
+      ReceivesParts(root) ? PlaceIn(outputs[static_cast<size_t>(group_.rank())], 0) : nullptr;
+  const TensorData from = InputBeside(input, "input", outputs, in_place);
   std::vector<Part> sends(static_cast<size_t>(group_.size()));
   std::vector<Part> receives(static_cast<size_t>(group_.size()));
   for (size_t rank = 0; rank < sends.size(); ++rank) {
@@ -139,7 +169,9 @@ void Submission::ScatterParts(const Tensors& inputs, const at::Tensor& output, i
     for (size_t rank = 0; rank < sends.size(); ++rank) {
       CheckTensor(inputs[rank], operation_, Numbered("input", rank));
       CheckSameDtype(inputs[rank], output, operation_);
-      sends[rank] = ToPart(Input(inputs[rank], Numbered("input", rank)));
+      const bool is_own = static_cast<int>(rank) == root;
+      const void* const in_place = is_own ? PlaceIn(output, 0) : nullptr;
+      sends[rank] = ToPart(InputBeside(inputs[rank], Numbered("input", rank), {output}, in_place));
     }
   }
   const TensorData to = Output(output, "output");
@@ -151,7 +183,7 @@ void Submission::ExchangeParts(const Tensors& inputs, const Tensors& outputs) {
   std::vector<Part> sends;
   std::vector<Part> receives;
   for (size_t rank = 0; rank < inputs.size(); ++rank) {
-    sends.push_back(ToPart(Input(inputs[rank], Numbered("input", rank))));
+    sends.push_back(ToPart(InputBeside(inputs[rank], Numbered("input", rank), outputs, nullptr)));
     receives.push_back(ToPart(Output(outputs[rank], Numbered("output", rank))));
     CheckSameDtype(inputs[rank], inputs[0], operation_);
     CheckSameDtype(outputs[rank], inputs[0], operation_);
@@ -167,7 +199,7 @@ void Submission::Exchange(const at::Tensor& input, const std::vector<int64_t>& i
   const auto own = static_cast<size_t>(group_.rank());
   TORCH_CHECK_VALUE(input_numels[own] == output_numels[own], "weft: ", operation_, ": rank ", own,
                     " sends itself ", input_numels[own], " elements, and expects ", output_numels[own]);
-  const TensorData from = Input(input, "input");
+  const TensorData from = InputBeside(input, "input", {output}, nullptr);
   const TensorData to = Output(output, "output");
   Add(group_.AllToAll(call(), to.type, PartsOf(input, from, input_numels),
                       PartsOf(output, to, output_numels)));

@@ -37,6 +37,10 @@ class Submission {
   TensorData Input(const at::Tensor& tensor, const std::string& what);
   TensorData Output(const at::Tensor& tensor, const std::string& what);
   TensorData InOut(const at::Tensor& tensor, const std::string& what);
+  // An input that may share memory with `outputs`, which peers may fill before they have read the input: a
+  // copy then represents it, unless it lies at `in_place`.
+  TensorData InputBeside(const at::Tensor& tensor, const std::string& what, const Tensors& outputs,
+                         const void* in_place);
 
   // The collectives of one tensor.
   void AllReduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op);

@@ -1,6 +1,7 @@
 """Collectives of the backend "weft" on 1, 2, 3 and 4 ranks, against plain computations."""
 
 import collective_bodies as bodies
+import overlap_bodies
 import pytest
 from rank_pool import RankPool
 
@@ -40,6 +41,19 @@ def test_gives_the_result_of_a_plain_loop(pool: RankPool, body, from_backend: bo
     ids=lambda body: body.__name__,
 )
 def test_holds_for(pool: RankPool, body) -> None:
+    pool.run(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        overlap_bodies.gathers_from_a_part_of_the_output,
+        overlap_bodies.reduces_and_scatters_to_a_part_of_the_input,
+        overlap_bodies.exchanges_in_one_tensor,
+    ],
+    ids=lambda body: body.__name__,
+)
+def test_an_input_may_share_memory_with_an_output(pool: RankPool, body) -> None:
     pool.run(body)
 
 
