@@ -1,12 +1,14 @@
 #include "weft/train/metrics.h"
 
 #include <algorithm>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <limits>
 #include <string>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <vector>
 
@@ -157,6 +159,25 @@ TEST(MetricsFile, RefusesAFileThatAnotherRunWrites) {
     EXPECT_EQ(ReadFile(path), ToJson(Example()) + "\n");
   }
   EXPECT_TRUE(MetricsFile::Continue(path, 3).ok());
+}
+
+// A full disk takes a part of a line.
+TEST(MetricsFile, KeepsWholeLinesOnlyAfterAFailedWrite) {
+  const TempFolder folder;
+  const std::string path = folder / "m.jsonl";
+  ASSERT_OK_AND_ASSIGN(MetricsFile file, MetricsFile::Create(path));
+  ASSERT_OK(file.Write(Example()));
+  const auto size = std::filesystem::file_size(path);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit low = {size + 10, before.rlim_max};
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
+  const absl::Status status = file.Write(Example());
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, old_handler);
+  EXPECT_THAT(status.message(), HasSubstr("cannot write"));
+  EXPECT_EQ(std::filesystem::file_size(path), size);
 }
 
 TEST(ResidentBytes, AreAtLeastOneMebibyte) { EXPECT_GT(ResidentBytes(), 1 << 20); }
