@@ -229,6 +229,11 @@ TEST(LlamaConfig, NamesTheInvalidField) {
                 c.rope_scaling = Llama3RopeScaling{8.0F, 4.0F, 1.0F, 8192};
               }),
               HasSubstr("rope scaling"));
+  EXPECT_THAT(message_of([](LlamaConfig& c) {
+                c.rope_scaling = DynamicRopeScaling{2.0F};
+                c.sparse_attention = SparseAttentionConfig{.index_dim = 6};
+              }),
+              HasSubstr("index_dim is 6"));
 }
 
 // One pass over tokens [begin, end) of `ids`.

@@ -115,11 +115,17 @@ absl::Status CheckScaling(const LinearRopeScaling& scaling, const LlamaConfig& /
 
 absl::Status CheckScaling(const DynamicRopeScaling& scaling, const LlamaConfig& config) {
   WEFT_RETURN_IF_ERROR(CheckFactor(scaling.factor));
-  const int64_t dim = config.sparse_attention ? std::min(config.head_dim, config.sparse_attention->rope_dim())
-                                              : config.head_dim;
-  if (dim > 2) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("head_dim is ", dim, "; dynamic rope scaling needs heads of more than 2 elements"));
+  if (config.head_dim <= 2) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "head_dim is ", config.head_dim, "; dynamic rope scaling needs heads of more than 2 elements"));
+  }
+  const auto& sparse = config.sparse_attention;
+  if (sparse && sparse->rope_dim() <= 2) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "index_dim is ", sparse->index_dim, ", of which rotary embedding turns ", sparse->rope_dim(),
+        " elements; dynamic rope scaling needs more than 2, so an index_dim of at least 8"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckScaling(const YarnRopeScaling& scaling, const LlamaConfig& config) {
