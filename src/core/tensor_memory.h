@@ -7,8 +7,8 @@
 
 namespace weft::internal {
 
-// Allocates at least `bytes` of uninitialized memory, aligned to 64 bytes; not null even for 0 bytes. Aborts
-// if there is no memory.
+// Allocates at least `bytes` of uninitialized memory, aligned to 64 bytes; not null even for 0 bytes. Throws
+// std::bad_alloc if there is no memory.
 //
 // Thread safety: any thread may allocate, and may free memory that another thread allocated.
 std::shared_ptr<void> AllocateTensorMemory(size_t bytes);

@@ -10,10 +10,10 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "src/core/tensor_memory.h"
-#include "weft/core/status.h"
 
 namespace weft::internal {
 namespace {
@@ -30,20 +30,15 @@ class BlockCache {
  public:
   void* Allocate(size_t size) {
     const std::lock_guard lock(mutex_);
+    void* block = nullptr;
+    if (const auto found = unused_.find(size); found != unused_.end()) {
+      block = found->second.back();
+      RemoveLast(found);
+    } else {
+      block = AllocateFromSystem(size);
+    }
     used_ += size;
     peak_used_ = std::max(peak_used_, used_);
-    if (const auto found = unused_.find(size); found != unused_.end()) {
-      void* block = found->second.back();
-      RemoveLast(found);
-      return block;
-    }
-    while (!unused_.empty() && used_ + unused_bytes_ > peak_used_ / 4 * 5) FreeLargest();
-    void* block = std::aligned_alloc(kAlignment, size);
-    while (block == nullptr && !unused_.empty()) {
-      FreeLargest();
-      block = std::aligned_alloc(kAlignment, size);
-    }
-    allocated_from_system_ += size;
     return block;
   }
 
@@ -62,6 +57,19 @@ class BlockCache {
  private:
   using Unused = std::map<size_t, std::vector<void*>>;
 
+  void* AllocateFromSystem(size_t size) {
+    const size_t used = used_ + size;
+    const size_t limit = std::max(peak_used_, used) / 4 * 5;
+    while (!unused_.empty() && used + unused_bytes_ > limit) FreeLargest();
+    void* block = std::aligned_alloc(kAlignment, size);
+    while (block == nullptr && !unused_.empty()) {
+      FreeLargest();
+      block = std::aligned_alloc(kAlignment, size);
+    }
+    if (block == nullptr) throw std::bad_alloc();
+    allocated_from_system_ += size;
+    return block;
+  }
   void RemoveLast(Unused::iterator blocks) {
     unused_bytes_ -= blocks->first;
     blocks->second.pop_back();
@@ -91,9 +99,7 @@ BlockCache& Cache() {
 
 std::shared_ptr<void> AllocateTensorMemory(size_t bytes) {
   const size_t size = BlockSize(bytes);
-  void* memory = Cache().Allocate(size);
-  WEFT_CHECK(memory != nullptr, absl::StrCat("out of memory for a tensor of ", bytes, " bytes"));
-  return {memory, [size](void* block) { Cache().Release(block, size); }};
+  return {Cache().Allocate(size), [size](void* block) { Cache().Release(block, size); }};
 }
 
 int64_t TensorMemoryFromSystem() { return static_cast<int64_t>(Cache().allocated_from_system()); }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -85,6 +86,14 @@ TEST(Tensor, CountsBytesAllocatedFromTheSystem) {
   const int64_t after = TensorBytesFromSystem();
   EXPECT_EQ(Tensor::Borrow(large.view()).As<int32_t>(), large.As<int32_t>());
   EXPECT_EQ(TensorBytesFromSystem(), after);
+}
+
+TEST(Tensor, ThrowsIfThereIsNoMemory) {
+  constexpr int64_t kMoreThanAnAddressSpace = int64_t{1} << 60;
+  const int64_t before = TensorBytesFromSystem();
+  EXPECT_THROW(Tensor::Empty(DType::kF32, {kMoreThanAnAddressSpace}), std::bad_alloc);
+  EXPECT_THROW(Tensor::Zeros(DType::kF32, {kMoreThanAnAddressSpace}), std::bad_alloc);
+  EXPECT_EQ(TensorBytesFromSystem(), before);
 }
 
 TEST(Tensor, BorrowsWithoutOwning) {

@@ -19,7 +19,8 @@ class Tensor {
   Tensor(std::shared_ptr<void> storage, TensorView view)
       : storage_(std::move(storage)), view_(std::move(view)) {}
 
-  // Row-major and 64-byte aligned; Empty leaves the elements uninitialized. Aborts if there is no memory.
+  // Row-major and 64-byte aligned; Empty leaves the elements uninitialized. Throws
+  // std::bad_alloc if there is no memory; `weft` then ends with exit code 1.
   static Tensor Empty(DType dtype, Shape shape);
   static Tensor Zeros(DType dtype, Shape shape);
   // A tensor over memory that the caller keeps alive.
