@@ -19,6 +19,7 @@
 #include "src/cli/launcher.h"
 #include "src/cli/process_setup.h"
 #include "src/cli/stop_signals.h"
+#include "weft/core/control_characters.h"
 #include "weft/core/exit_codes.h"
 #include "weft/core/status.h"
 #include "weft/launch/host_daemon.h"
@@ -53,22 +54,8 @@ int ExitCodeOf(const absl::Status& status) {
   }
 }
 
-// Texts may come from files of strangers. Escape sequences would act on the terminal.
-std::string WithoutControlCharacters(std::string_view text) {
-  std::string printable;
-  for (const char c : text) {
-    const auto code = static_cast<unsigned char>(c);
-    if ((code < 0x20 && c != '\n' && c != '\t') || code == 0x7F) {
-      absl::StrAppend(&printable, "\\x", absl::Hex(code, absl::kZeroPad2));
-    } else {
-      printable += c;
-    }
-  }
-  return printable;
-}
-
 void PrintError(const absl::Status& status) {
-  std::fprintf(stderr, "weft: %s\n", WithoutControlCharacters(std::string(status.message())).c_str());
+  std::fprintf(stderr, "weft: %s\n", weft::EscapeForTerminal(weft::ToStd(status.message())).c_str());
 }
 
 // Rank 0 prints the errors that all ranks have. Every rank prints its own.
@@ -147,7 +134,7 @@ int PrintResult(const absl::StatusOr<std::string>& text) {
     PrintError(text.status());
     return ExitCodeOf(text.status());
   }
-  std::fputs(WithoutControlCharacters(*text).c_str(), stdout);
+  std::fputs(weft::EscapeForTerminal(*text).c_str(), stdout);
   return weft::kExitDone;
 }
 

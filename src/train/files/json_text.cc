@@ -2,6 +2,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "weft/core/control_characters.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -86,8 +87,8 @@ std::string Excerpt(std::string_view text) {
     const auto code = static_cast<unsigned char>(byte);
     // Cuts before the first byte of a character, which is never a continuation byte of UTF-8.
     if (excerpt.size() >= kExcerptBytes && (code & 0xC0U) != 0x80U) return excerpt + "…";
-    if (code < 0x20 || code == 0x7F) {
-      absl::StrAppend(&excerpt, "\\x", absl::Hex(code, absl::kZeroPad2));
+    if (IsControlCharacter(byte)) {
+      excerpt += HexEscape(byte);
     } else {
       excerpt.push_back(byte);
     }

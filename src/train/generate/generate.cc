@@ -17,6 +17,7 @@
 #include "src/train/plan/memory_need.h"
 #include "src/train/plan/run_properties.h"
 #include "weft/comm/wire_compression.h"
+#include "weft/core/control_characters.h"
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"
 #include "weft/memory/node_heap.h"
@@ -52,7 +53,8 @@ class TokenPrinter {
     if (as_ids_) {
       std::fprintf(output_, "%d\n", token);
     } else {
-      PrintByte(static_cast<unsigned char>(token));
+      const char byte = static_cast<char>(token);
+      std::fputs(EscapeForTerminal({&byte, 1}).c_str(), output_);
     }
     std::fflush(output_);
   }
@@ -63,15 +65,6 @@ class TokenPrinter {
   }
 
  private:
-  // A model may generate escape sequences, which would act on the terminal.
-  void PrintByte(unsigned char byte) {
-    if ((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7F) {
-      std::fprintf(output_, "\\x%02x", byte);
-    } else {
-      std::fputc(byte, output_);
-    }
-  }
-
   std::FILE* output_;
   bool as_ids_;
 };

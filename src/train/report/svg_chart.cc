@@ -8,6 +8,8 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 
+#include "weft/core/control_characters.h"
+
 namespace weft {
 namespace {
 
@@ -170,7 +172,7 @@ std::string Escaped(std::string_view text) {
         escaped += "&#39;";
         break;
       default:
-        if (static_cast<unsigned char>(c) >= 0x20 && c != 0x7F) escaped += c;
+        if (!IsControlCharacter(c)) escaped += c;
     }
   }
   return escaped;
