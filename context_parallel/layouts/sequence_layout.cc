@@ -133,12 +133,6 @@ int64_t SequenceLayout::TokensOf(int rank) const {
   return starts_[static_cast<size_t>(rank) + 1] - starts_[static_cast<size_t>(rank)];
 }
 
-int64_t SequenceLayout::MaxTokens() const {
-  int64_t max_tokens = 0;
-  for (int rank = 0; rank < ranks(); ++rank) max_tokens = std::max(max_tokens, TokensOf(rank));
-  return max_tokens;
-}
-
 bool SequenceLayout::is_in_order() const {
   return std::is_sorted(by_rank_order_.begin(), by_rank_order_.end(),
                         [](const Piece& a, const Piece& b) { return a.range.begin < b.range.begin; });

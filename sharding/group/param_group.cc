@@ -83,9 +83,8 @@ absl::Status ParamGroup::WaitUnshard() {
 }
 
 absl::Status ParamGroup::ViewImage() {
-  WEFT_ASSIGN_OR_RETURN(FallbackReport report, ViewData(parameters(), data_image()));
-  context_.state().CountCopy(report.copied_bytes);
-  fallback_reason_ = std::move(report.reason);
+  WEFT_ASSIGN_OR_RETURN(const int64_t copied_bytes, ViewData(parameters(), data_image()));
+  context_.state().CountCopy(copied_bytes);
   return absl::OkStatus();
 }
 

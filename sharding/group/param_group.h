@@ -25,9 +25,9 @@
 // A shard group of one rank, or a group without elements, goes through the same states without collectives.
 //
 // Note [Foreign storage]: a parameter's `data` is null while it is sharded. A caller may give it storage of
-// its own, which it keeps: a group checks every parameter when it unshards, copies the values into such
-// storage, and says why in fallback_reason(). Storage that cannot hold the values is an error and leaves
-// every parameter of the group unchanged.
+// its own, which it keeps: a group checks every parameter when it unshards, and copies the values into such
+// storage, which ShardingCounters::copied_bytes counts. Storage that cannot hold the values is an error and
+// leaves every parameter of the group unchanged.
 //
 // Note [Frozen parameters]
 // A parameter that requires no gradient when its group is made is gathered like others, but has no place in
@@ -132,10 +132,10 @@ class ParamGroup {
   void SetCustomReduceScatter(CustomReduceScatter reduce_scatter) {
     reduce_scatter_ = std::move(reduce_scatter);
   }
-  // See Note [Unused parameters]. Whether this rank has written each parameter's gradient:
+  // True for each parameter whose gradient this rank has written. See Note [Unused parameters].
   const std::vector<bool>& written_gradients() const { return written_; }
   void AwaitUsedParameters() { awaits_used_ = true; }
-  // `used`: whether any rank has. The other parameters have no gradient.
+  // `used`: true for a parameter whose gradient any rank has written. The others have no gradient.
   void SetUsedParameters(std::vector<bool> used);
   // Hook of the reductions that are started from now on. Null: none.
   void SetGradientHook(GradientHook hook) { gradient_hook_ = std::move(hook); }
@@ -146,7 +146,7 @@ class ParamGroup {
   // Forgets the reduced gradients of some parameters, and keeps those at earlier places of Note
   // [Accumulation]. Errors: kFailedPrecondition (reductions are under way).
   absl::Status ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects);
-  // By parameter: whether it has a reduced gradient. All false unless CheckGradientsReduced is OK.
+  // By parameter: true if it has a reduced gradient. All false unless CheckGradientsReduced is OK.
   std::vector<bool> ReducedParameters() const;
   // Owner of the reduced gradients' memory; null if there are none.
   std::shared_ptr<const void> reduced_gradients() const { return sums_; }
@@ -189,8 +189,6 @@ class ParamGroup {
   PipelineLanes& lanes() const { return context_.lanes(spec_.mesh); }
   const std::vector<ReplicaSlice>& slices() const { return slices_; }
   const std::vector<std::shared_ptr<Parameter>>& parameters() const { return spec_.parameters(); }
-  // Why values were copied instead of viewed since the last unshard; empty if none were.
-  const std::string& fallback_reason() const { return fallback_reason_; }
 
  private:
   ParamGroup(CommContext& context, GroupSpec spec, const ShardingPolicy& policy);
@@ -215,7 +213,6 @@ class ParamGroup {
   std::vector<PlacedCopy> copy_in_;  // Without zero copy only.
   std::unique_ptr<GroupStorage> storage_;
   State state_ = State::kSharded;
-  std::string fallback_reason_;
   Buffer gradient_image_;
   CustomReduceScatter reduce_scatter_;
   GradientHook gradient_hook_;

@@ -69,10 +69,9 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope, Priority priority) {
   }
   const FlatImage image{layout(), gradient_image_.data(), dtypes().gradient_dtype()};
   const std::vector<bool> written = GradientsWritten(parameters(), image);
-  WEFT_ASSIGN_OR_RETURN(const FallbackReport report, CollectGradients(parameters(), image));
+  WEFT_ASSIGN_OR_RETURN(const int64_t copied_bytes, CollectGradients(parameters(), image));
   for (size_t i = 0; i < written.size(); ++i) written_[i] = written_[i] || written[i];
-  context_.state().CountCopy(report.copied_bytes);
-  if (fallback_reason_.empty()) fallback_reason_ = report.reason;
+  context_.state().CountCopy(copied_bytes);
   const DivideScales scales = SpreadDivision(gradient_divide_factor_, dtypes().reduce);
   WEFT_ASSIGN_OR_RETURN(Buffer input, TakeReduceInput(scales.before));
   ForgetGradients(parameters());

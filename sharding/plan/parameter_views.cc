@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "weft/core/status.h"
@@ -16,18 +17,6 @@ bool IsForeign(const TensorView& held, const TensorView& place) {
 
 std::string Describe(const TensorView& view) {
   return absl::StrCat(ToAbsl(Name(view.dtype)), " ", ToString(view.shape));
-}
-
-// Copies, and reports the first parameter that needed it.
-absl::Status CopyFallback(const Parameter& parameter, std::string_view what, const TensorView& source,
-                          const TensorView& target, FallbackReport& report) {
-  WEFT_RETURN_IF_ERROR(StridedCopy(source, target));
-  report.copied_bytes += static_cast<int64_t>(target.bytes());
-  if (report.reason.empty()) {
-    report.reason =
-        absl::StrCat("parameter '", parameter.name, "' has ", ToAbsl(what), " storage of its own");
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -50,19 +39,20 @@ absl::Status CheckDataStorage(const Parameters& parameters, DType dtype) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<FallbackReport> ViewData(const Parameters& parameters, const FlatImage& image) {
+absl::StatusOr<int64_t> ViewData(const Parameters& parameters, const FlatImage& image) {
   WEFT_RETURN_IF_ERROR(CheckDataStorage(parameters, image.dtype));
-  FallbackReport report;
+  int64_t copied_bytes = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
     Parameter& parameter = *parameters[i];
     TensorView place = image.At(static_cast<int>(i));
     if (IsForeign(parameter.data, place)) {
-      WEFT_RETURN_IF_ERROR(CopyFallback(parameter, "data", place, parameter.data, report));
+      WEFT_RETURN_IF_ERROR(StridedCopy(place, parameter.data));
+      copied_bytes += static_cast<int64_t>(place.bytes());
     } else {
       parameter.data = std::move(place);
     }
   }
-  return report;
+  return copied_bytes;
 }
 
 void ForgetData(const Parameters& parameters, const FlatImage& image) {
@@ -92,7 +82,7 @@ std::vector<bool> GradientsWritten(const Parameters& parameters, const FlatImage
   return written;
 }
 
-absl::StatusOr<FallbackReport> CollectGradients(const Parameters& parameters, const FlatImage& image) {
+absl::StatusOr<int64_t> CollectGradients(const Parameters& parameters, const FlatImage& image) {
   for (const std::shared_ptr<Parameter>& parameter : parameters) {
     const TensorView& grad = parameter->grad;
     if (grad.data == nullptr || (grad.shape == parameter->shape && IsFloating(grad.dtype))) continue;
@@ -100,18 +90,19 @@ absl::StatusOr<FallbackReport> CollectGradients(const Parameters& parameters, co
         absl::StrCat("the gradient of parameter '", parameter->name, "' was replaced by ", Describe(grad),
                      ": its shape must stay ", ToString(parameter->shape), ", and its dtype floating-point"));
   }
-  FallbackReport report;
+  int64_t copied_bytes = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (!image.layout.parameters()[i].trainable) continue;
     const Parameter& parameter = *parameters[i];
     const TensorView place = image.At(static_cast<int>(i));
     if (IsForeign(parameter.grad, place)) {
-      WEFT_RETURN_IF_ERROR(CopyFallback(parameter, "gradient", parameter.grad, place, report));
+      WEFT_RETURN_IF_ERROR(StridedCopy(parameter.grad, place));
+      copied_bytes += static_cast<int64_t>(place.bytes());
     } else if (parameter.grad.data == nullptr || !parameter.grad_written) {
       std::memset(place.data, 0, place.bytes());
     }
   }
-  return report;
+  return copied_bytes;
 }
 
 void ForgetGradients(const Parameters& parameters) {

@@ -5,10 +5,9 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
-#include <absl/status/status.h>
+#include <absl/status/statusor.h>
 
 #include "weft/nn/parameter.h"
 #include "weft/sharding/flat_layout.h"
@@ -27,30 +26,25 @@ struct FlatImage {
 
 using Parameters = std::vector<std::shared_ptr<Parameter>>;
 
-// Bytes that were copied because a parameter could not view the image, and why; empty if none.
-struct FallbackReport {
-  int64_t copied_bytes = 0;
-  std::string reason;
-};
-
 // OK if every parameter's data is null, or has the parameter's shape and `dtype`.
 // Errors: kFailedPrecondition (names the parameter, its storage, and the remedy).
 absl::Status CheckDataStorage(const Parameters& parameters, DType dtype);
-// Makes parameters view the image; copies the values of a parameter that has storage of its own.
+// Makes parameters view the image; copies the values of a parameter that has storage of its own. Returns the
+// bytes that it has copied.
 // Errors: as CheckDataStorage; then no parameter has changed.
-absl::StatusOr<FallbackReport> ViewData(const Parameters& parameters, const FlatImage& image);
+absl::StatusOr<int64_t> ViewData(const Parameters& parameters, const FlatImage& image);
 // Removes the views of the image. Foreign storage stays.
 void ForgetData(const Parameters& parameters, const FlatImage& image);
 
 // Makes the gradients of trainable parameters that require and lack them view the gradient image, unwritten.
 void ViewGradients(const Parameters& parameters, const FlatImage& image);
-// For each parameter, whether backward has written its gradient since ViewGradients, or replaced it.
+// True for each parameter whose gradient backward has written since ViewGradients, or replaced.
 std::vector<bool> GradientsWritten(const Parameters& parameters, const FlatImage& image);
 // Completes the image: writes zeros for a parameter without a gradient, and copies a gradient that replaced
-// its view.
+// its view. Returns the bytes that it has copied.
 // Errors: kFailedPrecondition (a replacement of another shape or of a dtype that is not floating-point); then
 // nothing has changed.
-absl::StatusOr<FallbackReport> CollectGradients(const Parameters& parameters, const FlatImage& image);
+absl::StatusOr<int64_t> CollectGradients(const Parameters& parameters, const FlatImage& image);
 void ForgetGradients(const Parameters& parameters);
 
 }  // namespace weft

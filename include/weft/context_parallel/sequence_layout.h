@@ -72,7 +72,6 @@ class SequenceLayout {
   const SequenceSplit& split() const { return split_; }
   int64_t tokens() const { return tokens_; }
   int64_t TokensOf(int rank) const;
-  int64_t MaxTokens() const;  // The largest TokensOf.
   // True if rank order is the order of the sequence.
   bool is_in_order() const;
 

@@ -23,7 +23,6 @@ std::optional<MessageMatcher::Record> MessageMatcher::Announce(const Announcemen
   }
   Record receive = std::move(*found);
   queue.posted.erase(found);
-  --waiting_count_;
   if (queue.posted.empty() && queue.announced.empty()) queues_.erase(key);
   return receive;
 }
@@ -36,7 +35,6 @@ std::optional<Announcement> MessageMatcher::Post(const Record& receive) {
                    [&](const Announcement& announced) { return Accepts(*receive, announced.source); });
   if (found == queue.announced.end()) {
     queue.posted.push_back(receive);
-    ++waiting_count_;
     return std::nullopt;
   }
   const Announcement announcement = *found;

@@ -40,7 +40,6 @@ class MessageMatcher {
 
   // Receives that wait, in the order of submission.
   std::vector<Record> waiting() const;
-  size_t waiting_count() const { return waiting_count_; }
 
  private:
   using Key = std::pair<uint64_t, int>;  // Channel and tag.
@@ -49,7 +48,6 @@ class MessageMatcher {
     std::deque<Record> posted;
   };
   absl::flat_hash_map<Key, Queue> queues_;  // Without empty queues.
-  size_t waiting_count_ = 0;
 };
 
 }  // namespace weft

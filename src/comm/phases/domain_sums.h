@@ -131,7 +131,6 @@ class DomainSums final : private TaskOwner {
   // The readers for which `producer` adds up its subtree, in the order of their rings.
   static std::vector<int> ReadersOf(const GroupPlacement& placement, int producer);
 
-  bool StepProducers(OperationContext& context);
   bool StepOwnRing(OperationContext& context, Producer& producer);
   bool StepRequestRing(OperationContext& context, Producer& producer);
   bool Announce(OperationContext& context, Ring& ring, int counter, int reader);

@@ -1,12 +1,16 @@
 #include "src/comm/messages/message_matcher.h"
 
 #include <climits>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "src/comm/phases/operation.h"
 
 namespace weft::testing {
 namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 Announcement AnnouncementOf(int source, int tag, uint64_t number, uint64_t channel = 1) {
   Announcement announcement{source, {}};
@@ -30,9 +34,9 @@ TEST(MessageMatcher, MatchesEitherEndFirst) {
   EXPECT_EQ(matcher.Post(ReceiveOf(2, 7))->signal.number, 11);
   const auto receive = ReceiveOf(2, 7);
   EXPECT_FALSE(matcher.Post(receive));
-  EXPECT_EQ(matcher.waiting_count(), 1);
+  EXPECT_THAT(matcher.waiting(), ElementsAre(receive));
   EXPECT_EQ(matcher.Announce(AnnouncementOf(2, 7, 12)), receive);
-  EXPECT_EQ(matcher.waiting_count(), 0);
+  EXPECT_THAT(matcher.waiting(), IsEmpty());
 }
 
 TEST(MessageMatcher, ComparesChannelTagAndSource) {

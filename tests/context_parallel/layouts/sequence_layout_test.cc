@@ -120,7 +120,6 @@ TEST(SequenceLayout, SplitsContiguouslyWithTheRemainderAtTheFirstRanks) {
   ASSERT_OK_AND_ASSIGN(const SequenceLayout layout, SequenceLayout::Contiguous(10, 4));
   EXPECT_THAT(TokensByRank(layout), ElementsAre(3, 3, 2, 2));
   EXPECT_THAT(layout.RangesOf(2), ElementsAre(TokenRange{6, 2}));
-  EXPECT_EQ(layout.MaxTokens(), 3);
 }
 
 TEST(SequenceLayout, SplitsInTwoLevelsForHybrids) {

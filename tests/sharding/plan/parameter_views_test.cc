@@ -38,12 +38,11 @@ class ParameterViews : public ::testing::Test {
 };
 
 TEST_F(ParameterViews, PointIntoTheImageWithoutACopy) {
-  ASSERT_OK_AND_ASSIGN(const FallbackReport report, ViewData(parameters_, image_));
+  ASSERT_OK_AND_ASSIGN(const int64_t copied_bytes, ViewData(parameters_, image_));
   EXPECT_EQ(a_.data.As<float>(), values_.data());
   EXPECT_EQ(b_.data.As<float>(), values_.data() + 16);
   EXPECT_EQ(b_.data.shape, b_.shape);
-  EXPECT_EQ(report.copied_bytes, 0);
-  EXPECT_EQ(report.reason, "");
+  EXPECT_EQ(copied_bytes, 0);
   ForgetData(parameters_, image_);
   EXPECT_EQ(a_.data.data, nullptr);
 }
@@ -51,10 +50,9 @@ TEST_F(ParameterViews, PointIntoTheImageWithoutACopy) {
 TEST_F(ParameterViews, CopyIntoForeignStorage) {
   std::array<float, 6> own = {};
   b_.data = {own.data(), DType::kF32, {3}, {2}};  // Every other element.
-  ASSERT_OK_AND_ASSIGN(const FallbackReport report, ViewData(parameters_, image_));
+  ASSERT_OK_AND_ASSIGN(const int64_t copied_bytes, ViewData(parameters_, image_));
   EXPECT_THAT(own, ElementsAre(16, 0, 17, 0, 18, 0));
-  EXPECT_EQ(report.copied_bytes, 12);
-  EXPECT_THAT(report.reason, AllOf(HasSubstr("'b'"), HasSubstr("storage of its own")));
+  EXPECT_EQ(copied_bytes, 12);
   EXPECT_EQ(a_.data.data, values_.data());
   ForgetData(parameters_, image_);
   EXPECT_EQ(a_.data.data, nullptr);
@@ -88,8 +86,8 @@ TEST_F(ParameterViews, StartGradientsUnwrittenAndOnlyIfRequired) {
 TEST_F(ParameterViews, ZeroGradientsThatWereNotWritten) {
   b_.requires_grad = false;
   ViewGradients(parameters_, image_);
-  ASSERT_OK_AND_ASSIGN(const FallbackReport report, CollectGradients(parameters_, image_));
-  EXPECT_EQ(report.copied_bytes, 0);
+  ASSERT_OK_AND_ASSIGN(const int64_t copied_bytes, CollectGradients(parameters_, image_));
+  EXPECT_EQ(copied_bytes, 0);
   EXPECT_THAT(std::vector<float>(values_.begin(), values_.begin() + 5), ElementsAre(0, 0, 0, 0, 4));
   EXPECT_THAT(std::vector<float>(values_.begin() + 15, values_.begin() + 20), ElementsAre(15, 0, 0, 0, 19));
 }
@@ -99,9 +97,8 @@ TEST_F(ParameterViews, KeepWrittenGradientsAndCollectReplacedOnes) {
   a_.grad_written = true;
   std::array<float, 3> replacement = {7, 8, 9};
   b_.grad = TensorView::Contiguous(replacement.data(), DType::kF32, {3});
-  ASSERT_OK_AND_ASSIGN(const FallbackReport report, CollectGradients(parameters_, image_));
-  EXPECT_EQ(report.copied_bytes, 12);
-  EXPECT_THAT(report.reason, HasSubstr("'b' has gradient storage"));
+  ASSERT_OK_AND_ASSIGN(const int64_t copied_bytes, CollectGradients(parameters_, image_));
+  EXPECT_EQ(copied_bytes, 12);
   EXPECT_THAT(std::vector<float>(values_.begin(), values_.begin() + 4), ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(std::vector<float>(values_.begin() + 16, values_.begin() + 19), ElementsAre(7, 8, 9));
   ForgetGradients(parameters_);
