@@ -47,6 +47,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -91,7 +92,9 @@ struct CheckpointOptions {
   // Ranks that hold the same elements share the writing: this rank is number `replica` of `replicas`.
   int replica = 0;
   int replicas = 1;
-  absl::Duration timeout = absl::Seconds(600);  // Limit of each wait for other ranks or the device.
+  // Limit of each wait for other ranks or the device. Unset: the environment's WEFT_TIMEOUT_S
+  // (DefaultTimeout).
+  std::optional<absl::Duration> timeout = std::nullopt;
 };
 
 // Saver of checkpoints into one folder, which it locks against other runs.

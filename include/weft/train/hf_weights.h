@@ -10,6 +10,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include <absl/status/status.h>
@@ -44,7 +45,8 @@ struct HfExportOptions {
   // This rank's index among the ranks that hold the same elements, such as its coordinate on the mesh's axis
   // `replicate`. Only the first of them writes.
   int replica = 0;
-  absl::Duration timeout = absl::Seconds(600);  // Limit of each wait for other ranks.
+  // Limit of each wait for other ranks. Unset: the environment's WEFT_TIMEOUT_S (DefaultTimeout).
+  std::optional<absl::Duration> timeout = std::nullopt;
 };
 
 // Writes model.safetensors in f32, every rank its own elements, and the files of the source. All files become

@@ -30,13 +30,16 @@ absl::Status CreateFile(const std::string& path, const SafetensorsLayout& layout
 
 class CheckpointSaver::Impl {
  public:
-  Impl(Bootstrap& bootstrap, CheckpointOptions options) : bootstrap_(bootstrap), options_(options) {}
+  Impl(Bootstrap& bootstrap, CheckpointOptions options, absl::Duration timeout)
+      : bootstrap_(bootstrap), options_(options), timeout_(timeout) {}
   ~Impl() { Abandon(); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  absl::Status Claim(const std::string& path) {
+  // `own`: an error of this rank, which fails all.
+  absl::Status Claim(const std::string& path, const absl::Status& own) {
     const auto claim = [&]() -> absl::Status {
+      WEFT_RETURN_IF_ERROR(own);
       if (options_.replicas < 1 || options_.replica < 0 || options_.replica >= options_.replicas ||
           options_.keep < 0 || options_.max_file_bytes < 1 || options_.snapshot_bytes < 0) {
         return absl::InvalidArgumentError("an option of the checkpoint saver is out of range");
@@ -62,7 +65,7 @@ class CheckpointSaver::Impl {
     state_ = std::move(state);
     step_ = state_.step;
     WEFT_ASSIGN_OR_RETURN(const Blobs blobs, ExchangeBlobs(bootstrap_, "tensors of a checkpoint",
-                                                           EncodeTensors(state_), options_.timeout));
+                                                           EncodeTensors(state_), timeout_));
     absl::Status status = MakeLayout(blobs);
     if (status.ok() && first()) status = CreateFiles();
     status = Agree(status);
@@ -79,7 +82,7 @@ class CheckpointSaver::Impl {
   int64_t saving_step() const { return step_; }
 
   absl::Status BeforeUpdate() {
-    return phase_ == Phase::kWriting ? writer_->BeforeUpdate(options_.timeout) : absl::OkStatus();
+    return phase_ == Phase::kWriting ? writer_->BeforeUpdate(timeout_) : absl::OkStatus();
   }
 
   bool CanAdvance() const {
@@ -104,7 +107,7 @@ class CheckpointSaver::Impl {
   enum class Phase : uint8_t { kIdle, kWriting, kCommitting };
 
   bool first() const { return bootstrap_.rank() == 0; }
-  absl::Status Agree(const absl::Status& local) { return AgreeOnStatus(bootstrap_, local, options_.timeout); }
+  absl::Status Agree(const absl::Status& local) { return AgreeOnStatus(bootstrap_, local, timeout_); }
 
   absl::Status MakeLayout(const Blobs& blobs) {
     WEFT_ASSIGN_OR_RETURN(const std::vector<CheckpointLayout::Tensor> tensors,
@@ -126,8 +129,8 @@ class CheckpointSaver::Impl {
   }
 
   absl::Status ShareStagedFolder() {
-    WEFT_ASSIGN_OR_RETURN(const Blobs folders, ExchangeBlobs(bootstrap_, "staging folder of a checkpoint",
-                                                             staged_, options_.timeout));
+    WEFT_ASSIGN_OR_RETURN(const Blobs folders,
+                          ExchangeBlobs(bootstrap_, "staging folder of a checkpoint", staged_, timeout_));
     staged_ = folders[0];
     return absl::OkStatus();
   }
@@ -164,12 +167,12 @@ class CheckpointSaver::Impl {
 
   // Gathers the parts of all ranks; rank 0 then begins to commit.
   absl::Status StartCommit() {
-    const absl::Status written = writer_->Wait(options_.timeout);
+    const absl::Status written = writer_->Wait(timeout_);
     const absl::StatusOr<std::string> part =
         written.ok() ? absl::StatusOr<std::string>(EncodePart(*writer_, state_.counts_of_parameters))
                      : written;
     WEFT_ASSIGN_OR_RETURN(const Blobs parts,
-                          ExchangeBlobs(bootstrap_, "parts of a checkpoint", part, options_.timeout));
+                          ExchangeBlobs(bootstrap_, "parts of a checkpoint", part, timeout_));
     writer_.reset();
     state_.arrays.clear();
     phase_ = Phase::kCommitting;
@@ -182,7 +185,7 @@ class CheckpointSaver::Impl {
 
   // The status of rank 0's commit. Waits for it.
   absl::Status EndCommit() {
-    WEFT_RETURN_IF_ERROR(Agree(commit_ == nullptr ? absl::OkStatus() : commit_->Wait(options_.timeout)));
+    WEFT_RETURN_IF_ERROR(Agree(commit_ == nullptr ? absl::OkStatus() : commit_->Wait(timeout_)));
     phase_ = Phase::kIdle;
     commit_.reset();
     staged_.clear();
@@ -200,6 +203,7 @@ class CheckpointSaver::Impl {
 
   Bootstrap& bootstrap_;
   const CheckpointOptions options_;
+  const absl::Duration timeout_;
   std::shared_ptr<CheckpointFolder> folder_;  // On rank 0.
   Phase phase_ = Phase::kIdle;
   CheckpointState state_;  // Until the commit.
@@ -213,8 +217,9 @@ class CheckpointSaver::Impl {
 absl::StatusOr<std::unique_ptr<CheckpointSaver>> CheckpointSaver::Open(Bootstrap& bootstrap,
                                                                        const std::string& folder,
                                                                        const CheckpointOptions& options) {
-  auto impl = std::make_unique<Impl>(bootstrap, options);
-  WEFT_RETURN_IF_ERROR(impl->Claim(folder));
+  const absl::StatusOr<absl::Duration> timeout = TimeoutOrDefault(options.timeout);
+  auto impl = std::make_unique<Impl>(bootstrap, options, timeout.value_or(kFallbackTimeout));
+  WEFT_RETURN_IF_ERROR(impl->Claim(folder, timeout.status()));
   return std::unique_ptr<CheckpointSaver>(new CheckpointSaver(std::move(impl)));
 }
 

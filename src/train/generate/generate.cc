@@ -304,7 +304,7 @@ absl::StatusOr<GenerateReport> Generate(Bootstrap& bootstrap, const GenerateConf
                                         const GenerateEnvironment& environment) {
   const absl::StatusOr<absl::Duration> timeout = DefaultTimeout();
   // The variable may be wrong on one host alone.
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, timeout.status(), timeout.value_or(absl::Seconds(600))));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, timeout.status(), timeout.value_or(kFallbackTimeout)));
   return Generation(bootstrap, config, environment, *timeout).Execute();
 }
 

@@ -377,7 +377,7 @@ absl::StatusOr<TrainReport> Train(Bootstrap& bootstrap, const TrainConfig& confi
                                   const TrainEnvironment& environment) {
   const absl::StatusOr<absl::Duration> timeout = DefaultTimeout();
   // The variable may be wrong on one host alone.
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, timeout.status(), timeout.value_or(absl::Seconds(600))));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, timeout.status(), timeout.value_or(kFallbackTimeout)));
   return Run(bootstrap, config, environment, *timeout).Execute();
 }
 

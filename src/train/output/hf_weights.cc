@@ -128,8 +128,13 @@ absl::Status ExportToHf(Bootstrap& bootstrap, ShardedModel& model, const std::st
                         const HfExportOptions& options) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> shards, model.CurrentShards());
   WEFT_ASSIGN_OR_RETURN(const SafetensorsLayout layout, LayoutOf(model.root(), options.stored));
+  const absl::StatusOr<absl::Duration> timeout = TimeoutOrDefault(options.timeout);
   absl::StatusOr<HfExport> opened = HfExport();
-  if (bootstrap.rank() == 0) opened = Open(folder, options.source, layout);
+  if (!timeout.ok()) {
+    opened = timeout.status();
+  } else if (bootstrap.rank() == 0) {
+    opened = Open(folder, options.source, layout);
+  }
   absl::StatusOr<const HfExport*> target = nullptr;
   if (opened.ok()) target = &*opened;
   if (!opened.ok()) target = opened.status();
@@ -138,7 +143,7 @@ absl::Status ExportToHf(Bootstrap& bootstrap, ShardedModel& model, const std::st
       [&](const std::string& staging) {
         return options.replica == 0 ? Write(staging, layout, options.stored, shards) : absl::OkStatus();
       },
-      options.timeout);
+      timeout.value_or(kFallbackTimeout));
 }
 
 }  // namespace weft

@@ -117,6 +117,17 @@ TEST_F(CheckpointTest, RefusesAFolderThatAnotherRunHas) {
   }));
 }
 
+TEST_F(CheckpointTest, TakesTheTimeoutOfTheEnvironmentUnlessItsOptionsHaveOne) {
+  setenv("WEFT_TIMEOUT_S", "soon", 1);
+  const auto open = [&](Bootstrap& bootstrap) {
+    return CheckpointSaver::Open(bootstrap, root(), options_).status();
+  };
+  EXPECT_THAT(OnRanks(2, open), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("WEFT_TIMEOUT_S")));
+  options_.timeout = absl::Seconds(60);
+  EXPECT_OK(OnRanks(2, open));
+  unsetenv("WEFT_TIMEOUT_S");
+}
+
 TEST_F(CheckpointTest, EndsASaveWithoutACommitAndLeavesNothing) {
   ASSERT_OK(OnRanks(2, [&](Bootstrap& bootstrap) -> absl::Status {
     SavedArrays state(ArrayCut::kByRows, bootstrap.rank(), bootstrap.size());
