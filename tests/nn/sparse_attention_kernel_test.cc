@@ -32,7 +32,7 @@ SparseCase Case(const AttentionMask& mask, TokenRuns q_runs, std::vector<TokenRu
 // Every mask with every layout of tokens.
 std::vector<NamedCase> Cases() {
   const std::vector<std::pair<const char*, AttentionMask>> masks = {
-      {"full", {false, std::nullopt}}, {"causal", {true, std::nullopt}}, {"window of 5", {true, 5}}};
+      {"full", {false, std::nullopt}}, {"causal", {true, std::nullopt}}, {"5 keys before", {true, 5}}};
   const TokenRuns documents = {{7, 0, 3}, {8, 0, 11}, {9, 0, 1}, {10, 0, 9}};
   std::vector<NamedCase> cases;
   for (const auto& [name, mask] : masks) {

@@ -82,7 +82,7 @@ bool OracleIsVisible(const AttentionMask& mask, int64_t query_document, int64_t 
                      int64_t key) {
   if (query_document != key_document) return false;
   if (!mask.causal) return true;
-  return key <= query && (!mask.window.has_value() || key >= query - *mask.window);
+  return key <= query && (!mask.keys_before.has_value() || key >= query - *mask.keys_before);
 }
 
 OracleOutputs OracleForward(const OracleAttention& attention, const std::vector<double>& q,

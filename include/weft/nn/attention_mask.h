@@ -14,10 +14,11 @@ namespace weft {
 // A query attends only to keys of its own document. There, a query at position p attends to the keys at
 //   all positions       if the mask is not causal,
 //   [0, p]              if the mask is causal,
-//   [p - w, p]          if the mask is causal with a window of w.
+//   [p - k, p]          if the mask is causal and keys_before is k.
 struct AttentionMask {
   bool causal = true;
-  std::optional<int64_t> window;
+  // Keys before the query that it may attend to, besides itself. Unset: all.
+  std::optional<int64_t> keys_before;
 
   bool operator==(const AttentionMask&) const = default;
 };
@@ -34,7 +35,7 @@ struct AttentionMask {
 //   is one document: positions in two documents would look alike. The function separates documents itself.
 using PairMask = std::function<bool(int64_t row, int64_t query, int64_t key)>;
 
-// Errors: kInvalidArgument (a window below 1, or without a causal mask).
+// Errors: kInvalidArgument (keys_before below 1, or without a causal mask).
 absl::Status Validate(const AttentionMask& mask);
 
 // The number of (query, key) pairs that the mask allows, by a closed form for each pair of runs. If it is 0,

@@ -24,15 +24,15 @@ int64_t PairsUpTo(int64_t first, int64_t queries, int64_t keys) {
 }  // namespace
 
 absl::Status Validate(const AttentionMask& mask) {
-  if (!mask.window.has_value()) return absl::OkStatus();
-  if (*mask.window < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("an attention window of ", *mask.window,
-                                                   " is invalid: set a window of at least 1, or none"));
+  if (!mask.keys_before.has_value()) return absl::OkStatus();
+  if (*mask.keys_before < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("the mask's keys_before is ", *mask.keys_before,
+                                                   ": set it to at least 1, or not at all"));
   }
   if (!mask.causal) {
     return absl::InvalidArgumentError(
-        absl::StrCat("an attention window of ", *mask.window,
-                     " without a causal mask is invalid: make the mask causal, or set no window"));
+        absl::StrCat("the mask's keys_before is ", *mask.keys_before,
+                     " without a causal mask: make the mask causal, or do not set keys_before"));
   }
   return absl::OkStatus();
 }
@@ -42,8 +42,8 @@ int64_t VisiblePairs(const AttentionMask& mask, const TokenRun& queries, const T
   if (!mask.causal) return queries.count * keys.count;
   const int64_t first = queries.position - keys.position;
   const int64_t up_to_query = PairsUpTo(first, queries.count, keys.count);
-  if (!mask.window.has_value()) return up_to_query;
-  return up_to_query - PairsUpTo(first - *mask.window - 1, queries.count, keys.count);
+  if (!mask.keys_before.has_value()) return up_to_query;
+  return up_to_query - PairsUpTo(first - *mask.keys_before - 1, queries.count, keys.count);
 }
 
 int64_t VisiblePairs(const AttentionMask& mask, const TokenRuns& queries, const TokenRuns& keys) {

@@ -43,7 +43,7 @@ bool WorthMerging(const AttentionTile& upper, const AttentionTile& lower) {
 ColumnSpan VisibleKeysOfRun(const AttentionMask& mask, int64_t position, const TokenRun& keys) {
   if (!mask.causal) return {0, keys.count};
   const int64_t newest = position - keys.position;
-  const int64_t oldest = mask.window.has_value() ? newest - *mask.window : 0;
+  const int64_t oldest = mask.keys_before.has_value() ? newest - *mask.keys_before : 0;
   return {std::max<int64_t>(oldest, 0), std::min(newest + 1, keys.count)};
 }
 

@@ -41,9 +41,9 @@ Number CountParameters(const LlamaConfig& config) {
 int64_t LlamaConfig::ParameterCount() const { return CountParameters<int64_t>(*this); }
 
 AttentionMask LlamaConfig::MaskOf(int64_t layer) const {
-  // AttentionMask counts the keys before the query. A window of 1 would be the query alone.
+  // A window counts the query itself.
   const bool has_window = traits.window.has_value() && layer >= traits.first_window_layer;
-  return {.causal = true, .window = has_window ? std::optional(*traits.window - 1) : std::nullopt};
+  return {.causal = true, .keys_before = has_window ? std::optional(*traits.window - 1) : std::nullopt};
 }
 
 int64_t LlamaConfig::PositionLimit() const {

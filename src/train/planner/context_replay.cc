@@ -34,7 +34,8 @@ ContextCosts SparseCosts(const ReplayInput& input, const SequenceLayout& layout,
   shape.head_dim = shape.value_dim = input.model.head_dim;
   shape.dtype = input.plan.parallel.param_dtype;
   shape.index_dim = input.model.sparse_attention->index_dim;
-  return CostsOf(input.plan.context.scheme, shape, {.causal = true, .window = std::nullopt}, layout, rank);
+  return CostsOf(input.plan.context.scheme, shape, {.causal = true, .keys_before = std::nullopt}, layout,
+                 rank);
 }
 
 // Elements of a gather that brings `bytes` to each rank.

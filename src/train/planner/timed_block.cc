@@ -88,7 +88,7 @@ BlockTimes SplitTimes(const PartTimes& whole, const PartShape& shape, const Part
                                  products * ProjectionOperations(shape) / backward * whole.backward_ns};
   const PartTimes rest = {whole.forward_ns - attention.forward_ns - projections.forward_ns,
                           whole.backward_ns - attention.backward_ns - projections.backward_ns};
-  const AttentionMask mask{true, pairs.window == 0 ? std::nullopt : std::optional(pairs.window)};
+  const AttentionMask mask{true, pairs.window == 0 ? std::nullopt : std::optional(pairs.window - 1)};
   const TokenRun all_tokens{.count = pairs.seq_len};
   const auto count =
       static_cast<double>(pairs.sequences * pairs.heads * VisiblePairs(mask, all_tokens, all_tokens));

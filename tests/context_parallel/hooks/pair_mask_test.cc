@@ -17,7 +17,7 @@ bool IsVisible(int64_t row, int64_t query, int64_t key) {
 
 ToyBlockOptions MaskedOptions() {
   ToyBlockOptions options;
-  options.attentions = {AttentionMask{}, AttentionMask{.causal = false, .window = std::nullopt}};
+  options.attentions = {AttentionMask{}, AttentionMask{.causal = false, .keys_before = std::nullopt}};
   options.pair_mask = std::make_shared<const PairMask>(IsVisible);
   return options;
 }
@@ -26,7 +26,7 @@ ToyBlockOptions MaskedOptions() {
 std::vector<ContextScheme> SchemesForAnyMask(int ranks) {
   std::vector<ContextScheme> schemes;
   for (const ContextScheme& scheme : SchemesFor(ranks)) {
-    if (scheme.Validate(ranks, AttentionMask{.causal = false, .window = std::nullopt}).ok()) {
+    if (scheme.Validate(ranks, AttentionMask{.causal = false, .keys_before = std::nullopt}).ok()) {
       schemes.push_back(scheme);
     }
   }

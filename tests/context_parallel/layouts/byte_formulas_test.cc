@@ -10,7 +10,7 @@ namespace weft::testing {
 namespace {
 
 constexpr AttentionMask kCausal{};
-constexpr AttentionMask kFull{.causal = false, .window = {}};
+constexpr AttentionMask kFull{.causal = false, .keys_before = {}};
 
 SequenceLayout LayoutFor(const ContextScheme& scheme, const std::vector<int64_t>& documents, int ranks) {
   auto layout = SequenceLayout::Create(documents, scheme.Split(ranks));
@@ -94,7 +94,7 @@ TEST(ContextCosts, SendOnlyToTheNextRankUnderAWindow) {
   const ContextScheme ring = ContextScheme::Ring();
   constexpr int kRanks = 8;
   const SequenceLayout layout = LayoutFor(ring, {kC * kRanks}, kRanks);
-  const AttentionMask window{.causal = true, .window = kC};
+  const AttentionMask window{.causal = true, .keys_before = kC};
   const int64_t block = 2 * kC * kHkv * kE;
   for (int rank = 0; rank < kRanks; ++rank) {
     const ContextCosts costs = CostsOf(ring, kShape, window, layout, rank);

@@ -30,7 +30,7 @@ TEST(ChooseScheme, GathersIfThereAreFewKeyHeads) {
 }
 
 TEST(ChooseScheme, BalancesOnlyCausalMasks) {
-  const AttentionMask full{.causal = false, .window = {}};
+  const AttentionMask full{.causal = false, .keys_before = {}};
   ASSERT_OK_AND_ASSIGN(const SchemeChoice choice, ChooseScheme(ShapeOf(16, 1), full, {4096}, 2));
   EXPECT_EQ(choice.scheme, ContextScheme::Gather());
 }
@@ -47,7 +47,7 @@ TEST(ChooseScheme, TakesTheFirstOfEqualSchemes) {
   const ContextScheme head_tail = ContextScheme::Gather(LoadBalance::kHeadTail);
   const ContextScheme gather = ContextScheme::Gather();
   const AttentionShape shape = ShapeOf(16, 16);
-  const AttentionMask full{.causal = false, .window = {}};
+  const AttentionMask full{.causal = false, .keys_before = {}};
   ASSERT_OK_AND_ASSIGN(const SchemeChoice fewer, ChooseAmong({ring, gather}, shape, full, {4096}, 2));
   EXPECT_EQ(fewer.scheme, gather);
   ASSERT_OK_AND_ASSIGN(const SchemeChoice first, ChooseAmong({head_tail, gather}, shape, full, {4096}, 2));
@@ -66,7 +66,7 @@ TEST(ChooseScheme, IsUlyssesForOneRankAndAnErrorForNone) {
 TEST(ChooseScheme, GathersForSparseAttention) {
   AttentionShape shape = ShapeOf(16, 16);  // Ulysses would move fewer bytes.
   shape.index_dim = 32;
-  const AttentionMask full{.causal = false, .window = {}};
+  const AttentionMask full{.causal = false, .keys_before = {}};
   for (const int ranks : {1, 2, 4, 6}) {
     ASSERT_OK_AND_ASSIGN(const SchemeChoice causal, ChooseScheme(shape, kCausal, {4096}, ranks));
     EXPECT_EQ(causal.scheme, ContextScheme::Gather(LoadBalance::kHeadTail));

@@ -11,7 +11,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr AttentionMask kCausal{};
-constexpr AttentionMask kFull{.causal = false, .window = {}};
+constexpr AttentionMask kFull{.causal = false, .keys_before = {}};
 
 TEST(ContextScheme, HasAKindThatFollowsFromTheUlyssesDegree) {
   EXPECT_EQ(ContextScheme{}.kind(4), SchemeKind::kUlysses);

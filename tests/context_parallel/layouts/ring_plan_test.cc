@@ -68,11 +68,11 @@ TEST(RingPlan, MakesNoHopsIfNoRankNeedsABlock) {
 // owner.
 TEST(RingPlan, HasOneSenderForEveryGradient) {
   for (const std::vector<int64_t>& documents : {std::vector<int64_t>{3, 9, 1, 5}, {1, 1}, {40}}) {
-    for (const std::optional<int64_t> window : {std::optional<int64_t>(), std::optional<int64_t>(2)}) {
+    for (const std::optional<int64_t> keys_before : {std::optional<int64_t>(), std::optional<int64_t>(2)}) {
       ASSERT_OK_AND_ASSIGN(
           const SequenceLayout layout,
           SequenceLayout::Create(documents, {.outer = 6, .order = SequenceOrder::kHeadTail}));
-      const RingPlan plan({.causal = true, .window = window}, PartsOf(layout));
+      const RingPlan plan({.causal = true, .keys_before = keys_before}, PartsOf(layout));
       for (int owner = 0; owner < 6; ++owner) {
         int returns = 0;
         bool attended = false;

@@ -215,7 +215,7 @@ TEST(AttentionCalls, RefuseTensorsThatContradictTheCall) {
     call.kv_heads = 3;
     EXPECT_THAT(refusal(call, pass.k), invalid("the KV heads must divide the query heads"));
     call = pass.call;
-    call.mask.window = 0;
+    call.mask.keys_before = 0;
     EXPECT_THAT(refusal(call, pass.k), invalid("attention: "));
     call = pass.call;
     call.scale = 0.0F;

@@ -39,7 +39,7 @@ TEST(AttentionParallel, IsTheSameBetweenNodes) {
       cases.emplace_back(AttentionCase{.mask = kCausal, .documents = documents});
     }
     cases.emplace_back(
-        AttentionCase{.mask = {.causal = true, .window = 3}, .documents = {int64_t{8} * ranks}});
+        AttentionCase{.mask = {.causal = true, .keys_before = 3}, .documents = {int64_t{8} * ranks}});
     for (const NodeMap& nodes : NodeMapsOf(ranks)) CheckOnThreads(nodes, cases);
   }
 }

@@ -23,8 +23,8 @@ std::vector<SolvedCase> CasesFor(int ranks) {
   };
   add({}, {int64_t{8} * ranks}, 4, 4);
   add({}, {int64_t{8} * ranks + 3}, 7, 7);
-  add({.causal = false, .window = {}}, {int64_t{6} * ranks}, 4, 1);
-  add({.causal = true, .window = 2}, {int64_t{8} * ranks}, 4, 2);
+  add({.causal = false, .keys_before = {}}, {int64_t{6} * ranks}, 4, 1);
+  add({.causal = true, .keys_before = 2}, {int64_t{8} * ranks}, 4, 2);
   add({}, {1, 7, 2, 4}, 6, 2);
   add({}, {int64_t{8} * ranks}, 4, 4, DType::kBF16);  // Gradients are sent in f32 only if they are summed.
   add({}, {int64_t{8} * ranks}, 4, 1, DType::kBF16);
@@ -59,7 +59,7 @@ TEST(ContextLedger, MatchesTheByteFormulasWithoutCopies) {
 TEST(ContextLedger, MatchesTheHopsOfARingByShift) {
   for (const int ranks : {1, 2, 3, 4}) {
     std::vector<SolvedCase> cases;
-    for (const AttentionMask& mask : {AttentionMask{}, AttentionMask{.causal = false, .window = {}}}) {
+    for (const AttentionMask& mask : {AttentionMask{}, AttentionMask{.causal = false, .keys_before = {}}}) {
       cases.emplace_back(AttentionCase{.mask = mask, .documents = {int64_t{8} * ranks}});
     }
     RunRanks(NodeMap::OneNode(ranks), [&](Bootstrap& bootstrap) -> absl::Status {

@@ -92,10 +92,10 @@ TokenRuns AttentionCase::runs() const {
 
 std::string AttentionCase::Describe() const {
   return absl::StrCat(mask.causal ? "causal" : "full",
-                      mask.window ? absl::StrCat(" window ", *mask.window) : "", ", documents ",
-                      absl::StrJoin(documents, " "), ", heads ", shape.heads, "/", shape.kv_heads, ", dims ",
-                      shape.head_dim, "/", shape.value_dim, ", ", ToAbsl(Name(shape.dtype)),
-                      heads_first ? ", heads first" : "");
+                      mask.keys_before ? absl::StrCat(" keys before ", *mask.keys_before) : "",
+                      ", documents ", absl::StrJoin(documents, " "), ", heads ", shape.heads, "/",
+                      shape.kv_heads, ", dims ", shape.head_dim, "/", shape.value_dim, ", ",
+                      ToAbsl(Name(shape.dtype)), heads_first ? ", heads first" : "");
 }
 
 void SolvedCase::DrawInputs(uint64_t seed) {
@@ -164,7 +164,8 @@ std::vector<SolvedCase> SweepFor(int ranks) {
     int64_t heads, kv_heads, value_dim;
     bool heads_first;
   };
-  const AttentionMask masks[] = {{}, {.causal = false, .window = {}}, {.causal = true, .window = 3}};
+  const AttentionMask masks[] = {
+      {}, {.causal = false, .keys_before = {}}, {.causal = true, .keys_before = 3}};
   const std::vector<int64_t> packs[] = {{int64_t{8} * ranks}, {int64_t{6} * ranks + 1}, {2}, {1, 9, 2, 3}};
   const int step = ScheduleLimit() ? 5 : 1;
   int number = 0;

@@ -24,9 +24,9 @@ struct NamedMask {
 std::vector<NamedMask> Masks() {
   return {{"full", {false, std::nullopt}},
           {"causal", {true, std::nullopt}},
-          {"window of 1", {true, 1}},
-          {"window of 7", {true, 7}},
-          {"window of 100", {true, 100}}};
+          {"1 key before", {true, 1}},
+          {"7 keys before", {true, 7}},
+          {"100 keys before", {true, 100}}};
 }
 
 struct NamedRuns {
@@ -85,11 +85,11 @@ TEST(AttentionKernel, AgreesWithPlainLoopsAcrossTiles) {
     for (const int64_t tokens : {63, 64, 65, 257, 520}) {
       c.q_runs = WholeSequence(tokens);
       c.key_blocks = {WholeSequence(tokens)};
-      CheckAttention(c, absl::StrCat(tokens, " tokens, window ", mask.window.value_or(0)));
+      CheckAttention(c, absl::StrCat(tokens, " tokens, keys before ", mask.keys_before.value_or(0)));
     }
     c.q_runs = {{0, 100, 130}, {0, 700, 131}};
     c.key_blocks = {{{0, 0, 100}, {0, 831, 70}}, {{0, 230, 470}}, {{0, 100, 130}, {0, 700, 131}}};
-    CheckAttention(c, absl::StrCat("head and tail, window ", mask.window.value_or(0)));
+    CheckAttention(c, absl::StrCat("head and tail, keys before ", mask.keys_before.value_or(0)));
   }
 }
 

@@ -61,10 +61,11 @@ TEST(VisiblePairs, NeitherLoopsNorOverflowsOnAMillionTokens) {
   EXPECT_EQ(VisiblePairs({true, 10}, WholeSequence(tokens), WholeSequence(tokens)), 11 * tokens - 55);
 }
 
-TEST(AttentionMask, RejectsAnInvalidWindow) {
+TEST(AttentionMask, RejectsTooFewKeysBeforeTheQuery) {
   EXPECT_OK(Validate({true, 1}));
   EXPECT_OK(Validate({false, std::nullopt}));
-  EXPECT_THAT(Validate({true, 0}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("window of 0")));
+  EXPECT_THAT(Validate({true, 0}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("keys_before is 0")));
   EXPECT_THAT(Validate({false, 4}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("without a causal mask")));
 }

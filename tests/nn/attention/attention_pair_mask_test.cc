@@ -56,8 +56,9 @@ TEST(AttentionPairMask, AgreesWithPlainLoopsForEveryMask) {
         c.q_runs = WholeSequence(tokens);
         c.key_blocks = {WholeSequence(tokens)};
         c.pair_mask = Share(pairs.mask);
-        CheckAttention(c, absl::StrCat(pairs.name, ", ", tokens, " tokens, ",
-                                       mask.causal ? "causal, window " : "full ", mask.window.value_or(0)));
+        CheckAttention(
+            c, absl::StrCat(pairs.name, ", ", tokens, " tokens, ",
+                            mask.causal ? "causal, keys before " : "full ", mask.keys_before.value_or(0)));
       }
     }
   }

@@ -100,7 +100,8 @@ TEST_F(AttentionPanels, AgreeWithPlainLoopsForEveryLengthAndMask) {
       c.mask = mask;
       c.kv_heads = 1;
       c.group = 2;
-      CheckAttention(c, absl::StrCat(tokens, " tokens, window ", mask.window.value_or(0)), kTolerance);
+      CheckAttention(c, absl::StrCat(tokens, " tokens, keys before ", mask.keys_before.value_or(0)),
+                     kTolerance);
     }
   }
 }
@@ -110,8 +111,8 @@ TEST_F(AttentionPanels, AgreeWithPlainLoopsAcrossTiles) {
   c.heads = c.kv_heads = 1;
   c.head_dim = c.value_dim = 3;
   CheckAttention(c, "causal", kTolerance);
-  c.mask.window = 300;
-  CheckAttention(c, "window", kTolerance);
+  c.mask.keys_before = 300;
+  CheckAttention(c, "keys before", kTolerance);
 }
 
 TEST_F(AttentionPanels, AgreeWithPlainLoopsForEveryDimAndMemory) {

@@ -195,7 +195,7 @@ TEST(Attention, RejectsInvalidInputsAndNamesTheReason) {
   EXPECT_THAT(message_of({}, {q, q, Tensor::Zeros(DType::kBF16, q.shape())}), HasSubstr("one dtype"));
   EXPECT_THAT(message_of({}, {q, q, Tensor::Borrow(q.view().Permute({0, 1, 3, 2}))}),
               HasSubstr("last dim must be contiguous"));
-  EXPECT_THAT(message_of({.mask = {true, 0}}, {q, q, q}), HasSubstr("window of 0"));
+  EXPECT_THAT(message_of({.mask = {true, 0}}, {q, q, q}), HasSubstr("keys_before is 0"));
   EXPECT_THAT(message_of({.scale = 0.0F}, {q, q, q}), HasSubstr("scale must be positive"));
 }
 

@@ -109,7 +109,7 @@ TEST(HfConfig, ReadsTheLayersOfAWindow) {
   json["use_sliding_window"] = true;
   LlamaConfig config = ParsedHfConfig(json);
   EXPECT_EQ(config.MaskOf(1), AttentionMask{});
-  EXPECT_EQ(config.MaskOf(2), (AttentionMask{.causal = true, .window = 63}));  // Beside the query itself.
+  EXPECT_EQ(config.MaskOf(2), (AttentionMask{.causal = true, .keys_before = 63}));
   json["layer_types"] = {"full_attention", "sliding_attention", "sliding_attention"};
   EXPECT_EQ(ParsedHfConfig(json).traits.first_window_layer, 1);
   json["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention"};
