@@ -246,8 +246,8 @@ TEST_F(Selections, OfPacksDifferFromThoseOfOneRankInFewQueries) {
 }
 
 // AdamW's first updates have the size of the learning rate, however small a gradient is. They turn rounding
-// of gradients near zero into different weights.
-TEST_F(Selections, DifferInMoreQueriesWithALargeLearningRate) {
+// of gradients near zero into different weights. On some meshes no query differs all the same.
+TEST_F(Selections, OfALargeLearningRateDifferFromThoseOfOneRankInAtMostHalfOfTheQueries) {
   config_.optimizer.lr = 1e-2;
   config_.optimizer.warmup_steps = 0;
   for (const Mesh& mesh : kMeshes) CompareWithOneRank(mesh, 0.5);
