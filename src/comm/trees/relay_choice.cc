@@ -8,31 +8,31 @@
 namespace weft {
 namespace {
 
-// Microseconds, from the tables of docs/engine.md, "Direct or relayed" and "Growth with the number of ranks".
-// A direct exchange, for each other node: stream, message and credit.
-constexpr double kGatherFromNode = 4;
-constexpr double kSumOfNode = 3;
-// A round: the same, and a task; of a sum, for each exchange of a node.
-constexpr double kGatherRound = 25;
-constexpr double kSumExchange = 35;
+// Times are from the tables of docs/engine.md, "Direct or relayed" and "Growth with the number of ranks".
+// A direct exchange with one other node: a stream, a message and a credit.
+constexpr double kGatherFromNodeUs = 4;
+constexpr double kSumOfNodeUs = 3;
+// One round of a gather: a stream, a message, a credit and a task.
+constexpr double kGatherRoundUs = 25;
+// One exchange of a node in a reduce-scatter: the same.
+constexpr double kSumExchangeUs = 35;
 // A message of a tree. A rank has few of them, and finds one after a pause.
-constexpr double kTreeMessage = 20;
-// From node to node.
-constexpr double kHop = 20;
+constexpr double kTreeMessageUs = 20;
+// Latency from node to node.
+constexpr double kHopUs = 20;
 
-// Bytes a microsecond.
 // Rounds bring bytes later: a rank copies them twice, and looks for them with pauses.
-constexpr double kRelayedBytes = 360;
+constexpr double kRelayedBytesPerUs = 360;
 // A link of 10 Gbit/s.
-constexpr double kLinkBytes = 1250;
+constexpr double kLinkBytesPerUs = 1250;
 // One rank reads the inputs of its node. In a direct exchange, all of them do.
-constexpr double kInputBytes = 8000;
+constexpr double kInputBytesPerUs = 8000;
 
 // A part of a relayed all-reduce. Fewer parts take fewer messages, and bring more bytes one after the other.
 constexpr int64_t kLeastPartBytes = 4096;
 
-double DirectGather(int nodes) { return (nodes - 1) * kGatherFromNode + kHop; }
-double DirectReduceScatter(int nodes) { return (nodes - 1) * kSumOfNode + kHop; }
+double DirectGather(int nodes) { return (nodes - 1) * kGatherFromNodeUs + kHopUs; }
+double DirectReduceScatter(int nodes) { return (nodes - 1) * kSumOfNodeUs + kHopUs; }
 
 // Rounds beyond log2(owners). In each of them, a node sends or receives as much as in the one before.
 int RepeatedRounds(int nodes, int owners) { return HalvingLevels(nodes) - HalvingLevels(owners); }
@@ -40,15 +40,15 @@ int RepeatedRounds(int nodes, int owners) { return HalvingLevels(nodes) - Halvin
 // The first nodes send the whole buffer in each repeated round.
 double RelayedGather(int nodes, int owners, int64_t bytes) {
   const auto whole = static_cast<double>(bytes);
-  return HalvingLevels(nodes) * (kGatherRound + kHop) + whole / kRelayedBytes +
-         RepeatedRounds(nodes, owners) * whole / kLinkBytes;
+  return HalvingLevels(nodes) * (kGatherRoundUs + kHopUs) + whole / kRelayedBytesPerUs +
+         RepeatedRounds(nodes, owners) * whole / kLinkBytesPerUs;
 }
 // An owner receives a part in each repeated round.
 double RelayedReduceScatter(int nodes, int owners, int members, int64_t bytes) {
   const auto whole = static_cast<double>(bytes);
-  return HalvingLevels(nodes) * kHop + MostHalvingExchanges(nodes, owners) * kSumExchange +
-         whole / kRelayedBytes + RepeatedRounds(nodes, owners) * whole / owners / kLinkBytes +
-         (members - 1) * whole / kInputBytes;
+  return HalvingLevels(nodes) * kHopUs + MostHalvingExchanges(nodes, owners) * kSumExchangeUs +
+         whole / kRelayedBytesPerUs + RepeatedRounds(nodes, owners) * whole / owners / kLinkBytesPerUs +
+         (members - 1) * whole / kInputBytesPerUs;
 }
 
 double RelayedAllReduce(int nodes, int owners, int members, int64_t bytes) {
@@ -80,7 +80,8 @@ int OwnersOfAllReduce(int nodes, int64_t bytes) {
 }
 
 bool TreePays(int nodes) {
-  return 2 * HalvingLevels(nodes) * (kTreeMessage + kHop) < DirectReduceScatter(nodes) + DirectGather(nodes);
+  return 2 * HalvingLevels(nodes) * (kTreeMessageUs + kHopUs) <
+         DirectReduceScatter(nodes) + DirectGather(nodes);
 }
 
 }  // namespace weft
