@@ -45,7 +45,7 @@ std::string Reason(const std::vector<Candidate>& candidates, int ranks) {
     absl::StrAppend(&reason, reason.empty() ? "" : "; ", candidate.scheme.Describe(ranks), ": ",
                     Format("%.2f MiB", mebibytes));
     if (reason.find("to a rank") == std::string::npos) {
-      absl::StrAppend(&reason, " to a rank in a layer's forward and backward");
+      absl::StrAppend(&reason, " to a rank in an attention's forward and backward");
     }
     if (!candidate.is_balanced()) {
       absl::StrAppend(&reason, ", but one rank has ", Format("%.2f", candidate.imbalance),

@@ -239,7 +239,7 @@ void BindArrayCollectives(nb::module_& module) {
           "Group rank of the sender, of a receive that is done; otherwise -1.")
       .def_prop_ro(
           "done", [](const ArrayOperation& self) { return self.operation->IsDone(); },
-          "Whether a wait would return at once. Does not block.");
+          "True if a wait would return at once. Does not block.");
 
   nb::class_<EngineGroup>(
       module, "Group",

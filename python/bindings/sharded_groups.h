@@ -33,7 +33,7 @@ using MeshArguments = std::vector<std::pair<std::string, int>>;
 
 struct ShardingArguments {
   std::string node_shared = "auto";
-  bool in_rows = true;  // Whether all parameters are sharded on dim 0.
+  bool in_rows = true;  // True if all parameters are sharded on dim 0.
   int reshard_after_forward_size = 0;
   std::optional<int> prefetch_depth;
   double gradient_divide_factor = 1.0;

@@ -312,7 +312,6 @@ WeftBackend::WorkPtr WeftBackend::barrier(const ::c10d::BarrierOptions& options)
   return submission.Finish(TorchOp::BARRIER, "weft:barrier", TimeoutOf(options.timeout), ++sequence_);
 }
 
-// The error of any barrier names all ranks that are missing.
 void WeftBackend::monitoredBarrier(const ::c10d::BarrierOptions& options, bool wait_all_ranks) {
   const bool is_set = options.timeout != ::c10d::kUnsetTimeout;
   monitored_barrier_.Wait(is_set ? options.timeout : std::chrono::milliseconds(timeout_ms_), wait_all_ranks);

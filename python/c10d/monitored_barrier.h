@@ -22,8 +22,8 @@ class MonitoredBarrier {
   MonitoredBarrier(c10::intrusive_ptr<::c10d::Store> store, std::string prefix, int rank, int size);
 
   // Blocks until all ranks have arrived. Notices signals.
-  // Errors: DistBackendError. On rank 0 it names the first rank that is missing, or all if `names_all`. On
-  //   other ranks it has the message of rank 0.
+  // Errors: DistBackendError. On rank 0 it names all missing ranks; without `names_all` it begins with the
+  //   first, as gloo's. On other ranks it has the message of rank 0.
   void Wait(std::chrono::milliseconds timeout, bool names_all);
 
  private:

@@ -40,7 +40,7 @@ class Session:
         """Fails all unfinished operations of all groups, on all ranks."""
     @property
     def closed(self) -> bool:
-        """Whether the session has ended."""
+        """True if the session has ended."""
     @property
     def rank(self) -> int:
         """This process's rank in the session."""
@@ -73,7 +73,7 @@ class Operation:
         """
     @property
     def done(self) -> bool:
-        """Whether a wait would return at once. Does not block."""
+        """True if a wait would return at once. Does not block."""
     @property
     def source(self) -> int:
         """Group rank of the sender, of a receive that is done; otherwise -1."""

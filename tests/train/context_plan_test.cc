@@ -73,7 +73,7 @@ TEST(ContextPlan, ChoosesOnlySchemesWithTheRequestedBalance) {
             SchemeKind::kUlysses);
   const ContextPlan four = Plan({.size = 4, .load_balance = LoadBalance::kHeadTail}, shape);
   EXPECT_EQ(four.split().order, SequenceOrder::kHeadTail);
-  EXPECT_THAT(four.reason, HasSubstr("to a rank in a layer's forward and backward"));
+  EXPECT_THAT(four.reason, HasSubstr("to a rank in an attention's forward and backward"));
   // There is no hybrid of two ranks.
   const ContextPlan two = Plan({.size = 2, .load_balance = LoadBalance::kHeadTail}, shape);
   EXPECT_EQ(two.scheme.kind(two.size), SchemeKind::kGatherKv);
@@ -105,7 +105,7 @@ TEST(ContextPlan, ChoosesTheSchemeWithTheFewestBytes) {
       for (const CpScheme scheme : {CpScheme::kUlysses, CpScheme::kGather, CpScheme::kRing}) {
         EXPECT_LE(bytes, MostBytes(Plan({.size = ranks, .scheme = scheme}, shape).scheme, shape, ranks));
       }
-      EXPECT_THAT(plan.reason, HasSubstr("to a rank in a layer's forward and backward"));
+      EXPECT_THAT(plan.reason, HasSubstr("to a rank in an attention's forward and backward"));
     }
   }
   // A gather is cheap with few key and value heads, and expensive with many.

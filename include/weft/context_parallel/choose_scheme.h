@@ -19,7 +19,7 @@ namespace weft {
 
 struct SchemeChoice {
   ContextScheme scheme;
-  // "ulysses: 12.00 MiB to a rank in a layer's forward and backward; gather: 18.00 MiB; …".
+  // "ulysses: 12.00 MiB to a rank in an attention's forward and backward; gather: 18.00 MiB; …".
   std::string reason;
 };
 

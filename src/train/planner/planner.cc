@@ -250,9 +250,8 @@ class Planner {
     const auto usable = static_cast<double>(UsableBytes(memory_));
     if (total > usable) {
       candidate.error = absl::StrFormat(
-          "does not fit: the %d ranks of a host need %.1f GiB, but may take only %.1f of its %.1f GiB: use "
-          "--activation-checkpoint "
-          "full, a smaller --batch-size, more --grad-accum, or more hosts",
+          "does not fit: the %d ranks of a host need %.1f GiB, but may take only %.1f of its %.1f GiB: "
+          "use --activation-checkpoint full, a smaller --batch-size, more --grad-accum, or more hosts",
           ranks_per_host(), total / (1 << 30), usable / (1 << 30), static_cast<double>(memory_) / (1 << 30));
     }
     return candidate;

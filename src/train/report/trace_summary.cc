@@ -335,7 +335,10 @@ absl::StatusOr<TraceSummary> ReadTraceSummary(const std::string& path) {
       if (IsLaneOfGroups(span.lane)) labels.insert(span.name);
     }
   }
-  if (steps == 0) return absl::DataLossError(absl::StrCat("'", path, "' has no whole step"));
+  if (steps == 0) {
+    return absl::DataLossError(
+        absl::StrCat("'", path, "' has no whole step: trace at least one step with --trace-steps"));
+  }
   for (const auto& [rank, spans] : events.spans) {
     RankSums(labels, summary.groups).Add(spans);
     ModuleSums(summary.modules).Add(spans);

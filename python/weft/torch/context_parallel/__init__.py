@@ -1,6 +1,7 @@
 """Context parallelism for PyTorch on CPU: sequences over several ranks.
 
-Read `scope.py` first, then `layouts/sequence_layout.py` and `layouts/context_scheme.py`. docs/python.md has examples.
+Read `scope.py` first, then `layouts/sequence_layout.py` and `layouts/context_scheme.py`. docs/torch_context_parallel.md has
+examples.
 """
 
 from weft.torch.context_parallel.layouts.byte_formulas import AttentionShape, ContextCosts, costs_of

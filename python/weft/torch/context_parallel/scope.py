@@ -139,9 +139,8 @@ class ContextParallelScope:
         has_effect = self._request.scheme != "ulysses" and self._request.ranks > 1
         if self._request.is_explicitly_balanced and has_effect and not is_causal and attn_mask is None:
             raise ValueError(
-                "load_balance 'head-tail' is for causal attention, but is_causal is False; without a causal mask "
-                "all ranks "
-                "have the same work: use load_balance 'none', or is_causal=True"
+                "load_balance 'head-tail' is for causal attention, but is_causal is False; "
+                "without a causal mask all ranks have the same work: use load_balance 'none', or is_causal=True"
             )
 
     def _make_layout(self, lengths: tuple[int, ...]) -> SequenceLayout:
@@ -150,8 +149,7 @@ class ContextParallelScope:
             if count == 0:
                 raise ValueError(
                     f"a sequence of {layout.tokens} tokens leaves rank {rank} of {layout.ranks} without tokens: "
-                    "use longer "
-                    "sequences or fewer ranks"
+                    "use longer sequences or fewer ranks"
                 )
         return layout
 
@@ -175,9 +173,9 @@ class ContextParallelScope:
         layout = self._layout or self._make_layout((call.tokens * self._request.ranks,))
         if counts != layout.counts:
             raise ValueError(
-                f"q, k and v have {list(counts)} tokens on the ranks of the context group, but the split of the "
-                "sequence has "
-                f"{list(layout.counts)}: list every tensor that follows the sequence in buffers"
+                f"q, k and v have {list(counts)} tokens on the ranks of the context group, "
+                f"but the split of the sequence has {list(layout.counts)}: "
+                "list every tensor that follows the sequence in buffers"
             )
         return layout
 
@@ -264,7 +262,7 @@ def context_parallel_unshard(
     group = _group_of(mesh)
     if layout.ranks != dist.get_world_size(group):
         raise ValueError(
-            f"the layout is for {layout.ranks} ranks, but the mesh has {dist.get_world_size(group)}: give the "
-            "scope's mesh"
+            f"the layout is for {layout.ranks} ranks, but the mesh has {dist.get_world_size(group)}: "
+            "give the scope's mesh"
         )
     return unshard(group, buffers, seq_dims, layout)

@@ -92,7 +92,7 @@ class FSDPModule:
         self._set(recurse, requires_all_reduce=requires_all_reduce)
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
-        """Whether parameters are given back between forward and backward."""
+        """True if parameters are given back between forward and backward."""
         if not isinstance(reshard_after_forward, bool):
             raise ValueError(f"reshard_after_forward must be a bool, but is {reshard_after_forward!r}")
         self._set(recurse, reshard_after_forward=reshard_after_forward)
@@ -255,7 +255,10 @@ def fully_shard(
     for each in modules:
         _check_module(each)
     if type(offload_policy) is not OffloadPolicy:
-        raise ValueError(f"offload_policy is {type(offload_policy).__name__}: weft trains on CPUs, so there is nothing to offload to")
+        raise ValueError(
+            f"offload_policy is {type(offload_policy).__name__}, but weft trains on CPUs, so there is nothing to offload to: "
+            "leave offload_policy out"
+        )
     mesh = mesh if mesh is not None else default_mesh()
     check_mesh(mesh)
     reshard_after_forward = _check_reshard(reshard_after_forward, mesh)

@@ -32,7 +32,7 @@ class ShardedParameter:
         self.master: Tensor | None = None  # None before the first forward, and if the rank owns nothing.
         self.unsharded: nn.Parameter | None = None
         self.address = 0  # Address of the unsharded values; 0 before the first use.
-        self.trained = param.requires_grad  # Whether its group has a place for its gradient.
+        self.trained = param.requires_grad  # True if its group has a place for its gradient.
         self._gradient: DTensor | None = None  # The gradient that assign_gradient set.
         self._views: dict[int, Tensor] = {}  # Views of gradient images, by address.
 

@@ -43,7 +43,7 @@ class Call:
         self.group = group
         self.owner = owner
         self.depth = depth  # Forward calls around it.
-        self.begun = False  # Whether its backward is under way.
+        self.begun = False  # True while its backward is under way.
 
 
 class Root:

@@ -105,7 +105,7 @@ class SequenceLayout:
 
     @property
     def is_even(self) -> bool:
-        """Whether all ranks have equally many tokens."""
+        """True if all ranks have equally many tokens."""
         return min(self.counts) == max(self.counts)
 
     @functools.cached_property
