@@ -8,6 +8,7 @@
 namespace weft::bench {
 namespace {
 
+// Global because MPI's profiling interface gives `MPI_Comm_split_type` no state.
 bool ranks_are_nodes = false;
 
 }  // namespace

@@ -8,8 +8,8 @@
 //   nn/invocation.h                        state of one pass: saved tensors, loss scale, sequence
 //   nn/sequential.h                        containers of layers; each layer has a header beside it
 //   nn/llama.h                             the Llama model
-//   sharding/policy.h                      options of sharding: prefetch, reshard, dtypes, zero copy,
-//                                          accumulation over microbatches
+//   sharding/policy.h                      options of sharding: layout, prefetch, reshard, dtypes, unused
+//                                          gradients
 //   sharding/fully_shard.h                 FSDP, HSDP or DDP of a model, depending on the mesh
 //   sharding/sharded_groups.h              the same for parameters of other programs, without modules
 //   optim/sharded_adamw.h                  AdamW over the shards; sharded_sgd.h, sharded_muon.h: other rules
@@ -20,6 +20,8 @@
 //   context_parallel/sequence_modules.h    modules that split and gather a sequence
 //   context_parallel/sharded_buffers.h     division of input tensors over the ranks of a sequence
 //   comm/comm_engine.h                     collectives, for code that communicates itself
+//
+// Not included: train/checkpoint.h has checkpoints of a sharded run.
 //
 // Complete programs: examples/mixer.cc, examples/long_sequence.cc, examples/forward_only.cc.
 #pragma once

@@ -32,9 +32,9 @@ struct EngineOptions {
   // header stay below 64 KiB, the limit up to which MPI sends eagerly over TCP. Larger slices use the
   // rendezvous protocol, whose handshake queues behind other data.
   int64_t slice_bytes = int64_t{60} * 1024;
-  // Bytes that one phase (reduce or gather) of a lane may have in flight to this rank. kCritical operations,
-  // such as those that a thread waits for, may have twice as many: a lane's share of the bytes in flight is
-  // its share of the bandwidth.
+  // Bytes that one phase (reduce, gather or relay) of a lane may have in flight to this rank. kCritical
+  // operations, such as those that a thread waits for, may have twice as many: a lane's share of the bytes in
+  // flight is its share of the bandwidth.
   int64_t lane_window_bytes = int64_t{512} * 1024;
   // Bytes in flight of all lower priorities together, while an operation of higher priority needs the wire.
   // An operation needs the wire if a peer that has started it has data for this rank. This window and the
@@ -43,9 +43,8 @@ struct EngineOptions {
   // Bytes in flight of all operations below kCritical together, at any time. Applies to engines with a
   // kContext lane that spans nodes. It bounds the data that a new exchange finds queued ahead of it.
   int64_t background_window_bytes = int64_t{256} * 1024;
-  // On a fast or long link, the windows of lanes and of the background grow up to what the measured rate
-  // fills in the time of a credit: all lanes together have up to that many bytes in flight, and at most
-  // these. 1: the windows keep their sizes.
+  // Upper bound of the bytes that all lanes together may have in flight. On a fast or long link their windows
+  // grow to what the measured rate fills in the time of a credit. 1 switches the growth off.
   int64_t max_budget_bytes = int64_t{64} << 20;
   // Largest message of a fast link, which holds several slices. If it holds fewer than four, slices travel
   // alone, as they do if max_budget_bytes is below 24 slices.

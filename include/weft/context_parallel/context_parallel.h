@@ -59,8 +59,8 @@ struct AttentionNeighbors {
 
 // Modules before a sparse attention. All are optional.
 struct SparseAttentionNeighbors {
-  int64_t kv_heads =
-      0;  // REQUIRES: set if the source of keys or values has outputs [batch, tokens, features].
+  // REQUIRES: set if the source of keys or values has outputs [batch, tokens, features].
+  int64_t kv_heads = 0;
   ExchangeSource key;
   ExchangeSource value;
   ExchangeSource index_key;

@@ -4,7 +4,9 @@
 namespace weft {
 
 inline constexpr int kExitDone = 0;
-inline constexpr int kExitFailed = 1;         // Out of memory, a full disk, or a defect.
+// Out of memory, a full disk, a failed start of MPI, replicas or collectives that differ between ranks, or a
+// defect.
+inline constexpr int kExitFailed = 1;
 inline constexpr int kExitBadUsage = 2;       // The command line or the configuration.
 inline constexpr int kExitBadFile = 3;        // An input or output file.
 inline constexpr int kExitNotFinite = 4;      // A loss, the gradient norm or a weight is infinite or NaN.

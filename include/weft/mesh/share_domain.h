@@ -20,7 +20,8 @@
 namespace weft {
 
 enum class ShareDomain : uint8_t {
-  kAuto,  // kNuma if the ranks of some node are bound to several NUMA nodes, else kNode.
+  // kNuma if every rank is bound to one NUMA node, and some node has ranks on several; else kNode.
+  kAuto,
   kNode,  // All ranks of a node.
   kNuma,  // The ranks that are bound to one NUMA node.
   kNone,  // Each rank alone: nothing is shared.

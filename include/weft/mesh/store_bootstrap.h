@@ -54,8 +54,7 @@ struct StoreBootstrapOptions {
 //   node memory may not. A child process of fork() may not use the bootstrap and its links; if it destroys
 //   its copies, those of the parent stay intact.
 // Errors: kInvalidArgument (rank or size out of range; ranks disagree about the size; the error of some
-//   rank's options), kDeadlineExceeded
-//   (names the ranks that did not start), and those of the store.
+//   rank's options), kDeadlineExceeded (names the ranks that did not start), and those of the store.
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeStoreBootstrap(const std::shared_ptr<KeyValueStore>& store,
                                                               const StoreBootstrapOptions& options);
 

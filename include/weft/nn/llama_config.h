@@ -66,8 +66,8 @@ struct LlamaConfig {
 // sizes overflows.
 struct LlamaLimits {
   static constexpr int64_t kLayers = int64_t{1} << 16;
-  static constexpr int64_t kWidth = int64_t{1}
-                                    << 24;  // dim, heads, kv_heads, head_dim, index_heads, index_dim.
+  // dim, heads, kv_heads, head_dim, index_heads and index_dim.
+  static constexpr int64_t kWidth = int64_t{1} << 24;
   static constexpr int64_t kFfnWidth = 4 * kWidth;
   static constexpr int64_t kVocabulary = (int64_t{1} << 31) - 1;
   static constexpr int64_t kPositions = int64_t{1} << 40;

@@ -33,8 +33,8 @@ struct ShardView {
   // [piece.elements()], summed over all ranks; null while there are no reduced gradients, and for a parameter
   // without a gradient: frozen, or unused (UnusedGradients).
   float* grad;
-  ShardCast* cast =
-      nullptr;  // Set only in an update of UpdateShards, and valid until it returns. Null: none.
+  // Set only in an update of UpdateShards, and valid until it returns. Null: none.
+  ShardCast* cast = nullptr;
 
   int64_t elements() const { return piece.elements(); }
 };

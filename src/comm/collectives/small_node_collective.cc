@@ -170,7 +170,7 @@ class SmallNodeCollective : public Collective {
   }
 
   // Set once this rank knows what it moves.
-  Members members_;  // Whose outputs it writes.
+  Members members_;  // The members to whose outputs this rank writes.
   absl::InlinedVector<const std::byte*, kInlined> inputs_;
   absl::InlinedVector<std::byte*, kInlined> outputs_;
   double scale_ = 1;

@@ -166,7 +166,8 @@ class CommEngine::Impl {
   static constexpr size_t kPurposes = 6;
   std::array<std::atomic<int64_t>, kPurposes> logical_bytes_{};  // By purpose of the lane.
   int lane_limit_ = 0;  // Lane indices are below it. The same on all ranks.
-  // Whoever has the turn forms a lane, and alone uses the members of this block. See Note [Lane indices].
+  // The thread that has the turn forms a lane, and alone uses the members of this block. See Note [Lane
+  // indices].
   Turn forming_;
   using LaneKey = std::tuple<std::vector<int>, LanePurpose, int>;  // Ranks, purpose, number.
   std::map<LaneKey, LaneId> shared_lanes_;

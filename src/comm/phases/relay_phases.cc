@@ -141,8 +141,8 @@ bool HalvingPhase::drained() const {
 absl::StatusOr<bool> HalvingPhase::StepExchanges(OperationContext& context) {
   bool advanced = false;
   int level = 0;
-  bool are_earlier_merged = true;   // What exchanges below `level` keep.
-  bool are_of_level_merged = true;  // What those of `level` before this one keep.
+  bool are_earlier_merged = true;   // All exchanges below `level` have merged what they keep.
+  bool are_of_level_merged = true;  // So have those of `level` before this one.
   for (Exchange& exchange : exchanges_) {
     if (std::exchange(level, exchange.level) != exchange.level)
       are_earlier_merged &= std::exchange(are_of_level_merged, true);
