@@ -1,6 +1,8 @@
 // Lower bound of the memory of a run, and the check of it.
 #include "src/train/plan/memory_need.h"
 
+#include <algorithm>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,6 +10,8 @@
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 #include "weft/nn/llama.h"
+#include "weft/nn/lm_head_loss.h"
+#include "weft/nn/matmul.h"
 #include "weft/train/config.h"
 
 namespace weft {
@@ -138,6 +142,28 @@ TEST_F(MemoryNeedTest, CountsBiasesAndWhatHeadNormsKeep) {
   EXPECT_EQ(need.weights - plain.weights, 2 * (12 * 16 + 2 * 16) * 4);
   // The inputs of the norms of 8 heads, for 8 sequences of 32 tokens.
   EXPECT_EQ(need.activations - plain.activations, 8 * 32 * 2 * (8 * 16) * 4);
+}
+
+TEST_F(MemoryNeedTest, GrowsByTheLogitsOfAChunk) {
+  for (const int64_t vocab_size : {256, 4096, 16384, 131072}) {
+    for (const int64_t seq_len : {7, 32, 700}) {
+      config_.model.vocab_size = vocab_size;
+      config_.data.seq_len = seq_len;
+      config_.data.batch_size = 2;
+      config_.parallel.param_dtype = DType::kF32;
+      EXPECT_EQ(Need(2).scratch, 0);
+      config_.parallel.param_dtype = DType::kBF16;
+      const int64_t logits = LogitsScratchBytes(seq_len, vocab_size, DType::kBF16);
+      EXPECT_GE(logits, 4 * vocab_size * std::min<int64_t>(seq_len, 128));
+      // Products of bf16 take scratch memory, too, on a CPU without instructions for them.
+      const bool only_logits = UsesNativeMatmul(DType::kBF16) && PanelInstructions() != "AMX";
+      const int64_t scratch = Need(2).scratch;
+      EXPECT_GE(scratch, logits);
+      if (only_logits) {
+        EXPECT_EQ(scratch, logits);
+      }
+    }
+  }
 }
 
 TEST_F(MemoryNeedTest, NamesFiguresAndRemediesIfItDoesNotFit) {

@@ -20,11 +20,18 @@
 #include <string>
 #include <utility>
 
+#include "weft/core/dtype.h"
 #include "weft/nn/module.h"
 
 namespace weft {
 
 inline constexpr int32_t kIgnoredTarget = -1;
+
+// Pure. Number of tokens whose logits a head computes at once.
+int64_t LogitsChunkTokens(int64_t tokens, int64_t vocab_size);
+// Pure. Bytes of the fp32 logits of a chunk, which the forward of a head takes beside what it saves. 0 in
+// f32: the logits then lie where their gradient is saved.
+int64_t LogitsScratchBytes(int64_t tokens, int64_t vocab_size, DType dtype);
 
 class LmHeadLoss : public Module {
  public:

@@ -19,6 +19,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include <absl/types/span.h>
+
 #include "weft/core/dtype.h"
 
 namespace weft {
@@ -37,6 +39,15 @@ struct Factor {
 //   C start `c_leading` elements apart. All three are aligned to their elements.
 void Matmul(int64_t m, int64_t n, int64_t k, DType factor_dtype, Factor a, Factor b, float beta,
             DType c_dtype, void* c, int64_t c_leading);
+
+struct ProductSizes {
+  int64_t m, n, k;
+  DType c_dtype;
+};
+// Bytes of scratch memory that a thread keeps once it has computed products of these sizes: factors and
+// results in fp32 if neither the CPU nor the library multiplies the dtype, and sums of panels. Packed panels,
+// of a few times the second-level cache, are left out.
+int64_t MatmulScratchBytes(DType factor_dtype, absl::Span<const ProductSizes> products);
 
 // True if products of bf16 or f16 factors use the CPU's instructions for them. Those for bf16
 // (avx512_core_bf16) are nearly twice as fast as f32; for f16 (AVX512-FP16) oneDNN must have kernels too.

@@ -35,14 +35,6 @@ float KeptToGradient(DType dtype, const Invocation& invocation, float loss_gradi
   return dtype == DType::kF16 ? loss_gradient * invocation.loss_scale() / kKeptScale : loss_gradient;
 }
 
-// Number of tokens whose logits are computed at once. Large enough for the product to run at full speed;
-// small enough for the logits of most vocabularies to be still in cache when the softmax reads them.
-int64_t TokensPerChunk(int64_t vocab_size) {
-  constexpr int64_t kChunkElements = int64_t{1024} * 1024;
-  constexpr int64_t kFewestTokens = 128;
-  return std::max(kFewestTokens, kChunkElements / vocab_size);
-}
-
 // Writes the losses of tokens [begin, end) of a chunk with fp32 logits [tokens, vocab_size]. With `gradient`,
 // also overwrites the logits with their gradient, and rounds it into `gradient` unless that is the same
 // memory. Ignored targets have the loss 0 and the gradient 0.
@@ -69,6 +61,19 @@ void ComputeRowLosses(float* logits, int64_t vocab_size, const int32_t* targets,
 }
 
 }  // namespace
+
+// A chunk is large enough for the product to run at full speed, and small enough for the logits of most
+// vocabularies to be still in cache when the softmax reads them.
+int64_t LogitsChunkTokens(int64_t tokens, int64_t vocab_size) {
+  constexpr int64_t kChunkElements = int64_t{1024} * 1024;
+  constexpr int64_t kFewestTokens = 128;
+  return std::min(tokens, std::max(kFewestTokens, kChunkElements / vocab_size));
+}
+
+int64_t LogitsScratchBytes(int64_t tokens, int64_t vocab_size, DType dtype) {
+  if (dtype == DType::kF32) return 0;
+  return LogitsChunkTokens(tokens, vocab_size) * vocab_size * static_cast<int64_t>(sizeof(float));
+}
 
 LmHeadLoss::LmHeadLoss(std::string name, int64_t vocab_size, int64_t dim, Initializer initializer)
     : Module(std::move(name)) {
@@ -108,7 +113,7 @@ absl::StatusOr<Tensors> LmHeadLoss::ForwardImpl(Invocation& invocation, const Te
   WEFT_RETURN_IF_ERROR(
       CheckTokenIds(targets, vocab_size(), absl::StrCat("targets of ", name()), kIgnoredTarget));
   const int64_t tokens = targets.elements();
-  const int64_t chunk = std::min(tokens, TokensPerChunk(vocab_size()));
+  const int64_t chunk = LogitsChunkTokens(tokens, vocab_size());
   const TensorView& weight = UnshardedData(*parameters()[0], hidden.dtype());
 
   const bool keep = invocation.is_saving();

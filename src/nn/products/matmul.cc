@@ -45,6 +45,14 @@ Factor Widen(Factor factor, DType dtype, int64_t rows, int64_t columns, Scratch&
   return {wide, columns, factor.transposed};
 }
 
+enum class Path : uint8_t { kPanels, kLibrary, kInF32 };
+
+Path PathOf(const Product& product) {
+  if (matmul_panels::Supports(product.factor_dtype, product.c_dtype) && matmul_panels::IsWorthIt(product))
+    return Path::kPanels;
+  return backend::Supports(product.factor_dtype, product.c_dtype) ? Path::kLibrary : Path::kInF32;
+}
+
 // Product for dtypes that the library does not support: converts factors to fp32, multiplies, rounds the
 // result.
 void MultiplyInF32(const Product& product) {
@@ -95,13 +103,41 @@ void Matmul(int64_t m, int64_t n, int64_t k, DType factor_dtype, Factor a, Facto
     float* sum = zeros.Floats(m * n);
     std::fill_n(sum, m * n, 0.0F);
     StoreSum(product, sum);
-  } else if (matmul_panels::Supports(factor_dtype, c_dtype) && matmul_panels::IsWorthIt(product)) {
-    matmul_panels::Multiply(product);
-  } else if (backend::Supports(factor_dtype, c_dtype)) {
-    backend::Multiply(product);
-  } else {
-    MultiplyInF32(product);
+    return;
   }
+  switch (PathOf(product)) {
+    case Path::kPanels:
+      return matmul_panels::Multiply(product);
+    case Path::kLibrary:
+      return backend::Multiply(product);
+    case Path::kInF32:
+      return MultiplyInF32(product);
+  }
+}
+
+int64_t MatmulScratchBytes(DType factor_dtype, absl::Span<const ProductSizes> products) {
+  int64_t wide_a = 0, wide_b = 0, wide_c = 0, sum_bytes = 0;
+  for (const ProductSizes& sizes : products) {
+    const Product product = {.m = sizes.m,
+                             .n = sizes.n,
+                             .k = sizes.k,
+                             .factor_dtype = factor_dtype,
+                             .a = {},
+                             .b = {},
+                             .beta = 0,
+                             .c_dtype = sizes.c_dtype,
+                             .c = nullptr,
+                             .c_leading = sizes.n};
+    const Path path = PathOf(product);
+    if (path == Path::kPanels) sum_bytes = std::max(sum_bytes, matmul_panels::WaitingSumBytes(product));
+    if (path != Path::kInF32) continue;
+    if (factor_dtype != DType::kF32) {
+      wide_a = std::max(wide_a, sizes.m * sizes.k);
+      wide_b = std::max(wide_b, sizes.k * sizes.n);
+    }
+    if (sizes.c_dtype != DType::kF32) wide_c = std::max(wide_c, sizes.m * sizes.n);
+  }
+  return sum_bytes + (wide_a + wide_b + wide_c) * static_cast<int64_t>(sizeof(float));
 }
 
 }  // namespace weft

@@ -38,6 +38,8 @@ bool Supports(DType factor_dtype, DType c_dtype);
 // with a kernel about as fast as AMX that only reads its panels.
 bool IsWorthIt(const Product& product);
 void Multiply(const Product& product);
+// Bytes of the sums that Multiply keeps between depths: Note [Blocks] in matmul_panels.cc.
+int64_t WaitingSumBytes(const Product& product);
 }  // namespace matmul_panels
 
 namespace matmul_eigen {

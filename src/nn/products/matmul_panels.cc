@@ -251,6 +251,12 @@ bool IsWorthIt(const Product& product) {
   return panels::AmxUnit() != nullptr && std::min({product.m, product.n, product.k}) >= kSmallest;
 }
 
+int64_t WaitingSumBytes(const Product& product) {
+  if (BlocksFor(product).depth >= Ceil(product.k, panels::kBlock)) return 0;
+  return Ceil(product.m, panels::kPanel) * Ceil(product.n, panels::kPanel) * panels::kProductFloats *
+         int64_t{sizeof(float)};
+}
+
 void Multiply(const Product& product) {
   static thread_local Scratch packed_a;
   static thread_local Scratch waiting_sums;
@@ -262,8 +268,9 @@ void Multiply(const Product& product) {
   const int64_t m_panels = Ceil(product.m, panels::kPanel);
   const int64_t n_panels = Ceil(product.n, panels::kPanel);
   uint32_t* const a = Words(packed_a, blocks.a_panels * panel_words);
-  float* const sums =
-      blocks.depth < k_blocks ? waiting_sums.Floats(m_panels * n_panels * panels::kProductFloats) : nullptr;
+  const int64_t sum_bytes = WaitingSumBytes(product);
+  auto* const sums =
+      sum_bytes > 0 ? static_cast<float*>(waiting_sums.Bytes(static_cast<size_t>(sum_bytes))) : nullptr;
   for (int64_t k = 0; k < k_blocks; k += blocks.depth) {
     const int64_t depth = std::min(blocks.depth, k_blocks - k);
     for (int64_t i = 0; i < m_panels; i += blocks.a_panels) {

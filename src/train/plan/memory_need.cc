@@ -8,6 +8,8 @@
 #include "weft/core/dtype.h"
 #include "weft/core/status.h"
 #include "weft/mesh/host_memory.h"
+#include "weft/nn/lm_head_loss.h"
+#include "weft/nn/matmul.h"
 
 namespace weft {
 namespace {
@@ -56,6 +58,21 @@ int64_t SparseBytesPerToken(const LlamaConfig& model, const RunPlan& plan, int64
          SelectionBytesPerToken(kept_layers, std::min(model.sparse_attention->top_k, keys));
 }
 
+// Sizes of the products of the model with its weights, of which adapters train none.
+std::vector<ProductSizes> ProductsOf(const LlamaConfig& model, const RunPlan& plan, int64_t tokens) {
+  const DType compute = plan.parallel.param_dtype;
+  const DType gradient = plan.Policy(WireCompression::kNone).gradient_dtype();
+  std::vector<ProductSizes> products;
+  const auto add = [&](const Shape& weight, int64_t forward_tokens, DType output) {
+    products.push_back({forward_tokens, weight[0], weight[1], output});
+    products.push_back({tokens, weight[1], weight[0], compute});
+    if (!plan.adapters) products.push_back({weight[0], weight[1], tokens, gradient});
+  };
+  for (const Shape& weight : HiddenMatricesOfLayer(model)) add(weight, tokens, compute);
+  add({model.vocab_size, model.dim}, LogitsChunkTokens(tokens, model.vocab_size), DType::kF32);
+  return products;
+}
+
 std::string GiB(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
 
 }  // namespace
@@ -64,7 +81,7 @@ std::string MemoryNeed::ToString() const {
   const auto part = [](int64_t bytes) { return GiB(static_cast<double>(bytes)); };
   return absl::StrCat(part(weights), " of weights, ", part(gradients), " of gradients, ", part(moments),
                       " of optimizer states, ", part(images), " of gathered weights and gradients, ",
-                      part(activations), " of activations");
+                      part(activations), " of activations, ", part(scratch), " of scratch");
 }
 
 int64_t LargestGroup(const LlamaConfig& model) {
@@ -131,6 +148,9 @@ MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan) {
   const int64_t kept = blocks + KeptByHead(model);
   need.activations =
       tokens * (kept * compute_bytes + SparseBytesPerToken(model, plan, recomputes ? 1 : model.layers));
+  const DType dtype = plan.parallel.param_dtype;
+  need.scratch = LogitsScratchBytes(tokens, model.vocab_size, dtype) +
+                 MatmulScratchBytes(dtype, ProductsOf(model, plan, tokens));
   return need;
 }
 

@@ -15,7 +15,8 @@
 
 namespace weft {
 
-// Bytes of one rank. The bound leaves out scratch, images that are gathered ahead, and the program itself.
+// Bytes of one rank. The bound leaves out scratch of attention, images that are gathered ahead, and the
+// program itself.
 struct MemoryNeed {
   int64_t weights = 0;    // fp32 master weights of the rank's shards.
   int64_t gradients = 0;  // fp32 gradients of the same elements.
@@ -23,9 +24,10 @@ struct MemoryNeed {
   // Weights (unless ranks read each other's shards in place) and full gradients of the largest group.
   int64_t images = 0;
   int64_t activations = 0;  // Kept from forward to backward in one microbatch, outside of node memory.
+  int64_t scratch = 0;      // Logits of the head in fp32, and scratch of products, outside of node memory.
 
-  int64_t total() const { return weights + gradients + moments + images + activations; }
-  int64_t outside_of_node_memory() const { return moments + activations; }
+  int64_t total() const { return weights + gradients + moments + images + activations + scratch; }
+  int64_t outside_of_node_memory() const { return moments + activations + scratch; }
   // "4.0 GiB of weights, 4.0 GiB of gradients, …".
   std::string ToString() const;
 };

@@ -77,7 +77,7 @@ MemoryForecast ForecastMemory(const LlamaConfig& model, const RunPlan& plan, con
   memory.full_gradients = static_cast<int64_t>(step.peaks.gradient_bytes);
   memory.activations = need.activations - ExchangedActivations(model, plan) + WorkingBytes(model, plan);
   memory.context = step.context_peak_bytes;
-  memory.scratch = step.scratch_bytes;
+  memory.scratch = step.scratch_bytes + need.scratch;
   memory.program = kProgramBytes;
   const int64_t pools =
       static_cast<int64_t>(step.peaks.shard_bytes + step.peaks.image_bytes + step.peaks.gradient_bytes) +

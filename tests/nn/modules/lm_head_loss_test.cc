@@ -2,6 +2,7 @@
 #include "weft/nn/lm_head_loss.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -9,6 +10,7 @@
 
 #include "tests/nn/gradient_check.h"
 #include "tests/nn/oracles.h"
+#include "tests/nn/take_from_system.h"
 #include "tests/support/status_matchers.h"
 #include "weft/nn/materialize.h"
 
@@ -64,6 +66,33 @@ TEST(LmHeadLoss, ScalesLossAndGradientsAlike) {
   Doubles quarter;
   EXPECT_EQ(run(1.0F, whole), 4.0F * run(0.25F, quarter));
   for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(whole[i], 4.0 * quarter[i], 1e-6);
+}
+
+// The formula of LogitsScratchBytes against the tensors that a forward takes from the system.
+TEST(LmHeadLoss, TakesMemoryForItsGradientsAndForTheLogitsOfAChunk) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const auto& [vocab_size, tokens] : {std::pair{20011, 150}, {20011, 60}, {4099, 300}}) {
+      LmHeadLoss head("lm_head", vocab_size, 3);
+      const MaterializedParameters memory(head, 3, dtype, DType::kF32);
+      const Tensor hidden = TestTensor(dtype, {tokens, 3}, 1);
+      const Tensor targets = TestIds({tokens}, vocab_size, 2);
+      const auto forward = [&] {
+        Invocation invocation(/*gradients=*/true);
+        EXPECT_OK(head.Forward(invocation, {hidden, targets}).status());
+      };
+      forward();  // From now on products have their scratch memory.
+      std::vector<Tensor> taken;
+      int64_t expected = 0;
+      const int64_t gradients = int64_t{tokens} * vocab_size * static_cast<int64_t>(SizeOf(dtype));
+      for (const int64_t bytes : {gradients, LogitsScratchBytes(tokens, vocab_size, dtype), int64_t{4}}) {
+        expected += TakeFromSystem(bytes, taken);
+      }
+      const int64_t before = TensorBytesFromSystem();
+      forward();
+      EXPECT_EQ(TensorBytesFromSystem() - before, expected)
+          << Name(dtype) << " " << vocab_size << " " << tokens;
+    }
+  }
 }
 
 // Half of a million targets, of which most are in other microbatches: most gradients are below the smallest
