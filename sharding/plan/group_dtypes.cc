@@ -1,10 +1,10 @@
-#include "sharding/plan/group_dtypes.h"
-
 #include <functional>
 #include <optional>
 #include <string_view>
 #include <utility>
 
+#include "sharding/plan/group_spec.h"
+#include "sharding/plan/parameter_views.h"
 #include "weft/core/status.h"
 
 namespace weft {

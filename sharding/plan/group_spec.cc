@@ -8,7 +8,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
-#include "sharding/plan/group_dtypes.h"
+#include "sharding/plan/parameter_views.h"
 #include "weft/core/status.h"
 
 namespace weft {

@@ -56,6 +56,13 @@ struct GroupSpec {
   }
 };
 
+// Dtypes of the parameters of a group, which share buffers and collectives.
+// Errors: kInvalidArgument (a dtype that is not allowed; parameters with different original, all-gather,
+// reduce, master or gradient dtypes: names the group, the kind of dtype, and the parameters).
+absl::StatusOr<ParameterDTypes> AgreeOnDTypes(const std::string& group,
+                                              const std::vector<std::shared_ptr<Parameter>>& parameters,
+                                              const ShardingPolicy& policy);
+
 // `buckets`: the replicate bucket of each parameter, below `bucket_count`; empty: bucket 0 for all.
 // Errors: kInvalidArgument (a parameter listed twice; a shard dim out of range; parameters of one group whose
 // original, all-gather, reduce, master or gradient dtypes differ; f64 masters with

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "sharding/plan/divide_factors.h"
-#include "sharding/plan/group_dtypes.h"
+#include "sharding/plan/group_spec.h"
 #include "tests/sharding/support/group_fixture.h"
 #include "tests/support/thread_ranks.h"
 

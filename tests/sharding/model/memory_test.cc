@@ -3,11 +3,15 @@
 // Simulated ranks move data slowly and in small pieces, so that no operation ends before a rank waits for it.
 // Memory use then reaches its bound. B: bytes of a block; N: of the root; U = N + 6 B: of all parameters;
 // S: of a rank's shard of them.
+#include <algorithm>
+#include <vector>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/sharded_toy.h"
 #include "weft/mesh/simulation.h"
+#include "weft/sharding/memory_bounds.h"
 
 namespace weft::testing {
 namespace {
@@ -25,6 +29,7 @@ struct Peaks {
   size_t gradients = 0;
   size_t shards_before = 0;
   size_t shards_after = 0;
+  MemoryPeaks by_formula;
 };
 
 Peaks PeaksOf(bool reshard, int p, int f, NodeShared node_shared = NodeShared::kOff) {
@@ -57,6 +62,12 @@ Peaks PeaksOf(bool reshard, int p, int f, NodeShared node_shared = NodeShared::k
         mine.backward_images = context.memory().peaks().image_bytes;
         mine.gradients = context.memory().peaks().gradient_bytes;
         mine.shards_after = context.memory().shard_bytes();
+        std::vector<GroupMembers> groups;
+        for (const auto& group : model->sharded_groups().groups())
+          groups.push_back({group->name(), groups.empty() ? -1 : kRootGroup, group->parameters()});
+        const StepShape shape{.shard_size = 2, .residency = model->residency().residency};
+        WEFT_ASSIGN_OR_RETURN(mine.by_formula,
+                              LargestPeaks(groups, policy, shape, /*updates_in_backward=*/false));
         if (bootstrap.rank() == 0) peaks = mine;
         return absl::OkStatus();
       });
@@ -99,6 +110,22 @@ TEST(MemoryTable, HoldsAShardOfTheParametersAndOneOfTheGradients) {
     const Peaks peaks = PeaksOf(/*reshard=*/true, 1, 2, node_shared);
     EXPECT_EQ(peaks.shards_before, kS + kScalars);
     EXPECT_EQ(peaks.shards_after, 2 * kS + kScalars);
+  }
+}
+
+TEST(MemoryTable, HasThePeaksOfTheFormula) {
+  for (const NodeShared node_shared : {NodeShared::kOff, NodeShared::kOn}) {
+    for (const bool reshard : {true, false}) {
+      for (const int p : {0, 1, 2}) {
+        for (const int f : {0, 1, 2}) {
+          SCOPED_TRACE(absl::StrCat("reshard ", reshard, ", p ", p, ", f ", f));
+          const Peaks peaks = PeaksOf(reshard, p, f, node_shared);
+          EXPECT_EQ(peaks.by_formula.image_bytes, std::max(peaks.forward_images, peaks.backward_images));
+          EXPECT_EQ(peaks.by_formula.gradient_bytes, peaks.gradients);
+          EXPECT_EQ(peaks.by_formula.shard_bytes + kScalars, peaks.shards_after);
+        }
+      }
+    }
   }
 }
 

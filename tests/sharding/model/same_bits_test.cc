@@ -275,7 +275,7 @@ TEST(FullyShard, GathersNothingInPlace) {
     RunToy(NodeMap::RanksPerNode(4, 2), run, [](const ToyOutcome& outcome) {
       EXPECT_EQ(outcome.sharding.all_gathers, 0);
       EXPECT_EQ(outcome.engine.all_gather_bytes, 0);
-      EXPECT_EQ(outcome.image_peak_bytes, 0);
+      EXPECT_EQ(outcome.peaks.image_bytes, 0);
       ExpectCosts(outcome);
     });
   }
@@ -323,9 +323,9 @@ TEST(FullyShard, HoldsAtMostTheImagesOfTheRootTheRunningAndThePrefetchedBlocks) 
     run.policy.node_shared = NodeShared::kOff;
     run.policy.prefetch_depth = depth;
     RunToy(NodeMap::OneNode(2), run, [&](const ToyOutcome& outcome) {
-      EXPECT_EQ(outcome.image_peak_bytes, root_bytes + static_cast<size_t>(1 + depth) * layer_bytes);
+      EXPECT_EQ(outcome.peaks.image_bytes, root_bytes + static_cast<size_t>(1 + depth) * layer_bytes);
       // The running block, two in reduction, and the root.
-      EXPECT_LE(outcome.gradient_peak_bytes, root_bytes + 3 * layer_bytes);
+      EXPECT_LE(outcome.peaks.gradient_bytes, root_bytes + 3 * layer_bytes);
     });
   }
 }

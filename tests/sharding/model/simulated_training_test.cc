@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "tests/sharding/support/expect_costs.h"
 #include "tests/sharding/support/toy_training.h"
 #include "tests/support/schedule_count.h"
 #include "tests/support/thread_ranks.h"
@@ -88,6 +89,28 @@ TEST(SimulatedTraining, GivesTheSameBitsUnderEverySchedule) {
     EXPECT_EQ(HashOf(outcome.weights), first_seeds[ResultClass(run)].begin()->first);
     return absl::OkStatus();
   });
+}
+
+TEST(SimulatedTraining, StaysWithinTheBoundsOfMemory) {
+  const uint64_t seeds = ScheduleCount(300);
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
+    ToyRun run = DrawRun(seed);
+    run.sizes = {64, 128, 96, 64, 64, 32};
+    run.policy.wire_compression = WireCompression::kNone;
+    if (Draw(seed, 30, 3) == 0) run.policy.param_dtype = DType::kBF16;
+    if (Draw(seed, 31, 3) == 0) run.policy.reduce_dtype = DType::kBF16;
+    run.updates_in_backward = run.sync == GradientSync::kLast && Draw(seed, 32, 2) == 0;
+    if (run.updates_in_backward) run.policy.unused_gradients = UnusedGradients::kZero;
+    SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", run.Describe()));
+    const NodeMap nodes = NodeMap::RanksPerNode(4, 1 << Draw(seed, 20, 3));
+    const SimReport report =
+        RunSimulatedRanks(nodes, DrawMachine(seed), [&](Bootstrap& bootstrap) -> absl::Status {
+          WEFT_ASSIGN_OR_RETURN(const ToyOutcome outcome, TrainToy(bootstrap, run));
+          ExpectPeaksWithinBounds(outcome);
+          return absl::OkStatus();
+        });
+    ASSERT_OK(report.status());
+  }
 }
 
 // Runs a step on 1,024 ranks, 16 x 64, with one row on each rank.

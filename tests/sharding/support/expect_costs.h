@@ -1,4 +1,4 @@
-// Comparison of the collectives, bytes and copies of a training run with the byte formulas.
+// Comparison of the collectives, bytes, copies and memory of a training run with the formulas.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,6 +18,15 @@ inline void ExpectCosts(const ToyOutcome& outcome) {
   // Slices of an operation that outlasts the step may be packed later.
   if (outcome.expected.packed_bytes > 0) return;
   EXPECT_EQ(outcome.engine.copied_bytes, 0) << "a buffer lay outside node memory";
+}
+
+// REQUIRES: as LargestPeaks.
+inline void ExpectPeaksWithinBounds(const ToyOutcome& outcome) {
+  // Values that ranks sum up, and blocks that are padded to cache lines.
+  constexpr size_t kSpare = 2048;
+  EXPECT_LE(outcome.peaks.image_bytes, outcome.largest_peaks.image_bytes + kSpare);
+  EXPECT_LE(outcome.peaks.gradient_bytes, outcome.largest_peaks.gradient_bytes + kSpare);
+  EXPECT_LE(outcome.peaks.shard_bytes, outcome.largest_peaks.shard_bytes + kSpare);
 }
 
 }  // namespace weft::testing

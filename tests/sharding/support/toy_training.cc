@@ -27,10 +27,14 @@ ShardingCounters Difference(const ShardingCounters& after, const ShardingCounter
           after.unshared_images - before.unshared_images};
 }
 
-StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, const CommEngine& engine) {
+// The shape of a step, of a model with one mesh.
+StepShape ShapeOf(const ShardedModel& model, const ToyRun& run, const CommEngine& engine) {
   const Bootstrap& bootstrap = engine.bootstrap();
-  const int rank = bootstrap.rank();
   StepShape shape;
+  shape.shard_size = run.shard_group_size();
+  shape.replicate_size = run.replicate;
+  shape.shard_rank = bootstrap.rank() % shape.shard_size;
+  shape.replicate_rank = bootstrap.rank() / shape.shard_size;
   shape.microbatches = run.microbatches;
   shape.gradient_sync = run.sync;
   const auto on_first_node = static_cast<int>(bootstrap.node_map().RanksOf(0).size());
@@ -40,6 +44,20 @@ StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, const Comm
     shape.ranks_per_domain = static_cast<int>(domains.RanksOf(0).size());
   shape.slice_bytes = run.slice_bytes;
   shape.residency = model.residency().residency;
+  return shape;
+}
+
+absl::StatusOr<MemoryPeaks> PeaksByFormula(const ShardedModel& model, const StepShape& shape,
+                                           bool updates_in_backward) {
+  std::vector<GroupMembers> groups;
+  for (const auto& group : model.sharded_groups().groups())
+    groups.push_back({group->name(), groups.empty() ? -1 : kRootGroup, group->parameters()});
+  return LargestPeaks(groups, model.policy(), shape, updates_in_backward);
+}
+
+StepCosts ExpectedCosts(const ShardedModel& model, StepShape shape, const CommEngine& engine) {
+  const Bootstrap& bootstrap = engine.bootstrap();
+  const int rank = bootstrap.rank();
   StepCosts costs;
   const ShardedGroups& groups = model.sharded_groups();
   for (int group = 0; group < groups.group_count(); ++group) {
@@ -177,9 +195,10 @@ absl::StatusOr<ToyOutcome> TrainToy(Bootstrap& bootstrap, const ToyRun& run) {
     outcome.engine = Difference(rank.engine->counters(), engine);
     outcome.sharding = Difference(model->counters(), sharding);
   }
-  outcome.image_peak_bytes = model->peaks().image_bytes;
-  outcome.gradient_peak_bytes = model->peaks().gradient_bytes;
-  outcome.expected = ExpectedCosts(*model, run, *rank.engine);
+  outcome.peaks = model->peaks();
+  const StepShape shape = ShapeOf(*model, run, *rank.engine);
+  outcome.expected = ExpectedCosts(*model, shape, *rank.engine);
+  WEFT_ASSIGN_OR_RETURN(outcome.largest_peaks, PeaksByFormula(*model, shape, run.updates_in_backward));
   WEFT_ASSIGN_OR_RETURN(outcome.weights, ToyWeights(*model));
   model.reset();  // Waits for its operations.
   outcome.total_copied_bytes = rank.engine->counters().copied_bytes;

@@ -11,6 +11,7 @@
 #include "weft/mesh/device_mesh.h"
 #include "weft/sharding/byte_formulas.h"
 #include "weft/sharding/fully_shard.h"
+#include "weft/sharding/memory_bounds.h"
 #include "weft/sharding/policy.h"
 
 namespace weft::testing {
@@ -54,8 +55,8 @@ struct ToyOutcome {
   EngineCounters engine;
   ShardingCounters sharding;
   int64_t total_copied_bytes = 0;  // By the engine, in all steps and for the weights.
-  size_t image_peak_bytes = 0;
-  size_t gradient_peak_bytes = 0;
+  MemoryPeaks peaks;
+  MemoryPeaks largest_peaks;  // By LargestPeaks. REQUIRES: what that does.
 };
 
 // Runs one microbatch of a step: forward and backward over this rank's rows.
