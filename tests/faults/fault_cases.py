@@ -122,7 +122,7 @@ def cases():
     yield Case("a /dev/shm of 1 MB", (1,), r"/dev/shm limits it: .*--shm-size", ["--steps", "2"], shm="1m")
 
     huge = ["--steps", "2", "--layers", "8", "--dim", "1024", "--heads", "8", "--ffn-dim", "2816"]
-    yield Case("a control group of 1 GB for a model of 1.6 GB", (1, 77), r"the 2 ranks of this node need at least 1\.\d GiB, but may take only|skipped:",
+    yield Case("a control group of 1 GB for a model of 1.6 GB", (1, 77), r"the 2 ranks of a node need 1\.\d GiB, but may take only|skipped:",
                huge, memory=str(1 << 30), sample=True)
 
     # Links between hosts.

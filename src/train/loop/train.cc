@@ -33,10 +33,6 @@
 namespace weft {
 namespace {
 
-constexpr const char* kMemoryRemedies =
-    ": shard over more ranks on further hosts (--dp-shard), or use --activation-checkpoint full, a smaller "
-    "--batch-size, a larger --grad-accum, or a smaller --seq-len";
-
 // Weights and states of the optimizer in fp32.
 int64_t CheckpointBytes(const LlamaConfig& model, const RunPlan& plan) {
   return static_cast<int64_t>(sizeof(float)) * (TrainedElements(model, plan) + StateElements(model, plan));
@@ -124,7 +120,7 @@ class Run {
   absl::Status CheckMemory() const {
     WEFT_ASSIGN_OR_RETURN(const size_t available, AvailableHostMemory());
     const size_t ranks = bootstrap_.node_map().RanksOf(bootstrap_.node()).size();
-    return CheckFits(NeedOf(inputs_->model, *plan_), static_cast<int>(ranks), static_cast<int64_t>(available),
+    return CheckFits(NeedOf(*model_, *plan_), static_cast<int>(ranks), static_cast<int64_t>(available),
                      kMemoryRemedies);
   }
 

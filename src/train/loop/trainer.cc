@@ -79,7 +79,7 @@ absl::Status Trainer::Connect(const ShardLoader& loader, const EngineOptions& op
   WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutOrDefault(options.timeout));
   NodeHeap::Options heap_options;
   heap_options.timeout = timeout;
-  const absl::StatusOr<size_t> segment = SegmentBytes(bootstrap_, NeedOf(model_->config(), plan_));
+  const absl::StatusOr<size_t> segment = SegmentBytes(bootstrap_, NeedOf(*model_, plan_));
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, segment.status(), timeout));
   heap_options.segment_bytes = *segment;
   WEFT_ASSIGN_OR_RETURN(heap_, NodeHeap::Create(bootstrap_, heap_options));

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
+#include <absl/container/flat_hash_set.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 
 #include "weft/core/dtype.h"
 #include "weft/core/status.h"
 #include "weft/mesh/host_memory.h"
-#include "weft/nn/lm_head_loss.h"
-#include "weft/nn/matmul.h"
+#include "weft/sharding/memory_bounds.h"
 
 namespace weft {
 namespace {
@@ -17,60 +17,34 @@ namespace {
 constexpr int64_t kMasterBytes = sizeof(float);
 constexpr size_t kSegmentGranularityBytes = size_t{2} << 20;
 constexpr size_t kMinSegmentBytes = size_t{64} << 20;
+// Measured: resident memory of a run of the smallest model, without what its formulas account for.
+constexpr int64_t kProgramBytes = int64_t{34} << 20;
+// Node memory of the engine: at most some MB in the runs that were measured.
+constexpr int64_t kEngineBytes = int64_t{8} << 20;
 
-// Elements that a block keeps for each token: inputs of its norms, inputs and outputs of its matrix products,
-// and those of the norms of queries and keys. `frozen`: without the inputs that only the gradients of weights
-// need.
-int64_t KeptPerToken(const LlamaConfig& model, bool frozen) {
-  const int64_t attention =
-      2 * model.dim + 2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim;
-  const int64_t normed = model.traits.qk_norm ? (model.heads + model.kv_heads) * model.head_dim : 0;
-  const int64_t of_gradients = 2 * model.dim + model.ffn_dim;
-  return attention + normed + 2 * model.ffn_dim + (frozen ? 0 : of_gradients);
+// The shape of a step for LargestPeaks.
+StepShape ShapeOfStep(const RunPlan& plan) {
+  StepShape shape;
+  shape.shard_size = plan.shard_group_size();
+  shape.replicate_size = plan.replicate_size;
+  shape.microbatches = static_cast<int>(plan.batch.microbatches);
+  shape.gradient_sync = plan.parallel.grad_sync;
+  shape.residency = plan.residency.residency;
+  // The ranks of the first shard group that share its images.
+  int sharers = 0;
+  for (int rank = 0; rank < shape.shard_size; ++rank) sharers += plan.domains.map.SameNode(0, rank) ? 1 : 0;
+  if (sharers < shape.shard_size) shape.ranks_per_node = shape.ranks_per_domain = sharers;
+  return shape;
 }
 
-// Elements that the head keeps for each token: the input and the output of its norm, and the gradients of the
-// logits, which the forward computes.
-int64_t KeptByHead(const LlamaConfig& model) { return 2 * model.dim + model.vocab_size; }
-
-// Elements that an indexer keeps for each token beside that: index queries, the index key before and after
-// its norm, and the weights of the index heads.
-int64_t KeptByIndexer(const SparseAttentionConfig& sparse) {
-  return sparse.index_heads * sparse.index_dim + 2 * sparse.index_dim + sparse.index_heads;
-}
-
-// Bytes of the selections for each token, as KeySelection describes them: a number and a score for each
-// selected key, and their count. The layer whose backward runs also has the target of the indexer's loss.
-int64_t SelectionBytesPerToken(int64_t layers, int64_t width) {
-  constexpr auto kOfKey = static_cast<int64_t>(sizeof(int32_t) + sizeof(float));
-  constexpr auto kCount = static_cast<int64_t>(sizeof(int32_t));
-  constexpr auto kTarget = static_cast<int64_t>(sizeof(float));
-  return layers * (width * kOfKey + kCount) + width * kTarget;
-}
-
-// Bytes of sparse attention for each of a rank's tokens.
-int64_t SparseBytesPerToken(const LlamaConfig& model, const RunPlan& plan, int64_t kept_layers) {
-  if (!model.sparse_attention) return 0;
-  // A pack has the keys of all sequences.
-  const int64_t keys = plan.seq_len * (plan.document_separator ? plan.batch.sequences_per_rank() : 1);
-  return kept_layers * KeptByIndexer(*model.sparse_attention) *
-             static_cast<int64_t>(SizeOf(plan.parallel.param_dtype)) +
-         SelectionBytesPerToken(kept_layers, std::min(model.sparse_attention->top_k, keys));
-}
-
-// Sizes of the products of the model with its weights, of which adapters train none.
-std::vector<ProductSizes> ProductsOf(const LlamaConfig& model, const RunPlan& plan, int64_t tokens) {
-  const DType compute = plan.parallel.param_dtype;
-  const DType gradient = plan.Policy(WireCompression::kNone).gradient_dtype();
-  std::vector<ProductSizes> products;
-  const auto add = [&](const Shape& weight, int64_t forward_tokens, DType output) {
-    products.push_back({forward_tokens, weight[0], weight[1], output});
-    products.push_back({tokens, weight[1], weight[0], compute});
-    if (!plan.adapters) products.push_back({weight[0], weight[1], tokens, gradient});
-  };
-  for (const Shape& weight : HiddenMatricesOfLayer(model)) add(weight, tokens, compute);
-  add({model.vocab_size, model.dim}, LogitsChunkTokens(tokens, model.vocab_size), DType::kF32);
-  return products;
+// Matrices of Muon that a rank collects ahead, transforms, and sends back: see MatrixExchange. Whole ones are
+// at no place of their own.
+int64_t CollectedMatrixBytes(const LlamaConfig& model, const RunPlan& plan) {
+  if (plan.optimizer != OptimizerKind::kMuon || plan.shard_group_size() == 1) return 0;
+  constexpr int64_t kMatricesAtOnce = 4;
+  int64_t largest = 0;
+  for (const Shape& shape : HiddenMatricesOfLayer(model)) largest = std::max(largest, ElementCount(shape));
+  return kMatricesAtOnce * largest * kMasterBytes;
 }
 
 std::string GiB(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
@@ -80,8 +54,9 @@ std::string GiB(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 <<
 std::string MemoryNeed::ToString() const {
   const auto part = [](int64_t bytes) { return GiB(static_cast<double>(bytes)); };
   return absl::StrCat(part(weights), " of weights, ", part(gradients), " of gradients, ", part(moments),
-                      " of optimizer states, ", part(images), " of gathered weights and gradients, ",
-                      part(activations), " of activations, ", part(scratch), " of scratch");
+                      " of optimizer states, ", part(images + full_gradients),
+                      " of gathered weights and gradients, ", part(activations + exchanges),
+                      " of activations, ", part(scratch + program), " of scratch and program");
 }
 
 int64_t LargestGroup(const LlamaConfig& model) {
@@ -89,12 +64,17 @@ int64_t LargestGroup(const LlamaConfig& model) {
   return std::max(root, (model.ParameterCount() - root) / model.layers);
 }
 
-std::vector<Shape> HiddenMatricesOfLayer(const LlamaConfig& model) {
-  const int64_t queries = model.heads * model.head_dim;
-  const int64_t keys = model.kv_heads * model.head_dim;
-  return {{queries, model.dim},      {keys, model.dim},          {keys, model.dim},
-          {model.dim, queries},      {model.ffn_dim, model.dim}, {model.ffn_dim, model.dim},
-          {model.dim, model.ffn_dim}};
+std::vector<GroupMembers> GroupMembersOf(LlamaModel& model) {
+  std::vector<GroupMembers> groups = {{"root", -1, {}}};
+  absl::flat_hash_set<const Parameter*> of_units;
+  for (Module* unit : model.units()) {
+    groups.push_back({unit->name(), /*parent=*/0, unit->AllParameters()});
+    for (const auto& parameter : groups.back().parameters) of_units.insert(parameter.get());
+  }
+  for (const auto& parameter : model.AllParameters()) {
+    if (!of_units.contains(parameter.get())) groups.front().parameters.push_back(parameter);
+  }
+  return groups;
 }
 
 int64_t TrainedElements(const LlamaConfig& model, const RunPlan& plan) {
@@ -117,40 +97,30 @@ int64_t StateElements(const LlamaConfig& model, const RunPlan& plan) {
   return 0;
 }
 
-MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan) {
+MemoryNeed NeedOf(LlamaModel& model, const RunPlan& plan) {
+  const LlamaConfig& config = model.config();
   const int64_t shards = plan.shard_group_size();
-  const int64_t own = CeilDiv(model.ParameterCount() + plan.adapter_elements().value_or(0), shards);
-  const int64_t trained = CeilDiv(TrainedElements(model, plan), shards);
-  const auto compute_bytes = static_cast<int64_t>(SizeOf(plan.parallel.param_dtype));
   MemoryNeed need;
+  const int64_t own = CeilDiv(config.ParameterCount() + plan.adapter_elements().value_or(0), shards);
   need.weights = own * kMasterBytes;
-  // Updates in backward free a group's gradients, unless earlier microbatches have left a sum of them.
-  const bool keeps_sums = plan.batch.microbatches > 1 && plan.parallel.grad_sync != GradientSync::kLast;
-  const bool frees_gradients = plan.updates_in_backward && !keeps_sums;
-  need.gradients =
-      kMasterBytes * (frees_gradients ? std::min(trained, CeilDiv(LargestGroup(model), shards)) : trained);
+  const absl::StatusOr<MemoryPeaks> peaks =
+      LargestPeaks(GroupMembersOf(model), plan.Policy(WireCompression::kNone), ShapeOfStep(plan),
+                   plan.updates_in_backward);
+  WEFT_CHECK(peaks.ok(), ToStd(peaks.status().message()));
+  // A cast shard that ranks share counts among the images.
+  const bool shares_casts =
+      plan.residency.residency != Residency::kPrivate && plan.parallel.param_dtype != DType::kF32;
+  const int64_t casts = shares_casts ? own * static_cast<int64_t>(SizeOf(plan.parallel.param_dtype)) : 0;
+  need.gradients = std::max<int64_t>(0, static_cast<int64_t>(peaks->shard_bytes) - need.weights - casts);
+  need.images = static_cast<int64_t>(peaks->image_bytes) + casts;
+  need.full_gradients = static_cast<int64_t>(peaks->gradient_bytes);
+  need.exchanges = ContextBytes(config, plan) + CollectedMatrixBytes(config, plan) + kEngineBytes;
   const int64_t updated_parts =
       shards * (plan.parallel.shard_optimizer_over_replicas ? plan.replicate_size : 1);
-  need.moments = kMasterBytes * CeilDiv(StateElements(model, plan), updated_parts);
-  const int64_t group = LargestGroup(model);
-  const int64_t trained_group = plan.adapters ? plan.adapters->elements / model.layers : group;
-  // A rank that shares images with its node holds its part of them.
-  const int64_t holders = plan.residency.residency == Residency::kPrivate ? 1 : shards;
-  const bool in_place =
-      plan.residency.residency == Residency::kInPlace && plan.parallel.param_dtype == DType::kF32;
-  need.images = (in_place || shards == 1 ? 0 : CeilDiv(group, holders) * compute_bytes) +
-                (shards == 1 ? 0 : CeilDiv(trained_group, holders) * compute_bytes);
-  const int64_t tokens = CeilDiv(plan.batch.sequences_per_rank() * plan.seq_len, plan.context.size);
-  const bool recomputes = plan.parallel.activation_checkpoint == ActivationCheckpoint::kFull;
-  const int64_t of_layer = KeptPerToken(model, plan.adapters.has_value());
-  // With recomputation, the inputs of all blocks, and the rest of one block.
-  const int64_t blocks = recomputes ? (model.layers - 1) * model.dim + of_layer : model.layers * of_layer;
-  const int64_t kept = blocks + KeptByHead(model);
-  need.activations =
-      tokens * (kept * compute_bytes + SparseBytesPerToken(model, plan, recomputes ? 1 : model.layers));
-  const DType dtype = plan.parallel.param_dtype;
-  need.scratch = LogitsScratchBytes(tokens, model.vocab_size, dtype) +
-                 MatmulScratchBytes(dtype, ProductsOf(model, plan, tokens));
+  need.moments = kMasterBytes * CeilDiv(StateElements(config, plan), updated_parts);
+  need.activations = KeptActivationBytes(config, plan) + WorkingBytes(config, plan);
+  need.scratch = ScratchBytes(config, plan);
+  need.program = kProgramBytes;
   return need;
 }
 
@@ -160,8 +130,8 @@ absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available, std
   const auto usable = static_cast<double>(UsableBytes(available));
   if (total <= usable) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
-      "the ", ranks, ranks == 1 ? " rank of this node needs" : " ranks of this node need", " at least ",
-      GiB(total), ", but may take only ", GiB(usable), " of the ", GiB(static_cast<double>(available)),
+      "the ", ranks, ranks == 1 ? " rank of a node needs " : " ranks of a node need ", GiB(total),
+      ", but may take only ", GiB(usable), " of the ", GiB(static_cast<double>(available)),
       " that are available. A rank needs ", need.ToString(), ToAbsl(remedies)));
 }
 

@@ -1,4 +1,4 @@
-// Lower bound of the memory of a run, and a check of it before anything is allocated.
+// Memory that a run may need, and the check of it, by which `weft train` begins and `weft plan` judges.
 #pragma once
 
 #include <cstdint>
@@ -9,47 +9,58 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "src/train/plan/activation_bytes.h"
 #include "src/train/plan/run_plan.h"
 #include "weft/mesh/bootstrap.h"
-#include "weft/nn/llama_config.h"
+#include "weft/nn/llama.h"
+#include "weft/sharding/group_members.h"
 
 namespace weft {
 
-// Bytes of one rank. The bound leaves out scratch of attention, images that are gathered ahead, and the
-// program itself.
+// Bytes of one rank: the most that it may hold in a step, whatever the times of ranks. What the engine and
+// attention over split sequences take are estimates.
 struct MemoryNeed {
-  int64_t weights = 0;    // fp32 master weights of the rank's shards.
-  int64_t gradients = 0;  // fp32 gradients of the same elements.
-  int64_t moments = 0;    // States of the optimizer in fp32, outside of node memory.
-  // Weights (unless ranks read each other's shards in place) and full gradients of the largest group.
-  int64_t images = 0;
-  int64_t activations = 0;  // Kept from forward to backward in one microbatch, outside of node memory.
-  int64_t scratch = 0;      // Logits of the head in fp32, and scratch of products, outside of node memory.
+  // Node memory.
+  int64_t weights = 0;         // fp32 master weights of the rank's shards.
+  int64_t gradients = 0;       // fp32 gradients of the same elements.
+  int64_t images = 0;          // Gathered weights, and casts of the rank's shards that peers read.
+  int64_t full_gradients = 0;  // Gradients of whole groups, until they are reduced.
+  int64_t exchanges = 0;       // Buffers of attention over split sequences, of Muon, and of the engine.
+  // Other memory.
+  int64_t moments = 0;      // States of the optimizer in fp32.
+  int64_t activations = 0;  // Of one microbatch: kept from forward to backward, and of the block that runs.
+  int64_t scratch = 0;      // Logits of the head in fp32, and scratch of products.
+  int64_t program = 0;      // Code, libraries and tables.
 
-  int64_t total() const { return weights + gradients + moments + images + activations + scratch; }
-  int64_t outside_of_node_memory() const { return moments + activations + scratch; }
+  int64_t node_memory() const { return weights + gradients + images + full_gradients + exchanges; }
+  int64_t outside_of_node_memory() const { return moments + activations + scratch + program; }
+  int64_t total() const { return node_memory() + outside_of_node_memory(); }
   // "4.0 GiB of weights, 4.0 GiB of gradients, …".
   std::string ToString() const;
 };
 
-inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Pure. Elements of the largest group that is gathered as one: a block, or the embedding and the head.
 int64_t LargestGroup(const LlamaConfig& model);
 
-// Pure. Shapes of the matrices of a decoder layer that Muon updates: those that IsHiddenMatrix selects.
-std::vector<Shape> HiddenMatricesOfLayer(const LlamaConfig& model);
+// The groups that FullyShard makes of the model with its adapters: the root's, then those of its units.
+std::vector<GroupMembers> GroupMembersOf(LlamaModel& model);
 
 // Pure. Elements of the trained parameters, and of all states of the optimizer, over the ranks of a replica.
 int64_t TrainedElements(const LlamaConfig& model, const RunPlan& plan);
 int64_t StateElements(const LlamaConfig& model, const RunPlan& plan);
 
-// Pure. The largest need of any rank.
-MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan);
+// The need of rank 0, which no other rank exceeds by more than padding. REQUIRES: `model` has the adapters of
+// the plan; no part of it is sharded yet.
+MemoryNeed NeedOf(LlamaModel& model, const RunPlan& plan);
 
 // Pure. The bytes that the ranks of a node may take of those that are free: nine tenths. The rest is for what
 // no formula counts: MPI, page tables, scratch memory of libraries.
 constexpr int64_t UsableBytes(int64_t free_bytes) { return free_bytes / 10 * 9; }
+
+// Completes the message of CheckFits for a run.
+inline constexpr std::string_view kMemoryRemedies =
+    ": shard over more ranks on further hosts (--dp-shard), or use --activation-checkpoint full, a smaller "
+    "--batch-size, a larger --grad-accum, or a smaller --seq-len";
 
 // OK if `ranks` ranks of a node fit into the usable part of `available` bytes. Errors: kResourceExhausted
 // (gives the figures; `remedies` completes the message).

@@ -2,37 +2,10 @@
 
 #include <algorithm>
 
-#include "src/train/plan/memory_need.h"
 #include "weft/core/dtype.h"
-#include "weft/nn/attention_kernel.h"
 
 namespace weft {
 namespace {
-
-// Measured: resident memory of a run of the smallest model, without what its formulas account for.
-constexpr int64_t kProgramBytes = int64_t{34} << 20;
-// Bytes of gradients between the parts of the block whose backward runs. The allocator of tensors keeps freed
-// blocks by size, so these add to what is kept: one tensor of each size of a block, and two of the model's
-// dimension, for the gradients before and after a part. Attention in bf16 may pack its operands, too.
-int64_t WorkingBytes(const LlamaConfig& model, const RunPlan& plan) {
-  const int64_t tokens = CeilDiv(plan.batch.sequences_per_rank() * plan.seq_len, plan.context.size);
-  int64_t elements = 2 * model.dim + model.ffn_dim + (model.heads + 2 * model.kv_heads) * model.head_dim;
-  if (PacksAttention(plan.parallel.param_dtype))
-    elements += (6 * model.heads + 3 * model.kv_heads) * model.head_dim;
-  return tokens * elements * static_cast<int64_t>(SizeOf(plan.parallel.param_dtype));
-}
-
-// Bytes of NeedOf's activations that lie in the buffers of attention over split sequences: its inputs and its
-// output, and the inputs of their norms.
-int64_t ExchangedActivations(const LlamaConfig& model, const RunPlan& plan) {
-  if (plan.context.size == 1 || model.sparse_attention) return 0;
-  const int64_t tokens = CeilDiv(plan.batch.sequences_per_rank() * plan.seq_len, plan.context.size);
-  const bool recomputes = plan.parallel.activation_checkpoint == ActivationCheckpoint::kFull;
-  const int64_t heads = model.heads + model.kv_heads;
-  const int64_t elements = (2 * heads + (model.traits.qk_norm ? heads : 0)) * model.head_dim;
-  return tokens * elements * (recomputes ? 1 : model.layers) *
-         static_cast<int64_t>(SizeOf(plan.parallel.param_dtype));
-}
 
 // Ranks of the first node among the `count` ranks 0, stride, 2 stride, ….
 int64_t LocalRanks(const NodeMap& nodes, int count, int stride) {
@@ -66,24 +39,24 @@ int64_t PeerBytes(const LlamaConfig& model, const RunPlan& plan, const NodeMap& 
 
 }  // namespace
 
-MemoryForecast ForecastMemory(const LlamaConfig& model, const RunPlan& plan, const NodeMap& nodes,
-                              const ReplayResult& step) {
-  const MemoryNeed need = NeedOf(model, plan);
+MemoryForecast ForecastMemory(const LlamaConfig& model, const MemoryNeed& need, const RunPlan& plan,
+                              const NodeMap& nodes, const ReplayResult& step) {
   MemoryForecast memory;
   memory.weights = need.weights;
   memory.gradients = std::max<int64_t>(0, static_cast<int64_t>(step.peaks.shard_bytes) - need.weights);
   memory.moments = need.moments;
   memory.images = static_cast<int64_t>(step.peaks.image_bytes);
   memory.full_gradients = static_cast<int64_t>(step.peaks.gradient_bytes);
-  memory.activations = need.activations - ExchangedActivations(model, plan) + WorkingBytes(model, plan);
+  memory.activations = need.activations;
   memory.context = step.context_peak_bytes;
   memory.scratch = step.scratch_bytes + need.scratch;
-  memory.program = kProgramBytes;
+  memory.program = need.program;
   const int64_t pools =
       static_cast<int64_t>(step.peaks.shard_bytes + step.peaks.image_bytes + step.peaks.gradient_bytes) +
       step.context_peak_bytes + step.scratch_bytes;
   memory.idle = std::max<int64_t>(0, step.heap_bytes - pools);
   memory.peers = PeerBytes(model, plan, nodes, step);
+  memory.at_most = need.total();
   return memory;
 }
 

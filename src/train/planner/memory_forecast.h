@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "src/train/plan/memory_need.h"
 #include "src/train/plan/run_plan.h"
 #include "src/train/planner/replay.h"
 #include "weft/mesh/bootstrap.h"
@@ -26,6 +27,8 @@ struct MemoryForecast {
   int64_t idle = 0;     // Node memory that was in use in the first step.
   int64_t peers = 0;  // Pages of peers on the node that the rank reads: resident, but not memory of its own.
 
+  int64_t at_most = 0;  // The need, by which a run is judged: more groups may wait than in one step.
+
   int64_t total() const {
     return weights + gradients + moments + images + full_gradients + activations + context + scratch +
            program + idle;
@@ -33,9 +36,8 @@ struct MemoryForecast {
   int64_t resident() const { return total() + peers; }
 };
 
-// `activations` are those of NeedOf, which are kept from forward to backward, and the gradients between the
-// parts of the block whose backward runs.
-MemoryForecast ForecastMemory(const LlamaConfig& model, const RunPlan& plan, const NodeMap& nodes,
-                              const ReplayResult& step);
+// Node memory is that of the step; everything else is that of the need.
+MemoryForecast ForecastMemory(const LlamaConfig& model, const MemoryNeed& need, const RunPlan& plan,
+                              const NodeMap& nodes, const ReplayResult& step);
 
 }  // namespace weft

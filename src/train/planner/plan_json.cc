@@ -120,6 +120,7 @@ Json ToJson(const Candidate& candidate) {
                     {"scratch", memory.scratch},
                     {"program", memory.program},
                     {"total", memory.total()},
+                    {"at_most", memory.at_most},
                     {"resident", memory.resident()}};
   return json;
 }

@@ -78,7 +78,7 @@ std::string Details(const Candidate& candidate) {
                            " full gradients, ", Bytes(memory.activations), " activations, ",
                            Bytes(memory.context + memory.scratch), " scratch, ", Bytes(memory.program),
                            " program, ", Bytes(memory.idle), " idle; resident with pages of peers ",
-                           Bytes(memory.resident()))));
+                           Bytes(memory.resident()), "; at most ", Bytes(memory.at_most))));
   absl::StrAppend(
       &text, Wrapped("time", absl::StrCat(Milliseconds(step.step_ms), " a step: ",
                                           Milliseconds(step.compute_ms), " of computation on free cores, ",

@@ -68,7 +68,7 @@ class Planner {
     WEFT_RETURN_IF_ERROR(CheckOptions());
     WEFT_ASSIGN_OR_RETURN(link_, LinkSpeed::Parse(options_.link));
     WEFT_ASSIGN_OR_RETURN(inputs_, OpenModel(config_));
-    WEFT_RETURN_IF_ERROR(CreateModel(*inputs_).status());  // Counts the elements of adapters.
+    WEFT_ASSIGN_OR_RETURN(model_, CreateModel(*inputs_));  // Counts the elements of adapters.
     cores_ = CoresOf(options_);
     threads_ = static_cast<int>(std::max<int64_t>(1, cores_ / ranks_per_host()));
     WEFT_RETURN_IF_ERROR(FindMemory());
@@ -244,16 +244,10 @@ class Planner {
     input.divisor = divisor;
     WEFT_ASSIGN_OR_RETURN(candidate.step, ReplayStep(input));
     candidate.tokens = plan->targets_per_step();
-    candidate.memory = ForecastMemory(inputs_->model, *plan, Nodes(), *candidate.step);
-    const double total =
-        static_cast<double>(candidate.memory.total()) * static_cast<double>(ranks_per_host());
-    const auto usable = static_cast<double>(UsableBytes(memory_));
-    if (total > usable) {
-      candidate.error = absl::StrFormat(
-          "does not fit: the %d ranks of a host need %.1f GiB, but may take only %.1f of its %.1f GiB: "
-          "use --activation-checkpoint full, a smaller --batch-size, more --grad-accum, or more hosts",
-          ranks_per_host(), total / (1 << 30), usable / (1 << 30), static_cast<double>(memory_) / (1 << 30));
-    }
+    const MemoryNeed need = NeedOf(*model_, *plan);
+    candidate.memory = ForecastMemory(inputs_->model, need, *plan, Nodes(), *candidate.step);
+    const absl::Status fits = CheckFits(need, static_cast<int>(ranks_per_host()), memory_, kMemoryRemedies);
+    if (!fits.ok()) candidate.error = absl::StrCat("does not fit: ", fits.message());
     return candidate;
   }
 
@@ -336,6 +330,7 @@ class Planner {
   const std::shared_ptr<const ScheduleRules> rules_;
   LinkSpeed link_;
   std::optional<TrainInputs> inputs_;
+  std::unique_ptr<LlamaModel> model_;  // Without weights.
   MachineCosts costs_;
   int cores_ = 1;
   int threads_ = 1;

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <memory>
-
-#include <absl/container/flat_hash_set.h>
+#include <utility>
 
 #include "src/train/plan/memory_need.h"
 #include "src/train/planner/context_replay.h"
@@ -27,16 +26,10 @@ absl::StatusOr<std::vector<ReplayGroup>> GroupsOf(const LlamaConfig& config,
                                                   const std::optional<LoraOptions>& lora) {
   WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<LlamaModel> model, LlamaModel::Create(config));
   if (lora) WEFT_RETURN_IF_ERROR(AddLora(*model, *lora).status());
-  std::vector<ReplayGroup> groups = {{{"root", -1, {}}, ModelPart::kEmbedding}};
-  absl::flat_hash_set<const Parameter*> of_units;
-  for (Module* unit : model->units()) {
-    const bool is_head = unit->name() == "lm_head";
-    groups.push_back(
-        {{unit->name(), kRootGroup, unit->AllParameters()}, is_head ? ModelPart::kHead : ModelPart::kBlock});
-    for (const auto& parameter : groups.back().members.parameters) of_units.insert(parameter.get());
-  }
-  for (const auto& parameter : model->AllParameters()) {
-    if (!of_units.contains(parameter.get())) groups[kRootGroup].members.parameters.push_back(parameter);
+  std::vector<ReplayGroup> groups;
+  for (GroupMembers& members : GroupMembersOf(*model)) {
+    const ModelPart part = members.name == "lm_head" ? ModelPart::kHead : ModelPart::kBlock;
+    groups.push_back({std::move(members), groups.empty() ? ModelPart::kEmbedding : part});
   }
   return groups;
 }

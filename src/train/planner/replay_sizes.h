@@ -25,7 +25,7 @@ struct ReplayGroup {
   ModelPart part = ModelPart::kBlock;
 };
 
-// The groups that FullyShard makes of the model with its adapters: the root's, then those of its units.
+// The groups of GroupMembersOf.
 absl::StatusOr<std::vector<ReplayGroup>> GroupsOf(const LlamaConfig& config,
                                                   const std::optional<LoraOptions>& lora);
 

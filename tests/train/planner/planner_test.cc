@@ -138,7 +138,7 @@ TEST(PlanReport, HasOneLineForEachMeshWithin80Columns) {
             "1 x 4 in detail, of one rank:\n"
             "memory      300 MiB: 0 B weights, 0 B gradients, 0 B moments, 300 MiB gathered\n"
             "            weights, 0 B full gradients, 0 B activations, 0 B scratch, 0 B\n"
-            "            program, 0 B idle; resident with pages of peers 300 MiB\n"
+            "            program, 0 B idle; resident with pages of peers 300 MiB; at most 0 B\n"
             "time        10.0 ms a step: 0.0 ms of computation on free cores, 0.0 ms of\n"
             "            exposed communication\n"
             "receives    0 B all-gather, 0 B reduce-scatter, 0 B all-reduce, 0 B attention\n"

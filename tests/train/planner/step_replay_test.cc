@@ -71,8 +71,9 @@ class Replay : public TrainRun {
     // cast.
     auto inputs = OpenModel(config_);
     ASSERT_OK(inputs);
-    ASSERT_OK(
-        CreateModel(*inputs));  // Counts the elements of adapters, of which all blocks have equally many.
+    // Counts the elements of adapters, of which all blocks have equally many.
+    const auto model = CreateModel(*inputs);
+    ASSERT_OK(model);
     const int64_t largest = config_.lora.enabled() ? inputs->adapter_elements / inputs->model.layers
                                                    : LargestGroup(inputs->model);
     const int64_t fewest = largest * static_cast<int64_t>(sizeof(float));
@@ -85,6 +86,12 @@ class Replay : public TrainRun {
       EXPECT_GE(peak, fewest);
       EXPECT_LE(peak, most);
     }
+    const MemoryNeed need = NeedOf(**model, *plan);
+    const int64_t shards = need.weights + need.gradients + need.images;  // With casts that ranks share.
+    constexpr int64_t kSpare = 8192;  // Values that ranks sum up, and blocks that are padded to cache lines.
+    EXPECT_LE(run.peak_bytes.shards + run.peak_bytes.images, shards + need.exchanges + kSpare);
+    EXPECT_LE(run.peak_bytes.gradients, need.full_gradients + kSpare);
+    EXPECT_LE(forecast.context_peak_bytes, ContextBytes(inputs->model, *plan));
     // A tensor that a peer still reads keeps its memory. In a ring these are more.
     const double tensors = config_.parallel.context.scheme == CpScheme::kRing ? 0.5 : 0.15;
     EXPECT_NEAR(static_cast<double>(forecast.context_peak_bytes), static_cast<double>(run.peak_bytes.context),
