@@ -6,6 +6,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/comm/phases/reduce_kernel.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -49,7 +50,6 @@ absl::Status CheckPredecessor(const OperationRecord& earlier, bool same_engine, 
 
 absl::Status CheckReduce(ReduceOp op, DType dtype, double scale, std::string_view what) {
   const bool is_integer = !IsFloating(dtype);
-  const bool is_bitwise = op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
   if (op == ReduceOp::kAverage && is_integer) {
     return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": an average of ", ToAbsl(Name(dtype)),
                                                    " is not defined; use a sum, and divide it"));
@@ -59,7 +59,7 @@ absl::Status CheckReduce(ReduceOp op, DType dtype, double scale, std::string_vie
                                                    ToAbsl(Name(dtype)), " with the factor ", scale,
                                                    "; only sums of floating-point numbers are scaled"));
   }
-  if (is_bitwise && !is_integer) {
+  if (IsBitwise(op) && !is_integer) {
     return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": a ", ToAbsl(Name(op)), " of ",
                                                    ToAbsl(Name(dtype)),
                                                    " is not defined; reduce integers of the same size"));

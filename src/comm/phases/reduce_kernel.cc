@@ -291,10 +291,6 @@ void RunWithOp(const ReduceProgram& program, absl::Span<const LeafSource> leaves
   }
 }
 
-bool IsBitwise(ReduceOp op) {
-  return op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
-}
-
 // Bitwise operations are the same for elements of every type: one instance of the kernel serves all.
 void RunOnBytes(const ReduceProgram& program, absl::Span<const LeafSource> leaves, ReduceOp op,
                 const ReduceTarget& target, int64_t count) {

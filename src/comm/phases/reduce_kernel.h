@@ -38,6 +38,10 @@ struct ReduceTarget {
   WireEncoding encoding = WireEncoding::kPlain;  // As in LeafSource.
 };
 
+constexpr bool IsBitwise(ReduceOp op) {
+  return op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
+}
+
 // For each i < count: target[i] = program(leaf 0 [i], leaf 1 [i], ...).
 // REQUIRES: leaves and target are of f32, bf16 and f16, or all of one other dtype. `op` is defined for the
 //   dtype. `scale` is 1 unless `op` is a sum or average of floating-point numbers.
