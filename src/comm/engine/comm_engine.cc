@@ -231,19 +231,18 @@ Work CommEngine::ReduceScatter(LaneId lane, absl::Span<const SourceView> input, 
 
 Work CommEngine::AllReduce(LaneId lane, const void* input, void* output, DType dtype, int64_t count,
                            ReduceOp op, OpOptions options, const Work* after) {
-  return SubmitChecked(lane, std::move(options), after,
-                       [&](const ProcessGroup& group, Impl::Request& request) {
-                         WEFT_RETURN_IF_ERROR(CheckTotal(count, "all_reduce"));
-                         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "all_reduce"));
-                         request.plan.SetContiguous(
-                             OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
-                             PartLayout::FromCounts(impl_->AllReduceParts(*request.lane, dtype, count)));
-                         request.total_count = count;
-                         request.counts_hash = 0;
-                         const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
-                         request.logical_bytes = 2 * bytes * (group.size() - 1) / group.size();
-                         return absl::OkStatus();
-                       });
+  return SubmitChecked(
+      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
+        WEFT_RETURN_IF_ERROR(CheckTotal(count, "all_reduce"));
+        WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "all_reduce"));
+        request.plan.SetContiguous(OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
+                                   PartLayout::FromCounts(impl_->FormAllReduce(dtype, count, request)));
+        request.total_count = count;
+        request.counts_hash = 0;
+        const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
+        request.logical_bytes = 2 * bytes * (group.size() - 1) / group.size();
+        return absl::OkStatus();
+      });
 }
 
 template <typename Parts>

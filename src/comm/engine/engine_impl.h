@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "src/comm/collectives/operations.h"
 #include "src/comm/engine/engine_shell.h"
 #include "src/comm/engine/lane_agreement.h"
 #include "src/comm/engine/reset_rounds.h"
@@ -75,7 +76,8 @@ class CommEngine::Impl {
   struct Request {
     Lane* lane = nullptr;  // Null: the engine has none of that id.
     CollectivePlan plan;
-    int64_t total_count;  // Must be equal on all ranks of the group.
+    AllReduceForm form = AllReduceForm::kDirect;  // Of an all-reduce.
+    int64_t total_count;                          // Must be equal on all ranks of the group.
     uint64_t counts_hash;
     int64_t logical_bytes;   // Bytes that the algorithm must bring to this rank.
     bool any_dtype = false;  // See Descriptor.
@@ -101,8 +103,8 @@ class CommEngine::Impl {
   Lane* Find(LaneId lane) const ABSL_LOCKS_EXCLUDED(lanes_mutex_);
   // REQUIRES: this engine has the lane.
   const ProcessGroup& group(LaneId lane) const;
-  // Elements of the parts of an all-reduce.
-  std::vector<int64_t> AllReduceParts(const Lane& lane, DType dtype, int64_t count) const;
+  // Chooses the form of an all-reduce. Returns the elements of its parts.
+  std::vector<int64_t> FormAllReduce(DType dtype, int64_t count, Request& request) const;
 
   EngineCounters counters();
   absl::Status status();

@@ -4,7 +4,6 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "src/comm/collectives/operations.h"
 #include "src/comm/engine/engine_impl.h"
 #include "weft/core/status.h"
 #include "weft/mesh/simulation.h"
@@ -12,12 +11,11 @@
 namespace weft {
 namespace {
 
-// `elements`: those of all parts. Those of a plan for mirrored nodes are the parts of one node.
+// `form`: that of an all-reduce. `elements`: those of all parts. Those of a plan for mirrored nodes are the
+// parts of one node.
 std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, CollectivePlan&& plan,
-                                         int64_t elements, const EngineOptions& options, bool mirrored) {
-  const AllReduceForm form = plan.kind == OpKind::kAllReduce
-                                 ? FormOfAllReduce(placement, plan.dtype, elements, options.relaying)
-                                 : AllReduceForm::kDirect;
+                                         AllReduceForm form, int64_t elements, const EngineOptions& options,
+                                         bool mirrored) {
   if (plan.kind == OpKind::kBarrier || form == AllReduceForm::kTree)
     return MakeTreeCollective(placement, std::move(plan), mirrored);
   if (form == AllReduceForm::kRelayed) return MakeRelayedAllReduce(placement, std::move(plan), mirrored);
@@ -53,12 +51,12 @@ std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, Collec
 
 }  // namespace
 
-std::vector<int64_t> CommEngine::Impl::AllReduceParts(const Lane& lane, DType dtype, int64_t count) const {
-  const GroupPlacement& placement = lane.placement;
-  const AllReduceForm form = FormOfAllReduce(placement, dtype, count, options_.relaying);
-  if (form == AllReduceForm::kTree) return {count};
+std::vector<int64_t> CommEngine::Impl::FormAllReduce(DType dtype, int64_t count, Request& request) const {
+  const GroupPlacement& placement = request.lane->placement;
+  request.form = FormOfAllReduce(placement, dtype, count, options_.relaying);
+  if (request.form == AllReduceForm::kTree) return {count};
   // Mirrored nodes have parts of one size.
-  if (form == AllReduceForm::kRelayed && !IsMirrored())
+  if (request.form == AllReduceForm::kRelayed && !IsMirrored())
     return RelayedAllReduceCounts(placement, dtype, count);
   return AllReduceCounts(count, placement.size(), dtype);
 }
@@ -129,8 +127,8 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request&& request, con
   {
     const MutexLock lock(lanes_mutex_);
     descriptor.sequence = lane.next_sequence++;
-    record->operation = MakeOperation(lane.placement, std::move(request.plan), descriptor.total_count,
-                                      options_, IsMirrored());
+    record->operation = MakeOperation(lane.placement, std::move(request.plan), request.form,
+                                      descriptor.total_count, options_, IsMirrored());
     queued_ns = shell_->Queue(record);
   }
   shell_->Kick(queued_ns);
