@@ -20,9 +20,9 @@ size_t BytesOf(int64_t elements, DType dtype) { return static_cast<size_t>(eleme
 struct GradientSizes {
   size_t image = 0;    // Full gradients.
   size_t input = 0;    // Input of the reduction if it is not the image.
-  size_t reduced = 0;  // This rank's part in the dtype of the reduction,
-  size_t partial = 0;  // in that of the master,
-  size_t updated = 0;  // and what the rank updates of it in that of the master.
+  size_t reduced = 0;  // This rank's part, in the dtype of the reduction.
+  size_t partial = 0;  // This rank's part, in the dtype of the master.
+  size_t updated = 0;  // The elements that this rank updates, in the dtype of the master.
 };
 
 GradientSizes SizesOf(const GroupSpec& spec, const ShardingPolicy& policy, const StepShape& shape) {
@@ -93,6 +93,7 @@ class GradientSimulation {
   }
   void Reduce(size_t group, Scope scope) {
     const GradientSizes& sizes = sizes_[group];
+    if (sizes.image == 0) return;  // Frozen: nothing is reduced.
     const size_t bytes = sizes.input > 0 ? sizes.input : sizes.image;
     if (sizes.input > 0) {
       Take(sizes.input);
@@ -130,12 +131,14 @@ size_t LargestGradients(const std::vector<GradientSizes>& sizes, absl::Span<cons
   return simulation.peak();
 }
 
-// The largest sum of `bytes` over `count` consecutive groups.
-size_t LargestWindow(const std::vector<size_t>& bytes, size_t count) {
+// The largest sum of `bytes` over `count` consecutive groups. `repeats`: the first group follows the last.
+size_t LargestWindow(const std::vector<size_t>& bytes, size_t count, bool repeats) {
+  if (bytes.empty()) return 0;
+  const size_t steps = bytes.size() + (repeats ? count - 1 : 0);
   size_t largest = 0, sum = 0;
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    sum += bytes[i];
-    if (i >= count) sum -= bytes[i - count];
+  for (size_t i = 0; i < steps; ++i) {
+    sum += bytes[i % bytes.size()];
+    if (i >= count) sum -= bytes[(i - count) % bytes.size()];
     largest = std::max(largest, sum);
   }
   return largest;
@@ -153,6 +156,7 @@ size_t LargestSums(const std::vector<GradientSizes>& sizes, const ShardingPolicy
   size_t sums = 0;
   std::vector<size_t> under_way;  // By group, beside its sum.
   for (const GradientSizes& group : sizes) {
+    if (group.image == 0) continue;  // Frozen.
     // In a shard group of one rank, sums without a cast lie among the full gradients.
     const bool holds_partial = has_partial && (!is_alone || converts);
     const size_t sum = holds_partial ? std::max(group.partial, group.updated) : group.updated;
@@ -167,7 +171,9 @@ size_t LargestSums(const std::vector<GradientSizes>& sizes, const ShardingPolicy
   }
   const int in_flight = (is_alone ? 0 : policy.max_reduce_scatters) + 1 +
                         (shape.replicate_size > 1 ? policy.max_all_reduces : 0);
-  return sums + LargestWindow(under_way, static_cast<size_t>(in_flight));
+  // Reductions of a microbatch may run in the backward of the next. Outputs of the first become sums.
+  const bool repeats = adds_up && shape.microbatches > 2;
+  return sums + LargestWindow(under_way, static_cast<size_t>(in_flight), repeats);
 }
 
 }  // namespace
@@ -196,7 +202,9 @@ absl::StatusOr<MemoryPeaks> LargestPeaks(absl::Span<const GroupMembers> groups, 
   if (shape.residency == Residency::kPrivate) {
     peaks.image_bytes = PlanImageBytes(order, images, gathered, policy);
   } else if (node_shared) {
-    const int holders = shape.shard_size / shape.domains_of_neighbors(shape.shard_size);
+    const int holders = shape.ranks_per_domain > 0
+                            ? std::min(shape.ranks_per_domain, shape.shard_size)
+                            : shape.shard_size / shape.nodes_of_neighbors(shape.shard_size);
     peaks.image_bytes = PlanRegionBytes(order, images, policy) / static_cast<size_t>(holders);
   }
   peaks.gradient_bytes = LargestGradients(gradients, Reversed(order), policy, shape, updates_in_backward);

@@ -30,21 +30,16 @@ StepShape ShapeOfStep(const RunPlan& plan) {
   shape.microbatches = static_cast<int>(plan.batch.microbatches);
   shape.gradient_sync = plan.parallel.grad_sync;
   shape.residency = plan.residency.residency;
-  // The ranks of the first shard group that share its images.
-  int sharers = 0;
-  for (int rank = 0; rank < shape.shard_size; ++rank) sharers += plan.domains.map.SameNode(0, rank) ? 1 : 0;
+  // The fewest ranks of the first shard group that share its images: each of them holds the largest part.
+  int sharers = shape.shard_size;
+  for (int rank = 0; rank < shape.shard_size; ++rank) {
+    int beside = 0;
+    for (int peer = 0; peer < shape.shard_size; ++peer)
+      beside += plan.domains.map.SameNode(rank, peer) ? 1 : 0;
+    sharers = std::min(sharers, beside);
+  }
   if (sharers < shape.shard_size) shape.ranks_per_node = shape.ranks_per_domain = sharers;
   return shape;
-}
-
-// Matrices of Muon that a rank collects ahead, transforms, and sends back: see MatrixExchange. Whole ones are
-// at no place of their own.
-int64_t CollectedMatrixBytes(const LlamaConfig& model, const RunPlan& plan) {
-  if (plan.optimizer != OptimizerKind::kMuon || plan.shard_group_size() == 1) return 0;
-  constexpr int64_t kMatricesAtOnce = 4;
-  int64_t largest = 0;
-  for (const Shape& shape : HiddenMatricesOfLayer(model)) largest = std::max(largest, ElementCount(shape));
-  return kMatricesAtOnce * largest * kMasterBytes;
 }
 
 std::string GiB(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
@@ -56,7 +51,15 @@ std::string MemoryNeed::ToString() const {
   return absl::StrCat(part(weights), " of weights, ", part(gradients), " of gradients, ", part(moments),
                       " of optimizer states, ", part(images + full_gradients),
                       " of gathered weights and gradients, ", part(activations + exchanges),
-                      " of activations, ", part(scratch + program), " of scratch and program");
+                      " of activations and exchanges, ", part(scratch + program), " of scratch and program");
+}
+
+int64_t CollectedMatrixBytes(const LlamaConfig& model, const RunPlan& plan) {
+  if (plan.optimizer != OptimizerKind::kMuon || plan.shard_group_size() == 1) return 0;
+  constexpr int64_t kMatricesAtOnce = 4;
+  int64_t largest = 0;
+  for (const Shape& shape : HiddenMatricesOfLayer(model)) largest = std::max(largest, ElementCount(shape));
+  return kMatricesAtOnce * largest * kMasterBytes;
 }
 
 int64_t LargestGroup(const LlamaConfig& model) {

@@ -1,4 +1,5 @@
-// Memory that a run may need, and the check of it, by which `weft train` begins and `weft plan` judges.
+// Memory need of a run, and the check of it: `weft train` starts with it, and `weft plan` judges meshes by
+// it.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +18,14 @@
 
 namespace weft {
 
-// Bytes of one rank: the most that it may hold in a step, whatever the times of ranks. What the engine and
-// attention over split sequences take are estimates.
+// Bytes of one rank: the most that it may hold in a step, whatever the times of ranks. The memory of the
+// engine is an estimate; that of attention over split sequences is an upper bound.
 struct MemoryNeed {
   // Node memory.
-  int64_t weights = 0;         // fp32 master weights of the rank's shards.
-  int64_t gradients = 0;       // fp32 gradients of the same elements.
+  int64_t weights = 0;  // fp32 master weights of the rank's shards.
+  // Reduced gradients, partial sums, and outputs of reductions under way; 0 if these lie among the full
+  // gradients.
+  int64_t gradients = 0;
   int64_t images = 0;          // Gathered weights, and casts of the rank's shards that peers read.
   int64_t full_gradients = 0;  // Gradients of whole groups, until they are reduced.
   int64_t exchanges = 0;       // Buffers of attention over split sequences, of Muon, and of the engine.
@@ -41,6 +44,10 @@ struct MemoryNeed {
 
 // Pure. Elements of the largest group that is gathered as one: a block, or the embedding and the head.
 int64_t LargestGroup(const LlamaConfig& model);
+
+// Pure. Bytes of the matrices that a rank of Muon collects ahead, transforms, and sends back: see
+// MatrixExchange. 0 if the shard group has one rank: matrices are whole there.
+int64_t CollectedMatrixBytes(const LlamaConfig& model, const RunPlan& plan);
 
 // The groups that FullyShard makes of the model with its adapters: the root's, then those of its units.
 std::vector<GroupMembers> GroupMembersOf(LlamaModel& model);

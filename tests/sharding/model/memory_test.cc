@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/sharding/support/group_fixture.h"
 #include "tests/sharding/support/sharded_toy.h"
 #include "weft/mesh/simulation.h"
 #include "weft/sharding/memory_bounds.h"
@@ -62,12 +63,9 @@ Peaks PeaksOf(bool reshard, int p, int f, NodeShared node_shared = NodeShared::k
         mine.backward_images = context.memory().peaks().image_bytes;
         mine.gradients = context.memory().peaks().gradient_bytes;
         mine.shards_after = context.memory().shard_bytes();
-        std::vector<GroupMembers> groups;
-        for (const auto& group : model->sharded_groups().groups())
-          groups.push_back({group->name(), groups.empty() ? -1 : kRootGroup, group->parameters()});
         const StepShape shape{.shard_size = 2, .residency = model->residency().residency};
         WEFT_ASSIGN_OR_RETURN(mine.by_formula,
-                              LargestPeaks(groups, policy, shape, /*updates_in_backward=*/false));
+                              LargestPeaks(MembersOf(*model), policy, shape, /*updates_in_backward=*/false));
         if (bootstrap.rank() == 0) peaks = mine;
         return absl::OkStatus();
       });
@@ -136,6 +134,43 @@ TEST(MemoryTable, HoldsNoImageIfShardsAreInPlace) {
     EXPECT_EQ(peaks.backward_images, 0);
     EXPECT_EQ(peaks.gradients, 2 * kB + kN);
   }
+}
+
+// The last reductions of a microbatch run while the next one begins. Outputs of the first microbatch become
+// sums, so that this takes memory from the third on.
+TEST(LargestPeaks, CountOutputsOfTwoMicrobatches) {
+  constexpr int64_t kLarge = 4096;
+  constexpr int64_t kSmall = 64;
+  const auto parameters = MakeParameters({{kLarge}, {kSmall}, {kLarge}});
+  const std::vector<GroupMembers> groups = {{"root", -1, {parameters[0]}},
+                                            {"block", kRootGroup, {parameters[1]}},
+                                            {"head", kRootGroup, {parameters[2]}}};
+  ShardingPolicy policy;
+  policy.max_reduce_scatters = 1;
+  const auto shard_bytes = [&](int microbatches) {
+    StepShape shape{.shard_size = 2, .microbatches = microbatches};
+    shape.gradient_sync = GradientSync::kReduceScatter;
+    return LargestPeaks(groups, policy, shape, /*updates_in_backward=*/false)->shard_bytes;
+  };
+  // The root's output beside the head's, instead of beside the block's.
+  EXPECT_EQ(shard_bytes(3) - shard_bytes(2), static_cast<size_t>(kLarge - kSmall) / 2 * sizeof(float));
+  EXPECT_EQ(shard_bytes(4), shard_bytes(3));
+}
+
+// A frozen group is not reduced, so it takes no place among the reductions in flight.
+TEST(LargestPeaks, CountNoReductionOfFrozenGroups) {
+  const auto gradient_bytes = [](bool has_frozen) {
+    const auto parameters = MakeParameters({{64}, {64}, {64}, {64}, {64}});
+    std::vector<GroupMembers> groups = {{"root", -1, {parameters[0]}}};
+    for (size_t i = 1; i < parameters.size(); ++i) {
+      parameters[i]->requires_grad = i % 2 == 0;
+      if (i % 2 == 0 || has_frozen) groups.push_back({parameters[i]->name, kRootGroup, {parameters[i]}});
+    }
+    ShardingPolicy policy;
+    policy.max_reduce_scatters = 2;
+    return LargestPeaks(groups, policy, {.shard_size = 2}, /*updates_in_backward=*/false)->gradient_bytes;
+  };
+  EXPECT_EQ(gradient_bytes(true), gradient_bytes(false));
 }
 
 }  // namespace

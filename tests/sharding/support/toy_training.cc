@@ -47,14 +47,6 @@ StepShape ShapeOf(const ShardedModel& model, const ToyRun& run, const CommEngine
   return shape;
 }
 
-absl::StatusOr<MemoryPeaks> PeaksByFormula(const ShardedModel& model, const StepShape& shape,
-                                           bool updates_in_backward) {
-  std::vector<GroupMembers> groups;
-  for (const auto& group : model.sharded_groups().groups())
-    groups.push_back({group->name(), groups.empty() ? -1 : kRootGroup, group->parameters()});
-  return LargestPeaks(groups, model.policy(), shape, updates_in_backward);
-}
-
 StepCosts ExpectedCosts(const ShardedModel& model, StepShape shape, const CommEngine& engine) {
   const Bootstrap& bootstrap = engine.bootstrap();
   const int rank = bootstrap.rank();
@@ -102,6 +94,13 @@ ShardUpdate GradientDescent(double factor) {
 }
 
 }  // namespace
+
+std::vector<GroupMembers> MembersOf(const ShardedModel& model) {
+  std::vector<GroupMembers> groups;
+  for (const auto& group : model.sharded_groups().groups())
+    groups.push_back({group->name(), groups.empty() ? -1 : kRootGroup, group->parameters()});
+  return groups;
+}
 
 std::vector<FlatLayout> LayoutsOf(const ShardedModel& model) {
   std::vector<FlatLayout> layouts;
@@ -198,7 +197,8 @@ absl::StatusOr<ToyOutcome> TrainToy(Bootstrap& bootstrap, const ToyRun& run) {
   outcome.peaks = model->peaks();
   const StepShape shape = ShapeOf(*model, run, *rank.engine);
   outcome.expected = ExpectedCosts(*model, shape, *rank.engine);
-  WEFT_ASSIGN_OR_RETURN(outcome.largest_peaks, PeaksByFormula(*model, shape, run.updates_in_backward));
+  WEFT_ASSIGN_OR_RETURN(outcome.largest_peaks,
+                        LargestPeaks(MembersOf(*model), model->policy(), shape, run.updates_in_backward));
   WEFT_ASSIGN_OR_RETURN(outcome.weights, ToyWeights(*model));
   model.reset();  // Waits for its operations.
   outcome.total_copied_bytes = rank.engine->counters().copied_bytes;

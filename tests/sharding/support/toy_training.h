@@ -56,8 +56,11 @@ struct ToyOutcome {
   ShardingCounters sharding;
   int64_t total_copied_bytes = 0;  // By the engine, in all steps and for the weights.
   MemoryPeaks peaks;
-  MemoryPeaks largest_peaks;  // By LargestPeaks. REQUIRES: what that does.
+  MemoryPeaks largest_peaks;  // By LargestPeaks, whose REQUIRES apply.
 };
+
+// The groups of a model in the form of LargestPeaks.
+std::vector<GroupMembers> MembersOf(const ShardedModel& model);
 
 // Runs one microbatch of a step: forward and backward over this rank's rows.
 absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch, int microbatches);

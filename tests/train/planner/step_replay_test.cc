@@ -89,7 +89,8 @@ class Replay : public TrainRun {
     const MemoryNeed need = NeedOf(**model, *plan);
     const int64_t shards = need.weights + need.gradients + need.images;  // With casts that ranks share.
     constexpr int64_t kSpare = 8192;  // Values that ranks sum up, and blocks that are padded to cache lines.
-    EXPECT_LE(run.peak_bytes.shards + run.peak_bytes.images, shards + need.exchanges + kSpare);
+    EXPECT_LE(run.peak_bytes.shards + run.peak_bytes.images,
+              shards + CollectedMatrixBytes(inputs->model, *plan) + kSpare);
     EXPECT_LE(run.peak_bytes.gradients, need.full_gradients + kSpare);
     EXPECT_LE(forecast.context_peak_bytes, ContextBytes(inputs->model, *plan));
     // A tensor that a peer still reads keeps its memory. In a ring these are more.
