@@ -39,8 +39,8 @@ int64_t KeptPerToken(const LlamaConfig& model, bool frozen) {
 // logits, which the forward computes.
 int64_t KeptByHead(const LlamaConfig& model) { return 2 * model.dim + model.vocab_size; }
 
-// Elements that an indexer keeps for each token beside that: index queries, the index key before and after
-// its norm, and the weights of the index heads.
+// Elements that an indexer keeps for each token in addition to KeptPerToken: index queries, the index key
+// before and after its norm, and the weights of the index heads.
 int64_t KeptByIndexer(const SparseAttentionConfig& sparse) {
   return sparse.index_heads * sparse.index_dim + 2 * sparse.index_dim + sparse.index_heads;
 }
@@ -64,8 +64,8 @@ int64_t SparseBytesPerToken(const LlamaConfig& model, const RunPlan& plan, int64
          SelectionBytesPerToken(kept_layers, std::min(model.sparse_attention->top_k, keys));
 }
 
-// Elements for each token of KeptPerToken that lie in the buffers of attention over split sequences: its
-// inputs and its output, and the inputs of their norms.
+// The part of KeptPerToken that lies in the buffers of attention over split sequences: its inputs and its
+// output, and the inputs of their norms.
 int64_t ExchangedPerToken(const LlamaConfig& model, const RunPlan& plan) {
   if (plan.context.size == 1 || model.sparse_attention) return 0;
   const int64_t heads = model.heads + model.kv_heads;
@@ -89,13 +89,8 @@ std::vector<ProductSizes> ProductsOf(const LlamaConfig& model, const RunPlan& pl
 
 // Bytes that a rank gathers of sparse attention over split sequences, in one call.
 int64_t SparseContextBytes(const LlamaConfig& model, const RunPlan& plan) {
-  AttentionShape shape;
-  shape.batch = plan.batch.sequences_per_rank();
-  shape.heads = model.heads;
-  shape.kv_heads = model.kv_heads;
-  shape.head_dim = shape.value_dim = model.head_dim;
-  shape.dtype = plan.parallel.param_dtype;
-  shape.index_dim = model.sparse_attention->index_dim;
+  const AttentionShape shape =
+      ShapeOfAttention(model, plan.batch.sequences_per_rank(), plan.parallel.param_dtype);
   const absl::StatusOr<SequenceLayout> layout = SequenceLayout::Create({plan.seq_len}, plan.context.split());
   WEFT_CHECK(layout.ok(), "the plan has a layout that cannot be created");
   const ContextCosts costs =

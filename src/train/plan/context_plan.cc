@@ -49,6 +49,17 @@ std::string_view OnlyChoiceReason(const ContextOptions& options, const Attention
 
 }  // namespace
 
+AttentionShape ShapeOfAttention(const LlamaConfig& model, int64_t sequences, DType dtype) {
+  AttentionShape shape;
+  shape.batch = sequences;
+  shape.heads = model.heads;
+  shape.kv_heads = model.kv_heads;
+  shape.head_dim = shape.value_dim = model.head_dim;
+  shape.dtype = dtype;
+  if (model.sparse_attention) shape.index_dim = model.sparse_attention->index_dim;
+  return shape;
+}
+
 absl::StatusOr<ContextPlan> PlanContext(const ContextOptions& options, const AttentionShape& shape,
                                         const AttentionMask& mask, int64_t seq_len) {
   ContextPlan plan;

@@ -11,6 +11,7 @@
 #include "weft/context_parallel/byte_formulas.h"
 #include "weft/context_parallel/context_scheme.h"
 #include "weft/nn/attention_mask.h"
+#include "weft/nn/llama_config.h"
 #include "weft/train/config.h"
 
 namespace weft {
@@ -22,6 +23,9 @@ struct ContextPlan {
 
   SequenceSplit split() const { return size == 1 ? SequenceSplit() : scheme.Split(size); }
 };
+
+// The attention of one layer for `sequences` sequences, computed in `dtype`.
+AttentionShape ShapeOfAttention(const LlamaConfig& model, int64_t sequences, DType dtype);
 
 // Plans for the attention of one layer, with `shape` and a causal `mask`, in a microbatch of sequences of
 // `seq_len` tokens. Sparse attention has gathers only. REQUIRES: `options` have passed Validate for this

@@ -74,18 +74,6 @@ absl::StatusOr<std::optional<EvaluationPlan>> PlanEvaluation(const TrainConfig& 
                         context};
 }
 
-// The attention of one layer, in a microbatch of one data-parallel rank.
-AttentionShape AttentionOf(const TrainConfig& config, const LlamaConfig& model, const BatchShape& batch) {
-  AttentionShape shape;
-  shape.batch = batch.sequences_per_rank();
-  shape.heads = model.heads;
-  shape.kv_heads = model.kv_heads;
-  shape.head_dim = shape.value_dim = model.head_dim;
-  shape.dtype = config.parallel.param_dtype;
-  if (model.sparse_attention) shape.index_dim = model.sparse_attention->index_dim;
-  return shape;
-}
-
 absl::Status CheckSequences(const DataOptions& data, const LlamaConfig& model) {
   if (data.seq_len > model.LongestSequence()) {
     return BadFlag("seq-len", data.seq_len,
@@ -144,8 +132,9 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
   WEFT_ASSIGN_OR_RETURN(
       ContextPlan context_plan,
       // The first layer has no window unless all layers have it. Its attention takes the most work.
-      PlanContext(config.parallel.context, AttentionOf(config, inputs.model, batch), inputs.model.MaskOf(0),
-                  data.seq_len));
+      PlanContext(config.parallel.context,
+                  ShapeOfAttention(inputs.model, batch.sequences_per_rank(), config.parallel.param_dtype),
+                  inputs.model.MaskOf(0), data.seq_len));
   WEFT_ASSIGN_OR_RETURN(const int64_t windows,
                         BatchOrder::CountWindows(inputs.corpus.tokens(), data.seq_len));
   WEFT_ASSIGN_OR_RETURN(const std::optional<EvaluationPlan> evaluation,

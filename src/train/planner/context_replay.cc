@@ -27,13 +27,8 @@ ScaledSizes Scale(const ReplayInput& input, int64_t divisor) {
 }
 
 ContextCosts SparseCosts(const ReplayInput& input, const SequenceLayout& layout, int rank) {
-  AttentionShape shape;
-  shape.batch = input.plan.batch.sequences_per_rank();
-  shape.heads = input.model.heads;
-  shape.kv_heads = input.model.kv_heads;
-  shape.head_dim = shape.value_dim = input.model.head_dim;
-  shape.dtype = input.plan.parallel.param_dtype;
-  shape.index_dim = input.model.sparse_attention->index_dim;
+  const AttentionShape shape =
+      ShapeOfAttention(input.model, input.plan.batch.sequences_per_rank(), input.plan.parallel.param_dtype);
   return CostsOf(input.plan.context.scheme, shape, {.causal = true, .keys_before = std::nullopt}, layout,
                  rank);
 }
