@@ -27,11 +27,12 @@ def session_of_models() -> _core.Session:
     Collective: all ranks.
     """
     global _own, _group_of_own
-    if _backend._default_session is not None and not _backend._default_session.closed:
-        return _backend._default_session
     group = dist.distributed_c10d._get_default_group()
     if _own is not None and _group_of_own() is not group:
         _own.close()
+        _own = None
+    if _backend._default_session is not None and not _backend._default_session.closed:
+        return _backend._default_session
     if _own is None or _own.closed:
         store = dist.PrefixStore("weft.fully_shard", dist.distributed_c10d._get_default_store())
         timeout = _timeout_of_default_group()
