@@ -193,14 +193,15 @@ MetricsFile::~MetricsFile() {
 absl::Status MetricsFile::Write(const StepMetrics& metrics) {
   const std::string line = ToJson(metrics) + "\n";
   struct stat before {};
-  const bool is_file = fstat(fd_, &before) == 0 && S_ISREG(before.st_mode);
+  // A file of this run alone, which it has locked. Others may write to the standard output.
+  const bool is_own = path_ != "/dev/stdout" && fstat(fd_, &before) == 0 && S_ISREG(before.st_mode);
   // One call for each line: with O_APPEND the system writes it as a whole.
   for (std::string_view rest = line; !rest.empty();) {
     const ssize_t put = write(fd_, rest.data(), rest.size());
     if (put < 0 && errno != EINTR) {
       const absl::Status status = ErrnoStatus(errno, "write", path_);
       // Readers refuse a part of a line.
-      if (is_file && ftruncate(fd_, before.st_size) != 0) return ErrnoStatus(errno, "shorten", path_);
+      if (is_own && ftruncate(fd_, before.st_size) != 0) return ErrnoStatus(errno, "shorten", path_);
       return status;
     }
     rest.remove_prefix(static_cast<size_t>(std::max<ssize_t>(put, 0)));
