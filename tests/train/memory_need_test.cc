@@ -148,8 +148,7 @@ TEST_F(MemoryNeedTest, CountsBiasesAndWhatHeadNormsKeep) {
   EXPECT_EQ(need.activations - plain.activations, 8 * 32 * 2 * (8 * 16) * 4);
 }
 
-// The full gradients of 20 layers of 4 ranks were taken for an eighth of what they are, and images in place
-// in bf16 for those of one group.
+// Several groups wait for their reduction at once. In bf16, the image in place of every group stays.
 TEST_F(MemoryNeedTest, HasTheGradientsThatWaitForTheirReductionAndAllImagesInPlace) {
   config_.model.layers = 20;
   const MemoryNeed need = Need(4);

@@ -1,4 +1,4 @@
-// Control characters in text of others, such as file names and generated text.
+// Escapes for control characters in untrusted text, such as file names and generated text.
 //
 // Escape sequences in it would act on a terminal.
 #pragma once

@@ -45,8 +45,8 @@ struct ProductSizes {
   DType c_dtype;
 };
 // Bytes of scratch memory that a thread keeps once it has computed products of these sizes: factors and
-// results in fp32 if neither the CPU nor the library multiplies the dtype, and sums of panels. Packed panels,
-// of a few times the second-level cache, are left out.
+// results in fp32 if neither the CPU nor the library multiplies the dtype, and sums of panels. Left out:
+// packed panels, of a few times the second-level cache, and the scratch memory of the library.
 int64_t MatmulScratchBytes(DType factor_dtype, absl::Span<const ProductSizes> products);
 
 // True if products of bf16 or f16 factors use the CPU's instructions for them. Those for bf16

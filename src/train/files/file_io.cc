@@ -185,8 +185,8 @@ absl::Status CheckReplaceable(const std::string& path) {
     if (leads_to_file && !leads_to_descriptor) return absl::OkStatus();
   }
   return absl::DataLossError(absl::StrCat("cannot write '", path,
-                                          "': it is a FIFO, a socket or a device, or a link to one, which a "
-                                          "file would replace: give the name of a file"));
+                                          "': it is a FIFO, a socket or a device, or a link to one or to an "
+                                          "open file, which a file would replace: give the name of a file"));
 }
 
 absl::Status WriteWholeFile(const std::string& path, std::string_view content) {

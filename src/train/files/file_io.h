@@ -51,8 +51,8 @@ class File {
 
 // Reads a file of at most `max_bytes`. Errors: those of OpenForReading and ReadAll.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes);
-// Errors: kDataLoss if `path` is a folder, or a FIFO, a socket or a device, also through a link. A rename
-// would replace even a device.
+// Errors: kDataLoss (`path` is a folder, a FIFO, a socket or a device, or a link to one of the last three or
+// into /proc). A rename would replace even a device.
 absl::Status CheckReplaceable(const std::string& path);
 // Writes a file with a new name beside `path`, and renames it to `path`. No reader sees an incomplete file,
 // and a link at `path` is replaced rather than followed. Leaves nothing behind after an error. Errors: those

@@ -1,4 +1,4 @@
-// Whether a run fits: the verdict of `weft plan` against that of the start of `weft train`.
+// Verdicts on the memory of a run: that of `weft plan` against that of the start of `weft train`.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -59,7 +59,7 @@ void ExpectSameVerdict(const TrainConfig& config) {
     EXPECT_EQ(fits, percent >= 100);
     EXPECT_EQ(FitsByPlan(config, memory), fits) << percent << "% of the need";
     if (!fits) continue;
-    // What fits has room in the segment, but for its granularity.
+    // A run that fits has room in the segment, but for the granularity of its size.
     const auto free_bytes = static_cast<size_t>(memory);
     EXPECT_GE(SegmentBytes({free_bytes, free_bytes}, kRanks, need) + (size_t{2} << 20),
               static_cast<size_t>(need.node_memory()));

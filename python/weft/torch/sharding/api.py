@@ -92,7 +92,7 @@ class FSDPModule:
         self._set(recurse, requires_all_reduce=requires_all_reduce)
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
-        """True if parameters are given back between forward and backward."""
+        """Sets whether parameters are given back between forward and backward."""
         if not isinstance(reshard_after_forward, bool):
             raise ValueError(f"reshard_after_forward must be a bool, but is {reshard_after_forward!r}")
         self._set(recurse, reshard_after_forward=reshard_after_forward)
