@@ -199,7 +199,7 @@ absl::Status MetricsFile::Write(const StepMetrics& metrics) {
   for (std::string_view rest = line; !rest.empty();) {
     const ssize_t put = write(fd_, rest.data(), rest.size());
     if (put < 0 && errno != EINTR) {
-      const absl::Status status = ErrnoStatus(errno, "write", path_);
+      absl::Status status = ErrnoStatus(errno, "write", path_);
       // Readers refuse a part of a line.
       if (is_own && ftruncate(fd_, before.st_size) != 0) return ErrnoStatus(errno, "shorten", path_);
       return status;

@@ -20,7 +20,7 @@ ScaledSizes Scale(const ReplayInput& input, int64_t divisor) {
   ScaledSizes sizes{input.model, input.plan.seq_len};
   sizes.model.head_dim = std::max<int64_t>(1, input.model.head_dim / divisor);
   const int64_t shorter = std::max<int64_t>(1, divisor * sizes.model.head_dim / input.model.head_dim);
-  const int64_t shortest = 2 * input.plan.context.size;  // Two chunks of each rank.
+  const int64_t shortest = int64_t{2} * input.plan.context.size;  // Two chunks of each rank.
   sizes.seq_len = std::max(std::min(shortest, input.plan.seq_len), input.plan.seq_len / shorter);
   if (auto& window = sizes.model.traits.window) window = std::max<int64_t>(1, *window / shorter);
   return sizes;
