@@ -76,7 +76,7 @@ class CommEngine::Impl {
   struct Request {
     Lane* lane = nullptr;  // Null: the engine has none of that id.
     CollectivePlan plan;
-    AllReduceForm form = AllReduceForm::kDirect;  // Of an all-reduce.
+    AllReduceForm form = AllReduceForm::kDirect;  // Valid for an all-reduce.
     int64_t total_count;                          // Must be equal on all ranks of the group.
     uint64_t counts_hash;
     int64_t logical_bytes;   // Bytes that the algorithm must bring to this rank.

@@ -31,7 +31,7 @@ struct MemoryNeed {
   int64_t exchanges = 0;       // Buffers of attention over split sequences, of Muon, and of the engine.
   // Other memory.
   int64_t moments = 0;      // States of the optimizer in fp32.
-  int64_t activations = 0;  // Of one microbatch: kept from forward to backward, and of the block that runs.
+  int64_t activations = 0;  // Those of one microbatch from forward to backward, and of the block that runs.
   int64_t scratch = 0;      // Logits of the head in fp32, and scratch of products.
   int64_t program = 0;      // Code, libraries and tables.
 
