@@ -46,8 +46,9 @@ struct EngineOptions {
   // Upper bound of the bytes that all lanes together may have in flight. On a fast or long link their windows
   // grow to what the measured rate fills in the time of a credit. 1 switches the growth off.
   int64_t max_budget_bytes = int64_t{64} << 20;
-  // Largest message of a fast link, which holds several slices. If it holds fewer than four, slices travel
-  // alone, as they do if max_budget_bytes is below 24 slices.
+  // Largest message of a fast link, which holds several slices, and largest piece of data that a thread moves
+  // there between two polls. If it holds fewer than four slices, they travel alone, as they do if
+  // max_budget_bytes is below 24 slices.
   int64_t max_run_bytes = int64_t{512} * 1024;
   // Partial sums of other nodes that a reduction adds in one step. A reduction that needs more of them adds
   // them in several steps. Sums have the same bits for every value.
@@ -56,7 +57,7 @@ struct EngineOptions {
   // reduction of fewer partial sums has room for four slices of each, or for the budget if that is larger.
   int64_t reduce_window_bytes = int64_t{8} << 20;
   // Size of a piece, the unit of data movement in groups on one node, and of staging copies. Groups that span
-  // nodes move slices. Priorities are reconsidered after each piece or slice.
+  // nodes move slices. Priorities are reconsidered after each piece, slice or run of slices.
   int64_t piece_bytes = int64_t{256} * 1024;
   Relaying relaying = Relaying::kWhereItPays;
   // Operations that the flight recorder keeps.

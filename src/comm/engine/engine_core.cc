@@ -164,7 +164,8 @@ bool EngineCore::has_local_work() const {
 
 void EngineCore::FinishTask(const DataTask& task, const absl::Status& moved) {
   if (!moved.ok()) Fail(Annotate(moved, Describe(*task.record)));
-  if (task.record->State() != OperationState::kFailed) task.owner->OnTaskDone(task.ticket);
+  if (task.record->State() == OperationState::kFailed) return;
+  for (int64_t i = 0; i < task.slices; ++i) task.owner->OnTaskDone(task.ticket + i);
 }
 bool EngineCore::Poll(int64_t now_ns) {
   env_.node.PublishHeartbeat();

@@ -51,8 +51,8 @@
 // agreed on before an operation starts, and lose over TCP, where MPI sends a slice eagerly.
 // Rule: one credit is for a *run*: slices that lie end to end at both ranks and travel as one message. The
 // receiver chooses the length and says it in the credit.
-//   - A run has at most what the link brings in 0.1 ms (Note [Wire budget]), max_run_bytes, a quarter of what
-//     is left of its stream and of the yield window if that applies, and an eighth of its receive ring: MPI
+//   - A run has at most what the link brings in 0.1 ms (Note [Wire budget]), max_run_bytes, half of what is
+//     left of its stream, and a quarter of its receive ring and of the yield window if that applies: MPI
 //     sends several messages at the same time, so that their slices arrive together. If that is less than
 //     kFewestInRun slices, as for slices of 60 KiB on links up to 20 Gbit/s, slices travel alone.
 //   - If a whole run has no room in the windows or in the ring, the stream waits for it only while it has as
@@ -63,6 +63,9 @@
 // slices in flight depend only on earlier operations, or on an earlier phase of the same one. Slices of
 // other streams give no such promise: they may await a rank that waits for this stream. Slices remain the
 // unit of all else, so no result depends on runs.
+// Tasks: between two polls, a thread copies or adds up a run, too, if its slices are there and lie end to
+// end. A poll of MPI takes some microseconds, a good part of the time that a slice takes. Other work waits
+// for such a task about as long as it may wait for a message: 0.1 ms.
 //
 // A credit also carries the receiver's descriptor. A sender that runs a different operation at that sequence
 // of the lane detects the mismatch.
@@ -147,16 +150,19 @@ class CreditScheduler {
   // Interval of polls that a link of the measured rate is worth.
   int64_t poll_interval_ns() const { return budget_.poll_interval_ns(); }
 
-  // Bytes that a run of slices may have. See Note [Runs of slices].
-  int64_t MaxRunBytes(Priority priority) const {
-    const int64_t bytes = std::min(budget_.message_bytes(), options_.max_run_bytes);
-    if (priority <= highest_demand()) return bytes;
-    return std::min(bytes, options_.yield_window_bytes / kRunsOfWindow);
+  // Slices of `slice_bytes` bytes that the longest run has; 1 if slices travel alone. See Note [Runs of
+  // slices].
+  int64_t LongestRun(Priority priority, int64_t slice_bytes) const {
+    int64_t bytes = std::min(budget_.message_bytes(), options_.max_run_bytes);
+    if (priority > highest_demand()) bytes = std::min(bytes, options_.yield_window_bytes / kRunsOfWindow);
+    const int64_t slices = bytes / slice_bytes;
+    return slices < kFewestInRun ? 1 : slices;
   }
   static constexpr int64_t kFewestInRun = 4;
-  // Runs that fit the yield window, or the rest of a stream, at least.
+  // Runs that fit the yield window, the rest of a stream, and its receive ring, at least.
   static constexpr int64_t kRunsOfWindow = 4;
-  static constexpr int64_t kRunsOfRing = 8;
+  static constexpr int64_t kRunsOfRest = 2;
+  static constexpr int64_t kRunsOfRing = 4;
   // True if the windows admit another message. `head`: see OperationContext.
   bool MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, bool head) const;
   struct Slice {

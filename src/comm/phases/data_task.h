@@ -1,4 +1,4 @@
-// A unit of data movement that the engine's core issues: one piece or slice of a collective.
+// A unit of data movement that the engine's core issues: a piece, a slice or a run of slices of a collective.
 //
 // A task is small, so that priorities are reconsidered often. A thread takes a task under the core's lock,
 // runs it outside the lock, and reports the result to the core.
@@ -99,17 +99,18 @@ using TaskBody = std::variant<CopyTask, RangesCopyTask, StridedCopyTask, EncodeT
 struct DataTask {
   std::shared_ptr<OperationRecord> record;  // Keeps the owner alive.
   class TaskOwner* owner;                   // The stream that issued the task.
-  int64_t ticket;                           // The owner's number of the task.
+  int64_t ticket;                           // The owner's number of the task, or of its first slice.
   Priority priority;
   TaskBody body;
   int64_t cross_domain_bytes = 0;  // Bytes that it moves between share domains of the node.
   bool is_immediate = false;       // The thread that finds it runs it, as to wake another would take longer.
+  int64_t slices = 1;              // Number of slices that it moves. See Note [Runs of slices].
 };
 
 // An issuer of tasks.
 class TaskOwner {
  public:
-  // The task has run. Called under the core's lock.
+  // The task has run. Called under the core's lock, once for each slice of the task.
   virtual void OnTaskDone(int64_t ticket) = 0;
 
  protected:

@@ -175,10 +175,20 @@ bool WindowedReduce::HasArrived(const Stage& stage, int64_t slice) {
   return arrived_in_stage_ == count;
 }
 
+int64_t WindowedReduce::NextSlices(const OperationContext& context, const Stage& stage, int64_t slice) const {
+  if (stage_count() > 1 || ring_slices_ == 0) return 1;
+  const int64_t bytes = slicing_.SliceBytes(stage.stream.element_dtype());
+  int64_t slices = std::min(context.wire.LongestRun(context.priority, bytes), slicing_.slices() - slice);
+  if (slices <= 1) return 1;
+  for (const ReceiveStream& receive : receives_) slices = std::min(slices, receive.done() - slice);
+  if (domain_sums_ != nullptr) slices = std::min(slices, domain_sums_->available(context) - slice);
+  return stage.stream.LongestRun(slice, slices);
+}
+
 bool WindowedReduce::StepStages(OperationContext& context) {
   bool advanced = false;
   const int64_t steps = slicing_.slices() * stage_count();
-  while (progress_.issued() < steps && progress_.outstanding() < kPiecesInFlight) {
+  while (progress_.issued() < steps) {
     const int64_t slice = progress_.issued() / stage_count();
     const int64_t index = progress_.issued() % stage_count();
     Stage& stage = stages_[static_cast<size_t>(index)];
@@ -186,10 +196,12 @@ bool WindowedReduce::StepStages(OperationContext& context) {
     if (index > 0 && progress_.done() < progress_.issued()) break;
     if (!HasArrived(stage, slice)) break;
     if (domain_sums_ != nullptr && domain_sums_->available(context) <= slice) break;
+    const int64_t slices = NextSlices(context, stage, slice);
+    if (progress_.outstanding() >= kPiecesInFlight * slices) break;
     arrived_in_stage_ = 0;
-    progress_.Issue();
+    progress_.Issue(slices);
     if (stage.saves_to == ReductionStage::kResult) {
-      stage.stream.IssueToTarget(context, slice, &stage);
+      stage.stream.IssueToTarget(context, slice, &stage, slices);
     } else {
       stage.stream.Issue(context, slice, SavedValue(stage.saves_to).At(slicing_, slice), &stage);
     }

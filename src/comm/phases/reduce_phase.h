@@ -103,6 +103,8 @@ class WindowedReduce {
   absl::StatusOr<bool> CreditNext(OperationContext& context, int64_t needed);
   bool StepStages(OperationContext& context);
   bool HasArrived(const Stage& stage, int64_t slice);
+  // Slices that the next task reduces, from `slice` on, which has arrived.
+  int64_t NextSlices(const OperationContext& context, const Stage& stage, int64_t slice) const;
   // The slots of the next partial sum in the window.
   SliceMemory SlotsOf(const OperationContext& context, DType dtype) const;
   SliceMemory SavedValue(int index) const;

@@ -8,8 +8,10 @@ namespace weft {
 namespace {
 
 void PushTask(OperationContext& context, TaskOwner* owner, int64_t ticket, TaskBody body,
-              int64_t cross_domain_bytes = 0) {
-  context.tasks.Push({context.record, owner, ticket, context.priority, std::move(body), cross_domain_bytes});
+              int64_t cross_domain_bytes = 0, int64_t slices = 1) {
+  DataTask task{context.record, owner, ticket, context.priority, std::move(body), cross_domain_bytes};
+  task.slices = slices;
+  context.tasks.Push(std::move(task));
 }
 
 // Counts elements that are packed or unpacked.
@@ -36,8 +38,11 @@ void PrefixCounter::Finish(int64_t slice) {
 int64_t RingSlices(const OperationContext& context, int64_t streams) {
   constexpr int64_t kMinSlices = 4;
   constexpr int64_t kFewestInAll = 16;
-  const int64_t bytes = context.wire.budget_bytes();
-  const int64_t all = std::max(kFewestInAll, bytes / context.options.slice_bytes);
+  constexpr int64_t kFewestWithRuns = 96;
+  const int64_t slice_bytes = context.options.slice_bytes;
+  const bool has_runs = context.wire.LongestRun(context.priority, slice_bytes) > 1;
+  const int64_t all =
+      std::max(has_runs ? kFewestWithRuns : kFewestInAll, context.wire.budget_bytes() / slice_bytes);
   return std::max(kMinSlices, all / std::max<int64_t>(1, streams));
 }
 
@@ -59,18 +64,26 @@ SliceMemory PartMemory(const PartLayout& parts, const WholeMemory& buffer, int m
   return memory;
 }
 
-bool CopyStream::Step(OperationContext& context, int64_t available) {
-  bool advanced = false;
-  while (progress_.issued() < std::min(available, slicing_.slices()) &&
-         progress_.outstanding() < kPiecesInFlight) {
-    Issue(context);
-    advanced = true;
-  }
-  return advanced;
+int64_t CopyStream::NextSlices(const OperationContext& context, int64_t available) const {
+  const int64_t slice = progress_.issued();
+  const int64_t left = std::min(available, slicing_.slices()) - slice;
+  if (left <= 1 || is_from_ring_) return std::min<int64_t>(left, 1);
+  const int64_t most = context.wire.LongestRun(context.priority, slicing_.SliceBytes(dtype_));
+  return target_.LongestRun(slice, source_.LongestRun(slice, std::min(left, most)));
 }
 
-void CopyStream::Issue(OperationContext& context) {
-  const int64_t slice = progress_.Issue();
+bool CopyStream::Step(OperationContext& context, int64_t available) {
+  bool advanced = false;
+  while (true) {
+    const int64_t slices = NextSlices(context, available);
+    if (slices <= 0 || progress_.outstanding() >= kPiecesInFlight * slices) return advanced;
+    Issue(context, slices);
+    advanced = true;
+  }
+}
+
+void CopyStream::Issue(OperationContext& context, int64_t slices) {
+  const int64_t slice = progress_.Issue(slices);
   if (is_from_ring_) {
     const bool is_plain = source_.encoding == WireEncoding::kPlain;
     if (!target_.PlaceOf(slicing_, slice).is_contiguous()) {
@@ -80,14 +93,14 @@ void CopyStream::Issue(OperationContext& context) {
       return;
     }
   }
-  const int64_t bytes = slicing_.Length(slice) * static_cast<int64_t>(SizeOf(dtype_));
-  PushTask(context, this, slice, BodyOf(slice), crosses_domains_ ? bytes : 0);
+  const int64_t bytes = slicing_.Length(slice, slices) * static_cast<int64_t>(SizeOf(dtype_));
+  PushTask(context, this, slice, BodyOf(slice, slices), crosses_domains_ ? bytes : 0, slices);
 }
 
-TaskBody CopyStream::BodyOf(int64_t slice) const {
-  const SlicePlace source = source_.PlaceOf(slicing_, slice);
-  const SlicePlace target = target_.PlaceOf(slicing_, slice);
-  const int64_t count = slicing_.Length(slice);
+TaskBody CopyStream::BodyOf(int64_t slice, int64_t slices) const {
+  const SlicePlace source = source_.PlaceOf(slicing_, slice, slices);
+  const SlicePlace target = target_.PlaceOf(slicing_, slice, slices);
+  const int64_t count = slicing_.Length(slice, slices);
   if (source_.encoding != WireEncoding::kPlain) {
     return DecodeTask{dtype_, source_.encoding, source.data, target, count};
   }
@@ -133,7 +146,7 @@ void ReduceStream::IssueAs(OperationContext& context, int64_t ticket, int64_t sl
   ReduceTarget single = target_;
   single.data = target;
   single.copies.clear();
-  Push(context, slice, std::move(single), /*crossing_outputs=*/0, {owner, ticket});
+  Push(context, slice, /*slices=*/1, std::move(single), /*crossing_outputs=*/0, {owner, ticket});
 }
 
 int64_t ReduceStream::CrossingBytes(int crossing_outputs) const {
@@ -148,11 +161,17 @@ void ReduceStream::CountCrossing(const OperationContext& context) const {
   context.counters.cross_domain_bytes += CrossingBytes(crossing_outputs_) * slicing_.elements;
 }
 
-void ReduceStream::Push(OperationContext& context, int64_t slice, ReduceTarget target, int crossing_outputs,
-                        Completion completion) {
-  ReduceTask task{&program_, {}, op_, std::move(target), slicing_.Length(slice)};
+int64_t ReduceStream::LongestRun(int64_t slice, int64_t slices) const {
+  if (target_.encoding != WireEncoding::kPlain) return 1;
+  for (const Leaf& leaf : leaves_) slices = leaf.memory.LongestRun(slice, slices);
+  return slices;
+}
+
+void ReduceStream::Push(OperationContext& context, int64_t slice, int64_t slices, ReduceTarget target,
+                        int crossing_outputs, Completion completion) {
+  ReduceTask task{&program_, {}, op_, std::move(target), slicing_.Length(slice, slices)};
   for (const Leaf& leaf : leaves_) {
-    const SlicePlace place = leaf.memory.PlaceOf(slicing_, slice);
+    const SlicePlace place = leaf.memory.PlaceOf(slicing_, slice, slices);
     task.leaves.push_back(
         {place.data, leaf.dtype, leaf.memory.encoding, !place.is_contiguous(), place.views});
     if (place.is_contiguous()) continue;
@@ -160,17 +179,17 @@ void ReduceStream::Push(OperationContext& context, int64_t slice, ReduceTarget t
     task.first = place.first;
   }
   PushTask(context, completion.owner, completion.ticket, std::move(task),
-           CrossingBytes(crossing_outputs) * slicing_.Length(slice));
+           CrossingBytes(crossing_outputs) * slicing_.Length(slice, slices), slices);
 }
 
-void ReduceStream::IssueToTarget(OperationContext& context, int64_t slice, TaskOwner* owner) {
+void ReduceStream::IssueToTarget(OperationContext& context, int64_t slice, TaskOwner* owner, int64_t slices) {
   const auto address_in = [&](std::byte* run) {
     return SliceMemory{run, SizeOf(target_.dtype)}.At(slicing_, slice);
   };
   ReduceTarget target = target_;
   target.data = address_in(target_.data);
   std::transform(target_.copies.begin(), target_.copies.end(), target.copies.begin(), address_in);
-  Push(context, slice, std::move(target), crossing_outputs_, {owner, slice});
+  Push(context, slice, slices, std::move(target), crossing_outputs_, {owner, slice});
 }
 
 bool ReduceStream::Step(OperationContext& context, int64_t available) {
@@ -194,8 +213,8 @@ int64_t ReceiveStream::LongestRun(const OperationContext& context, const Bounds&
   const int64_t slice = issued();
   if (!bounds.started && slice < CreditScheduler::kSilentSlices) return 1;
   const int64_t left = slicing_.slices() - slice;
-  int64_t slices = std::min({context.wire.MaxRunBytes(context.priority) / static_cast<int64_t>(BytesOf(1)),
-                             left / CreditScheduler::kRunsOfWindow, bounds.limit - slice});
+  int64_t slices = std::min({context.wire.LongestRun(context.priority, static_cast<int64_t>(BytesOf(1))),
+                             left / CreditScheduler::kRunsOfRest, bounds.limit - slice});
   if (const int64_t ring = ring_slices(); ring != 0)
     slices = std::min({slices, ring / CreditScheduler::kRunsOfRing, ring - slice % ring});
   return slices < CreditScheduler::kFewestInRun ? 1 : slices;

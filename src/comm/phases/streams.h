@@ -29,6 +29,7 @@ struct Slicing {
 
   int64_t slices() const { return (elements + slice_elements - 1) / slice_elements; }
   int64_t Begin(int64_t slice) const { return slice * slice_elements; }
+  int64_t SliceBytes(DType dtype) const { return slice_elements * static_cast<int64_t>(SizeOf(dtype)); }
   // Elements of `slices` slices, from `slice` on.
   int64_t Length(int64_t slice, int64_t slices = 1) const {
     return std::min(slices * slice_elements, elements - Begin(slice));
@@ -43,7 +44,8 @@ class PrefixCounter {
   int64_t done() const { return done_; }
   // Slices that are issued and have not finished.
   int64_t outstanding() const { return issued_ - done_ - static_cast<int64_t>(finished_ahead_.size()); }
-  int64_t Issue() { return issued_++; }
+  // Issues `slices` slices, and returns the first of them.
+  int64_t Issue(int64_t slices = 1) { return std::exchange(issued_, issued_ + slices); }
   void Finish(int64_t slice);
 
  private:
@@ -62,8 +64,8 @@ constexpr size_t RoundUpToCacheLine(size_t bytes) {
 }
 
 // Number of slices of each receive ring, if `streams` streams share an operation's scratch. The rings of few
-// streams are long enough to keep the wire busy while threads wait for a core. Together they hold the
-// wire's budget. See Note [Wire budget].
+// streams are long enough to keep the wire busy while threads wait for a core, and for runs on a fast link.
+// Together they hold the wire's budget. See Note [Wire budget].
 int64_t RingSlices(const OperationContext& context, int64_t streams);
 
 // Memory that is addressed by slice: a whole part, or a ring of a few slices. The slices of a ring may be
@@ -90,9 +92,15 @@ struct SliceMemory {
   };
   std::optional<Window> window = std::nullopt;
 
-  SlicePlace PlaceOf(const Slicing& slicing, int64_t slice) const {
+  // Place of `slices` slices, from `slice` on. REQUIRES: they lie end to end, or in ranges.
+  SlicePlace PlaceOf(const Slicing& slicing, int64_t slice, int64_t slices = 1) const {
     if (ranges.empty()) return At(slicing, slice);
-    return {base, element_bytes, ranges, slicing.Begin(slice), slicing.Length(slice), views};
+    return {base, element_bytes, ranges, slicing.Begin(slice), slicing.Length(slice, slices), views};
+  }
+  // Slices from `slice` on, at most `slices`, that lie end to end, or in ranges. At least one.
+  int64_t LongestRun(int64_t slice, int64_t slices) const {
+    if (encoding != WireEncoding::kPlain || window) return 1;
+    return ring_slices == 0 ? slices : std::min(slices, ring_slices - slice % ring_slices);
   }
   // REQUIRES: the part lies end to end.
   std::byte* At(const Slicing& slicing, int64_t slice) const {
@@ -148,9 +156,11 @@ class CopyStream final : public TaskOwner {
   void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
 
  private:
-  // Issues the next slice.
-  void Issue(OperationContext& context);
-  TaskBody BodyOf(int64_t slice) const;
+  // Slices of the next task, at most `available` in all.
+  int64_t NextSlices(const OperationContext& context, int64_t available) const;
+  // Issues the next slices.
+  void Issue(OperationContext& context, int64_t slices);
+  TaskBody BodyOf(int64_t slice, int64_t slices) const;
 
   Slicing slicing_;
   DType dtype_;
@@ -276,8 +286,11 @@ class ReduceStream final : public TaskOwner, public SliceSource {
   }
   // The same. `owner` gets the callback with `ticket`.
   void IssueAs(OperationContext& context, int64_t ticket, int64_t slice, std::byte* target, TaskOwner* owner);
-  // Issues the task that writes one slice to its position in the target and in the target's copies.
-  void IssueToTarget(OperationContext& context, int64_t slice, TaskOwner* owner);
+  // Issues the task that writes `slices` slices to their position in the target and in the target's copies.
+  // REQUIRES: they are no more than LongestRun says.
+  void IssueToTarget(OperationContext& context, int64_t slice, TaskOwner* owner, int64_t slices = 1);
+  // Slices from `slice` on, at most `slices`, that one task may reduce. At least one.
+  int64_t LongestRun(int64_t slice, int64_t slices) const;
   int64_t done() const { return progress_.done(); }
   bool finished() const { return progress_.done() == slicing_.slices(); }
   const Slicing& slicing() const override { return slicing_; }
@@ -292,8 +305,8 @@ class ReduceStream final : public TaskOwner, public SliceSource {
   };
   // Bytes that cross for each element.
   int64_t CrossingBytes(int crossing_outputs) const;
-  void Push(OperationContext& context, int64_t slice, ReduceTarget target, int crossing_outputs,
-            Completion completion);
+  void Push(OperationContext& context, int64_t slice, int64_t slices, ReduceTarget target,
+            int crossing_outputs, Completion completion);
 
   Slicing slicing_;
   ReduceProgram program_;

@@ -17,7 +17,7 @@ using ::testing::UnorderedElementsAre;
 
 class RunsTest : public ::testing::Test {
  protected:
-  RunsTest() { receiver_.options.yield_window_bytes = 12 * kSlice; }
+  RunsTest() { receiver_.options.yield_window_bytes = 20 * kSlice; }
 
   static CreditScheduler::Channel ChannelTo(int peer) {
     return {.lane = 2, .sequence = 1, .peer = peer, .number = 1};
@@ -41,7 +41,9 @@ class RunsTest : public ::testing::Test {
     receiver_.link.FinishAll();
     EXPECT_OK(receiver_.scheduler.Poll(now_ns));
   }
-  int64_t MaxRunBytes(Priority priority) const { return receiver_.scheduler.MaxRunBytes(priority); }
+  int64_t LongestRun(Priority priority) const {
+    return receiver_.scheduler.LongestRun(priority, static_cast<int64_t>(kSlice));
+  }
 
   SchedulerEnd receiver_;
   SchedulerEnd sender_;
@@ -83,14 +85,16 @@ TEST_F(RunsTest, AreTracedWithTheirSlices) {
 }
 
 TEST_F(RunsTest, HaveWhatTheLinkBringsInATenthOfAMillisecond) {
-  EXPECT_EQ(MaxRunBytes(Priority::kBulk), 0) << "no rate is known";
+  EXPECT_EQ(LongestRun(Priority::kBulk), 1) << "no rate is known";
   EXPECT_OK(receiver_.scheduler.Poll(/*now_ns=*/1'000'000));
   Receive(0, 50);
   Arrive(/*now_ns=*/1'500'000);
   // 50 slices in 500 us.
-  EXPECT_EQ(MaxRunBytes(Priority::kBulk), static_cast<int64_t>(10 * kSlice));
+  EXPECT_EQ(LongestRun(Priority::kBulk), 10);
+  receiver_.options.max_run_bytes = 6 * kSlice;
+  EXPECT_EQ(LongestRun(Priority::kBulk), 6);
   receiver_.options.max_run_bytes = 3 * kSlice;
-  EXPECT_EQ(MaxRunBytes(Priority::kBulk), static_cast<int64_t>(3 * kSlice));
+  EXPECT_EQ(LongestRun(Priority::kBulk), 1) << "fewer than kFewestInRun slices travel alone";
 }
 
 TEST_F(RunsTest, HaveAQuarterOfTheYieldWindowWhileAHigherPriorityWantsTheWire) {
@@ -98,8 +102,8 @@ TEST_F(RunsTest, HaveAQuarterOfTheYieldWindowWhileAHigherPriorityWantsTheWire) {
   Receive(0, 50);
   Arrive(/*now_ns=*/1'500'000);
   receiver_.scheduler.RegisterDemand(Priority::kReduce);
-  EXPECT_EQ(MaxRunBytes(Priority::kReduce), static_cast<int64_t>(10 * kSlice));
-  EXPECT_EQ(MaxRunBytes(Priority::kBulk), static_cast<int64_t>(3 * kSlice));
+  EXPECT_EQ(LongestRun(Priority::kReduce), 10);
+  EXPECT_EQ(LongestRun(Priority::kBulk), 5);
 }
 
 }  // namespace

@@ -1,0 +1,205 @@
+// Tasks of streams: how many slices they move on slow and fast links, and what they write.
+#include <array>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include <absl/functional/function_ref.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "src/comm/links/shared_memory_link.h"
+#include "src/comm/phases/reduce_phase.h"
+#include "tests/comm/links/scheduler_end.h"
+#include "tests/support/thread_ranks.h"
+#include "weft/core/status.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::Ge;
+
+constexpr int64_t kSliceElements = static_cast<int64_t>(kSlice / sizeof(float));
+
+class TaskList final : public TaskQueue {
+ public:
+  void Push(DataTask task) override { tasks_.push_back(std::move(task)); }
+  bool RunAtOnce(const WholeMoveTask& /*task*/) override { return false; }
+  // Runs all tasks. Returns the slices of each.
+  std::vector<int64_t> RunAll() {
+    std::vector<int64_t> slices;
+    for (const DataTask& task : std::exchange(tasks_, {})) {
+      EXPECT_OK(RunTask(task.body));
+      for (int64_t i = 0; i < task.slices; ++i) task.owner->OnTaskDone(task.ticket + i);
+      slices.push_back(task.slices);
+    }
+    return slices;
+  }
+
+ private:
+  std::vector<DataTask> tasks_;
+};
+
+// The context of an operation of rank 0 of three nodes of one rank each, over fake links.
+struct OperationFixture {
+  SchedulerEnd& end;
+  TaskList& tasks;
+  OperationContext& context;
+
+  // Lets the link bring ten slices in 0.1 ms, the length of the longest run.
+  void MakeLinkFast() const {
+    std::vector<std::byte> memory(50 * kSlice);
+    EXPECT_OK(end.scheduler.Poll(/*now_ns=*/1'000'000));
+    EXPECT_OK(end.scheduler.Receive({.lane = 3, .sequence = 1, .peer = 1, .number = 1}, WirePhase::kGather,
+                                    Priority::kBulk, Descriptor(), PartShape::OneDim(1),
+                                    {0, memory.data(), memory.size()}, &end.owner));
+    end.link.FinishAll();
+    EXPECT_OK(end.scheduler.Poll(/*now_ns=*/1'500'000));
+  }
+};
+
+void WithOperation(absl::FunctionRef<absl::Status(const OperationFixture&)> body) {
+  RunRanks(NodeMap::OneNode(1), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<NodeHeap> heap,
+                          NodeHeap::Create(bootstrap, {.segment_bytes = 1 << 22}));
+    WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<NodeLink> node,
+                          MakeSharedMemoryLink(bootstrap, *heap, absl::Seconds(60)));
+    BufferPool pool(*heap, "test");
+    const GroupPlacement placement({"nodes", {0, 1, 2}, 0}, NodeMap::RanksPerNode(3, 1));
+    const auto record = std::make_shared<OperationRecord>();
+    record->lane = 2;
+    SchedulerEnd end;
+    end.options.slice_bytes = kSlice;
+    TaskList tasks;
+    OperationContext context{placement,
+                             *node,
+                             end.scheduler,
+                             tasks,
+                             pool,
+                             end.counters,
+                             end.options,
+                             record,
+                             Priority::kBulk,
+                             /*head=*/true,
+                             /*is_ready_awaited=*/false,
+                             /*is_release_awaited=*/false};
+    return body({end, tasks, context});
+  });
+}
+
+std::vector<float> Numbers(int64_t count, float first) {
+  std::vector<float> numbers(static_cast<size_t>(count));
+  std::iota(numbers.begin(), numbers.end(), first);
+  return numbers;
+}
+
+SliceMemory MemoryOf(std::vector<float>& numbers, int64_t ring_slices = 0) {
+  return {reinterpret_cast<std::byte*>(numbers.data()), sizeof(float), ring_slices};
+}
+
+// Steps the copy and runs its tasks until it has finished. Returns the slices of each task.
+std::vector<int64_t> Finish(const OperationFixture& operation, CopyStream& copy, int64_t available) {
+  std::vector<int64_t> slices;
+  while (copy.Step(operation.context, available)) {
+    const std::vector<int64_t> run = operation.tasks.RunAll();
+    slices.insert(slices.end(), run.begin(), run.end());
+  }
+  return slices;
+}
+
+TEST(CopyTask, HasARunOfSlicesOnAFastLink) {
+  WithOperation([](const OperationFixture& operation) {
+    const Slicing slicing{25 * kSliceElements - 3, kSliceElements};
+    std::vector<float> source = Numbers(slicing.elements, 1);
+    std::vector<float> target(source.size());
+    CopyStream slow(slicing, DType::kF32, MemoryOf(source), MemoryOf(target), /*nontemporal=*/false);
+    EXPECT_THAT(Finish(operation, slow, 5), Each(1));
+    EXPECT_EQ(slow.done(), 5);
+
+    operation.MakeLinkFast();
+    EXPECT_THAT(Finish(operation, slow, slicing.slices()), ElementsAre(10, 10));
+    EXPECT_TRUE(slow.finished());
+    EXPECT_EQ(target, source);
+    return absl::OkStatus();
+  });
+}
+
+TEST(CopyTask, EndsWithARingAndWithWhatIsAvailable) {
+  WithOperation([](const OperationFixture& operation) {
+    operation.MakeLinkFast();
+    const Slicing slicing{12 * kSliceElements, kSliceElements};
+    std::vector<float> ring = Numbers(8 * kSliceElements, 1);
+    std::vector<float> target(static_cast<size_t>(slicing.elements));
+    CopyStream copy(slicing, DType::kF32, MemoryOf(ring, 8), MemoryOf(target), /*nontemporal=*/false);
+    EXPECT_THAT(Finish(operation, copy, 5), ElementsAre(5));
+    EXPECT_THAT(Finish(operation, copy, slicing.slices()), ElementsAre(3, 4));
+    std::vector<float> expected = ring;
+    expected.insert(expected.end(), ring.begin(), ring.begin() + 4 * kSliceElements);
+    EXPECT_EQ(target, expected);
+    return absl::OkStatus();
+  });
+}
+
+// Two remote ranks send their inputs, and the sum of three is the result.
+TEST(ReduceTask, AddsARunOfSlicesOnAFastLink) {
+  for (const bool is_fast : {false, true}) {
+    WithOperation([&](const OperationFixture& operation) -> absl::Status {
+      if (is_fast) operation.MakeLinkFast();
+      const OperationContext& context = operation.context;
+      const Slicing slicing{90 * kSliceElements - 3, kSliceElements};
+      std::vector<float> own = Numbers(slicing.elements, 1);
+      std::vector<float> sum(own.size());
+      const std::array<std::vector<float>, 3> inputs = {own, Numbers(slicing.elements, 1000),
+                                                        Numbers(slicing.elements, 20'000)};
+      WEFT_ASSIGN_OR_RETURN(
+          const std::unique_ptr<WindowedReduce> reduce,
+          WindowedReduce::Create(context, {slicing,
+                                           DType::kF32,
+                                           ReduceOp::kSum,
+                                           {MemoryOf(sum).base, DType::kF32},
+                                           /*crossing_outputs=*/0,
+                                           StagesOf(context.placement, /*fan_in=*/32),
+                                           [&](const StageInput& /*input*/) -> ReduceStream::Leaf {
+                                             return {MemoryOf(own), DType::kF32};
+                                           },
+                                           [](int subtree) -> WindowedReduce::Remote {
+                                             return {{.lane = 2, .sequence = 1, .peer = subtree, .number = 1},
+                                                     DType::kF32,
+                                                     /*lies_in_part=*/true};
+                                           },
+                                           /*domain_sums=*/nullptr}));
+      std::array<size_t, 3> sent{};  // Elements, by rank.
+      std::vector<int64_t> slices;
+      while (!reduce->finished()) {
+        WEFT_ASSIGN_OR_RETURN(const bool advanced, reduce->Step(operation.context));
+        for (const auto& [request, receive] : operation.end.link.in_flight) {
+          size_t& first = sent[static_cast<size_t>(receive.peer)];
+          std::memcpy(const_cast<void*>(receive.memory), &inputs[static_cast<size_t>(receive.peer)][first],
+                      receive.bytes);
+          first += receive.bytes / sizeof(float);
+        }
+        operation.end.link.FinishAll();
+        WEFT_ASSIGN_OR_RETURN(const bool arrived, operation.end.scheduler.Poll(/*now_ns=*/2'000'000));
+        const std::vector<int64_t> run = operation.tasks.RunAll();
+        slices.insert(slices.end(), run.begin(), run.end());
+        if (!advanced && !arrived && run.empty())
+          return absl::InternalError("the reduction does not advance");
+      }
+      for (size_t i = 0; i < sum.size(); ++i)
+        EXPECT_EQ(sum[i], inputs[0][i] + inputs[1][i] + inputs[2][i]) << i;
+      if (is_fast) {
+        EXPECT_THAT(slices, Each(Ge(CreditScheduler::kFewestInRun)));
+      } else {
+        EXPECT_THAT(slices, Each(1));
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace weft::testing
