@@ -1,11 +1,15 @@
 #include "src/comm/engine/watchdog.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -32,18 +36,44 @@ absl::Status CannotWrite(const std::string& path, int error) {
   return absl::InternalError(absl::StrCat("cannot write '", path, "': ", std::strerror(error)));
 }
 
-// Creates the file's folder, if it is missing, and the file. Writes under another name first: mpirun may end
-// the process at any time, and a reader must not see half a file.
+// Gives the unnamed file `descriptor` the name `path`. False: see errno.
+bool GiveName(int descriptor, const std::string& path) {
+  const std::string open_file = absl::StrCat("/proc/self/fd/", descriptor);
+  const auto link = [&] {
+    return linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0;
+  };
+  if (link()) return true;
+  return errno == EEXIST && unlink(path.c_str()) == 0 && link();
+}
+
+bool WriteAll(int descriptor, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = write(descriptor, text.data(), text.size());
+    if (written < 0 && errno != EINTR) return false;
+    if (written > 0) text.remove_prefix(static_cast<size_t>(written));
+  }
+  return true;
+}
+
+// Creates the file's folder, if it is missing, and the file. mpirun may end the process at any time: a reader
+// must not see half a file, and none must stay. The file therefore has no name until it is whole. On a file
+// system without unnamed files, such as NFS, it has another name meanwhile.
 absl::Status WriteFile(const std::string& folder, const std::string& path, const std::string& text) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) return CannotWrite(path, error.value());
+  constexpr mode_t kMode = 0666;
   const std::string partial = absl::StrCat(path, ".partial");
-  std::FILE* file = std::fopen(partial.c_str(), "w");
-  if (file == nullptr) return CannotWrite(path, errno);
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  if (std::fclose(file) != 0 || !written) return CannotWrite(path, errno);
-  return std::rename(partial.c_str(), path.c_str()) == 0 ? absl::OkStatus() : CannotWrite(path, errno);
+  int descriptor = open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, kMode);
+  const bool is_unnamed = descriptor >= 0;
+  if (!is_unnamed) descriptor = open(partial.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, kMode);
+  if (descriptor < 0) return CannotWrite(path, errno);
+  const bool has_name =
+      WriteAll(descriptor, text) &&
+      (is_unnamed ? GiveName(descriptor, path) : std::rename(partial.c_str(), path.c_str()) == 0);
+  const absl::Status status = has_name ? absl::OkStatus() : CannotWrite(path, errno);
+  const bool is_closed = close(descriptor) == 0;  // Some file systems report here that the disk is full.
+  return status.ok() && !is_closed ? CannotWrite(path, errno) : status;
 }
 
 }  // namespace

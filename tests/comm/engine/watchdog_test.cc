@@ -1,11 +1,16 @@
 #include "src/comm/engine/watchdog.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <filesystem>
 #include <future>
 #include <mutex>
+#include <sys/wait.h>
+#include <thread>
 
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
@@ -135,6 +140,30 @@ TEST(Watchdog, WritesTheRecorderOnceForEachFailure) {
     std::filesystem::remove(folder / "rank-0.json");
     watchdog.DumpFailure();
     EXPECT_EQ(folder.FileCount(), 0U);
+  }
+}
+
+TEST(Watchdog, LeavesOneWholeFileWhenItsProcessIsKilled) {
+  const TempFolder folder;
+  for (int round = 0; round < 100; ++round) {
+    const pid_t writer = fork();
+    ASSERT_GE(writer, 0);
+    if (writer == 0) {
+      Recorder recorder(0, 1, 8);
+      Watchdog watchdog(
+          recorder, {int64_t{1} << 60, folder.str(), 0, 1}, [] { return int64_t{0}; }, [](int /*code*/) {});
+      for (int failure = 0;; ++failure) {
+        recorder.RecordFailure(absl::InternalError(absl::StrCat("failure ", failure)));
+        watchdog.DumpFailure();
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(4000 + 37 * round));
+    kill(writer, SIGKILL);
+    waitpid(writer, nullptr, 0);
+    for (const auto& entry : std::filesystem::directory_iterator(folder.str())) {
+      EXPECT_EQ(entry.path().filename(), "rank-0.json");
+      EXPECT_TRUE(nlohmann::json::accept(ReadFile(entry.path())));
+    }
   }
 }
 
