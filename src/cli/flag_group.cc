@@ -27,11 +27,11 @@ CLI::Validator WordCheck(Words words) {
 
 }  // namespace
 
-// Also refuses a flag as a path: if a flag has no value, CLI11 takes the next flag for its value.
-CLI::Validator FlagGroup::PathCheck() {
+// Also refuses a flag as a value: if a flag has no value, CLI11 takes the next flag for it.
+CLI::Validator FlagGroup::TextCheck() {
   return {[](std::string& text) {
-            if (text.empty()) return std::string("the path is empty");
-            return text.rfind("--", 0) == 0 ? absl::StrCat("'", text, "' is a flag: the path is missing")
+            if (text.empty()) return std::string("the value is empty");
+            return text.rfind("--", 0) == 0 ? absl::StrCat("'", text, "' is a flag: the value is missing")
                                             : std::string();
           },
           ""};

@@ -34,7 +34,7 @@ class FlagGroup {
   }
   // A path or a name, which must not be empty.
   void Text(const char* flag, std::string& field, const char* help, const char* type) {
-    Finish(app_.add_option(flag, field, help)->check(PathCheck()), type);
+    Finish(app_.add_option(flag, field, help)->check(TextCheck()), type);
   }
   // Any text, even an empty one. Unset without the flag.
   void Text(const char* flag, std::optional<std::string>& field, const char* help, const char* type) {
@@ -42,7 +42,7 @@ class FlagGroup {
   }
   // The values of all occurrences of the flag are joined.
   void Texts(const char* flag, Words& field, const char* help, const char* type) {
-    app_.add_option(flag, field, help)->check(PathCheck())->group(name_)->type_name(type);
+    app_.add_option(flag, field, help)->check(TextCheck())->group(name_)->type_name(type);
   }
   // Two words for each occurrence of the flag.
   void Pairs(const char* flag, std::vector<std::pair<std::string, std::string>>& field, const char* help,
@@ -107,7 +107,7 @@ class FlagGroup {
             },
             ""};
   }
-  static CLI::Validator PathCheck();
+  static CLI::Validator TextCheck();
   template <typename E>
   static Words NamesOf(const std::vector<E>& values) {
     Words words;

@@ -22,7 +22,11 @@ bool EndsWord(char c) { return std::string_view(" \t\r\n,[]{}#=\"'").find(c) != 
 
 class TomlReader {
  public:
-  explicit TomlReader(std::string_view text) : text_(text) {}
+  // Some editors put a byte-order mark in front of the text.
+  explicit TomlReader(std::string_view text) : text_(text) {
+    constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+    if (text_.starts_with(kByteOrderMark)) text_.remove_prefix(kByteOrderMark.size());
+  }
 
   absl::StatusOr<std::vector<TomlItem>> Read() {
     std::vector<TomlItem> items;

@@ -262,7 +262,8 @@ TEST(CommandLine, NamesValuesThatAreNotNumbers) {
 TEST(CommandLine, NamesFlagsWithoutAValue) {
   EXPECT_THAT(UsageErrorOf({"train", "--steps"}), HasSubstr("--steps is given without a value"));
   EXPECT_THAT(UsageErrorOf({"train", "--metrics", "--steps", "3"}),
-              HasSubstr("--metrics: '--steps' is a flag"));
+              HasSubstr("--metrics: '--steps' is a flag: the value is missing"));
+  EXPECT_EQ(UsageErrorOf({"train", "--loss-scale", ""}), "--loss-scale: the value is empty");
 }
 
 TEST(CommandLine, TakesTheLastValueOfAFlagThatIsGivenTwice) {

@@ -48,6 +48,13 @@ TEST(TomlReader, ReadsNothingFromATextWithoutKeys) {
     EXPECT_THAT(Items(text), IsEmpty());
 }
 
+TEST(TomlReader, SkipsAByteOrderMark) {
+  const std::vector<TomlItem> items = Items("\xEF\xBB\xBFsteps = 7");
+  ASSERT_EQ(items.size(), 1U);
+  EXPECT_EQ(items[0].key, "steps");
+  EXPECT_THAT(ErrorOf("\xEF\xBB\xBF\xEF\xBB\xBFsteps = 7"), HasSubstr("line 1: a key"));
+}
+
 TEST(TomlReader, KeepsSpecialCharactersOfAString) {
   EXPECT_THAT(ValuesOf("data = \"a # b, [c] = d\"  # a comment"), ElementsAre("a # b, [c] = d"));
   EXPECT_THAT(ValuesOf(R"(data = "a\"b\\c\td")"), ElementsAre("a\"b\\c\td"));
