@@ -67,7 +67,9 @@ SliceMemory PartMemory(const PartLayout& parts, const WholeMemory& buffer, int m
 int64_t CopyStream::NextSlices(const OperationContext& context, int64_t available) const {
   const int64_t slice = progress_.issued();
   const int64_t left = std::min(available, slicing_.slices()) - slice;
-  if (left <= 1 || is_from_ring_) return std::min<int64_t>(left, 1);
+  // The other user of a ring goes on after each slice.
+  const bool has_ring = source_.ring_slices != 0 || target_.ring_slices != 0;
+  if (left <= 1 || has_ring) return std::min<int64_t>(left, 1);
   const int64_t most = context.wire.LongestRun(context.priority, slicing_.SliceBytes(dtype_));
   return target_.LongestRun(slice, source_.LongestRun(slice, std::min(left, most)));
 }
