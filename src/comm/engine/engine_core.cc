@@ -158,7 +158,9 @@ bool EngineCore::has_local_work() const {
   if (is_idle()) return false;
   return !messages_.is_idle() || std::any_of(active_.begin(), active_.end(), [this](int index) {
     const Lane& lane = *lanes_[static_cast<size_t>(index)];
-    return !lane.queued.empty() || (!lane.running.empty() && !lane.running.back()->operation->drained());
+    return !lane.queued.empty() ||
+           std::any_of(lane.running.begin(), lane.running.end(),
+                       [](const auto& record) { return !record->operation->drained(); });
   });
 }
 

@@ -64,8 +64,8 @@
 // other streams give no such promise: they may await a rank that waits for this stream. Slices remain the
 // unit of all else, so no result depends on runs.
 // Tasks: between two polls, a thread copies or adds up a run, too, if its slices are there and lie end to
-// end. A poll of MPI takes some microseconds, a good part of the time that a slice takes. Other work waits
-// for such a task about as long as it may wait for a message: 0.1 ms.
+// end. A poll of MPI takes some microseconds, a good part of the time that a slice takes. A sum of many
+// inputs has shorter runs. So other work waits for a task about as long as it may wait for a message: 0.1 ms.
 //
 // A credit also carries the receiver's descriptor. A sender that runs a different operation at that sequence
 // of the lane detects the mismatch.

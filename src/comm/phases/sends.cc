@@ -33,7 +33,7 @@ absl::StatusOr<bool> SendStream::Step(OperationContext& context, int64_t availab
     const int64_t slice = progress_.issued();
     const int64_t slices = context.wire.SlicesOfMessage(channel_, slice);
     if (slice + slices > limit) break;
-    for (int64_t i = 0; i < slices; ++i) progress_.Issue();
+    progress_.Issue(slices);
     const size_t bytes = static_cast<size_t>(slicing_.Length(slice, slices)) * source_.element_bytes;
     WEFT_RETURN_IF_ERROR(
         context.wire.Send(channel_, slice, source_.At(slicing_, slice), bytes, this, slices));

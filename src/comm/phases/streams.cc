@@ -163,6 +163,12 @@ void ReduceStream::CountCrossing(const OperationContext& context) const {
   context.counters.cross_domain_bytes += CrossingBytes(crossing_outputs_) * slicing_.elements;
 }
 
+int64_t ReduceStream::MovedBytes() const {
+  int64_t bytes = slicing_.SliceBytes(target_.dtype) * static_cast<int64_t>(1 + target_.copies.size());
+  for (const Leaf& leaf : leaves_) bytes += slicing_.SliceBytes(leaf.dtype);
+  return bytes;
+}
+
 int64_t ReduceStream::LongestRun(int64_t slice, int64_t slices) const {
   if (target_.encoding != WireEncoding::kPlain) return 1;
   for (const Leaf& leaf : leaves_) slices = leaf.memory.LongestRun(slice, slices);
@@ -250,7 +256,7 @@ absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t co
   const int64_t slices = NextSlices(context, {consumed, limit, started});
   if (slices == 0) return false;
   const size_t bytes = BytesOf(slices);
-  for (int64_t i = 0; i < slices; ++i) progress_.Issue();
+  progress_.Issue(slices);
   ran_ahead_ |= !started;
   const auto length =
       target_.encoding == WireEncoding::kPlain ? WireLink::Length::kExact : WireLink::Length::kAtMost;

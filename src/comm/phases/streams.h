@@ -54,7 +54,8 @@ class PrefixCounter {
   std::vector<int64_t> finished_ahead_;  // Finished slices above done_.
 };
 
-// Largest number of tasks of one stream that are queued or running.
+// Largest number of tasks of one stream that are queued or running, if all move equally many slices. A stream
+// issues no task while the slices of two like it are outstanding.
 inline constexpr int64_t kPiecesInFlight = 2;
 
 // Slices in scratch start at cache lines.
@@ -292,6 +293,8 @@ class ReduceStream final : public TaskOwner, public SliceSource {
   void IssueToTarget(OperationContext& context, int64_t slice, TaskOwner* owner, int64_t slices = 1);
   // Slices from `slice` on, at most `slices`, that one task may reduce. At least one.
   int64_t LongestRun(int64_t slice, int64_t slices) const;
+  // Bytes that the task of a whole slice reads and writes, with the target's copies.
+  int64_t MovedBytes() const;
   int64_t done() const { return progress_.done(); }
   bool finished() const { return progress_.done() == slicing_.slices(); }
   const Slicing& slicing() const override { return slicing_; }
