@@ -4,7 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <string>
 #include <sys/socket.h>
 #include <vector>
@@ -68,6 +71,32 @@ struct Pair {
 
 bool IsFilledWith(const std::string& bytes, char value) {
   return std::all_of(bytes.begin(), bytes.end(), [&](char byte) { return byte == value; });
+}
+
+// A host that is cut off ends neither end of a connection by itself.
+TEST(TcpWire, BothEndsOfAConnectionNoticeAHostThatIsCutOff) {
+  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
+  ASSERT_OK_AND_ASSIGN(const int64_t received, pair.Exchange(5));
+  EXPECT_EQ(received, 5);
+  const auto option = [](int descriptor, int level, int name) {
+    int value = 0;
+    socklen_t bytes = sizeof(value);
+    EXPECT_EQ(getsockopt(descriptor, level, name, &value, &bytes), 0);
+    return value;
+  };
+  int ends = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int descriptor = std::stoi(entry.path().filename());
+    sockaddr_storage peer = {};
+    socklen_t bytes = sizeof(peer);
+    if (getpeername(descriptor, reinterpret_cast<sockaddr*>(&peer), &bytes) != 0) continue;
+    if (peer.ss_family != AF_INET && peer.ss_family != AF_INET6) continue;
+    ++ends;
+    EXPECT_EQ(option(descriptor, SOL_SOCKET, SO_KEEPALIVE), 1);
+    EXPECT_EQ(option(descriptor, IPPROTO_TCP, TCP_KEEPIDLE), 30);
+    EXPECT_EQ(option(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT), 90'000);
+  }
+  EXPECT_GE(ends, 2);
 }
 
 TEST(TcpWire, ACancelledReceiveSkipsTheRestOfItsMessage) {

@@ -19,6 +19,7 @@
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <absl/types/span.h>
 
 namespace weft {
 
@@ -61,6 +62,14 @@ class WireLink {
   virtual bool HasUnsentControlMessages() const = 0;
   // Returns the next control message that has arrived; nullopt if there is none.
   virtual absl::StatusOr<std::optional<ControlMessage>> PollControlMessage() = 0;
+
+  // Peers that have ended without closing their links, in the order in which this was noticed. A request to or
+  // from one of them fails in Test. Empty if the transport does not notice, as MPI.
+  struct LostPeer {
+    int peer;
+    absl::Status cause;  // kInternal. Names the peer, and says what to do.
+  };
+  virtual absl::Span<const LostPeer> LostPeers() const { return {}; }
 
   virtual int max_tag() const = 0;
 };

@@ -50,6 +50,21 @@ absl::Status EngineCore::CheckPeerFailures() {
                       absl::StrCat("rank ", heard_->rank, ": ", heard_->cause.message()));
 }
 
+absl::Status EngineCore::CheckLostPeers() {
+  if (wire_.LostPeers().empty()) return absl::OkStatus();
+  std::set<int> awaited;
+  for (const int index : active_) {
+    const Lane& lane = *lanes_[static_cast<size_t>(index)];
+    for (const std::shared_ptr<OperationRecord>& record : lane.running) awaited.merge(AwaitedRanks(*record));
+  }
+  for (const std::shared_ptr<OperationRecord>& message : messages_.unfinished())
+    awaited.insert(message->message->peer);
+  for (const WireLink::LostPeer& lost : wire_.LostPeers()) {
+    if (awaited.contains(lost.peer)) return lost.cause;
+  }
+  return absl::OkStatus();
+}
+
 std::vector<int> EngineCore::RanksToTell() const {
   constexpr int kRanksOfANode = 3;  // News passes a node unless so many of its ranks are silent.
   const std::vector<int>& node_of = env_.nodes.node_of_rank;

@@ -257,6 +257,9 @@ class CreditScheduler {
     credit_senders_.erase({channel.lane, channel.sequence, channel.peer});
   }
 
+  // See WireLink::LostPeers.
+  absl::Span<const WireLink::LostPeer> LostPeers() const { return link_.LostPeers(); }
+
   // Sends a failure notice to all of `ranks`. Best effort: a rank that it does not reach notices by its
   // deadline.
   void BroadcastFailure(const NodeLink::FailureNotice& notice, const std::vector<int>& ranks);

@@ -5,33 +5,15 @@
 #include <cerrno>
 #include <cstring>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 
+#include "src/mesh/tcp/connection_options.h"
+
 namespace weft::internal {
-namespace {
-
-void SetOption(int descriptor, int level, int name, int value) {
-  // An option that the kernel does not know changes speed or the time to notice a dead host, not results.
-  static_cast<void>(setsockopt(descriptor, level, name, &value, sizeof(value)));
-}
-
-// A host that is cut off is noticed after a minute and a half, and one that does not answer a connection
-// after half a minute.
-void SetOptions(int descriptor) {
-  SetOption(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
-  SetOption(descriptor, IPPROTO_TCP, TCP_SYNCNT, 4);
-  SetOption(descriptor, SOL_SOCKET, SO_KEEPALIVE, 1);
-  SetOption(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, 30);
-  SetOption(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, 10);
-  SetOption(descriptor, IPPROTO_TCP, TCP_KEEPCNT, 6);
-}
-
-}  // namespace
 
 void TcpSender::Connect(const TcpGreeting& greeting, std::vector<std::string> routes, uint16_t port) {
   started_ = true;
@@ -54,7 +36,7 @@ void TcpSender::TryNextRoute() {
     if (!address.ok()) continue;
     socket_ = FileHandle(socket(address->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (socket_.is_open()) {
-      SetOptions(socket_.get());
+      SetConnectionOptions(socket_.get());
       connected_ =
           connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address->storage), address->bytes) == 0;
       if (connected_ || errno == EINPROGRESS) {

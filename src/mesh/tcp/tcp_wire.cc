@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 
 #include "src/mesh/base/wire_checks.h"
+#include "src/mesh/tcp/connection_options.h"
 #include "weft/core/status.h"
 
 namespace weft::internal {
@@ -34,6 +35,13 @@ absl::StatusOr<uint16_t> ListenAt(int descriptor, int family) {
   if (getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &size) != 0)
     return SystemError("getsockname");
   return ntohs(address.sin6_port);  // At the same place as the port of IPv4.
+}
+
+// True if accept failed by an error of the connection that it would have returned, or of its network.
+bool IsOfOneConnection(int error) {
+  constexpr std::array<int, 9> kErrors = {EINTR,     ECONNABORTED, ENETDOWN,     EPROTO,     ENOPROTOOPT,
+                                          EHOSTDOWN, ENONET,       EHOSTUNREACH, ENETUNREACH};
+  return std::find(kErrors.begin(), kErrors.end(), error) != kErrors.end();
 }
 
 // Subject of an event of epoll. The rest of its data is a rank or a pointer.
@@ -93,47 +101,60 @@ absl::Status TcpWire::Loss(int peer) const {
                                           "WEFT_NETWORK, as in WEFT_NETWORK=eth0"));
 }
 
+void TcpWire::NoteLoss(int peer) {
+  if (Of(peer).closed) return;
+  const auto is_peer = [&](const LostPeer& other) { return other.peer == peer; };
+  absl::Status loss = Loss(peer);
+  if (loss.ok() || std::any_of(lost_.begin(), lost_.end(), is_peer)) return;
+  lost_.push_back({peer, std::move(loss)});
+}
+
 // Connections.
 
-void TcpWire::StartConnection(int peer) {
+absl::Status TcpWire::StartConnection(int peer) {
   Peer& state = Of(peer);
-  if (state.sender.is_started()) return;
+  if (state.sender.is_started()) return absl::OkStatus();
   TcpGreeting greeting;
   greeting.rank = rank_;
   std::memcpy(greeting.token.data(), state.endpoint.token.data(),
               std::min(greeting.token.size(), state.endpoint.token.size()));
   state.sender.Connect(greeting, RoutesTo(endpoint_, state.endpoint), state.endpoint.port);
   started_.push_back(peer);
-  WatchSender(peer);
+  return WatchSender(peer);
 }
 
-void TcpWire::WatchSender(int peer) {
+absl::Status TcpWire::WatchSender(int peer) {
   const TcpSender& sender = Of(peer).sender;
-  if (sender.descriptor() < 0) return;
+  if (sender.descriptor() < 0) return absl::OkStatus();
   epoll_event event = {};
   event.events = sender.is_connecting() ? EPOLLOUT : EPOLLRDHUP;
   event.data.u64 = static_cast<uint64_t>(Source::kSender) | static_cast<uint64_t>(peer) << 2;
   // A sender that tries another route has a new descriptor.
-  if (epoll_ctl(events_.get(), EPOLL_CTL_MOD, sender.descriptor(), &event) != 0)
-    epoll_ctl(events_.get(), EPOLL_CTL_ADD, sender.descriptor(), &event);
+  if (epoll_ctl(events_.get(), EPOLL_CTL_MOD, sender.descriptor(), &event) != 0 &&
+      epoll_ctl(events_.get(), EPOLL_CTL_ADD, sender.descriptor(), &event) != 0) {
+    return SystemError("epoll_ctl");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status TcpWire::AcceptConnections() {
   while (true) {
     FileHandle socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!socket.is_open() && (errno == EINTR || errno == ECONNABORTED)) continue;
     if (!socket.is_open() && errno == EAGAIN) return absl::OkStatus();
+    if (!socket.is_open() && IsOfOneConnection(errno)) continue;
     if (!socket.is_open()) {
       return absl::InternalError(
           absl::StrCat("cannot accept a connection of another rank: ", std::strerror(errno),
                        "; if there are too many files, raise `ulimit -n`"));
     }
+    SetConnectionOptions(socket.get());
     receivers_.push_back(std::make_unique<TcpReceiver>(std::move(socket)));
     TcpReceiver* receiver = receivers_.back().get();
     epoll_event event = {};
     event.events = EPOLLIN;
     event.data.u64 = static_cast<uint64_t>(Source::kReceiver) | reinterpret_cast<uintptr_t>(receiver);
-    epoll_ctl(events_.get(), EPOLL_CTL_ADD, receiver->descriptor(), &event);
+    if (epoll_ctl(events_.get(), EPOLL_CTL_ADD, receiver->descriptor(), &event) != 0)
+      return SystemError("epoll_ctl");
     ReadFrom(receiver);
   }
 }
@@ -147,6 +168,7 @@ void TcpWire::ReadFrom(TcpReceiver* receiver) {
     Of(peer).receiver = nullptr;
     Of(peer).has_ended = true;
     Of(peer).failure = receiver->failure();
+    NoteLoss(peer);
   }
   std::erase_if(receivers_, [&](const auto& other) { return other.get() == receiver; });
 }
@@ -166,7 +188,8 @@ absl::Status TcpWire::Poll() {
     } else {
       const int peer = static_cast<int>(data >> 2);
       Of(peer).sender.OnEvent();
-      WatchSender(peer);
+      NoteLoss(peer);
+      WEFT_RETURN_IF_ERROR(WatchSender(peer));
     }
   }
   for (const int peer : started_) {
@@ -179,7 +202,9 @@ void TcpWire::Flush(int peer) {
   std::vector<TcpSender::MessageId> sent;
   Of(peer).sender.Write(sent);
   for (const RequestId id : sent) Complete(id, absl::OkStatus());
-  if (!Loss(peer).ok()) DropSends(peer);
+  if (Loss(peer).ok()) return;
+  DropSends(peer);
+  NoteLoss(peer);
 }
 
 void TcpWire::DropSends(int peer) {
@@ -262,7 +287,7 @@ absl::StatusOr<WireLink::RequestId> TcpWire::Send(int peer, int tag, const void*
     Complete(id, loss);
     return id;
   }
-  StartConnection(peer);
+  WEFT_RETURN_IF_ERROR(StartConnection(peer));
   Of(peer).sender.AppendData(id, tag, data, bytes);
   Flush(peer);
   return id;
@@ -340,7 +365,7 @@ void TcpWire::Withdraw(RequestId id, const Request& request) {
 absl::Status TcpWire::SendControlMessage(int peer, std::string_view bytes) {
   WEFT_RETURN_IF_ERROR(CheckControlMessage(peer, static_cast<int>(peers_.size()), bytes.size()));
   if (!Loss(peer).ok()) return absl::OkStatus();  // See Note [Closed links].
-  StartConnection(peer);
+  WEFT_RETURN_IF_ERROR(StartConnection(peer));
   Of(peer).sender.AppendText(TcpHeader::Kind::kControl, bytes);
   Flush(peer);
   return absl::OkStatus();

@@ -57,6 +57,7 @@ class TcpWire final : public WireLink, private TcpReceiver::Client {
   absl::Status SendControlMessage(int peer, std::string_view bytes) override;
   bool HasUnsentControlMessages() const override;
   absl::StatusOr<std::optional<ControlMessage>> PollControlMessage() override;
+  absl::Span<const LostPeer> LostPeers() const override { return lost_; }
   int max_tag() const override { return (1 << 30) - 1; }
 
  private:
@@ -105,8 +106,12 @@ class TcpWire final : public WireLink, private TcpReceiver::Client {
 
   // OK, or why messages to and from the peer are lost. See Note [Closed links].
   absl::Status Loss(int peer) const;
-  void StartConnection(int peer);
-  void WatchSender(int peer);
+  // Adds the peer to the lost ones if it is lost.
+  void NoteLoss(int peer);
+  // Errors: those of WatchSender.
+  absl::Status StartConnection(int peer);
+  // Errors: kInternal (epoll has no room).
+  absl::Status WatchSender(int peer);
   void Flush(int peer);
   absl::Status AcceptConnections();
   void ReadFrom(TcpReceiver* receiver);
@@ -128,6 +133,7 @@ class TcpWire final : public WireLink, private TcpReceiver::Client {
   std::vector<Peer> peers_;
   std::vector<std::unique_ptr<TcpReceiver>> receivers_;
   std::vector<int> started_;  // Ranks to which this one has connected.
+  std::vector<LostPeer> lost_;
   RequestId next_request_ = 1;
   absl::flat_hash_map<RequestId, std::unique_ptr<Request>> requests_;
   absl::flat_hash_map<Channel, std::deque<RequestId>> posted_;  // Receives without a message.

@@ -61,10 +61,32 @@ std::vector<Outcome> RunProcesses(int ranks, const std::function<std::string(int
   return outcomes;
 }
 
-// What a rank gets from an all-reduce that rank kDead does not submit, because it was killed after an earlier
-// collective. Ranks of different parity are on different nodes if there are two.
-absl::Status ReduceWithoutTheDeadRank(const std::string& folder, int rank, int nodes,
-                                      absl::Duration timeout) {
+// An operation that rank kDead does not submit, because it was killed after an earlier collective.
+enum class Orphaned : uint8_t { kAllReduce, kSmallAllReduce, kBarrier, kBroadcast, kSend, kReceive };
+
+Work Submit(Orphaned operation, EngineFixture& fixture, TestBuffer& buffer, int64_t count) {
+  CommEngine& engine = *fixture.engine;
+  const auto bytes = count * static_cast<int64_t>(sizeof(float));
+  switch (operation) {
+    case Orphaned::kAllReduce:
+      return engine.AllReduce(fixture.lane, buffer.data(), buffer.data(), DType::kF32, count, ReduceOp::kSum);
+    case Orphaned::kSmallAllReduce:
+      return engine.AllReduce(fixture.lane, buffer.data(), buffer.data(), DType::kF32, 1, ReduceOp::kSum);
+    case Orphaned::kBarrier:
+      return engine.Barrier(fixture.lane, {});
+    case Orphaned::kBroadcast:
+      return engine.Broadcast(fixture.lane, buffer.data(), DType::kF32, count, /*root=*/0);
+    case Orphaned::kSend:
+      return engine.Send({.peer = kDead}, buffer.data(), bytes);
+    case Orphaned::kReceive:
+      break;
+  }
+  return engine.Receive({.peer = kDead}, buffer.data(), bytes);
+}
+
+// What a rank gets from it. Ranks of different parity are on different nodes if there are two.
+absl::Status RunWithoutTheDeadRank(const std::string& folder, int rank, int nodes, Orphaned operation,
+                                   absl::Duration timeout) {
   StoreBootstrapOptions options;
   options.rank = rank;
   options.size = 3;
@@ -80,29 +102,33 @@ absl::Status ReduceWithoutTheDeadRank(const std::string& folder, int rank, int n
   if (rank == kDead) raise(SIGKILL);
   constexpr int64_t kCount = 100'000;
   WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
-  return fixture.engine
-      ->AllReduce(fixture.lane, buffer.data(), buffer.data(), DType::kF32, kCount, ReduceOp::kSum)
-      .Wait();
+  return Submit(operation, fixture, buffer, kCount).WaitReleased();
 }
 
-std::vector<Outcome> RunWithADeadRank(int nodes, absl::Duration timeout) {
+std::vector<Outcome> RunWithADeadRank(int nodes, Orphaned operation, absl::Duration timeout) {
   const TempFolder folder;
-  return RunProcesses(
-      3, [&](int rank) { return ReduceWithoutTheDeadRank(folder.str(), rank, nodes, timeout).ToString(); });
+  return RunProcesses(3, [&](int rank) {
+    return RunWithoutTheDeadRank(folder.str(), rank, nodes, operation, timeout).ToString();
+  });
 }
 
 // The timeout is longer than the test may take: the end of the connection tells, not the deadline.
 TEST(StoreFaults, ARankThatDiesOnAnotherNodeIsNamedAtOnce) {
-  const std::vector<Outcome> outcomes = RunWithADeadRank(/*nodes=*/2, absl::Minutes(10));
-  EXPECT_EQ(WTERMSIG(outcomes[kDead].status), SIGKILL);
-  for (const int survivor : {0, 2}) {
-    EXPECT_EQ(outcomes[static_cast<size_t>(survivor)].status, 0);
-    EXPECT_THAT(outcomes[static_cast<size_t>(survivor)].text, HasSubstr("the connection to rank 1 was lost"));
+  for (const Orphaned operation : {Orphaned::kAllReduce, Orphaned::kSmallAllReduce, Orphaned::kBarrier,
+                                   Orphaned::kBroadcast, Orphaned::kSend, Orphaned::kReceive}) {
+    SCOPED_TRACE(static_cast<int>(operation));
+    const std::vector<Outcome> outcomes = RunWithADeadRank(/*nodes=*/2, operation, absl::Minutes(10));
+    EXPECT_EQ(WTERMSIG(outcomes[kDead].status), SIGKILL);
+    for (const int survivor : {0, 2}) {
+      EXPECT_EQ(outcomes[static_cast<size_t>(survivor)].status, 0);
+      EXPECT_THAT(outcomes[static_cast<size_t>(survivor)].text,
+                  HasSubstr("the connection to rank 1 was lost"));
+    }
   }
 }
 
 TEST(StoreFaults, ARankThatDiesOnTheSameNodeIsNamedAtTheDeadline) {
-  const std::vector<Outcome> outcomes = RunWithADeadRank(/*nodes=*/1, absl::Seconds(1));
+  const std::vector<Outcome> outcomes = RunWithADeadRank(/*nodes=*/1, Orphaned::kAllReduce, absl::Seconds(1));
   EXPECT_EQ(WTERMSIG(outcomes[kDead].status), SIGKILL);
   for (const int survivor : {0, 2}) {
     EXPECT_EQ(outcomes[static_cast<size_t>(survivor)].status, 0);

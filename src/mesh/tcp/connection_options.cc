@@ -1,0 +1,33 @@
+#include "src/mesh/tcp/connection_options.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+namespace weft::internal {
+namespace {
+
+constexpr int kSecondsUntilProbe = 30;
+constexpr int kSecondsBetweenProbes = 10;
+constexpr int kProbes = 6;
+// The same time for a connection with data on the way, which sends no probes.
+constexpr int kMillisecondsUnanswered = 1000 * (kSecondsUntilProbe + kSecondsBetweenProbes * kProbes);
+
+void SetOption(int descriptor, int level, int name, int value) {
+  // An option that the kernel does not know changes speed or the time to notice a dead host, not results.
+  static_cast<void>(setsockopt(descriptor, level, name, &value, sizeof(value)));
+}
+
+}  // namespace
+
+void SetConnectionOptions(int descriptor) {
+  SetOption(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+  SetOption(descriptor, IPPROTO_TCP, TCP_SYNCNT, 4);
+  SetOption(descriptor, SOL_SOCKET, SO_KEEPALIVE, 1);
+  SetOption(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, kSecondsUntilProbe);
+  SetOption(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, kSecondsBetweenProbes);
+  SetOption(descriptor, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+  SetOption(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, kMillisecondsUnanswered);
+}
+
+}  // namespace weft::internal
