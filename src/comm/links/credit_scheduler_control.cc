@@ -43,6 +43,14 @@ struct PartialHeader {
 static_assert(std::is_trivially_copyable_v<PartialHeader> &&
               sizeof(PartialHeader) + CreditScheduler::kMaxPartialBytes <= WireLink::kMaxControlMessageBytes);
 
+// `expected`: the number of bytes.
+absl::Status WrongLength(absl::string_view what, const WireLink::ControlMessage& message,
+                         absl::string_view expected) {
+  return absl::InternalError(absl::StrCat(what, " from rank ", message.peer, " has ", message.bytes.size(),
+                                          " bytes, expected ", expected,
+                                          ": run the same version of weft on all ranks"));
+}
+
 // A control message without a payload.
 std::string_view KindOnly(const ControlKind& kind) {
   return {reinterpret_cast<const char*>(&kind), sizeof(kind)};
@@ -62,10 +70,12 @@ absl::StatusOr<bool> CreditScheduler::PollControlMessages() {
 
 absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessage& message) {
   ControlKind kind{};
-  WEFT_CHECK(!message.bytes.empty(), "an empty control message has arrived");
+  if (message.bytes.empty()) return WrongLength("a control message", message, "some");
   std::memcpy(&kind, message.bytes.data(), sizeof(kind));
   if (kind == ControlKind::kFailure) {
     FailureHeader header;
+    if (message.bytes.size() < sizeof(header))
+      return WrongLength("a failure notice", message, absl::StrCat(sizeof(header), " and more"));
     std::memcpy(&header, message.bytes.data(), sizeof(header));
     if (!failure_) {
       failure_ = {header.origin, absl::Status(static_cast<absl::StatusCode>(header.code),
@@ -90,9 +100,7 @@ absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessag
   if (kind == ControlKind::kPartial) return HandlePartial(message);
   CreditMessage credit;
   if (message.bytes.size() != sizeof(credit)) {
-    return absl::InternalError(absl::StrCat("a credit message from rank ", message.peer, " has ",
-                                            message.bytes.size(), " bytes, expected ", sizeof(credit),
-                                            ": run the same version of weft on all ranks"));
+    return WrongLength("a credit message", message, absl::StrCat(sizeof(credit)));
   }
   std::memcpy(&credit, message.bytes.data(), sizeof(credit));
   const uint64_t sequence = credit.sequence;
@@ -111,11 +119,8 @@ absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessag
 
 absl::Status CreditScheduler::HandlePartial(const WireLink::ControlMessage& message) {
   PartialHeader header;
-  if (message.bytes.size() < sizeof(header)) {
-    return absl::InternalError(absl::StrCat("a partial from rank ", message.peer, " has ",
-                                            message.bytes.size(), " bytes, expected ", sizeof(header),
-                                            " and more: run the same version of weft on all ranks"));
-  }
+  if (message.bytes.size() < sizeof(header))
+    return WrongLength("a partial sum", message, absl::StrCat(sizeof(header), " and more"));
   std::memcpy(&header, message.bytes.data(), sizeof(header));
   partials_[Key{header.lane, header.descriptor.sequence, message.peer, header.edge}] =
       message.bytes.substr(sizeof(header));

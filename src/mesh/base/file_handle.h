@@ -21,6 +21,8 @@ class FileHandle {
     if (descriptor_ >= 0) close(descriptor_);
   }
 
+  // False: see errno. REQUIRES: is_open().
+  bool Close() { return close(std::exchange(descriptor_, -1)) == 0; }
   bool is_open() const { return descriptor_ >= 0; }
   int get() const { return descriptor_; }
 

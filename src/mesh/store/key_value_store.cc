@@ -78,9 +78,11 @@ absl::Status FileStore::Set(std::string_view key, std::string_view value) {
   // one writer.
   const std::string draft = absl::StrCat(path, "~", getpid(), "~", writes_.fetch_add(1));
   {
-    const FileHandle file(open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    FileHandle file(open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     if (!file.is_open()) return SystemError("create", draft, errno);
     WEFT_RETURN_IF_ERROR(WriteAll(file, value, draft));
+    // A network file system may report here that the disk is full.
+    if (!file.Close()) return SystemError("write", draft, errno);
   }
   if (std::rename(draft.c_str(), path.c_str()) != 0) return SystemError("rename", draft, errno);
   return absl::OkStatus();

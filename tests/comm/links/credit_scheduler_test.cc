@@ -279,9 +279,13 @@ TEST_F(CreditSchedulerTest, FlushStopsIfTheTransportFails) {
   EXPECT_FALSE(scheduler_.FlushControlMessages());
 }
 
-TEST_F(CreditSchedulerTest, CreditMessageOfAnotherSizeIsAnError) {
-  link_.messages.push_back({4, std::string(1, '\0')});
-  EXPECT_THAT(scheduler_.Poll(now_ns_), StatusIs(absl::StatusCode::kInternal, HasSubstr("from rank 4")));
+TEST_F(CreditSchedulerTest, ControlMessageThatIsTooShortIsAnError) {
+  // Credits, failure notices, questions, answers and partial sums: the first byte is the kind.
+  for (const std::string& bytes : {std::string(), std::string("\0", 1), std::string("\1"), std::string("\2"),
+                                   std::string("\3"), std::string("\5")}) {
+    link_.messages.push_back({4, bytes});
+    EXPECT_THAT(scheduler_.Poll(now_ns_), StatusIs(absl::StatusCode::kInternal, HasSubstr("rank 4")));
+  }
 }
 
 TEST_F(CreditSchedulerTest, AbandonCancelsAllTransfers) {
