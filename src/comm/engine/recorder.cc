@@ -22,6 +22,12 @@ void Recorder::SetPhase(std::string phase) {
 void Recorder::RecordFailure(const absl::Status& cause) {
   const MutexLock lock(mutex_);
   failure_ = cause;
+  ++failure_number_;
+}
+
+int64_t Recorder::failure_number() const {
+  const MutexLock lock(mutex_);
+  return failure_number_;
 }
 
 absl::Status Recorder::failure() const {

@@ -33,6 +33,8 @@ class Recorder {
   void RecordFailure(const absl::Status& cause) ABSL_LOCKS_EXCLUDED(mutex_);
   // The failure of the engine, or OK.
   absl::Status failure() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Grows with each failure and each reset.
+  int64_t failure_number() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Records the operation's current state. A later call for the same lane and sequence replaces the entry.
   void Record(const OperationRecord& record) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -86,6 +88,7 @@ class Recorder {
   std::map<int, Lane> lanes_ ABSL_GUARDED_BY(mutex_);
   std::string phase_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  int64_t failure_number_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<Entry> ring_ ABSL_GUARDED_BY(mutex_);
   size_t next_ ABSL_GUARDED_BY(mutex_) = 0;
 };

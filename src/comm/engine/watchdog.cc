@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <future>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -22,6 +23,7 @@ namespace {
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kCheckIntervalNs = 100 * kMillisecond;
 constexpr std::chrono::milliseconds kDumpTime(1000);
+constexpr mode_t kFileMode = 0666;
 // Number of checks after a missed deadline within which a program must end, or reset its engine. A thread
 // that hangs in a call does neither.
 constexpr int kChecksAfterFailure = 10;
@@ -55,25 +57,44 @@ bool WriteAll(int descriptor, std::string_view text) {
   return true;
 }
 
+// Writes a file that has no name until it is whole. False if that failed, as on a file system without unnamed
+// files, such as NFS.
+bool WriteUnnamed(const std::string& folder, const std::string& path, std::string_view text) {
+  const int descriptor = open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, kFileMode);
+  if (descriptor < 0) return false;
+  const bool has_name = WriteAll(descriptor, text) && GiveName(descriptor, path);
+  return close(descriptor) == 0 && has_name;  // Some file systems report here that the disk is full.
+}
+
+// Writes a file that has another name until it is whole.
+bool WritePartial(const std::string& path, std::string_view text) {
+  const std::string partial = absl::StrCat(path, ".partial");
+  const int descriptor = open(partial.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, kFileMode);
+  if (descriptor < 0) return false;
+  const bool is_written = WriteAll(descriptor, text);
+  return close(descriptor) == 0 && is_written && std::rename(partial.c_str(), path.c_str()) == 0;
+}
+
 // Creates the file's folder, if it is missing, and the file. mpirun may end the process at any time: a reader
-// must not see half a file, and none must stay. The file therefore has no name until it is whole. On a file
-// system without unnamed files, such as NFS, it has another name meanwhile.
+// must not see half a file, and none should stay.
 absl::Status WriteFile(const std::string& folder, const std::string& path, const std::string& text) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) return CannotWrite(path, error.value());
-  constexpr mode_t kMode = 0666;
-  const std::string partial = absl::StrCat(path, ".partial");
-  int descriptor = open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, kMode);
-  const bool is_unnamed = descriptor >= 0;
-  if (!is_unnamed) descriptor = open(partial.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, kMode);
-  if (descriptor < 0) return CannotWrite(path, errno);
-  const bool has_name =
-      WriteAll(descriptor, text) &&
-      (is_unnamed ? GiveName(descriptor, path) : std::rename(partial.c_str(), path.c_str()) == 0);
-  const absl::Status status = has_name ? absl::OkStatus() : CannotWrite(path, errno);
-  const bool is_closed = close(descriptor) == 0;  // Some file systems report here that the disk is full.
-  return status.ok() && !is_closed ? CannotWrite(path, errno) : status;
+  if (WriteUnnamed(folder, path, text) || WritePartial(path, text)) return absl::OkStatus();
+  return CannotWrite(path, errno);
+}
+
+// The same, in a thread of its own that is left behind if it takes longer than kDumpTime: a file system may
+// hang.
+absl::Status WriteFileInTime(const std::string& folder, const std::string& path, const std::string& text) {
+  std::promise<absl::Status> promise;
+  std::future<absl::Status> written = promise.get_future();
+  std::thread([folder, path, text, promise = std::move(promise)]() mutable {
+    promise.set_value(WriteFile(folder, path, text));
+  }).detach();
+  if (written.wait_for(kDumpTime) == std::future_status::ready) return written.get();
+  return absl::InternalError(absl::StrCat("'", path, "' takes longer than a second to write"));
 }
 
 }  // namespace
@@ -84,10 +105,10 @@ Watchdog::Watchdog(const Recorder& recorder, Options options, std::function<int6
       options_(std::move(options)),
       now_(std::move(now)),
       end_(std::move(end)),
-      dump_path_(absl::StrCat(options_.dump_folder, "/rank-", options_.rank, ".json")),
-      thread_([this] { Run(); }) {
+      dump_path_(absl::StrCat(options_.dump_folder, "/rank-", options_.rank, ".json")) {
   // Remove the dump of an earlier run: a rank that is killed writes none, and would seem to have written it.
   if (!options_.dump_folder.empty()) std::remove(dump_path_.c_str());
+  thread_ = std::thread([this] { Run(); });
 }
 
 Watchdog::~Watchdog() {
@@ -187,10 +208,10 @@ void Watchdog::EndProcess(const absl::Status& cause) {
 std::string Watchdog::Dump() {
   if (options_.dump_folder.empty()) return "";
   const MutexLock lock(dump_mutex_);
-  const absl::Status failure = recorder_.failure();
-  if (!dumped_.empty() && failure == dumped_failure_) return dumped_;
-  dumped_failure_ = failure;
-  const absl::Status written = WriteFile(options_.dump_folder, dump_path_, recorder_.Json());
+  const int64_t number = recorder_.failure_number();
+  if (!dumped_.empty() && number == dumped_number_) return dumped_;
+  dumped_number_ = number;
+  const absl::Status written = WriteFileInTime(options_.dump_folder, dump_path_, recorder_.Json());
   dumped_ = written.ok() ? absl::StrCat("; run: weft diagnose ", options_.dump_folder)
                          : absl::StrCat("; no flight recorder: ", written.message());
   return dumped_;

@@ -93,7 +93,7 @@ class Watchdog {
   // True if the engine failed by a missed deadline more than kChecksAfterFailure checks ago, and is not being
   // reset. Called once in each check.
   bool MustEnd() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Writes the dump, once for each failure. Returns where it is, for messages.
+  // Writes the dump, once for each failure, and waits a second for that. Returns where it is, for messages.
   std::string Dump() ABSL_LOCKS_EXCLUDED(dump_mutex_);
 
   const Recorder& recorder_;
@@ -106,9 +106,9 @@ class Watchdog {
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::array<Extended, 2> extended_ ABSL_GUARDED_BY(mutex_);  // By task.
   Mutex dump_mutex_;
-  absl::Status dumped_failure_ ABSL_GUARDED_BY(dump_mutex_);
-  std::string dumped_ ABSL_GUARDED_BY(dump_mutex_);  // Result of the last Dump; empty before.
-  int failed_checks_ = 0;                            // See MustEnd. Used by the watchdog's thread only.
+  int64_t dumped_number_ ABSL_GUARDED_BY(dump_mutex_) = 0;  // Recorder::failure_number at the last Dump.
+  std::string dumped_ ABSL_GUARDED_BY(dump_mutex_);         // Result of the last Dump; empty before.
+  int failed_checks_ = 0;  // See MustEnd. Used by the watchdog's thread only.
   std::atomic<bool> ending_{false};
   std::thread thread_;  // Last: it uses the other members.
 };
