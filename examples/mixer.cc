@@ -4,7 +4,6 @@
 #include <weft/weft.h>
 
 using namespace weft;
-
 constexpr int64_t kImages = 16, kPatches = 8, kChannels = 12, kPixels = kPatches * kChannels;
 
 struct Mixer : Sequential {
@@ -30,10 +29,11 @@ absl::Status Train(Bootstrap& ranks) {
   Mixer net;
   WEFT_ASSIGN_OR_RETURN(auto model, FullyShard(net, net.children(), mesh, *engine, {}, LoadInitialValues(0)));
   ShardedAdamW optimizer(model->Shards(), {.lr = 3e-3, .weight_decay = 0});
-  const Tensor x = Tensor::Empty(DType::kF32, {kImages / ranks.size(), kPatches, kChannels});
-  for (int64_t i = 0; i < x.elements(); ++i)  // This rank's part of the same images for any number of ranks.
-    x.As<float>()[i] = std::sin(static_cast<float>((ranks.rank() * x.elements() + i) * 7919 % 1009));
-  for (int step = 1; step <= 200; ++step) {
+  const int64_t n = ranks.size(), first = kImages * ranks.rank() / n, end = kImages * (ranks.rank() + 1) / n;
+  const Tensor x = Tensor::Empty(DType::kF32, {end - first, kPatches, kChannels});  // This rank's images.
+  for (int64_t i = 0; i < x.elements(); ++i)
+    x.As<float>()[i] = std::sin(static_cast<float>((first * kPixels + i) * 7919 % 1009));
+  for (int step = 1; step <= 100; ++step) {
     Invocation pass;
     WEFT_ASSIGN_OR_RETURN(Tensors y, net.Forward(pass, {x}));
     float loss = 0;
@@ -46,7 +46,7 @@ absl::Status Train(Bootstrap& ranks) {
     WEFT_RETURN_IF_ERROR(optimizer.Step(model->Shards()));
     model->ZeroGradients();
     WEFT_RETURN_IF_ERROR(model->AllReduceScalars("loss", &loss, DType::kF32, 1, ReduceOp::kSum));
-    if (ranks.rank() == 0 && step % 20 == 0) std::printf("step %d  loss %.6f\n", step, loss);
+    if (ranks.rank() == 0 && step % 10 == 0) std::printf("step %d  loss %.6f\n", step, loss);
   }
   return absl::OkStatus();
 }
