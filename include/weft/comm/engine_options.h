@@ -54,7 +54,8 @@ struct EngineOptions {
   // them in several steps. Sums have the same bits for every value.
   int64_t reduce_fan_in = 32;
   // Scratch memory for the partial sums of such a reduction. It has room for those of one step at least. A
-  // reduction of fewer partial sums has room for four slices of each, or for the budget if that is larger.
+  // reduction of fewer partial sums has room for 16 slices in all (96 if they travel in runs), four slices of
+  // each, or the budget, whichever is most.
   int64_t reduce_window_bytes = int64_t{8} << 20;
   // Size of a piece, the unit of data movement in groups on one node, and of staging copies. Groups that span
   // nodes move slices. Priorities are reconsidered after each piece, slice or run of slices.

@@ -260,7 +260,7 @@ absl::StatusOr<bool> Collective::MeetPeers(OperationContext& context) {
       return all_published;
     }
   }
-  // The next rank is about to arrive, mostly: it would have to get back the cache lines of its descriptor.
+  // The next rank usually arrives soon. Reading its descriptor now would take the cache lines from it.
   if (arrives && arrival_ == Arrival::kCounted) return false;
   // While ranks are missing, each later step compares the descriptor of another one.
   WEFT_RETURN_IF_ERROR(ComparePeer(context, peers[next_compared_++ % peers.size()]).status());

@@ -17,8 +17,8 @@
 // *ready*, and adds one to the count in the word. The last rank claims outputs until none is left: it waits
 // for outputs alone that others are about to write. The rank that writes the last output wakes the others.
 // Outputs that are too large for one rank: the last rank wakes the others, because its submission would take
-// long, and its rank would be late for the next operation. It then claims outputs like the others, its own in
-// its submission.
+// long, and its rank would be late for the next operation. It then claims outputs like the others, and
+// writes its own before its submission returns.
 // Ranks that share hardware threads do not claim small outputs: the system may take the thread from one that
 // has, and a claim takes longer than to write the output.
 // Outputs outside node memory: only their owners can write them. The word then says that these ranks move

@@ -251,7 +251,7 @@ bool IsSmallOnNode(const GroupPlacement& placement, const CollectivePlan& plan,
   if (is_sum && bytes <= kMaxSumBytes) return true;
   const bool is_gather = plan.kind == OpKind::kAllGather || plan.kind == OpKind::kBroadcast;
   const bool is_supported = is_sum || is_gather || plan.kind == OpKind::kReduceScatter;
-  // Copies between share domains are the work of ranks that are dealt them.
+  // Fixed ranks copy between share domains: see Note [Shared outputs].
   if (!is_supported || placement.spans_domains() || plan.parts.ranges != nullptr) return false;
   if (IsSmallTogether(placement, plan, options)) return true;
   return is_gather && bytes >= LeastClaimedBytes(options) && bytes <= MaxClaimedBytes(options) &&

@@ -110,7 +110,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // True if an unfinished operation waits for something that rings no doorbell and must be polled: messages
   // of other nodes, or a slot of the descriptor ring whose operation was released before all had consumed it.
   bool must_be_polled() const { return wire_.busy() || uses_wire_ || awaits_slot_; }
-  // Interval of polls that the link between nodes is worth.
+  // Interval between polls of the wire, from its measured rate. See Note [Wire budget].
   int64_t poll_interval_ns() const { return wire_.poll_interval_ns(); }
   // Sends the remaining control messages and signals. False once all have been sent, or the transport has
   // failed.

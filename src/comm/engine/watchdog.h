@@ -8,8 +8,8 @@
 // Problem: mpirun ends the other ranks as soon as one has ended, but a dump of every rank is needed to see
 // who is late.
 // Rule: the rank that meets a failure publishes it before it ends. The watchdog of every rank, also of one
-// that hangs in a call, sees the failure within kCheckInterval plus the progress thread's longest sleep, and
-// writes its dump. A rank that ends leaves the others kDumpTime for it.
+// that hangs in a call, sees the failure within kCheckIntervalNs plus the progress thread's longest sleep,
+// and writes its dump. A rank that ends leaves the others kDumpTime for it.
 // Without the rule: only the first rank leaves a dump.
 #pragma once
 

@@ -147,7 +147,7 @@ class CreditScheduler {
   // Bytes that all lanes together may have in flight to this rank beyond their windows. See Note [Wire
   // budget]. 0 until something has arrived.
   int64_t budget_bytes() const { return budget_.bytes(); }
-  // Interval of polls that a link of the measured rate is worth.
+  // Interval between polls of the wire, from its measured rate. See Note [Wire budget].
   int64_t poll_interval_ns() const { return budget_.poll_interval_ns(); }
 
   // Slices of `slice_bytes` bytes that the longest run has; 1 if slices travel alone. See Note [Runs of

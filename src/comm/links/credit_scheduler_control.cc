@@ -146,7 +146,7 @@ absl::Status CreditScheduler::SendControl(int peer, std::string_view bytes) {
 
 absl::Status CreditScheduler::SendPartial(int peer, int lane, int edge, const Descriptor& descriptor,
                                           std::string_view payload) {
-  WEFT_CHECK(payload.size() <= kMaxPartialBytes, "a partial is too long");
+  WEFT_CHECK(payload.size() <= kMaxPartialBytes, "a partial sum is too long");
   PartialHeader header;
   header.lane = lane;
   header.edge = edge;

@@ -1,4 +1,4 @@
-// The bytes that are worth having in flight to this rank, by measurement.
+// Budget of bytes in flight to this rank: the measured rate times the time from a credit to its slice.
 //
 // Note [Wire budget]
 // Problem: a window of constant size is too small for a fast link, or a long one. A receiver looks at the

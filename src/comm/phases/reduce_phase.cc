@@ -104,7 +104,8 @@ absl::Status WindowedReduce::Allocate(const OperationContext& context, const Pla
     slots_ = std::max(context.options.reduce_fan_in, std::min(slots_, most));
   }
   slots_ = std::min(slots_, remote_count_ * slicing_.slices());
-  // Only rings that can hold runs are worth a look at all senders for each credit.
+  // A ring for each sender costs a look at all senders for each credit, so it is used only if it can hold
+  // runs.
   const int64_t ring = slots_ / remote_count_;
   if (slots_ % remote_count_ == 0 && ring >= CreditScheduler::kRunsOfRing * CreditScheduler::kFewestInRun)
     ring_slices_ = ring;
