@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""Tests of check_paths.py on small trees."""
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import check_paths
+
+
+class CheckPaths(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        for file in ("include/weft/comm/work.h", "bench/engine/wire.cc", "bench/peers/llama.py", "tools/test.sh"):
+            self.write(file, "")
+
+    def write(self, path, text):
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def violations(self):
+        return list(check_paths.violations(self.root))
+
+    def test_accepts_paths_that_exist(self):
+        self.write("docs/engine.md", "The [tests](../tools/test.sh) and [goals](engine.md#goals) of `bench/engine/`, `weft/comm/work.h`, "
+                                     "`comm/work.h`, `include/weft/<layer>/` and `bench/engine/*.cc`:\n\n    tools/test.sh\n")
+        self.write("bench/README.md", "The model is that of `peers/llama.py`.\n")
+        self.assertEqual(self.violations(), [])
+
+    def test_accepts_what_is_no_path_of_the_tree(self):
+        self.write("docs/engine.md", "`shard/all_gather`, `build/release/bin/weft`, `DIR/config.json`, [PyTorch](https://pytorch.org/a.md)\n")
+        self.assertEqual(self.violations(), [])
+
+    def test_finds_a_folder_and_a_file_that_do_not_exist(self):
+        self.write("docs/engine.md", "See `bench/wire` and `weft/comm/works.h`.\n\n    tools/tests.sh\n")
+        self.assertEqual(self.violations(), [f"docs/engine.md: names {path}, which does not exist"
+                                             for path in ("bench/wire", "tools/tests.sh", "weft/comm/works.h")])
+
+    def test_finds_a_link_to_a_file_that_does_not_exist(self):
+        self.write("README.md", "[engine](docs/engines.md#lanes)\n")
+        self.assertEqual(self.violations(), ["README.md: links to docs/engines.md, which does not exist"])
+
+    def test_finds_a_pattern_without_files(self):
+        self.write("README.md", "`include/weft/<layer>/types.h` and `bench/*.cc`\n")
+        self.assertEqual(self.violations(), [f"README.md: names {path}, which does not exist"
+                                             for path in ("bench/*.cc", "include/weft/<layer>/types.h")])
+
+
+if __name__ == "__main__":
+    unittest.main()
