@@ -99,27 +99,35 @@ void Recorder::RecordWait(const OperationRecord& record, std::string waiting_for
   if (Entry* entry = Find(record)) entry->waiting_for = std::move(waiting_for);
 }
 
+std::vector<const Recorder::Entry*> Recorder::EntriesByAge() const {
+  std::vector<const Entry*> entries;
+  for (size_t i = 0; i < ring_.size(); ++i)
+    entries.push_back(&ring_[ring_.size() < capacity_ ? i : (next_ + i) % capacity_]);
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const Entry* a, const Entry* b) { return a->submitted_ns < b->submitted_ns; });
+  return entries;
+}
+
 std::string Recorder::Json() const {
   const MutexLock lock(mutex_);
   nlohmann::ordered_json operations = nlohmann::ordered_json::array();
-  for (size_t i = 0; i < ring_.size(); ++i) {
-    const Entry& entry = ring_[ring_.size() < capacity_ ? i : (next_ + i) % capacity_];
-    operations.push_back({{"lane", entry.lane_name},
-                          {"lane_index", entry.lane},
-                          {"sequence", entry.descriptor.sequence},
-                          {"generation", entry.descriptor.generation},
-                          {"kind", Name(entry.descriptor.kind)},
-                          {"label", entry.label},
-                          {"dtype", Name(entry.descriptor.dtype)},
-                          {"bytes", entry.bytes},
-                          {"description", entry.Description()},
-                          {"counts_hash", entry.descriptor.counts_hash},
-                          {"state", Name(entry.state)},
-                          {"submitted_ns", entry.submitted_ns},
-                          {"started_ns", entry.started_ns},
-                          {"ready_ns", entry.ready_ns},
-                          {"released_ns", entry.released_ns},
-                          {"waiting_for", entry.waiting_for}});
+  for (const Entry* entry : EntriesByAge()) {
+    operations.push_back({{"lane", entry->lane_name},
+                          {"lane_index", entry->lane},
+                          {"sequence", entry->descriptor.sequence},
+                          {"generation", entry->descriptor.generation},
+                          {"kind", Name(entry->descriptor.kind)},
+                          {"label", entry->label},
+                          {"dtype", Name(entry->descriptor.dtype)},
+                          {"bytes", entry->bytes},
+                          {"description", entry->Description()},
+                          {"counts_hash", entry->descriptor.counts_hash},
+                          {"state", Name(entry->state)},
+                          {"submitted_ns", entry->submitted_ns},
+                          {"started_ns", entry->started_ns},
+                          {"ready_ns", entry->ready_ns},
+                          {"released_ns", entry->released_ns},
+                          {"waiting_for", entry->waiting_for}});
   }
   nlohmann::ordered_json lanes = nlohmann::ordered_json::array();
   for (const auto& [index, lane] : lanes_) {

@@ -80,6 +80,8 @@ class Recorder {
   // Moves next_ past entries of running operations, unless all are running: the watchdog must still find
   // them.
   void SkipRunning() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // In the order of submission. The ring has another one where entries of running operations stayed.
+  std::vector<const Entry*> EntriesByAge() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int rank_;
   const int ranks_;

@@ -11,6 +11,7 @@ namespace weft {
 namespace {
 
 using nlohmann::json;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::unique_ptr<OperationRecord> RecordOf(uint64_t sequence, OperationState state) {
@@ -90,6 +91,22 @@ TEST(Recorder, KeepsRunningOperationsBesideTheLastOnes) {
     recorder.Record(*RecordOf(sequence, OperationState::kRunning));  // More than the recorder's entries.
   }
   EXPECT_EQ(json::parse(recorder.Json())["operations"].size(), 4);
+}
+
+TEST(Recorder, WritesOperationsInTheOrderOfTheirSubmission) {
+  Recorder recorder(0, 1, /*entries=*/4);
+  const auto record = [&](uint64_t sequence, OperationState state) {
+    const auto operation = RecordOf(sequence, state);
+    operation->submitted_ns = 10 * static_cast<int64_t>(sequence);
+    recorder.Record(*operation);
+  };
+  for (uint64_t sequence = 1; sequence <= 4; ++sequence) record(sequence, OperationState::kReleased);
+  record(3, OperationState::kRunning);  // Keeps its entry while the ring wraps around.
+  for (uint64_t sequence = 5; sequence <= 8; ++sequence) record(sequence, OperationState::kReleased);
+  std::vector<uint64_t> sequences;
+  const json recorded = json::parse(recorder.Json());
+  for (const json& operation : recorded["operations"]) sequences.push_back(operation["sequence"]);
+  EXPECT_THAT(sequences, ElementsAre(3, 6, 7, 8));
 }
 
 TEST(Recorder, UpdatesAnOperationInItsPlace) {
