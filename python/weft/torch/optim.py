@@ -70,7 +70,10 @@ class AdamW(torch.optim.Optimizer):
             if group["amsgrad"] or group["maximize"]:
                 raise RuntimeError("weft.AdamW has neither amsgrad nor maximize: use torch.optim.AdamW")
             updates.append((group, [param for param in group["params"] if param.grad is not None]))
-        self._create_states([param for _, params in updates for param in params if not self.state[param]])
+        written = [param for _, params in updates for param in params]
+        for param in written:
+            self._check(param)
+        self._create_states([param for param in written if not self.state.get(param)])
         updates = [(group, [self._slice(param) for param in params]) for group, params in updates]
         for group, slices in updates:
             by_step: dict[tuple[int, torch.dtype], list] = {}
@@ -95,6 +98,12 @@ class AdamW(torch.optim.Optimizer):
         """The step count of a parameter, its dtype, and the addresses that a step reads and writes."""
         state = self.state[param]
         tensors = [_local(t) for t in (param, param.grad, state["exp_avg"], state["exp_avg_sq"])]
+        return state["step"], tensors[0].dtype, (*(tensor.data_ptr() for tensor in tensors), tensors[0].numel())
+
+    def _check(self, param: Tensor) -> None:
+        """Raises RuntimeError if a step cannot update the parameter with its gradient, and its moments if it has any."""
+        state = self.state.get(param) or {}
+        tensors = [_local(t) for t in (param, param.grad, *(state[name] for name in ("exp_avg", "exp_avg_sq") if state))]
         count, dtype = tensors[0].numel(), tensors[0].dtype
         for tensor in tensors:
             if dtype not in _STEPS or tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.numel() != count:
@@ -103,7 +112,6 @@ class AdamW(torch.optim.Optimizer):
                     f"of shape {tuple(param.shape)} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, "
                     f"strides {tensor.stride()}"
                 )
-        return state["step"], dtype, (*(tensor.data_ptr() for tensor in tensors), count)
 
     def _create_states(self, params: list[Tensor]) -> None:
         """Creates the states of parameters that have none, with moments of zero."""

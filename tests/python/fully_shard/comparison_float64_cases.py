@@ -115,3 +115,15 @@ def weft_adamw_updates_float64_as_torchs() -> None:
     param.grad = torch.ones(3)
     with expect_error(RuntimeError, "torch.float64 parameter"):
         weft.AdamW([param]).step()
+
+
+@case
+def weft_adamw_changes_nothing_if_it_refuses_a_parameter() -> None:
+    accepted, refused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3, dtype=torch.float64))
+    refused.grad_dtype = None
+    accepted.grad, refused.grad = torch.ones(3), torch.ones(3)
+    optimizer = weft.AdamW([accepted, refused])
+    with expect_error(RuntimeError, "torch.float64 parameter"):
+        optimizer.step()
+    assert not optimizer.state
+    assert torch.equal(accepted, torch.ones(3))
