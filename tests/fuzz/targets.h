@@ -1,5 +1,5 @@
-// Entry points of the fuzzers: each reads bytes from outside as the program does, and aborts if a result is
-// wrong.
+// Entry points of the fuzzers: each reads the bytes of a file or of a compressed slice as the program does,
+// and aborts if a result is wrong.
 //
 // libFuzzer calls them with generated inputs (tools/fuzz.sh), and fuzz_replay_test with the seeds in
 // corpus/<name>. A new target needs a function here, an entry in CMakeLists.txt and in replay_test.cc, and
