@@ -55,7 +55,7 @@ def main() -> None:
             points = [measure({**BASE, name: value}, pathlib.Path(folder)) for value in values]
             times.plot(values, [point["step"] / 1e3 for point in points], marker="o", markersize=3)
             memories.plot(values, [point["resident"] / 1024 for point in points], marker="o", markersize=3, label="measured")
-            memories.plot(values, [point["expected"] / 1024 for point in points], color="grey", linestyle="--", label="forecast")
+            memories.plot(values, [point["expected"] / 1024 for point in points], color="gray", linestyle="--", label="forecast")
             times.set_title(name)
             for axis in (times, memories):
                 axis.set_xticks(values[-3:], [f"{value:,}" for value in values[-3:]])

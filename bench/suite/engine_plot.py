@@ -40,7 +40,7 @@ def draw_messages(rows: list[list[list[float]]]) -> pyplot.Figure:
         ranks = [run[0] for run in of_placement]
         for column, label in MESSAGES.items():
             axis.plot(ranks, [run[column] for run in of_placement], marker="o", markersize=3, label=label)
-        axis.plot(ranks, [n - 1 for n in ranks], color="grey", linestyle="--", label="ranks - 1")
+        axis.plot(ranks, [n - 1 for n in ranks], color="gray", linestyle="--", label="ranks - 1")
         axis.set(xscale="log", yscale="log", xlabel="ranks", title=f"{per_node:.0f} rank(s) a node")
         axis.set_xticks(ranks, [f"{n:,.0f}" for n in ranks])
         axis.minorticks_off()
@@ -58,7 +58,7 @@ def draw_shares(rows: list[list[list[float]]]) -> pyplot.Figure:
             links = [(head[0], min(shares[mode])) for head, *shares in rows if head[1] == latency]
             axis.plot(*zip(*links), marker="o", markersize=3, label=f"{latency:,.0f} us")
         rates = sorted({head[0] for head, *_ in rows})
-        axis.axhline(0.9, color="grey", linestyle="--", linewidth=0.8)
+        axis.axhline(0.9, color="gray", linestyle="--", linewidth=0.8)
         axis.set(xscale="log", ylim=(0, 1.05), xlabel="rate of the link, Gbit/s", title=title)
         axis.set_xticks(rates, [f"{rate:.0f}" for rate in rates])
         axis.minorticks_off()

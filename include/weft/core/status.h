@@ -43,7 +43,7 @@ void Report(const absl::Status& status);
     }                                                                              \
   } while (false)
 
-// `target` may be a declaration, which cannot be parenthesised. NOLINTBEGIN(bugprone-macro-parentheses)
+// `target` may be a declaration, which cannot be parenthesized. NOLINTBEGIN(bugprone-macro-parentheses)
 #define WEFT_CONCAT_INNER(a, b) a##b
 #define WEFT_CONCAT(a, b) WEFT_CONCAT_INNER(a, b)
 #define WEFT_ASSIGN_OR_RETURN_INNER(result, target, expression) \

@@ -23,7 +23,7 @@ class _NodeMemory:
     _group: dist.ProcessGroup
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Returns an uninitialised tensor of math.prod(size) elements, in node memory as long as that has room."""
+        """Returns an uninitialized tensor of math.prod(size) elements, in node memory as long as that has room."""
         try:
             return self._group._get_backend(device).allocate_tensor(math.prod(size), dtype=dtype, device=device)
         except MemoryError:

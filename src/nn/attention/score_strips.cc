@@ -93,7 +93,7 @@ Values GradientsOf(const Values& weights, const Values& weight_gradients, const 
   return {_mm512_maskz_mul_ps(visible.left, left, scale), _mm512_maskz_mul_ps(visible.right, right, scale)};
 }
 
-// Stores the values of two neighbouring queries as a row of a panel of B: pairs along the queries.
+// Stores the values of two neighboring queries as a row of a panel of B: pairs along the queries.
 void StorePairs(const Values& even, const Values& odd, uint32_t* target) {
   // Word i: value i of the even query, and above it value i of the odd one.
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,

@@ -78,7 +78,7 @@ struct BlockPlace {
 };
 struct BlockOrder {
   int64_t first_panel, panels, first_block, blocks;
-  bool strided;  // As in Source: panels then are neighbours, otherwise k blocks.
+  bool strided;  // As in Source: panels then are neighbors, otherwise k blocks.
 
   int64_t size() const { return panels * blocks; }
   BlockPlace operator[](int64_t i) const {
@@ -100,7 +100,7 @@ void PrefetchSource(const panels::Source& source, int64_t lines, int64_t depth) 
 
 void Pack(panels::Operand operand, const Factor& factor, const Part& panels, const Part& blocks,
           uint32_t* packed) {
-  // A's values along k are neighbours in a row; B's are in a column, so in a row of its transpose.
+  // A's values along k are neighbors in a row; B's are in a column, so in a row of its transpose.
   const bool strided = factor.transposed == (operand == panels::Operand::kA);
   ParallelFor(panels.count, 1, [&](int64_t begin, int64_t end) {
     const BlockOrder order = {panels.begin + begin, end - begin, blocks.begin, blocks.count, strided};

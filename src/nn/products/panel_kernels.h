@@ -2,7 +2,7 @@
 // product of packed panels. Their sources alone are compiled for these instructions. Callers ask for a
 // PanelUnit first: without one, nothing here may be called.
 //
-// A *tile* is 16 x 16 words of 32 bits, 1 KiB. A word has two bf16 values that are neighbours along k. A *k
+// A *tile* is 16 x 16 words of 32 bits, 1 KiB. A word has two bf16 values that are neighbors along k. A *k
 // block* is 32 values along k, the depth of one tile. A *panel* is 32 rows of A, or 32 columns of B, over
 // some k blocks: two tiles for each k block, one after the other. Missing rows, columns and values are zero.
 //   tile of A: word [row][pair]      tile of B: word [pair][column]
@@ -58,7 +58,7 @@ enum class Operand : uint8_t { kA, kB };
 struct Source {
   const uint16_t* data;
   int64_t leading;  // Elements between two lines, or between two values along k if `strided`.
-  bool strided;     // False: the values of a line are neighbours. True: the lines are.
+  bool strided;     // False: the values of a line are neighbors. True: the lines are.
 };
 // Packs one k block of a panel: the first 32 of `lines` lines, and the first 32 of `depth` values along k.
 // Missing ones become 0.

@@ -19,7 +19,7 @@ void LoadLines(Source source, int64_t lines, int64_t depth, __m512i (&words)[16]
   }
 }
 
-// Loads the words of two tiles of neighbouring lines, as [pair][line].
+// Loads the words of two tiles of neighboring lines, as [pair][line].
 void LoadPairs(Source source, int64_t lines, int64_t depth, __m512i (&low)[16], __m512i (&high)[16]) {
   const __mmask32 mask = LowMask32(lines);
   const auto load = [&](int64_t k) {

@@ -220,7 +220,7 @@ class ShiftedRingAttention(OuterAttention):
         block = blocks.pack(kept.key, kept.value, own)
         grad_query = _zeros_like(kept.query)
         own_gradients = grad_query.new_zeros(blocks.sizes[own])
-        travelling: PendingExchange | None = (
+        traveling: PendingExchange | None = (
             None  # Gradients of the block at the next distance, from the previous rank.
         )
         sends: list[PendingExchange] = []
@@ -234,17 +234,17 @@ class ShiftedRingAttention(OuterAttention):
                 kept_block = kept._replace(key=key, value=value)
                 targets = (grad_query, *blocks.views(gradients, owner))
                 kernel.backward_into(targets, grad_out, *kept_block, self.plans[owner])
-            if travelling is not None:
-                gradients.add_(travelling.wait())
+            if traveling is not None:
+                gradients.add_(traveling.wait())
             if ring.passes_gradients_on(owner, distance):
                 sends.append(self.level.send(gradients, (own + 1) % self.level.size))
             if ring.returns_gradients(owner, distance):
                 sends.append(self.level.send(gradients, owner))
             previous = ring.owner_at(own, distance + 1)
-            travelling = None
+            traveling = None
             if ring.passes_gradients_on(previous, distance):
                 into = grad_query.new_empty(blocks.sizes[previous])
-                travelling = self.level.receive(into, (own - 1) % self.level.size)
+                traveling = self.level.receive(into, (own - 1) % self.level.size)
             if ring.returns_gradients(own, distance):
                 into = torch.empty_like(own_gradients)
                 returned = self.level.receive(into, (own + distance) % self.level.size)
