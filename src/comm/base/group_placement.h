@@ -48,7 +48,7 @@ class GroupPlacement {
   int size() const { return group_.size(); }
   int me() const { return group_.group_rank; }
   // The bootstrap rank of a group rank.
-  int WorldRank(int member) const { return group_.ranks[static_cast<size_t>(member)]; }
+  int BootstrapRank(int member) const { return group_.ranks[static_cast<size_t>(member)]; }
 
   // Nodes are numbered from 0, in the order of their first members.
   int node_count() const { return static_cast<int>(tables_->members.size()); }

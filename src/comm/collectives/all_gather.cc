@@ -55,7 +55,7 @@ class AllGatherOperation final : public Collective {
       if (context.placement.IsInDomain(peer) && !is_same) return MismatchWith(context, peer);
       if (!context.placement.IsInDomain(peer) && is_same) {
         return absl::FailedPreconditionError(absl::StrCat(
-            "rank ", context.placement.WorldRank(peer),
+            "rank ", context.placement.BootstrapRank(peer),
             " of another share domain gathers into the same block; give each share domain a block "
             "of its own (CommEngine::share_domains), or set the share domain to node"));
       }

@@ -69,7 +69,7 @@ class AllReduceOperation final : public Collective {
     announced_ = true;
     context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, context.placement.me(),
                             reduce_->done());
-    for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
+    for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.BootstrapRank(peer));
     return true;
   }
 

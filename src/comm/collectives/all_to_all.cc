@@ -182,8 +182,8 @@ class AllToAllOperation final : public Collective {
         const PartShape& sent = SendRow(sender, receiver).shape;
         const PartShape& expected = ReceiveRow(receiver, sender).shape;
         if (sent != expected) {
-          return PartMismatch(*context.record, placement.WorldRank(sender), sent,
-                              placement.WorldRank(receiver), expected);
+          return PartMismatch(*context.record, placement.BootstrapRank(sender), sent,
+                              placement.BootstrapRank(receiver), expected);
         }
         elements += sent.elements();
         parts += sent.elements() > 0 ? 1 : 0;
@@ -263,9 +263,9 @@ class AllToAllOperation final : public Collective {
     const auto* table = reinterpret_cast<const PartRow*>(InputOf(context, peer));
     const PartRow& row = table[placement.IndexInNode(placement.me())];
     const TensorView& target = plan().receives[static_cast<size_t>(peer)];
-    const int rank = placement.WorldRank(peer);
+    const int rank = placement.BootstrapRank(peer);
     if (row.shape != PartShape::Of(target)) {
-      return PartMismatch(*context.record, rank, row.shape, placement.WorldRank(placement.me()),
+      return PartMismatch(*context.record, rank, row.shape, placement.BootstrapRank(placement.me()),
                           PartShape::Of(target));
     }
     if (IsEmptyPart(target)) return absl::OkStatus();
@@ -299,8 +299,8 @@ class AllToAllOperation final : public Collective {
                               SizeOf(plan().dtype));
   }
   CreditScheduler::Channel ChannelTo(const OperationContext& context, int member) const {
-    return {context.record->lane, context.record->descriptor.sequence, context.placement.WorldRank(member),
-            kExchangeChannel};
+    return {context.record->lane, context.record->descriptor.sequence,
+            context.placement.BootstrapRank(member), kExchangeChannel};
   }
 
   // Takes its share of the remaining scratch from `ring`.

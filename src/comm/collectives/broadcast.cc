@@ -79,9 +79,9 @@ class BroadcastOperation final : public Collective {
       if (half.source && (!half.receive->finished() || !half.source_has_announced))
         ranks.insert(half.source->peer);
       half.sends.AddAwaited(ranks);
-      if (half.pull && !half.pull->finished()) ranks.insert(placement.WorldRank(LeaderOf(placement)));
+      if (half.pull && !half.pull->finished()) ranks.insert(placement.BootstrapRank(LeaderOf(placement)));
     }
-    if (!IsLeader(placement) && !confirmed_) ranks.insert(placement.WorldRank(LeaderOf(placement)));
+    if (!IsLeader(placement) && !confirmed_) ranks.insert(placement.BootstrapRank(LeaderOf(placement)));
   }
 
  private:
@@ -150,7 +150,8 @@ class BroadcastOperation final : public Collective {
                                                   placement.NodeOf(placement.me()));
     const auto channel_to = [&](int node, int number) {
       return CreditScheduler::Channel{context.record->lane, context.record->descriptor.sequence,
-                                      placement.WorldRank(placement.PartLeader(node, plan().root)), number};
+                                      placement.BootstrapRank(placement.PartLeader(node, plan().root)),
+                                      number};
     };
     if (edges.source)
       WEFT_RETURN_IF_ERROR(
@@ -167,7 +168,7 @@ class BroadcastOperation final : public Collective {
   absl::Status AddSource(OperationContext& context, Half& half, const CreditScheduler::Channel& channel,
                          SliceMemory ring, int64_t begin) {
     const WirePhase window = halves_.size() == 1 ? WirePhase::kGather : WirePhase::kReduce;
-    const bool from_root = channel.peer == context.placement.WorldRank(plan().root);
+    const bool from_root = channel.peer == context.placement.BootstrapRank(plan().root);
     const auto source = from_root ? ReceiveStream::Source::kReady : ReceiveStream::Source::kProduced;
     const SliceMemory output = RunAt(plan().output, begin);
     const bool encoded = ring.encoding != WireEncoding::kPlain;
@@ -237,13 +238,13 @@ class BroadcastOperation final : public Collective {
   int NumberOf(const Half& half) const { return &half == &halves_.front() ? 0 : 1; }
   int64_t CounterOf(const OperationContext& context, int index) const {
     return context.node.Counter(context.record->lane,
-                                context.placement.WorldRank(LeaderOf(context.placement)),
+                                context.placement.BootstrapRank(LeaderOf(context.placement)),
                                 context.record->descriptor.sequence, index);
   }
   static void SetCounter(OperationContext& context, int index, int64_t value) {
     context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, index, value);
     for (const int peer : context.placement.local_peers())
-      context.node.Ring(context.placement.WorldRank(peer));
+      context.node.Ring(context.placement.BootstrapRank(peer));
   }
 
   int64_t ring_slices_ = 1;

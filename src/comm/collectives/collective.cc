@@ -21,7 +21,7 @@ absl::Status Mismatch(const OperationContext& context, int peer_rank, const Desc
   }
   return absl::FailedPreconditionError(
       absl::StrCat("lane ", ToAbsl(context.record->lane_name), ": rank ",
-                   context.placement.WorldRank(context.placement.me()), " submitted ", ToString(mine),
+                   context.placement.BootstrapRank(context.placement.me()), " submitted ", ToString(mine),
                    ", rank ", peer_rank, " submitted ", ToString(theirs), MismatchDetails(mine, theirs),
                    "; all ranks of a lane must submit the same operations in the same order"));
 }
@@ -223,7 +223,7 @@ void Collective::Publish(OperationContext& context) {
 }
 
 absl::StatusOr<bool> Collective::ComparePeer(const OperationContext& context, int peer) const {
-  const int rank = context.placement.WorldRank(peer);
+  const int rank = context.placement.BootstrapRank(peer);
   const Descriptor& mine = context.record->descriptor;
   const std::optional<Descriptor> theirs = context.node.Peek(context.record->lane, rank, mine.sequence);
   if (!theirs) return false;
@@ -244,7 +244,7 @@ absl::StatusOr<bool> Collective::MeetPeers(OperationContext& context) {
     // Peers that published the first operation before the host opened the lane could not arrive.
     const bool opens = context.placement.me() == context.placement.node_host() && mine.sequence == 1;
     if (opens || (arrived_last() && wakes_peers_on_arrival())) {
-      for (const int peer : peers) context.node.Ring(context.placement.WorldRank(peer));
+      for (const int peer : peers) context.node.Ring(context.placement.BootstrapRank(peer));
     }
   }
   if (arrival_ != Arrival::kNone) {
@@ -269,7 +269,7 @@ absl::StatusOr<bool> Collective::MeetPeers(OperationContext& context) {
 
 Descriptor Collective::ReadDescriptor(const OperationContext& context, int peer) {
   const std::optional<Descriptor> published = context.node.Peek(
-      context.record->lane, context.placement.WorldRank(peer), context.record->descriptor.sequence);
+      context.record->lane, context.placement.BootstrapRank(peer), context.record->descriptor.sequence);
   WEFT_CHECK(published.has_value(), "a rank read the memory of a peer that has not published the operation");
   return *published;
 }
@@ -283,7 +283,7 @@ const Descriptor& Collective::DescriptorOf(const OperationContext& context, int 
 }
 
 absl::Status Collective::MismatchWith(const OperationContext& context, int member) const {
-  return Mismatch(context, context.placement.WorldRank(member), DescriptorOf(context, member));
+  return Mismatch(context, context.placement.BootstrapRank(member), DescriptorOf(context, member));
 }
 
 const std::byte* Collective::InputOf(const OperationContext& context, int member) const {
@@ -372,7 +372,7 @@ std::set<int> Collective::AwaitedRanks(const OperationContext& context) const {
   }
   std::set<int> peers;
   for (const int peer : context.placement.local_peers()) {
-    const int rank = context.placement.WorldRank(peer);
+    const int rank = context.placement.BootstrapRank(peer);
     peers.insert(rank);
     if (!context.node.Peek(context.record->lane, rank, context.record->descriptor.sequence))
       ranks.insert(rank);

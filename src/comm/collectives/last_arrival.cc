@@ -22,7 +22,7 @@ LastArrival::Word::Word(const OperationContext& context)
       sequence_(context.record->descriptor.sequence) {}
 
 void LastArrival::Word::Tell(Moved moved) const {
-  const int rank = placement_.WorldRank(placement_.me());
+  const int rank = placement_.BootstrapRank(placement_.me());
   node_.SetWord(meeting_, sequence_, kStates * rank + static_cast<int64_t>(moved));
 }
 
@@ -32,7 +32,7 @@ void LastArrival::Word::TellAndWakePeers(Moved moved) const {
 }
 
 void LastArrival::Word::WakePeers() const {
-  for (const int peer : placement_.local_peers()) node_.Ring(placement_.WorldRank(peer));
+  for (const int peer : placement_.local_peers()) node_.Ring(placement_.BootstrapRank(peer));
 }
 
 Moved LastArrival::Word::moved() const {
@@ -49,7 +49,7 @@ std::optional<int> LastArrival::Word::teller() const {
 int64_t LastArrival::Word::claims_moved() const { return value() / kClaim; }
 
 void LastArrival::Word::AddClaimMoved(int member) const {
-  const int owner = placement_.WorldRank(member);
+  const int owner = placement_.BootstrapRank(member);
   node_.FinishPiece(meeting_.lane, owner, sequence_);
   if (member != placement_.me()) node_.Ring(owner);
   if (node_.AddToWord(meeting_, sequence_, kClaim) / kClaim == placement_.size()) WakePeers();
@@ -60,7 +60,7 @@ void LastArrival::Word::ShowClaim(bool is_moving) const {
 }
 
 bool LastArrival::Word::IsMovingClaim(int member) const {
-  return node_.Counter(meeting_.lane, placement_.WorldRank(member), sequence_, kClaimCounter) == 1;
+  return node_.Counter(meeting_.lane, placement_.BootstrapRank(member), sequence_, kClaimCounter) == 1;
 }
 
 void LastArrival::MoveAsLast(OperationContext& context, Moved outcome, MoveSize size,
@@ -83,7 +83,7 @@ void LastArrival::OfferClaims(OperationContext& context, ClaimRule rule) {
   if (rule == ClaimRule::kWaitingRanks) return word.TellAndWakePeers(outcome_);
   word.Tell(outcome_);
   const GroupPlacement& placement = context.placement;
-  for (const int peer : placement.local_peers()) context.node.RingIfAwake(placement.WorldRank(peer));
+  for (const int peer : placement.local_peers()) context.node.RingIfAwake(placement.BootstrapRank(peer));
 }
 
 bool LastArrival::MoveClaimed(OperationContext& context, ClaimRule rule, MoveSize size,
@@ -92,7 +92,7 @@ bool LastArrival::MoveClaimed(OperationContext& context, ClaimRule rule, MoveSiz
   const OperationRecord& record = *context.record;
   rule_ = rule;
   const auto claim = [&](int member) {
-    const int rank = placement.WorldRank(member);
+    const int rank = placement.BootstrapRank(member);
     if (!context.node.ClaimPiece(record.lane, rank, record.descriptor.sequence, kOutputs)) return false;
     claim_.emplace(context);
     claim_->ShowClaim(true);
@@ -103,7 +103,7 @@ bool LastArrival::MoveClaimed(OperationContext& context, ClaimRule rule, MoveSiz
   };
   if (claim(placement.me())) return true;
   const bool is_writer =
-      rule == ClaimRule::kLastRank && Word(context).teller() == placement.WorldRank(placement.me());
+      rule == ClaimRule::kLastRank && Word(context).teller() == placement.BootstrapRank(placement.me());
   if (!context.is_ready_awaited && !context.is_release_awaited && !is_writer) return false;
   return std::any_of(placement.local_peers().begin(), placement.local_peers().end(), claim);
 }
@@ -114,7 +114,7 @@ bool LastArrival::AreAllClaimsMoved(const OperationContext& context) {
 
 bool LastArrival::IsOwnOutputMoved(const OperationContext& context) {
   const OperationRecord& record = *context.record;
-  const int rank = context.placement.WorldRank(context.placement.me());
+  const int rank = context.placement.BootstrapRank(context.placement.me());
   return context.node.FinishedPieces(record.lane, rank, record.descriptor.sequence) == kOutputs;
 }
 
@@ -156,7 +156,7 @@ void LastArrival::AddAwaited(const OperationContext& context, std::set<int>& ran
   if (is_moving_ || is_decided) return;
   const GroupPlacement& placement = context.placement;
   const Word word(context);
-  const auto rank_of = [&](int member) { return placement.WorldRank(member); };
+  const auto rank_of = [&](int member) { return placement.BootstrapRank(member); };
   for (const int peer : placement.local_peers()) {
     if (outcome_ == Moved::kByClaims && word.IsMovingClaim(peer)) ranks.insert(rank_of(peer));
   }

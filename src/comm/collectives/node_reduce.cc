@@ -72,7 +72,7 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
     for (int owner = 0; owner < placement.size(); ++owner) {
       const Slicing pieces{plan().parts.counts[static_cast<size_t>(owner)],
                            SliceElements(context, plan().dtype)};
-      parts_.push_back({placement.WorldRank(owner), pieces, OutputOf(context, owner) != nullptr,
+      parts_.push_back({placement.BootstrapRank(owner), pieces, OutputOf(context, owner) != nullptr,
                         to_all_ || owner == placement.me()});
     }
     // Each rank counts its own part, whichever rank reduces the pieces.
@@ -109,10 +109,10 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
       if (!AllPiecesClaimed(context, part)) ranks.insert(part.rank);
       for (const int peer : context.placement.local_peers()) {
         const bool busy = CounterOf(context, peer, static_cast<int>(owner)) % 2 == 1;
-        if (busy) ranks.insert(context.placement.WorldRank(peer));
+        if (busy) ranks.insert(context.placement.BootstrapRank(peer));
       }
     }
-    ranks.erase(context.placement.WorldRank(context.placement.me()));
+    ranks.erase(context.placement.BootstrapRank(context.placement.me()));
   }
 
  private:
@@ -188,12 +188,12 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
 
   void RingWaitingPeers(OperationContext& context, int owner) const {
     for (const int peer : context.placement.local_peers()) {
-      if (to_all_ || peer == owner) context.node.Ring(context.placement.WorldRank(peer));
+      if (to_all_ || peer == owner) context.node.Ring(context.placement.BootstrapRank(peer));
     }
   }
 
   static int64_t CounterOf(const OperationContext& context, int member, int owner) {
-    return context.node.Counter(context.record->lane, context.placement.WorldRank(member),
+    return context.node.Counter(context.record->lane, context.placement.BootstrapRank(member),
                                 context.record->descriptor.sequence, owner);
   }
   static bool AllPiecesClaimed(const OperationContext& context, const NodePart& part) {

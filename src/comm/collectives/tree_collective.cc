@@ -85,7 +85,7 @@ class TreeCollective final : public Collective {
     const GroupPlacement& placement = context.placement;
     if (has_result_) return;
     if (placement.me() != leader_) {
-      ranks.insert(placement.WorldRank(leader_));
+      ranks.insert(placement.BootstrapRank(leader_));
       return;
     }
     for (const int peer : MissingPeers(context)) ranks.insert(peer);
@@ -109,7 +109,7 @@ class TreeCollective final : public Collective {
   }
   // Bootstrap rank of the first member on a node.
   static int LeaderOf(const OperationContext& context, int node) {
-    return context.placement.WorldRank(context.placement.FirstMember(node));
+    return context.placement.BootstrapRank(context.placement.FirstMember(node));
   }
   static int LeaderOfMember(const OperationContext& context, int member) {
     return LeaderOf(context, context.placement.NodeOf(member));
@@ -262,7 +262,7 @@ class TreeCollective final : public Collective {
     if (!context.placement.local_peers().empty()) {
       context.node.SetCounter(record.lane, record.descriptor.sequence, /*index=*/0, 1);
       for (const int peer : context.placement.local_peers())
-        context.node.Ring(context.placement.WorldRank(peer));
+        context.node.Ring(context.placement.BootstrapRank(peer));
     }
     if (mirrored_) return true;
     for (const int child : TreeChildren(Node(context), context.placement.node_count()))
@@ -272,7 +272,7 @@ class TreeCollective final : public Collective {
 
   bool TakeResultOfLeader(OperationContext& context) {
     const OperationRecord& record = *context.record;
-    const int leader = context.placement.WorldRank(leader_);
+    const int leader = context.placement.BootstrapRank(leader_);
     if (context.node.Counter(record.lane, leader, record.descriptor.sequence, /*index=*/0) == 0) return false;
     if (input_bytes() > 0) std::memcpy(plan().output, OutputOf(context, leader_), input_bytes());
     return has_result_ = true;

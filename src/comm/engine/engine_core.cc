@@ -354,6 +354,6 @@ void EngineCore::Consume(int index, const OperationRecord& record) {
   env_.node.Release(index, sequence);
   const bool is_last = env_.node.Consume(NodeLink::MeetingOf(index, placement), sequence);
   if (!is_last || record.operation->is_released_when_drained()) return;
-  for (const int peer : placement.local_peers()) env_.node.Ring(placement.WorldRank(peer));
+  for (const int peer : placement.local_peers()) env_.node.Ring(placement.BootstrapRank(peer));
 }
 }  // namespace weft

@@ -34,9 +34,9 @@ absl::Status EngineCore::LeaveLane(int index) {
     env_.node.Publish(index, descriptor);
     env_.node.Arrive(NodeLink::MeetingOf(index, placement), descriptor.sequence, HashOnNode(descriptor));
   }
-  for (const int peer : placement.local_peers()) env_.node.Ring(placement.WorldRank(peer));
+  for (const int peer : placement.local_peers()) env_.node.Ring(placement.BootstrapRank(peer));
   for (const int node : NeighborNodes(placement.NodeOf(placement.me()), placement.node_count())) {
-    const int peer = placement.WorldRank(placement.PartLeader(node, placement.me()));
+    const int peer = placement.BootstrapRank(placement.PartLeader(node, placement.me()));
     WEFT_RETURN_IF_ERROR(wire_.AnnounceEmptyPart({index, descriptor.sequence, peer, 0}, descriptor));
   }
   return absl::OkStatus();
@@ -88,7 +88,7 @@ std::vector<int> EngineCore::RanksToTell() const {
     if (lane == nullptr) continue;
     const GroupPlacement& placement = lane->placement;
     for (const int node : NeighborNodes(placement.NodeOf(placement.me()), placement.node_count()))
-      told.insert(placement.WorldRank(placement.PartLeader(node, placement.me())));
+      told.insert(placement.BootstrapRank(placement.PartLeader(node, placement.me())));
   }
   return {told.begin(), told.end()};
 }

@@ -20,7 +20,7 @@ std::set<int> EngineCore::RanksYetToConsume(int index, uint64_t sequence) const 
   const Lane& lane = *lanes_[static_cast<size_t>(index)];
   std::set<int> ranks;
   for (int peer : lane.placement.local_peers()) {
-    const int rank = lane.placement.WorldRank(peer);
+    const int rank = lane.placement.BootstrapRank(peer);
     if (env_.node.Consumed(index, rank) < sequence) ranks.insert(rank);
   }
   return ranks;

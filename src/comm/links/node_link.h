@@ -111,7 +111,7 @@ class NodeLink {
   virtual int64_t AddToWord(const Meeting& meeting, uint64_t sequence, int64_t value) = 0;
 
   static Meeting MeetingOf(int lane, const GroupPlacement& placement) {
-    return {lane, placement.WorldRank(placement.node_host()), placement.local_size()};
+    return {lane, placement.BootstrapRank(placement.node_host()), placement.local_size()};
   }
 
   // Messages between two ranks of the node, in order for each pair.

@@ -64,7 +64,7 @@ bool DomainReduce::StepOwnPart(OperationContext& context) {
     advanced = true;
     if (!memory_.copies.empty() && reduce_->finished()) {
       for (const int peer : context.placement.local_peers())
-        context.node.Ring(context.placement.WorldRank(peer));
+        context.node.Ring(context.placement.BootstrapRank(peer));
     }
   }
   if (reduce_->finished()) return advanced;
@@ -85,7 +85,7 @@ bool DomainReduce::Step(OperationContext& context) {
 
 void DomainReduce::AddAwaited(const OperationContext& context, std::set<int>& ranks) const {
   sums_->AddAwaited(context, ranks);
-  for (const int member : awaited_) ranks.insert(context.placement.WorldRank(member));
+  for (const int member : awaited_) ranks.insert(context.placement.BootstrapRank(member));
 }
 
 }  // namespace weft

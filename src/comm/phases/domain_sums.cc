@@ -159,7 +159,7 @@ absl::Status DomainSums::PlanProducers(OperationContext& context) {
   const std::optional<NodeAddress> address = context.node.AddressOf(rings_.data());
   WEFT_CHECK(address.has_value(), "the engine's scratch lies outside of node memory");
   SetCounter(context, RingsCounter(placement), static_cast<int64_t>(address->offset) + 1);
-  for (const int reader : readers) context.node.Ring(placement.WorldRank(reader));
+  for (const int reader : readers) context.node.Ring(placement.BootstrapRank(reader));
   return absl::OkStatus();
 }
 
@@ -195,7 +195,7 @@ bool DomainSums::FindRings(const OperationContext& context) {
   for (Source& source : sources_) {
     const int64_t offset = CounterOf(context, source.producer, RingsCounter(placement)) - 1;
     std::byte* rings = context.node.Map(
-        {placement.WorldRank(source.producer), static_cast<decltype(NodeAddress::offset)>(offset)});
+        {placement.BootstrapRank(source.producer), static_cast<decltype(NodeAddress::offset)>(offset)});
     const std::vector<int> readers = ReadersOf(placement, source.producer);
     const auto place = std::find(readers.begin(), readers.end(), me_) - readers.begin();
     source.own_ring = rings + static_cast<size_t>(place) * rings_bytes();
@@ -242,7 +242,7 @@ std::unique_ptr<SliceSource> DomainSums::MakePartial(const OperationContext& con
 }
 
 int64_t DomainSums::CounterOf(const OperationContext& context, int member, int index) {
-  return context.node.Counter(context.record->lane, context.placement.WorldRank(member),
+  return context.node.Counter(context.record->lane, context.placement.BootstrapRank(member),
                               context.record->descriptor.sequence, index);
 }
 
@@ -263,7 +263,7 @@ bool DomainSums::AnnounceReduced(OperationContext& context, int64_t slices) {
   if (slices <= reduced_) return false;
   reduced_ = slices;
   SetCounter(context, OwnCounter(context.placement, me_), slices);
-  for (const Source& source : sources_) context.node.Ring(context.placement.WorldRank(source.producer));
+  for (const Source& source : sources_) context.node.Ring(context.placement.BootstrapRank(source.producer));
   return true;
 }
 
@@ -287,7 +287,7 @@ bool DomainSums::Announce(OperationContext& context, Ring& ring, int counter, in
   if (ring.announced == ring.progress.done()) return false;
   ring.announced = ring.progress.done();
   SetCounter(context, counter, ring.announced);
-  context.node.Ring(context.placement.WorldRank(reader));
+  context.node.Ring(context.placement.BootstrapRank(reader));
   return true;
 }
 
@@ -345,7 +345,7 @@ bool DomainSums::StepRequests(OperationContext& context) {
   }
   if (advanced) {
     SetCounter(context, RequestCounter(placement), request_progress_.issued());
-    for (const Source& source : sources_) context.node.Ring(placement.WorldRank(source.producer));
+    for (const Source& source : sources_) context.node.Ring(placement.BootstrapRank(source.producer));
   }
   int64_t served = request_progress_.issued();
   for (const Source& source : sources_) {
@@ -390,7 +390,7 @@ void DomainSums::AddAwaited(const OperationContext& context, std::set<int>& rank
     const bool has_served = CounterOf(context, source.producer, ServedCounter(placement, me_)) > pushed_;
     const bool needs_served = pushed_ < request_progress_.issued();
     if ((needs_own && !has_own) || (needs_served && !has_served))
-      ranks.insert(placement.WorldRank(source.producer));
+      ranks.insert(placement.BootstrapRank(source.producer));
   }
   for (const Producer& producer : producers_) {
     const bool has_room = ReducedBy(context, producer.reader) + kOwnSlots > producer.own.progress.done();
@@ -398,7 +398,7 @@ void DomainSums::AddAwaited(const OperationContext& context, std::set<int>& rank
     const bool awaits_request =
         producer.requests.announced < producer.requests.count &&
         CounterOf(context, producer.reader, RequestCounter(placement)) == producer.requests.progress.issued();
-    if (awaits_own || awaits_request) ranks.insert(placement.WorldRank(producer.reader));
+    if (awaits_own || awaits_request) ranks.insert(placement.BootstrapRank(producer.reader));
   }
 }
 

@@ -60,7 +60,7 @@ void GatherPhase::AddPull(const OperationContext& context, SliceMemory source, S
   if (IsSameMemory(source, target) || elements == 0) return;
   const bool is_awaited = kind_ == Kind::kShared && placement.domain_size() > 1;
   pulls_.push_back({CopyStream(SlicingOf(member), dtype_, source, target, nontemporal_), member,
-                    placement.WorldRank(source_member), counter, !is_awaited});
+                    placement.BootstrapRank(source_member), counter, !is_awaited});
   if (placement.IsInDomain(source_member)) return;
   pulls_.back().stream.SetCrossesDomains();
   context.counters.cross_domain_bytes += elements * static_cast<int64_t>(element_bytes_);
@@ -68,7 +68,7 @@ void GatherPhase::AddPull(const OperationContext& context, SliceMemory source, S
 
 void GatherPhase::AddWatch(const OperationContext& context, int member, int writer) {
   if (SlicingOf(member).elements == 0) return;
-  watches_.push_back({member, context.placement.WorldRank(writer)});
+  watches_.push_back({member, context.placement.BootstrapRank(writer)});
 }
 
 const PeerMemory& GatherPhase::Memory::PeerOf(int member) const {
@@ -154,7 +154,7 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
     const int member = (me + step) % placement.size();
     if (placement.IsLocal(member)) continue;
     const CreditScheduler::Channel channel{context.record->lane, context.record->descriptor.sequence,
-                                           placement.WorldRank(member), kGatherChannel};
+                                           placement.BootstrapRank(member), kGatherChannel};
     if (receives(member)) AddRelay(channel, member, memory.output, ring);
     if (placement.PartLeader(placement.NodeOf(member), me) == member && UsesWire(me)) {
       sends_.AddPart(channel, {SlicingOf(me), dtype_, OwnPart(placement, memory), encoding_, delta_base_},
@@ -194,7 +194,7 @@ int64_t GatherPhase::AllWritable(int /*member*/) { return std::numeric_limits<in
 
 bool GatherPhase::StepPulls(OperationContext& context, int64_t own_available, Writable writable) {
   bool advanced = false;
-  const int own_rank = context.placement.WorldRank(context.placement.me());
+  const int own_rank = context.placement.BootstrapRank(context.placement.me());
   for (Pull* const open : open_pulls_) {
     Pull& pull = *open;
     if (pull.stream.finished()) continue;
@@ -237,7 +237,7 @@ absl::StatusOr<bool> GatherPhase::StepRelays(OperationContext& context, Writable
 void GatherPhase::Announce(OperationContext& context, int member, int64_t slices) {
   if (context.placement.local_peers().empty()) return;
   context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, member, slices);
-  for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
+  for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.BootstrapRank(peer));
 }
 
 bool GatherPhase::ClosePulls(OperationContext& context) {

@@ -21,7 +21,7 @@ DType WireDType(const NodeSubtree& subtree, DType dtype) {
 }
 
 CreditScheduler::Channel MakeChannel(const OperationContext& context, int member, int number) {
-  return {context.record->lane, context.record->descriptor.sequence, context.placement.WorldRank(member),
+  return {context.record->lane, context.record->descriptor.sequence, context.placement.BootstrapRank(member),
           number};
 }
 

@@ -21,11 +21,11 @@ void TellNode(OperationContext& context) {
   const GroupPlacement& placement = context.placement;
   if (placement.local_peers().empty()) return;
   context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, kResultCounter, 1);
-  for (const int peer : placement.local_peers()) context.node.Ring(placement.WorldRank(peer));
+  for (const int peer : placement.local_peers()) context.node.Ring(placement.BootstrapRank(peer));
 }
 
 bool HasLeaderTold(const OperationContext& context) {
-  const int leader = context.placement.WorldRank(context.placement.node_host());
+  const int leader = context.placement.BootstrapRank(context.placement.node_host());
   const OperationRecord& record = *context.record;
   return context.node.Counter(record.lane, leader, record.descriptor.sequence, kResultCounter) != 0;
 }
@@ -33,7 +33,7 @@ bool HasLeaderTold(const OperationContext& context) {
 CreditScheduler::Channel ChannelToLeader(const OperationContext& context, int node, int number) {
   const GroupPlacement& placement = context.placement;
   return {context.record->lane, context.record->descriptor.sequence,
-          placement.WorldRank(placement.FirstMember(node)), number};
+          placement.BootstrapRank(placement.FirstMember(node)), number};
 }
 
 const ReceiveStream& OrderedReceives::Add(const CreditScheduler::Channel& channel, const Slicing& slicing,

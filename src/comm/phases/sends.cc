@@ -16,7 +16,7 @@ absl::StatusOr<int64_t> CreditedSlices(const OperationContext& context,
   if (!credit) return 0;
   responded = true;
   if (credit->part == part) return credit->slices;
-  const int own_rank = context.placement.WorldRank(context.placement.me());
+  const int own_rank = context.placement.BootstrapRank(context.placement.me());
   return PartMismatch(*context.record, own_rank, part, channel.peer, credit->part);
 }
 

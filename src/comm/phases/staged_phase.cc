@@ -97,14 +97,14 @@ void StagedPhase::PlanGather(OperationContext& context, const Memory& memory) {
 }
 
 int64_t StagedPhase::CounterOf(const OperationContext& context, int member, int index) const {
-  return context.node.Counter(context.record->lane, context.placement.WorldRank(member),
+  return context.node.Counter(context.record->lane, context.placement.BootstrapRank(member),
                               context.record->descriptor.sequence, index);
 }
 
 void StagedPhase::Announce(OperationContext& context, int index, int64_t pieces,
                            const std::vector<int>& members) const {
   context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, index, pieces);
-  for (const int member : members) context.node.Ring(context.placement.WorldRank(member));
+  for (const int member : members) context.node.Ring(context.placement.BootstrapRank(member));
 }
 
 int64_t StagedPhase::ReadByAll(const OperationContext& context, const RingWriter& writer) const {
@@ -180,7 +180,7 @@ bool StagedPhase::complete() const {
 }
 
 void StagedPhase::AddAwaited(const OperationContext& context, std::set<int>& ranks) const {
-  const auto add = [&](int member) { ranks.insert(context.placement.WorldRank(member)); };
+  const auto add = [&](int member) { ranks.insert(context.placement.BootstrapRank(member)); };
   for (const RingWriter& writer : writers_) {
     for (const int reader : writer.readers) {
       const int64_t read = CounterOf(context, reader, writer.counter);

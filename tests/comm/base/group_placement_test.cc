@@ -25,7 +25,7 @@ TEST(GroupPlacement, NumbersNodesByTheirFirstMember) {
   EXPECT_EQ(placement.NodeOf(4), 2);
   EXPECT_TRUE(placement.spans_nodes());
   EXPECT_TRUE(placement.local_peers().empty());
-  EXPECT_EQ(placement.WorldRank(3), 0);
+  EXPECT_EQ(placement.BootstrapRank(3), 0);
 }
 
 TEST(GroupPlacement, KnowsNodesThatAreConsecutiveAndThoseThatAreSubtrees) {
