@@ -60,6 +60,10 @@ class Attention:
             return torch.rand(self.batch, 1, 1, self.tokens, generator=generator) < 0.7
         if self.mask == "bias of heads":
             return torch.randn(self.heads, self.tokens, self.tokens, generator=generator)
+        if self.mask == "hidden rows":  # Queries of padding, which finite numbers hide from all keys.
+            bias = torch.randn(self.tokens, self.tokens, generator=generator)
+            bias[::3] = -1e9
+            return bias
         mask = torch.rand(self.batch, 1, self.tokens, self.tokens, generator=generator) < 0.5
         mask[0, 0, min(3, self.tokens - 1)] = False  # A query that sees no key.
         return mask

@@ -75,6 +75,11 @@ def test_masked_attention_equals_one_rank(ranks_of, ranks, name, mask):
     check(ranks_of(ranks), attentions + packed)
 
 
+@pytest.mark.parametrize("ranks, name", CASES)
+def test_rows_that_a_finite_mask_hides_equal_one_rank(ranks_of, ranks, name):
+    check(ranks_of(ranks), attentions_of(name, mask="hidden rows"))
+
+
 @pytest.mark.parametrize("mask", ["keys", "keys of the rank", "bias of heads", "rows", "rows of the rank"])
 @pytest.mark.parametrize("ranks, name", CASES)
 def test_masked_attention_of_ranks_with_one_token_equals_one_rank(ranks_of, ranks, name, mask):

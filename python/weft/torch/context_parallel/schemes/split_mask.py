@@ -39,6 +39,8 @@ class MaskForm(NamedTuple):
 
 NO_MASK = MaskForm(0, 0, Extent.NONE, Extent.NONE)
 
+_LOWEST_MAXIMUM = -1000.0  # Of a row of a mask: an f32 log-sum-exp below keeps fewer than four decimals.
+
 
 def as_four_dims(mask: torch.Tensor) -> torch.Tensor:
     return mask[(None,) * (4 - mask.dim())]
@@ -92,7 +94,7 @@ def rows_of_mask(
     mask: torch.Tensor, form: MaskForm, layout: SequenceLayout, level: LevelExchange, dtype: torch.dtype
 ) -> torch.Tensor:
     """The mask that is added to scores, [rows, heads, 1 or tokens of this rank, all tokens]. Collective for keys of
-    this rank."""
+    this rank. A row that hides all keys by finite numbers is raised to a maximum of 0, see _raise_hidden_rows."""
     mask = as_four_dims(mask)
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
@@ -101,7 +103,15 @@ def rows_of_mask(
         mask = torch.cat([mask[:, :, part.begin : part.end] for part in layout.ranges[level.own]], dim=2)
     if form.keys is Extent.PART:
         mask = _gather_keys(mask, layout, level)
-    return mask
+    return _raise_hidden_rows(mask)
+
+
+def _raise_hidden_rows(mask: torch.Tensor) -> torch.Tensor:
+    """Adds a number to each row whose finite maximum is very low, such as finfo.min for padding. That changes no
+    softmax. Without it the row's log-sum-exps would be rounded to the mask, and could not weight tiles."""
+    top = mask.amax(dim=-1, keepdim=True)
+    is_hidden = (top < _LOWEST_MAXIMUM) & (top > -torch.inf)
+    return mask - top.masked_fill(~is_hidden, 0.0) if is_hidden.any() else mask
 
 
 def _gather_keys(mask: torch.Tensor, layout: SequenceLayout, level: LevelExchange) -> torch.Tensor:
