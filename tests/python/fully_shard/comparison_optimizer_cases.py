@@ -19,8 +19,8 @@ from fsdp2_comparison import (
     train,
     whole_state,
 )
-from sharded_support import Cases, whole
-from torch import nn
+from sharded_support import Cases, expect_error, whole
+from torch import Tensor, nn
 from weft.torch.sharding.direct import DirectEmbedding, DirectLinear
 
 case = Cases()
@@ -93,6 +93,31 @@ def clips_as_torch_does() -> None:
         results[name] = train(model, clip=clipper) + list(whole_state(model).values())
     for ours, theirs in zip(results["weft"], results["torch"], strict=True):
         expect_equal(ours.float(), theirs, "clipped", exact=False, tolerance=1e-5)
+
+
+@case
+def a_norm_without_a_gradient_is_an_error() -> None:
+    """A penalty gives a gradient to a parameter that the model does not use."""
+
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    model = weft.fully_shard(Unused())
+    loss = model(torch.ones(2, 4)).sum()
+    model.reshard()
+    (loss + model.unused.weight.square().sum().full_tensor()).backward()
+    assert model.unused.weight.grad is not None
+    for norm_of in (weft.gradient_norm, lambda m: weft.clip_grad_norm_(m, 0.1)):
+        with expect_error(RuntimeError, "'unused.weight'"):
+            norm_of(model)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    model.unused.weight.grad = None
+    weft.clip_grad_norm_(model, 0.1)
 
 
 @case

@@ -164,6 +164,11 @@ class ShardedParameter:
         self._gradient = self.placement.distributed(local)
         self.sharded.grad = self._gradient
 
+    @property
+    def has_foreign_gradient(self) -> bool:
+        """True if the sharded parameter has a gradient, and none that assign_gradient set is part of it."""
+        return self._gradient is None and self.sharded.grad is not None
+
     def run_gradient_hooks(self) -> None:
         """Runs the hooks of register_post_accumulate_grad_hook on the sharded parameter."""
         for hook in (self.sharded._post_accumulate_grad_hooks or {}).values():
