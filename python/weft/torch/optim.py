@@ -92,6 +92,8 @@ class AdamW(torch.optim.Optimizer):
                     gradient_scale=gradient_scale,
                     threads=torch.get_num_threads(),
                 )
+        # Autograd then refuses a backward that would need the values from before the step.
+        torch.autograd.graph.increment_version([*written, *map(_local, written)])
         return loss
 
     def _slice(self, param: Tensor) -> tuple[Tensor, torch.dtype, tuple[int, int, int, int, int]]:

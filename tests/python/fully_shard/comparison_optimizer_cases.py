@@ -53,6 +53,18 @@ def weft_adamw_equals_torchs() -> None:
 
 
 @case
+def autograd_sees_that_a_step_has_written_the_parameters() -> None:
+    for model in (make_llama(), shard_all(make_llama(), weft.fully_shard)):
+        optimizer = weft.AdamW(model.parameters(), lr=1e-2)
+        for param in model.parameters():
+            param.grad = torch.ones_like(param)
+        loss = sum(param.square().sum() for param in model.parameters())
+        optimizer.step()
+        with expect_error(RuntimeError, "modified by an inplace operation"):
+            loss.backward()
+
+
+@case
 def moments_have_storages_of_their_own() -> None:
     model = shard_all(make_llama(), weft.fully_shard)
     optimizer = weft.AdamW(model.parameters(), lr=1e-2)
