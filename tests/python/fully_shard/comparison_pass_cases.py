@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import weft
-from fsdp2_comparison import BOTH, expect_equal, expect_same_gradients, expect_same_state, loss_of, make_llama, shard_all, tokens_of, train
+from fsdp2_comparison import (
+    BOTH,
+    Shards,
+    expect_equal,
+    expect_same_gradients,
+    expect_same_state,
+    loss_of,
+    make_llama,
+    shard_all,
+    tokens_of,
+    train,
+)
 from sharded_support import Cases, whole
 from torch import Tensor, nn
+from torch.distributed.fsdp import register_fsdp_forward_method as torch_register_forward_method
 from torch.distributed.tensor import DTensor
 
 case = Cases()
@@ -180,3 +194,48 @@ def unshards_by_hand() -> None:
     other = shard_all(make_llama(), weft.fully_shard)
     train(other, steps=2, optimizer=torch.optim.SGD(other.parameters(), lr=0.1))
     expect_same_state(model, other, exact=True)
+
+
+@case
+def the_forward_may_call_a_registered_method() -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(5)
+            self.first, self.second = nn.Linear(7, 9), nn.Linear(9, 7)
+
+        def encode(self, x: Tensor) -> Tensor:
+            return self.second(torch.tanh(self.first(x)))
+
+        def forward(self, x: Tensor, fails: bool = False) -> Tensor:
+            if fails:
+                raise ArithmeticError("on purpose")
+            return self.encode(x) * self.encode(2 * x)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.fails = Encoder(), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            with contextlib.suppress(ArithmeticError):
+                x = self.encoder(x, self.fails)
+            return self.encoder.encode(x)
+
+    def make(shard: Shards, name: str) -> nn.Module:
+        model = Outer()
+        shard(model.encoder)
+        shard(model)
+        {"torch": torch_register_forward_method, "weft": weft.register_fsdp_forward_method}[name](model.encoder, "encode")
+        return model
+
+    models = {name: make(shard, name) for name, shard in BOTH.items()}
+    x = torch.randn(3, 7, generator=torch.Generator().manual_seed(dist.get_rank()))
+    for model in models.values():
+        model(x).square().sum().backward()
+    expect_same_gradients(models["weft"], models["torch"])
+    model = models["weft"]
+    model.zero_grad()
+    model.fails = True
+    model(x).square().sum().backward()  # The method gathers after a forward that has failed.
+    assert model.encoder.first.weight.grad is not None

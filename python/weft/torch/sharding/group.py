@@ -74,6 +74,7 @@ class Group:
         self.calls: list[Call] = []  # Forward calls under way.
         self.recomputes: list[Call] = []  # Those inside the backward under way; they may have ended early.
         self.to_run: set[nn.Module] = set()  # Modules whose forward this use of the group has not run yet.
+        self.forwards: list[nn.Module] = []  # Modules whose forward runs, the innermost last.
         self.methods: set[nn.Module] = set()  # Modules of which a method that is registered as a forward runs.
         self.parameters: list[ShardedParameter] = []
         self._registered: list[int] | None = None  # Addresses of the gathered parameters, if the modules have these.

@@ -130,15 +130,20 @@ def _end_call(group: Group, output: Any) -> None:
 def add_hooks(group: Group) -> None:
     @torch._disable_dynamo
     def before(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        return before_forward(group, module, args, kwargs)
+        changed = before_forward(group, module, args, kwargs)
+        group.forwards.append(module)
+        return changed
 
     @torch._disable_dynamo
     def after(module: nn.Module, args: tuple, output: Any) -> Any:
+        _leave_forward(group, module)
         return after_forward(group, module, output)
 
     @torch._disable_dynamo
     def after_failure(module: nn.Module, args: tuple, output: Any) -> None:
         error = sys.exc_info()[1]
+        if error is not None:
+            _leave_forward(group, module)
         if error is not None and group.root is not None:
             group.root.stop_after(error, group)
 
@@ -152,6 +157,11 @@ def add_hooks(group: Group) -> None:
         module.register_load_state_dict_post_hook(lambda module, keys: group.adopt_registered())
 
 
+def _leave_forward(group: Group, module: nn.Module) -> None:
+    if group.forwards and group.forwards[-1] is module:
+        group.forwards.pop()
+
+
 def _before_load(group: Group) -> None:
     if group.is_initialized:
         group.root.prepare_writes()
@@ -163,6 +173,8 @@ def as_forward(group: Group, method: Callable) -> Callable:
 
     @functools.wraps(method)
     def wrapped(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self in group.forwards:  # The hooks of the forward are at work.
+            return method(*args, **kwargs)
         args, kwargs = before_forward(group, self, args, kwargs)
         is_outermost = self not in group.methods
         group.methods.add(self)

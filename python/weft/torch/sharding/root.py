@@ -263,6 +263,7 @@ class Root:
         for group in self.all_groups:
             group.open_backwards = 0
             group.to_run.clear()
+            group.forwards.clear()
             group.methods.clear()
             group.calls.clear()
             group.recomputes.clear()
