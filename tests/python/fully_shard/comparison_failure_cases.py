@@ -14,7 +14,7 @@ import torch.distributed as dist
 import weft
 from fsdp2_comparison import Shards, compare, expect_same_state, loss_of, make_llama, shard_all, tokens_of, train
 from sharded_support import Cases, expect_error
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
 case = Cases()
@@ -220,3 +220,31 @@ def groups_in_another_order() -> None:
         assert torch.equal(model(tokens_of(0)), whole(tokens_of(0)))
     with expect_error(RuntimeError, "its process group has ended"):
         earlier(tokens_of(0))
+
+
+@case
+def a_backward_that_no_output_tells_of_is_an_error() -> None:
+    class Box:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+    class Boxing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Box:
+            return Box(self.last(self.inner(x)))
+
+    model = weft.fully_shard(Boxing())
+    model(torch.ones(2, 4)).tensor.sum().backward()
+    assert all(param.grad is None for param in model.parameters())
+    with expect_error(RuntimeError, "torch.utils._pytree"):
+        model(torch.ones(2, 4))
+    # The outputs of a part may tell of it.
+    model = Boxing()
+    weft.fully_shard(model.inner)
+    weft.fully_shard(model)
+    for _ in range(2):
+        model(torch.ones(2, 4)).tensor.sum().backward()
+    assert all(param.grad is not None for param in model.parameters())

@@ -72,6 +72,7 @@ class Root:
         self.backward_pass: Pass | None = None
         self.is_last_backward = group.is_last_backward
         self.begun_calls: list[Call] = []  # Calls whose backward is under way.
+        self.unreduced: str | None = None  # A parameter whose gradient came before a backward of the root began.
         self.groups = self._create(parents)
         with torch.inference_mode(False):  # Tensors of an evaluation could not be trained.
             for other in self.all_groups:
@@ -134,6 +135,13 @@ class Root:
         return call
 
     def _begin_pass(self) -> None:
+        if self.unreduced is not None:
+            name, self.unreduced = self.unreduced, None
+            raise RuntimeError(
+                f"no gradient was reduced: a backward computed that of '{name}', but passed through no output of '{self.group.name}' that "
+                "weft sees. Return tensors in tuples, lists, dicts or types registered with torch.utils._pytree, and run backward after "
+                "the forward"
+            )
         while self.dead_passes:
             self.groups.abandon(self.dead_passes.popleft())
         self.forget_cleared_gradients()
@@ -199,6 +207,7 @@ class Root:
         self.groups.set_is_last_backward(self.is_last_backward)
         self.groups.before_backward(0, owner.number, True)
         self.backward_pass = owner
+        self.unreduced = None
         if self.group.settings.unshard_in_backward:
             self.group.register_unsharded()
         Variable._execution_engine.queue_callback(_EndOfBackward(self, owner))
@@ -260,6 +269,7 @@ class Root:
         self.forward_pass = None
         self.backward_pass = None
         self.begun_calls.clear()
+        self.unreduced = None
         for group in self.all_groups:
             group.open_backwards = 0
             group.to_run.clear()
