@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import weft
 from fsdp2_comparison import Shards, compare, expect_same_state, loss_of, make_llama, shard_all, tokens_of, train
-from sharded_support import Cases, expect_error
+from sharded_support import Cases, expect_error, whole
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
@@ -222,12 +222,53 @@ def groups_in_another_order() -> None:
         earlier(tokens_of(0))
 
 
+class Box:
+    """A type that torch.utils._pytree does not know."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+@case
+def a_part_that_hides_its_outputs_has_its_gradients_or_an_error() -> None:
+    """An error where its parameters are given back between forward and backward."""
+
+    class Boxing(nn.Linear):
+        def forward(self, x: Tensor) -> Box:
+            return Box(torch.tanh(super().forward(x)))
+
+    class Chain(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self[:-1]:
+                x = layer(x).tensor
+            return self[-1](x)
+
+    def make() -> Chain:
+        torch.manual_seed(3)
+        return Chain(*[Boxing(4, 4) for _ in range(6)], nn.Linear(4, 4))
+
+    model, expected = make(), make()
+    for layer in model[:-1]:
+        weft.fully_shard(layer)
+    weft.fully_shard(model)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, expected)]
+    for _ in range(3):
+        expected(torch.ones(2, 4)).square().sum().backward()
+        try:
+            model(torch.ones(2, 4)).square().sum().backward()
+        except RuntimeError as error:
+            assert "torch.utils._pytree" in str(error) or "stopped" in str(error), error
+            weft.reset(model)
+            return
+        for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(whole(ours.grad), theirs.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 @case
 def a_backward_that_no_output_tells_of_is_an_error() -> None:
-    class Box:
-        def __init__(self, tensor: Tensor) -> None:
-            self.tensor = tensor
-
     class Boxing(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -54,7 +54,11 @@ def test_shares_the_session_of_the_backend(pool_of, body) -> None:
 def test_trains_alike_on_every_placement(pool_of, nodes: list[str]) -> None:
     pool = pool_of(2, "gloo", PLACEMENT="".join(nodes))
     pool.run(comparison_failure_cases.name_node, nodes)
-    for case in (comparison_training_cases.trains_as_fsdp2, comparison_training_cases.checkpoints_activations):
+    for case in (
+        comparison_training_cases.trains_as_fsdp2,
+        comparison_training_cases.checkpoints_activations,
+        comparison_failure_cases.a_part_that_hides_its_outputs_has_its_gradients_or_an_error,
+    ):
         pool.run(case)
 
 

@@ -70,6 +70,7 @@ class Group:
         self.name = type(modules[0]).__name__
         self.dtype = torch.float32  # Of the masters, once the group has a root.
         self.open_backwards = 0  # Calls of a backward that have begun and not ended.
+        self.has_begun_backward = False  # A call has begun in the backward under way.
         self.is_last_backward = True  # For a later root.
         self.calls: list[Call] = []  # Forward calls under way.
         self.recomputes: list[Call] = []  # Those inside the backward under way; they may have ended early.
@@ -170,6 +171,16 @@ class Group:
             self.register_sharded()
 
     # Gradients.
+
+    def check_backward(self, name: str) -> None:
+        """Raises RuntimeError if a backward read other values than the parameters', as nothing told of it. `name`: of a parameter
+        whose gradient it computed."""
+        if self._registered is None and not self.has_begun_backward and self is not self.root.group:
+            raise RuntimeError(
+                f"a backward computed the gradient of '{name}', but passed through no output of '{self.name}' that weft sees, so it had "
+                "other values than the parameters. Return tensors in tuples, lists, dicts or types registered with torch.utils._pytree, "
+                "or set reshard_after_forward=False"
+            )
 
     def assign_gradients(self) -> list[ShardedParameter]:
         """Sets the reduced gradients, and returns the parameters that have one."""

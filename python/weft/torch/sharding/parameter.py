@@ -139,7 +139,9 @@ class ShardedParameter:
     def begin_gradient_write(self) -> tuple[Tensor, bool]:
         """The view of the gradient image to write, and whether a write must add to what is there."""
         root, groups, number = self.group.root, self.group.root.groups, self.group.number
-        if not root.is_in_backward:
+        if root.is_in_backward:
+            self.group.check_backward(self.name)
+        else:
             root.unreduced = self.name
         address = groups.gradient_address(number, self.index)
         if address == 0:

@@ -197,6 +197,7 @@ class Root:
         if group is self.group:
             return
         group.open_backwards += 1
+        group.has_begun_backward = True
         self.begun_calls.append(call)
         self.groups.before_backward(group.number, self.backward_pass.number, True)
         if group.settings.unshard_in_backward:
@@ -229,6 +230,7 @@ class Root:
         self.groups.finish_backward()
         self.backward_pass = None
         for group in self.all_groups:
+            group.has_begun_backward = False
             group.recomputes.clear()
         self.register_all_current()
         if self.is_last_backward:
@@ -272,6 +274,7 @@ class Root:
         self.unreduced = None
         for group in self.all_groups:
             group.open_backwards = 0
+            group.has_begun_backward = False
             group.to_run.clear()
             group.forwards.clear()
             group.methods.clear()
