@@ -44,15 +44,15 @@ void AddProduct(float factor, const std::vector<float>& b, const std::vector<flo
 }  // namespace
 
 absl::Status MergeAdapters(ShardedModel& model, float scaling) {
-  WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> shards, model.CurrentShards());
   std::map<std::string, std::vector<float>> adapters;
-  WEFT_RETURN_IF_ERROR(GatherFullState(model, shards, StateTarget::kEveryRank,
+  WEFT_RETURN_IF_ERROR(GatherFullState(model, model.Shards(), StateTarget::kEveryRank,
                                        [&](const Parameter& parameter, absl::Span<const float> values) {
                                          if (IsLoraParameter(parameter)) {
                                            adapters[parameter.name].assign(values.begin(), values.end());
                                          }
                                          return absl::OkStatus();
                                        }));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> shards, model.CurrentShards());
   for (const ShardView& shard : shards) {
     const LoraNames names = LoraNamesOf(shard.parameter->name);
     const auto a = adapters.find(names.a);

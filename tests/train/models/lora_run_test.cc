@@ -147,6 +147,22 @@ TEST_F(LoraRun, ExportsTheModelWithItsAdaptersMerged) {
   }
 }
 
+TEST_F(LoraRun, MergesAdaptersThatReplicasUpdateInParts) {
+  PrepareAdapter("qwen3");
+  config_.optimizer.clip_grad_norm = 0;
+  config_.output.export_merged = true;
+  config_.output.export_folder = folder_ / "whole";
+  Run({2, 2});
+  config_.parallel.shard_optimizer_over_replicas = true;
+  for (const bool in_backward : {false, true}) {
+    config_.optimizer.in_backward = in_backward;
+    config_.output.export_folder = folder_ / absl::StrCat("parts-", in_backward);
+    Run({2, 2});
+    EXPECT_TRUE(ReadFile(absl::StrCat(config_.output.export_folder, "/model.safetensors")) ==
+                ReadFile(folder_ / "whole/model.safetensors"));
+  }
+}
+
 TEST_F(LoraRun, StartsNewAdaptersAsPeftDoes) {
   PrepareAdapter("qwen3");
   config_.lora = {};
