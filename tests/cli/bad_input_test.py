@@ -117,6 +117,11 @@ class BadData(WeftCase):
         self.refuse(["--eval-data", "8 tokens"], "--eval-data", self.write("short.txt", "8 tokens"))
         self.refuse(["eval.u16", "token ids"], "--eval-data", self.write("eval.u16", b"\0" * 400))
 
+    def test_names_a_mask_that_no_flag_asks_for(self):
+        self.write("a.txt", "text" * 40)
+        self.write("a.txt.mask", "\1" * 160)
+        self.assert_refused(2, ["a.txt.mask", "--loss-mask true"], "train", *SMALL, "--data", "a.txt", ranks=2)
+
     def test_names_a_folder_without_files(self):
         (self.folder / "none").mkdir()
         self.refuse(["none", "no files"], "--data", "none")

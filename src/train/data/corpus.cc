@@ -84,7 +84,7 @@ absl::Status CheckMask(const std::string& path, int64_t tokens, bool wanted) {
   const absl::StatusOr<File> file = File::OpenForReading(MaskOf(path));
   if (!wanted) {
     if (!file.ok()) return absl::OkStatus();
-    return absl::FailedPreconditionError(absl::StrCat(
+    return absl::InvalidArgumentError(absl::StrCat(
         "'", MaskOf(path), "' says which tokens have a loss: give --loss-mask true, or move it away"));
   }
   WEFT_RETURN_IF_ERROR(file.status());
