@@ -181,7 +181,9 @@ class NodeHeap::Impl {
                                                      [this] { return bootstrap_.FreeNodeMemory(); });
     if (!committed.ok()) {
       free_list_.Free(*offset);
-      return Annotate(committed, absl::StrCat("node heap of rank ", bootstrap_.rank()));
+      return absl::Status(committed.code(),
+                          absl::StrCat("node heap of rank ", bootstrap_.rank(), ": ", committed.message(),
+                                       ". On this node ", bootstrap_.NodeMemoryLimit()));
     }
     peak_bytes_ = std::max(peak_bytes_, free_list_.allocated_bytes());
     total_allocated_bytes_ += FreeList::BlockBytes(bytes);

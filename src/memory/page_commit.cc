@@ -54,8 +54,7 @@ absl::Status PageCommitter::CheckFree(size_t bytes, absl::FunctionRef<absl::Stat
     if (available < kMarginBytes || bytes > available - kMarginBytes) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "the node has no memory for ", bytes, " reserved bytes: only ", available, " are free, of which ",
-          kMarginBytes,
-          " stay free: use fewer ranks on the node, free memory, or raise the control group's limit"));
+          kMarginBytes, " stay free: use fewer ranks on the node, or free memory"));
     }
     allowance_ = std::max(bytes, std::min(kStepBytes, available - kMarginBytes));
   }
