@@ -235,8 +235,11 @@ TEST_F(ReportPage, RefusesDamagedMetricsAndItsOwnInputs) {
   EXPECT_THAT(WriteReport(options_),
               StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("bad.jsonl"), HasSubstr("line 4"))));
   options_.runs = {good};
-  options_.output = good;
-  EXPECT_THAT(WriteReport(options_), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("-o")));
+  for (const std::string& input : {good, folder_.Write("a&<b>.config.json", "{}")}) {
+    options_.output = input;
+    EXPECT_THAT(WriteReport(options_),
+                StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr(input), HasSubstr("-o"))));
+  }
 }
 
 TEST(BarChart, PutsPartsOneAfterTheOther) {

@@ -14,6 +14,7 @@
 #include <absl/strings/str_replace.h>
 
 #include "src/train/files/file_io.h"
+#include "src/train/output/outputs.h"
 #include "src/train/report/bar_chart.h"
 #include "src/train/report/formula_tables.h"
 #include "src/train/report/html_table.h"
@@ -289,6 +290,9 @@ std::string PageOf(const Runs& runs, const std::optional<TraceSummary>& trace) {
 
 absl::Status CheckOutput(const ReportOptions& options) {
   std::vector<std::string> inputs = options.runs;
+  for (const std::string& run : options.runs) {
+    if (auto configuration = ConfigPathBeside(run)) inputs.push_back(*std::move(configuration));
+  }
   if (!options.trace.empty()) inputs.push_back(options.trace);
   for (const std::string& input : inputs) {
     std::error_code error;
