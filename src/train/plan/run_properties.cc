@@ -283,9 +283,12 @@ absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const ModelInputs& inputs)
   std::vector<RunProperty> properties = {{"the version of weft", WEFT_VERSION}};
   properties.push_back(ModelProperty(inputs));
   properties.back().fixed = true;
+  constexpr const char* kWeights = "weights of --hf-model";
   if (inputs.weights) {
-    WEFT_ASSIGN_OR_RETURN(RunProperty weights, WeightsProperty("weights of --hf-model", *inputs.weights));
+    WEFT_ASSIGN_OR_RETURN(RunProperty weights, WeightsProperty(kWeights, *inputs.weights));
     properties.push_back(std::move(weights));
+  } else if (inputs.lora) {  // A checkpoint of adapters does not have the weights of their model.
+    properties.push_back({kWeights, kNotGiven, /*fixed=*/true});
   }
   if (inputs.indexer_weights) {
     WEFT_ASSIGN_OR_RETURN(RunProperty weights,

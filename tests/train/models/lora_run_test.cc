@@ -123,6 +123,18 @@ TEST_F(LoraRun, SavesAdaptersAloneAndResumesOnAnotherMesh) {
                                     HasSubstr("--lora-rank is 2, but the checkpoint has 4")));
 }
 
+TEST_F(LoraRun, RefusesToGoOnWithANewModelInPlaceOfThatOfTheAdapters) {
+  PrepareAdapter("qwen2");
+  config_.lora = {.rank = 2};
+  config_.checkpoint.folder = folder_ / "checkpoints";
+  Run(kOne);
+  config_.checkpoint.resume = "auto";
+  config_.model.hf_model += "/config.json";
+  EXPECT_THAT(RunError(1),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       HasSubstr("weights of --hf-model is not given, but the checkpoint has 26 tensors")));
+}
+
 TEST_F(LoraRun, ExportsTheModelWithItsAdaptersMerged) {
   for (const bool zero_copy : {true, false}) {
     PrepareAdapter("qwen3");
