@@ -133,6 +133,8 @@ absl::Status Checkpoint::ExportHf(const std::string& folder) const {
     names.push_back(name);
     bytes.push_back(file.bytes);
   }
+  const std::string weights = WeightsName(names);
+  if (absl::StartsWith(weights, kAdapterFiles)) WEFT_RETURN_IF_ERROR(CheckHasNoModel(folder));
   WEFT_RETURN_IF_ERROR(output->CheckSpace("the export", bytes));
   WEFT_ASSIGN_OR_RETURN(const std::string staging, output->Stage());
   size_t number = 0;
@@ -143,7 +145,7 @@ absl::Status Checkpoint::ExportHf(const std::string& folder) const {
     WEFT_RETURN_IF_ERROR(source.CopyTo(copy));
     WEFT_RETURN_IF_ERROR(copy.Close());
   }
-  return output->Commit(WeightsName(names), IsWeightsFile);
+  return output->Commit(weights, IsWeightsFile);
 }
 
 absl::StatusOr<std::string> FindCheckpoint(Bootstrap& bootstrap, const std::string& folder,

@@ -65,4 +65,15 @@ bool IsWeightsFile(const std::string& name) {
          IsOfStem(name, kAdapterFiles) || name == kAdapterConfig;
 }
 
+absl::Status CheckHasNoModel(const std::string& folder) {
+  std::error_code error;
+  for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    if (!IsOfStem(entry->path().filename().native(), kModelFiles)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", folder, "' has the weights of a model, which adapters would replace: name another folder"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace weft

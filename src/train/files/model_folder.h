@@ -34,4 +34,8 @@ inline constexpr const char* kAdapterConfig = "adapter_config.json";
 // export removes such files of an earlier export, because readers would load them.
 bool IsWeightsFile(const std::string& name);
 
+// Checks that an export of adapters into `folder` would remove no weights of a model. Errors:
+// kInvalidArgument.
+absl::Status CheckHasNoModel(const std::string& folder);
+
 }  // namespace weft

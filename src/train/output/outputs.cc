@@ -174,6 +174,9 @@ absl::Status CheckCollisions(const TrainConfig& config, const TrainInputs& input
   }
   if (!exported.empty()) {
     WEFT_RETURN_IF_ERROR(Annotate(CheckIsNoCheckpoint(exported), "--export-hf"));
+    if (ExportedWeightsOf(config) == ExportedWeights::kAdapters) {
+      WEFT_RETURN_IF_ERROR(Annotate(CheckHasNoModel(exported), "--export-hf"));
+    }
   }
   const std::vector<OutputFile> outputs = OutputsOf(config);
   WEFT_RETURN_IF_ERROR(CheckOutputsDiffer(outputs));

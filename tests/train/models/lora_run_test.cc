@@ -159,6 +159,23 @@ TEST_F(LoraRun, ExportsTheModelWithItsAdaptersMerged) {
   }
 }
 
+TEST_F(LoraRun, RefusesToExportAdaptersOverTheWeightsOfAModel) {
+  PrepareAdapter("qwen3");
+  const std::string model = config_.model.hf_model;
+  config_.checkpoint.folder = folder_ / "checkpoints";
+  Run(kOne);
+  ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
+                       Checkpoint::Open(absl::StrCat(config_.checkpoint.folder, "/", CheckpointName(10))));
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("has the weights of a model"));
+  EXPECT_THAT(checkpoint.ExportHf(model), refused);
+  std::filesystem::copy(model, folder_ / "copy");
+  config_.checkpoint = {};
+  config_.output.export_folder = folder_ / "copy";
+  EXPECT_THAT(RunError(1), refused);
+  EXPECT_TRUE(std::filesystem::exists(model + "/model.safetensors"));
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "copy/model.safetensors"));
+}
+
 TEST_F(LoraRun, MergesAdaptersThatReplicasUpdateInParts) {
   PrepareAdapter("qwen3");
   config_.optimizer.clip_grad_norm = 0;
