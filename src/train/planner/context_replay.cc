@@ -5,7 +5,6 @@
 
 #include "src/train/plan/memory_need.h"
 #include "src/train/planner/replay_sizes.h"
-#include "weft/context_parallel/byte_formulas.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -26,11 +25,18 @@ ScaledSizes Scale(const ReplayInput& input, int64_t divisor) {
   return sizes;
 }
 
-ContextCosts SparseCosts(const ReplayInput& input, const SequenceLayout& layout, int rank) {
+// The largest of the bytes of all ranks, because the gathers of a replay have equal parts.
+ContextCosts SparseCosts(const ReplayInput& input, const SequenceLayout& layout) {
   const AttentionShape shape =
       ShapeOfAttention(input.model, input.plan.batch.sequences_per_rank(), input.plan.parallel.param_dtype);
-  return CostsOf(input.plan.context.scheme, shape, {.causal = true, .keys_before = std::nullopt}, layout,
-                 rank);
+  ContextCosts largest;
+  for (int rank = 0; rank < input.plan.context.size; ++rank) {
+    const ContextCosts costs = CostsOf(input.plan.context.scheme, shape,
+                                       {.causal = true, .keys_before = std::nullopt}, layout, rank);
+    largest.forward_bytes = std::max(largest.forward_bytes, costs.forward_bytes);
+    largest.backward_bytes = std::max(largest.backward_bytes, costs.backward_bytes);
+  }
+  return largest;
 }
 
 // Elements of a gather that brings `bytes` to each rank.
@@ -125,7 +131,8 @@ absl::Status ContextReplay::CreateGathers() {
   WEFT_ASSIGN_OR_RETURN(const ProcessGroup group,
                         input_.plan.mesh.Group({"context"}, engine_.bootstrap().rank()));
   WEFT_ASSIGN_OR_RETURN(lane_, engine_.SharedLane(group, LanePurpose::kContext));
-  const int64_t elements = LargestGather(input_, divisor_, SparseCosts(input_, layout_, rank_));
+  gather_costs_ = SparseCosts(input_, layout_);
+  const int64_t elements = LargestGather(input_, divisor_, gather_costs_);
   WEFT_ASSIGN_OR_RETURN(buffer_, pool_.Acquire(static_cast<size_t>(elements * kBytesOfElement)));
   return absl::OkStatus();
 }
@@ -146,9 +153,8 @@ absl::Status ContextReplay::Backward(int64_t layer) {
 }
 
 absl::Status ContextReplay::Gather(bool forward) {
-  const ContextCosts costs = SparseCosts(input_, layout_, rank_);
   const int64_t elements =
-      GatherElements(input_, divisor_, forward ? costs.forward_bytes : costs.backward_bytes);
+      GatherElements(input_, divisor_, forward ? gather_costs_.forward_bytes : gather_costs_.backward_bytes);
   const int64_t own = elements / input_.plan.context.size * rank_;
   OpOptions options;
   options.label = "attention";
@@ -176,7 +182,7 @@ size_t ContextSegmentBytes(const ReplayInput& input, int64_t divisor) {
   if (input.model.sparse_attention) {
     const absl::StatusOr<SequenceLayout> layout = SequenceLayout::Create({input.plan.seq_len}, plan.split());
     WEFT_CHECK(layout.ok(), "the plan has a layout that cannot be created");
-    const int64_t elements = LargestGather(input, divisor, SparseCosts(input, *layout, 0));
+    const int64_t elements = LargestGather(input, divisor, SparseCosts(input, *layout));
     return static_cast<size_t>(elements * kBytesOfElement);
   }
   const ScaledSizes sizes = Scale(input, divisor);

@@ -26,6 +26,7 @@
 #include "src/train/planner/replay.h"
 #include "src/train/planner/timed_block.h"
 #include "weft/comm/comm_engine.h"
+#include "weft/context_parallel/byte_formulas.h"
 #include "weft/context_parallel/context_parallel.h"
 #include "weft/context_parallel/sequence_layout.h"
 #include "weft/memory/buffer_pool.h"
@@ -74,6 +75,7 @@ class ContextReplay {
   // Sparse attention.
   BufferPool pool_;
   LaneId lane_;
+  ContextCosts gather_costs_;  // Of one layer.
   Buffer buffer_;
 };
 

@@ -187,6 +187,12 @@ TEST_F(Replay, GivesTheAttentionALargerShareOfTheBackwardWithAdapters) {
   EXPECT_NEAR(step_ms, halves + quarters, 0.003 * step_ms);
 }
 
+TEST_F(Replay, GathersTheKeysOfSparseAttentionFromPartsOfDifferentSizes) {
+  config_.attention.kind = AttentionKind::kDsa;
+  config_.data.seq_len = 17;
+  EXPECT_GT(Forecast({1, 1, 3}, NodeMap::OneNode(3)).context_bytes, 0);
+}
+
 TEST_F(Replay, MovesTheMatricesOfMuon) {
   config_.optimizer.kind = OptimizerKind::kMuon;
   ExpectBytesOfARun({1, 2}, NodeMap::OneNode(2));
