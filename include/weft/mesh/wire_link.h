@@ -63,8 +63,8 @@ class WireLink {
   // Returns the next control message that has arrived; nullopt if there is none.
   virtual absl::StatusOr<std::optional<ControlMessage>> PollControlMessage() = 0;
 
-  // Peers that have ended without closing their links, in the order in which this was noticed. A request to or
-  // from one of them fails in Test. Empty if the transport does not notice, as MPI.
+  // Peers that have ended without closing their links, in the order in which this was noticed. A request to
+  // or from one of them fails in Test. Empty if the transport does not notice, as MPI.
   struct LostPeer {
     int peer;
     absl::Status cause;  // kInternal. Names the peer, and says what to do.
