@@ -74,7 +74,7 @@ bool IsFilledWith(const std::string& bytes, char value) {
 }
 
 // A host that is cut off ends neither end of a connection by itself.
-TEST(TcpWire, BothEndsOfAConnectionNoticeAHostThatIsCutOff) {
+TEST(TcpWire, BothEndsOfAConnectionSendProbes) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
   ASSERT_OK_AND_ASSIGN(const int64_t received, pair.Exchange(5));
   EXPECT_EQ(received, 5);
@@ -94,9 +94,38 @@ TEST(TcpWire, BothEndsOfAConnectionNoticeAHostThatIsCutOff) {
     ++ends;
     EXPECT_EQ(option(descriptor, SOL_SOCKET, SO_KEEPALIVE), 1);
     EXPECT_EQ(option(descriptor, IPPROTO_TCP, TCP_KEEPIDLE), 30);
-    EXPECT_EQ(option(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT), 90'000);
+    EXPECT_EQ(option(descriptor, IPPROTO_TCP, TCP_KEEPINTVL), 10);
+    EXPECT_EQ(option(descriptor, IPPROTO_TCP, TCP_KEEPCNT), 6);
   }
   EXPECT_GE(ends, 2);
+}
+
+// The peer connects, sends, and closes its link between two polls. The first of these has found that the
+// connection to it is made, so that the end of that one is the first event of the second.
+TEST(TcpWire, APeerThatClosesItsLinkIsNotLost) {
+  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
+  EXPECT_OK(pair.first->SendControlMessage(1, "hello"));
+  EXPECT_OK(pair.first->Poll());
+  const std::string sent(size_t{1} << 16, 's');
+  std::string arrived(sent.size(), '-');
+  ASSERT_OK_AND_ASSIGN(const auto receive,
+                       pair.first->Receive(1, 1, arrived.data(), arrived.size(), WireLink::Length::kExact));
+  ASSERT_OK_AND_ASSIGN(const auto send, pair.second->Send(0, 1, sent.data(), sent.size()));
+  bool sent_all = false;
+  while (!sent_all) {
+    EXPECT_OK(pair.second->Poll());
+    ASSERT_OK_AND_ASSIGN(sent_all, pair.second->Test(send));
+  }
+  pair.second.reset();
+  bool done = false;
+  for (int poll = 0; !done && poll < 1000; ++poll) {
+    EXPECT_OK(pair.first->Poll());
+    EXPECT_TRUE(pair.first->LostPeers().empty());
+    ASSERT_OK_AND_ASSIGN(done, pair.first->Test(receive));
+  }
+  EXPECT_EQ(arrived, sent);
+  EXPECT_OK(pair.first->Poll());
+  EXPECT_TRUE(pair.first->LostPeers().empty());
 }
 
 TEST(TcpWire, ACancelledReceiveSkipsTheRestOfItsMessage) {

@@ -10,8 +10,6 @@ namespace {
 constexpr int kSecondsUntilProbe = 30;
 constexpr int kSecondsBetweenProbes = 10;
 constexpr int kProbes = 6;
-// The same time for a connection with data on the way, which sends no probes.
-constexpr int kMillisecondsUnanswered = 1000 * (kSecondsUntilProbe + kSecondsBetweenProbes * kProbes);
 
 void SetOption(int descriptor, int level, int name, int value) {
   // An option that the kernel does not know changes speed or the time to notice a dead host, not results.
@@ -27,7 +25,6 @@ void SetConnectionOptions(int descriptor) {
   SetOption(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, kSecondsUntilProbe);
   SetOption(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, kSecondsBetweenProbes);
   SetOption(descriptor, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
-  SetOption(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, kMillisecondsUnanswered);
 }
 
 }  // namespace weft::internal

@@ -39,8 +39,9 @@ absl::StatusOr<uint16_t> ListenAt(int descriptor, int family) {
 
 // True if accept failed by an error of the connection that it would have returned, or of its network.
 bool IsOfOneConnection(int error) {
-  constexpr std::array<int, 9> kErrors = {EINTR,     ECONNABORTED, ENETDOWN,     EPROTO,     ENOPROTOOPT,
-                                          EHOSTDOWN, ENONET,       EHOSTUNREACH, ENETUNREACH};
+  constexpr std::array<int, 11> kErrors = {EINTR,       ECONNABORTED, ENETDOWN, EPROTO,
+                                           ENOPROTOOPT, EHOSTDOWN,    ENONET,   EHOSTUNREACH,
+                                           ENETUNREACH, EOPNOTSUPP,   EPERM};
   return std::find(kErrors.begin(), kErrors.end(), error) != kErrors.end();
 }
 
@@ -104,9 +105,8 @@ absl::Status TcpWire::Loss(int peer) const {
 void TcpWire::NoteLoss(int peer) {
   if (Of(peer).closed) return;
   const auto is_peer = [&](const LostPeer& other) { return other.peer == peer; };
-  absl::Status loss = Loss(peer);
-  if (loss.ok() || std::any_of(lost_.begin(), lost_.end(), is_peer)) return;
-  lost_.push_back({peer, std::move(loss)});
+  if (std::any_of(lost_.begin(), lost_.end(), is_peer)) return;
+  if (absl::Status loss = Loss(peer); !loss.ok()) lost_.push_back({peer, std::move(loss)});
 }
 
 // Connections.
@@ -188,12 +188,12 @@ absl::Status TcpWire::Poll() {
     } else {
       const int peer = static_cast<int>(data >> 2);
       Of(peer).sender.OnEvent();
-      NoteLoss(peer);
       WEFT_RETURN_IF_ERROR(WatchSender(peer));
     }
   }
   for (const int peer : started_) {
     if (Of(peer).sender.has_unsent()) Flush(peer);
+    NoteLoss(peer);  // After all events: a connection from the peer may have been accepted.
   }
   return absl::OkStatus();
 }
@@ -202,9 +202,7 @@ void TcpWire::Flush(int peer) {
   std::vector<TcpSender::MessageId> sent;
   Of(peer).sender.Write(sent);
   for (const RequestId id : sent) Complete(id, absl::OkStatus());
-  if (Loss(peer).ok()) return;
-  DropSends(peer);
-  NoteLoss(peer);
+  if (!Loss(peer).ok()) DropSends(peer);
 }
 
 void TcpWire::DropSends(int peer) {
@@ -260,6 +258,8 @@ void TcpWire::End(int peer, const TcpHeader& header) {
     control_messages_.push_back({peer, std::move(state.text)});
   } else if (header.kind == TcpHeader::Kind::kFarewell) {
     state.closed = true;
+    // The connection to the peer may have ended before the one from it was accepted.
+    std::erase_if(lost_, [&](const LostPeer& other) { return other.peer == peer; });
   } else if (state.receive != 0) {
     Complete(state.receive, OutcomeOf(*requests_.at(state.receive), header.bytes));
     state.receive = 0;
