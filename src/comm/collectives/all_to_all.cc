@@ -119,7 +119,7 @@ class AllToAllOperation final : public Collective {
   bool MoveDrained() const override { return MoveComplete() && sends_.finished(); }
   void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
     for (const RemoteReceive& remote : remote_receives_) {
-      if (!remote.finished()) ranks.insert(remote.receive.peer());
+      if (!remote.receive.finished()) ranks.insert(remote.receive.peer());
     }
     sends_.AddAwaited(ranks);
     if (!is_decided_) last_.AddAwaited(context, ranks);

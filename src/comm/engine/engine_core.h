@@ -238,7 +238,8 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   void RecordWaitOfFirst(const Lane& lane);
   // Sets heard_, and returns its notice as an error.
   absl::Status CheckPeerFailures();
-  // Errors: the cause (an unfinished operation or message waits for a rank whose connection was lost).
+  // Errors: the cause (an unfinished operation or message waits for a rank whose connection was lost). A
+  // receive from any rank that no sender has announced waits for none in particular.
   absl::Status CheckLostPeers();
   // Ranks of other nodes that this rank tells of a failure. See Note [Node graphs].
   std::vector<int> RanksToTell() const;

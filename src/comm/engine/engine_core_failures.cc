@@ -57,8 +57,10 @@ absl::Status EngineCore::CheckLostPeers() {
     const Lane& lane = *lanes_[static_cast<size_t>(index)];
     for (const std::shared_ptr<OperationRecord>& record : lane.running) awaited.merge(AwaitedRanks(*record));
   }
-  for (const std::shared_ptr<OperationRecord>& message : messages_.unfinished())
-    awaited.insert(message->message->peer);
+  for (const std::shared_ptr<OperationRecord>& message : messages_.unfinished()) {
+    const MessageRequest& request = *message->message;
+    awaited.insert(request.source == kAnySource ? request.peer : request.source);
+  }
   for (const WireLink::LostPeer& lost : wire_.LostPeers()) {
     if (awaited.contains(lost.peer)) return lost.cause;
   }

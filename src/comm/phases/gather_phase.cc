@@ -286,7 +286,7 @@ bool GatherPhase::drained() const {
 
 void GatherPhase::AddAwaited(std::set<int>& ranks) const {
   for (const Relay* relay : open_relays_) {
-    if (!relay->finished()) ranks.insert(relay->stream.peer());
+    if (!relay->stream.finished()) ranks.insert(relay->stream.peer());
   }
   sends_.AddAwaited(ranks);
   for (const Pull* pull : open_pulls_) {

@@ -73,7 +73,8 @@ class Operation {
   // True if no peer accesses this rank's buffers once the operation is drained on this rank. It is then
   // *released*, though peers may not have consumed it.
   virtual bool is_released_when_drained() const { return false; }
-  // Bootstrap ranks that the operation waits for.
+  // Bootstrap ranks without which the operation cannot complete. It fails if the connection to one is lost,
+  // so ranks whose data has all arrived are not among them.
   virtual std::set<int> AwaitedRanks(const OperationContext& context) const = 0;
 };
 
