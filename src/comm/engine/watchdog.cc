@@ -72,7 +72,11 @@ bool WritePartial(const std::string& path, std::string_view text) {
   const int descriptor = open(partial.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, kFileMode);
   if (descriptor < 0) return false;
   const bool is_written = WriteAll(descriptor, text);
-  return close(descriptor) == 0 && is_written && std::rename(partial.c_str(), path.c_str()) == 0;
+  if (close(descriptor) == 0 && is_written && std::rename(partial.c_str(), path.c_str()) == 0) return true;
+  const int error = errno;
+  unlink(partial.c_str());
+  errno = error;
+  return false;
 }
 
 // Creates the file's folder, if it is missing, and the file. mpirun may end the process at any time: a reader
@@ -85,16 +89,19 @@ absl::Status WriteFile(const std::string& folder, const std::string& path, const
   return CannotWrite(path, errno);
 }
 
-// The same, in a thread of its own that is left behind if it takes longer than kDumpTime: a file system may
-// hang.
-absl::Status WriteFileInTime(const std::string& folder, const std::string& path, const std::string& text) {
-  std::promise<absl::Status> promise;
-  std::future<absl::Status> written = promise.get_future();
-  std::thread([folder, path, text, promise = std::move(promise)]() mutable {
+// The same, in a thread of its own: a file system may hang.
+std::future<absl::Status> StartWriting(const std::string& folder, const std::string& path,
+                                       const std::string& text) {
+  std::packaged_task<absl::Status()> task([=] { return WriteFile(folder, path, text); });
+  std::future<absl::Status> written = task.get_future();
+  try {
+    std::thread(std::move(task)).detach();
+  } catch (const std::system_error&) {  // The process may have no more threads.
+    std::promise<absl::Status> promise;
     promise.set_value(WriteFile(folder, path, text));
-  }).detach();
-  if (written.wait_for(kDumpTime) == std::future_status::ready) return written.get();
-  return absl::InternalError(absl::StrCat("'", path, "' takes longer than a second to write"));
+    return promise.get_future();
+  }
+  return written;
 }
 
 }  // namespace
@@ -210,8 +217,15 @@ std::string Watchdog::Dump() {
   const MutexLock lock(dump_mutex_);
   const int64_t number = recorder_.failure_number();
   if (!dumped_.empty() && number == dumped_number_) return dumped_;
+  const auto hangs = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(dump_mutex_) {
+    return writing_.wait_for(kDumpTime) != std::future_status::ready;
+  };
+  dumped_ = absl::StrCat("; no flight recorder: '", dump_path_, "' takes longer than a second to write");
+  if (writing_.valid() && hangs()) return dumped_;  // An earlier dump, which would replace this one later.
   dumped_number_ = number;
-  const absl::Status written = WriteFileInTime(options_.dump_folder, dump_path_, recorder_.Json());
+  writing_ = StartWriting(options_.dump_folder, dump_path_, recorder_.Json());
+  if (hangs()) return dumped_;
+  const absl::Status written = writing_.get();
   dumped_ = written.ok() ? absl::StrCat("; run: weft diagnose ", options_.dump_folder)
                          : absl::StrCat("; no flight recorder: ", written.message());
   return dumped_;

@@ -18,6 +18,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <set>
 #include <string>
 #include <string_view>
@@ -108,6 +109,7 @@ class Watchdog {
   Mutex dump_mutex_;
   int64_t dumped_number_ ABSL_GUARDED_BY(dump_mutex_) = 0;  // Recorder::failure_number at the last Dump.
   std::string dumped_ ABSL_GUARDED_BY(dump_mutex_);         // Result of the last Dump; empty before.
+  std::future<absl::Status> writing_ ABSL_GUARDED_BY(dump_mutex_);  // Valid if the last dump may still hang.
   int failed_checks_ = 0;  // See MustEnd. Used by the watchdog's thread only.
   std::atomic<bool> ending_{false};
   std::thread thread_;  // Last: it uses the other members.
