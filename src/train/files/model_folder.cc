@@ -73,6 +73,8 @@ absl::Status CheckHasNoModel(const std::string& folder) {
     return absl::InvalidArgumentError(absl::StrCat(
         "'", folder, "' has the weights of a model, which adapters would replace: name another folder"));
   }
+  const bool is_new = error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory;
+  if (error && !is_new) return ErrnoStatus(error.value(), "list", folder);
   return absl::OkStatus();
 }
 

@@ -35,7 +35,7 @@ inline constexpr const char* kAdapterConfig = "adapter_config.json";
 bool IsWeightsFile(const std::string& name);
 
 // Checks that an export of adapters into `folder` would remove no weights of a model. Errors:
-// kInvalidArgument.
+// kInvalidArgument, those of the file system.
 absl::Status CheckHasNoModel(const std::string& folder);
 
 }  // namespace weft
