@@ -22,6 +22,7 @@ from fsdp2_comparison import (
 )
 from sharded_support import Cases, whole
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp import register_fsdp_forward_method as torch_register_forward_method
 from torch.distributed.tensor import DTensor
 
@@ -239,3 +240,29 @@ def the_forward_may_call_a_registered_method() -> None:
     model.fails = True
     model(x).square().sum().backward()  # The method gathers after a forward that has failed.
     assert model.encoder.first.weight.grad is not None
+
+
+@case
+def a_registered_method_casts_inside_the_forward() -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(5)
+            self.linear = nn.Linear(7, 7)
+
+        def encode(self, x: Tensor) -> Tensor:
+            assert x.dtype == torch.bfloat16
+            return self.linear(x)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.encode(x.float())
+            assert hidden.dtype == torch.float32
+            return self.encode(hidden)
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
+    register = {"torch": torch_register_forward_method, "weft": weft.register_fsdp_forward_method}
+    models = {name: shard(Encoder(), mp_policy=policy) for name, shard in BOTH.items()}
+    for name, model in models.items():
+        register[name](model, "encode")
+        model(torch.ones(3, 7)).square().sum().backward()
+    expect_same_gradients(models["weft"], models["torch"])

@@ -174,7 +174,9 @@ def as_forward(group: Group, method: Callable) -> Callable:
     @functools.wraps(method)
     def wrapped(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self in group.forwards:  # The hooks of the forward are at work.
-            return method(*args, **kwargs)
+            if group.mp_policy.cast_forward_inputs:
+                args, kwargs = cast_floating(group.mp_policy.param_dtype, (args, kwargs))
+            return cast_floating(group.mp_policy.output_dtype, method(*args, **kwargs))
         args, kwargs = before_forward(group, self, args, kwargs)
         is_outermost = self not in group.methods
         group.methods.add(self)
