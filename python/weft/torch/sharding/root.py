@@ -136,11 +136,10 @@ class Root:
 
     def _begin_pass(self) -> None:
         if self.unreduced is not None:
-            name, self.unreduced = self.unreduced, None
             raise RuntimeError(
-                f"no gradient was reduced: a backward computed that of '{name}', but passed through no output of '{self.group.name}' that "
-                "weft sees. Return tensors in tuples, lists, dicts or types registered with torch.utils._pytree, and run backward after "
-                "the forward"
+                f"no gradient was reduced: a backward computed that of '{self.unreduced}', but passed through no output of "
+                f"'{self.group.name}' that weft sees. Return tensors in tuples, lists, dicts or types registered with "
+                "torch.utils._pytree, and run backward after the forward; to go on, call weft.reset(model) on all ranks"
             )
         while self.dead_passes:
             self.groups.abandon(self.dead_passes.popleft())
