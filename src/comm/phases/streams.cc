@@ -21,20 +21,6 @@ void CountCopy(OperationContext& context, int64_t elements, DType dtype) {
 
 }  // namespace
 
-void PrefixCounter::Finish(int64_t slice) {
-  if (slice != done_) {
-    finished_ahead_.push_back(slice);
-    return;
-  }
-  ++done_;
-  for (auto next = std::find(finished_ahead_.begin(), finished_ahead_.end(), done_);
-       next != finished_ahead_.end();
-       next = std::find(finished_ahead_.begin(), finished_ahead_.end(), done_)) {
-    finished_ahead_.erase(next);
-    ++done_;
-  }
-}
-
 int64_t RingSlices(const OperationContext& context, int64_t streams, bool may_have_runs) {
   constexpr int64_t kMinSlices = 4;
   constexpr int64_t kFewestInAll = 16;

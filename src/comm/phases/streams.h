@@ -19,6 +19,7 @@
 #include "src/comm/base/slice_place.h"
 #include "src/comm/phases/collective_plan.h"
 #include "src/comm/phases/operation.h"
+#include "src/comm/phases/prefix_counter.h"
 
 namespace weft {
 
@@ -34,24 +35,6 @@ struct Slicing {
   int64_t Length(int64_t slice, int64_t slices = 1) const {
     return std::min(slices * slice_elements, elements - Begin(slice));
   }
-};
-
-// Counter of slices that are issued in order and finish in any order.
-class PrefixCounter {
- public:
-  int64_t issued() const { return issued_; }
-  // Slices below this number have all finished.
-  int64_t done() const { return done_; }
-  // Slices that are issued and have not finished.
-  int64_t outstanding() const { return issued_ - done_ - static_cast<int64_t>(finished_ahead_.size()); }
-  // Issues `slices` slices, and returns the first of them.
-  int64_t Issue(int64_t slices = 1) { return std::exchange(issued_, issued_ + slices); }
-  void Finish(int64_t slice);
-
- private:
-  int64_t issued_ = 0;
-  int64_t done_ = 0;
-  std::vector<int64_t> finished_ahead_;  // Finished slices above done_.
 };
 
 // Largest number of tasks of one stream that are queued or running, if all move equally many slices. A stream
