@@ -163,8 +163,8 @@ TEST(Watchdog, WritesTheRecorderOfAFailureAfterAReset) {
 TEST(Watchdog, LeavesOneWholeFileWhenItsProcessIsKilled) {
   const TempFolder folder;
   const int unnamed = open(folder.str().c_str(), O_TMPFILE | O_WRONLY, 0600);
-  if (unnamed < 0) GTEST_SKIP() << "the file system has no unnamed files";
-  close(unnamed);
+  const size_t most_files = unnamed < 0 ? 2 : 1;  // Without unnamed files, a partial one may stay.
+  if (unnamed >= 0) close(unnamed);
   int files = 0;
   for (int round = 0; round < 100; ++round) {
     std::array<int, 2> ends = {};
@@ -188,8 +188,9 @@ TEST(Watchdog, LeavesOneWholeFileWhenItsProcessIsKilled) {
     kill(writer, SIGKILL);
     waitpid(writer, nullptr, 0);
     close(ends[0]);
-    EXPECT_LE(folder.FileCount(), 1U);
-    if (folder.FileCount() == 0) continue;  // It was killed between the removal of a dump and the next one.
+    EXPECT_LE(folder.FileCount(), most_files);
+    if (!std::filesystem::exists(folder / "rank-0.json"))
+      continue;  // It was killed between the removal of a dump and the next one.
     EXPECT_TRUE(nlohmann::json::accept(ReadFile(folder / "rank-0.json")));
     ++files;
   }
