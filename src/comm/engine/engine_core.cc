@@ -216,7 +216,7 @@ absl::StatusOr<bool> EngineCore::PollLanes() {
   if (leaving_) WEFT_RETURN_IF_ERROR(messages_.Leave());
   WEFT_ASSIGN_OR_RETURN(const bool any_message, messages_.Poll());
   uses_wire_ |= messages_.uses_wire();
-  // What had arrived before the connection was lost comes first.
+  // Data that arrived before a connection was lost comes first.
   if (!advanced && !any_message) WEFT_RETURN_IF_ERROR(CheckLostPeers());
   return advanced || any_message;
 }

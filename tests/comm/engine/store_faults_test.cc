@@ -84,7 +84,8 @@ Work Submit(Orphaned operation, EngineFixture& fixture, TestBuffer& buffer, int6
   return engine.Receive({.peer = kDead}, buffer.data(), bytes);
 }
 
-// What a rank gets from it. Ranks of different parity are on different nodes if there are two.
+// Returns the status of the operation on this rank. Ranks of different parity are on different nodes if there
+// are two.
 absl::Status RunWithoutTheDeadRank(const std::string& folder, int rank, int nodes, Orphaned operation,
                                    absl::Duration timeout) {
   StoreBootstrapOptions options;
