@@ -9,7 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "src/core/hwloc_topology.h"
+#include "src/core/base/hwloc_topology.h"
 
 namespace weft {
 namespace {

@@ -69,7 +69,7 @@ class CheckLayers(TreeCase):
         self.assert_one_violation("public headers only")
 
     def test_finds_relative_paths(self):
-        self.write("src/core/status.cc", '#include "../comm/impl.h"\n')
+        self.write("src/core/base/status.cc", '#include "../comm/impl.h"\n')
         self.assert_one_violation("..")
 
     def test_finds_hidden_libraries_in_public_headers_only(self):
@@ -100,7 +100,7 @@ class CheckLayers(TreeCase):
         self.assert_one_violation("src/utils", "no layer")
 
     def test_finds_includes_of_what_is_no_layer(self):
-        self.write("src/core/status.cc", '#include "weft/utils/strings.h"\n')
+        self.write("src/core/base/status.cc", '#include "weft/utils/strings.h"\n')
         self.assert_one_violation("'utils' is no layer")
 
     def test_fails_on_a_tree_without_layers(self):
@@ -162,8 +162,8 @@ class CheckFolderSizes(TreeCase):
             self.write(f"{folder}/file{i}.cc", "")
 
     def test_finds_a_folder_that_is_too_large(self):
-        self.write_files("src/core", check_layers.MAX_FILES_OF_A_FOLDER + 1)
-        self.assert_one_violation("src/core", "holds 27 headers and sources, of at most 26")
+        self.write_files("src/core/base", check_layers.MAX_FILES_OF_A_FOLDER + 1)
+        self.assert_one_violation("src/core/base", "holds 27 headers and sources, of at most 26")
 
     def test_counts_each_folder_alone(self):
         self.write_files("tests/nn", check_layers.MAX_FILES_OF_A_FOLDER)

@@ -14,13 +14,14 @@
 #include <system_error>
 #include <utility>
 
+#include "src/comm/engine/wait_times.h"
 #include "weft/core/exit_codes.h"
 #include "weft/core/status.h"
+#include "weft/core/write_all.h"
 
 namespace weft {
 namespace {
 
-constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kCheckIntervalNs = 100 * kMillisecond;
 constexpr std::chrono::milliseconds kDumpTime(1000);
 constexpr mode_t kFileMode = 0666;
@@ -46,15 +47,6 @@ bool GiveName(int descriptor, const std::string& path) {
   };
   if (link()) return true;
   return errno == EEXIST && unlink(path.c_str()) == 0 && link();
-}
-
-bool WriteAll(int descriptor, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = write(descriptor, text.data(), text.size());
-    if (written < 0 && errno != EINTR) return false;
-    if (written > 0) text.remove_prefix(static_cast<size_t>(written));
-  }
-  return true;
 }
 
 // Writes a file that has no name until it is whole. False if that failed, as on a file system without unnamed

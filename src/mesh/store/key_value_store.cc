@@ -16,6 +16,7 @@
 #include "src/mesh/base/file_handle.h"
 #include "weft/core/backoff.h"
 #include "weft/core/status.h"
+#include "weft/core/write_all.h"
 
 namespace weft {
 namespace {
@@ -31,16 +32,6 @@ std::string FileName(std::string_view key) {
   std::string name(key);
   std::replace(name.begin(), name.end(), '/', '+');
   return name;
-}
-
-absl::Status WriteAll(const FileHandle& file, std::string_view bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t written = write(file.get(), bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return SystemError("write", path, errno);
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> ReadAll(const FileHandle& file, const std::string& path) {
@@ -80,7 +71,7 @@ absl::Status FileStore::Set(std::string_view key, std::string_view value) {
   {
     FileHandle file(open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     if (!file.is_open()) return SystemError("create", draft, errno);
-    WEFT_RETURN_IF_ERROR(WriteAll(file, value, draft));
+    if (!WriteAll(file.get(), value)) return SystemError("write", draft, errno);
     // A network file system may report here that the disk is full.
     if (!file.Close()) return SystemError("write", draft, errno);
   }

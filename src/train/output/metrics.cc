@@ -17,6 +17,7 @@
 #include "src/train/config/flag_error.h"
 #include "src/train/files/file_io.h"
 #include "weft/core/status.h"
+#include "weft/core/write_all.h"
 
 namespace weft {
 namespace {
@@ -196,17 +197,11 @@ absl::Status MetricsFile::Write(const StepMetrics& metrics) {
   // A file of this run alone, which it has locked. Others may write to the standard output.
   const bool is_own = path_ != "/dev/stdout" && fstat(fd_, &before) == 0 && S_ISREG(before.st_mode);
   // One call for each line: with O_APPEND the system writes it as a whole.
-  for (std::string_view rest = line; !rest.empty();) {
-    const ssize_t put = write(fd_, rest.data(), rest.size());
-    if (put < 0 && errno != EINTR) {
-      absl::Status status = ErrnoStatus(errno, "write", path_);
-      // Readers refuse a part of a line.
-      if (is_own && ftruncate(fd_, before.st_size) != 0) return ErrnoStatus(errno, "shorten", path_);
-      return status;
-    }
-    rest.remove_prefix(static_cast<size_t>(std::max<ssize_t>(put, 0)));
-  }
-  return absl::OkStatus();
+  if (WriteAll(fd_, line)) return absl::OkStatus();
+  absl::Status status = ErrnoStatus(errno, "write", path_);
+  // Readers refuse a part of a line.
+  if (is_own && ftruncate(fd_, before.st_size) != 0) return ErrnoStatus(errno, "shorten", path_);
+  return status;
 }
 
 double FlopsPerToken(const LlamaConfig& config, int64_t seq_len, std::optional<int64_t> adapter_elements) {

@@ -1,4 +1,4 @@
-#include "src/core/convert_run.h"
+#include "src/core/copies/convert_run.h"
 
 #include <cstring>
 #include <type_traits>

@@ -1,6 +1,6 @@
 // Threading backend with one thread per rank. Used without OpenMP, and with ThreadSanitizer, which does not
 // see OpenMP's synchronization.
-#include "src/core/parallel_backend.h"
+#include "src/core/parallel/parallel_backend.h"
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"
 

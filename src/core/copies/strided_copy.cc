@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <tuple>
 
-#include "src/core/copy_loops.h"
+#include "src/core/copies/copy_loops.h"
 #include "weft/core/parallel.h"
 
 namespace weft {

@@ -1,4 +1,4 @@
-#include "src/core/copy_loops.h"
+#include "src/core/copies/copy_loops.h"
 
 #include <algorithm>
 

@@ -13,7 +13,7 @@
 #include <new>
 #include <vector>
 
-#include "src/core/tensor_memory.h"
+#include "src/core/tensors/tensor_memory.h"
 
 namespace weft::internal {
 namespace {

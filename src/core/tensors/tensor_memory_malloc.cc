@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "src/core/tensor_memory.h"
+#include "src/core/tensors/tensor_memory.h"
 
 namespace weft::internal {
 namespace {

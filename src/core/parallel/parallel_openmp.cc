@@ -2,7 +2,7 @@
 // of the calling thread; other libraries that use OpenMP read it too.
 #include <omp.h>
 
-#include "src/core/parallel_backend.h"
+#include "src/core/parallel/parallel_backend.h"
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"
 

@@ -7,7 +7,7 @@
 
 #include <absl/status/status.h>
 
-#include "src/core/convert_run.h"
+#include "src/core/copies/convert_run.h"
 #include "weft/core/strided_copy.h"
 
 namespace weft::internal {

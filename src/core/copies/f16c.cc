@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "src/core/convert_run.h"
+#include "src/core/copies/convert_run.h"
 
 namespace weft::internal::f16c {
 namespace {

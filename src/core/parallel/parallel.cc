@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "src/core/parallel_backend.h"
+#include "src/core/parallel/parallel_backend.h"
 
 namespace weft {
 

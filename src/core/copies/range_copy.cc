@@ -2,7 +2,7 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "src/core/copy_loops.h"
+#include "src/core/copies/copy_loops.h"
 #include "weft/core/status.h"
 
 namespace weft {

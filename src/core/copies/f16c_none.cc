@@ -1,5 +1,5 @@
 // For compilers without F16C.
-#include "src/core/convert_run.h"
+#include "src/core/copies/convert_run.h"
 #include "weft/core/status.h"
 
 namespace weft::internal::f16c {

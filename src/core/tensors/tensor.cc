@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "src/core/tensor_memory.h"
+#include "src/core/tensors/tensor_memory.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
 

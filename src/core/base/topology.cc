@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "src/core/hwloc_topology.h"
+#include "src/core/base/hwloc_topology.h"
 #include "weft/core/status.h"
 
 namespace weft {
