@@ -10,6 +10,10 @@
 
 namespace weft {
 
+// Number of the lane of point-to-point messages, after those of all other lanes. A message's sequence is its
+// sender's number of it, or in a receiver's record the receiver's.
+inline constexpr int kMessageLane = 1 << 20;
+
 // Trivially copyable: lies in node memory and travels in control messages.
 struct Descriptor {
   static constexpr NodeAddress kNoAddress{-1, 0};

@@ -45,8 +45,6 @@ struct MessageRequest {
       kAnySource;        // Of a receive: the sender, once it is known. Written before the state is kRunning.
   bool awaited = false;  // A thread waits for it.
 };
-// OperationRecord::lane of a message. Its sequence is the rank's number of the message.
-inline constexpr int kMessageLane = 1 << 20;
 
 struct OperationRecord {
   int lane = -1;

@@ -1,7 +1,6 @@
 // All-gather: into private outputs, into one output that the ranks of a share domain share, or with delta
 // encoding.
 // Also the broadcast of a group on one node (an all-gather in which only the root has a part).
-#include <limits>
 #include <memory>
 #include <set>
 #include <utility>
@@ -36,7 +35,7 @@ class AllGatherOperation final : public Collective {
   }
   absl::StatusOr<bool> Move(OperationContext& context) override {
     if (staged_) return staged_->Step(context);
-    return gather_->Step(context, std::numeric_limits<int64_t>::max());
+    return gather_->Step(context, kAllSlices);
   }
   bool MoveComplete() const override { return staged_ ? staged_->complete() : gather_->complete(); }
   bool MoveDrained() const override { return staged_ ? staged_->complete() : gather_->drained(); }

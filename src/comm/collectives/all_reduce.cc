@@ -67,9 +67,7 @@ class AllReduceOperation final : public Collective {
   bool Announce(OperationContext& context) {
     if (announced_ || !reduce_->complete() || context.placement.local_peers().empty()) return false;
     announced_ = true;
-    context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, context.placement.me(),
-                            reduce_->done());
-    for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.BootstrapRank(peer));
+    context.AnnounceToLocalPeers(context.placement.me(), reduce_->done());
     return true;
   }
 

@@ -1,7 +1,6 @@
 // All-to-all and send-receive. Every rank copies the parts of its local peers out of their tensors, and
 // exchanges slices with remote ranks.
 #include <algorithm>
-#include <limits>
 #include <list>
 #include <memory>
 #include <new>
@@ -21,7 +20,6 @@ namespace weft {
 namespace {
 
 constexpr int kExchangeChannel = 0;
-constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 // More parts take longer than if each rank moves its own.
 constexpr int64_t kMostWholeParts = 256;
 // Slices of one part that fit the receiver's scratch.
@@ -99,7 +97,7 @@ class AllToAllOperation final : public Collective {
       if (!is_decided_) return false;
     }
     bool advanced = false;
-    for (RangeStream& pull : pulls_) advanced |= pull.Step(context, kAll);
+    for (RangeStream& pull : pulls_) advanced |= pull.Step(context, kAllSlices);
     for (RemoteReceive& remote : remote_receives_) {
       const int64_t consumed = remote.unpack ? remote.unpack->done() : 0;
       WEFT_ASSIGN_OR_RETURN(const bool credited, remote.receive.Step(context, consumed));

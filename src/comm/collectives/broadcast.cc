@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <set>
@@ -29,8 +28,6 @@
 
 namespace weft {
 namespace {
-
-constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
 // A message of at most this size travels along one tree: a second message costs more than the bytes.
 constexpr int64_t kMaxUndividedBytes = 4096;
@@ -189,7 +186,7 @@ class BroadcastOperation final : public Collective {
       half.targets.pop_front();
     }
     bool advanced = false;
-    int64_t available = kAll;
+    int64_t available = kAllSlices;
     if (half.source) {
       WEFT_ASSIGN_OR_RETURN(advanced, half.receive->Step(context, half.received()));
       if (half.unpack) advanced |= half.unpack->Step(context, half.receive->done());
@@ -210,7 +207,7 @@ class BroadcastOperation final : public Collective {
     const GroupPlacement& placement = context.placement;
     const int leader = LeaderOf(placement);
     const int64_t available =
-        leader == plan().root ? kAll : CounterOf(context, SlicesCounter(NumberOf(half)));
+        leader == plan().root ? kAllSlices : context.CounterOf(leader, SlicesCounter(NumberOf(half)));
     return half.pull->Step(context, available);
   }
 
@@ -218,7 +215,7 @@ class BroadcastOperation final : public Collective {
   bool AnnounceToPeers(OperationContext& context, Half& half) {
     if (half.announced == half.received() || context.placement.local_peers().empty()) return false;
     half.announced = half.received();
-    SetCounter(context, SlicesCounter(NumberOf(half)), half.announced);
+    context.AnnounceToLocalPeers(SlicesCounter(NumberOf(half)), half.announced);
     return true;
   }
 
@@ -226,26 +223,17 @@ class BroadcastOperation final : public Collective {
   bool StepConfirmation(OperationContext& context) {
     if (confirmed_) return false;
     if (!IsLeader(context.placement)) {
-      confirmed_ = CounterOf(context, kConfirmedCounter) != 0;
+      confirmed_ = context.CounterOf(LeaderOf(context.placement), kConfirmedCounter) != 0;
       return confirmed_;
     }
     confirmed_ =
         std::all_of(halves_.begin(), halves_.end(), [](const Half& half) { return half.confirmed(); });
-    if (confirmed_ && !context.placement.local_peers().empty()) SetCounter(context, kConfirmedCounter, 1);
+    if (confirmed_ && !context.placement.local_peers().empty())
+      context.AnnounceToLocalPeers(kConfirmedCounter, 1);
     return confirmed_;
   }
 
   int NumberOf(const Half& half) const { return &half == &halves_.front() ? 0 : 1; }
-  int64_t CounterOf(const OperationContext& context, int index) const {
-    return context.node.Counter(context.record->lane,
-                                context.placement.BootstrapRank(LeaderOf(context.placement)),
-                                context.record->descriptor.sequence, index);
-  }
-  static void SetCounter(OperationContext& context, int index, int64_t value) {
-    context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, index, value);
-    for (const int peer : context.placement.local_peers())
-      context.node.Ring(context.placement.BootstrapRank(peer));
-  }
 
   int64_t ring_slices_ = 1;
   std::deque<Half> halves_;  // A deque: tasks hold pointers to the streams.

@@ -1,7 +1,6 @@
 #include "src/comm/collectives/collective.h"
 
 #include <algorithm>
-#include <limits>
 #include <new>
 
 #include <absl/strings/str_cat.h>
@@ -10,8 +9,6 @@
 
 namespace weft {
 namespace {
-
-constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
 absl::Status Mismatch(const OperationContext& context, int peer_rank, const Descriptor& theirs) {
   const Descriptor& mine = context.record->descriptor;
@@ -201,7 +198,7 @@ void Collective::AddStaging(OperationContext& context, RangeCopy copy, const std
 
 bool Collective::StepStaging(OperationContext& context) {
   bool advanced = false;
-  for (RangeStream& stream : staging_) advanced |= stream.Step(context, kAll);
+  for (RangeStream& stream : staging_) advanced |= stream.Step(context, kAllSlices);
   return advanced;
 }
 
@@ -243,9 +240,7 @@ absl::StatusOr<bool> Collective::MeetPeers(OperationContext& context) {
     if (is_last) arrival_ = *is_last ? Arrival::kLast : Arrival::kCounted;
     // Peers that published the first operation before the host opened the lane could not arrive.
     const bool opens = context.placement.me() == context.placement.node_host() && mine.sequence == 1;
-    if (opens || (arrived_last() && wakes_peers_on_arrival())) {
-      for (const int peer : peers) context.node.Ring(context.placement.BootstrapRank(peer));
-    }
+    if (opens || (arrived_last() && wakes_peers_on_arrival())) context.RingLocalPeers();
   }
   if (arrival_ != Arrival::kNone) {
     const std::optional<bool> all_equal = context.node.HaveArrived(meeting, mine.sequence, node_hash_);

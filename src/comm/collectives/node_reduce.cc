@@ -21,7 +21,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <set>
@@ -108,7 +107,7 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
       if (part.is_complete || !part.is_needed) continue;
       if (!AllPiecesClaimed(context, part)) ranks.insert(part.rank);
       for (const int peer : context.placement.local_peers()) {
-        const bool busy = CounterOf(context, peer, static_cast<int>(owner)) % 2 == 1;
+        const bool busy = context.CounterOf(peer, static_cast<int>(owner)) % 2 == 1;
         if (busy) ranks.insert(context.placement.BootstrapRank(peer));
       }
     }
@@ -182,8 +181,7 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
   // Publishes this rank's progress counter of a part.
   void PublishProgress(OperationContext& context, int owner) const {
     const int64_t reduced = parts_[static_cast<size_t>(owner)].reduced;
-    context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, owner,
-                            2 * reduced + (current_part_ == owner ? 1 : 0));
+    context.SetCounter(owner, 2 * reduced + (current_part_ == owner ? 1 : 0));
   }
 
   void RingWaitingPeers(OperationContext& context, int owner) const {
@@ -192,10 +190,6 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
     }
   }
 
-  static int64_t CounterOf(const OperationContext& context, int member, int owner) {
-    return context.node.Counter(context.record->lane, context.placement.BootstrapRank(member),
-                                context.record->descriptor.sequence, owner);
-  }
   static bool AllPiecesClaimed(const OperationContext& context, const NodePart& part) {
     return context.node.AllPiecesClaimed(context.record->lane, part.rank, context.record->descriptor.sequence,
                                          part.pieces.slices());
@@ -208,7 +202,7 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
       if (part.is_complete || !part.is_needed || !AllPiecesClaimed(context, part)) continue;
       int64_t reduced = 0;
       for (int member = 0; member < context.placement.size(); ++member) {
-        reduced += CounterOf(context, member, static_cast<int>(owner)) / 2;
+        reduced += context.CounterOf(member, static_cast<int>(owner)) / 2;
       }
       part.is_complete = reduced == part.pieces.slices();
       found |= part.is_complete;

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <set>
@@ -21,7 +20,6 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 constexpr int kChannel = 0;
 
 class RelayedGather final : public Collective {
@@ -52,7 +50,7 @@ class RelayedGather final : public Collective {
   absl::StatusOr<bool> Move(OperationContext& context) override {
     if (copy_) return copy_->Step(context);
     bool advanced = false;
-    for (CopyStream& copy : packed_) advanced |= copy.Step(context, kAll);
+    for (CopyStream& copy : packed_) advanced |= copy.Step(context, kAllSlices);
     const bool is_packed =
         std::all_of(packed_.begin(), packed_.end(), [](const CopyStream& copy) { return copy.finished(); });
     WEFT_ASSIGN_OR_RETURN(const bool moved, gather_->Step(context, is_packed));

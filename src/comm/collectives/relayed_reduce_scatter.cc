@@ -3,7 +3,6 @@
 // [Halving].
 #include <cstdint>
 #include <deque>
-#include <limits>
 #include <memory>
 #include <set>
 #include <utility>
@@ -16,7 +15,6 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 constexpr int kChannel = 0;
 
 class RelayedReduceScatter final : public Collective {
@@ -61,7 +59,7 @@ class RelayedReduceScatter final : public Collective {
     if (has_result_ || !halving_->complete()) return advanced;
     has_result_ = true;
     for (CopyStream& output : outputs_) {
-      advanced |= output.Step(context, kAll);
+      advanced |= output.Step(context, kAllSlices);
       has_result_ &= output.finished();
     }
     if (has_result_) TellNode(context);

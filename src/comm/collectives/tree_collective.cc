@@ -258,12 +258,7 @@ class TreeCollective final : public Collective {
   absl::StatusOr<bool> Finish(OperationContext& context, std::string_view result) {
     has_result_ = true;
     if (!result.empty()) std::memcpy(plan().output, result.data(), result.size());
-    const OperationRecord& record = *context.record;
-    if (!context.placement.local_peers().empty()) {
-      context.node.SetCounter(record.lane, record.descriptor.sequence, /*index=*/0, 1);
-      for (const int peer : context.placement.local_peers())
-        context.node.Ring(context.placement.BootstrapRank(peer));
-    }
+    if (!context.placement.local_peers().empty()) context.AnnounceToLocalPeers(/*index=*/0, 1);
     if (mirrored_) return true;
     for (const int child : TreeChildren(Node(context), context.placement.node_count()))
       WEFT_RETURN_IF_ERROR(Send(context, LeaderOf(context, child), kResultEdge, result));
@@ -271,9 +266,7 @@ class TreeCollective final : public Collective {
   }
 
   bool TakeResultOfLeader(OperationContext& context) {
-    const OperationRecord& record = *context.record;
-    const int leader = context.placement.BootstrapRank(leader_);
-    if (context.node.Counter(record.lane, leader, record.descriptor.sequence, /*index=*/0) == 0) return false;
+    if (context.CounterOf(leader_, /*index=*/0) == 0) return false;
     if (input_bytes() > 0) std::memcpy(plan().output, OutputOf(context, leader_), input_bytes());
     return has_result_ = true;
   }

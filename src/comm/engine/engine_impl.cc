@@ -19,9 +19,6 @@ namespace {
 // The watchdog acts later than the deadline of Wait, so that a waiting thread can report the error itself.
 constexpr absl::Duration kWatchdogDelay = absl::Seconds(4);
 
-// Longer deadlines are cut to this one: the sum of a time and a duration must fit 64 bits.
-constexpr absl::Duration kLongestTask = absl::Hours(24 * 365);
-
 // Longest time for which the destructor waits for messages in flight.
 constexpr absl::Duration kMessagesTimeout = absl::Seconds(5);
 
@@ -229,7 +226,7 @@ absl::Status CommEngine::Impl::ResetAfterError() {
 std::optional<Watchdog::Extension> CommEngine::Impl::ExtendWatchdog(Watchdog::Task task,
                                                                     absl::Time deadline) {
   if (!watchdog_) return std::nullopt;
-  const absl::Duration left = std::min(deadline - bootstrap_.runtime().Now() + kWatchdogDelay, kLongestTask);
+  const absl::Duration left = std::min(deadline - bootstrap_.runtime().Now() + kWatchdogDelay, kLongestWait);
   return watchdog_->Extend(task, bootstrap_.runtime().NowNs() + absl::ToInt64Nanoseconds(left));
 }
 

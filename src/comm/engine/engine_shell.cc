@@ -44,8 +44,6 @@ constexpr int64_t kInquiryNs = 2 * LateRanks::kAnswerNs;
 static_assert(LateRanks::kAnswerNs == 4 * kMaxParkNs, "a rank must answer although its thread is parked");
 // Time that sends of failed operations have to complete.
 constexpr absl::Duration kMaxSendWait = absl::Seconds(5);
-// Longer waits are cut to this one: the sum of a time and a wait must fit 64 bits.
-constexpr absl::Duration kMaxWait = absl::Hours(24 * 365);
 
 void Call(const std::vector<CompletedCallback>& callbacks) {
   for (const CompletedCallback& callback : callbacks) callback.done(callback.status);
@@ -194,7 +192,8 @@ bool EngineShell::PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool(
   // A wait for a past event costs nothing and does not count in wait_ns.
   if (done()) return true;
   const int64_t begin = runtime_.NowNs();
-  const int64_t limit = begin + std::max<int64_t>(0, absl::ToInt64Nanoseconds(std::min(timeout, kMaxWait)));
+  const int64_t limit =
+      begin + std::max<int64_t>(0, absl::ToInt64Nanoseconds(std::min(timeout, kLongestWait)));
   waits_.fetch_add(1, std::memory_order_relaxed);
   waiters_.fetch_add(1);
   int64_t idle_since = begin;

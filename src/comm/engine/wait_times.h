@@ -4,12 +4,16 @@
 
 #include <cstdint>
 
+#include <absl/time/time.h>
+
 #include "weft/mesh/runtime.h"
 
 namespace weft {
 
 inline constexpr int64_t kMicrosecond = 1'000;  // Nanoseconds.
 inline constexpr int64_t kMillisecond = 1'000'000;
+// Longer waits are cut to this one: the sum of a time and a wait must fit 64 bits.
+inline constexpr absl::Duration kLongestWait = absl::Hours(24 * 365);
 
 struct WaitTimes {
   bool has_core;     // No other rank needs the hardware thread of a thread that polls.

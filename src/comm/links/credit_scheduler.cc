@@ -75,14 +75,14 @@ void CreditScheduler::FinishTransfer(const Transfer& transfer) {
 }
 
 int64_t& CreditScheduler::BytesInFlight(int lane, WirePhase phase) {
-  const auto index = static_cast<size_t>(lane - kMessageLane);
+  const size_t index = IndexOf(lane);
   if (index >= bytes_in_flight_.size()) bytes_in_flight_.resize(index + 1);
   return bytes_in_flight_[index][static_cast<size_t>(phase)];
 }
 
 bool CreditScheduler::MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes,
                                  bool head) const {
-  const auto index = static_cast<size_t>(lane - kMessageLane);
+  const size_t index = IndexOf(lane);
   const int64_t lane_bytes =
       index < bytes_in_flight_.size() ? bytes_in_flight_[index][static_cast<size_t>(phase)] : 0;
   if (head && lane_bytes == 0 && rules_.head_always_has_credit) return true;

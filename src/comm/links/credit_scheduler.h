@@ -125,13 +125,11 @@ class CreditScheduler {
 
   // Identifies one stream of slices between this rank and a peer.
   struct Channel {
-    int lane;
-    uint64_t sequence;
-    int peer;    // Bootstrap rank.
-    int number;  // Unique among the streams of one operation between two ranks. See Note [Tags].
+    int lane;           // kMessageLane for point-to-point messages.
+    uint64_t sequence;  // Of a message: the sender's number of it.
+    int peer;           // Bootstrap rank.
+    int number;         // Unique among the streams of one operation between two ranks. See Note [Tags].
   };
-  // Lane of point-to-point messages. The sequence of a channel is the sender's number of the message.
-  static constexpr int kMessageLane = -1;
   const CreditRules& rules() const { return rules_; }
   // Errors: kResourceExhausted (the link has no tags for the lane; says what to do).
   absl::Status CheckLane(int lane, std::string_view name) const;
@@ -346,6 +344,8 @@ class CreditScheduler {
   int64_t BytesBelow(Priority priority) const;
   Priority highest_demand() const { return std::min(previous_demand_, demand_now_); }
   int64_t& BytesInFlight(int lane, WirePhase phase);
+  // Index of a lane in bytes_in_flight_.
+  static size_t IndexOf(int lane) { return lane == kMessageLane ? 0 : static_cast<size_t>(lane) + 1; }
   // Adds `bytes` to the counts that depend on the transfer's `shared`.
   void CountShared(const Transfer& transfer, int64_t bytes) {
     (transfer.shared ? bytes_by_priority_[static_cast<size_t>(transfer.priority)] : silent_bytes_) += bytes;
@@ -366,7 +366,7 @@ class CreditScheduler {
   TraceLog& trace_;
   std::vector<Transfer> in_flight_;
   std::vector<Transfer> uncancelled_;  // Abandoned transfers that the link could not cancel.
-  // Bytes of posted receives by lane and phase. Lanes without an element have none.
+  // Bytes of posted receives by lane (see IndexOf) and phase. Lanes without an element have none.
   std::vector<std::array<int64_t, kWirePhases>> bytes_in_flight_;
   std::array<int64_t, 4> bytes_by_priority_{};  // Bytes of posted receives with `shared` set, by priority.
   // Peers whose credit messages have arrived, by lane, sequence and rank.

@@ -1,7 +1,6 @@
 #include "src/comm/messages/transfers.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "weft/core/status.h"
 
@@ -10,7 +9,6 @@ namespace {
 
 // Pieces of a staged message that fit its ring.
 constexpr int64_t kRingPieces = 4;
-constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
 SliceMemory Bytes(const std::byte* memory, int64_t ring_pieces = 0) {
   // SliceMemory has no const form. Sources are only read.
@@ -22,7 +20,7 @@ CopyStream Copy(Slicing slicing, SliceMemory source, SliceMemory target) {
 }
 
 CreditScheduler::Channel ChannelOf(int peer, uint64_t number) {
-  return {CreditScheduler::kMessageLane, number, peer, static_cast<int>(number % TagLayout::kMessages)};
+  return {kMessageLane, number, peer, static_cast<int>(number % TagLayout::kMessages)};
 }
 
 }  // namespace
@@ -82,13 +80,13 @@ absl::Status OutgoingMessage::Stage(OperationContext& context) {
 absl::StatusOr<bool> OutgoingMessage::Step(OperationContext& context, SignalSender& signals,
                                            bool awaits_receiver) {
   if (sending_) {
-    WEFT_ASSIGN_OR_RETURN(const bool advanced, sending_->Step(context, kAll));
+    WEFT_ASSIGN_OR_RETURN(const bool advanced, sending_->Step(context, kAllSlices));
     finished_ = sending_->finished();
     return advanced || finished_;
   }
   if (ring_) return StepStaging(context, signals, awaits_receiver);
   if (!copying_) return false;
-  const bool advanced = copying_->Step(context, kAll);
+  const bool advanced = copying_->Step(context, kAllSlices);
   if (!copying_->finished()) return advanced;
   finished_ = true;
   Signal pushed;
@@ -100,7 +98,7 @@ absl::StatusOr<bool> OutgoingMessage::Step(OperationContext& context, SignalSend
 
 absl::StatusOr<bool> OutgoingMessage::StepStaging(OperationContext& context, SignalSender& signals,
                                                   bool awaits_receiver) {
-  bool advanced = copying_->Step(context, awaits_receiver ? consumed_ + kRingPieces : kAll);
+  bool advanced = copying_->Step(context, awaits_receiver ? consumed_ + kRingPieces : kAllSlices);
   if (copying_->done() > staged_) {
     staged_ = copying_->done();
     Signal staged;
@@ -163,12 +161,12 @@ void IncomingMessage::OnSignal(OperationContext& context, const Signal& signal) 
 
 absl::StatusOr<bool> IncomingMessage::Step(OperationContext& context, SignalSender& signals) {
   if (receiving_) {
-    WEFT_ASSIGN_OR_RETURN(const bool advanced, receiving_->Step(context, kAll));
+    WEFT_ASSIGN_OR_RETURN(const bool advanced, receiving_->Step(context, kAllSlices));
     finished_ = receiving_->finished();
     return advanced || finished_;
   }
   if (!copying_) return false;
-  bool advanced = copying_->Step(context, from_ring_ ? staged_ : kAll);
+  bool advanced = copying_->Step(context, from_ring_ ? staged_ : kAllSlices);
   if (from_ring_ && copying_->done() > consumed_) {
     consumed_ = copying_->done();
     WEFT_RETURN_IF_ERROR(Reply(signals, SignalKind::kConsumed, consumed_, Descriptor::kNoAddress));

@@ -62,10 +62,7 @@ bool DomainReduce::StepOwnPart(OperationContext& context) {
   if (sums_->AnnounceReduced(context, reduce_->done())) {
     reduced_ = reduce_->done();
     advanced = true;
-    if (!memory_.copies.empty() && reduce_->finished()) {
-      for (const int peer : context.placement.local_peers())
-        context.node.Ring(context.placement.BootstrapRank(peer));
-    }
+    if (!memory_.copies.empty() && reduce_->finished()) context.RingLocalPeers();
   }
   if (reduce_->finished()) return advanced;
   return reduce_->Step(context, sums_->available(context)) || advanced;

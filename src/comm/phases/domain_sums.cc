@@ -1,7 +1,6 @@
 #include "src/comm/phases/domain_sums.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "src/comm/phases/reduce_kernel.h"
@@ -158,8 +157,7 @@ absl::Status DomainSums::PlanProducers(OperationContext& context) {
   }
   const std::optional<NodeAddress> address = context.node.AddressOf(rings_.data());
   WEFT_CHECK(address.has_value(), "the engine's scratch lies outside of node memory");
-  SetCounter(context, RingsCounter(placement), static_cast<int64_t>(address->offset) + 1);
-  for (const int reader : readers) context.node.Ring(placement.BootstrapRank(reader));
+  context.Announce(RingsCounter(placement), static_cast<int64_t>(address->offset) + 1, readers);
   return absl::OkStatus();
 }
 
@@ -190,10 +188,10 @@ bool DomainSums::FindRings(const OperationContext& context) {
   const GroupPlacement& placement = context.placement;
   if (found_rings_ || rings_bytes() == 0) return found_rings_ = true;
   for (const Source& source : sources_) {
-    if (CounterOf(context, source.producer, RingsCounter(placement)) == 0) return false;
+    if (context.CounterOf(source.producer, RingsCounter(placement)) == 0) return false;
   }
   for (Source& source : sources_) {
-    const int64_t offset = CounterOf(context, source.producer, RingsCounter(placement)) - 1;
+    const int64_t offset = context.CounterOf(source.producer, RingsCounter(placement)) - 1;
     std::byte* rings = context.node.Map(
         {placement.BootstrapRank(source.producer), static_cast<decltype(NodeAddress::offset)>(offset)});
     const std::vector<int> readers = ReadersOf(placement, source.producer);
@@ -241,34 +239,25 @@ std::unique_ptr<SliceSource> DomainSums::MakePartial(const OperationContext& con
   return std::make_unique<Partial>(*this, part, subtree.lo, std::move(stream), std::move(source_of_leaf));
 }
 
-int64_t DomainSums::CounterOf(const OperationContext& context, int member, int index) {
-  return context.node.Counter(context.record->lane, context.placement.BootstrapRank(member),
-                              context.record->descriptor.sequence, index);
-}
-
-void DomainSums::SetCounter(OperationContext& context, int index, int64_t value) {
-  context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, index, value);
-}
-
 int64_t DomainSums::available(const OperationContext& context) const {
-  int64_t slices = std::numeric_limits<int64_t>::max();
+  int64_t slices = kAllSlices;
   if (!awaits_sums_) return slices;
   const int counter = OwnCounter(context.placement, me_);
   for (const Source& source : sources_)
-    slices = std::min(slices, CounterOf(context, source.producer, counter));
+    slices = std::min(slices, context.CounterOf(source.producer, counter));
   return slices;
 }
 
 bool DomainSums::AnnounceReduced(OperationContext& context, int64_t slices) {
   if (slices <= reduced_) return false;
   reduced_ = slices;
-  SetCounter(context, OwnCounter(context.placement, me_), slices);
+  context.SetCounter(OwnCounter(context.placement, me_), slices);
   for (const Source& source : sources_) context.node.Ring(context.placement.BootstrapRank(source.producer));
   return true;
 }
 
 int64_t DomainSums::ReducedBy(const OperationContext& context, int member) const {
-  return CounterOf(context, member, OwnCounter(context.placement, member));
+  return context.CounterOf(member, OwnCounter(context.placement, member));
 }
 
 ReduceStream& DomainSums::SumOf(const GroupPlacement& placement, Producer& producer, int part) {
@@ -286,8 +275,7 @@ ReduceStream& DomainSums::SumOf(const GroupPlacement& placement, Producer& produ
 bool DomainSums::Announce(OperationContext& context, Ring& ring, int counter, int reader) {
   if (ring.announced == ring.progress.done()) return false;
   ring.announced = ring.progress.done();
-  SetCounter(context, counter, ring.announced);
-  context.node.Ring(context.placement.BootstrapRank(reader));
+  context.Announce(counter, ring.announced, {reader});
   return true;
 }
 
@@ -315,10 +303,10 @@ bool DomainSums::StepRequestRing(OperationContext& context, Producer& producer) 
   Ring& ring = producer.requests;
   bool advanced = Announce(context, ring, ServedCounter(placement, producer.reader), producer.reader);
   if (ring.progress.issued() == ring.count) return advanced;
-  const int64_t end = CounterOf(context, producer.reader, RequestCounter(placement));
+  const int64_t end = context.CounterOf(producer.reader, RequestCounter(placement));
   while (ring.progress.issued() < end && ring.progress.outstanding() < kPiecesInFlight) {
     const int64_t request = ring.progress.Issue();
-    const int64_t word = CounterOf(context, producer.reader, WordCounter(placement, request));
+    const int64_t word = context.CounterOf(producer.reader, WordCounter(placement, request));
     const int part = static_cast<int>(word % size_);
     const int first_member = static_cast<int>(word / size_ % size_);
     const int64_t slice = word / size_ / size_;
@@ -340,17 +328,17 @@ bool DomainSums::StepRequests(OperationContext& context) {
     const int64_t number = request_progress_.Issue();
     const Request& request = requests_[static_cast<size_t>(number % kRequestSlots)] = waiting_.front();
     waiting_.pop_front();
-    SetCounter(context, WordCounter(placement, number), WordOf(*request.partial, request.slice));
+    context.SetCounter(WordCounter(placement, number), WordOf(*request.partial, request.slice));
     advanced = true;
   }
   if (advanced) {
-    SetCounter(context, RequestCounter(placement), request_progress_.issued());
+    context.SetCounter(RequestCounter(placement), request_progress_.issued());
     for (const Source& source : sources_) context.node.Ring(placement.BootstrapRank(source.producer));
   }
   int64_t served = request_progress_.issued();
   for (const Source& source : sources_) {
     if (pushed_ == served || !awaits_sums_) break;
-    served = std::min(served, CounterOf(context, source.producer, ServedCounter(placement, me_)));
+    served = std::min(served, context.CounterOf(source.producer, ServedCounter(placement, me_)));
   }
   for (; pushed_ < served; ++pushed_) {
     const Request& request = requests_[static_cast<size_t>(pushed_ % kRequestSlots)];
@@ -386,8 +374,8 @@ void DomainSums::AddAwaited(const OperationContext& context, std::set<int>& rank
   const GroupPlacement& placement = context.placement;
   const bool needs_own = reduced_ < SlicingOf(me_).slices();
   for (const Source& source : sources_) {
-    const bool has_own = CounterOf(context, source.producer, OwnCounter(placement, me_)) > reduced_;
-    const bool has_served = CounterOf(context, source.producer, ServedCounter(placement, me_)) > pushed_;
+    const bool has_own = context.CounterOf(source.producer, OwnCounter(placement, me_)) > reduced_;
+    const bool has_served = context.CounterOf(source.producer, ServedCounter(placement, me_)) > pushed_;
     const bool needs_served = pushed_ < request_progress_.issued();
     if ((needs_own && !has_own) || (needs_served && !has_served))
       ranks.insert(placement.BootstrapRank(source.producer));
@@ -397,7 +385,7 @@ void DomainSums::AddAwaited(const OperationContext& context, std::set<int>& rank
     const bool awaits_own = producer.own.announced < producer.own.count && !has_room;
     const bool awaits_request =
         producer.requests.announced < producer.requests.count &&
-        CounterOf(context, producer.reader, RequestCounter(placement)) == producer.requests.progress.issued();
+        context.CounterOf(producer.reader, RequestCounter(placement)) == producer.requests.progress.issued();
     if (awaits_own || awaits_request) ranks.insert(placement.BootstrapRank(producer.reader));
   }
 }

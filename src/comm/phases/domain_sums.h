@@ -152,8 +152,6 @@ class DomainSums final : private TaskOwner {
   int WordCounter(const GroupPlacement& placement, int64_t request) const {
     return RingsCounter(placement) + kFirstWord + static_cast<int>(request % kRequestSlots);
   }
-  static int64_t CounterOf(const OperationContext& context, int member, int index);
-  static void SetCounter(OperationContext& context, int index, int64_t value);
 
   Slicing SlicingOf(int part) const {
     return {plan_.parts.counts[static_cast<size_t>(part)], slice_elements_};

@@ -1,7 +1,6 @@
 #include "src/comm/phases/gather_phase.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "src/comm/base/copy_bytes.h"
@@ -190,7 +189,7 @@ void GatherPhase::AddRelay(const CreditScheduler::Channel& channel, int member, 
   if (!is_encoded) relay.stream.ReceiveInto(slices);
 }
 
-int64_t GatherPhase::AllWritable(int /*member*/) { return std::numeric_limits<int64_t>::max(); }
+int64_t GatherPhase::AllWritable(int /*member*/) { return kAllSlices; }
 
 bool GatherPhase::StepPulls(OperationContext& context, int64_t own_available, Writable writable) {
   bool advanced = false;
@@ -198,12 +197,11 @@ bool GatherPhase::StepPulls(OperationContext& context, int64_t own_available, Wr
   for (Pull* const open : open_pulls_) {
     Pull& pull = *open;
     if (pull.stream.finished()) continue;
-    int64_t available = std::numeric_limits<int64_t>::max();
+    int64_t available = kAllSlices;
     if (pull.source == own_rank) {
       available = own_available;
     } else if (pull.counter >= 0) {
-      available = context.node.Counter(context.record->lane, pull.source, context.record->descriptor.sequence,
-                                       pull.counter);
+      available = context.CounterOfRank(pull.source, pull.counter);
     }
     advanced |= pull.stream.Step(context, std::min(available, writable(pull.member)));
   }
@@ -214,7 +212,7 @@ absl::StatusOr<bool> GatherPhase::StepRelays(OperationContext& context, Writable
   bool advanced = false;
   for (Relay* const open : open_relays_) {
     Relay& relay = *open;
-    const int64_t limit = relay.unpack ? std::numeric_limits<int64_t>::max() : writable(relay.member);
+    const int64_t limit = relay.unpack ? kAllSlices : writable(relay.member);
     WEFT_ASSIGN_OR_RETURN(const bool credited, relay.stream.Step(context, relay.done(), limit));
     advanced |= credited;
     if (relay.unpack) {
@@ -236,8 +234,7 @@ absl::StatusOr<bool> GatherPhase::StepRelays(OperationContext& context, Writable
 
 void GatherPhase::Announce(OperationContext& context, int member, int64_t slices) {
   if (context.placement.local_peers().empty()) return;
-  context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, member, slices);
-  for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.BootstrapRank(peer));
+  context.AnnounceToLocalPeers(member, slices);
 }
 
 bool GatherPhase::ClosePulls(OperationContext& context) {
@@ -255,9 +252,7 @@ bool GatherPhase::ClosePulls(OperationContext& context) {
 
 bool GatherPhase::StepWatches(OperationContext& context) {
   return std::erase_if(watches_, [&](const Watch& watch) {
-           return context.node.Counter(context.record->lane, watch.writer,
-                                       context.record->descriptor.sequence,
-                                       watch.member) == SlicingOf(watch.member).slices();
+           return context.CounterOfRank(watch.writer, watch.member) == SlicingOf(watch.member).slices();
          }) > 0;
 }
 

@@ -9,6 +9,7 @@
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <absl/types/span.h>
 
 #include "src/comm/base/group_placement.h"
 #include "src/comm/codec/wire_encoding.h"
@@ -46,6 +47,30 @@ struct OperationContext {
   bool is_ready_awaited;     // A thread waits until this or a later operation of the lane is *ready*.
   bool is_release_awaited;   // A thread waits until this or a later operation of the lane is *released*.
   bool shares_core = false;  // Ranks of the node share hardware threads.
+
+  // The operation's counters in node memory. Each rank has its own, and others read them.
+  int64_t CounterOfRank(int bootstrap_rank, int index) const {
+    return node.Counter(record->lane, bootstrap_rank, record->descriptor.sequence, index);
+  }
+  int64_t CounterOf(int member, int index) const {
+    return CounterOfRank(placement.BootstrapRank(member), index);
+  }
+  void SetCounter(int index, int64_t value) const {
+    node.SetCounter(record->lane, record->descriptor.sequence, index, value);
+  }
+  // Wakes local members that may wait for this rank.
+  void Ring(absl::Span<const int> members) const {
+    for (const int member : members) node.Ring(placement.BootstrapRank(member));
+  }
+  void RingLocalPeers() const { Ring(placement.local_peers()); }
+  // Sets a counter of this rank, and wakes `members`.
+  void Announce(int index, int64_t value, absl::Span<const int> members) const {
+    SetCounter(index, value);
+    Ring(members);
+  }
+  void AnnounceToLocalPeers(int index, int64_t value) const {
+    Announce(index, value, placement.local_peers());
+  }
 };
 
 // Encoding of elements of `dtype` between nodes in this operation.

@@ -1,7 +1,6 @@
 #include "src/comm/phases/reduce_phase.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 #include <vector>
 
@@ -354,7 +353,7 @@ absl::StatusOr<bool> ReducePhase::Step(OperationContext& context) {
 int64_t ReducePhase::ReadSlices(int member) const {
   if (!reduce_) return 0;
   const OutgoingStream* own = own_sends_[static_cast<size_t>(member)];
-  return own == nullptr ? std::numeric_limits<int64_t>::max() : own->read_slices();
+  return own == nullptr ? kAllSlices : own->read_slices();
 }
 
 bool ReducePhase::drained() const {

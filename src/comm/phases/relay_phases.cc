@@ -1,7 +1,6 @@
 #include "src/comm/phases/relay_phases.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "src/comm/base/copy_bytes.h"
@@ -10,8 +9,6 @@
 
 namespace weft {
 namespace {
-
-constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
 int NodeOfThisRank(const GroupPlacement& placement) { return placement.NodeOf(placement.me()); }
 
@@ -149,11 +146,11 @@ absl::StatusOr<bool> HalvingPhase::StepExchanges(OperationContext& context) {
     const bool holds =
         node_is_summed_ && (are_earlier_merged || !context.wire.rules().rounds_await_earlier_ones);
     if (exchange.send) {
-      WEFT_ASSIGN_OR_RETURN(const bool sent, exchange.send->Step(context, holds ? kAll : 0));
+      WEFT_ASSIGN_OR_RETURN(const bool sent, exchange.send->Step(context, holds ? kAllSlices : 0));
       advanced |= sent;
     }
     const bool has_arrived = exchange.received == nullptr || exchange.received->finished();
-    if (holds && has_arrived) advanced |= exchange.merge.Step(context, kAll);
+    if (holds && has_arrived) advanced |= exchange.merge.Step(context, kAllSlices);
     are_of_level_merged &= exchange.merge.finished();
   }
   return advanced;
@@ -225,7 +222,7 @@ absl::StatusOr<bool> RelayedGatherPhase::Step(OperationContext& context, bool re
   if (unpacked_.empty()) Unpack(context);
   complete_ = true;
   for (CopyStream& copy : unpacked_) {
-    advanced |= copy.Step(context, kAll);
+    advanced |= copy.Step(context, kAllSlices);
     complete_ &= copy.finished();
   }
   if (complete_) TellNode(context);
@@ -258,7 +255,7 @@ CopyStream RelayedCopy(const OperationContext& context, const CollectivePlan& pl
 bool CopyOfLeader::Step(OperationContext& context) {
   if (complete() || (!is_told_ && !HasLeaderTold(context))) return false;
   const bool is_new = !std::exchange(is_told_, true);
-  return copy_.Step(context, kAll) || is_new;
+  return copy_.Step(context, kAllSlices) || is_new;
 }
 
 void CopyOfLeader::AddAwaited(const OperationContext& context, std::set<int>& ranks) const {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <limits>
 #include <utility>
 
 #include "weft/core/status.h"
@@ -10,7 +9,6 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 constexpr int kResultCounter = 0;  // Progress counter of a leader: 1 once it has the result.
 
 }  // namespace
@@ -18,16 +16,11 @@ constexpr int kResultCounter = 0;  // Progress counter of a leader: 1 once it ha
 bool LeadsNode(const GroupPlacement& placement) { return placement.node_host() == placement.me(); }
 
 void TellNode(OperationContext& context) {
-  const GroupPlacement& placement = context.placement;
-  if (placement.local_peers().empty()) return;
-  context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, kResultCounter, 1);
-  for (const int peer : placement.local_peers()) context.node.Ring(placement.BootstrapRank(peer));
+  if (!context.placement.local_peers().empty()) context.AnnounceToLocalPeers(kResultCounter, 1);
 }
 
 bool HasLeaderTold(const OperationContext& context) {
-  const int leader = context.placement.BootstrapRank(context.placement.node_host());
-  const OperationRecord& record = *context.record;
-  return context.node.Counter(record.lane, leader, record.descriptor.sequence, kResultCounter) != 0;
+  return context.CounterOf(context.placement.node_host(), kResultCounter) != 0;
 }
 
 CreditScheduler::Channel ChannelToLeader(const OperationContext& context, int node, int number) {
@@ -85,7 +78,7 @@ absl::StatusOr<bool> RelayRounds::Step(OperationContext& context, bool ready) {
       context.wire.rules().rounds_await_earlier_ones ? receives_.finished() : receives_.size();
   for (size_t i = sent_; i < sends_.size(); ++i) {
     const bool may_leave = ready && sends_[i].awaited <= arrived;
-    WEFT_ASSIGN_OR_RETURN(const bool sent, sends_[i].stream.Step(context, may_leave ? kAll : 0));
+    WEFT_ASSIGN_OR_RETURN(const bool sent, sends_[i].stream.Step(context, may_leave ? kAllSlices : 0));
     advanced |= sent;
   }
   return advanced;

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <set>
@@ -141,8 +140,7 @@ class Sends {
 
   // Advances all streams. A step costs nothing if nothing has changed since the last one. Returns true if
   // anything moved. `available`: slices of each source that may be read.
-  absl::StatusOr<bool> Step(OperationContext& context,
-                            int64_t available = std::numeric_limits<int64_t>::max());
+  absl::StatusOr<bool> Step(OperationContext& context, int64_t available = kAllSlices);
   bool finished() const;
   // Adds the bootstrap ranks of the peers of unfinished streams.
   void AddAwaited(std::set<int>& ranks) const;

@@ -10,8 +10,6 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
-
 bool Reduces(OpKind kind) { return kind == OpKind::kReduceScatter || kind == OpKind::kAllReduce; }
 
 }  // namespace
@@ -96,20 +94,9 @@ void StagedPhase::PlanGather(OperationContext& context, const Memory& memory) {
   }
 }
 
-int64_t StagedPhase::CounterOf(const OperationContext& context, int member, int index) const {
-  return context.node.Counter(context.record->lane, context.placement.BootstrapRank(member),
-                              context.record->descriptor.sequence, index);
-}
-
-void StagedPhase::Announce(OperationContext& context, int index, int64_t pieces,
-                           const std::vector<int>& members) const {
-  context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, index, pieces);
-  for (const int member : members) context.node.Ring(context.placement.BootstrapRank(member));
-}
-
 int64_t StagedPhase::ReadByAll(const OperationContext& context, const RingWriter& writer) const {
-  int64_t read = kAll;
-  for (const int reader : writer.readers) read = std::min(read, CounterOf(context, reader, writer.counter));
+  int64_t read = kAllSlices;
+  for (const int reader : writer.readers) read = std::min(read, context.CounterOf(reader, writer.counter));
   return read;
 }
 
@@ -119,11 +106,11 @@ bool StagedPhase::StepWriters(OperationContext& context) {
     RingWriter& writer = writers_[i];
     if (writer.announced < writer.stream.done()) {
       writer.announced = writer.stream.done();
-      Announce(context, writer.counter, writer.announced, writer.readers);
+      context.Announce(writer.counter, writer.announced, writer.readers);
       advanced = true;
     }
     if (writer.stream.finished()) continue;
-    const int64_t produced = reduce_ && own_writer_ == i ? reduce_->done() : kAll;
+    const int64_t produced = reduce_ && own_writer_ == i ? reduce_->done() : kAllSlices;
     advanced |= writer.stream.Step(context, std::min(produced, ReadByAll(context, writer) + kRingPieces));
   }
   return advanced;
@@ -133,13 +120,13 @@ bool StagedPhase::StepReduce(OperationContext& context) {
   bool advanced = false;
   if (reduced_announced_ < reduce_->done()) {
     reduced_announced_ = reduce_->done();
-    Announce(context, ReduceCounter(me_), reduced_announced_, peers_);
+    context.Announce(ReduceCounter(me_), reduced_announced_, peers_);
     advanced = true;
   }
   if (reduce_->finished()) return advanced;
-  int64_t available = kAll;
+  int64_t available = kAllSlices;
   for (const int peer : reduced_from_)
-    available = std::min(available, CounterOf(context, peer, ReduceCounter(me_)));
+    available = std::min(available, context.CounterOf(peer, ReduceCounter(me_)));
   return reduce_->Step(context, available) || advanced;
 }
 
@@ -148,16 +135,16 @@ bool StagedPhase::StepGather(OperationContext& context) {
   for (Pull& pull : pulls_) {
     if (pull.announced < pull.stream.done()) {
       pull.announced = pull.stream.done();
-      if (pull.is_from_ring) Announce(context, GatherCounter(pull.owner), pull.announced, {pull.owner});
+      if (pull.is_from_ring) context.Announce(GatherCounter(pull.owner), pull.announced, {pull.owner});
       advanced = true;
     }
     if (pull.stream.finished()) continue;
-    const int64_t available = pull.counter ? CounterOf(context, pull.owner, *pull.counter) : kAll;
+    const int64_t available = pull.counter ? context.CounterOf(pull.owner, *pull.counter) : kAllSlices;
     advanced |= pull.stream.Step(context, available);
   }
   if (own_copy_) {
     // After the copy to the ring, which brings the piece into a cache.
-    const int64_t available = own_writer_ ? writers_[*own_writer_].stream.done() : kAll;
+    const int64_t available = own_writer_ ? writers_[*own_writer_].stream.done() : kAllSlices;
     advanced |= own_copy_->Step(context, available);
   }
   return advanced;
@@ -183,13 +170,13 @@ void StagedPhase::AddAwaited(const OperationContext& context, std::set<int>& ran
   const auto add = [&](int member) { ranks.insert(context.placement.BootstrapRank(member)); };
   for (const RingWriter& writer : writers_) {
     for (const int reader : writer.readers) {
-      const int64_t read = CounterOf(context, reader, writer.counter);
+      const int64_t read = context.CounterOf(reader, writer.counter);
       if (!writer.stream.finished() && read + kRingPieces <= writer.stream.done()) add(reader);
     }
   }
   if (reduce_ && !reduce_->finished()) {
     for (const int peer : reduced_from_) {
-      if (CounterOf(context, peer, ReduceCounter(me_)) <= reduce_->done()) add(peer);
+      if (context.CounterOf(peer, ReduceCounter(me_)) <= reduce_->done()) add(peer);
     }
   }
   for (const Pull& pull : pulls_) {

@@ -19,7 +19,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <limits>
 #include <optional>
 #include <set>
 #include <vector>
@@ -113,8 +112,6 @@ class StagedPhase {
   bool StepReduce(OperationContext& context);
   bool StepGather(OperationContext& context);
   int64_t ReadByAll(const OperationContext& context, const RingWriter& writer) const;
-  int64_t CounterOf(const OperationContext& context, int member, int index) const;
-  void Announce(OperationContext& context, int index, int64_t pieces, const std::vector<int>& members) const;
 
   const CollectivePlan plan_;
   const int64_t piece_elements_;

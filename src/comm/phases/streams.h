@@ -37,6 +37,9 @@ struct Slicing {
   }
 };
 
+// A number of slices that limits nothing.
+inline constexpr int64_t kAllSlices = std::numeric_limits<int64_t>::max();
+
 // Largest number of tasks of one stream that are queued or running, if all move equally many slices. A stream
 // issues no task while the slices of two like it are outstanding.
 inline constexpr int64_t kPiecesInFlight = 2;
@@ -334,8 +337,7 @@ class ReceiveStream final : public WireOwner {
 
   // Gives as many credits as possible. Returns true if it gave any. `consumed`: slices whose slots in the
   // ring may be overwritten. `limit`: slices that may have credits.
-  absl::StatusOr<bool> Step(OperationContext& context, int64_t consumed,
-                            int64_t limit = std::numeric_limits<int64_t>::max());
+  absl::StatusOr<bool> Step(OperationContext& context, int64_t consumed, int64_t limit = kAllSlices);
   // Announces once to the peer that this rank expects an empty part, if it does. See Note [Empty parts].
   absl::Status AnnounceEmpty(OperationContext& context);
   // Gives a credit for the next slice or run. Returns false if `limit` slices have credits, a window or the
