@@ -22,8 +22,6 @@ namespace {
 constexpr int kExchangeChannel = 0;
 // More parts take longer than if each rank moves its own.
 constexpr int64_t kMostWholeParts = 256;
-// Slices of one part that fit the receiver's scratch.
-constexpr int64_t kRingSlices = 4;
 
 // Receive of a part from another node, directly into the tensor or through a ring of slices in scratch.
 struct RemoteReceive {
@@ -272,19 +270,25 @@ class AllToAllOperation final : public Collective {
 
   // Acquires scratch for the parts that are not contiguous.
   absl::Status TakeScratch(OperationContext& context) {
-    int64_t ring_bytes = 0;
     int64_t largest_send = 0;  // Elements.
+    int64_t rings = 0;
     for (int member = 0; member < context.placement.size(); ++member) {
       if (context.placement.IsLocal(member)) continue;
       const TensorView& part = plan().sends[static_cast<size_t>(member)];
       if (!IsContiguousPart(part)) largest_send = std::max(largest_send, part.elements());
+      if (!IsContiguousPart(plan().receives[static_cast<size_t>(member)])) ++rings;
+    }
+    ring_slices_ = RingSlices(context, rings);
+    int64_t ring_bytes = 0;
+    for (int member = 0; member < context.placement.size(); ++member) {
+      if (context.placement.IsLocal(member)) continue;
       ring_bytes += static_cast<int64_t>(RingBytes(context, plan().receives[static_cast<size_t>(member)]));
     }
     if (ring_bytes > 0) {
       WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(static_cast<size_t>(ring_bytes)));
     }
     const int64_t slot = std::min(largest_send, SliceElements(context, plan().dtype));
-    slots_.emplace(kSenderSlots, RoundUpToCacheLine(static_cast<size_t>(slot) * SizeOf(plan().dtype)));
+    slots_.emplace(context, RoundUpToCacheLine(static_cast<size_t>(slot) * SizeOf(plan().dtype)));
     return absl::OkStatus();
   }
 
@@ -292,7 +296,7 @@ class AllToAllOperation final : public Collective {
   static bool IsContiguousPart(const TensorView& part) { return IsEmptyPart(part) || part.IsContiguous(); }
   size_t RingBytes(const OperationContext& context, const TensorView& part) const {
     if (IsContiguousPart(part)) return 0;
-    const int64_t ring_elements = kRingSlices * SliceElements(context, plan().dtype);
+    const int64_t ring_elements = ring_slices_ * SliceElements(context, plan().dtype);
     return RoundUpToCacheLine(static_cast<size_t>(std::min(part.elements(), ring_elements)) *
                               SizeOf(plan().dtype));
   }
@@ -309,7 +313,7 @@ class AllToAllOperation final : public Collective {
     const size_t ring_bytes = RingBytes(context, part);
     const bool direct = ring_bytes == 0;
     const SliceMemory slices{direct ? static_cast<std::byte*>(part.data) : ring, SizeOf(plan().dtype),
-                             direct ? 0 : std::min(kRingSlices, slicing.slices())};
+                             direct ? 0 : std::min(ring_slices_, slicing.slices())};
     RemoteReceive& remote = remote_receives_.emplace_back(RemoteReceive{
         ReceiveStream(ChannelTo(context, member), WirePhase::kGather, slicing, slices, shape), std::nullopt});
     if (direct) return;
@@ -345,9 +349,10 @@ class AllToAllOperation final : public Collective {
   std::vector<const PartRow*> tables_;  // By member.
   std::vector<PartCopy> copies_;
 
-  Buffer table_;   // See Note [Part tables].
-  Buffer staged_;  // Copies of the parts for local peers that lie outside node memory.
-  Buffer ring_;    // Rings of received slices of parts that are not contiguous.
+  Buffer table_;             // See Note [Part tables].
+  Buffer staged_;            // Copies of the parts for local peers that lie outside node memory.
+  Buffer ring_;              // Rings of received slices of parts that are not contiguous.
+  int64_t ring_slices_ = 1;  // Slices of each remote part that fit its ring.
   std::optional<ScratchSlots> slots_;
   // Lists: tasks hold pointers to the streams, and many operations have none.
   std::list<RangeStream> pulls_;  // Copies of local parts.

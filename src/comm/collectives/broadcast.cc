@@ -84,7 +84,7 @@ class BroadcastOperation final : public Collective {
  private:
   // One half of the message. Its number is that of its tree.
   struct Half {
-    explicit Half(size_t slot_bytes) : slots(kSenderSlots, slot_bytes) {}
+    Half(const OperationContext& context, size_t slot_bytes) : slots(context, slot_bytes) {}
 
     Slicing slicing;
     std::optional<CreditScheduler::Channel> source;  // Between nodes. The members below are set with it.
@@ -133,7 +133,7 @@ class BroadcastOperation final : public Collective {
     const Slicing slicing{elements, SliceElements(context, plan().dtype)};
     const WireEncoding encoding = WireEncodingOf(context, plan().dtype);
     const SliceMemory ring{nullptr, SizeOf(plan().dtype), ring_slices_, encoding};
-    Half& half = halves_.emplace_back(ring.SlotBytes(slicing));
+    Half& half = halves_.emplace_back(context, ring.SlotBytes(slicing));
     half.slicing = slicing;
     if (!IsLeader(placement)) {
       const int leader = LeaderOf(placement);

@@ -23,7 +23,7 @@ GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& part
       nontemporal_(ShouldBypassCaches(static_cast<size_t>(parts.total()) * SizeOf(dtype) *
                                       (kind == Kind::kShared ? 1 : 1 + memory.peers.size()))),
       encoding_(WireEncodingOf(context, dtype)),
-      slots_(kSenderSlots, RingFor(nullptr).SlotBytes(SlicingOf(context.placement.me()))) {
+      slots_(context, RingFor(nullptr).SlotBytes(SlicingOf(context.placement.me()))) {
   if (kind == Kind::kShared) {
     PlanShared(context, memory);
   } else {

@@ -91,7 +91,7 @@ bool RelayRounds::drained() const {
 
 void RelayRounds::AddAwaited(std::set<int>& ranks) const {
   receives_.AddAwaited(ranks);
-  if (!ranks.empty()) return;
+  if (!received()) return;
   for (const Send& send : sends_) {
     if (!send.stream.finished()) ranks.insert(send.stream.peer());
   }

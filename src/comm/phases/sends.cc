@@ -43,9 +43,14 @@ absl::StatusOr<bool> SendStream::Step(OperationContext& context, int64_t availab
 }
 
 absl::StatusOr<std::byte*> ScratchSlots::Take(BufferPool& pool) {
-  if (!memory_) {
-    WEFT_ASSIGN_OR_RETURN(memory_, pool.Acquire(static_cast<size_t>(count_) * bytes_));
-    for (int i = 0; i < count_; ++i) free_.push_back(memory_.data() + static_cast<size_t>(i) * bytes_);
+  if (free_.empty() && memory_.size() < most_) {
+    absl::StatusOr<Buffer> memory = pool.Acquire(bytes_);
+    if (!memory.ok() && memory_.empty()) return memory.status();
+    if (memory.ok()) {
+      memory_.push_back(*std::move(memory));
+      return memory_.back().data();
+    }
+    most_ = memory_.size();  // Those in use come back.
   }
   if (free_.empty()) return nullptr;
   std::byte* slot = free_.back();

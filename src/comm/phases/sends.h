@@ -17,9 +17,6 @@
 
 namespace weft {
 
-// Number of scratch slots for staged slices, which the send streams of one phase share.
-inline constexpr int kSenderSlots = 16;
-
 // Interface of a stream that sends slices to a remote peer against the peer's credits.
 class OutgoingStream : public WireOwner {
  public:
@@ -66,19 +63,21 @@ class SendStream final : public OutgoingStream {
   bool receiver_responded_ = false;  // A credit message has arrived.
 };
 
-// Pool of scratch slots for the staged slices of one phase of an operation.
+// Pool of scratch slots for the staged slices of one phase of an operation, which its send streams share.
+// Together the slots hold the wire's budget. See Note [Wire budget].
 class ScratchSlots {
  public:
-  // `count` slots of `bytes` bytes. The memory is acquired at first use.
-  ScratchSlots(int count, size_t bytes) : count_(count), bytes_(bytes) {}
-  // Returns a free slot, or null if all are in use. Errors: kResourceExhausted (no scratch).
+  // Slots of `bytes` bytes. The memory of each is acquired when all others are in use.
+  ScratchSlots(const OperationContext& context, size_t bytes)
+      : most_(static_cast<size_t>(RingSlices(context, /*streams=*/1))), bytes_(bytes) {}
+  // Returns a free slot, or null if all are in use. Errors: kResourceExhausted (no scratch for a single one).
   absl::StatusOr<std::byte*> Take(BufferPool& pool);
   void Return(std::byte* slot) { free_.push_back(slot); }
 
  private:
-  int count_;
+  size_t most_;  // Slots that may be acquired.
   size_t bytes_;
-  Buffer memory_;
+  std::vector<Buffer> memory_;
   std::vector<std::byte*> free_;
 };
 

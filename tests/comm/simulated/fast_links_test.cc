@@ -14,7 +14,15 @@ namespace {
 
 constexpr int64_t kBytes = int64_t{48} << 20;
 
-enum class Kind : uint8_t { kAllGather, kReduceScatter, kAllReduce };
+enum class Kind : uint8_t { kAllGather, kReduceScatter, kAllReduce, kAllToAll, kStridedAllToAll };
+
+// The half of `elements` that belongs to each of two ranks: end to end, or in alternating blocks of 4 KiB.
+std::array<TensorView, 2> Halves(void* data, int64_t elements, bool strided) {
+  constexpr int64_t kBlock = 1024;
+  const int64_t length = strided ? kBlock : elements / 2;
+  const TensorView whole = TensorView::Contiguous(data, DType::kI32, {elements / (2 * length), 2 * length});
+  return {whole.Slice(1, 0, length), whole.Slice(1, length, length)};
+}
 
 // Returns on all ranks at the same time, once all have begun the round.
 class CommonStart {
@@ -38,7 +46,7 @@ struct Overlapped {
   double slices_of_message;  // On average, in all rounds.
 };
 
-Overlapped Overlap(Kind kind, double gigabits, int64_t latency_ns) {
+Overlapped Overlap(Kind kind, double gigabits, int64_t latency_ns, int ranks_of_node = 1) {
   SimOptions machine;
   machine.jitter = 0.05;
   machine.memory_speed = 1e3;
@@ -47,8 +55,9 @@ Overlapped Overlap(Kind kind, double gigabits, int64_t latency_ns) {
   constexpr int kRounds = 8;  // The windows grow in the first ones.
   std::array<int64_t, kRounds> slowest_ns{};
   CommonStart start;
-  const SimReport report =
-      RunSimulatedRanks(NodeMap::RanksPerNode(2, 1), machine, [&](Bootstrap& bootstrap) -> absl::Status {
+  const SimReport report = RunSimulatedRanks(
+      NodeMap::RanksPerNode(2 * ranks_of_node, ranks_of_node), machine,
+      [&](Bootstrap& bootstrap) -> absl::Status {
         WEFT_ASSIGN_OR_RETURN(const EngineFixture fixture, EngineFixture::Make(bootstrap, {}, 4 * kBytes));
         CommEngine& engine = *fixture.engine;
         WEFT_ASSIGN_OR_RETURN(const LaneId lane,
@@ -56,8 +65,10 @@ Overlapped Overlap(Kind kind, double gigabits, int64_t latency_ns) {
         constexpr int64_t kElements = kBytes / 4;
         WEFT_ASSIGN_OR_RETURN(TestBuffer whole,
                               TestBuffer::Make(*fixture.pool, true, DType::kI32, kElements));
-        WEFT_ASSIGN_OR_RETURN(TestBuffer part,
-                              TestBuffer::Make(*fixture.pool, true, DType::kI32, kElements / 2));
+        WEFT_ASSIGN_OR_RETURN(TestBuffer part, TestBuffer::Make(*fixture.pool, true, DType::kI32,
+                                                                kElements / (2 * ranks_of_node)));
+        WEFT_ASSIGN_OR_RETURN(TestBuffer received,
+                              TestBuffer::Make(*fixture.pool, true, DType::kI32, kElements));
         for (int round = 0; round < kRounds; ++round) {
           WEFT_RETURN_IF_ERROR(engine.Barrier(lane, {}).WaitReleased());
           start.Await(bootstrap.runtime(), round, latency_ns);
@@ -74,6 +85,12 @@ Overlapped Overlap(Kind kind, double gigabits, int64_t latency_ns) {
             case Kind::kAllReduce:
               work = engine.AllReduce(lane, whole.data(), whole.data(), DType::kI32, kElements,
                                       ReduceOp::kSum, {});
+              break;
+            case Kind::kAllToAll:
+            case Kind::kStridedAllToAll:
+              const bool strided = kind == Kind::kStridedAllToAll;
+              work = engine.AllToAll(lane, Halves(whole.data(), kElements, strided),
+                                     Halves(received.data(), kElements, strided), DType::kI32);
               break;
           }
           while (!work.TestReleased()) bootstrap.runtime().SleepFor(5'000);
@@ -93,9 +110,18 @@ Overlapped Overlap(Kind kind, double gigabits, int64_t latency_ns) {
 }
 
 TEST(FastLinks, AreKeptBusyByCollectivesThatNoThreadWaitsFor) {
-  for (const Kind kind : {Kind::kAllGather, Kind::kReduceScatter, Kind::kAllReduce}) {
+  for (const Kind kind :
+       {Kind::kAllGather, Kind::kReduceScatter, Kind::kAllReduce, Kind::kAllToAll, Kind::kStridedAllToAll}) {
     EXPECT_GE(Overlap(kind, 1, 2'000'000).share, 0.95) << static_cast<int>(kind);
     EXPECT_GE(Overlap(kind, 100, 500'000).share, 0.9) << static_cast<int>(kind);
+  }
+}
+
+// Ranks of a node reduce together: what crosses are partial sums in scratch.
+TEST(FastLinks, AreKeptBusyByPartialSums) {
+  for (const Kind kind : {Kind::kReduceScatter, Kind::kAllReduce}) {
+    EXPECT_GE(Overlap(kind, 100, 500'000, /*ranks_of_node=*/2).share, 0.87) << static_cast<int>(kind);
+    EXPECT_GE(Overlap(kind, 400, 5'000, /*ranks_of_node=*/2).share, 0.87) << static_cast<int>(kind);
   }
 }
 
