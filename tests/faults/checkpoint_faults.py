@@ -254,8 +254,11 @@ def flip_in_memory(pid, pattern):
             at = content.find(pattern)
             while at >= 0:
                 memory.seek(begin + at)
-                memory.write(bytes([pattern[0] ^ 4]))
-                found += 1
+                try:
+                    memory.write(bytes([pattern[0] ^ 4]))
+                    found += 1
+                except OSError:  # The process has returned this memory meanwhile.
+                    break
                 at = content.find(pattern, at + 1)
     return found
 
