@@ -31,7 +31,7 @@ void CopyBytes(std::byte* target, const std::byte* source, size_t bytes, bool no
 }
 
 bool ShouldBypassCaches(size_t bytes) {
-  constexpr size_t kShare = 4;
+  constexpr size_t kShare = 2;
   return kStreamsLines && bytes > static_cast<size_t>(HostTopology().last_level_cache_bytes) / kShare;
 }
 

@@ -231,7 +231,7 @@ ReduceTarget TargetOf(const GroupPlacement& placement, const CollectivePlan& pla
       static_cast<size_t>(plan.parts.total()) * SizeOf(plan.dtype) * (placement.local_peers().size() + 1);
   const bool average = plan.reduce == ReduceOp::kAverage;
   const double scale = average ? 1.0 / placement.size() : plan.scale;
-  return {output, plan.dtype, scale, ShouldBypassCaches(node_bytes)};
+  return {output, plan.dtype, scale, ShouldBypassCaches(2 * node_bytes)};
 }
 
 DType AccumulationDType(DType dtype) {
