@@ -112,8 +112,8 @@ WeftBackend::WorkPtr WeftBackend::allreduce(Tensors& tensors, const ::c10d::Allr
 
 WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
                                                       const ::c10d::AllreduceCoalescedOptions& options) {
-  for (const at::Tensor& tensor : tensors) CheckOutput(tensor, "all_reduce", "a tensor");
   Submission submission(*group_, Stream::kAllReduce, "all_reduce", tensors);
+  for (const at::Tensor& tensor : tensors) submission.CheckAllReduce(tensor, options.reduceOp);
   for (at::Tensor& tensor : tensors) submission.AllReduce(tensor, options.reduceOp);
   return submission.Finish(TorchOp::ALLREDUCE_COALESCED, "weft:all_reduce", TimeoutOf(options.timeout),
                            ++sequence_);
@@ -180,6 +180,9 @@ WeftBackend::WorkPtr WeftBackend::allgather_into_tensor_coalesced(Tensors& outpu
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "weft: all_gather: ", inputs.size(), " inputs for ",
                     outputs.size(), " outputs");
   Submission submission(*group_, Stream::kAllGather, "all_gather", outputs);
+  for (size_t index = 0; index < inputs.size(); ++index) {
+    submission.CheckAllGather(outputs[index], inputs[index]);
+  }
   for (size_t index = 0; index < inputs.size(); ++index) submission.AllGather(outputs[index], inputs[index]);
   return submission.Finish(TorchOp::ALLGATHER, "weft:all_gather", TimeoutOf(options.timeout), ++sequence_);
 }
@@ -247,6 +250,10 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter_tensor_coalesced(
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "weft: reduce_scatter: ", inputs.size(), " inputs for ",
                     outputs.size(), " outputs");
   Submission submission(*group_, Stream::kReduceScatter, "reduce_scatter", outputs);
+  for (size_t index = 0; index < inputs.size(); ++index) {
+    submission.CheckReduceScatter(outputs[index], inputs[index], EqualParts(outputs[index].numel()),
+                                  options.reduceOp);
+  }
   for (size_t index = 0; index < inputs.size(); ++index) {
     submission.ReduceScatter(outputs[index], inputs[index], EqualParts(outputs[index].numel()),
                              options.reduceOp);

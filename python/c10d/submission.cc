@@ -84,8 +84,13 @@ GroupCollectives::Call Submission::call() {
   return {stream_, operation_, std::make_shared<Tensors>(buffers_)};
 }
 
+void Submission::CheckAllReduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op) const {
+  CheckOutput(tensor, operation_, "tensor");
+  ReductionOf(op, tensor.scalar_type());
+}
+
 void Submission::AllReduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op) {
-  CheckTensor(tensor, operation_, "tensor");
+  CheckAllReduce(tensor, op);
   const Reduction reduction = ReductionOf(op, tensor.scalar_type());
   buffers_.clear();
   TensorData input;
@@ -99,11 +104,15 @@ void Submission::AllReduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op)
   Add(group_.AllReduce(call(), input.data, output.data, output.type, reduction, output.count));
 }
 
-void Submission::AllGather(const at::Tensor& output, const at::Tensor& input) {
+void Submission::CheckAllGather(const at::Tensor& output, const at::Tensor& input) const {
   CheckTensor(input, operation_, "input");
-  CheckTensor(output, operation_, "output");
+  CheckOutput(output, operation_, "output");
   CheckSameDtype(input, output, operation_);
   CheckNumel(output, input.numel() * group_.size(), operation_, "output");
+}
+
+void Submission::AllGather(const at::Tensor& output, const at::Tensor& input) {
+  CheckAllGather(output, input);
   buffers_.clear();
   const TensorData from =
       InputBeside(input, "input", {output}, PlaceIn(output, group_.rank() * input.numel()));
@@ -112,13 +121,19 @@ void Submission::AllGather(const at::Tensor& output, const at::Tensor& input) {
                        std::vector<int64_t>(static_cast<size_t>(group_.size()), from.count)));
 }
 
-void Submission::ReduceScatter(const at::Tensor& output, const at::Tensor& input,
-                               const std::vector<int64_t>& numels, const ::c10d::ReduceOp& op) {
+void Submission::CheckReduceScatter(const at::Tensor& output, const at::Tensor& input,
+                                    const std::vector<int64_t>& numels, const ::c10d::ReduceOp& op) const {
   CheckTensor(input, operation_, "input");
-  CheckTensor(output, operation_, "output");
+  CheckOutput(output, operation_, "output");
   CheckSameDtype(input, output, operation_);
   CheckNumel(input, std::accumulate(numels.begin(), numels.end(), int64_t{0}), operation_, "input");
   CheckNumel(output, numels[static_cast<size_t>(group_.rank())], operation_, "output");
+  ReductionOf(op, input.scalar_type());
+}
+
+void Submission::ReduceScatter(const at::Tensor& output, const at::Tensor& input,
+                               const std::vector<int64_t>& numels, const ::c10d::ReduceOp& op) {
+  CheckReduceScatter(output, input, numels, op);
   const Reduction reduction = ReductionOf(op, input.scalar_type());
   buffers_.clear();
   const int64_t first = std::accumulate(numels.begin(), numels.begin() + group_.rank(), int64_t{0});
@@ -135,7 +150,7 @@ void Submission::CheckParts(const at::Tensor& input, const Tensors& outputs) con
   TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(group_.size()), "weft: ", operation_, ": expected ",
                     group_.size(), " outputs, one for each rank, got ", outputs.size());
   for (size_t rank = 0; rank < outputs.size(); ++rank) {
-    CheckTensor(outputs[rank], operation_, Numbered("output", rank));
+    CheckOutput(outputs[rank], operation_, Numbered("output", rank));
     CheckSameDtype(outputs[rank], input, operation_);
   }
   CheckNumel(outputs[static_cast<size_t>(group_.rank())], input.numel(), operation_,

@@ -5,7 +5,8 @@
 //   return submission.Finish(...);
 //
 // All arguments are checked before the engine gets an operation: a failed check on one rank leaves the
-// others with a missing operation at worst, not with a failed engine.
+// others with a missing operation at worst, not with a failed engine. A coalesced collective calls the
+// Check functions for all of its tensors before it submits the first one.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -42,6 +43,13 @@ class Submission {
   TensorData InputBeside(const at::Tensor& tensor, const std::string& what, const Tensors& outputs,
                          const void* in_place);
 
+  // Checks of the arguments of the functions below, which make them too. Raise ValueError.
+  void CheckAllReduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op) const;
+  void CheckAllGather(const at::Tensor& output, const at::Tensor& input) const;
+  void CheckReduceScatter(const at::Tensor& output, const at::Tensor& input,
+                          const std::vector<int64_t>& numels, const ::c10d::ReduceOp& op) const;
+  void CheckParts(const at::Tensor& input, const Tensors& outputs) const;
+
   // The collectives of one tensor.
   void AllReduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op);
   void AllGather(const at::Tensor& output, const at::Tensor& input);
@@ -51,7 +59,6 @@ class Submission {
   // Gathers the input of each rank in an output of its own, on `root` or on all ranks (-1). Ranks that
   // receive nothing have no outputs.
   void GatherParts(const at::Tensor& input, const Tensors& outputs, int root);
-  void CheckParts(const at::Tensor& input, const Tensors& outputs) const;
   void ScatterParts(const Tensors& inputs, const at::Tensor& output, int root);
   void ExchangeParts(const Tensors& inputs, const Tensors& outputs);
   void Exchange(const at::Tensor& input, const std::vector<int64_t>& input_numels, const at::Tensor& output,

@@ -71,7 +71,7 @@ bool IsDefined(TorchReduction::RedOpType op, Kind kind) {
     case Kind::kBool:
       return op != TorchReduction::AVG && op != TorchReduction::PREMUL_SUM;
     case Kind::kInteger:
-      return op != TorchReduction::AVG;
+      return op != TorchReduction::AVG && op != TorchReduction::PREMUL_SUM;
     case Kind::kUnsigned:  // The engine has signed integers of these sizes.
       return op == TorchReduction::SUM || op == TorchReduction::PRODUCT || is_bitwise;
     case Kind::kFloat:
@@ -95,6 +95,21 @@ Reduction ReductionOfBool(TorchReduction::RedOpType op) {
     default:
       return Reduction::kMax;
   }
+}
+
+const ::c10d::PreMulSumSupplement* FactorOf(const TorchReduction& op) {
+  return dynamic_cast<const ::c10d::PreMulSumSupplement*>(op.supplement_.get());
+}
+
+void CheckFactor(const TorchReduction& op, at::ScalarType dtype) {
+  const auto* const factor = FactorOf(op);
+  TORCH_CHECK_VALUE(factor != nullptr, "weft: ReduceOp.PREMUL_SUM has no factor");
+  const at::Tensor& tensor = factor->tensor_factor;
+  if (!tensor.defined()) return;
+  TORCH_CHECK_VALUE(tensor.numel() == 1, "weft: the factor of ReduceOp.PREMUL_SUM has ", tensor.numel(),
+                    " elements; give a number, or a tensor with one element");
+  TORCH_CHECK_VALUE(at::can_cast(tensor.scalar_type(), dtype), "weft: the factor of ReduceOp.PREMUL_SUM is ",
+                    tensor.scalar_type(), ", but the tensor is ", dtype, "; give a real factor");
 }
 
 }  // namespace
@@ -149,6 +164,7 @@ Reduction ReductionOf(const TorchReduction& op, at::ScalarType dtype) {
   TORCH_CHECK_VALUE(
       IsDefined(op.op_, kind), "weft: ReduceOp.", NameOf(op), " is not defined for ", dtype,
       "; convert the tensor to a dtype for which it is, such as float32 for AVG or int64 for BAND");
+  if (op.op_ == TorchReduction::PREMUL_SUM) CheckFactor(op, dtype);
   if (kind == Kind::kBool) return ReductionOfBool(op.op_);
   switch (op.op_) {
     case TorchReduction::AVG:
@@ -172,11 +188,11 @@ Reduction ReductionOf(const TorchReduction& op, at::ScalarType dtype) {
 
 at::Tensor ScaledInput(const at::Tensor& input, const TorchReduction& op) {
   if (op.op_ != TorchReduction::PREMUL_SUM) return input;
-  const auto* const factor = dynamic_cast<const ::c10d::PreMulSumSupplement*>(op.supplement_.get());
-  TORCH_CHECK_VALUE(factor != nullptr, "weft: ReduceOp.PREMUL_SUM has no factor");
+  const auto& factor = *FactorOf(op);
   const at::NoGradGuard guard;
-  return factor->tensor_factor.defined() ? at::mul(input, factor->tensor_factor)
-                                         : at::mul(input, at::Scalar(factor->double_factor));
+  // A factor without dims does not change the dtype.
+  return factor.tensor_factor.defined() ? at::mul(input, factor.tensor_factor.reshape({}))
+                                        : at::mul(input, at::Scalar(factor.double_factor));
 }
 
 std::string Numbered(const char* what, size_t index) {

@@ -26,11 +26,12 @@ ElementType ElementTypeOf(at::ScalarType dtype);
 
 // The engine's reduction for a reduction of tensors of `dtype`. PREMUL_SUM is a sum. Of bool, a sum is
 // "or", and a product "and".
-// Errors: raises ValueError for a reduction that is not defined for the dtype.
+// Errors: raises ValueError for a reduction that is not defined for the dtype, and for a PREMUL_SUM without a
+// factor, or whose factor is not one number that the dtype can take.
 Reduction ReductionOf(const ::c10d::ReduceOp& op, at::ScalarType dtype);
 
-// `input` times the factor of PREMUL_SUM; `input` itself for other reductions.
-// Raises ValueError if PREMUL_SUM has no factor.
+// `input` times the factor of PREMUL_SUM, in its dtype; `input` itself for other reductions.
+// REQUIRES: ReductionOf accepts `op` for the dtype.
 at::Tensor ScaledInput(const at::Tensor& input, const ::c10d::ReduceOp& op);
 
 // The name of one of several tensors, as in "output 2".

@@ -1,6 +1,7 @@
 """Functions that the ranks run: each collective against a plain computation from the ranks' known inputs."""
 
 import itertools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -98,10 +99,19 @@ def all_reduce(from_backend: bool) -> None:
         check(tensor, reduced([values(numel, torch.float32, r) for r in range(ranks())], ReduceOp.SUM), "sum")
 
 
-def all_reduce_premul_sum() -> None:
-    tensor = values(10, torch.float32, rank())
-    dist.all_reduce(tensor, dist._make_nccl_premul_sum(2.0))
-    check(tensor, 2 * reduced([values(10, torch.float32, r) for r in range(ranks())], ReduceOp.SUM), "PREMUL_SUM")
+def premul_sum() -> None:
+    for factor, dtype in itertools.product([2.0, torch.tensor([2.0]), torch.tensor(2)], [*FLOATS, torch.complex64]):
+        op = dist._make_nccl_premul_sum(factor)
+        expected = reduced([2 * values(4 * ranks(), dtype, r) for r in range(ranks())], ReduceOp.SUM)
+        tensor = values(4 * ranks(), dtype, rank())
+        dist.all_reduce(tensor, op)
+        check(tensor, expected, f"all-reduce of {dtype} with PREMUL_SUM by {factor}")
+        tensor = values(4 * ranks(), dtype, rank())
+        dist.reduce(tensor, 0, op)
+        check(tensor, expected if rank() == 0 else values(4 * ranks(), dtype, rank()), f"reduce of {dtype} with PREMUL_SUM by {factor}")
+        part = torch.zeros(4, dtype=dtype)
+        dist.reduce_scatter_tensor(part, values(4 * ranks(), dtype, rank()), op)
+        check(part, expected[4 * rank() : 4 * rank() + 4], f"reduce-scatter of {dtype} with PREMUL_SUM by {factor}")
 
 
 def all_reduce_coalesced() -> None:
@@ -485,6 +495,10 @@ def invalid_arguments() -> None:
     cases = [
         lambda: dist.all_reduce(torch.ones(2), ReduceOp.BAND),
         lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), ReduceOp.AVG),
+        lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), dist._make_nccl_premul_sum(2.0)),
+        lambda: dist.all_reduce(torch.ones(2, dtype=torch.int64), dist._make_nccl_premul_sum(torch.tensor([2]))),
+        lambda: dist.reduce(torch.ones(2), 0, dist._make_nccl_premul_sum(torch.ones(2, 1))),
+        lambda: dist.all_reduce(torch.ones(2), dist._make_nccl_premul_sum(torch.tensor([2j]))),
         lambda: dist.all_reduce(torch.ones(2).to_sparse()),
         lambda: dist.all_gather_into_tensor(torch.ones(3 * ranks() + 1), torch.ones(3)),
         lambda: dist.all_gather_into_tensor(torch.ones(3 * ranks(), dtype=torch.float64), torch.ones(3)),
@@ -502,6 +516,60 @@ def invalid_arguments() -> None:
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == ranks()
+
+
+def a_coalesced_collective_checks_all_tensors_first() -> None:
+    """One rank gives a wrong second tensor. It can call again, as nothing of its call was sent."""
+    world, size = dist.group.WORLD, ranks()
+    parts = [torch.full((2,), float(rank() + 1)), torch.full((2,), float(rank() + 2))]
+    wholes = [torch.full((2 * size,), float(rank() + 1)), torch.full((2 * size,), float(rank() + 2))]
+    short = torch.zeros(1)
+    overlapping = torch.zeros(1).expand(2)
+    complex_numbers = torch.zeros(2 * size, dtype=torch.complex64)
+    largest_of_parts = dist.ReduceScatterOptions()
+    largest_of_parts.reduceOp = ReduceOp.MAX
+    maximum = dist.AllreduceCoalescedOptions()
+    maximum.reduceOp = ReduceOp.MAX
+    largest = [torch.full((2,), float(size)), torch.full((2,), float(size + 1))]
+    gathered = [torch.arange(1.0, size + 1).repeat_interleave(2), torch.arange(2.0, size + 2).repeat_interleave(2)]
+
+    def rows(outputs: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        return [[tensor.view(size, 2)[r] for tensor in outputs] for r in range(size)]
+
+    def into(outputs, second) -> Callable:
+        return lambda: world.allgather_into_tensor_coalesced(outputs, [parts[0], second])
+
+    def lists(outputs, is_wrong: bool) -> Callable:
+        received = rows(outputs)
+        if is_wrong:
+            received[-1][1] = overlapping
+        return lambda: world.allgather_coalesced(received, parts)
+
+    def scatter(outputs, second) -> Callable:
+        return lambda: world.reduce_scatter_tensor_coalesced(outputs, [wholes[0], second], largest_of_parts)
+
+    def reduction(tensors) -> Callable:
+        return lambda: world.allreduce_coalesced(tensors, maximum)
+
+    outputs, received, scattered = ([torch.zeros(n), torch.zeros(n)] for n in (2 * size, 2 * size, 2))
+    sums = [tensor.clone() for tensor in wholes]
+    cases = [
+        ("all_gather", into(outputs, short), into(outputs, parts[1]), outputs, gathered),
+        ("all_gather of lists", lists(received, True), lists(received, False), received, gathered),
+        ("reduce_scatter", scatter(scattered, complex_numbers), scatter(scattered, wholes[1]), scattered, largest),
+        ("all_reduce", reduction([sums[0], complex_numbers]), reduction(sums), sums, [t.repeat(size) for t in largest]),
+    ]
+    for name, wrong, right, results, expected in cases:
+        if rank() == 0:
+            try:
+                wrong()
+            except ValueError:
+                pass
+            else:
+                raise AssertionError(f"{name} raised nothing")
+        right().wait()
+        for actual, wanted in zip(results, expected, strict=True):
+            check(actual, wanted, name)
 
 
 def _broadcast_options(root: int) -> dist.BroadcastOptions:

@@ -17,7 +17,7 @@ def test_gives_the_result_of_a_plain_loop(pool: RankPool, body, from_backend: bo
 @pytest.mark.parametrize(
     "body",
     [
-        bodies.all_reduce_premul_sum,
+        bodies.premul_sum,
         bodies.all_reduce_coalesced,
         bodies.all_gather_of_different_sizes,
         bodies.all_gather_coalesced,
@@ -36,6 +36,7 @@ def test_gives_the_result_of_a_plain_loop(pool: RankPool, body, from_backend: bo
         bodies.overlapping_kinds,
         bodies.groups,
         bodies.invalid_arguments,
+        bodies.a_coalesced_collective_checks_all_tensors_first,
         bodies.threads_submit,
     ],
     ids=lambda body: body.__name__,
