@@ -271,12 +271,4 @@ std::pair<double, double> Groups::ClipGradNorm(double max_norm, double norm_type
   return {norm.norm, norm.factor};
 }
 
-std::vector<double> Groups::AllReduceScalars(const std::string& label, std::vector<double> values) {
-  Run([&](ShardedGroups& groups) {
-    return groups.AllReduceScalars(label, values.data(), DType::kF64, static_cast<int64_t>(values.size()),
-                                   ReduceOp::kSum);
-  });
-  return values;
-}
-
 }  // namespace weft::python

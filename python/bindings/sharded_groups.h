@@ -72,7 +72,6 @@ class Groups : public std::enable_shared_from_this<Groups> {
   // `parameters`: (group, index).
   void ForgetReducedGradients(const std::vector<std::pair<int, int>>& parameters);
   std::pair<double, double> ClipGradNorm(double max_norm, double norm_type);
-  std::vector<double> AllReduceScalars(const std::string& label, std::vector<double> values);
 
  private:
   Groups(std::shared_ptr<Session> session, std::vector<std::vector<std::shared_ptr<Parameter>>> parameters)

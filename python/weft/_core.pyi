@@ -163,8 +163,9 @@ class ShardedGroups:
     ) -> ShardedGroups:
         """Allocates the groups; masters are zero. Collective: all ranks.
 
-        `mesh`: axes replicate and shard. `groups`: name, number of the parent, dtypes of parameters and reductions,
-        and for each parameter its name, shape, whether it requires a gradient, and the dim on which it is cut.
+        `mesh`: axes replicate and shard. `groups`: name, number of the parent, dtypes of masters, parameters and
+        reductions, and for each parameter its name, shape, whether it requires a gradient, and the dim on which it is
+        cut.
         """
     def close(self) -> None: ...
     def before_forward(self, group: int, pass_: int, gradients: bool, /) -> None: ...
@@ -213,7 +214,6 @@ class ShardedGroups:
     def forget_reduced_gradients(self, parameters: list[tuple[int, int]], /) -> None: ...
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> tuple[float, float]:
         """Norm of all gradients, infinite if one is infinite or NaN, and the factor that clips them. Collective."""
-    def all_reduce_scalars(self, label: str, values: list[float], /) -> list[float]: ...
     @property
     def residency(self) -> str: ...
     @property
