@@ -40,14 +40,14 @@ absl::StatusOr<std::optional<WireCompression>> WireCompressionOfEnvironment() {
 }
 
 absl::StatusOr<std::shared_ptr<Session>> MakeSession(std::shared_ptr<KeyValueStore> store, int rank, int size,
-                                                     SessionOptions options) {
+                                                     SessionOptions options, absl::Status error) {
   const auto environment = [](const char* name) {
     const char* const value = std::getenv(name);
     return std::string(value == nullptr ? "" : value);
   };
   const absl::StatusOr<std::optional<int>> numa_node = NumaNodeFromEnvironment();
   const absl::StatusOr<std::optional<WireCompression>> compression = WireCompressionOfEnvironment();
-  absl::Status error = numa_node.status();  // All ranks return it: see StoreBootstrapOptions.
+  error.Update(numa_node.status());  // All ranks return it: see StoreBootstrapOptions.
   error.Update(compression.status());
   options.wire_compression = compression.value_or(std::nullopt);
   const StoreBootstrapOptions bootstrap_options{.rank = rank,
@@ -63,7 +63,7 @@ absl::StatusOr<std::shared_ptr<Session>> MakeSession(std::shared_ptr<KeyValueSto
 }
 
 std::shared_ptr<Session> CreateSession(nb::object store, int rank, int size, double timeout_s,
-                                       size_t segment_bytes) {
+                                       size_t segment_bytes, const std::string& error) {
   std::shared_ptr<InterruptibleStore> shared_store;
   if (nb::isinstance<nb::str>(store)) {
     shared_store =
@@ -75,7 +75,8 @@ std::shared_ptr<Session> CreateSession(nb::object store, int rank, int size, dou
   absl::StatusOr<std::shared_ptr<Session>> session;
   {
     const nb::gil_scoped_release released;
-    session = MakeSession(shared_store, rank, size, options);
+    session = MakeSession(shared_store, rank, size, options,
+                          error.empty() ? absl::OkStatus() : absl::InvalidArgumentError(error));
   }
   shared_store->RethrowPending();
   return ValueOrRaise(std::move(session));
@@ -125,7 +126,7 @@ NB_MODULE(_core, module) {
       "Any thread may use a session. It belongs to the process that created it: a forked child "
       "may not use it.")
       .def(nb::new_(&CreateSession), nb::arg("store"), nb::arg("rank"), nb::arg("size"),
-           nb::arg("timeout_s") = 600.0, nb::arg("segment_bytes") = 0,
+           nb::arg("timeout_s") = 600.0, nb::arg("segment_bytes") = 0, nb::arg("error") = "",
            "Creates the session. Collective: all ranks.\n"
            "\n"
            "`store` is a key-value store, or a folder that all ranks share. `timeout_s` bounds "
@@ -137,9 +138,11 @@ NB_MODULE(_core, module) {
            "WEFT_SHARE_DOMAIN, auto, node, numa or none, chooses the ranks that share images. "
            "WEFT_WIRE_COMPRESSION, none or\n"
            "lossless, chooses whether floats are compressed between nodes; if it is unset, a measurement "
-           "does.\n"
+           "does. `error` is an\n"
+           "error of this rank's options that the caller has found: every rank raises it.\n"
            "\n"
-           "Raises ValueError (rank or size out of range), TimeoutError (names the ranks that did not "
+           "Raises ValueError (rank or size out of range; `error` of some rank), TimeoutError (names the "
+           "ranks that did not\n"
            "start), MemoryError.")
       .def("close", &Session::Close, nb::call_guard<nb::gil_scoped_release>(),
            "Ends the engine. Waits a few seconds for unfinished operations, which then fail. Arrays "

@@ -22,7 +22,13 @@ class Session:
     """
 
     def __init__(
-        self, store: KeyValueStore | str, rank: int, size: int, timeout_s: float = 600.0, segment_bytes: int = 0
+        self,
+        store: KeyValueStore | str,
+        rank: int,
+        size: int,
+        timeout_s: float = 600.0,
+        segment_bytes: int = 0,
+        error: str = "",
     ) -> None:
         """Creates the session. Collective: all ranks.
 
@@ -30,9 +36,11 @@ class Session:
         names no timeout. `segment_bytes` is the node memory that the rank reserves; 0: its share of what is free.
         WEFT_NODE_ID, WEFT_NUMA_NODE and WEFT_NETWORK of the environment choose node, NUMA node and network.
         WEFT_SHARE_DOMAIN, auto, node, numa or none, chooses the ranks that share images. WEFT_WIRE_COMPRESSION, none or
-        lossless, chooses whether floats are compressed between nodes; if it is unset, a measurement does.
+        lossless, chooses whether floats are compressed between nodes; if it is unset, a measurement does. `error` is an
+        error of this rank's options that the caller has found: every rank raises it.
 
-        Raises ValueError (rank or size out of range), TimeoutError (names the ranks that did not start), MemoryError.
+        Raises ValueError (rank or size out of range; `error` of some rank), TimeoutError (names the ranks that did not
+        start), MemoryError.
         """
     def close(self) -> None:
         """Ends the engine. Waits a few seconds for unfinished operations, which then fail. Arrays stay valid."""

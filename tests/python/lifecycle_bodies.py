@@ -61,6 +61,16 @@ def without_room() -> None:
     init_group("-after-small")
 
 
+def start_with_a_wrong_variable_on_rank_1(name: str, value: str) -> str:
+    """The error of this rank. All ranks can begin again after it."""
+    wrong = {name: value} if dist.get_rank() == 1 else {}
+    dist.destroy_process_group()
+    with mock.patch.dict(os.environ, wrong), pytest.raises(ValueError) as caught:
+        init_group(f"-wrong-{name}")
+    init_group(f"-right-{name}")
+    return str(caught.value)
+
+
 def begin_again_on_the_same_store() -> None:
     """As under torchrun, whose store outlives the groups."""
     for _ in range(2):

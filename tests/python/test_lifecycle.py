@@ -112,6 +112,13 @@ def test_a_wrong_segment_size_is_named(monkeypatch: pytest.MonkeyPatch, text: st
         _backend._segment_bytes()
 
 
+@pytest.mark.parametrize("name, value", [("WEFT_SEGMENT_BYTES", "64M"), ("WEFT_PRIVATE_HEAP", "yes")])
+def test_a_wrong_variable_of_one_rank_is_an_error_of_all(pool_of, name: str, value: str) -> None:
+    messages = pool_of(2).run(bodies.start_with_a_wrong_variable_on_rank_1, name, value)
+    assert "rank 1" in messages[0], messages
+    assert all(name in message and f"'{value}'" in message for message in messages), messages
+
+
 @pytest.mark.parametrize("end", ["", "dist.destroy_process_group()", "raise SystemExit(0)"])
 def test_a_process_ends_cleanly(tmp_path, end: str) -> None:
     program = (

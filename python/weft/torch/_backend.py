@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from weft import _c10d, _core
-from weft.torch._private_heap import use_private_heap
+from weft.torch._private_heap import is_heap_wanted, use_private_heap
 from weft.torch._store import StoreAdapter
 
 _NAME = "weft"
@@ -48,19 +48,30 @@ def _segment_bytes() -> int:
 
 
 def _make_session(store: dist.Store, rank: int, size: int, timeout: timedelta) -> _core.Session:
-    return _core.Session(
-        StoreAdapter(store), rank, size, timeout_s=timeout.total_seconds(), segment_bytes=_segment_bytes()
+    """Makes a session. From the first one on, PyTorch's tensors lie in the private heap.
+
+    Collective: all ranks. If a variable of the environment is wrong on one of them, all raise its error.
+    """
+    error, segment_bytes = "", 0
+    try:
+        segment_bytes = _segment_bytes()
+        is_heap_wanted()
+    except ValueError as caught:
+        error = str(caught)
+    session = _core.Session(
+        StoreAdapter(store), rank, size, timeout_s=timeout.total_seconds(), segment_bytes=segment_bytes, error=error
     )
+    use_private_heap()
+    return session
 
 
 def _create_backend(options, _backend_options) -> _c10d.Backend:
     """Creates the backend of a group: `options` are c10d's _DistributedBackendOptions.
 
     The default group makes a session, on which its sub-groups have lanes of their own. A group under a default group
-    of another backend makes a session of its members. From the first group on, PyTorch's tensors lie in the private heap.
+    of another backend makes a session of its members.
     """
     global _default_session
-    use_private_heap()
     is_default = not options.global_ranks_in_group
     is_subgroup = not is_default and _default_session is not None and not _default_session.closed
     if is_subgroup:

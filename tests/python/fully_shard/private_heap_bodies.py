@@ -6,7 +6,9 @@ import gc
 import os
 
 import torch
+import torch.distributed as dist
 import weft.torch as weft
+from rank_worker import init_group
 from sharded_support import expect_error
 from torch import Tensor, nn
 from weft._core import private_memory_in_use
@@ -63,6 +65,8 @@ def the_private_heap_is_off() -> None:
     _run_a_model()
     tensor = _bytes_of(SMALLEST)
     assert private_memory_in_use() == 0, tensor
+    dist.destroy_process_group()
+    init_group("-again")
     os.environ["WEFT_PRIVATE_HEAP"] = "no"
     with expect_error(ValueError, "WEFT_PRIVATE_HEAP is 'no', but must be on or off"):
         _run_a_model()

@@ -14,7 +14,6 @@ from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from weft._core import ShardedGroups, release_private_memory
-from weft.torch._private_heap import use_private_heap
 from weft.torch._session import session_of_models
 from weft.torch.sharding.group import Group, all_groups
 from weft.torch.sharding.placement import check_mesh, mesh_axes
@@ -65,7 +64,6 @@ class Root:
             if other.mesh != group.mesh:
                 raise ValueError(f"'{other.name}' has another mesh than its root '{group.name}': give all calls of fully_shard one mesh")
         check_mesh(group.mesh)
-        use_private_heap()
         self.dead_passes: deque[int] = deque()
         self.forward_depth = 0  # Forward calls of groups that have not returned.
         self.forward_pass: Pass | None = None
