@@ -16,7 +16,7 @@ from weft.torch.context_parallel import context_parallel, context_parallel_unsha
 @dataclass(frozen=True)
 class Attention:
     """A whole attention. documents: ids, one list or one for each row of the batch. mask: None, or a form of a
-    mask."""
+    mask. is_transposed: q, k, v, a mask of numbers and the gradient of the output have strided last dims."""
 
     tokens: int
     heads: int
@@ -29,6 +29,7 @@ class Attention:
     dtype: torch.dtype = torch.float32
     batch: int = 2
     options: dict[str, Any] = field(default_factory=dict)
+    is_transposed: bool = False
 
     def inputs(self) -> list[torch.Tensor]:
         """q, k, v and the gradient of the output."""
@@ -40,7 +41,8 @@ class Attention:
             (self.heads, self.value_dim),
         ]
         shapes = [(self.batch, heads, self.tokens, dim) for heads, dim in dims]
-        return [torch.randn(shape, generator=generator).to(self.dtype) for shape in shapes]
+        tensors = [torch.randn(shape, generator=generator).to(self.dtype) for shape in shapes]
+        return [_transposed(tensor) for tensor in tensors] if self.is_transposed else tensors
 
     def visible(self) -> torch.Tensor:
         """Pairs that causality and documents allow, bool, broadcasts to [batch, heads, queries, keys]."""
@@ -59,14 +61,25 @@ class Attention:
         if self.mask in ("keys", "keys of the rank"):
             return torch.rand(self.batch, 1, 1, self.tokens, generator=generator) < 0.7
         if self.mask == "bias of heads":
-            return torch.randn(self.heads, self.tokens, self.tokens, generator=generator)
+            bias = torch.randn(self.heads, self.tokens, self.tokens, generator=generator)
+            return _transposed(bias) if self.is_transposed else bias
+        if self.mask == "positions":  # bf16 rounds those above 128.
+            return 0.5 * torch.arange(self.tokens, dtype=torch.float32).repeat(self.tokens, 1)
         if self.mask == "hidden rows":  # Queries of padding, which finite numbers hide from all keys.
             bias = torch.randn(self.tokens, self.tokens, generator=generator)
             bias[::3] = -1e9
             return bias
+        if self.mask == "hidden keys":  # The last third is padding.
+            bias = torch.randn(1, 1, 1, self.tokens, generator=generator)
+            bias[..., self.tokens - self.tokens // 3 :] = -1e9
+            return bias
         mask = torch.rand(self.batch, 1, self.tokens, self.tokens, generator=generator) < 0.5
         mask[0, 0, min(3, self.tokens - 1)] = False  # A query that sees no key.
         return mask
+
+
+def _transposed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.mT.contiguous().mT
 
 
 def random_documents(tokens: int, seed: int) -> list[int]:
@@ -115,6 +128,8 @@ def attend_on_all_ranks(attention: Attention) -> tuple[list[torch.Tensor], Any, 
         **attention.options,
     ) as scope:
         *inputs, grad_out = buffers
+        if attention.is_transposed:  # Parts are contiguous.
+            *inputs, grad_out = [_transposed(tensor) for tensor in buffers]
         for tensor in inputs:
             tensor.requires_grad_()
         mask = _mask_argument(attention, scope)

@@ -356,6 +356,9 @@ def check_misuse_of_attention() -> None:
         raises(ValueError, "use load_balance 'none'", attend, query, key, value, enable_gqa=True)
         local_mask = torch.ones(count, count, dtype=torch.bool)
         raises(ValueError, "attention_mask of ones", attend, query, key, value, local_mask, enable_gqa=True)
+        for dtype in (torch.int64, torch.float64):
+            typed = torch.ones(count, 12, dtype=dtype)
+            raises(ValueError, f"{dtype}.*torch.bool, torch.float32", attend, query, key, value, typed, enable_gqa=True)
         trained = torch.zeros(count, 12, requires_grad=True)
         raises(ValueError, "detach it", attend, query, key, value, trained, enable_gqa=True)
         raises(ValueError, "exclude each other", attend, query, key, value, trained, is_causal=True, enable_gqa=True)
@@ -363,6 +366,17 @@ def check_misuse_of_attention() -> None:
         raises(ValueError, "list every tensor", attend, *short, is_causal=True, enable_gqa=True)
         (out,) = context_parallel_unshard(mesh, [attend(*parts, is_causal=True, enable_gqa=True)], [2])
     close(out, PLAIN_ATTENTION(*whole, is_causal=True, enable_gqa=True))
+
+
+def check_a_mask_that_changes_before_backward() -> None:
+    mesh, whole = make_mesh(), random_qkv()
+    for scheme in ("ulysses", "gather", "ring"):
+        parts, scope = _split(mesh, whole, scheme=scheme)
+        with scope:
+            mask = torch.randn(1, 1, 1, 12)
+            loss = F.scaled_dot_product_attention(parts[0].requires_grad_(), *parts[1:], mask).sum()
+            mask.zero_()
+            raises(RuntimeError, "modified by an inplace operation", loss.backward)
 
 
 def check_flex_attention_is_refused() -> None:

@@ -75,9 +75,22 @@ def test_masked_attention_equals_one_rank(ranks_of, ranks, name, mask):
     check(ranks_of(ranks), attentions + packed)
 
 
+@pytest.mark.parametrize("mask", [None, "bias of heads"])
 @pytest.mark.parametrize("ranks, name", CASES)
-def test_rows_that_a_finite_mask_hides_equal_one_rank(ranks_of, ranks, name):
-    check(ranks_of(ranks), attentions_of(name, mask="hidden rows"))
+def test_strided_tensors_equal_one_rank(ranks_of, ranks, name, mask):
+    check(ranks_of(ranks), attentions_of(name, mask=mask, is_transposed=True))
+
+
+@pytest.mark.parametrize("mask", ["hidden rows", "hidden keys"])
+@pytest.mark.parametrize("ranks, name", CASES)
+def test_rows_that_a_finite_mask_hides_equal_one_rank(ranks_of, ranks, name, mask):
+    attentions = []
+    for attention in attentions_of(name, mask=mask):
+        third = attention.tokens // 3
+        shared = [0] * (attention.tokens - third) + [1] * third
+        rows = [random_documents(attention.tokens, seed) for seed in range(attention.batch)]
+        attentions += [dataclasses.replace(attention, documents=ids) for ids in (None, shared, rows)]
+    check(ranks_of(ranks), attentions)
 
 
 @pytest.mark.parametrize("mask", ["keys", "keys of the rank", "bias of heads", "rows", "rows of the rank"])
@@ -91,6 +104,12 @@ def test_masked_attention_of_ranks_with_one_token_equals_one_rank(ranks_of, rank
 @pytest.mark.parametrize("ranks, name", CASES)
 def test_bf16_attention_differs_by_roundings_only(ranks_of, ranks, name):
     check(ranks_of(ranks), attentions_of(name, dtype=torch.bfloat16), tolerance=0.02)
+
+
+@pytest.mark.parametrize("ranks, name", [(1, "auto"), (2, "ulysses"), (2, "gather"), (3, "ring"), (4, "hybrid")])
+def test_bf16_attention_keeps_an_f32_mask(ranks_of, ranks, name):
+    attention = Attention(603, 2, 2, 16, 16, mask="positions", dtype=torch.bfloat16, options=(SCHEMES | HYBRIDS)[name])
+    check(ranks_of(ranks), [attention], tolerance=0.02)
 
 
 @pytest.mark.parametrize("ranks, name", [(2, "ulysses"), (4, "hybrid"), (3, "gather"), (3, "ring")])

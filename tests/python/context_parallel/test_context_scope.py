@@ -27,6 +27,7 @@ CHECKS_OF_SEVERAL_RANKS = [
     context_scope_bodies.check_recomputation_outside_of_the_scope_is_an_error,
     context_scope_bodies.check_misuse_of_the_scope,
     context_scope_bodies.check_misuse_of_attention,
+    context_scope_bodies.check_a_mask_that_changes_before_backward,
     context_scope_bodies.check_ranks_that_disagree,
 ]
 

@@ -31,7 +31,7 @@ class AttentionCall:
             "value_dim": self.shape.value_dim,
             "dtype": digest(self.dtype),
             "is_causal": int(self.is_causal),
-            "attn_mask": digest([int(value) for value in self.mask]),
+            "attn_mask": digest(self.mask),
         }
 
 

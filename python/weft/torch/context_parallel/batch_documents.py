@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from weft.torch.context_parallel.layouts.documents import document_lengths, offsets_of_ids, parse_documents
-from weft.torch.context_parallel.schemes.split_attention import RowDocuments
+from weft.torch.context_parallel.layouts.documents import (
+    RowDocuments,
+    document_lengths,
+    offsets_of_ids,
+    parse_documents,
+)
 
 
 class BatchDocuments:

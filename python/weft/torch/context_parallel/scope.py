@@ -124,7 +124,7 @@ class ContextParallelScope:
         plan = self._plans[call]
         mask, has_rows = None, False
         if attn_mask is not None:
-            mask = rows_of_mask(attn_mask, call.mask, self.layout, self._level, query.dtype)
+            mask = rows_of_mask(attn_mask, call.mask, self.layout, self._level)
             has_rows = has_rows_of_tokens(call.mask, self.layout)
         scale = query.shape[3] ** -0.5 if scale is None else scale
         return SplitAttention.apply(query, key, value, plan, plan.kernel(scale, mask, has_rows=has_rows))

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from weft.torch.context_parallel.layouts.sequence_layout import TokenRange, merge_adjacent
+
+
+class RowDocuments(NamedTuple):
+    """Offsets of the documents of some rows of the batch: 0, then the end of each document."""
+
+    rows: slice
+    offsets: tuple[int, ...]
 
 
 def offsets_of_ids(ids: Sequence[int]) -> tuple[int, ...]:

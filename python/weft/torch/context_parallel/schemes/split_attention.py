@@ -10,8 +10,7 @@ share it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -20,6 +19,7 @@ from weft.torch.context_parallel.exchanges.level_exchange import LevelExchange
 from weft.torch.context_parallel.exchanges.token_blocks import place
 from weft.torch.context_parallel.layouts.byte_formulas import outer_ranges
 from weft.torch.context_parallel.layouts.context_scheme import ContextScheme
+from weft.torch.context_parallel.layouts.documents import RowDocuments
 from weft.torch.context_parallel.layouts.head_split import HeadSplit
 from weft.torch.context_parallel.layouts.ring_plan import RingPlan
 from weft.torch.context_parallel.layouts.sequence_layout import SequenceLayout, TokenRange, merge_adjacent
@@ -32,14 +32,8 @@ from weft.torch.context_parallel.schemes.outer_attention import (
     OuterAttention,
     ShiftedRingAttention,
 )
+from weft.torch.context_parallel.schemes.split_mask import raise_hidden_rows
 from weft.torch.context_parallel.schemes.tile_attention import RowTiles, TileKernel
-
-
-class RowDocuments(NamedTuple):
-    """Offsets of the documents of some rows of the batch, see documents.py."""
-
-    rows: slice
-    offsets: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -50,6 +44,7 @@ class AttentionPlan:
     inner: HeadExchange | None
     outer: OuterAttention
     levels: tuple[LevelExchange, ...]
+    documents: Sequence[RowDocuments]
 
     @property
     def received_bytes(self) -> int:
@@ -69,6 +64,9 @@ class AttentionPlan:
             if mask.shape[1] > 1:
                 heads = self.split.queries[rank]
                 mask = mask[:, heads.begin : heads.end]
+        if mask is not None:
+            mask = raise_hidden_rows(mask, self.documents)
+            mask = mask if mask.stride(-1) == 1 else mask.contiguous()
         return TileKernel(scale, mask, self.split.key_of_each_query(rank))
 
 
@@ -125,7 +123,8 @@ def make_plan(
         placements = [place(part, ranges[rank // degree]) for part in parts]
         inner = HeadExchange(level, split, layout.counts[first : first + degree], placements)
         levels.append(level)
-    return AttentionPlan(split, inner, _make_outer(scheme, outer, ranges, documents, is_causal), tuple(levels))
+    attention = _make_outer(scheme, outer, ranges, documents, is_causal)
+    return AttentionPlan(split, inner, attention, tuple(levels), documents)
 
 
 class SplitAttention(torch.autograd.Function):
@@ -133,7 +132,7 @@ class SplitAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, plan: AttentionPlan, kernel: TileKernel):
-        ctx.plan, ctx.kernel = plan, kernel
+        ctx.plan, ctx.kernel = plan, replace(kernel, mask=None)
         if plan.inner:
             split = plan.split
             query, key, value = plan.inner.scatter(
@@ -145,7 +144,7 @@ class SplitAttention(torch.autograd.Function):
         # Note [Marker of a split attention]: a sixth saved tensor. PyTorch's attention saves five. A checkpoint that
         # recomputes outside of the scope, and so without the other ranks' tokens, thus fails its check of the saved
         # tensors.
-        ctx.save_for_backward(*kept, kept.lse.new_empty(0, dtype=torch.uint8))
+        ctx.save_for_backward(*kept, kept.lse.new_empty(0, dtype=torch.uint8), kernel.mask)
         if not plan.inner:
             return kept.out
         (out,) = plan.inner.gather(HeadTensor(kept.out, plan.split.queries, plan.split.heads))
@@ -154,11 +153,12 @@ class SplitAttention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_out):
-        plan, kept = ctx.plan, Kept(*ctx.saved_tensors[:5])
+        *saved, _, mask = ctx.saved_tensors
+        plan, kept, kernel = ctx.plan, Kept(*saved), replace(ctx.kernel, mask=mask)
         split = plan.split
         if plan.inner:
             (grad_out,) = plan.inner.scatter(HeadTensor(grad_out, split.queries, split.heads))
-        query, key, value = plan.outer.backward(ctx.kernel, grad_out, kept)
+        query, key, value = plan.outer.backward(kernel, grad_out, kept)
         if plan.inner:
             if not plan.sums_gradients:
                 key, value = key.to(kept.query.dtype), value.to(kept.query.dtype)

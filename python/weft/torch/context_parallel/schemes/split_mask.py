@@ -5,17 +5,22 @@ A mask is [queries, keys], [heads, queries, keys] or [batch, heads, queries, key
     queries   1, the tokens of this rank in its order, or all tokens in the order of the sequence
     keys      all tokens in the order of the sequence; or, if queries is 1, the tokens of this rank, as a mask of
               padding has them
+
+Its dtype is bool, float32 or that of the queries, as PyTorch's attention takes it. What is added to scores is in
+float32 beside queries of 16 bits if the mask is, and otherwise in the dtype of the queries.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from weft.torch.context_parallel.exchanges.level_exchange import LevelExchange
 from weft.torch.context_parallel.exchanges.token_blocks import insert_part, place
+from weft.torch.context_parallel.layouts.documents import RowDocuments
 from weft.torch.context_parallel.layouts.sequence_layout import SequenceLayout, TokenRange
 
 
@@ -35,9 +40,10 @@ class MaskForm(NamedTuple):
     heads: int
     queries: Extent
     keys: Extent
+    dtype: torch.dtype | None  # Of what is added to the scores.
 
 
-NO_MASK = MaskForm(0, 0, Extent.NONE, Extent.NONE)
+NO_MASK = MaskForm(0, 0, Extent.NONE, Extent.NONE, None)
 
 _LOWEST_MAXIMUM = -1000.0  # Of a row of a mask: an f32 log-sum-exp below keeps fewer than four decimals.
 
@@ -58,6 +64,15 @@ def _extent_of_queries(size: int, part: int, whole: int) -> Extent | None:
     return Extent.BROADCAST if size == 1 and whole != 1 else _extent_of_keys(size, part, whole)
 
 
+def _added_dtype(mask: torch.Tensor, query: torch.Tensor) -> torch.dtype:
+    if mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise ValueError(
+            f"attn_mask is {mask.dtype}, but must be torch.bool, torch.float32 or the dtype of the queries, "
+            f"{query.dtype}: convert it, a mask of ones and zeros to bool"
+        )
+    return query.dtype if mask.dtype == torch.bool else torch.promote_types(mask.dtype, query.dtype)
+
+
 def form_of(mask: torch.Tensor | None, query: torch.Tensor, whole: int) -> MaskForm:
     """Errors: ValueError (a mask that cannot be split)."""
     if mask is None:
@@ -65,6 +80,7 @@ def form_of(mask: torch.Tensor | None, query: torch.Tensor, whole: int) -> MaskF
     batch, heads, part = query.shape[:3]
     if mask.requires_grad:
         raise ValueError("attn_mask requires a gradient, which context_parallel does not compute: detach it")
+    dtype = _added_dtype(mask, query)
     if mask.dim() < 2 or mask.dim() > 4:
         raise ValueError(
             f"attn_mask has {mask.dim()} dims: give it as [batch, heads, queries, keys], or without the first dims"
@@ -82,7 +98,7 @@ def form_of(mask: torch.Tensor | None, query: torch.Tensor, whole: int) -> MaskF
             "alone, let it use is_causal instead; for transformers, pass an attention_mask of ones"
         )
     assert query_extent is not None and key_extent is not None
-    return MaskForm(rows, mask_heads, query_extent, key_extent)
+    return MaskForm(rows, mask_heads, query_extent, key_extent, dtype)
 
 
 def has_rows_of_tokens(form: MaskForm, layout: SequenceLayout) -> bool:
@@ -91,27 +107,42 @@ def has_rows_of_tokens(form: MaskForm, layout: SequenceLayout) -> bool:
 
 
 def rows_of_mask(
-    mask: torch.Tensor, form: MaskForm, layout: SequenceLayout, level: LevelExchange, dtype: torch.dtype
+    mask: torch.Tensor, form: MaskForm, layout: SequenceLayout, level: LevelExchange
 ) -> torch.Tensor:
     """The mask that is added to scores, [rows, heads, 1 or tokens of this rank, all tokens]. Collective for keys of
-    this rank. A row that hides all keys by finite numbers is raised to a maximum of 0, see _raise_hidden_rows."""
+    this rank."""
     mask = as_four_dims(mask)
     if mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
-    mask = mask.to(dtype)
+        mask = torch.zeros(mask.shape, dtype=form.dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+    mask = mask.to(form.dtype)
     if form.queries is Extent.WHOLE:
         mask = torch.cat([mask[:, :, part.begin : part.end] for part in layout.ranges[level.own]], dim=2)
     if form.keys is Extent.PART:
         mask = _gather_keys(mask, layout, level)
-    return _raise_hidden_rows(mask)
+    return mask
 
 
-def _raise_hidden_rows(mask: torch.Tensor) -> torch.Tensor:
-    """Adds a number to each row whose finite maximum is very low, such as finfo.min for padding. That changes no
-    softmax. Without it the row's log-sum-exps would be rounded to the mask, and could not weight tiles."""
-    top = mask.amax(dim=-1, keepdim=True)
-    is_hidden = (top < _LOWEST_MAXIMUM) & (top > -torch.inf)
-    return mask - top.masked_fill(~is_hidden, 0.0) if is_hidden.any() else mask
+def raise_hidden_rows(mask: torch.Tensor, documents: Sequence[RowDocuments]) -> torch.Tensor:
+    """Adds a number to each row whose finite maximum within a document is very low, such as finfo.min for padding, so
+    that the maximum is 0. That changes no softmax, which stays within the document. Without it the row's log-sum-exps
+    would be rounded to the mask, and could not weight tiles.
+
+    mask: [1 or batch, heads, queries, all tokens]. The result has all rows of the batch if their documents differ.
+    """
+    raised: torch.Tensor | None = None
+    for part in documents:
+        for begin, end in itertools.pairwise(part.offsets):
+            keys = mask[part.rows if mask.shape[0] > 1 else slice(None), ..., begin:end]
+            top = keys.amax(dim=-1, keepdim=True)
+            is_hidden = (top < _LOWEST_MAXIMUM) & (top > -torch.inf)
+            if not is_hidden.any():
+                continue
+            if raised is None:
+                batch = documents[-1].rows.stop if len(documents) > 1 else mask.shape[0]
+                raised = mask.expand(batch, -1, -1, -1).clone()
+            rows = part.rows if raised.shape[0] > 1 else slice(None)
+            raised[rows, ..., begin:end] -= top.masked_fill(~is_hidden, 0.0)
+    return mask if raised is None else raised
 
 
 def _gather_keys(mask: torch.Tensor, layout: SequenceLayout, level: LevelExchange) -> torch.Tensor:

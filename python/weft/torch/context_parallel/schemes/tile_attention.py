@@ -36,7 +36,7 @@ class TileKernel:
     """Forward and backward of the attention over tiles.
 
     mask: added to the scores, [1 or batch, 1 or heads, queries, keys of the whole sequence in its order], or None. In
-      the dtype of the queries.
+      float32 or the dtype of the queries; the kernel reads it with a last stride of 1.
     key_of_each_query: see HeadSplit.
     """
 
@@ -140,10 +140,12 @@ class TileKernel:
 
 
 def _widen(tensor: torch.Tensor, width: int) -> torch.Tensor:
-    """Zeros up to `width` elements a head: the kernel takes one head size. Zeros change no score and no other element
-    of a result."""
+    """Zeros up to `width` elements a head: the kernel takes one head size, and a last stride of 1. Zeros change no
+    score and no other element of a result."""
     missing = width - tensor.shape[-1]
-    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
+    if missing:
+        return torch.nn.functional.pad(tensor, (0, missing))
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _merge(out: torch.Tensor, lse: torch.Tensor, partial_out: torch.Tensor, partial_lse: torch.Tensor) -> None:
