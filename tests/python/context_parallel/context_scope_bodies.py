@@ -392,9 +392,9 @@ def check_flex_attention_is_refused() -> None:
 def check_ranks_that_disagree() -> None:
     mesh, whole = make_mesh(), random_qkv()
     is_first = dist.get_rank() == 0
+    attend = imported_attention
     parts, scope = _split(mesh, whole)
     with scope:
-        attend = F.scaled_dot_product_attention
         raises(ValueError, "is_causal of attention differs", attend, *parts, is_causal=is_first)
         heads = [part[:, : 2 if is_first else 4] for part in parts]
         raises(ValueError, "heads of attention differs", attend, *heads, is_causal=True)
@@ -404,3 +404,13 @@ def check_ranks_that_disagree() -> None:
     parts, scope = _split(mesh, whole, documents=[0, 12] if is_first else [0, 5, 12])
     with scope:
         raises(ValueError, "differ", F.scaled_dot_product_attention, *parts, is_causal=True)
+    for scheme in ("ulysses", "gather", "ring"):
+        parts, scope = _split(mesh, whole, scheme=scheme)
+        with scope:
+            attend(*parts, is_causal=True)
+            heads = [part[:, : 4 if is_first else 2] for part in parts]
+            raises(ValueError, "heads of attention differs", attend, *heads, is_causal=True)
+            dropout, message = (0.1, "set it to 0") if is_first else (0.0, r"ranks \[0\] .* refused")
+            raises(ValueError, message, attend, *parts, dropout_p=dropout, is_causal=True)
+            (out,) = context_parallel_unshard(mesh, [attend(*parts, is_causal=True)], [2])
+        close(out, PLAIN_ATTENTION(*whole, is_causal=True))

@@ -51,6 +51,7 @@ class ContextParallelScope:
         self._plans: dict[AttentionCall, AttentionPlan] = {}
         self._choices: list[SchemeChoice] = []
         self._level = LevelExchange(group, range(request.ranks))
+        self._digests = {"documents": digest(documents.rows if documents else None), "options": digest(request)}
         if documents is not None:
             self._layout = self._make_layout(documents.layout_lengths())
         elif tokens is not None:
@@ -108,7 +109,8 @@ class ContextParallelScope:
 
         query, key, value: [batch, heads, tokens of this rank, head_dim]. attn_mask: see split_mask.py.
         Errors: ValueError (shapes; a mask that cannot be split; dropout; ranks that disagree, by field), those of
-        exchanges. If ranks differ in the first attention of a scope, all of them get an error.
+        exchanges. If a rank gets such a ValueError, or ranks differ, all of them get an error, and the scope stays
+        usable.
         """
         query, key, value = autocast(query), autocast(key), autocast(value)
         try:
@@ -116,16 +118,16 @@ class ContextParallelScope:
             check_options(attn_mask, dropout_p, is_causal)
             call = self._read_call(query, key, value, attn_mask, is_causal)
         except ValueError:
-            if not self._plans:
-                announce_refusal(self._level)
+            announce_refusal(self._level)
             raise
+        layout = self._agree_on_layout(call)
         if call not in self._plans:
-            self._plans[call] = self._make_plan(call)
+            self._plans[call] = self._make_plan(call, layout)
         plan = self._plans[call]
         mask, has_rows = None, False
         if attn_mask is not None:
-            mask = rows_of_mask(attn_mask, call.mask, self.layout, self._level)
-            has_rows = has_rows_of_tokens(call.mask, self.layout)
+            mask = rows_of_mask(attn_mask, call.mask, layout, self._level)
+            has_rows = has_rows_of_tokens(call.mask, layout)
         scale = query.shape[3] ** -0.5 if scale is None else scale
         return SplitAttention.apply(query, key, value, plan, plan.kernel(scale, mask, has_rows=has_rows))
 
@@ -153,8 +155,7 @@ class ContextParallelScope:
                 )
         return layout
 
-    def _make_plan(self, call: AttentionCall) -> AttentionPlan:
-        layout = self._agree_on_layout(call)
+    def _make_plan(self, call: AttentionCall, layout: SequenceLayout) -> AttentionPlan:
         documents = (self._documents or BatchDocuments([(0, layout.tokens)])).of_rows(call.shape.batch)
         self._layout = layout
         choice = choose_among(self._request.candidates(), call.shape, layout, is_causal=call.is_causal)
@@ -164,12 +165,8 @@ class ContextParallelScope:
         return make_plan(self._group, choice.scheme, layout, split, documents, call.is_causal)
 
     def _agree_on_layout(self, call: AttentionCall) -> SequenceLayout:
-        scope_fields = {
-            "documents": digest(self._documents.rows if self._documents else None),
-            "options": digest(self._request),
-            "length of the sequence": self._layout.tokens if self._layout else 0,
-        }
-        counts = agree(self._level, call, scope_fields)
+        tokens = self._layout.tokens if self._layout else 0
+        counts = agree(self._level, call, self._digests | {"length of the sequence": tokens})
         layout = self._layout or self._make_layout((call.tokens * self._request.ranks,))
         if counts != layout.counts:
             raise ValueError(
@@ -210,7 +207,7 @@ def context_parallel(
 
     mesh: 1-D, the context axis.
     buffers, buffer_seq_dims: tensors that follow the sequence, and the dim of each that does. All have the length of
-      the sequence. Ranks need not divide it; the first ranks have a token more. Without buffers, q, k and v must be
+      the sequence. Ranks need not divide it; the first chunks have a token more. Without buffers, q, k and v must be
       in the order of the layout.
     no_restore_buffers: buffers that stay parts after the scope.
     scheme: "ulysses", "gather", "ring", "hybrid" or "auto": the one that moves the fewest bytes among those that
@@ -223,7 +220,7 @@ def context_parallel(
     documents: ids of documents, [tokens] or [batch, tokens], or offsets, from 0 to the number of tokens. Attention
       stays within a document. Of the whole sequence, the same on all ranks.
 
-    Collective: the first attention of a scope and all attentions, by all ranks of the mesh in the same order.
+    Collective: all attentions of a scope, by all ranks of the mesh in the same order.
     Errors: ValueError (each names the argument and the remedy), RuntimeError (a scope is open).
     """
     buffers, unrestored = buffers or [], no_restore_buffers or set()
