@@ -103,11 +103,6 @@ class SequenceLayout:
         """Number of tokens of each rank."""
         return tuple(token_count(ranges) for ranges in self.ranges)
 
-    @property
-    def is_even(self) -> bool:
-        """True if all ranks have equally many tokens."""
-        return min(self.counts) == max(self.counts)
-
     @functools.cached_property
     def document_offsets(self) -> tuple[int, ...]:
         """Index of the first token of each document, then `tokens`."""
