@@ -108,6 +108,16 @@ def clips_as_torch_does() -> None:
 
 
 @case
+def clips_on_ranks_that_own_nothing() -> None:
+    """One rank has all rows of the weight."""
+    model = weft.fully_shard(nn.Linear(8, 1, bias=False))
+    model(torch.ones(2, 8)).sum().backward()
+    norm = weft.clip_grad_norm_(model, 0.01)
+    expect_equal(norm, torch.full((8,), 2.0).norm(), "norm", exact=False, tolerance=1e-6)
+    expect_equal(whole(model.weight.grad).norm(), torch.tensor(0.01), "clipped", exact=False, tolerance=1e-4)
+
+
+@case
 def a_norm_without_a_gradient_is_an_error() -> None:
     """A penalty gives a gradient to a parameter that the model does not use."""
 

@@ -24,9 +24,11 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
     norm, factor = gradient_norm(model, max_norm, norm_type)
     if factor != 1.0:
         root = _root_of(model)
-        gradients = [p.sharded.grad._local_tensor for g in root.all_groups for p in g.parameters if p.sharded.grad is not None]
-        with torch.no_grad():
-            torch._foreach_mul_([gradient for gradient in gradients if gradient.numel()], factor)
+        local = [p.sharded.grad._local_tensor for g in root.all_groups for p in g.parameters if p.sharded.grad is not None]
+        gradients = [gradient for gradient in local if gradient.numel()]
+        if gradients:  # PyTorch takes no empty list; a rank may own nothing.
+            with torch.no_grad():
+                torch._foreach_mul_(gradients, factor)
     return norm
 
 
