@@ -61,6 +61,32 @@ def freezes_and_unfreezes_modules_between_steps(api: Interface) -> None:
 
 
 @case
+def trains_modules_that_ran_first_while_frozen(api: Interface) -> None:
+    """The first step does not run the second module, and the second step runs it frozen."""
+
+    class Optional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+            self.skips = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            for part in (self.parts[0], self.parts[2]) if self.skips else self.parts:
+                x = torch.tanh(part(x))
+            return x
+
+    model, reference = seeded(Optional), seeded(Optional)
+    for module in (*model.parts, model):
+        api.shard(module)
+    for step in range(4):
+        for module in (model, reference):
+            module.zero_grad()
+            module.skips = step == 0
+            module.parts[1].requires_grad_(step != 1)
+        trains_as_unsharded(model, reference, squares(3, 6), steps=1, optimizers=False)
+
+
+@case
 def trains_modules_that_were_frozen_at_first(api: Interface) -> None:
     """weft.fully_shard has no place for their gradients, and says so."""
     model, reference = seeded(mlps), seeded(mlps)

@@ -33,6 +33,7 @@ class ShardedParameter:
         self.unsharded: nn.Parameter | None = None
         self.address = 0  # Address of the unsharded values; 0 before the first use.
         self.trained = param.requires_grad  # True if its group has a place for its gradient.
+        self._is_hooked = False  # True if the unsharded form has the hook that takes its gradient.
         self._gradient: DTensor | None = None  # The gradient that assign_gradient set.
         self._views: dict[int, Tensor] = {}  # Views of gradient images, by address.
 
@@ -56,8 +57,7 @@ class ShardedParameter:
                 self.unsharded = nn.Parameter(view, requires_grad=self.sharded.requires_grad)
             self.unsharded._weft_parameter = self
             self.address = address
-            if self.unsharded.requires_grad:
-                self.unsharded.register_post_accumulate_grad_hook(self._take_gradient)
+            self._hook_gradient()
         elif address != self.address:
             repoint(self.unsharded, address)
             self.address = address
@@ -74,6 +74,7 @@ class ShardedParameter:
                 "set requires_grad before the first forward"
             )
         self.unsharded.requires_grad_(self.sharded.requires_grad)
+        self._hook_gradient()
 
     # Values.
 
@@ -120,6 +121,12 @@ class ShardedParameter:
         self._move_to_master()
 
     # Gradients.
+
+    def _hook_gradient(self) -> None:
+        """Registers the hook of the unsharded form when that first requires a gradient: PyTorch takes no hook before."""
+        if self.unsharded.requires_grad and not self._is_hooked:
+            self.unsharded.register_post_accumulate_grad_hook(self._take_gradient)
+            self._is_hooked = True
 
     def _take_gradient(self, param: nn.Parameter) -> None:
         """Hook: moves a gradient that autograd has accumulated to the gradient image."""
