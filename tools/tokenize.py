@@ -15,6 +15,10 @@ With --prompt-field and --answer-field, or with --chat-field, only answers have 
 train with --loss-mask true. A separator after an answer has a loss. --chat-field names lists of {"role", "content"}; the chat template
 of the tokenizer's folder renders them, and the messages of the assistant are the answers.
 
+Prompts and answers of a document are encoded as one text. If a token had characters of both, they are encoded one by one, so that a
+prompt has the tokens that it has alone. For tokenizers that put a space before a text, let a prompt end without one, and the answer
+begin with it.
+
 Needs the package `tokenizers`; for .parquet also `pyarrow`, and for --chat-field `transformers` (pip install …).
 """
 import os
@@ -51,9 +55,12 @@ def load_tokenizer(path):
     tokenizers = load_package("tokenizers", "tokenize.py")
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
-        return tokenizers.Tokenizer.from_file(str(file))
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # The package raises plain Exception.
         raise Failure(f"--tokenizer {file}: {error}") from None
+    tokenizer.no_truncation()  # A file may ask for both.
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def load_chat_template(path):
@@ -162,7 +169,47 @@ def batches_of(items, size):
         yield batch
 
 
-def encode(tokenizer, documents, separator):
+def loss_mask(parts, offsets):
+    """A byte for each token of the joined parts, 1 if it has a loss. None if a token has characters with and without a loss.
+
+    `offsets`: (begin, end) of each token's characters. Characters of no token, such as spaces, belong to the next one.
+    """
+    of_character = b"".join(bytes([has_loss]) * len(text) for text, has_loss in parts)
+    mask, previous_end = bytearray(), 0
+    for begin, end in offsets:
+        kinds = set(of_character[min(begin, previous_end):max(end, begin + 1)])
+        if len(kinds) > 1:
+            return None
+        mask.append(1 in kinds)
+        previous_end = max(previous_end, end)
+    return mask
+
+
+def encode_answers(tokenizer, documents):
+    """The (ids, mask) of each document of prompts and answers."""
+    texts = ["".join(text for text, _ in parts) for parts in documents]
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    results = [(whole.ids, loss_mask(parts, whole.offsets)) for parts, whole in zip(documents, encodings, strict=True)]
+    apart = [number for number, (_, mask) in enumerate(results) if mask is None]
+    texts = [text for number in apart for text, _ in documents[number]]
+    encodings = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+    for number in apart:
+        ids, mask = [], bytearray()
+        for _, has_loss in documents[number]:
+            part = next(encodings).ids
+            ids += part
+            mask += bytes([has_loss]) * len(part)
+        results[number] = ids, mask
+    return results
+
+
+def encode_texts(tokenizer, documents):
+    """The (ids, mask) of each document of one text."""
+    encodings = tokenizer.encode_batch_fast([text for [(text, _)] in documents], add_special_tokens=False)
+    return [(encoding.ids, bytearray(b"\1" * len(encoding.ids))) for encoding in encodings]
+
+
+def encode(tokenizer, documents, separator, is_masked):
     """Yields the (ids, mask) of each document. Texts are not cut: a cut would change tokens."""
     end = None
     if separator is not None:
@@ -170,14 +217,7 @@ def encode(tokenizer, documents, separator):
         if end is None:
             raise Failure(f"--separator {separator}: the tokenizer has no such token")
     for batch in batches_of(documents, BATCH):
-        texts = [text for parts in batch for text, _ in parts]
-        encodings = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
-        for parts in batch:
-            ids, mask = [], bytearray()
-            for _, has_loss in parts:
-                part = next(encodings).ids
-                ids += part
-                mask += bytes([has_loss]) * len(part)
+        for ids, mask in encode_answers(tokenizer, batch) if is_masked else encode_texts(tokenizer, batch):
             if end is not None:
                 ids.append(end)
                 mask.append(1)
@@ -251,7 +291,7 @@ def main(arguments):
         render = load_chat_template(options.tokenizer) if options.chat_field else None
         files = list(files_of(options.paths))
         documents = itertools.chain.from_iterable(documents_of(file, options, render) for file in with_progress(files))
-        encoded = encode(tokenizer, documents, options.separator)
+        encoded = encode(tokenizer, documents, options.separator, options.is_masked)
         count, with_loss = write_tokens(options.output, encoded, options.is_masked)
     except (Failure, OSError) as error:
         print(f"tokenize.py: {error}", file=sys.stderr)

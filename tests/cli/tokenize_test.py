@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests of tools/tokenize.py (tokens, widths, separators, errors) and tools/generate.py (prompt, text, errors). Exits with 77 (skipped) without the package `tokenizers`."""
 import array
+import json
 import pathlib
 import subprocess
 import sys
@@ -114,6 +115,35 @@ class Tokenize(ToolCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(self.tokens("out.u32", "I"), [2, 3, 70000, 3, 2])
         self.assertEqual((self.folder / "out.u32.mask").read_bytes(), bytes([0, 0, 0, 1, 0]))
+
+    def change_tokenizer(self, change):
+        model = tokenizers.Tokenizer.from_file(str(self.tokenizer))
+        change(model)
+        model.save(str(self.tokenizer))
+
+    def test_neither_cuts_nor_pads_texts(self):
+        self.change_tokenizer(lambda model: (model.enable_truncation(3), model.enable_padding(length=5)))
+        result = self.run_tool("out.u16", self.write("a.txt", b"one two two two one"), self.write("b.txt", b"two"))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.tokens("out.u16", "H"), [2, 3, 3, 3, 2, 3])
+
+    def test_encodes_prompt_and_answer_as_one_text(self):
+        """The tokenizer puts a mark before a text. Only a token that would have characters of both parts makes two texts of them."""
+        def mark(model):
+            words = {"<unk>": 0, "</s>": 1, "_": 2, "_one": 3, "_two": 4, "one": 5, "two": 6}
+            model.model = tokenizers.models.WordLevel(words, unk_token="<unk>")
+            model.normalizer = tokenizers.normalizers.Sequence(
+                [tokenizers.normalizers.Prepend("_"), tokenizers.normalizers.Replace(" ", "_")])
+            model.pre_tokenizer = tokenizers.pre_tokenizers.Split("_", "merged_with_next")
+
+        self.change_tokenizer(mark)
+        rows = [("one", " two"), ("one ", "two"), ("", "one"), ("\u00e9\U0001f600", " two one")]
+        text = "\n".join(json.dumps({"q": prompt, "a": answer}) for prompt, answer in rows)
+        arguments = ("--prompt-field", "q", "--answer-field", "a", "--separator", "</s>")
+        result = self.run_tool("out.u16", *arguments, self.write("rows.jsonl", text.encode()))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.tokens("out.u16", "H"), [3, 4, 1, 3, 2, 4, 1, 3, 1, 0, 4, 3, 1])
+        self.assertEqual(list((self.folder / "out.u16.mask").read_bytes()), [0, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1])
 
     def test_names_bad_rows(self):
         self.assert_fails(self.run_tool("out.u16", self.write("a.jsonl", b'{"text": "one"}\n{"body": "one"}\n')), 1,
