@@ -8,7 +8,8 @@ attention.
 One causal attention, forward and backward, f32. A round runs every contestant once, in an order that changes with the
 round. All ranks have one thread; `one rank` has as many threads as there are ranks. The time of a contestant is that
 of its slowest rank. The table has the median over rounds, its quartiles, and the ratio of medians to `one rank`.
-Before it is measured, every contestant's output is compared with that of one rank.
+Every contestant's output and gradients are compared with those of one rank: the output to 1e-4, a gradient to 1e-4 of its
+largest element.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Contestants:
         return [torch.randn(shape, generator=generator) for shape in shapes]
 
     def run(self, name: str, tokens: int):
-        """Seconds and CPU seconds of this rank, and its output in the order of the whole sequence."""
+        """Seconds and CPU seconds of this rank; the output and the gradients of q, k and v, of the whole sequence in its order."""
         if name == ONE_RANK:
             return self._run_one(tokens)
         return self._run_plain(tokens) if name == PLAIN_RING else self._run_scheme(SCHEMES[name], tokens)
@@ -85,7 +86,8 @@ class Contestants:
         start, start_cpu = time.perf_counter(), time.process_time()
         out = attend(*inputs)
         out.backward(grad_out)
-        return (time.perf_counter() - start, time.process_time() - start_cpu), out.detach()
+        seconds = time.perf_counter() - start, time.process_time() - start_cpu
+        return seconds, [out.detach(), *(tensor.grad for tensor in inputs)]
 
     def _run_one(self, tokens: int):
         import torch
@@ -97,23 +99,25 @@ class Contestants:
         def attend(query, key, value):
             return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
-        (seconds, _), out = self._time(attend, inputs, grad_out)
+        (seconds, _), results = self._time(attend, inputs, grad_out)
         torch.set_num_threads(1)
         (_, cpu_seconds), _ = self._time(attend, [tensor.detach() for tensor in inputs], grad_out)
-        return (seconds, cpu_seconds / self._setting.ranks), out
+        return (seconds, cpu_seconds / self._setting.ranks), results
 
     def _run_plain(self, tokens: int):
+        import torch
         import torch.distributed as dist
         from plain_ring import plain_ring
 
         parts = [tensor.chunk(self._setting.ranks, dim=2)[self._rank].contiguous() for tensor in self.inputs(tokens)]
         dist.barrier(group=self._gloo)
-        seconds, out = self._time(lambda q, k, v: plain_ring(q, k, v, self._gloo), parts[:3], parts[3])
-        outs = [out.new_empty(out.shape) for _ in range(self._setting.ranks)]
-        dist.all_gather(outs, out.contiguous(), group=self._gloo)
-        import torch
-
-        return seconds, torch.cat(outs, dim=2)
+        seconds, results = self._time(lambda q, k, v: plain_ring(q, k, v, self._gloo), parts[:3], parts[3])
+        wholes = []
+        for result in results:
+            gathered = [torch.empty(result.shape) for _ in range(self._setting.ranks)]
+            dist.all_gather(gathered, result.contiguous(), group=self._gloo)
+            wholes.append(torch.cat(gathered, dim=2))
+        return seconds, wholes
 
     def _run_scheme(self, options: dict, tokens: int):
         import torch.distributed as dist
@@ -125,25 +129,32 @@ class Contestants:
             self._mesh, buffers=buffers, buffer_seq_dims=[2] * 4, no_restore_buffers=set(buffers), **options
         ):
             dist.barrier(group=self._gloo)
-            seconds, out = self._time(
+            seconds, results = self._time(
                 lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
                 buffers[:3],
                 buffers[3],
             )
-            (out,) = context_parallel_unshard(self._mesh, [out], [2])
-        return seconds, out
+            results = context_parallel_unshard(self._mesh, results, [2] * 4)
+        return seconds, results
+
+
+def largest_error(results: list, expected: list) -> float:
+    """Of the output; and of each gradient, relative to its largest element."""
+    differences = [(result - right).abs().max().item() for result, right in zip(results, expected, strict=True)]
+    scales = [1.0, *(right.abs().max().item() for right in expected[1:])]
+    return max(difference / scale for difference, scale in zip(differences, scales, strict=True))
 
 
 def serve(rank: int, setting: Setting, store_path: str, connection) -> None:
     contestants = Contestants(rank, setting, store_path)
-    expected: dict[int, object] = {}
+    expected: dict[int, list] = {}
     connection.send(None)
     while (request := connection.recv()) is not None:
         name, tokens = request
-        seconds, out = contestants.run(name, tokens)
+        seconds, results = contestants.run(name, tokens)
         if name == ONE_RANK:
-            expected[tokens] = out
-        error = (out - expected[tokens]).abs().max().item() if tokens in expected else 0.0
+            expected[tokens] = results
+        error = largest_error(results, expected[tokens]) if tokens in expected else 0.0
         connection.send((seconds, error))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -27,6 +27,7 @@ FULLY_SHARD = "weft.fully_shard"
 DIRECT = "weft.fully_shard, write_gradients_directly"
 NODE_MEMORY = "backend weft, tensors in its memory"
 ALONE = "no communication"
+APIS = {BACKEND: "fsdp2", FULLY_SHARD: "weft", DIRECT: "weft_direct"}
 FREE = "FSDP2, collectives that do nothing"  # The bound of every backend.
 
 # Mesh; goals of the backend and of weft.fully_shard: the time over gloo / weft's, at least.
@@ -72,12 +73,12 @@ def measure_steps(setting: Setting, ranks: int, peers: Steps) -> Iterator[Row]:
             continue
         what = f"torch step, {mesh}, {SHORT} tokens a rank"
         log(f"  {what}")
-        variants = [variant(BACKEND, peers.weft, mesh, "fsdp2"), variant(GLOO, peers.gloo, mesh, "fsdp2")]
+        # There is no weft.DistributedDataParallel: DDP runs over the backend.
+        names = [BACKEND, FULLY_SHARD, DIRECT] if mesh.shard > 1 else [BACKEND]
+        variants = [*checked_variants(names, peers.weft, peers.gloo, mesh), variant(GLOO, peers.gloo, mesh, "fsdp2")]
         variants.append(variant(ALONE, peers.gloo, mesh, "alone"))
-        if mesh.shard > 1:  # There is no weft.DistributedDataParallel: DDP runs over the backend.
+        if mesh.shard > 1:
             variants.append(variant(FREE, peers.free, mesh, "fsdp2"))
-            variants.append(variant(FULLY_SHARD, checked(peers.weft, peers.gloo, mesh), mesh, "weft"))
-            variants.append(variant(DIRECT, peers.weft, mesh, "weft_direct"))
         measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
         own = measured.only(BACKEND, GLOO, FREE if mesh.shard > 1 else ALONE)
         yield Row(what, "ms", BACKEND, own.rounds, own.missing, [Goal((GLOO,), backend_goal, speedup_over("gloo"))])
@@ -95,20 +96,28 @@ def variant(name: str, contestant: Peer, mesh: Mesh, api: str) -> Variant:
     return step_variant(name, contestant, request_of(mesh, SHORT), STEPS, **PYTORCH, api=api)
 
 
-def checked(weft: Peer, gloo: Peer, mesh: Mesh) -> Peer:
-    """`weft` if weft.fully_shard's first losses agree with FSDP2's over gloo, otherwise a replacement that fails with the reason.
+def checked_variants(names: Sequence[str], weft: Peer, gloo: Peer, mesh: Mesh) -> list[Variant]:
+    """The variants of `weft`. One whose first losses differ from those of FSDP2 or DDP over gloo fails with the reason.
 
     REQUIRES: neither has had a request of this case. Both then start from the same weights and tokens.
     """
     request = {**request_of(mesh, SHORT), **PYTORCH, "steps": 3}
     try:
-        ours = mean_losses(weft.request("train", **request, api="weft"))
         theirs = mean_losses(gloo.request("train", **request, api="fsdp2"))
+    except ContestantError:  # It is missing in the row, with its reason: there is nothing to compare.
+        return [variant(name, weft, mesh, APIS[name]) for name in names]
+    return [variant(name, checked(name, weft, request, theirs), mesh, APIS[name]) for name in names]
+
+
+def checked(name: str, weft: Peer, request: dict[str, object], theirs: Sequence[float]) -> Peer:
+    """`weft` if its losses agree with `theirs`, otherwise a replacement that fails with the reason."""
+    try:
+        ours = mean_losses(weft.request("train", **request, api=APIS[name]))
     except ContestantError as error:
         return MissingContestant(str(error))
     if losses_agree(ours, theirs, "f32"):
         return weft
-    return MissingContestant(f"the losses {ours} of {FULLY_SHARD} differ from FSDP2's, {theirs}")
+    return MissingContestant(f"the losses {ours} of {name} differ from PyTorch's over gloo, {list(theirs)}")
 
 
 def measure_on_hosts(setting: Setting) -> Iterator[Row]:
@@ -121,8 +130,7 @@ def measure_on_hosts(setting: Setting) -> Iterator[Row]:
             makers = {name: hosts.c10d(setting.peers.python, "training_step.py", name) for name in ("weft", "gloo")}
             weft = start(stack, BACKEND, mesh.ranks, setting.peer(WEFT_PACKAGE, makers["weft"]))
             gloo = start(stack, GLOO, mesh.ranks, setting.peer("PyTorch", makers["gloo"]))
-            variants = [variant(BACKEND, weft, mesh, "fsdp2"), variant(GLOO, gloo, mesh, "fsdp2")]
-            variants.append(variant(FULLY_SHARD, weft, mesh, "weft"))
+            variants = [*checked_variants([BACKEND, FULLY_SHARD], weft, gloo, mesh), variant(GLOO, gloo, mesh, "fsdp2")]
             measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
             yield Row(what, "ms", BACKEND, measured.rounds, measured.missing, [Goal((GLOO,), 1.8, speedup_over("gloo"))])
     except HostsError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from suite import compute, emulated, kernels, machine, proportional_set  # noqa: E402
+from suite import compute, emulated, kernels, machine, proportional_set, torch_package  # noqa: E402
 from suite.checksums import checked, largest_difference, sum_over_ranks  # noqa: E402
 from suite.contestants import ContestantError  # noqa: E402
 from suite.rounds import Measurements, Variant, measure_interleaved  # noqa: E402
@@ -198,6 +198,41 @@ class Checksums(unittest.TestCase):
     def test_without_the_other_contestant_there_is_nothing_to_compare(self):
         weft = Peer(self.right)
         self.assertIs(checked(weft, Peer(), {"dtype": "f32"}), weft)
+
+
+class TorchPackage(unittest.TestCase):
+    """The peer answers each api with its losses."""
+
+    names = [torch_package.BACKEND, torch_package.FULLY_SHARD, torch_package.DIRECT]
+
+    class StepPeer:
+        def __init__(self, **losses):
+            self.losses = losses
+
+        def request(self, verb, api, **arguments):
+            if api not in self.losses:
+                raise ContestantError("it crashed")
+            return [{"losses": self.losses[api], "seconds": [1.0]}]
+
+        def seconds(self, verb, **arguments):
+            return self.request(verb, **arguments)[0]["seconds"]
+
+    def missing(self, weft, gloo):
+        variants = torch_package.checked_variants(self.names, weft, gloo, Mesh(1, 2))
+        return measure_interleaved(variants, rounds=1).missing
+
+    def test_every_way_over_weft_is_compared_with_gloo(self):
+        gloo, right, wrong = self.StepPeer(fsdp2=[8.0, 7.0]), [8.0, 7.0001], [8.0, 7.01]
+        self.assertEqual(self.missing(self.StepPeer(fsdp2=right, weft=right, weft_direct=right), gloo), {})
+        for api, name in (("fsdp2", self.names[0]), ("weft", self.names[1]), ("weft_direct", self.names[2])):
+            losses = {"fsdp2": right, "weft": right, "weft_direct": right} | {api: wrong}
+            missing = self.missing(self.StepPeer(**losses), gloo)
+            self.assertEqual(list(missing), [name])
+            self.assertIn("differ", missing[name])
+
+    def test_without_gloo_there_is_nothing_to_compare(self):
+        weft = self.StepPeer(fsdp2=[8.0], weft=[8.0], weft_direct=[8.0])
+        self.assertEqual(self.missing(weft, self.StepPeer()), {})
 
 
 class Kernels(unittest.TestCase):
