@@ -36,7 +36,7 @@ absl::Status AddToSum(ExchangeSlot::Exchange& exchange, const Tensor& gradient) 
 
 ExchangeSlot::ExchangeSlot(ExchangeHooks::Slot slot, ExchangeHooks::Counters& counters)
     : name_(slot.name),
-      loan_purpose_(
+      reader_purpose_(
           absl::StrCat("the tensor of slot '", slot.name, "', which another consumer has yet to take")),
       exchange_(std::move(slot.exchange)),
       counters_(counters),
@@ -74,7 +74,9 @@ absl::StatusOr<ExchangeSlot::Handle> ExchangeSlot::Take(Invocation& invocation, 
     WEFT_ASSIGN_OR_RETURN(exchange, TakeFirst(invocation, input));
   }
   if (exchange == nullptr || !invocation.is_saving()) return exchange;
-  if (exchange->owed++ == 0 && exchange->origin.call) records.owing.push_back(exchange);
+  if (exchange->missing_gradients++ == 0 && exchange->origin.call) {
+    records.awaiting_gradients.push_back(exchange);
+  }
   return exchange;
 }
 
@@ -88,7 +90,7 @@ absl::StatusOr<ExchangeSlot::Handle> ExchangeSlot::TakeFirst(Invocation& invocat
   exchange->exchanged = std::move(taken.launched.stages.back());
   exchange->origin = std::move(taken.origin);
   exchange->unread = consumers_;
-  invocation.AddReader(input, &loan_purpose_);
+  invocation.AddReader(input, &reader_purpose_);
   invocation.State<Records>(this).shared.push_back(exchange);
   return exchange;
 }
@@ -109,10 +111,10 @@ void ExchangeSlot::StopSharing(Invocation& invocation, Records& records, const H
 absl::Status ExchangeSlot::AddGradient(Invocation& invocation, const Handle& exchange,
                                        const Tensor& gradient) {
   if (gradient.defined()) WEFT_RETURN_IF_ERROR(AddToSum(*exchange, gradient));
-  if (--exchange->owed > 0) return absl::OkStatus();
+  if (--exchange->missing_gradients > 0) return absl::OkStatus();
   auto& records = invocation.State<Records>(this);
   StopSharing(invocation, records, exchange);
-  std::erase(records.owing, exchange);
+  std::erase(records.awaiting_gradients, exchange);
   return StartReturn(invocation, *exchange);
 }
 
@@ -136,11 +138,11 @@ absl::StatusOr<Tensor> ExchangeSlot::InputGradient(Invocation& invocation, const
 
 absl::Status ExchangeSlot::Complete(Invocation& invocation, int64_t call) {
   auto& records = invocation.State<Records>(this);
-  const auto found = std::find_if(records.owing.begin(), records.owing.end(),
+  const auto found = std::find_if(records.awaiting_gradients.begin(), records.awaiting_gradients.end(),
                                   [call](const Handle& exchange) { return exchange->origin.call == call; });
-  if (found == records.owing.end()) return absl::OkStatus();
+  if (found == records.awaiting_gradients.end()) return absl::OkStatus();
   const Handle exchange = *found;
-  records.owing.erase(found);
+  records.awaiting_gradients.erase(found);
   StopSharing(invocation, records, exchange);
   WEFT_RETURN_IF_ERROR(StartReturn(invocation, *exchange));
   if (!exchange->returned.valid()) return absl::OkStatus();

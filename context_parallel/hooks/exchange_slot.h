@@ -5,13 +5,13 @@
 // Problem: several consumers take one tensor. It is to be exchanged once, and so is the sum of their
 // gradients. A consumer may also run without a backward, or again to recompute activations.
 // Rule: the first consumer takes the exchange from the source, or launches it. The slot keeps the exchange,
-// with its local tensor, until every consumer has taken it. Each consumer that saves for a backward owes one
-// gradient; backward adds what it gives. The one that pays the last debt launches the exchange of the sum.
+// with its local tensor, until every consumer has taken it. Each consumer that saves for a backward must give
+// one gradient, which backward adds. The consumer whose gradient comes last launches the exchange of the sum.
 // Without a source it also returns the result, since it is the first of the consumers that took the tensor;
 // the others return negative zeros.
 // Why it suffices: backward runs in the reverse order of forward, so no consumer takes an exchange after the
-// first gradient. What consumers still owe when the source's backward begins, because their backward was left
-// out, is a gradient of zero; the source's hook then exchanges the sum.
+// first gradient. If the backward of a consumer was left out, its gradient is still missing when the source's
+// backward begins, and counts as zero; the source's hook then exchanges the sum.
 #pragma once
 
 #include <memory>
@@ -34,10 +34,10 @@ class ExchangeSlot {
     Tensor local;  // As the consumers are given it.
     PendingTensor exchanged;
     SourceLink::Origin origin;
-    int unread = 0;         // Consumers that have not read it.
-    int owed = 0;           // Consumers whose gradient has not come.
-    Tensor sum;             // Of the gradients.
-    bool owns_sum = false;  // Otherwise it is the first consumer's gradient itself.
+    int unread = 0;             // Consumers that have not read it.
+    int missing_gradients = 0;  // Consumers whose gradient has not come.
+    Tensor sum;                 // Of the gradients.
+    bool owns_sum = false;      // Otherwise it is the first consumer's gradient itself.
     PendingTensor returned;
   };
   using Handle = std::shared_ptr<Exchange>;
@@ -55,8 +55,8 @@ class ExchangeSlot {
  private:
   // State in an invocation.
   struct Records {
-    std::vector<Handle> shared;  // Not read by all consumers.
-    std::vector<Handle> owing;   // Of a call of the source, with gradients to come.
+    std::vector<Handle> shared;              // Not read by all consumers.
+    std::vector<Handle> awaiting_gradients;  // Of a call of the source, with gradients to come.
   };
 
   absl::StatusOr<LaunchedTensor> Launch(Invocation& invocation, const Tensor& local, int64_t& counter);
@@ -67,7 +67,7 @@ class ExchangeSlot {
   absl::Status Complete(Invocation& invocation, int64_t call);
 
   const std::string name_;
-  const std::string loan_purpose_;
+  const std::string reader_purpose_;
   const std::shared_ptr<SlotExchange> exchange_;
   ExchangeHooks::Counters& counters_;
   int consumers_ = 0;

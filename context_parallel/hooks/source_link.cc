@@ -45,9 +45,9 @@ bool SameTensor(const TensorView& a, const TensorView& b) {
 SourceLink::SourceLink(Options options) : options_(std::move(options)) {
   Module* module = options_.source.module;
   if (module == nullptr) return;
-  loan_purpose_ = absl::StrCat("an output of ", module->name(), " that is being exchanged as ",
-                               options_.tensor, ": name the last module that writes the tensor as its ",
-                               "source, such as the rotary embedding");
+  reader_purpose_ = absl::StrCat("an output of ", module->name(), " that is being exchanged as ",
+                                 options_.tensor, ": name the last module that writes the tensor as its ",
+                                 "source, such as the rotary embedding");
   hooks_ = {module->AddForwardPostHook([this](Module&, Invocation& invocation, Tensors& outputs) {
               return AfterForward(invocation, outputs);
             }),
@@ -118,7 +118,7 @@ absl::Status SourceLink::AfterForward(Invocation& invocation, const Tensors& out
   if (!output.defined() || !IsFloating(output.dtype())) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(const TensorView input, InputOf(output.view()));
   WEFT_ASSIGN_OR_RETURN(LaunchedTensor launched, options_.launch(invocation, output.Window(input)));
-  invocation.AddReader(launched.local, &loan_purpose_);
+  invocation.AddReader(launched.local, &reader_purpose_);
   records.launched.push_back({std::move(launched), call, invocation.is_recomputing()});
   return absl::OkStatus();
 }

@@ -84,8 +84,8 @@ class SourceLink {
     LaunchedTensor launched;
     Origin origin;
   };
-  // Returns what the source launched for exactly this tensor, and ends the loan of the tensor. If the source
-  // did not make it, calls `launch`. `input`: in the layout of the consumer.
+  // Returns what the source launched for exactly this tensor, and ends the reading of the tensor. If the
+  // source did not make it, calls `launch`. `input`: in the layout of the consumer.
   using LocalLauncher = absl::FunctionRef<absl::StatusOr<LaunchedTensor>(const Tensor& local)>;
   absl::StatusOr<Taken> Take(Invocation& invocation, const Tensor& input, LocalLauncher launch);
   // Hands the gradient of `local` to the source's call, and returns negative zeros for the consumer to
@@ -140,7 +140,7 @@ class SourceLink {
   absl::StatusOr<Tensor> Sum(const Tensor& gradient, const Tensor& received, const Shape& output_shape) const;
 
   Options options_;
-  std::string loan_purpose_;  // Names the loan of outputs in error messages.
+  std::string reader_purpose_;  // Says in error messages who reads the outputs.
   std::vector<Module::HookId> hooks_;
 };
 

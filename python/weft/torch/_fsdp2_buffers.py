@@ -2,7 +2,8 @@
 
 FSDP2 allocates them with torch.empty, from where weft would copy them to memory that the ranks of a node share. It can ask
 the process group for memory instead, but only if a script calls set_allocate_memory_from_process_group_for_comm. Here groups
-over weft ask from the start. A script that calls that method, or sets collectives of its own, has its way.
+over weft ask from the start. Groups for which a script calls that method, or sets collectives of its own, are left as the script
+sets them.
 """
 
 import functools
