@@ -5,32 +5,43 @@
 
 #include <array>
 #include <cerrno>
+#include <csignal>
+#include <cstdio>
 #include <string>
-#include <thread>
+#include <sys/resource.h>
 
 #include <gtest/gtest.h>
 
 namespace weft {
 namespace {
 
-// A pipe holds 64 KiB.
-TEST(WriteAll, WritesMoreThanOneCallTakes) {
-  std::array<int, 2> ends{};
-  ASSERT_EQ(pipe(ends.data()), 0);
-  std::string bytes(size_t{1} << 20, '\0');
-  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 31 / 7);
-  std::string arrived;
-  std::thread reader([&] {
-    std::array<char, 5000> block{};
-    for (ssize_t got = 0; (got = read(ends[0], block.data(), block.size())) > 0;) {
-      arrived.append(block.data(), static_cast<size_t>(got));
-    }
-  });
-  EXPECT_TRUE(WriteAll(ends[1], bytes));
-  close(ends[1]);
-  reader.join();
-  close(ends[0]);
-  EXPECT_TRUE(arrived == bytes);
+// A file that may have 100 bytes takes a part of a longer text. The next call fails.
+TEST(WriteAll, GoesOnAfterACallThatWroteAPart) {
+  std::FILE* const file = std::tmpfile();
+  ASSERT_NE(file, nullptr);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit limit{100, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  const bool is_written = WriteAll(fileno(file), std::string(150, 'x'));
+  const int error = errno;
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_FALSE(is_written);
+  EXPECT_EQ(error, EFBIG);
+  EXPECT_EQ(lseek(fileno(file), 0, SEEK_END), 100);
+  std::fclose(file);
+}
+
+TEST(WriteAll, WritesAllBytes) {
+  std::FILE* const file = std::tmpfile();
+  ASSERT_NE(file, nullptr);
+  EXPECT_TRUE(WriteAll(fileno(file), "weft"));
+  std::array<char, 8> bytes{};
+  EXPECT_EQ(pread(fileno(file), bytes.data(), bytes.size(), 0), 4);
+  EXPECT_STREQ(bytes.data(), "weft");
+  std::fclose(file);
 }
 
 TEST(WriteAll, ReturnsFalseWithTheErrorOfTheSystem) {
