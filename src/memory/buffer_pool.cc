@@ -82,6 +82,8 @@ class PooledBlocks {
     const std::lock_guard lock(mutex_);
     return usage_;
   }
+  size_t HeapFreeBytes() const { return heap_.segment_bytes() - heap_.allocated_bytes(); }
+  size_t heap_free_bytes() const { return heap_.segment_bytes() - heap_.allocated_bytes(); }
   std::string_view name() const { return name_; }
 
  private:
@@ -171,6 +173,7 @@ absl::StatusOr<Buffer> BufferPool::Acquire(size_t bytes) {
 size_t BufferPool::in_use_bytes() const { return blocks_->usage().in_use_bytes; }
 size_t BufferPool::peak_bytes() const { return blocks_->usage().peak_bytes; }
 size_t BufferPool::idle_bytes() const { return blocks_->usage().idle_bytes; }
+size_t BufferPool::free_bytes() const { return blocks_->heap_free_bytes() + idle_bytes(); }
 void BufferPool::ResetPeak() { blocks_->ResetPeak(); }
 void BufferPool::Trim() { blocks_->Trim(); }
 std::string_view BufferPool::name() const { return blocks_->name(); }

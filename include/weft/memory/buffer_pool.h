@@ -71,6 +71,7 @@ class BufferPool {
   size_t in_use_bytes() const;
   size_t peak_bytes() const;  // Largest in_use_bytes() since ResetPeak.
   size_t idle_bytes() const;  // Sizes of the idle blocks.
+  size_t free_bytes() const;  // Bytes that the heap has free, and idle_bytes(). They need not lie end to end.
   void ResetPeak();           // Sets the peak to in_use_bytes().
   void Trim();                // Returns idle blocks to the heap.
   std::string_view name() const;

@@ -279,13 +279,13 @@ class AllToAllOperation final : public Collective {
       if (!IsContiguousPart(plan().receives[static_cast<size_t>(member)])) ++rings;
     }
     ring_slices_ = RingSlices(context, rings);
-    int64_t ring_bytes = 0;
+    size_t ring_bytes = 0;
     for (int member = 0; member < context.placement.size(); ++member) {
       if (context.placement.IsLocal(member)) continue;
-      ring_bytes += static_cast<int64_t>(RingBytes(context, plan().receives[static_cast<size_t>(member)]));
+      ring_bytes += RingBytes(context, plan().receives[static_cast<size_t>(member)]);
     }
     if (ring_bytes > 0) {
-      WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(static_cast<size_t>(ring_bytes)));
+      WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(ring_bytes));
     }
     const int64_t slot = std::min(largest_send, SliceElements(context, plan().dtype));
     slots_.emplace(context, RoundUpToCacheLine(static_cast<size_t>(slot) * SizeOf(plan().dtype)));

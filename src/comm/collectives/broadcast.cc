@@ -84,7 +84,7 @@ class BroadcastOperation final : public Collective {
  private:
   // One half of the message. Its number is that of its tree.
   struct Half {
-    Half(const OperationContext& context, size_t slot_bytes) : slots(context, slot_bytes) {}
+    Half(const OperationContext& context, size_t slot_bytes) : slots(context, slot_bytes, kBroadcastTrees) {}
 
     Slicing slicing;
     std::optional<CreditScheduler::Channel> source;  // Between nodes. The members below are set with it.
@@ -228,8 +228,7 @@ class BroadcastOperation final : public Collective {
     }
     confirmed_ =
         std::all_of(halves_.begin(), halves_.end(), [](const Half& half) { return half.confirmed(); });
-    if (confirmed_ && !context.placement.local_peers().empty())
-      context.AnnounceToLocalPeers(kConfirmedCounter, 1);
+    if (confirmed_) context.AnnounceToLocalPeers(kConfirmedCounter, 1);
     return confirmed_;
   }
 

@@ -258,7 +258,7 @@ class TreeCollective final : public Collective {
   absl::StatusOr<bool> Finish(OperationContext& context, std::string_view result) {
     has_result_ = true;
     if (!result.empty()) std::memcpy(plan().output, result.data(), result.size());
-    if (!context.placement.local_peers().empty()) context.AnnounceToLocalPeers(/*index=*/0, 1);
+    context.AnnounceToLocalPeers(/*index=*/0, 1);
     if (mirrored_) return true;
     for (const int child : TreeChildren(Node(context), context.placement.node_count()))
       WEFT_RETURN_IF_ERROR(Send(context, LeaderOf(context, child), kResultEdge, result));

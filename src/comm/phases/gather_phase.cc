@@ -222,7 +222,7 @@ absl::StatusOr<bool> GatherPhase::StepRelays(OperationContext& context, Writable
     // Without several domains, peers wait for the whole part.
     if (kind_ == Kind::kShared && !context.placement.spans_domains() && !relay.finished()) continue;
     relay.announced = relay.done();
-    Announce(context, relay.member, relay.announced);
+    context.AnnounceToLocalPeers(relay.member, relay.announced);
     advanced = true;
   }
   if (advanced) {
@@ -232,17 +232,12 @@ absl::StatusOr<bool> GatherPhase::StepRelays(OperationContext& context, Writable
   return advanced;
 }
 
-void GatherPhase::Announce(OperationContext& context, int member, int64_t slices) {
-  if (context.placement.local_peers().empty()) return;
-  context.AnnounceToLocalPeers(member, slices);
-}
-
 bool GatherPhase::ClosePulls(OperationContext& context) {
   bool advanced = false;
   std::erase_if(open_pulls_, [&](Pull* pull) {
     if (!pull->stream.finished()) return false;
     if (!std::exchange(pull->announced, true)) {
-      Announce(context, pull->member, pull->stream.done());
+      context.AnnounceToLocalPeers(pull->member, pull->stream.done());
       advanced = true;
     }
     return true;

@@ -152,8 +152,6 @@ class GatherPhase {
   bool StepPulls(OperationContext& context, int64_t own_available, Writable writable);
   absl::StatusOr<bool> StepRelays(OperationContext& context, Writable writable);
   bool StepWatches(OperationContext& context);
-  // Publishes to local peers how many slices of a member's part are valid in this rank's output.
-  void Announce(OperationContext& context, int member, int64_t slices);
   // Announces parts whose copies have finished, and closes these. True if there were any.
   bool ClosePulls(OperationContext& context);
 

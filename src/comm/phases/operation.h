@@ -68,8 +68,9 @@ struct OperationContext {
     SetCounter(index, value);
     Ring(members);
   }
+  // Does nothing if there are none.
   void AnnounceToLocalPeers(int index, int64_t value) const {
-    Announce(index, value, placement.local_peers());
+    if (!placement.local_peers().empty()) Announce(index, value, placement.local_peers());
   }
 };
 

@@ -15,9 +15,7 @@ constexpr int kResultCounter = 0;  // Progress counter of a leader: 1 once it ha
 
 bool LeadsNode(const GroupPlacement& placement) { return placement.node_host() == placement.me(); }
 
-void TellNode(OperationContext& context) {
-  if (!context.placement.local_peers().empty()) context.AnnounceToLocalPeers(kResultCounter, 1);
-}
+void TellNode(OperationContext& context) { context.AnnounceToLocalPeers(kResultCounter, 1); }
 
 bool HasLeaderTold(const OperationContext& context) {
   return context.CounterOf(context.placement.node_host(), kResultCounter) != 0;

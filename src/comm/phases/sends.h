@@ -64,12 +64,12 @@ class SendStream final : public OutgoingStream {
 };
 
 // Pool of scratch slots for the staged slices of one phase of an operation, which its send streams share.
-// Together the slots hold the wire's budget. See Note [Wire budget].
 class ScratchSlots {
  public:
-  // Slots of `bytes` bytes. The memory of each is acquired when all others are in use.
-  ScratchSlots(const OperationContext& context, size_t bytes)
-      : most_(static_cast<size_t>(RingSlices(context, /*streams=*/1))), bytes_(bytes) {}
+  // Slots of `bytes` bytes. The memory of each is acquired when all others are in use, until the slots of
+  // `pools` such pools are as many as the slices of the rings of one stream, or there is no more memory.
+  ScratchSlots(const OperationContext& context, size_t bytes, int64_t pools = 1)
+      : most_(static_cast<size_t>(RingSlices(context, pools))), bytes_(bytes) {}
   // Returns a free slot, or null if all are in use. Errors: kResourceExhausted (no scratch for a single one).
   absl::StatusOr<std::byte*> Take(BufferPool& pool);
   void Return(std::byte* slot) { free_.push_back(slot); }

@@ -24,11 +24,16 @@ void CountCopy(OperationContext& context, int64_t elements, DType dtype) {
 int64_t RingSlices(const OperationContext& context, int64_t streams, bool may_have_runs) {
   constexpr int64_t kMinSlices = 4;
   constexpr int64_t kFewestInAll = 16;
+  constexpr int64_t kShareOfFree = 4;
   constexpr int64_t kFewestWithRuns = 96;
   const int64_t slice_bytes = context.options.slice_bytes;
   const bool has_runs = may_have_runs && context.wire.LongestRun(context.priority, slice_bytes) > 1;
-  const int64_t all =
+  int64_t all =
       std::max(has_runs ? kFewestWithRuns : kFewestInAll, context.wire.budget_bytes() / slice_bytes);
+  if (all > kFewestInAll) {
+    const auto free_bytes = static_cast<int64_t>(context.scratch.free_bytes());
+    all = std::clamp(free_bytes / kShareOfFree / slice_bytes, kFewestInAll, all);
+  }
   return std::max(kMinSlices, all / std::max<int64_t>(1, streams));
 }
 

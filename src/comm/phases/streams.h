@@ -52,8 +52,9 @@ constexpr size_t RoundUpToCacheLine(size_t bytes) {
 
 // Number of slices of each receive ring, if `streams` streams share an operation's scratch. The rings of few
 // streams are long enough to keep the wire busy while threads wait for a core. Together they hold the
-// wire's budget. See Note [Wire budget]. `may_have_runs`: the streams receive runs if the link is fast; few
-// rings are long enough for that, too.
+// wire's budget (see Note [Wire budget]), but take at most a quarter of the memory that is free, or 16
+// slices. `may_have_runs`: the streams receive runs if the link is fast; few rings are long enough for that,
+// too.
 int64_t RingSlices(const OperationContext& context, int64_t streams, bool may_have_runs = false);
 
 // Memory that is addressed by slice: a whole part, or a ring of a few slices. The slices of a ring may be

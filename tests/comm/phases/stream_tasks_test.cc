@@ -61,6 +61,17 @@ struct OperationFixture {
   }
 };
 
+// Takes all memory of the pool.
+std::vector<Buffer> TakeAll(BufferPool& pool) {
+  std::vector<Buffer> taken;
+  for (size_t bytes = size_t{1} << 22; bytes >= 64; bytes /= 2) {
+    for (absl::StatusOr<Buffer> buffer = pool.Acquire(bytes); buffer.ok(); buffer = pool.Acquire(bytes)) {
+      taken.push_back(*std::move(buffer));
+    }
+  }
+  return taken;
+}
+
 void WithOperation(absl::FunctionRef<absl::Status(const OperationFixture&)> body) {
   RunRanks(NodeMap::OneNode(1), [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<NodeHeap> heap,
@@ -87,6 +98,25 @@ void WithOperation(absl::FunctionRef<absl::Status(const OperationFixture&)> body
                              /*is_ready_awaited=*/false,
                              /*is_release_awaited=*/false};
     return body({end, tasks, context});
+  });
+}
+
+TEST(ScratchSlots, AreThoseForWhichThereIsMemory) {
+  WithOperation([](const OperationFixture& operation) -> absl::Status {
+    BufferPool& pool = operation.context.scratch;
+    ScratchSlots slots(operation.context, kSlice);
+    WEFT_ASSIGN_OR_RETURN(std::byte* const first, slots.Take(pool));
+    WEFT_ASSIGN_OR_RETURN(std::byte* const second, slots.Take(pool));
+    EXPECT_NE(first, second);
+    const std::vector<Buffer> taken = TakeAll(pool);
+    WEFT_ASSIGN_OR_RETURN(std::byte* const third, slots.Take(pool));
+    EXPECT_EQ(third, nullptr);
+    slots.Return(first);
+    WEFT_ASSIGN_OR_RETURN(std::byte* const again, slots.Take(pool));
+    EXPECT_EQ(again, first);
+    ScratchSlots others(operation.context, kSlice);
+    EXPECT_TRUE(absl::IsResourceExhausted(others.Take(pool).status()));
+    return absl::OkStatus();
   });
 }
 

@@ -46,7 +46,13 @@ struct Overlapped {
   double slices_of_message;  // On average, in all rounds.
 };
 
-Overlapped Overlap(Kind kind, double gigabits, int64_t latency_ns, int ranks_of_node = 1) {
+struct Machine {
+  int ranks_of_node = 1;
+  size_t heap_bytes = 4 * static_cast<size_t>(kBytes);  // Of each rank.
+};
+
+Overlapped Overlap(Kind kind, double gigabits, int64_t latency_ns, const Machine& node = {}) {
+  const int ranks_of_node = node.ranks_of_node;
   SimOptions machine;
   machine.jitter = 0.05;
   machine.memory_speed = 1e3;
@@ -58,7 +64,8 @@ Overlapped Overlap(Kind kind, double gigabits, int64_t latency_ns, int ranks_of_
   const SimReport report = RunSimulatedRanks(
       NodeMap::RanksPerNode(2 * ranks_of_node, ranks_of_node), machine,
       [&](Bootstrap& bootstrap) -> absl::Status {
-        WEFT_ASSIGN_OR_RETURN(const EngineFixture fixture, EngineFixture::Make(bootstrap, {}, 4 * kBytes));
+        WEFT_ASSIGN_OR_RETURN(const EngineFixture fixture,
+                              EngineFixture::Make(bootstrap, {}, node.heap_bytes));
         CommEngine& engine = *fixture.engine;
         WEFT_ASSIGN_OR_RETURN(const LaneId lane,
                               engine.AddLane(WorldGroup(bootstrap), LanePurpose::kAllGather));
@@ -117,12 +124,22 @@ TEST(FastLinks, AreKeptBusyByCollectivesThatNoThreadWaitsFor) {
   }
 }
 
-// Ranks of a node reduce together: what crosses are partial sums in scratch.
+// Ranks of a node reduce together. Their partial sums cross the link from scratch slots.
 TEST(FastLinks, AreKeptBusyByPartialSums) {
   for (const Kind kind : {Kind::kReduceScatter, Kind::kAllReduce}) {
-    EXPECT_GE(Overlap(kind, 100, 500'000, /*ranks_of_node=*/2).share, 0.87) << static_cast<int>(kind);
-    EXPECT_GE(Overlap(kind, 400, 5'000, /*ranks_of_node=*/2).share, 0.87) << static_cast<int>(kind);
+    EXPECT_GE(Overlap(kind, 100, 500'000, {.ranks_of_node = 2}).share, 0.87) << static_cast<int>(kind);
+    EXPECT_GE(Overlap(kind, 400, 5'000, {.ranks_of_node = 2}).share, 0.87) << static_cast<int>(kind);
   }
+}
+
+// Beside the buffers there is memory for a part of the budget: rings and slots are smaller, and nothing
+// fails.
+TEST(FastLinks, AreSharedByTheSlicesForWhichThereIsMemory) {
+  constexpr size_t kBuffers = static_cast<size_t>(kBytes) * 5 / 2;
+  const Overlapped scarce =
+      Overlap(Kind::kStridedAllToAll, 100, 500'000, {.heap_bytes = kBuffers + (size_t{4} << 20)});
+  EXPECT_GE(scarce.share, 0.02);
+  EXPECT_LE(scarce.share, 0.8);
 }
 
 TEST(FastLinks, CarryRunsOfSlices) {
