@@ -282,8 +282,11 @@ class Run {
     const bool last = flags.stop || step == config_.optimizer.steps;
     if (last || flags.save || checkpoints_->IsDue(step)) {
       trainer_->engine().SetPhase(absl::StrCat("checkpoint of step ", step));
+      const TrainingState state = trainer_->state();
+      // An update can overflow after a step whose loss and gradient norm are finite.
+      WEFT_RETURN_IF_ERROR(Agree(CheckWeightsFinite(state.model.Shards(), step)));
       WEFT_RETURN_IF_ERROR(checkpoints_->Save(
-          trainer_->state(), step, {report_.skipped_steps, counted_skips_},
+          state, step, {report_.skipped_steps, counted_skips_},
           model_files_ ? model_files_->BesideCheckpoint() : std::map<std::string, std::string>{}));
     } else if (flags.can_advance_save) {
       WEFT_RETURN_IF_ERROR(checkpoints_->Advance());

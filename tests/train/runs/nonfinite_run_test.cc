@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/train/train_run.h"
+#include "weft/train/checkpoint.h"
 
 namespace weft {
 namespace {
@@ -101,6 +102,21 @@ TEST_F(TrainRun, ExportsNoWeightsThatTheLastUpdateMadeInfinite) {
               testing::StatusIs(absl::StatusCode::kOutOfRange,
                                 HasSubstr("step 1: the weights are not finite after the update")));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
+}
+
+TEST_F(TrainRun, SavesNoWeightsThatAnUpdateMadeInfinite) {
+  config_.checkpoint.folder = folder_ / "checkpoints";
+  config_.checkpoint.interval = 1;
+  config_.optimizer.lr = 1e39;
+  config_.optimizer.warmup_steps = 0;
+  for (const bool async : {false, true}) {
+    config_.checkpoint.async = async;
+    EXPECT_THAT(RunError(2),
+                testing::StatusIs(absl::StatusCode::kOutOfRange,
+                                  HasSubstr("step 1: the weights are not finite after the update")));
+    ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, ListCheckpoints(config_.checkpoint.folder));
+    EXPECT_TRUE(names.empty()) << names.front();
+  }
 }
 
 }  // namespace
