@@ -11,7 +11,8 @@
 //     indexer_optimizer.safetensors and their moments; the model's files have neither
 //     config.json, …                small files that the caller adds
 //
-// The folder of all checkpoints of a run also has `latest`, a text file with the name of the newest one.
+// The folder of all checkpoints of a run also has `latest`, a text file with the names of the checkpoints,
+// newest first. They are in the order of their saves: see CheckpointState::parent.
 //
 // Note [Ranges of a checkpoint]
 // Every rank writes its own elements straight to their place in the files. The files depend on names and
@@ -72,6 +73,9 @@ struct CheckpointArrays {
 // The state that one rank saves.
 struct CheckpointState {
   int64_t step = 0;
+  // Step of the checkpoint in the saver's folder from which the training went on. Later ones of the training
+  // that it left count as older, and are removed first. Only rank 0's counts.
+  std::optional<int64_t> parent = std::nullopt;
   std::vector<CheckpointArrays> arrays;
   // Values for the caller, which a loader does not interpret. Equal on all ranks.
   std::map<std::string, int64_t> counts;
@@ -194,8 +198,8 @@ class Checkpoint {
 // "step-00000200", the name of a checkpoint's folder.
 std::string CheckpointName(int64_t step);
 
-// Names of the checkpoints in a folder, newest first: the one that `latest` names, then by descending step.
-// Empty if the folder does not exist. Errors: those of the system.
+// Names of the checkpoints in a folder, newest first: those that `latest` lists, then the others by
+// descending step. Empty if the folder does not exist. Errors: those of the system.
 absl::StatusOr<std::vector<std::string>> ListCheckpoints(const std::string& folder);
 
 // A checkpoint that a search did not choose.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <set>
 #include <sys/stat.h>
 #include <utility>
 #include <vector>
@@ -14,6 +15,8 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
 #include <absl/strings/strip.h>
 
 #include "src/train/checkpoint/manifest.h"
@@ -29,13 +32,19 @@ constexpr const char* kPrefix = "step-";
 constexpr const char* kStaging = ".saving-";     // Files of a save that is under way.
 constexpr const char* kRemoving = ".removing-";  // A checkpoint that is being removed.
 constexpr const char* kLatest = "latest";
-constexpr int64_t kMaxLatestBytes = 4096;
+constexpr int64_t kMaxLatestBytes = 16 << 20;
 
 // If `name` is that of a checkpoint, sets `step` and returns true.
 bool ParseName(const std::string& name, int64_t& step) {
   absl::string_view digits = name;
   return absl::ConsumePrefix(&digits, kPrefix) && absl::SimpleAtoi(digits, &step) &&
          CheckpointName(step) == name;
+}
+
+// Does nothing if `name` is not there.
+void MoveToFront(std::vector<std::string>& names, const std::string& name) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found != names.end()) std::rotate(names.begin(), found, found + 1);
 }
 
 // Renames a folder. If the target exists, exchanges the two.
@@ -85,22 +94,25 @@ absl::StatusOr<std::string> CheckpointFolder::Stage(int64_t step) {
 
 void CheckpointFolder::Discard(const std::string& staged) { RemoveTree(staged); }
 
-absl::Status CheckpointFolder::Commit(const std::string& staged, int64_t step, int64_t keep) const {
+absl::Status CheckpointFolder::Commit(const std::string& staged, int64_t step, std::optional<int64_t> parent,
+                                      int64_t keep) const {
   const std::string name = CheckpointName(step);
   absl::Status status = SyncFolder(staged);
   if (status.ok()) status = MoveOrExchange(staged, InFolder(path(), name));
   if (status.ok()) status = SyncFolder(path());
   RemoveTree(staged);  // After an exchange this is the replaced checkpoint.
   WEFT_RETURN_IF_ERROR(status);
-  WEFT_RETURN_IF_ERROR(WriteWholeFile(InFolder(path(), kLatest), name + "\n"));
+  WEFT_ASSIGN_OR_RETURN(std::vector<std::string> names, ListCheckpoints(path()));
+  if (parent) MoveToFront(names, CheckpointName(*parent));
+  MoveToFront(names, name);
+  std::vector<std::string> old;
+  if (const auto kept = static_cast<size_t>(keep); kept != 0 && names.size() > kept) {
+    old.assign(names.begin() + static_cast<std::ptrdiff_t>(kept), names.end());
+    names.resize(kept);
+  }
+  WEFT_RETURN_IF_ERROR(WriteWholeFile(InFolder(path(), kLatest), absl::StrJoin(names, "\n") + "\n"));
   WEFT_RETURN_IF_ERROR(SyncFolder(path()));
-  return RemoveOld(keep);
-}
-
-absl::Status CheckpointFolder::RemoveOld(int64_t keep) const {
-  if (keep == 0) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListCheckpoints(path()));
-  for (size_t i = static_cast<size_t>(keep); i < names.size(); ++i) WEFT_RETURN_IF_ERROR(Remove(names[i]));
+  for (const std::string& removed : old) WEFT_RETURN_IF_ERROR(Remove(removed));
   return absl::OkStatus();
 }
 
@@ -117,19 +129,22 @@ absl::StatusOr<std::vector<std::string>> ListCheckpoints(const std::string& fold
   absl::StatusOr<std::vector<std::string>> names = NamesIn(folder);
   if (absl::IsNotFound(names.status())) return std::vector<std::string>();
   WEFT_RETURN_IF_ERROR(names.status());
-  std::string latest;
-  if (const auto text = ReadWholeFile(InFolder(folder, kLatest), kMaxLatestBytes); text.ok()) {
-    latest = text->substr(0, text->find('\n'));
-  }
-  std::vector<std::pair<int64_t, std::string>> found;  // Sort key and name.
-  for (const std::string& name : *names) {
+  std::set<std::pair<int64_t, std::string>> found;  // Steps and names.
+  for (std::string& name : *names) {
     int64_t step = 0;
-    if (ParseName(name, step)) found.emplace_back(name == latest ? INT64_MAX : step, name);
+    if (ParseName(name, step)) found.emplace(step, std::move(name));
   }
-  std::sort(found.rbegin(), found.rend());
   std::vector<std::string> sorted;
   sorted.reserve(found.size());
-  for (auto& [key, name] : found) sorted.push_back(std::move(name));
+  // A folder without a readable list still has its checkpoints.
+  if (const auto latest = ReadWholeFile(InFolder(folder, kLatest), kMaxLatestBytes); latest.ok()) {
+    for (const absl::string_view line : absl::StrSplit(*latest, '\n')) {
+      const std::string name(line);
+      int64_t step = 0;
+      if (ParseName(name, step) && found.erase({step, name}) == 1) sorted.push_back(name);
+    }
+  }
+  for (auto rest = found.rbegin(); rest != found.rend(); ++rest) sorted.push_back(rest->second);
   return sorted;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,16 +36,17 @@ class CheckpointFolder {
   absl::Status CheckSpace(int64_t bytes, int64_t largest_file) const;
   // Makes an empty folder for the files of a checkpoint, and returns its path.
   absl::StatusOr<std::string> Stage(int64_t step);
-  // Makes the staged checkpoint visible, points `latest` to it, and keeps the `keep` newest checkpoints
-  // (0: all), this one among them. After an error the staged folder is gone, and `latest` names a complete
-  // checkpoint: this one or the one before. REQUIRES: all files are flushed and closed.
-  absl::Status Commit(const std::string& staged, int64_t step, int64_t keep) const;
+  // Makes the staged checkpoint visible, lists it first in `latest`, and keeps the `keep` newest checkpoints
+  // (0: all), this one among them. `parent`: see CheckpointState. After an error the staged folder is gone,
+  // and the first one of `latest` is complete: this one or the one before. REQUIRES: all files are flushed
+  // and closed.
+  absl::Status Commit(const std::string& staged, int64_t step, std::optional<int64_t> parent,
+                      int64_t keep) const;
   // Removes a staged folder.
   static void Discard(const std::string& staged);
 
  private:
   explicit CheckpointFolder(std::unique_ptr<OutputFolder> claim) : claim_(std::move(claim)) {}
-  absl::Status RemoveOld(int64_t keep) const;
   absl::Status Remove(const std::string& name) const;
 
   std::unique_ptr<OutputFolder> claim_;

@@ -97,7 +97,7 @@ absl::Status WriteDescription(const std::string& staged, const CheckpointLayout&
 absl::Status SaveCommit::Run(const std::vector<std::string>& parts) const {
   WEFT_ASSIGN_OR_RETURN(CheckpointManifest manifest, MergeParts(layout, state, parts));
   WEFT_RETURN_IF_ERROR(WriteDescription(staged, layout, std::move(manifest), state.files));
-  return folder->Commit(staged, state.step, keep);
+  return folder->Commit(staged, state.step, state.parent, keep);
 }
 
 }  // namespace weft

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <sys/stat.h>
+#include <system_error>
 #include <utility>
 
 #include <absl/strings/match.h>
@@ -106,6 +107,9 @@ absl::Status RunCheckpoints::Resume() {
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, opened.status(), timeout_));
   resumed_ = *std::move(opened);
   last_saved_step_ = resumed_->step();
+  const std::string in_folder = absl::StrCat(config_.folder, "/", CheckpointName(resumed_->step()));
+  std::error_code missing;
+  if (std::filesystem::equivalent(path, in_folder, missing)) parent_ = resumed_->step();
   messages_.push_back(absl::StrCat("resume   ", path, ", after step ", resumed_->step()));
   return AgreeOnStatus(bootstrap_, CheckProperties(), timeout_);
 }
@@ -158,6 +162,7 @@ absl::Status RunCheckpoints::Save(const TrainingState& training, int64_t step, c
   state.counts[kCountedSkips] = skips.counted;
   state.properties = properties_;
   state.files = std::move(files);
+  state.parent = parent_;
   WEFT_RETURN_IF_ERROR(saver_->Start(std::move(state)));
   return config_.async ? absl::OkStatus() : Finish();
 }
@@ -180,6 +185,7 @@ absl::Status RunCheckpoints::Finish() {
 void RunCheckpoints::SetSaved(int64_t step) {
   saved_ = absl::StrCat(config_.folder, "/", CheckpointName(step));
   last_saved_step_ = step;
+  parent_ = step;
 }
 
 }  // namespace weft

@@ -88,6 +88,7 @@ class RunCheckpoints {
   std::unique_ptr<CheckpointSaver> saver_;  // Null without --checkpoint-dir.
   std::string saved_;
   int64_t last_saved_step_ = 0;
+  std::optional<int64_t> parent_;  // See CheckpointState.
 };
 
 }  // namespace weft

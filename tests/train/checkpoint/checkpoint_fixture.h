@@ -6,7 +6,9 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -114,14 +116,17 @@ class CheckpointTest : public ::testing::Test {
   absl::Status OnRanks(int ranks, const std::function<absl::Status(Bootstrap&)>& body) {
     return RunThreadRanks(NodeMap::OneNode(ranks), body);
   }
-  // Saves checkpoints of these steps, one after the other.
-  absl::Status Save(ArrayCut cut, int ranks, const std::vector<int64_t>& steps = {1}) {
+  // Saves checkpoints of these steps, one after the other; the first one with this parent.
+  absl::Status Save(ArrayCut cut, int ranks, const std::vector<int64_t>& steps = {1},
+                    std::optional<int64_t> parent = std::nullopt) {
     return OnRanks(ranks, [&](Bootstrap& bootstrap) -> absl::Status {
       SavedArrays state(cut, bootstrap.rank(), bootstrap.size());
       state.Fill();
       WEFT_ASSIGN_OR_RETURN(const auto saver, CheckpointSaver::Open(bootstrap, root(), options_));
       for (const int64_t step : steps) {
-        WEFT_RETURN_IF_ERROR(saver->Start(state.ToSave(step)));
+        CheckpointState to_save = state.ToSave(step);
+        if (step == steps.front()) to_save.parent = parent;
+        WEFT_RETURN_IF_ERROR(saver->Start(std::move(to_save)));
         WEFT_RETURN_IF_ERROR(saver->Finish());
       }
       return absl::OkStatus();

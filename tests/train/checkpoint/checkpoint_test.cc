@@ -97,6 +97,25 @@ TEST_F(CheckpointTest, NeverRemovesTheLatestOfAnEarlierStep) {
   EXPECT_THAT(Names(), ElementsAre("latest", "step-00000004"));
 }
 
+TEST_F(CheckpointTest, AreListedAndRemovedByTheOrderOfTheirSaves) {
+  ASSERT_OK(Save(ArrayCut::kByRows, 2, {2, 4, 6}));
+  ASSERT_OK(Save(ArrayCut::kByRows, 2, {3}, /*parent=*/2));  // Goes on from step 2 and leaves 4 and 6 behind.
+  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> kept, ListCheckpoints(root()));
+  EXPECT_THAT(kept, ElementsAre("step-00000003", "step-00000002", "step-00000006"));
+  ASSERT_OK(Save(ArrayCut::kByRows, 2, {5}));
+  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> next, ListCheckpoints(root()));
+  EXPECT_THAT(next, ElementsAre("step-00000005", "step-00000003", "step-00000002"));
+  EXPECT_EQ(ReadFile(root() + "/latest"), "step-00000005\nstep-00000003\nstep-00000002\n");
+}
+
+TEST_F(CheckpointTest, ThatLatestDoesNotListAreOlder) {
+  options_.keep = 0;
+  ASSERT_OK(Save(ArrayCut::kByRows, 2, {1, 9, 5}));
+  folder_.Write("checkpoints/latest", "step-00000005\nstep-00000007\nstep-00000005\n../step-00000001\n");
+  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, ListCheckpoints(root()));
+  EXPECT_THAT(names, ElementsAre("step-00000005", "step-00000009", "step-00000001"));
+}
+
 TEST_F(CheckpointTest, RemovesTheRemainsOfKilledSaves) {
   folder_.Write("checkpoints/.saving-step-00000003-ab/model.safetensors", "x");
   folder_.Write("checkpoints/.removing-step-00000002-ab/model.safetensors", "x");

@@ -209,6 +209,17 @@ TEST_F(ResumeTest, GoesOnFromAGivenCheckpoint) {
   EXPECT_TRUE(Run({1, 2}).steps.empty());
 }
 
+TEST_F(ResumeTest, KeepsTheCheckpointFromWhichItWentOnBeforeLaterOnesOfTheRunThatItLeft) {
+  config_.checkpoint.folder = root();
+  config_.checkpoint.interval = 2;
+  Run({1, 2});  // Keeps 4, 6 and 8.
+  config_.checkpoint.resume = root() + "/step-00000004";
+  config_.checkpoint.interval = 5;
+  Run({1, 2});
+  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, ListCheckpoints(root()));
+  EXPECT_THAT(names, ::testing::ElementsAre("step-00000008", "step-00000005", "step-00000004"));
+}
+
 TEST_F(ResumeTest, RefusesToMixRuns) {
   config_.checkpoint.folder = root();
   Run({1, 2});
