@@ -71,6 +71,7 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope, Priority priority) {
   const std::vector<bool> written = GradientsWritten(parameters(), image);
   WEFT_ASSIGN_OR_RETURN(const int64_t copied_bytes, CollectGradients(parameters(), image));
   for (size_t i = 0; i < written.size(); ++i) written_[i] = written_[i] || written[i];
+  if (!awaits_used_) used_.assign(used_.size(), true);  // Also of those that were forgotten.
   context_.state().CountCopy(copied_bytes);
   const DivideScales scales = SpreadDivision(gradient_divide_factor_, dtypes().reduce);
   WEFT_ASSIGN_OR_RETURN(Buffer input, TakeReduceInput(scales.before));
@@ -152,21 +153,26 @@ void ParamGroup::ZeroGradients() {
 
 absl::Status ParamGroup::ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects) {
   if (sums_ == nullptr || !sums_->reduced) return absl::OkStatus();
-  if (sums_->under_way > 0) {
+  if (sums_->under_way > 0 || awaits_used_) {
     return absl::FailedPreconditionError(
         absl::StrCat("parameter group '", name(), "' ", ToAbsl(kNotLastBackward)));
   }
+  // The same on all ranks, unlike the gradients that this rank has written.
   bool keeps_some = false;
+  std::vector<bool> kept = used_;
   for (size_t i = 0; i < parameters().size(); ++i) {
+    const Parameter& parameter = *parameters()[i];
     if (!layout().parameters()[i].trainable) continue;
-    if (!selects(*parameters()[i])) {
-      keeps_some = keeps_some || (written_[i] && used_[i]);
-    } else if (!sums_->partial) {
-      written_[i] = false;
+    if (!selects(parameter)) {
+      keeps_some = keeps_some || (used_[i] && parameter.requires_grad);
+      continue;
     }
+    kept[i] = false;
+    if (!sums_->partial) written_[i] = false;
   }
   if (keeps_some) {
     ZeroReducedGradients(selects);
+    used_ = std::move(kept);
     return absl::OkStatus();
   }
   auto sums = std::make_shared<GradientSums>();  // Holders keep the memory of the old ones.
@@ -174,7 +180,6 @@ absl::Status ParamGroup::ForgetReducedGradients(const std::function<bool(const P
   sums->has_partial = sums_->has_partial;
   sums_ = sums->partial ? std::move(sums) : nullptr;
   used_.assign(used_.size(), true);
-  if (sums_ == nullptr) awaits_used_ = false;
   return absl::OkStatus();
 }
 

@@ -153,8 +153,9 @@ class ShardedGroups {
   // The same on all ranks.
   bool are_shards_read() const;
   void ZeroGradients();
-  // Forgets the reduced gradients of the parameters that `selects` selects, and keeps those that are still to
-  // be reduced. Errors: kFailedPrecondition (reductions are under way: mark the last backward first).
+  // Forgets the reduced gradients of the parameters that `selects` selects: they have none until the next
+  // reduction. Keeps those that are still to be reduced. REQUIRES: all ranks select the same parameters.
+  // Errors: kFailedPrecondition (reductions are under way: mark the last backward first).
   absl::Status ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects);
   // By parameter of a group: whether it has a reduced gradient, on this rank or another.
   std::vector<bool> ReducedParameters(int group) const;
