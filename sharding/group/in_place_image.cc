@@ -22,7 +22,7 @@ absl::Status InPlaceImage::EndWriting() {
   // A group that stayed unsharded since an earlier epoch has not been written. Its cast is still valid, and
   // peers may be reading it.
   if (is_read_) cast_epoch_ = context_.epochs().current();
-  // Where replicas share the optimizer, the cast follows the gather of each group's updates.
+  // If replicas share the optimizer, the cast follows the gather of each group's updates.
   return context_.lanes().shards_optimizer_over_replicas() ? absl::OkStatus() : CastOnce();
 }
 

@@ -1,8 +1,8 @@
 // Image of a parameter group in which all ranks of the shard group, on one node, keep their shards.
 //
-// An unshard moves nothing: it waits until peers have written their ranges. In fp32 the image is the master
-// shards, each in its own place. In a narrower dtype each rank keeps its master privately and casts it into
-// its place once an epoch. See Note [Shards in place].
+// An unshard moves nothing: it waits until peers have written their ranges. In the masters' dtype the
+// image is the master shards, each in its own place. In another dtype each rank keeps its master privately
+// and casts it into its place once an epoch. See Note [Shards in place].
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace weft {
 class InPlaceImage final : public SharedImage {
  public:
   // `block`: memory of the image, shared by all ranks of the shard group. `master`: this rank's shard, in the
-  // image if that is in fp32.
+  // image if the two have one dtype.
   InPlaceImage(CommContext& context, const GroupSpec& group, ReplicaUpdates& updates,
                const MasterShard& master, SharedBlock block);
   ~InPlaceImage() override;

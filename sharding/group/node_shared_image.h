@@ -1,7 +1,7 @@
 // Image of a parameter group that the local ranks of a shard group share and an all-gather fills.
 //
-// In a dtype other than fp32 each rank keeps its shard cast for all gathers of an epoch. See Note [Images
-// shared on a node].
+// In a dtype other than the master's each rank keeps its shard cast for all gathers of an epoch. See Note
+// [Images shared on a node].
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ class NodeSharedImage final : public SharedImage {
   const GroupSpec& group_;
   ReplicaUpdates& updates_;
   const MasterShard& master_;
-  const Buffer cast_;                   // The cast shard; empty in fp32.
+  const Buffer cast_;                   // The cast shard; empty in the master's dtype.
   std::optional<uint64_t> cast_epoch_;  // Epoch of the cast.
   std::optional<size_t> place_;         // Offset in the region, from Gather to Drop.
   Transfer gather_;                     // The all-gather that fills the image.

@@ -10,15 +10,16 @@
 // (kShardAndReplicate each time). Only the reduced sum is handed out, and only when nothing is left in the
 // other places: see CheckGradientsReduced. Order and rounding: Note [Order of additions].
 //
-// The *master* is this rank's shard in fp32, in node memory. An unshard needs, in addition:
+// The *master* is this rank's shard in node memory, in fp32 or f64 (ParameterDTypes::master). A group is
+// *cast* if its dtype differs from the master's. An unshard needs, in addition:
 //
 //   in place    Nothing. The ranks of the shard group share the image, of which their shards are a
-//               partition. In fp32 these are the masters; in bf16 each rank casts its own once an epoch. See
+//               partition. They are the masters; in a cast group each rank casts its own once an epoch. See
 //               Note [Shards in place].
-//   on a node   One image for each node, in a region that the local ranks of the shard group share; in
-//               bf16 the cast shard too. See Note [Images shared on a node].
-//   zero copy   The image, which the all-gather fills; in bf16 a cast fills the rank's own place first. In
-//               a shard group of one rank and fp32 nothing: the master is the image.
+//   on a node   One image for each node, in a region that the local ranks of the shard group share; in a
+//               cast group the cast shard too. See Note [Images shared on a node].
+//   zero copy   The image, which the all-gather fills; in a cast group a cast fills the rank's own place
+//               first. In a shard group of one rank that is not cast nothing: the master is the image.
 //   otherwise   The image and, until it is copied out, the gathered buffer. A shard group of one rank
 //               copies straight out of its master.
 //
@@ -39,7 +40,7 @@
 // Note [Unused parameters]
 // Problem: an optimizer must skip a parameter that took no part in backward, but the reduced sum has zeros
 // for it, and another rank may have used it. Rule: a group notes at each reduction which gradients this
-// rank's backward has written, until ZeroGradients. Where the policy asks for it, the schedule says with
+// rank's backward has written, until ZeroGradients. If the policy asks for it, the schedule says with
 // AwaitUsedParameters that ranks will agree, and in the last backward SetUsedParameters, with the union over
 // all ranks. Until then gradients count as not reduced. Why it suffices: flags only grow between two
 // ZeroGradients, so an agreement is right for all reductions before it.
@@ -109,9 +110,9 @@ class ParamGroup {
   // Errors: kFailedPrecondition (being unsharded: wait first).
   absl::Status Reshard();
 
-  // Reshards until backward. Where the group has a regather group, this rank keeps a copy of its part of
-  // the image, and the next unshard gathers over that group alone. Reshard gives that part back as well; it
-  // is due before shards are written.
+  // Reshards until backward. If the group has a regather group, this rank keeps a copy of its part of the
+  // image, and the next unshard gathers over that group alone. Reshard gives that part back as well; it is
+  // due before shards are written.
   absl::Status ReshardAfterForward();
 
   // Gives every parameter that requires it a gradient view for backward to write or add to. See Note [Frozen
@@ -143,8 +144,9 @@ class ParamGroup {
   // places that differ between ranks; it must not communicate. An error fails the context. Null: none.
   void SetReducedHook(std::function<absl::Status()> hook) { reduced_hook_ = std::move(hook); }
   void SetGradientDivideFactor(double factor) { gradient_divide_factor_ = factor; }
-  // Forgets the reduced gradients of some parameters, and keeps those at earlier places of Note
-  // [Accumulation]. Errors: kFailedPrecondition (reductions are under way).
+  // Forgets the reduced gradients of some parameters, the same on all ranks: they have none until the next
+  // reduction. Keeps those at earlier places of Note [Accumulation].
+  // Errors: kFailedPrecondition (reductions are under way).
   absl::Status ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects);
   // By parameter: true if it has a reduced gradient. All false unless CheckGradientsReduced is OK.
   std::vector<bool> ReducedParameters() const;
@@ -172,7 +174,7 @@ class ParamGroup {
   // Runs an update of these shards, which may write their casts too: see ShardCast. REQUIRES: an fp32 master;
   // shards may be written.
   absl::Status Update(const ShardUpdate& update);
-  // Where replicas share the optimizer: starts to gather their updates of this rank's shard, unless it is
+  // If replicas share the optimizer, starts to gather their updates of this rank's shard, unless it is
   // current or the group is unsharded (Note [When masters are current]). Unshard does so as well. Afterwards
   // the shard must not be written before the next epoch. Collective: by the ranks of each replicate group.
   absl::Status AllGatherUpdates(Priority priority);

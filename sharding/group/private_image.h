@@ -1,7 +1,8 @@
 // Image of a parameter group that belongs to one rank and is filled by an all-gather.
 //
-//   zero copy   The gather writes the image; in bf16 a cast fills the rank's own place in it first.
-//               In a shard group of one rank and fp32 the master is the image.
+//   zero copy   The gather writes the image; in a dtype other than the master's a cast fills the rank's
+//               own place in it first. In a shard group of one rank and the master's dtype the master is the
+//               image.
 //   otherwise   Values are copied out of the gathered buffer, which is then freed. A shard group of one
 //               rank copies straight out of its master.
 //

@@ -27,7 +27,7 @@ struct Parameter {
   bool requires_grad = true;
 
   TensorView data;  // Undefined (null) while sharded. In the compute dtype.
-  TensorView grad;  // Undefined without memory for a gradient. f32, bf16 or f16, independent of data's dtype.
+  TensorView grad;  // Undefined without memory for a gradient. Its dtype is independent of data's.
   // True if `grad` holds a gradient. The first matrix product after a reset overwrites `grad` (beta 0), later
   // ones add to it (beta 1), so that it need not be zero-filled. The owner of the memory resets this flag.
   bool grad_written = false;

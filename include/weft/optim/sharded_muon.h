@@ -13,8 +13,8 @@
 //   the parts back. Owners are chosen once, so that they all have about the same work, and receive at most
 //   (S - 1) / S of the elements in a group of S ranks. Several matrices are on their way at a time, so that
 //   transfers overlap products.
-// Why results do not depend on the mesh: the direction is elementwise, the owner sees the same whole matrix
-//   on any mesh, and Orthogonalize gives the same bits with any thread count.
+// Why the update of equal gradients does not depend on the mesh: the direction is elementwise, the owner sees
+//   the same whole matrix on any mesh, and Orthogonalize gives the same bits with any thread count.
 // Memory: a step overwrites the gradients of the matrices, which serve as buffers of the exchange. An owner
 //   also has whole matrices: at most those of 4 S consecutive turns.
 //

@@ -19,7 +19,7 @@ struct ShardingCounters {
 struct MemoryPeaks {
   size_t image_bytes = 0;     // Gathered parameters, including images that peers still read.
   size_t gradient_bytes = 0;  // Full gradients.
-  size_t shard_bytes = 0;     // fp32 masters, their reduced gradients, partial sums.
+  size_t shard_bytes = 0;     // Masters, their reduced gradients, partial sums.
 };
 
 }  // namespace weft

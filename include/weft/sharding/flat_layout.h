@@ -4,7 +4,7 @@
 // A group has three kinds of buffer, all counted in elements:
 //
 //   shard     the elements that one rank owns;
-//   gathered  the shards of all ranks end to end;
+//   gathered  the shards of all ranks end to end. kRows has none: its shards are ranges of the image;
 //   image     all parameters whole, each row-major and aligned.
 //
 // In all kinds, trainable parameters come first, ordered by replicate bucket, so that a bucket is one slice
@@ -13,7 +13,8 @@
 //   gradient image  the front of the image, up to the first frozen parameter;
 //   reduced part    the front of a shard, which belongs to trainable parameters. kContiguous: the part of the
 //                   shard that lies in the gradient image; the first ranks have their whole shards in it, the
-//                   last ones nothing. kPerParameter: of equal length on all ranks.
+//                   last ones nothing. kRows: the rank's rows of trainable parameters, which differ in number
+//                   between ranks. kPerParameter: of equal length on all ranks.
 //
 // Pure: every rank builds the same layout from the same arguments; nothing is allocated or sent.
 // Thread safety: a value.
