@@ -148,11 +148,30 @@ TEST(Corpus, RefusesMasksThatAreMissingUnwantedOrWrong) {
   folder.Write("a.txt.mask", "\1\1");
   EXPECT_THAT(Corpus::Open(paths, true).status(),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("has 2 bytes, but")));
-  EXPECT_THAT(ErrorOf(paths), HasSubstr("give --loss-mask true"));
+  EXPECT_THAT(Corpus::Open(paths).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("give --loss-mask true")));
   folder.Write("a.txt.mask", "\1\2\1");
   std::vector<uint8_t> mask(3);
   EXPECT_THAT(Corpus::Open(paths, true)->ReadLossMask(0, absl::MakeSpan(mask)),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("the byte 2 at position 1")));
+}
+
+TEST(Corpus, RefusesAnUnwantedMaskThatCannotBeOpened) {
+  const TempFolder folder;
+  const std::vector<std::string> paths = {folder.Write("a.txt", "abc")};
+  for (const char* target : {"a.txt.mask", "none"}) {
+    fs::remove(folder / "a.txt.mask");
+    fs::create_symlink(target, folder / "a.txt.mask");
+    EXPECT_THAT(Corpus::Open(paths).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a.txt.mask")))
+        << target;
+  }
+}
+
+TEST(Corpus, TakesDataWhoseNamesLeaveNoRoomForAMask) {
+  const TempFolder folder;
+  const std::vector<std::string> paths = {folder.Write(std::string(255, 'a'), "abc")};
+  EXPECT_OK(Corpus::Open(paths).status());
 }
 
 TEST(Corpus, RefusesToMixFormats) {

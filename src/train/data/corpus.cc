@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <cstring>
+#include <sys/stat.h>
 #include <utility>
 
 #include <absl/container/flat_hash_set.h>
@@ -79,16 +81,24 @@ void RemoveMasks(std::vector<std::string>& files) {
   files.erase(std::remove_if(files.begin(), files.end(), is_mask), files.end());
 }
 
+// A mask that cannot be opened, or a link that leads nowhere, counts too: the user meant it to be one.
+absl::Status CheckHasNoMask(const std::string& path) {
+  const std::string mask = MaskOf(path);
+  struct stat info {};
+  if (lstat(mask.c_str(), &info) != 0) {
+    const bool is_absent = errno == ENOENT || errno == ENAMETOOLONG;
+    return is_absent ? absl::OkStatus() : ErrnoStatus(errno, "look for", mask);
+  }
+  if (S_ISDIR(info.st_mode)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", mask, "' says which tokens have a loss: give --loss-mask true, or move it away"));
+}
+
 // Checks that the mask of a data file is there if it is wanted, and only then.
 absl::Status CheckMask(const std::string& path, int64_t tokens, bool wanted) {
-  const absl::StatusOr<File> file = File::OpenForReading(MaskOf(path));
-  if (!wanted) {
-    if (!file.ok()) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
-        "'", MaskOf(path), "' says which tokens have a loss: give --loss-mask true, or move it away"));
-  }
-  WEFT_RETURN_IF_ERROR(file.status());
-  WEFT_ASSIGN_OR_RETURN(const int64_t bytes, file->Size());
+  if (!wanted) return CheckHasNoMask(path);
+  WEFT_ASSIGN_OR_RETURN(const File file, File::OpenForReading(MaskOf(path)));
+  WEFT_ASSIGN_OR_RETURN(const int64_t bytes, file.Size());
   if (bytes == tokens) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("'", MaskOf(path), "' has ", bytes, " bytes, but '", path, "' has ",
                                           tokens, " tokens: a mask has one byte for each token"));
