@@ -104,7 +104,7 @@ int64_t ReducedOverDomains(int64_t elements, DType dtype, int ranks, int nodes, 
 
 // Bytes copied into the input of a reduction.
 int64_t CopiedIntoReduction(const FlatLayout& layout, const ShardingPolicy& policy) {
-  const bool casts = policy.gradient_dtype() != policy.reduce_dtype;
+  const bool casts = policy.DTypes().gradient_dtype() != policy.reduce_dtype;
   const int64_t narrowed = casts ? layout.gradient_image_elements() : 0;
   return BytesOf(policy.is_zero_copy() ? narrowed : layout.trainable_elements(), policy.reduce_dtype);
 }

@@ -65,11 +65,11 @@ DType ParameterDTypes::gradient_dtype() const {
 }
 
 ParameterDTypes ShardingPolicy::DTypesOf(const Parameter& parameter) const {
-  return dtypes_of ? dtypes_of(parameter) : ParameterDTypes{param_dtype, reduce_dtype};
+  return dtypes_of ? dtypes_of(parameter) : DTypes();
 }
 
 absl::Status ShardingPolicy::Validate() const {
-  WEFT_RETURN_IF_ERROR((ParameterDTypes{param_dtype, reduce_dtype}.Validate()));
+  WEFT_RETURN_IF_ERROR(DTypes().Validate());
   if (!(gradient_divide_factor > 0.0) || std::isinf(gradient_divide_factor)) {
     return absl::InvalidArgumentError(
         absl::StrCat("gradient_divide_factor is ", gradient_divide_factor, ": it must be a positive number"));

@@ -36,6 +36,9 @@ class Ledger : public TrainRun {
     policy.shard_optimizer_over_replicas = config_.parallel.shard_optimizer_over_replicas;
     policy.param_dtype = config_.parallel.param_dtype;
     policy.reduce_dtype = config_.parallel.reduce_dtype;
+    // Microbatches that are reduced at the end alone add up in fp32.
+    if (config_.parallel.grad_sync == GradientSync::kLast && config_.data.grad_accum > 1)
+      policy.gradient_dtype = DType::kF32;
     return policy;
   }
 

@@ -97,7 +97,9 @@ struct ShardingPolicy {
   // See ParameterDTypes.
   DType param_dtype = DType::kF32;
   DType reduce_dtype = DType::kF32;
-  // Dtypes of each parameter instead of the two above; those of one group must agree. Unset: the two above.
+  // In a narrow dtype, passes whose gradients are not reduced at once round each of their sums.
+  std::optional<DType> gradient_dtype = std::nullopt;
+  // Dtypes of each parameter instead of the three above; those of one group must agree. Unset: those above.
   std::function<ParameterDTypes(const Parameter&)> dtypes_of = nullptr;
   // On: floating-point inputs of a group's module are cast to the group's compute dtype, and their gradients
   // back.
@@ -157,8 +159,8 @@ struct ShardingPolicy {
   // Errors: kInvalidArgument (names the option, its value and what is allowed).
   absl::Status Validate() const;
   ParameterDTypes DTypesOf(const Parameter& parameter) const;
-  // Gradient dtype of param_dtype and reduce_dtype.
-  DType gradient_dtype() const { return ParameterDTypes{param_dtype, reduce_dtype}.gradient_dtype(); }
+  // Without dtypes_of.
+  ParameterDTypes DTypes() const { return {param_dtype, reduce_dtype, gradient_dtype}; }
 };
 
 }  // namespace weft

@@ -75,7 +75,7 @@ int64_t ExchangedPerToken(const LlamaConfig& model, const RunPlan& plan) {
 // Sizes of the products of the model with its weights, of which adapters train none.
 std::vector<ProductSizes> ProductsOf(const LlamaConfig& model, const RunPlan& plan, int64_t tokens) {
   const DType compute = plan.parallel.param_dtype;
-  const DType gradient = plan.Policy(WireCompression::kNone).gradient_dtype();
+  const DType gradient = plan.Policy(WireCompression::kNone).DTypes().gradient_dtype();
   std::vector<ProductSizes> products;
   const auto add = [&](const Shape& weight, int64_t forward_tokens, DType output) {
     products.push_back({forward_tokens, weight[0], weight[1], output});

@@ -146,6 +146,7 @@ nlohmann::ordered_json ToJson(const ByteInputs& inputs) {
                                  {"alignment", inputs.alignment},
                                  {"param_dtype", Name(policy.param_dtype)},
                                  {"reduce_dtype", Name(policy.reduce_dtype)},
+                                 {"gradient_dtype", Name(policy.DTypes().gradient_dtype())},
                                  {"reshard_after_forward", policy.reshard_after_forward},
                                  {"reshard_root_after_forward", policy.reshard_root_after_forward},
                                  {"prefetch_depth", policy.PrefetchDepth()},
@@ -180,6 +181,9 @@ absl::StatusOr<ByteInputs> ParseByteInputs(const nlohmann::json& json) {
   inputs.alignment = reader.Integer("alignment", 1, 64);
   policy.param_dtype = reader.OneOf("param_dtype", {DType::kF32, DType::kBF16, DType::kF16});
   policy.reduce_dtype = reader.OneOf("reduce_dtype", {DType::kF32, DType::kBF16, DType::kF16});
+  // Older files do not have it: they follow from the two above.
+  if (json.contains("gradient_dtype"))
+    policy.gradient_dtype = reader.OneOf("gradient_dtype", {DType::kF32, DType::kBF16, DType::kF16});
   policy.reshard_after_forward = reader.Bool("reshard_after_forward");
   policy.reshard_root_after_forward = reader.Bool("reshard_root_after_forward");
   policy.prefetch_depth =

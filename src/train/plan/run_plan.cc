@@ -105,6 +105,9 @@ ShardingPolicy RunPlan::Policy(WireCompression wire_compression) const {
   ShardingPolicy policy = MakePolicy(parallel, wire_compression);
   // Every pass uses all parameters, so this changes no bit.
   if (updates_in_backward) policy.unused_gradients = UnusedGradients::kZero;
+  // Microbatches then add up in the gradients that backward writes. Their sum is rounded once.
+  if (parallel.grad_sync == GradientSync::kLast && batch.microbatches > 1)
+    policy.gradient_dtype = DType::kF32;
   return policy;
 }
 

@@ -51,7 +51,7 @@ TEST(ShardingPolicy, WritesGradientsIn16BitsOnlyIfTheyAreReducedInTheSame) {
     ShardingPolicy policy;
     policy.param_dtype = param;
     policy.reduce_dtype = reduce;
-    return policy.gradient_dtype();
+    return policy.DTypes().gradient_dtype();
   };
   EXPECT_EQ(gradient(DType::kF32, DType::kF32), DType::kF32);
   EXPECT_EQ(gradient(DType::kF32, DType::kBF16), DType::kF32);

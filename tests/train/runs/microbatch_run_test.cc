@@ -57,6 +57,27 @@ TEST_F(TrainRun, GivesTheSameBitsForEveryScheduleWithEachGradientSync) {
   }
 }
 
+// In bf16, 256 + 1 is 256. The windows are alike, so that each microbatch adds the same gradient.
+TEST_F(TrainRun, AddsUpMicrobatchesInFp32InEveryDType) {
+  config_.data.paths = {folder_.Write("alike.txt", std::string(2048, 'a'))};
+  config_.data.seq_len = 2;
+  config_.data.batch_size = 512;
+  config_.data.grad_accum = 512;
+  config_.optimizer.steps = 1;
+  config_.parallel.grad_sync = GradientSync::kLast;
+  for (const bool zero_copy : {true, false}) {
+    config_.parallel.zero_copy = zero_copy;
+    const double expected = Run({1, 1}).steps[0].grad_norm;
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      config_.parallel.param_dtype = config_.parallel.reduce_dtype = dtype;
+      config_.optimizer.loss_scale = dtype == DType::kF16 ? "1024" : "";
+      EXPECT_NEAR(Run({1, 1}).steps[0].grad_norm / expected, 1, 0.02) << Name(dtype);
+    }
+    config_.parallel.param_dtype = config_.parallel.reduce_dtype = DType::kF32;
+    config_.optimizer.loss_scale = "";
+  }
+}
+
 TEST_F(TrainRun, KeepsLessThanAllGradientsIfEachMicrobatchIsReduced) {
   config_.model.layers = 16;  // So many that the root's group with its large tables does not dominate.
   config_.data.batch_size = 8;
