@@ -36,6 +36,7 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
     const std::vector<RunProperty>& properties, int64_t state_bytes, absl::Duration timeout) {
   std::unique_ptr<RunCheckpoints> run(new RunCheckpoints(bootstrap, config, plan, timeout));
   for (const RunProperty& property : properties) {
+    if (!property.if_changed.empty()) run->noted_.push_back(property);
     if (!property.fixed) continue;
     run->properties_[property.name] = property.value;
     run->absent_values_[property.name] = property.absent;
@@ -111,6 +112,7 @@ absl::Status RunCheckpoints::Resume() {
   std::error_code missing;
   if (std::filesystem::equivalent(path, in_folder, missing)) parent_ = resumed_->step();
   messages_.push_back(absl::StrCat("resume   ", path, ", after step ", resumed_->step()));
+  NoteChanges();
   return AgreeOnStatus(bootstrap_, CheckProperties(), timeout_);
 }
 
@@ -122,6 +124,15 @@ absl::StatusOr<std::string> RunCheckpoints::FindIn(const std::string& folder) {
         absl::StrCat("warning  ", checkpoint.path, " is not used: ", checkpoint.reason.message()));
   }
   return path;
+}
+
+void RunCheckpoints::NoteChanges() {
+  for (const RunProperty& property : noted_) {
+    const auto saved = resumed_->properties().find(property.name);
+    if (saved == resumed_->properties().end() || saved->second == property.value) continue;
+    messages_.push_back(absl::StrCat("warning  ", property.name, " is ", property.value,
+                                     ", but the checkpoint has ", saved->second, ": ", property.if_changed));
+  }
 }
 
 absl::Status RunCheckpoints::CheckProperties() const {
@@ -161,6 +172,7 @@ absl::Status RunCheckpoints::Save(const TrainingState& training, int64_t step, c
   state.counts[kSkippedSteps] = skips.all;
   state.counts[kCountedSkips] = skips.counted;
   state.properties = properties_;
+  for (const RunProperty& property : noted_) state.properties[property.name] = property.value;
   state.files = std::move(files);
   state.parent = parent_;
   WEFT_RETURN_IF_ERROR(saver_->Start(std::move(state)));

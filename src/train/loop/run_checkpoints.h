@@ -74,6 +74,7 @@ class RunCheckpoints {
   absl::Status Claim(int64_t state_bytes);
   absl::Status Resume();
   absl::StatusOr<std::string> FindIn(const std::string& folder);
+  void NoteChanges();
   absl::Status CheckProperties() const;
   void SetSaved(int64_t step);
 
@@ -83,6 +84,7 @@ class RunCheckpoints {
   const absl::Duration timeout_;
   std::map<std::string, std::string> properties_;     // Fixed properties of the run, by name.
   std::map<std::string, std::string> absent_values_;  // RunProperty::absent of each.
+  std::vector<RunProperty> noted_;                    // Those with RunProperty::if_changed.
   std::vector<std::string> messages_;
   std::optional<Checkpoint> resumed_;
   std::unique_ptr<CheckpointSaver> saver_;  // Null without --checkpoint-dir.

@@ -56,6 +56,11 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
     adamw_lr = optimizer.adamw().lr;
     lr_scale = optimizer.muon().lr_scale;
   }
+  const std::string if_steps_change =
+      optimizer.lr_schedule == LrDecay::kConstant
+          ? ""
+          : absl::StrCat("the learning rates of --lr-schedule ", ToAbsl(Name(optimizer.lr_schedule)),
+                         " follow the new one from here on");
   const RunProperty flags[] = {
       {"--seq-len", Text(data.seq_len), kFixed},
       {"--batch-size", Text(data.batch_size), kFixed},
@@ -72,7 +77,7 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
       {"--adamw-lr", Text(adamw_lr), kFixed},
       {"--muon-lr-scale", Text(lr_scale), kFixed},
       {"--optimizer-in-backward", Text(optimizer.in_backward)},
-      {"--steps", Text(optimizer.steps)},
+      {"--steps", Text(optimizer.steps), !kFixed, kNotGiven, if_steps_change},
       {"--lr", Text(optimizer.lr), kFixed},
       {"--warmup-steps", Text(optimizer.warmup_steps), kFixed},
       {"--lr-schedule", Text(Name(optimizer.lr_schedule)), kFixed},

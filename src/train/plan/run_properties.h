@@ -20,6 +20,8 @@ struct RunProperty {
   std::string value;
   bool fixed = false;              // Must also be equal when the run is resumed.
   std::string absent = kNotGiven;  // The value in checkpoints that lack the property.
+  // Of a property that is not fixed: what a resumed run says if the value has changed. Empty: nothing.
+  std::string if_changed = "";
 };
 
 // All flags that change the result or the collectives of a run, the model's configuration, and a digest of

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include <absl/strings/match.h>
+
 #include "tests/train/train_run.h"
 #include "weft/train/checkpoint.h"
 
@@ -17,6 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::StatusIs;
 
 class ResumeTest : public TrainRun {
@@ -218,6 +221,25 @@ TEST_F(ResumeTest, KeepsTheCheckpointFromWhichItWentOnBeforeLaterOnesOfTheRunTha
   Run({1, 2});
   ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, ListCheckpoints(root()));
   EXPECT_THAT(names, ::testing::ElementsAre("step-00000008", "step-00000005", "step-00000004"));
+}
+
+TEST_F(ResumeTest, SaysThatChangedStepsChangeTheLearningRates) {
+  config_.checkpoint.folder = root();
+  for (const LrDecay schedule : {LrDecay::kConstant, LrDecay::kCosine}) {
+    fs::remove_all(root());
+    config_.optimizer.lr_schedule = schedule;
+    config_.checkpoint.resume.clear();
+    config_.optimizer.steps = kStop;
+    Run({1, 1});
+    config_.checkpoint.resume = "auto";
+    EXPECT_THAT(Printed({1, 1}, NodeMap::OneNode(1)), Not(HasSubstr("--steps is")));
+    config_.optimizer.steps = kSteps;
+    const std::string printed = Printed({1, 1}, NodeMap::OneNode(1));
+    const bool says = absl::StrContains(
+        printed, "--steps is 8, but the checkpoint has 4: the learning rates of --lr-schedule cosine follow");
+    EXPECT_EQ(says, schedule == LrDecay::kCosine) << printed;
+    EXPECT_EQ(absl::StrContains(printed, "--steps is"), says) << printed;
+  }
 }
 
 TEST_F(ResumeTest, RefusesToMixRuns) {
