@@ -82,6 +82,17 @@ TEST(TraceSummary, DividesTimesAmongTheGroups) {
             "all                                         3.75     4.00     0.20     0.30\n");
 }
 
+TEST(TraceSummary, CountsOperationsWithoutALabelForTheRoot) {
+  const TempFolder folder;
+  const std::string text = absl::StrCat(
+      "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n", Track(0, "compute"), Track(1, "shard/all_gather"),
+      SpanText(0, "step", "step 3", 0, 20000), SpanText(1, "operation", "all_gather", 100, 3000), "{}\n]}\n");
+  ASSERT_OK_AND_ASSIGN(const TraceSummary summary, ReadTraceSummary(folder.Write("t.json", text)));
+  ASSERT_EQ(summary.groups.size(), 1);
+  EXPECT_EQ(summary.groups[0].group, "root");
+  EXPECT_DOUBLE_EQ(summary.groups[0].gather_ms, 3);
+}
+
 TEST(TraceSummary, NamesTheLineThatIsNotOfATrace) {
   const TempFolder folder;
   EXPECT_THAT(ReadTraceSummary(folder.Write("a.json", "{\"x\": 1}\nword\n")),

@@ -162,7 +162,8 @@ class RankSums {
 
   GroupTimes& Row(const std::string& group) { return RowOf(groups_, &GroupTimes::group, group); }
   GroupTimes& GroupOf(const Span& operation) {
-    return Row(IsLaneOfGroups(operation.lane) ? operation.name : absl::StrCat("(", operation.lane, ")"));
+    if (!IsLaneOfGroups(operation.lane)) return Row(absl::StrCat("(", operation.lane, ")"));
+    return Row(operation.name.empty() ? kRoot : operation.name);
   }
   double& TimeOf(const OpenPass& pass) {
     GroupTimes& row = Row(pass.group);
@@ -344,7 +345,7 @@ absl::StatusOr<TraceSummary> ReadTraceSummary(const std::string& path) {
     ModuleSums(summary.modules).Add(spans);
   }
   std::stable_partition(summary.groups.begin(), summary.groups.end(),
-                        [](const GroupTimes& row) { return row.group.front() != '('; });
+                        [](const GroupTimes& row) { return !row.group.starts_with('('); });
   DivideBy(steps, summary);
   return summary;
 }
