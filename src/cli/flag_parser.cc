@@ -9,8 +9,10 @@
 #include <system_error>
 #include <utility>
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_replace.h>
 
@@ -131,8 +133,17 @@ absl::Status CheckConfigFile(const std::string& path) {
 }
 
 std::string QuotedForToml(const std::string& value) {
-  return absl::StrCat(
-      "\"", absl::StrReplaceAll(value, {{"\\", "\\\\"}, {"\"", "\\\""}, {"\t", "\\t"}, {"\n", "\\n"}}), "\"");
+  std::string quoted = "\"";
+  for (const char c : value) {
+    if (c == '\\' || c == '"') {
+      absl::StrAppend(&quoted, "\\", std::string(1, c));
+    } else if (absl::ascii_iscntrl(static_cast<unsigned char>(c))) {
+      absl::StrAppendFormat(&quoted, "\\u%04x", static_cast<unsigned char>(c));
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "\"";
 }
 
 }  // namespace

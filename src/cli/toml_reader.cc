@@ -1,10 +1,15 @@
 #include "src/cli/toml_reader.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
+#include <absl/algorithm/container.h>
 #include <absl/status/status.h>
+#include <absl/strings/ascii.h>
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/string_view.h>
 
@@ -131,7 +136,7 @@ class TomlReader {
         return Error("a string has a control character");
       }
       if (quote == '"' && Take('\\')) {
-        WEFT_ASSIGN_OR_RETURN(const char escaped, ReadEscape());
+        WEFT_ASSIGN_OR_RETURN(const std::string escaped, ReadEscape());
         value += escaped;
       } else {
         value += Advance();
@@ -141,12 +146,39 @@ class TomlReader {
     return value;
   }
 
-  absl::StatusOr<char> ReadEscape() {
-    if (Take('"')) return '"';
-    if (Take('\\')) return '\\';
-    if (Take('t')) return '\t';
-    if (Take('n')) return '\n';
-    return Error("the only escapes are \\\\, \\\", \\t and \\n; text in single quotes has none");
+  absl::StatusOr<std::string> ReadEscape() {
+    constexpr std::pair<char, char> kEscapes[] = {{'"', '"'},  {'\\', '\\'}, {'b', '\b'}, {'t', '\t'},
+                                                  {'n', '\n'}, {'f', '\f'},  {'r', '\r'}};
+    for (const auto& [letter, meaning] : kEscapes) {
+      if (Take(letter)) return std::string(1, meaning);
+    }
+    if (Take('u')) return ReadCodePoint();
+    return Error(
+        "the only escapes are \\\\, \\\", \\b, \\t, \\n, \\f, \\r and \\uXXXX; text in single quotes has "
+        "none");
+  }
+
+  // The UTF-8 text of the code point whose digits follow.
+  absl::StatusOr<std::string> ReadCodePoint() {
+    constexpr size_t kDigits = 4;
+    const absl::string_view digits(text_.data() + next_, std::min(kDigits, text_.size() - next_));
+    uint32_t code = 0;
+    const bool is_number = digits.size() == kDigits && absl::c_all_of(digits, absl::ascii_isxdigit) &&
+                           absl::SimpleHexAtoi(digits, &code);
+    const bool is_surrogate = code >= 0xD800 && code < 0xE000;
+    if (!is_number || code == 0 || is_surrogate)
+      return Error("the four hexadecimal digits of a character must follow \\u");
+    next_ += kDigits;
+    std::string text;
+    if (code < 0x80) return std::string(1, static_cast<char>(code));
+    if (code < 0x800) {
+      text += static_cast<char>(0xC0 | (code >> 6));
+    } else {
+      text += static_cast<char>(0xE0 | (code >> 12));
+      text += static_cast<char>(0x80 | ((code >> 6) & 0x3F));
+    }
+    text += static_cast<char>(0x80 | (code & 0x3F));
+    return text;
   }
 
   std::string_view text_;

@@ -28,6 +28,17 @@ TEST(CommandLine, ReadsKeysOfAFileThatTheCommandLineOverrides) {
   EXPECT_EQ(config.optimizer.lr_schedule, LrDecay::kCosine);
 }
 
+TEST(CommandLine, ReadsTheFlagsThatARunSavedWhateverTheirCharacters) {
+  const TempFolder folder;
+  std::string name = "caf\u00e9 \"x\" \\u0041 \x7f";
+  for (char c = 1; c < 32; ++c) name += c;
+  const TrainConfig config = ParsedConfig({"--data", name, "--steps", "9"});
+  const std::string file = folder.Write("run.toml", config.given_flags);
+  const TrainConfig again = ParsedConfig({"--config", file});
+  EXPECT_THAT(again.data.paths, ElementsAre(name));
+  EXPECT_EQ(again.optimizer.steps, 9);
+}
+
 TEST(CommandLine, NamesFileAndKeyOfABadConfigurationFile) {
   const TempFolder folder;
   const auto error = [&](const std::string& text) {

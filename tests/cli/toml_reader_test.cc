@@ -1,5 +1,6 @@
 #include "src/cli/toml_reader.h"
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -58,6 +59,8 @@ TEST(TomlReader, SkipsAByteOrderMark) {
 TEST(TomlReader, KeepsSpecialCharactersOfAString) {
   EXPECT_THAT(ValuesOf("data = \"a # b, [c] = d\"  # a comment"), ElementsAre("a # b, [c] = d"));
   EXPECT_THAT(ValuesOf(R"(data = "a\"b\\c\td")"), ElementsAre("a\"b\\c\td"));
+  EXPECT_THAT(ValuesOf(R"(data = "\b\f\n\r\u001b\u0041\u00e9\u20AC")"), ElementsAre("\b\f\n\r\x1b"
+                                                                                    "A\u00e9\u20ac"));
   EXPECT_THAT(ValuesOf(R"(data = 'a\tb"')"), ElementsAre("a\\tb\""));
   EXPECT_THAT(ValuesOf("data = \"\""), ElementsAre(""));
   EXPECT_THAT(ValuesOf("data = folder/corpus-1.u32"), ElementsAre("folder/corpus-1.u32"));
@@ -79,7 +82,9 @@ TEST(TomlReader, NamesTheLineOfAnError) {
   EXPECT_THAT(ErrorOf("a = \"x\ny\""), HasSubstr("line 1: a closing \" is missing"));
   EXPECT_THAT(ErrorOf("a = 'x"), HasSubstr("a closing ' is missing"));
   EXPECT_THAT(ErrorOf("a = '''x\ny'''"), HasSubstr("strings of several lines are not supported"));
-  EXPECT_THAT(ErrorOf("a = \"\\u0041\""), HasSubstr("the only escapes are"));
+  EXPECT_THAT(ErrorOf("a = \"\\x41\""), HasSubstr("the only escapes are"));
+  for (const char* digits : {"", "004", "00G1", "D800", "0000"})
+    EXPECT_THAT(ErrorOf(absl::StrCat("a = \"\\u", digits, "\"")), HasSubstr("hexadecimal digits")) << digits;
   EXPECT_THAT(ErrorOf("a = \"\\"), HasSubstr("the only escapes are"));
   EXPECT_THAT(ErrorOf(std::string_view("a = \"x\0y\"", 9)), HasSubstr("control character"));
   EXPECT_THAT(ErrorOf("a = [1, 2\nb = 3"), HasSubstr("line 2: a comma or ']' must follow"));
