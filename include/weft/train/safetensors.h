@@ -109,7 +109,7 @@ class SafetensorsWriter {
   ~SafetensorsWriter();
 
   // Writes elements [first, first + values.size()) of a tensor, rounded to the layout's dtype. Errors:
-  // kOutOfRange (names the tensor and a finite value that f16 cannot hold).
+  // kOutOfRange (names the tensor and a finite value that bf16 or f16 cannot hold).
   absl::Status Write(const std::string& name, int64_t first, absl::Span<const float> values);
   // Flushes to the device and closes the file.
   absl::Status Close();

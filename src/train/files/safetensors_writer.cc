@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -43,11 +44,17 @@ const char* FormatName(DType dtype) {
   }
 }
 
-absl::Status CheckFitF16(const std::string& name, absl::Span<const float> values) {
-  for (const float value : values) {
-    if (!std::isfinite(value) || std::isfinite(ToFloat(ToF16(value)))) continue;
-    return absl::OutOfRangeError(absl::StrCat("tensor '", name, "' has the value ", value,
-                                              ", which f16 cannot hold: export in bf16 or f32"));
+// OK if no finite value has become infinite. `rounded`: the values in `dtype`, bf16 or f16.
+absl::Status CheckFit(const std::string& name, absl::Span<const float> values, DType dtype,
+                      absl::Span<const uint16_t> rounded) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const uint16_t infinity = dtype == DType::kF16 ? ToF16(kInfinity).bits : ToBF16(kInfinity).bits;
+  constexpr uint16_t kMagnitude = 0x7FFF;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if ((rounded[i] & kMagnitude) != infinity || std::isinf(values[i])) continue;
+    return absl::OutOfRangeError(absl::StrCat("tensor '", name, "' has the value ", values[i], ", which ",
+                                              ToAbsl(Name(dtype)), " cannot hold: export in ",
+                                              dtype == DType::kF16 ? "bf16 or f32" : "f32"));
   }
   return absl::OkStatus();
 }
@@ -87,10 +94,10 @@ class SafetensorsWriter::Impl {
     if (layout_.dtype() == DType::kF32) {
       return file_.WriteAt(offset, values.data(), values.size() * sizeof(float));
     }
-    if (layout_.dtype() == DType::kF16) WEFT_RETURN_IF_ERROR(CheckFitF16(name, values));
     std::vector<uint16_t> rounded(values.size());
     ConvertRun(values.data(), DType::kF32, rounded.data(), layout_.dtype(),
                static_cast<int64_t>(values.size()));
+    WEFT_RETURN_IF_ERROR(CheckFit(name, values, layout_.dtype(), rounded));
     return file_.WriteAt(offset, rounded.data(), rounded.size() * sizeof(uint16_t));
   }
   absl::Status Close() { return file_.Close(); }

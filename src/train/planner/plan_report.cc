@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kColumns = 80;
 
-// Three significant digits and a unit.
+// With at most one decimal, and none from 100 on.
 std::string Bytes(int64_t bytes) {
   constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   auto value = static_cast<double>(bytes);

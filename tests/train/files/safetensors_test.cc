@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <numeric>
 #include <sys/stat.h>
 
@@ -320,6 +321,10 @@ TEST(SafetensorsWriter, RoundsToTheDtypeOfTheLayout) {
     ASSERT_TRUE(writer.Write("b", 1, std::vector<float>{1.0F + 0x1p-10F, -3.0F}).ok());
     const absl::Status large = writer.Write("a", 0, std::vector<float>{0.0F, 70000.0F});
     EXPECT_EQ(absl::IsOutOfRange(large), dtype == DType::kF16) << large;
+    const absl::Status largest =
+        writer.Write("a", 0, std::vector<float>{0.0F, std::numeric_limits<float>::max()});
+    EXPECT_TRUE(absl::IsOutOfRange(largest)) << name;
+    EXPECT_TRUE(writer.Write("a", 0, std::vector<float>{0.0F, std::numeric_limits<float>::infinity()}).ok());
     ASSERT_TRUE(writer.Close().ok());
     ASSERT_TRUE(SafetensorsWriter::Commit(path).ok());
     const SafetensorsReader reader = SafetensorsReader::Open(folder / name).value();
