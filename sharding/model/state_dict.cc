@@ -15,25 +15,34 @@ ElementRuns RunsOf(const ShardPiece& piece) {
   return {piece.start, piece.runs, piece.run_length, piece.run_stride};
 }
 
-// The pieces of one array, as PlanStateCopies takes them.
+// The pieces of one array.
 struct Sources {
   Shape shape;
-  std::vector<ElementRuns> elements;
+  PieceIndex elements;
   std::vector<const float*> data;
 };
 using SourcesByName = absl::flat_hash_map<std::string, Sources>;
 
 absl::StatusOr<SourcesByName> SortByName(absl::Span<const StatePiece> pieces) {
-  SourcesByName sources;
+  absl::flat_hash_map<std::string, std::vector<const StatePiece*>> by_name;
   for (const StatePiece& piece : pieces) {
-    Sources& array = sources[piece.name];
-    if (array.data.empty()) array.shape = piece.shape;
-    if (array.shape != piece.shape) {
-      return absl::InvalidArgumentError(absl::StrCat("pieces of '", piece.name, "' disagree on its shape: ",
-                                                     ToString(array.shape), " and ", ToString(piece.shape)));
+    std::vector<const StatePiece*>& array = by_name[piece.name];
+    if (!array.empty() && array.front()->shape != piece.shape) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("pieces of '", piece.name, "' disagree on its shape: ", ToString(array.front()->shape),
+                       " and ", ToString(piece.shape)));
     }
-    array.elements.push_back(piece.elements);
-    array.data.push_back(piece.data);
+    array.push_back(&piece);
+  }
+  SourcesByName sources;
+  for (const auto& [name, array] : by_name) {
+    std::vector<ElementRuns> elements;
+    std::vector<const float*> data;
+    for (const StatePiece* piece : array) {
+      elements.push_back(piece->elements);
+      data.push_back(piece->data);
+    }
+    sources.emplace(name, Sources{array.front()->shape, PieceIndex(elements), std::move(data)});
   }
   return sources;
 }
@@ -49,7 +58,7 @@ absl::Status Read(const SourcesByName& sources, const std::string& name, const S
     return absl::InvalidArgumentError(absl::StrCat("'", name, "' is ", ToString(array.shape),
                                                    " in the state, but ", ToString(shape), " in the model"));
   }
-  const auto copies = PlanStateCopies(array.elements, {start, 1, count, count});
+  const auto copies = array.elements.Plan({start, 1, count, count});
   if (!copies.ok()) return Annotate(copies.status(), absl::StrCat("'", name, "'"));
   for (const StateCopy& copy : *copies) {
     std::copy_n(array.data[static_cast<size_t>(copy.source)] + copy.from, copy.count, out + copy.to);

@@ -2,7 +2,7 @@
 // optimizer's moments (anything given as ShardViews).
 //
 // Sharded state: every rank has its own pieces. A piece has the global shape of its array and the elements
-// that it holds. Pieces of any mesh fit a model on any other mesh: PlanStateCopies says which elements come
+// that it holds. Pieces of any mesh fit a model on any other mesh: PieceIndex says which elements come
 // from which piece. Full state: whole arrays, gathered one after the other.
 //
 //   std::vector<StatePiece> pieces = ShardedState(model->Shards());
@@ -61,11 +61,30 @@ struct StateCopy {
   int64_t count;
 };
 
-// Plans the copies that put `wanted` end to end, by ascending `to`. Sources may overlap, as those of replicas
-// do; each element is taken from one of them.
-// Errors: kNotFound (names the first element that no source holds).
-absl::StatusOr<std::vector<StateCopy>> PlanStateCopies(absl::Span<const ElementRuns> sources,
-                                                       const ElementRuns& wanted);
+// The places of an array's elements in its sources, which may overlap, as those of replicas do.
+//
+// Thread safety: a value.
+class PieceIndex {
+ public:
+  explicit PieceIndex(absl::Span<const ElementRuns> sources);
+  // Plans the copies that put `wanted` end to end, by ascending `to`. Each element is taken from one source.
+  // Errors: kNotFound (names the first element that no source holds).
+  absl::StatusOr<std::vector<StateCopy>> Plan(const ElementRuns& wanted) const;
+
+ private:
+  // Adjacent elements of one source.
+  struct Segment {
+    int64_t start;
+    int64_t count;
+    int source;
+    int64_t from;
+    int64_t end() const { return start + count; }
+  };
+  // Plans the copies of elements [start, start + count) to place `to`.
+  absl::Status PlanRun(int64_t start, int64_t count, int64_t to, std::vector<StateCopy>& copies) const;
+
+  std::vector<Segment> segments_;  // All elements that the sources hold, ascending, each once.
+};
 
 // Loader of shards from pieces, sharded or whole, of any mesh.
 // Lifetime: the pieces' data must outlive the loader.

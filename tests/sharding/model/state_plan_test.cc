@@ -39,7 +39,7 @@ std::vector<int64_t> IndicesOf(const ElementRuns& runs) {
 
 // Runs the planned copies on element indices.
 std::vector<int64_t> CopyIndices(const std::vector<ElementRuns>& sources, const ElementRuns& wanted) {
-  const auto copies = PlanStateCopies(sources, wanted);
+  const auto copies = PieceIndex(sources).Plan(wanted);
   EXPECT_OK(copies.status());
   std::vector<int64_t> out(static_cast<size_t>(wanted.elements()), -1);
   int64_t next = 0;
@@ -78,12 +78,12 @@ TEST(StateCopies, CopyElementsOfOverlappingPiecesOnce) {
 
 TEST(StateCopies, NameTheFirstMissingElement) {
   const std::vector<ElementRuns> sources = {{0, 1, 4, 4}, {6, 1, 2, 2}};
-  EXPECT_OK(PlanStateCopies(sources, {1, 1, 3, 3}).status());
-  EXPECT_THAT(PlanStateCopies(sources, {1, 1, 6, 6}),
+  EXPECT_OK(PieceIndex(sources).Plan({1, 1, 3, 3}).status());
+  EXPECT_THAT(PieceIndex(sources).Plan({1, 1, 6, 6}),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("element 4 ")));
-  EXPECT_THAT(PlanStateCopies(sources, {7, 1, 2, 2}),
+  EXPECT_THAT(PieceIndex(sources).Plan({7, 1, 2, 2}),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("element 8 ")));
-  EXPECT_OK(PlanStateCopies({}, {0, 0, 0, 0}).status());
+  EXPECT_OK(PieceIndex({}).Plan({0, 0, 0, 0}).status());
 }
 
 }  // namespace
