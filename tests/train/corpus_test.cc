@@ -210,6 +210,27 @@ TEST(Corpus, ChecksEveryTokenInExactlyOnePart) {
   }
 }
 
+int64_t OpenDescriptors() {
+  int64_t count = 0;
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) count += entry.is_symlink() ? 1 : 0;
+  return count;
+}
+
+TEST(Corpus, KeepsABoundedNumberOfFilesOpen) {
+  const TempFolder folder;
+  const int files = 100;
+  for (int i = 0; i < files; ++i)
+    folder.Write(std::to_string(i + 1000), std::string(2, static_cast<char>(i)));
+  const Corpus corpus = Corpus::Open(std::vector<std::string>{folder.str()}).value();
+  const int64_t before = OpenDescriptors();
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < files; ++i) EXPECT_THAT(ReadTokens(corpus, 2 * i + 1, 1), ElementsAre(i));
+    EXPECT_EQ(OpenDescriptors() - before, 64);
+  }
+  fs::remove(folder / std::to_string(1000 + files - 1));
+  EXPECT_THAT(ReadTokens(corpus, 2 * files - 2, 2), ElementsAre(files - 1, files - 1));
+}
+
 TEST(Corpus, ReportsAFileThatBecameShorter) {
   const TempFolder folder;
   const std::string path = folder.Write("a.txt", "abcdef");

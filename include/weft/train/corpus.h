@@ -1,12 +1,14 @@
 // Training data: files of text (each byte is a token) or of token ids, read as one concatenated token stream.
 //
-// The corpus keeps no data in memory. Each read takes its range from the files.
+// The corpus keeps no data in memory. Each read takes its range from the files, some of which stay open.
 //
 // Thread safety: const members may be called from several threads.
 // Lifetime: files must keep their size while the corpus is used. Reading a file that became shorter fails.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,6 +19,8 @@
 #include <absl/types/span.h>
 
 namespace weft {
+
+class OpenFiles;
 
 // Format of a data file, by its name: kUint16 (.bin, .u16) and kUint32 (.u32) are little-endian token ids;
 // every other file is text.
@@ -64,6 +68,7 @@ class Corpus {
 
  private:
   Corpus(TokenFormat format, std::vector<Source> sources, std::string_view text);
+  absl::Status ReadFile(const std::string& path, int64_t offset, void* out, size_t bytes) const;
   // Calls `read` for the part [start, start + count) of each file in [first, first + count) of the corpus.
   absl::Status ForEachPart(
       int64_t first, int64_t count,
@@ -75,6 +80,7 @@ class Corpus {
   std::string_view text_;  // The text of FromText. Empty: the data are in the files.
   int64_t tokens_ = 0;
   bool has_loss_mask_ = false;
+  std::shared_ptr<OpenFiles> files_;  // Shared by copies.
 };
 
 }  // namespace weft

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <sys/stat.h>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/train/data/data_files.h"
+#include "src/train/data/open_files.h"
 #include "src/train/files/file_io.h"
 #include "weft/core/status.h"
 
@@ -140,7 +142,7 @@ uint32_t TokenAt(const char* raw, int64_t width) {
 }  // namespace
 
 Corpus::Corpus(TokenFormat format, std::vector<Source> sources, std::string_view text)
-    : format_(format), sources_(std::move(sources)), text_(text) {
+    : format_(format), sources_(std::move(sources)), text_(text), files_(std::make_shared<OpenFiles>()) {
   for (Source& source : sources_) {
     source.first_token = tokens_;
     tokens_ += source.tokens;
@@ -186,8 +188,12 @@ absl::Status Corpus::ReadBytes(const Source& source, int64_t offset, absl::Span<
     std::copy_n(text_.begin() + offset, out.size(), out.begin());
     return absl::OkStatus();
   }
-  WEFT_ASSIGN_OR_RETURN(const File file, File::OpenForReading(source.name));
-  return file.ReadAt(offset, out.data(), out.size());
+  return ReadFile(source.name, offset, out.data(), out.size());
+}
+
+absl::Status Corpus::ReadFile(const std::string& path, int64_t offset, void* out, size_t bytes) const {
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<const File> file, files_->Open(path));
+  return file->ReadAt(offset, out, bytes);
 }
 
 absl::Status Corpus::ForEachPart(
@@ -229,8 +235,7 @@ absl::Status Corpus::ReadLossMask(int64_t first, absl::Span<uint8_t> out) const 
   WEFT_CHECK(has_loss_mask_, "the corpus has no mask");
   const auto read = [&](const Source& source, int64_t start, int64_t count) -> absl::Status {
     const absl::Span<uint8_t> part = out.subspan(0, static_cast<size_t>(count));
-    WEFT_ASSIGN_OR_RETURN(const File file, File::OpenForReading(MaskOf(source.name)));
-    WEFT_RETURN_IF_ERROR(file.ReadAt(start, part.data(), part.size()));
+    WEFT_RETURN_IF_ERROR(ReadFile(MaskOf(source.name), start, part.data(), part.size()));
     const auto* wrong = std::find_if(part.begin(), part.end(), [](uint8_t byte) { return byte > 1; });
     if (wrong != part.end()) {
       return absl::DataLossError(absl::StrCat("'", MaskOf(source.name), "' has the byte ", *wrong,
