@@ -4,13 +4,11 @@
 #include <numeric>
 #include <utility>
 
+#include "weft/core/rounding.h"
 #include "weft/core/status.h"
 
 namespace weft {
 namespace {
-
-int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-int64_t DivideUp(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
 size_t Index(int value) { return static_cast<size_t>(value); }
 
@@ -135,7 +133,7 @@ void FlatLayout::PlaceChunks() {
   for (const int parameter : order_) {
     const Around around = SplitAtShardDim(at(parameter));
     shard_offsets_[Index(parameter)] = shard_elements_;
-    shard_elements_ += RoundUp(around.before * DivideUp(around.dim, shard_size_) * around.after, alignment_);
+    shard_elements_ += RoundUp(around.before * CeilDiv(around.dim, shard_size_) * around.after, alignment_);
     if (at(parameter).trainable) reduced_chunk_elements_ = shard_elements_;
   }
 }
@@ -240,7 +238,7 @@ ShardPiece FlatLayout::RangePiece(int parameter, int shard_rank) const {
 
 ShardPiece FlatLayout::ChunkPiece(int parameter, int shard_rank) const {
   const Around around = SplitAtShardDim(at(parameter));
-  const int64_t chunk = DivideUp(around.dim, shard_size_);
+  const int64_t chunk = CeilDiv(around.dim, shard_size_);
   const int64_t begin = std::min(around.dim, shard_rank * chunk);
   const int64_t run_length = (std::min(around.dim, begin + chunk) - begin) * around.after;
   const int64_t shard_offset = cut() == FlatKind::kRows ? 0 : shard_offsets_[Index(parameter)];
@@ -260,7 +258,7 @@ FlatRange FlatLayout::ShardRange(int parameter, int shard_rank, int64_t begin) c
     return {owned.begin - shard.begin, owned.count};
   }
   const Around around = SplitAtShardDim(at(parameter));
-  const int64_t chunk = around.before * DivideUp(around.dim, shard_size_) * around.after;
+  const int64_t chunk = around.before * CeilDiv(around.dim, shard_size_) * around.after;
   return {shard_offsets_[Index(parameter)], RoundUp(chunk, alignment_)};
 }
 

@@ -9,6 +9,7 @@
 #include "src/train/plan/parameter_sets.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
+#include "weft/core/rounding.h"
 #include "weft/nn/llama.h"
 #include "weft/nn/lm_head_loss.h"
 #include "weft/nn/matmul.h"

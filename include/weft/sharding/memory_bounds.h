@@ -23,7 +23,7 @@ namespace weft {
 // The largest peaks that a rank of these groups can have: see Note [Slowest schedule]. Groups are in the
 // order of forward, the root's first. `updates_in_backward`: see ShardedModel::BeginUpdatesInBackward.
 // Left out: scalars of a few hundred bytes, exchanges of whole parameters, and delta encoding.
-// REQUIRES: the policy's two dtypes, one mesh and one replicate bucket, no reshard_after_forward_size and no
+// REQUIRES: no dtypes_of, one mesh and one replicate bucket, no reshard_after_forward_size and no
 //   schedule rules, hooks or collectives of a caller.
 // Errors: kInvalidArgument (groups that cannot be sharded as the policy says).
 absl::StatusOr<MemoryPeaks> LargestPeaks(absl::Span<const GroupMembers> groups, const ShardingPolicy& policy,

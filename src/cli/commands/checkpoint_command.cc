@@ -4,9 +4,9 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_format.h>
 
 #include "src/cli/nearest.h"
+#include "weft/core/size_text.h"
 #include "weft/core/status.h"
 #include "weft/train/checkpoint.h"
 
@@ -14,14 +14,6 @@ namespace weft {
 namespace {
 
 using Strings = std::vector<std::string>;
-
-std::string Size(int64_t bytes) {
-  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double size = static_cast<double>(bytes);
-  size_t unit = 0;
-  for (; size >= 1024 && unit + 1 < std::size(kUnits); ++unit) size /= 1024;
-  return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.1f %s", size, kUnits[unit]);
-}
 
 absl::Status List(const ListCheckpointsCommand& command, std::FILE* output) {
   WEFT_ASSIGN_OR_RETURN(const Strings names, ListCheckpoints(command.folder));
@@ -33,7 +25,7 @@ absl::Status List(const ListCheckpointsCommand& command, std::FILE* output) {
     const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(absl::StrCat(command.folder, "/", name));
     const std::string state = checkpoint.ok() ? "complete" : std::string(checkpoint.status().message());
     std::fprintf(output, "%-20s %10s  %s\n", name.c_str(),
-                 checkpoint.ok() ? Size(checkpoint->bytes()).c_str() : "", state.c_str());
+                 checkpoint.ok() ? SizeText(checkpoint->bytes()).c_str() : "", state.c_str());
   }
   return absl::OkStatus();
 }

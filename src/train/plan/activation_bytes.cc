@@ -4,6 +4,7 @@
 
 #include "weft/context_parallel/byte_formulas.h"
 #include "weft/core/dtype.h"
+#include "weft/core/rounding.h"
 #include "weft/core/status.h"
 #include "weft/nn/attention_kernel.h"
 #include "weft/nn/lm_head_loss.h"

@@ -12,8 +12,6 @@
 
 namespace weft {
 
-inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Shapes of the matrices of a decoder layer that Muon updates: those that IsHiddenMatrix selects.
 std::vector<Shape> HiddenMatricesOfLayer(const LlamaConfig& model);
 

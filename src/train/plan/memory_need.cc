@@ -7,6 +7,7 @@
 #include <absl/strings/str_format.h>
 
 #include "weft/core/dtype.h"
+#include "weft/core/rounding.h"
 #include "weft/core/status.h"
 #include "weft/mesh/host_memory.h"
 #include "weft/sharding/memory_bounds.h"

@@ -5,6 +5,7 @@
 
 #include "src/train/plan/memory_need.h"
 #include "src/train/planner/replay_sizes.h"
+#include "weft/core/rounding.h"
 #include "weft/core/status.h"
 
 namespace weft {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "weft/core/median.h"
 #include "weft/core/parallel.h"
 #include "weft/core/reproducible_sum.h"
 #include "weft/core/status.h"
@@ -34,12 +35,6 @@ constexpr auto kMeasured = std::chrono::milliseconds(1500);
 
 double Nanoseconds(Clock::duration duration) {
   return static_cast<double>(std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count());
-}
-
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 ModelPart PartOf(const Module& module) {

@@ -8,20 +8,12 @@
 #include <absl/strings/str_format.h>
 #include <absl/strings/str_split.h>
 
+#include "weft/core/size_text.h"
+
 namespace weft {
 namespace {
 
 constexpr size_t kColumns = 80;
-
-// With at most one decimal, and none from 100 on.
-std::string Bytes(int64_t bytes) {
-  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
-  const int decimals = unit == 0 || value >= 100 ? 0 : 1;
-  return absl::StrFormat("%.*f %s", decimals, value, kUnits[unit]);
-}
 
 std::string Milliseconds(double ms) { return absl::StrFormat("%.*f ms", ms < 100 ? 1 : 0, ms); }
 
@@ -54,12 +46,12 @@ std::string Table(const std::vector<Candidate>& candidates) {
                                      "exposed", "memory", "host sends");
   for (const Candidate& candidate : candidates) {
     if (!candidate.step) continue;
-    absl::StrAppend(&text,
-                    absl::StrFormat("%-13s %-8s %10s %9s %10s %11s %11s\n", candidate.mesh.Name(),
-                                    candidate.fits() ? candidate.mesh.Kind() : "no fit",
-                                    Milliseconds(candidate.step->step_ms), Rate(candidate.tokens_per_s()),
-                                    Milliseconds(candidate.step->exposed_ms), Bytes(candidate.memory.total()),
-                                    Bytes(candidate.step->wire_bytes)));
+    absl::StrAppend(
+        &text, absl::StrFormat("%-13s %-8s %10s %9s %10s %11s %11s\n", candidate.mesh.Name(),
+                               candidate.fits() ? candidate.mesh.Kind() : "no fit",
+                               Milliseconds(candidate.step->step_ms), Rate(candidate.tokens_per_s()),
+                               Milliseconds(candidate.step->exposed_ms), SizeText(candidate.memory.total()),
+                               SizeText(candidate.step->wire_bytes)));
   }
   return text;
 }
@@ -72,26 +64,26 @@ std::string Details(const Candidate& candidate) {
   absl::StrAppend(
       &text,
       Wrapped("memory",
-              absl::StrCat(about, Bytes(memory.total()), ": ", Bytes(memory.weights), " weights, ",
-                           Bytes(memory.gradients), " gradients, ", Bytes(memory.moments), " moments, ",
-                           Bytes(memory.images), " gathered weights, ", Bytes(memory.full_gradients),
-                           " full gradients, ", Bytes(memory.activations), " activations, ",
-                           Bytes(memory.context + memory.scratch), " scratch, ", Bytes(memory.program),
-                           " program, ", Bytes(memory.idle), " idle; resident with pages of peers ",
-                           Bytes(memory.resident()), "; at most ", Bytes(memory.at_most))));
+              absl::StrCat(about, SizeText(memory.total()), ": ", SizeText(memory.weights), " weights, ",
+                           SizeText(memory.gradients), " gradients, ", SizeText(memory.moments), " moments, ",
+                           SizeText(memory.images), " gathered weights, ", SizeText(memory.full_gradients),
+                           " full gradients, ", SizeText(memory.activations), " activations, ",
+                           SizeText(memory.context + memory.scratch), " scratch, ", SizeText(memory.program),
+                           " program, ", SizeText(memory.idle), " idle; resident with pages of peers ",
+                           SizeText(memory.resident()), "; at most ", SizeText(memory.at_most))));
   absl::StrAppend(
       &text, Wrapped("time", absl::StrCat(Milliseconds(step.step_ms), " a step: ",
                                           Milliseconds(step.compute_ms), " of computation on free cores, ",
                                           Milliseconds(step.exposed_ms), " of exposed communication")));
-  absl::StrAppend(
-      &text,
-      Wrapped("receives",
-              absl::StrCat(Bytes(step.all_gather_bytes), " all-gather, ", Bytes(step.reduce_scatter_bytes),
-                           " reduce-scatter, ", Bytes(step.all_reduce_bytes), " all-reduce, ",
-                           Bytes(step.context_bytes), " attention",
-                           step.optimizer_bytes == 0
-                               ? ""
-                               : absl::StrCat(", ", Bytes(step.optimizer_bytes), " matrices of Muon"))));
+  absl::StrAppend(&text,
+                  Wrapped("receives", absl::StrCat(SizeText(step.all_gather_bytes), " all-gather, ",
+                                                   SizeText(step.reduce_scatter_bytes), " reduce-scatter, ",
+                                                   SizeText(step.all_reduce_bytes), " all-reduce, ",
+                                                   SizeText(step.context_bytes), " attention",
+                                                   step.optimizer_bytes == 0
+                                                       ? ""
+                                                       : absl::StrCat(", ", SizeText(step.optimizer_bytes),
+                                                                      " matrices of Muon"))));
   return text;
 }
 

@@ -6,6 +6,7 @@
 
 #include "src/train/plan/memory_need.h"
 #include "src/train/planner/context_replay.h"
+#include "weft/core/rounding.h"
 #include "weft/core/status.h"
 #include "weft/mesh/host_memory.h"
 #include "weft/nn/llama.h"

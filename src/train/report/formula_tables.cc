@@ -10,6 +10,7 @@
 
 #include "src/train/report/html_table.h"
 #include "src/train/report/svg_chart.h"
+#include "weft/core/median.h"
 
 namespace weft {
 namespace {

@@ -22,6 +22,7 @@
 #include "src/train/report/run_metrics.h"
 #include "src/train/report/svg_chart.h"
 #include "src/train/report/trace_summary.h"
+#include "weft/core/median.h"
 #include "weft/core/status.h"
 
 namespace weft {

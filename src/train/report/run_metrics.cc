@@ -88,10 +88,4 @@ absl::StatusOr<RunMetrics> ReadRunMetrics(const std::string& path) {
   return run;
 }
 
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 }  // namespace weft

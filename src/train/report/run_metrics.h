@@ -37,7 +37,4 @@ struct RunMetrics {
 // do not ascend; names file and line).
 absl::StatusOr<RunMetrics> ReadRunMetrics(const std::string& path);
 
-// REQUIRES: `values` is not empty.
-double Median(std::vector<double> values);
-
 }  // namespace weft

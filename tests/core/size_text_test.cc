@@ -1,0 +1,17 @@
+#include "weft/core/size_text.h"
+
+#include <gtest/gtest.h>
+
+namespace weft {
+namespace {
+
+TEST(SizeText, HasAtMostOneDecimal) {
+  EXPECT_EQ(SizeText(0), "0 B");
+  EXPECT_EQ(SizeText(1023), "1023 B");
+  EXPECT_EQ(SizeText(1536), "1.5 KiB");
+  EXPECT_EQ(SizeText(int64_t{100} << 20), "100 MiB");
+  EXPECT_EQ(SizeText(int64_t{3} << 50), "3072 TiB");
+}
+
+}  // namespace
+}  // namespace weft
