@@ -164,6 +164,36 @@ TEST_F(MemoryNeedTest, HasTheGradientsThatWaitForTheirReductionAndAllImagesInPla
   EXPECT_GE(Need(4).full_gradients, 4 * model_.ParameterCount());
 }
 
+TEST_F(MemoryNeedTest, HasTheImagesOfAForwardAlone) {
+  config_.lora.rank = 2;
+  auto inputs = OpenInputs(config_);
+  ASSERT_OK(inputs);
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<LlamaModel> model, CreateModel(*inputs));
+  int64_t elements = 0;
+  for (const auto& parameter : model->AllParameters()) {
+    parameter->requires_grad = false;
+    elements += parameter->elements();
+  }
+  ASSERT_GT(elements, inputs->model.ParameterCount());
+  ASSERT_OK_AND_ASSIGN(const ShareDomains domains,
+                       ChooseShareDomains(NodeMap::OneNode(2), ShareDomain::kAuto));
+  ShardingPolicy policy;
+  const auto need = [&](Residency residency) { return NeedOfForward(*model, policy, domains, residency, 2); };
+  EXPECT_EQ(need(Residency::kInPlace).weights, 4 * ((elements + 1) / 2));
+  EXPECT_EQ(need(Residency::kInPlace).images, 0);
+  EXPECT_EQ(need(Residency::kInPlace).full_gradients + need(Residency::kInPlace).gradients, 0);
+  const int64_t some = need(Residency::kPrivate).images;
+  EXPECT_GT(some, 0);
+  policy.reshard_after_forward = policy.reshard_root_after_forward = false;
+  const int64_t all = need(Residency::kPrivate).images;
+  EXPECT_GE(all, 4 * elements);
+  EXPECT_LT(some, all);
+  policy.param_dtype = DType::kBF16;
+  EXPECT_GE(need(Residency::kInPlace).images, 2 * (elements / 2));
+  EXPECT_GE(need(Residency::kPrivate).images, 2 * elements);
+  EXPECT_LT(need(Residency::kPrivate).images, all);
+}
+
 TEST_F(MemoryNeedTest, GrowsByTheLogitsOfAChunk) {
   for (const int64_t vocab_size : {256, 4096, 16384, 131072}) {
     for (const int64_t seq_len : {7, 32, 700}) {

@@ -129,32 +129,45 @@ class Generation {
     properties_.insert(properties_.end(), std::begin(flags), std::end(flags));
   }
 
-  // Bytes of one rank: its shard of the weights, and the cache.
-  MemoryNeed Need() const {
+  // Bytes of one rank: its shard of the weights and adapters, gathered and cast weights, the engine, the
+  // program and the key-value cache. The values between the layers of a pass and its logits are left out.
+  absl::StatusOr<MemoryNeed> Need() const {
+    const ParallelOptions& parallel = config_.parallel;
+    const NodeMap& nodes = bootstrap_.node_map();
+    WEFT_ASSIGN_OR_RETURN(const ShareDomains domains, ChooseShareDomains(nodes, parallel.share_domain));
+    const ShardingPolicy policy = ResolvePrefetch(PolicyWithoutCompression(), nodes, bootstrap_.size());
+    WEFT_ASSIGN_OR_RETURN(const ResidencyChoice residency,
+                          ChooseResidency(policy, domains, bootstrap_.size()));
+    MemoryNeed need = NeedOfForward(*model_, policy, domains, residency.residency, bootstrap_.size());
     const LlamaConfig& model = inputs_.model;
-    const int64_t ranks = bootstrap_.size();
     const int64_t cached = 2 * model.layers * model.kv_heads * model.head_dim * capacity();
-    return {.weights = (model.ParameterCount() + ranks - 1) / ranks * int64_t{sizeof(float)},
-            .activations = cached * static_cast<int64_t>(SizeOf(config_.parallel.param_dtype))};
+    need.activations = cached * static_cast<int64_t>(SizeOf(parallel.param_dtype));
+    return need;
   }
 
   absl::StatusOr<size_t> PlanMemory() const {
     WEFT_ASSIGN_OR_RETURN(const size_t available, AvailableHostMemory());
     const size_t ranks = bootstrap_.node_map().RanksOf(bootstrap_.node()).size();
+    WEFT_ASSIGN_OR_RETURN(const MemoryNeed need, Need());
     WEFT_RETURN_IF_ERROR(
-        CheckFits(Need(), static_cast<int>(ranks), static_cast<int64_t>(available), kRemedies));
-    return SegmentBytes(bootstrap_, Need());
+        CheckFits(need, static_cast<int>(ranks), static_cast<int64_t>(available), kRemedies));
+    return SegmentBytes(bootstrap_, need);
   }
 
-  absl::StatusOr<ShardingPolicy> MakePolicy() {
+  ShardingPolicy PolicyWithoutCompression() const {
     const ParallelOptions& parallel = config_.parallel;
     ShardingPolicy policy;
     policy.node_shared = parallel.node_shared;
     policy.reshard_after_forward = policy.reshard_root_after_forward = parallel.reshard_after_forward;
     if (parallel.prefetch_depth) policy.prefetch_depth = static_cast<int>(*parallel.prefetch_depth);
     policy.param_dtype = parallel.param_dtype;
-    if (parallel.wire_compression) {
-      policy.wire_compression = *parallel.wire_compression;
+    return policy;
+  }
+
+  absl::StatusOr<ShardingPolicy> MakePolicy() {
+    ShardingPolicy policy = PolicyWithoutCompression();
+    if (config_.parallel.wire_compression) {
+      policy.wire_compression = *config_.parallel.wire_compression;
     } else {
       WEFT_ASSIGN_OR_RETURN(const WireCompressionChoice choice, ChooseWireCompression(*engine_));
       policy.wire_compression = choice.wire_compression;
@@ -163,6 +176,9 @@ class Generation {
   }
 
   absl::Status Build() {
+    for (const std::shared_ptr<Parameter>& parameter : model_->AllParameters()) {
+      parameter->requires_grad = false;  // Takes no memory for gradients.
+    }
     NodeHeap::Options heap_options;
     heap_options.timeout = timeout_;
     const absl::StatusOr<size_t> segment = PlanMemory();
@@ -174,9 +190,6 @@ class Generation {
     options.share_domain = config_.parallel.share_domain;
     WEFT_ASSIGN_OR_RETURN(engine_, CommEngine::Create(bootstrap_, *heap_, options));
     WEFT_ASSIGN_OR_RETURN(const ShardingPolicy policy, MakePolicy());
-    for (const std::shared_ptr<Parameter>& parameter : model_->AllParameters()) {
-      parameter->requires_grad = false;  // Takes no memory for gradients.
-    }
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create({{"shard", -1}}, bootstrap_.size()));
     WEFT_ASSIGN_OR_RETURN(sharded_, FullyShard(*model_, model_->units(), mesh, *engine_, policy,
                                                LoadInputs(inputs_, /*seed=*/0)));

@@ -23,6 +23,18 @@ constexpr int64_t kProgramBytes = int64_t{34} << 20;
 // Node memory of the engine: at most some MB in the runs that were measured.
 constexpr int64_t kEngineBytes = int64_t{8} << 20;
 
+// Sets the nodes of `shape` as LargestPeaks needs them.
+void SetSharers(const ShareDomains& domains, StepShape& shape) {
+  // The fewest ranks of the first shard group that share its images: each of them holds the largest part.
+  int sharers = shape.shard_size;
+  for (int rank = 0; rank < shape.shard_size; ++rank) {
+    int beside = 0;
+    for (int peer = 0; peer < shape.shard_size; ++peer) beside += domains.map.SameNode(rank, peer) ? 1 : 0;
+    sharers = std::min(sharers, beside);
+  }
+  if (sharers < shape.shard_size) shape.ranks_per_node = shape.ranks_per_domain = sharers;
+}
+
 // The shape of a step for LargestPeaks.
 StepShape ShapeOfStep(const RunPlan& plan) {
   StepShape shape;
@@ -31,16 +43,26 @@ StepShape ShapeOfStep(const RunPlan& plan) {
   shape.microbatches = static_cast<int>(plan.batch.microbatches);
   shape.gradient_sync = plan.parallel.grad_sync;
   shape.residency = plan.residency.residency;
-  // The fewest ranks of the first shard group that share its images: each of them holds the largest part.
-  int sharers = shape.shard_size;
-  for (int rank = 0; rank < shape.shard_size; ++rank) {
-    int beside = 0;
-    for (int peer = 0; peer < shape.shard_size; ++peer)
-      beside += plan.domains.map.SameNode(rank, peer) ? 1 : 0;
-    sharers = std::min(sharers, beside);
-  }
-  if (sharers < shape.shard_size) shape.ranks_per_node = shape.ranks_per_domain = sharers;
+  SetSharers(plan.domains, shape);
   return shape;
+}
+
+// The weights, images and gradients of `own` elements of the model on a rank.
+MemoryNeed NeedOfGroups(LlamaModel& model, int64_t own, const ShardingPolicy& policy, const StepShape& shape,
+                        bool updates_in_backward) {
+  MemoryNeed need;
+  need.weights = own * kMasterBytes;
+  const absl::StatusOr<MemoryPeaks> peaks =
+      LargestPeaks(GroupMembersOf(model), policy, shape, updates_in_backward);
+  WEFT_CHECK(peaks.ok(), ToStd(peaks.status().message()));
+  // A cast shard that ranks share counts among the images.
+  const bool shares_casts = shape.residency != Residency::kPrivate && policy.param_dtype != DType::kF32;
+  const int64_t casts = shares_casts ? own * static_cast<int64_t>(SizeOf(policy.param_dtype)) : 0;
+  need.gradients = std::max<int64_t>(0, static_cast<int64_t>(peaks->shard_bytes) - need.weights - casts);
+  need.images = static_cast<int64_t>(peaks->image_bytes) + casts;
+  need.full_gradients = static_cast<int64_t>(peaks->gradient_bytes);
+  need.program = kProgramBytes;
+  return need;
 }
 
 std::string GiB(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
@@ -104,27 +126,29 @@ int64_t StateElements(const LlamaConfig& model, const RunPlan& plan) {
 MemoryNeed NeedOf(LlamaModel& model, const RunPlan& plan) {
   const LlamaConfig& config = model.config();
   const int64_t shards = plan.shard_group_size();
-  MemoryNeed need;
   const int64_t own = CeilDiv(config.ParameterCount() + plan.adapter_elements().value_or(0), shards);
-  need.weights = own * kMasterBytes;
-  const absl::StatusOr<MemoryPeaks> peaks =
-      LargestPeaks(GroupMembersOf(model), plan.Policy(WireCompression::kNone), ShapeOfStep(plan),
-                   plan.updates_in_backward);
-  WEFT_CHECK(peaks.ok(), ToStd(peaks.status().message()));
-  // A cast shard that ranks share counts among the images.
-  const bool shares_casts =
-      plan.residency.residency != Residency::kPrivate && plan.parallel.param_dtype != DType::kF32;
-  const int64_t casts = shares_casts ? own * static_cast<int64_t>(SizeOf(plan.parallel.param_dtype)) : 0;
-  need.gradients = std::max<int64_t>(0, static_cast<int64_t>(peaks->shard_bytes) - need.weights - casts);
-  need.images = static_cast<int64_t>(peaks->image_bytes) + casts;
-  need.full_gradients = static_cast<int64_t>(peaks->gradient_bytes);
+  MemoryNeed need = NeedOfGroups(model, own, plan.Policy(WireCompression::kNone), ShapeOfStep(plan),
+                                 plan.updates_in_backward);
   need.exchanges = ContextBytes(config, plan) + CollectedMatrixBytes(config, plan) + kEngineBytes;
   const int64_t updated_parts =
       shards * (plan.parallel.shard_optimizer_over_replicas ? plan.replicate_size : 1);
   need.moments = kMasterBytes * CeilDiv(StateElements(config, plan), updated_parts);
   need.activations = KeptActivationBytes(config, plan) + WorkingBytes(config, plan);
   need.scratch = ScratchBytes(config, plan);
-  need.program = kProgramBytes;
+  return need;
+}
+
+MemoryNeed NeedOfForward(LlamaModel& model, const ShardingPolicy& policy, const ShareDomains& domains,
+                         Residency residency, int shard_size) {
+  StepShape shape;
+  shape.shard_size = shard_size;
+  shape.residency = residency;
+  SetSharers(domains, shape);
+  int64_t elements = 0;
+  for (const auto& parameter : model.AllParameters()) elements += parameter->elements();
+  MemoryNeed need =
+      NeedOfGroups(model, CeilDiv(elements, shard_size), policy, shape, /*updates_in_backward=*/false);
+  need.exchanges = kEngineBytes;
   return need;
 }
 

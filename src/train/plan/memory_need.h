@@ -13,8 +13,11 @@
 #include "src/train/plan/activation_bytes.h"
 #include "src/train/plan/run_plan.h"
 #include "weft/mesh/bootstrap.h"
+#include "weft/mesh/share_domain.h"
 #include "weft/nn/llama.h"
 #include "weft/sharding/group_members.h"
+#include "weft/sharding/policy.h"
+#include "weft/sharding/residency.h"
 
 namespace weft {
 
@@ -59,6 +62,12 @@ int64_t StateElements(const LlamaConfig& model, const RunPlan& plan);
 // The need of rank 0, which no other rank exceeds by more than padding. REQUIRES: `model` has the adapters of
 // the plan; no part of it is sharded yet.
 MemoryNeed NeedOf(LlamaModel& model, const RunPlan& plan);
+
+// The need of a rank of one shard group that runs forwards only: its shard, gathered and cast weights, the
+// engine and the program. A caller adds its activations. REQUIRES: no parameter requires a gradient; no part
+// of the model is sharded yet.
+MemoryNeed NeedOfForward(LlamaModel& model, const ShardingPolicy& policy, const ShareDomains& domains,
+                         Residency residency, int shard_size);
 
 // Pure. The bytes that the ranks of a node may take of those that are free: nine tenths. The rest is for what
 // no formula counts: MPI, page tables, scratch memory of libraries.
