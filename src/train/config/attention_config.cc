@@ -11,9 +11,6 @@
 namespace weft {
 namespace {
 
-// Above that of any run.
-constexpr int64_t kMaxSteps = int64_t{1} << 31;
-
 struct Flag {
   const char* name;
   std::optional<int64_t> value;
@@ -87,7 +84,7 @@ absl::Status Validate(const AttentionConfig& attention, const ContextOptions& co
   const std::vector<Flag> flags = {{"dsa-topk", attention.top_k, 1, LlamaLimits::kPositions},
                                    {"dsa-index-heads", attention.index_heads, 1, LlamaLimits::kWidth},
                                    {"dsa-index-dim", attention.index_dim, 2, LlamaLimits::kWidth},
-                                   {"dsa-warmup-steps", attention.warmup_steps, 0, kMaxSteps}};
+                                   {"dsa-warmup-steps", attention.warmup_steps, 0, kMaxCount}};
   if (!attention.is_sparse()) return ValidateDense(attention, flags);
   WEFT_RETURN_IF_ERROR(ValidateSizes(attention, flags));
   return context.size == 1 ? absl::OkStatus() : ValidateGather(context);

@@ -8,6 +8,7 @@
 #include <absl/strings/str_split.h>
 
 #include "src/train/config/flag_error.h"
+#include "src/train/files/model_folder.h"
 #include "weft/core/status.h"
 #include "weft/nn/llama_config.h"
 #include "weft/sharding/policy.h"
@@ -32,9 +33,6 @@ std::vector<ModelSize> ModelSizes(const ModelOptions& model) {
           {{"kv-heads", model.kv_heads}, LlamaLimits::kWidth},
           {{"ffn-dim", model.ffn_dim}, LlamaLimits::kFfnWidth}};
 }
-
-// Upper limit of counts. No run needs more, and the product of two counts does not overflow.
-constexpr int64_t kMaxCount = int64_t{1} << 31;
 
 absl::Status RequireRange(const Size& size, int64_t min, int64_t max = kMaxCount) {
   if (!size.value.has_value() || (*size.value >= min && *size.value <= max)) {
@@ -286,7 +284,7 @@ std::string ModelOptions::hf_folder() const {
 }
 
 bool ModelOptions::hf_weights() const {
-  return !hf_model.empty() && std::filesystem::path(hf_model).filename() != "config.json";
+  return !hf_model.empty() && std::filesystem::path(hf_model).filename() != kConfigFile;
 }
 
 absl::StatusOr<StepRange> StepRange::Parse(std::string_view text) {

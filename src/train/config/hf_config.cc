@@ -196,12 +196,12 @@ absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view text, const std::stri
 }
 
 absl::StatusOr<std::string> ReadHfConfigText(const std::string& folder) {
-  return ReadModelFile(folder, "config.json", kMaxConfigFileBytes);
+  return ReadModelFile(folder, kConfigFile, kMaxConfigFileBytes);
 }
 
 absl::StatusOr<LlamaConfig> ReadHfConfig(const std::string& folder) {
   WEFT_ASSIGN_OR_RETURN(const std::string text, ReadHfConfigText(folder));
-  return ParseHfConfig(text, folder + "/config.json");
+  return ParseHfConfig(text, absl::StrCat(folder, "/", kConfigFile));
 }
 
 std::string FormatHfConfig(const LlamaConfig& config, std::string_view source, DType dtype) {

@@ -33,10 +33,8 @@ constexpr const char* kCompanions[] = {"tokenizer.json",     "tokenizer_config.j
                                        "merges.txt",         "generation_config.json",
                                        "chat_template.json", "chat_template.jinja"};
 
-constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kIndexerWeights = "indexer.safetensors";
 constexpr const char* kAdapterWeights = "adapter_model.safetensors";
-constexpr const char* kConfig = "config.json";
 // Tokenizers have up to about 30 MB.
 constexpr int64_t kMaxCompanionBytes = 256 << 20;
 
@@ -63,7 +61,7 @@ std::vector<WeightsFile> WeightsFilesOf(LlamaModel& model, ExportedWeights weigh
   if (weights == ExportedWeights::kAdapters) {
     add(kAdapterWeights, &ShardSets::adapters);
   } else {
-    add(kWeights, &ShardSets::llama);
+    add(kWeightsFile, &ShardSets::llama);
     add(kIndexerWeights, &ShardSets::indexers);
   }
   return files;
@@ -176,7 +174,7 @@ absl::StatusOr<std::vector<ModelCompanion>> ReadCompanions(const std::string& fo
 
 std::map<std::string, std::string> ModelFiles(const LlamaConfig& config, const std::string& source_config,
                                               const std::vector<ModelCompanion>& companions, DType dtype) {
-  std::map<std::string, std::string> files = {{kConfig, FormatHfConfig(config, source_config, dtype)}};
+  std::map<std::string, std::string> files = {{kConfigFile, FormatHfConfig(config, source_config, dtype)}};
   if (config.sparse_attention) files[kIndexerConfig] = FormatIndexerConfig(*config.sparse_attention);
   for (const ModelCompanion& companion : companions) files[companion.name] = companion.content;
   return files;
@@ -191,7 +189,7 @@ std::map<std::string, std::string> AdapterFiles(std::string adapter_config,
 
 std::vector<std::string> ExportedFiles(const std::string& folder, const std::string& source_folder,
                                        ExportedWeights weights) {
-  std::vector<std::string> names = {kWeights, kConfig};
+  std::vector<std::string> names = {kWeightsFile, kConfigFile};
   if (weights == ExportedWeights::kAdapters) names = {kAdapterWeights, kAdapterConfig};
   for (const std::string& companion : CompanionFiles(source_folder)) {
     names.push_back(fs::path(companion).filename());

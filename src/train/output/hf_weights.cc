@@ -11,6 +11,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/train/files/model_folder.h"
 #include "src/train/files/shard_runs.h"
 #include "src/train/files/transposed_runs.h"
 #include "src/train/output/export_hf.h"
@@ -20,9 +21,6 @@
 
 namespace weft {
 namespace {
-
-constexpr const char* kWeights = "model.safetensors";
-constexpr const char* kConfig = "config.json";
 
 StoredTensor TensorOf(const StoredAs& stored, const Parameter& parameter) {
   return stored ? stored(parameter) : StoredTensor{parameter.name};
@@ -87,17 +85,17 @@ absl::StatusOr<HfExport> Open(const std::string& folder, const std::string& sour
       return absl::InvalidArgumentError(
           absl::StrCat("'", folder, "' is the source of the export: name another folder"));
     }
-    WEFT_ASSIGN_OR_RETURN(files[kConfig], ReadHfConfigText(source));
+    WEFT_ASSIGN_OR_RETURN(files[kConfigFile], ReadHfConfigText(source));
     WEFT_ASSIGN_OR_RETURN(std::vector<ModelCompanion> companions, ReadCompanions(source));
     for (ModelCompanion& companion : companions) files[companion.name] = std::move(companion.content);
   }
-  return ClaimExport(folder, source, ExportedWeights::kModel, {{kWeights, layout}}, std::move(files));
+  return ClaimExport(folder, source, ExportedWeights::kModel, {{kWeightsFile, layout}}, std::move(files));
 }
 
 absl::Status Write(const std::string& staging, const SafetensorsLayout& layout, const StoredAs& stored,
                    const std::vector<ShardView>& shards) {
   WEFT_ASSIGN_OR_RETURN(SafetensorsWriter writer,
-                        SafetensorsWriter::Open(absl::StrCat(staging, "/", kWeights), layout));
+                        SafetensorsWriter::Open(absl::StrCat(staging, "/", kWeightsFile), layout));
   for (const ShardView& shard : shards) {
     const StoredTensor tensor = TensorOf(stored, *shard.parameter);
     WEFT_RETURN_IF_ERROR(ForEachRun(shard, [&](int64_t first, absl::Span<const float> values) {
@@ -139,7 +137,7 @@ absl::Status ExportToHf(Bootstrap& bootstrap, ShardedModel& model, const std::st
   if (opened.ok()) target = &*opened;
   if (!opened.ok()) target = opened.status();
   return WriteExport(
-      bootstrap, target, {{kWeights, layout}},
+      bootstrap, target, {{kWeightsFile, layout}},
       [&](const std::string& staging) {
         return options.replica == 0 ? Write(staging, layout, options.stored, shards) : absl::OkStatus();
       },
