@@ -85,6 +85,17 @@ TEST_F(Outputs, MustNotGoIntoTheFolderOfCheckpoints) {
   EXPECT_THAT(Check(), testing::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--checkpoint-dir")));
 }
 
+TEST_F(Outputs, HaveAFolderForDumps) {
+  for (const char* path : {"", "new", "new/er"}) {
+    config_.output.dump_folder = folder_ / path;
+    EXPECT_OK(Check());
+  }
+  config_.output.dump_folder = folder_ / "text.txt";
+  ExpectCollision("text.txt: is not a folder: name a folder");
+  config_.output.dump_folder = folder_ / "text.txt/dumps";
+  ExpectCollision("text.txt/dumps: lies below a file: name a folder");
+}
+
 TEST_F(Outputs, MustNotContinueTheMetricsOfAnEarlierRun) {
   config_.output.metrics_file = folder_.Write("m.jsonl", "old");
   ExpectCollision("has 3 bytes of an earlier run");

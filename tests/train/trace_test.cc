@@ -127,6 +127,13 @@ TEST_F(TrainTrace, HasWaitsThatAddUpToTheExposedTime) {
   }
 }
 
+TEST_F(TrainTrace, IsMissedAloudByARunWithoutSteps) {
+  config_.output.trace_file = folder_ / "trace.json";
+  config_.eval.paths = config_.data.paths;
+  config_.optimizer.steps = 0;
+  EXPECT_THAT(Printed({1, 1}, NodeMap::OneNode(1)), HasSubstr("trace.json is not written"));
+}
+
 TEST_F(TrainTrace, DoesNotChangeTheWeights) {
   const uint64_t hash = Run({1, 2}).report.weights_hash;
   config_.output.trace_file = folder_ / "trace.json";

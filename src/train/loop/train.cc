@@ -241,6 +241,10 @@ class Run {
   absl::Status FinishTrace() {
     WEFT_RETURN_IF_ERROR(trace_->Finish());
     const std::optional<StepRange> steps = trace_->written();
+    if (!steps && output() != nullptr) {
+      std::fprintf(output(), "warning  %s is not written: the run did none of the steps of --trace\n",
+                   config_.output.trace_file.c_str());
+    }
     if (steps && output() != nullptr) {
       std::fprintf(output(), "trace of steps %lld to %lld in %s\n", static_cast<long long>(steps->first),
                    static_cast<long long>(steps->last), config_.output.trace_file.c_str());

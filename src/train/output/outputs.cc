@@ -94,7 +94,7 @@ std::vector<InputFile> InputsOf(const TrainConfig& config, const TrainInputs& in
     }
   }
   if (!config.model.hf_model.empty()) {
-    std::set<std::string> paths = {config.model.hf_folder() + "/config.json"};
+    std::set<std::string> paths = {absl::StrCat(config.model.hf_folder(), "/", kConfigFile)};
     if (inputs.weights) {
       for (const auto& [name, entry] : inputs.weights->entries()) paths.insert(entry.file);
     }
@@ -215,10 +215,20 @@ std::optional<std::string> PathBeside(const std::string& metrics_file, const cha
   return fs::path(metrics_file).replace_extension(extension);
 }
 
+// A failed run creates the folder if it is missing.
+absl::Status CheckDumpFolder(const std::string& path) {
+  struct stat info {};
+  const bool found = stat(path.c_str(), &info) == 0;
+  if (found ? S_ISDIR(info.st_mode) : errno != ENOTDIR) return absl::OkStatus();
+  return BadFlag("dump-folder", path,
+                 absl::StrCat(found ? "is not a folder" : "lies below a file", ": name a folder"));
+}
+
 }  // namespace
 
 absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs) {
   WEFT_RETURN_IF_ERROR(CheckCollisions(config, inputs));
+  WEFT_RETURN_IF_ERROR(CheckDumpFolder(config.output.dump_folder));
   if (!config.output.trace_file.empty()) WEFT_RETURN_IF_ERROR(CheckWritable(config.output.trace_file));
   const std::string& metrics = config.output.metrics_file;
   if (metrics.empty()) return absl::OkStatus();

@@ -18,6 +18,7 @@
 #include "weft/core/status.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/sparse/lightning_indexer.h"
+#include "weft/train/checkpoint.h"
 #include "weft/train/embedded_text.h"
 #include "weft/train/hf_config.h"
 #include "weft/train/model_presets.h"
@@ -72,7 +73,7 @@ absl::Status CheckTokenizer(const Corpus& corpus, const TrainConfig& config, con
                               tokenizer));
 }
 
-std::string ConfigPath(const std::string& folder) { return folder + "/config.json"; }
+std::string ConfigPath(const std::string& folder) { return absl::StrCat(folder, "/", kConfigFile); }
 
 // Fewest tensors per layer with which the model is built, as the model takes memory for all layers of
 // config.json. A layer has nine; CheckWeights names a single missing one.
@@ -182,6 +183,14 @@ absl::StatusOr<ModelInputs> ReadModelConfig(const std::string& folder) {
   if (absl::IsNotFound(text.status()) && ReadPeftAdapter(folder).ok()) {
     return BadFlag("hf-model", folder,
                    "holds adapters: name the folder of their model, and this one by --lora-adapter");
+  }
+  if (absl::IsNotFound(text.status())) {
+    const absl::StatusOr<std::vector<std::string>> checkpoints = ListCheckpoints(folder);
+    if (checkpoints.ok() && !checkpoints->empty()) {
+      return BadFlag("hf-model", folder,
+                     absl::StrCat("is a folder of checkpoints: name one of them, such as ", folder, "/",
+                                  checkpoints->front()));
+    }
   }
   WEFT_ASSIGN_OR_RETURN(inputs.hf_config, std::move(text));
   WEFT_ASSIGN_OR_RETURN(inputs.model, ParseHfConfig(inputs.hf_config, ConfigPath(folder)));

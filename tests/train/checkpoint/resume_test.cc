@@ -345,6 +345,9 @@ TEST_F(ResumeTest, ACheckpointIsAModelFolder) {
   const uint64_t trained = Run({1, 2}).report.weights_hash;
   config_.checkpoint = {};
   config_.model = {};
+  config_.model.hf_model = root();
+  EXPECT_THAT(RunError(1), StatusIs(absl::StatusCode::kInvalidArgument,
+                                    HasSubstr("name one of them, such as " + root() + "/step-00000008")));
   config_.model.hf_model = root() + "/step-00000008";
   config_.optimizer.lr = 0;
   config_.optimizer.weight_decay = 0;
