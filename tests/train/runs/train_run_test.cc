@@ -76,12 +76,54 @@ TEST_F(TrainRun, GivesTheSameBitsForEverySharding) {
   EXPECT_EQ(hashes.size(), 1);
 }
 
-TEST_F(TrainRun, ComparesReplicasOnlyIfThereAreAny) {
+// A rank whose weights differ: it changes a bit of the digests that it sends.
+class FaultyBootstrap final : public Bootstrap {
+ public:
+  explicit FaultyBootstrap(Bootstrap& base) : base_(base) {}
+  int rank() const override { return base_.rank(); }
+  const NodeMap& node_map() const override { return base_.node_map(); }
+  Runtime& runtime() override { return base_.runtime(); }
+  absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
+                                                         absl::Duration timeout) override {
+    std::string sent(blob);
+    if (sent.find("digests of weights") != std::string::npos)
+      sent.back() = static_cast<char>(sent.back() ^ 1);
+    return base_.AllGatherBlob(sent, timeout);
+  }
+  absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t bytes) override {
+    return base_.ReserveNodeMemory(bytes);
+  }
+  absl::StatusOr<size_t> FreeNodeMemory() const override { return base_.FreeNodeMemory(); }
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override {
+    return base_.OpenWire(timeout);
+  }
+  std::string WireName() const override { return base_.WireName(); }
+  int64_t link_count() const override { return base_.link_count(); }
+  void SkipLinks(int64_t count) override { base_.SkipLinks(count); }
+
+ private:
+  Bootstrap& base_;
+};
+
+TEST_F(TrainRun, ComparesReplicasAfterEveryIntervalOfSteps) {
   config_.parallel.dp_replicate = 2;
   config_.parallel.dp_shard = 1;
-  config_.parallel.check_replicas = 2;
   config_.optimizer.steps = 4;
-  EXPECT_OK(RunError(2));
+  for (const int64_t interval : {2, 3}) {
+    config_.parallel.check_replicas = interval;
+    EXPECT_OK(RunError(2));
+    const auto run = [&](Bootstrap& bootstrap) {
+      FaultyBootstrap faulty(bootstrap);
+      return Train(bootstrap.rank() == 1 ? faulty : bootstrap, config_, {}).status();
+    };
+    EXPECT_THAT(
+        RunThreadRanks(NodeMap::OneNode(2), run),
+        testing::StatusIs(absl::StatusCode::kInternal, HasSubstr(absl::StrCat("after step ", interval))));
+  }
+}
+
+TEST_F(TrainRun, ComparesReplicasOnlyIfThereAreAny) {
+  config_.parallel.check_replicas = 2;
   config_.parallel.dp_replicate = 1;
   config_.parallel.dp_shard = 2;
   EXPECT_THAT(RunError(2), testing::StatusIs(absl::StatusCode::kInvalidArgument,
