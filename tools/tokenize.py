@@ -15,9 +15,9 @@ With --prompt-field and --answer-field, or with --chat-field, only answers have 
 train with --loss-mask true. A separator after an answer has a loss. --chat-field names lists of {"role", "content"}; the chat template
 of the tokenizer's folder renders them, and the messages of the assistant are the answers.
 
-Prompts and answers of a document are encoded as one text. If a token had characters of both, they are encoded one by one, so that a
-prompt has the tokens that it has alone. For tokenizers that put a space before a text, let a prompt end without one, and the answer
-begin with it.
+Prompts and answers of a document are encoded as one text. If a token had characters of both, or a prompt had other tokens than alone,
+they are encoded one by one, so that a prompt has the tokens that it has alone. For tokenizers that put a space before a text, let a
+prompt end without one, and the answer begin with it.
 
 Needs the package `tokenizers`; for .parquet also `pyarrow`, and for --chat-field `transformers` (pip install …).
 """
@@ -185,12 +185,31 @@ def loss_mask(parts, offsets):
     return mask
 
 
+def joined(parts):
+    """The parts without empty ones. Neighbors that both have a loss, or both have none, become one part."""
+    groups = itertools.groupby(((text, has_loss) for text, has_loss in parts if text), key=lambda part: part[1])
+    return [("".join(text for text, _ in group), has_loss) for has_loss, group in groups]
+
+
+def prompts_of(parts):
+    """The text before each answer that has text before it. `parts`: joined."""
+    before = itertools.accumulate(text for text, _ in parts)
+    return [text for text, (_, has_loss) in zip(before, parts[1:], strict=False) if has_loss]
+
+
 def encode_answers(tokenizer, documents):
     """The (ids, mask) of each document of prompts and answers."""
-    texts = ["".join(text for text, _ in parts) for parts in documents]
-    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
-    results = [(whole.ids, loss_mask(parts, whole.offsets)) for parts, whole in zip(documents, encodings, strict=True)]
-    apart = [number for number, (_, mask) in enumerate(results) if mask is None]
+    documents = [joined(parts) for parts in documents]
+    encodings = tokenizer.encode_batch(["".join(text for text, _ in parts) for parts in documents], add_special_tokens=False)
+    prompts = [prompts_of(parts) for parts in documents]
+    alone = iter(tokenizer.encode_batch_fast(list(itertools.chain.from_iterable(prompts)), add_special_tokens=False))
+    results, apart = [], []
+    for number, whole in enumerate(encodings):
+        mask = loss_mask(documents[number], whole.offsets)
+        begins = [index for index in range(1, len(mask or ())) if mask[index] > mask[index - 1]]
+        if [whole.ids[:begin] for begin in begins] != [next(alone).ids for _ in prompts[number]] or mask is None:
+            apart.append(number)
+        results.append((whole.ids, mask))
     texts = [text for number in apart for text, _ in documents[number]]
     encodings = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
     for number in apart:

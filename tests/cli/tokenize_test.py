@@ -145,6 +145,22 @@ class Tokenize(ToolCase):
         self.assertEqual(self.tokens("out.u16", "H"), [3, 4, 1, 3, 2, 4, 1, 3, 1, 0, 4, 3, 1])
         self.assertEqual(list((self.folder / "out.u16.mask").read_bytes()), [0, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1])
 
+    def test_prompts_have_the_tokens_that_they_have_alone(self):
+        """The tokenizer, as that of GPT-2, takes two newlines for one token at the end of a text, and for two tokens before more text."""
+        def split_spaces(model):
+            words = ["Q", "?", "\u010a", "\u010a\u010a", "A", "B"]
+            model.model = tokenizers.models.BPE({word: id for id, word in enumerate(words)}, [("\u010a", "\u010a")])
+            model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+        self.change_tokenizer(split_spaces)
+        rows = [("Q?\n\n", "A"), ("Q?\n", "A"), ("", "A\n\nB"), ("Q", "")]
+        text = "\n".join(json.dumps({"q": prompt, "a": answer}) for prompt, answer in rows)
+        arguments = ("--prompt-field", "q", "--answer-field", "a")
+        result = self.run_tool("out.u16", *arguments, self.write("rows.jsonl", text.encode()))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.tokens("out.u16", "H"), [0, 1, 3, 4, 0, 1, 2, 4, 4, 2, 2, 5, 0])
+        self.assertEqual(list((self.folder / "out.u16.mask").read_bytes()), [0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 1, 1, 0])
+
     def test_names_bad_rows(self):
         self.assert_fails(self.run_tool("out.u16", self.write("a.jsonl", b'{"text": "one"}\n{"body": "one"}\n')), 1,
                           "a.jsonl: line 2", "no field 'text'", "'body'")
