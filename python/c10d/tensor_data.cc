@@ -190,9 +190,10 @@ at::Tensor ScaledInput(const at::Tensor& input, const TorchReduction& op) {
   if (op.op_ != TorchReduction::PREMUL_SUM) return input;
   const auto& factor = *FactorOf(op);
   const at::NoGradGuard guard;
-  // A factor without dims does not change the dtype.
-  return factor.tensor_factor.defined() ? at::mul(input, factor.tensor_factor.reshape({}))
-                                        : at::mul(input, at::Scalar(factor.double_factor));
+  // If the input has no dims either, a factor of a wider dtype widens the product.
+  return factor.tensor_factor.defined()
+             ? at::mul(input, factor.tensor_factor.reshape({})).to(input.scalar_type())
+             : at::mul(input, at::Scalar(factor.double_factor));
 }
 
 std::string Numbered(const char* what, size_t index) {

@@ -100,7 +100,8 @@ def all_reduce(from_backend: bool) -> None:
 
 
 def premul_sum() -> None:
-    for factor, dtype in itertools.product([2.0, torch.tensor([2.0]), torch.tensor(2)], [*FLOATS, torch.complex64]):
+    factors = [2.0, torch.tensor([2.0]), torch.tensor(2), torch.tensor(2.0, dtype=torch.float64)]
+    for factor, dtype in itertools.product(factors, [*FLOATS, torch.complex64]):
         op = dist._make_nccl_premul_sum(factor)
         expected = reduced([2 * values(4 * ranks(), dtype, r) for r in range(ranks())], ReduceOp.SUM)
         tensor = values(4 * ranks(), dtype, rank())
@@ -112,6 +113,9 @@ def premul_sum() -> None:
         part = torch.zeros(4, dtype=dtype)
         dist.reduce_scatter_tensor(part, values(4 * ranks(), dtype, rank()), op)
         check(part, expected[4 * rank() : 4 * rank() + 4], f"reduce-scatter of {dtype} with PREMUL_SUM by {factor}")
+        without_dims = values(4 * ranks(), dtype, rank())[1].clone()
+        dist.all_reduce(without_dims, op)
+        check(without_dims.reshape(1), expected[1:2], f"all-reduce of one {dtype} with PREMUL_SUM by {factor}")
 
 
 def all_reduce_coalesced() -> None:
