@@ -117,7 +117,7 @@ def check_a_buffer_that_backward_needs_is_not_restored_silently() -> None:
     raises(RuntimeError, "modified by an inplace operation", loss.backward)
 
 
-def _split(mesh: DeviceMesh, tensors: list[torch.Tensor], **options: Any):
+def split(mesh: DeviceMesh, tensors: list[torch.Tensor], **options: Any):
     parts = [tensor.clone() for tensor in tensors]
     return parts, context_parallel(
         mesh, buffers=parts, buffer_seq_dims=[2] * len(parts), no_restore_buffers=set(parts), **options
@@ -127,7 +127,7 @@ def _split(mesh: DeviceMesh, tensors: list[torch.Tensor], **options: Any):
 def check_attention_is_reached_by_every_name() -> None:
     mesh, whole = make_mesh(), random_qkv()
     expected = PLAIN_ATTENTION(*whole, is_causal=True, scale=0.5)
-    parts, scope = _split(mesh, whole)
+    parts, scope = split(mesh, whole)
     with scope:
         for attention in (
             F.scaled_dot_product_attention,
@@ -142,7 +142,7 @@ def check_attention_is_reached_by_every_name() -> None:
 def check_arguments_by_position_and_by_name() -> None:
     mesh, whole = make_mesh(), random_qkv(kv_heads=2)
     expected = PLAIN_ATTENTION(*whole, is_causal=True, enable_gqa=True)
-    parts, scope = _split(mesh, whole)
+    parts, scope = split(mesh, whole)
     query, key, value = parts
     options = {"is_causal": True, "enable_gqa": True}
     with scope:
@@ -167,7 +167,7 @@ def check_a_forward_alone() -> None:
         {"scheme": "ring"},
         {"scheme": "ring", "ring_rotate": "all-gather"},
     ):
-        parts, scope = _split(mesh, whole, **options)
+        parts, scope = split(mesh, whole, **options)
         with scope as opened:
             with torch.no_grad():
                 out = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
@@ -221,7 +221,7 @@ def check_recomputation_sees_the_whole_sequence() -> None:
         out.sum().backward()
         for scheme in ("ulysses", "gather", "ring"):
             for by_reference in (False, True):
-                parts, scope = _split(mesh, whole, scheme=scheme)
+                parts, scope = split(mesh, whole, scheme=scheme)
                 with scope:
                     out, part_weight = _checkpointed_gradients(*parts, use_reentrant, by_reference)
                     out.sum().backward()
@@ -232,7 +232,7 @@ def check_recomputation_sees_the_whole_sequence() -> None:
 def check_recomputation_outside_of_the_scope_is_an_error() -> None:
     mesh, whole = make_mesh(), random_qkv()
     for scheme in ("ulysses", "gather", "ring"):
-        parts, scope = _split(mesh, whole, scheme=scheme)
+        parts, scope = split(mesh, whole, scheme=scheme)
         with scope:
             out, _ = _checkpointed_gradients(*parts, use_reentrant=False)
         raises(CheckpointError, "different", out.sum().backward)
@@ -243,7 +243,7 @@ def check_a_backward_after_the_scope() -> None:
     expected = [tensor.clone().requires_grad_() for tensor in whole]
     PLAIN_ATTENTION(*expected, is_causal=True).sum().backward()
     for scheme in ("ulysses", "gather", "ring"):
-        parts, scope = _split(mesh, whole, scheme=scheme)
+        parts, scope = split(mesh, whole, scheme=scheme)
         with scope as opened:
             for part in parts:
                 part.requires_grad_()
@@ -256,10 +256,10 @@ def check_a_backward_after_the_scope() -> None:
 
 def check_autocast_and_inference() -> None:
     mesh, whole = make_mesh(), random_qkv()
-    parts, scope = _split(mesh, whole)
+    parts, scope = split(mesh, whole)
     with scope, torch.autocast("cpu", dtype=torch.bfloat16):
         assert F.scaled_dot_product_attention(*parts).dtype == torch.bfloat16
-    parts, scope = _split(mesh, whole)
+    parts, scope = split(mesh, whole)
     with torch.inference_mode(), scope:
         (out,) = context_parallel_unshard(mesh, [F.scaled_dot_product_attention(*parts, is_causal=True)], [2])
     close(out, PLAIN_ATTENTION(*whole, is_causal=True))
@@ -283,7 +283,7 @@ def check_compiled_blocks() -> None:
     graphs = []
     for _ in range(3):
         weight.grad = None
-        (part,), scope = _split(mesh, [whole])
+        (part,), scope = split(mesh, [whole])
         with scope:
             out = block(part)
             out.sum().backward()
@@ -339,39 +339,10 @@ def check_misuse_of_the_scope() -> None:
     assert F.scaled_dot_product_attention is PLAIN_ATTENTION
 
 
-def check_misuse_of_attention() -> None:
-    """All ranks meet each error before they exchange anything, so the scope stays usable."""
-    mesh, whole = make_mesh(), random_qkv(kv_heads=2)
-    parts, scope = _split(mesh, whole, load_balance="head-tail")
-    with scope:
-        query, key, value = parts
-        attend = F.scaled_dot_product_attention
-        count = query.shape[2]
-        raises(ValueError, "set it to 0", attend, query, key, value, dropout_p=0.1, enable_gqa=True)
-        raises(ValueError, "enable_gqa=True", attend, query, key, value)
-        raises(ValueError, "do not divide", attend, query[:, :3], key, value, enable_gqa=True)
-        raises(ValueError, "where they are equal", attend, query[:, :, :1], key, value, enable_gqa=True)
-        raises(ValueError, "takes \\[batch, heads", attend, query[0], key[0], value[0])
-        raises(ValueError, "one dtype", attend, query.double(), key, value, enable_gqa=True)
-        raises(ValueError, "use load_balance 'none'", attend, query, key, value, enable_gqa=True)
-        local_mask = torch.ones(count, count, dtype=torch.bool)
-        raises(ValueError, "attention_mask of ones", attend, query, key, value, local_mask, enable_gqa=True)
-        for dtype in (torch.int64, torch.float64):
-            typed = torch.ones(count, 12, dtype=dtype)
-            raises(ValueError, f"{dtype}.*torch.bool, torch.float32", attend, query, key, value, typed, enable_gqa=True)
-        trained = torch.zeros(count, 12, requires_grad=True)
-        raises(ValueError, "detach it", attend, query, key, value, trained, enable_gqa=True)
-        raises(ValueError, "exclude each other", attend, query, key, value, trained, is_causal=True, enable_gqa=True)
-        short = [tensor[:, :, :1] for tensor in parts]
-        raises(ValueError, "list every tensor", attend, *short, is_causal=True, enable_gqa=True)
-        (out,) = context_parallel_unshard(mesh, [attend(*parts, is_causal=True, enable_gqa=True)], [2])
-    close(out, PLAIN_ATTENTION(*whole, is_causal=True, enable_gqa=True))
-
-
 def check_a_mask_that_changes_before_backward() -> None:
     mesh, whole = make_mesh(), random_qkv()
     for scheme in ("ulysses", "gather", "ring"):
-        parts, scope = _split(mesh, whole, scheme=scheme)
+        parts, scope = split(mesh, whole, scheme=scheme)
         with scope:
             mask = torch.randn(1, 1, 1, 12)
             loss = F.scaled_dot_product_attention(parts[0].requires_grad_(), *parts[1:], mask).sum()
@@ -382,35 +353,8 @@ def check_a_mask_that_changes_before_backward() -> None:
 def check_flex_attention_is_refused() -> None:
     """It would attend to this rank's tokens alone, with their numbers on this rank."""
     mesh, whole = make_mesh(), random_qkv()
-    parts, scope = _split(mesh, whole)
+    parts, scope = split(mesh, whole)
     with scope:
         for attend in (flex_attention, torch.compile(flex_attention, backend="aot_eager")):
             raises(Exception, "flex_attention.* use scaled_dot_product_attention", attend, *parts)
     assert flex_attention(*whole).shape == whole[0].shape
-
-
-def check_ranks_that_disagree() -> None:
-    mesh, whole = make_mesh(), random_qkv()
-    is_first = dist.get_rank() == 0
-    attend = imported_attention
-    parts, scope = _split(mesh, whole)
-    with scope:
-        raises(ValueError, "is_causal of attention differs", attend, *parts, is_causal=is_first)
-        heads = [part[:, : 2 if is_first else 4] for part in parts]
-        raises(ValueError, "heads of attention differs", attend, *heads, is_causal=True)
-    parts, scope = _split(mesh, whole, scheme="ring", ring_rotate="shift" if is_first else "all-gather")
-    with scope:
-        raises(ValueError, "options of attention differs", F.scaled_dot_product_attention, *parts, is_causal=True)
-    parts, scope = _split(mesh, whole, documents=[0, 12] if is_first else [0, 5, 12])
-    with scope:
-        raises(ValueError, "differ", F.scaled_dot_product_attention, *parts, is_causal=True)
-    for scheme in ("ulysses", "gather", "ring"):
-        parts, scope = _split(mesh, whole, scheme=scheme)
-        with scope:
-            attend(*parts, is_causal=True)
-            heads = [part[:, : 4 if is_first else 2] for part in parts]
-            raises(ValueError, "heads of attention differs", attend, *heads, is_causal=True)
-            dropout, message = (0.1, "set it to 0") if is_first else (0.0, r"ranks \[0\] .* refused")
-            raises(ValueError, message, attend, *parts, dropout_p=dropout, is_causal=True)
-            (out,) = context_parallel_unshard(mesh, [attend(*parts, is_causal=True)], [2])
-        close(out, PLAIN_ATTENTION(*whole, is_causal=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import context_refusal_bodies
 import context_scope_bodies
 import pytest
 import torch
@@ -26,9 +27,10 @@ CHECKS_OF_SEVERAL_RANKS = [
     context_scope_bodies.check_a_buffer_that_backward_needs_is_not_restored_silently,
     context_scope_bodies.check_recomputation_outside_of_the_scope_is_an_error,
     context_scope_bodies.check_misuse_of_the_scope,
-    context_scope_bodies.check_misuse_of_attention,
+    context_refusal_bodies.check_misuse_of_attention,
     context_scope_bodies.check_a_mask_that_changes_before_backward,
-    context_scope_bodies.check_ranks_that_disagree,
+    context_refusal_bodies.check_errors_of_one_rank,
+    context_refusal_bodies.check_ranks_that_disagree,
 ]
 
 

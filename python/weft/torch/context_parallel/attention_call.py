@@ -84,7 +84,7 @@ def check_inputs(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, en
         raise ValueError(
             f"query has {query.shape[1]} heads and key has {key.shape[1]}: pass enable_gqa=True, or repeat the KV heads"
         )
-    if query.shape[1] % key.shape[1]:
+    if key.shape[1] == 0 or query.shape[1] % key.shape[1]:
         raise ValueError(
             f"the {key.shape[1]} KV heads do not divide the {query.shape[1]} query heads: each KV head needs as many"
         )
@@ -109,10 +109,19 @@ def shape_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Att
     return AttentionShape(batch, heads, key.shape[1], head_dim, value.shape[3], query.dtype.itemsize)
 
 
-# Numbers that a rank contributes: a flag of refusal, its tokens, then the fields of the scope and of the call.
+def run_fields(scale: float, *inputs: torch.Tensor) -> dict[str, int]:
+    """Properties of a call that decide no plan but are the same on all ranks. Only ranks that compute gradients
+    exchange data in backward."""
+    has_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    return {"scale": digest(scale), "requires_grad": int(has_gradient)}
+
+
+# Numbers that a rank contributes: a flag of refusal, its tokens, then the fields of the scope, of the run and of the
+# call.
 _SCOPE_FIELDS = ("documents", "options", "length of the sequence")
+_RUN_FIELDS = ("scale", "requires_grad")
 _CALL_FIELDS = ("batch", "heads", "kv_heads", "head_dim", "value_dim", "dtype", "is_causal", "attn_mask")
-_COLUMNS = 2 + len(_SCOPE_FIELDS) + len(_CALL_FIELDS)
+_COLUMNS = 2 + len(_SCOPE_FIELDS) + len(_RUN_FIELDS) + len(_CALL_FIELDS)
 
 
 def _gather(level: LevelExchange, numbers: list[int]) -> list[list[int]]:
@@ -126,14 +135,14 @@ def announce_refusal(level: LevelExchange) -> None:
     _gather(level, [1] + [0] * (_COLUMNS - 1))
 
 
-def agree(level: LevelExchange, call: AttentionCall, scope_fields: dict[str, int]) -> tuple[int, ...]:
+def agree(level: LevelExchange, call: AttentionCall, other_fields: dict[str, int]) -> tuple[int, ...]:
     """Compares the call over all ranks, and returns the tokens of each. A difference would mix up their messages.
 
-    `scope_fields`: numbers by the names of _SCOPE_FIELDS. Collective. Errors: ValueError (a rank refuses the call;
-    ranks differ, by field).
+    `other_fields`: numbers by the names of _SCOPE_FIELDS and _RUN_FIELDS. Collective. Errors: ValueError (a rank
+    refuses the call; ranks differ, by field).
     """
-    fields = scope_fields | call.common_fields()
-    assert tuple(fields) == _SCOPE_FIELDS + _CALL_FIELDS
+    fields = other_fields | call.common_fields()
+    assert tuple(fields) == _SCOPE_FIELDS + _RUN_FIELDS + _CALL_FIELDS
     rows = _gather(level, [0, call.tokens, *fields.values()])
     refusing = [rank for rank, row in enumerate(rows) if row[0]]
     if refusing:

@@ -17,6 +17,7 @@ from weft.torch.context_parallel.attention_call import (
     check_inputs,
     check_options,
     digest,
+    run_fields,
     shape_of,
 )
 from weft.torch.context_parallel.batch_documents import BatchDocuments, read_documents
@@ -109,18 +110,19 @@ class ContextParallelScope:
 
         query, key, value: [batch, heads, tokens of this rank, head_dim]. attn_mask: see split_mask.py.
         Errors: ValueError (shapes; a mask that cannot be split; dropout; ranks that disagree, by field), those of
-        exchanges. If a rank gets such a ValueError, or ranks differ, all of them get an error, and the scope stays
-        usable.
+        exchanges. If a rank refuses the call, with any error, or ranks differ, all of them get an error, and the
+        scope stays usable.
         """
-        query, key, value = autocast(query), autocast(key), autocast(value)
         try:
+            query, key, value = autocast(query), autocast(key), autocast(value)
             check_inputs(query, key, value, enable_gqa)
             check_options(attn_mask, dropout_p, is_causal)
             call = self._read_call(query, key, value, attn_mask, is_causal)
-        except ValueError:
+            scale = query.shape[3] ** -0.5 if scale is None else float(scale)
+        except Exception:  # Also those of arguments of a wrong type.
             announce_refusal(self._level)
             raise
-        layout = self._agree_on_layout(call)
+        layout = self._agree_on_layout(call, run_fields(scale, query, key, value))
         if call not in self._plans:
             self._plans[call] = self._make_plan(call, layout)
         plan = self._plans[call]
@@ -128,7 +130,6 @@ class ContextParallelScope:
         if attn_mask is not None:
             mask = rows_of_mask(attn_mask, call.mask, layout, self._level)
             has_rows = has_rows_of_tokens(call.mask, layout)
-        scale = query.shape[3] ** -0.5 if scale is None else scale
         return SplitAttention.apply(query, key, value, plan, plan.kernel(scale, mask, has_rows=has_rows))
 
     def _read_call(self, query, key, value, attn_mask: torch.Tensor | None, is_causal: bool) -> AttentionCall:
@@ -164,9 +165,9 @@ class ContextParallelScope:
         split = HeadSplit(call.shape.heads, call.shape.kv_heads, choice.scheme.ulysses_degree)
         return make_plan(self._group, choice.scheme, layout, split, documents, call.is_causal)
 
-    def _agree_on_layout(self, call: AttentionCall) -> SequenceLayout:
+    def _agree_on_layout(self, call: AttentionCall, fields: dict[str, int]) -> SequenceLayout:
         tokens = self._layout.tokens if self._layout else 0
-        counts = agree(self._level, call, self._digests | {"length of the sequence": tokens})
+        counts = agree(self._level, call, self._digests | {"length of the sequence": tokens} | fields)
         layout = self._layout or self._make_layout((call.tokens * self._request.ranks,))
         if counts != layout.counts:
             raise ValueError(

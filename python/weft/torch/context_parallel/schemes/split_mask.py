@@ -78,6 +78,10 @@ def form_of(mask: torch.Tensor | None, query: torch.Tensor, whole: int) -> MaskF
     if mask is None:
         return NO_MASK
     batch, heads, part = query.shape[:3]
+    if not isinstance(mask, torch.Tensor):
+        raise ValueError(f"attn_mask is a {type(mask).__name__}: give a tensor")
+    if mask.device.type != "cpu":
+        raise ValueError(f"attn_mask is on {mask.device}, but weft.context_parallel computes on CPU tensors: move it")
     if mask.requires_grad:
         raise ValueError("attn_mask requires a gradient, which context_parallel does not compute: detach it")
     dtype = _added_dtype(mask, query)

@@ -1,0 +1,96 @@
+"""Checks of calls that a scope refuses, on one rank or on all. They run on ranks of a RankPool."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from context_scope_bodies import PLAIN_ATTENTION, close, make_mesh, raises, random_qkv, split
+from torch.nn.functional import scaled_dot_product_attention as imported_attention
+from weft.torch.context_parallel import context_parallel_unshard
+
+
+def check_misuse_of_attention() -> None:
+    """All ranks meet each error before they exchange anything, so the scope stays usable."""
+    mesh, whole = make_mesh(), random_qkv(kv_heads=2)
+    parts, scope = split(mesh, whole, load_balance="head-tail")
+    with scope:
+        query, key, value = parts
+        attend = F.scaled_dot_product_attention
+        count = query.shape[2]
+        raises(ValueError, "set it to 0", attend, query, key, value, dropout_p=0.1, enable_gqa=True)
+        raises(ValueError, "enable_gqa=True", attend, query, key, value)
+        raises(ValueError, "do not divide", attend, query[:, :3], key, value, enable_gqa=True)
+        raises(ValueError, "where they are equal", attend, query[:, :, :1], key, value, enable_gqa=True)
+        raises(ValueError, "takes \\[batch, heads", attend, query[0], key[0], value[0])
+        raises(ValueError, "one dtype", attend, query.double(), key, value, enable_gqa=True)
+        raises(ValueError, "use load_balance 'none'", attend, query, key, value, enable_gqa=True)
+        local_mask = torch.ones(count, count, dtype=torch.bool)
+        raises(ValueError, "attention_mask of ones", attend, query, key, value, local_mask, enable_gqa=True)
+        for dtype in (torch.int64, torch.float64):
+            typed = torch.ones(count, 12, dtype=dtype)
+            raises(ValueError, f"{dtype}.*torch.bool, torch.float32", attend, query, key, value, typed, enable_gqa=True)
+        trained = torch.zeros(count, 12, requires_grad=True)
+        raises(ValueError, "detach it", attend, query, key, value, trained, enable_gqa=True)
+        raises(ValueError, "exclude each other", attend, query, key, value, trained, is_causal=True, enable_gqa=True)
+        short = [tensor[:, :, :1] for tensor in parts]
+        raises(ValueError, "list every tensor", attend, *short, is_causal=True, enable_gqa=True)
+        (out,) = context_parallel_unshard(mesh, [attend(*parts, is_causal=True, enable_gqa=True)], [2])
+    close(out, PLAIN_ATTENTION(*whole, is_causal=True, enable_gqa=True))
+
+
+def check_errors_of_one_rank() -> None:
+    """Errors of any type on one rank are told to the others, which do not wait for it."""
+    mesh, whole = make_mesh(), random_qkv()
+    parts, scope = split(mesh, whole)
+    with scope:
+        attend = F.scaled_dot_product_attention
+        query, key, value = parts
+        cases = [
+            (ValueError, "is a list.*give a tensor", [*parts, [[True]]], {}),
+            (ValueError, "attn_mask is on meta.*move it", [*parts, torch.ones(12, 12, device="meta")], {}),
+            (ValueError, "0 KV heads", [query, key[:, :0], value[:, :0]], {"enable_gqa": True}),
+            (ValueError, "0 KV heads", [part[:, :0] for part in parts], {}),
+            (TypeError, "NoneType", parts, {"dropout_p": None}),
+            (ValueError, "float", parts, {"scale": "half"}),
+            (ValueError, "query is a list", [[query], key, value], {}),
+        ]
+        for error, message, arguments, options in cases:
+            if dist.get_rank() == 0:
+                raises(error, message, attend, *arguments, **options)
+            else:
+                raises(ValueError, r"ranks \[0\] .* refused", attend, *parts)
+        (out,) = context_parallel_unshard(mesh, [attend(*parts, is_causal=True)], [2])
+    close(out, PLAIN_ATTENTION(*whole, is_causal=True))
+
+
+def check_ranks_that_disagree() -> None:
+    mesh, whole = make_mesh(), random_qkv()
+    is_first = dist.get_rank() == 0
+    attend = imported_attention
+    parts, scope = split(mesh, whole)
+    with scope:
+        raises(ValueError, "is_causal of attention differs", attend, *parts, is_causal=is_first)
+        heads = [part[:, : 2 if is_first else 4] for part in parts]
+        raises(ValueError, "heads of attention differs", attend, *heads, is_causal=True)
+    parts, scope = split(mesh, whole, scheme="ring", ring_rotate="shift" if is_first else "all-gather")
+    with scope:
+        raises(ValueError, "options of attention differs", F.scaled_dot_product_attention, *parts, is_causal=True)
+    parts, scope = split(mesh, whole, documents=[0, 12] if is_first else [0, 5, 12])
+    with scope:
+        raises(ValueError, "differ", F.scaled_dot_product_attention, *parts, is_causal=True)
+    for scheme in ("ulysses", "gather", "ring"):
+        parts, scope = split(mesh, whole, scheme=scheme)
+        with scope:
+            attend(*parts, is_causal=True)
+            heads = [part[:, : 4 if is_first else 2] for part in parts]
+            raises(ValueError, "heads of attention differs", attend, *heads, is_causal=True)
+            dropout, message = (0.1, "set it to 0") if is_first else (0.0, r"ranks \[0\] .* refused")
+            raises(ValueError, message, attend, *parts, dropout_p=dropout, is_causal=True)
+            raises(ValueError, "scale of attention differs", attend, *parts, scale=0.1 * (dist.get_rank() + 1))
+            trained = [part.clone().requires_grad_(is_first) for part in parts]
+            raises(ValueError, "requires_grad of attention differs", attend, *trained, is_causal=True)
+            with torch.no_grad():
+                attend(*trained, is_causal=True)
+            (out,) = context_parallel_unshard(mesh, [attend(*parts, is_causal=True)], [2])
+        close(out, PLAIN_ATTENTION(*whole, is_causal=True))
