@@ -92,5 +92,7 @@ def check_ranks_that_disagree() -> None:
             raises(ValueError, "requires_grad of attention differs", attend, *trained, is_causal=True)
             with torch.no_grad():
                 attend(*trained, is_causal=True)
+            masks = [torch.ones(12, 12, dtype=torch.bool), torch.zeros(12, 12)]
+            raises(ValueError, "attn_mask of attention differs", attend, *parts, masks[is_first])
             (out,) = context_parallel_unshard(mesh, [attend(*parts, is_causal=True)], [2])
         close(out, PLAIN_ATTENTION(*whole, is_causal=True))

@@ -260,6 +260,11 @@ def check_autocast_and_inference() -> None:
     with scope, torch.autocast("cpu", dtype=torch.bfloat16):
         assert F.scaled_dot_product_attention(*parts).dtype == torch.bfloat16
     parts, scope = split(mesh, whole)
+    with scope, torch.autocast("cpu", dtype=torch.bfloat16):
+        mask = torch.randn(12, 12, generator=torch.Generator().manual_seed(1)).half()
+        expected = F.scaled_dot_product_attention(*parts, mask.bfloat16())
+        assert torch.equal(F.scaled_dot_product_attention(*parts, mask), expected)
+    parts, scope = split(mesh, whole)
     with torch.inference_mode(), scope:
         (out,) = context_parallel_unshard(mesh, [F.scaled_dot_product_attention(*parts, is_causal=True)], [2])
     close(out, PLAIN_ATTENTION(*whole, is_causal=True))

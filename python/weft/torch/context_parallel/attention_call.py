@@ -46,6 +46,12 @@ def autocast(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def autocast_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """A mask of 16 bits, as autocast does to it. Others stay: float32 is not rounded to the queries."""
+    is_narrow = isinstance(mask, torch.Tensor) and mask.dtype in (torch.bfloat16, torch.float16)
+    return autocast(mask) if is_narrow else mask
+
+
 def _check_tensor(name: str, tensor: torch.Tensor) -> None:
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise ValueError(

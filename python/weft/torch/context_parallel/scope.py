@@ -14,6 +14,7 @@ from weft.torch.context_parallel.attention_call import (
     agree,
     announce_refusal,
     autocast,
+    autocast_mask,
     check_inputs,
     check_options,
     digest,
@@ -115,6 +116,7 @@ class ContextParallelScope:
         """
         try:
             query, key, value = autocast(query), autocast(key), autocast(value)
+            attn_mask = autocast_mask(attn_mask)
             check_inputs(query, key, value, enable_gqa)
             check_options(attn_mask, dropout_p, is_causal)
             call = self._read_call(query, key, value, attn_mask, is_causal)
@@ -130,7 +132,8 @@ class ContextParallelScope:
         if attn_mask is not None:
             mask = rows_of_mask(attn_mask, call.mask, layout, self._level)
             has_rows = has_rows_of_tokens(call.mask, layout)
-        return SplitAttention.apply(query, key, value, plan, plan.kernel(scale, mask, has_rows=has_rows))
+        kernel = plan.kernel(scale, mask, has_rows=has_rows, may_hide_rows=not call.mask.is_bool)
+        return SplitAttention.apply(query, key, value, plan, kernel)
 
     def _read_call(self, query, key, value, attn_mask: torch.Tensor | None, is_causal: bool) -> AttentionCall:
         tokens = self._layout.tokens if self._layout else query.shape[2] * self._request.ranks

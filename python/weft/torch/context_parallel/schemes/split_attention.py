@@ -55,8 +55,11 @@ class AttentionPlan:
         """True if several ranks contribute to the gradient of a key or value."""
         return self.split.replicates or not isinstance(self.outer, LocalAttention)
 
-    def kernel(self, scale: float, mask: torch.Tensor | None, *, has_rows: bool = False) -> TileKernel:
-        """`mask`: of this rank's tokens, see TileKernel. `has_rows`: it has a row for each of them. Collective."""
+    def kernel(
+        self, scale: float, mask: torch.Tensor | None, *, has_rows: bool, may_hide_rows: bool
+    ) -> TileKernel:
+        """`mask`: of this rank's tokens, see TileKernel. `has_rows`: it has a row for each of them. `may_hide_rows`:
+        False for a mask of 0 and -inf, see raise_hidden_rows. Collective."""
         rank = self.inner.level.own if self.inner else 0
         if self.inner and mask is not None:
             if has_rows:
@@ -65,7 +68,7 @@ class AttentionPlan:
                 heads = self.split.queries[rank]
                 mask = mask[:, heads.begin : heads.end]
         if mask is not None:
-            mask = raise_hidden_rows(mask, self.documents)
+            mask = raise_hidden_rows(mask, self.documents) if may_hide_rows else mask
             mask = mask if mask.stride(-1) == 1 else mask.contiguous()
         return TileKernel(scale, mask, self.split.key_of_each_query(rank))
 
@@ -141,9 +144,9 @@ class SplitAttention(torch.autograd.Function):
                 HeadTensor(value, split.keys, split.kv_heads),
             )
         kept = plan.outer.forward(kernel, query, key, value)
-        # Note [Marker of a split attention]: a sixth saved tensor. PyTorch's attention saves five. A checkpoint that
-        # recomputes outside of the scope, and so without the other ranks' tokens, thus fails its check of the saved
-        # tensors.
+        # Note [Marker of a split attention]: one saved tensor more than PyTorch's attention, which saves five, and with
+        # a mask six. A checkpoint that recomputes outside of the scope, and so without the other ranks' tokens, thus
+        # fails its check of the saved tensors.
         ctx.save_for_backward(*kept, kept.lse.new_empty(0, dtype=torch.uint8), kernel.mask)
         if not plan.inner:
             return kept.out

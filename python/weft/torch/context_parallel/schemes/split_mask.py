@@ -6,8 +6,8 @@ A mask is [queries, keys], [heads, queries, keys] or [batch, heads, queries, key
     keys      all tokens in the order of the sequence; or, if queries is 1, the tokens of this rank, as a mask of
               padding has them
 
-Its dtype is bool, float32 or that of the queries, as PyTorch's attention takes it. What is added to scores is in
-float32 beside queries of 16 bits if the mask is, and otherwise in the dtype of the queries.
+Its dtype is bool, float32 or that of the queries, as PyTorch's attention takes it. Scores of 16-bit queries get numbers
+in float32 if the mask is float32. Otherwise they get numbers in the dtype of the queries.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ class MaskForm(NamedTuple):
     heads: int
     queries: Extent
     keys: Extent
-    dtype: torch.dtype | None  # Of what is added to the scores.
+    dtype: torch.dtype | None  # Dtype of the numbers that are added to the scores.
+    is_bool: bool  # True if these numbers are 0 and -inf.
 
 
-NO_MASK = MaskForm(0, 0, Extent.NONE, Extent.NONE, None)
+NO_MASK = MaskForm(0, 0, Extent.NONE, Extent.NONE, None, False)
 
 _LOWEST_MAXIMUM = -1000.0  # Of a row of a mask: an f32 log-sum-exp below keeps fewer than four decimals.
 
@@ -102,7 +103,7 @@ def form_of(mask: torch.Tensor | None, query: torch.Tensor, whole: int) -> MaskF
             "alone, let it use is_causal instead; for transformers, pass an attention_mask of ones"
         )
     assert query_extent is not None and key_extent is not None
-    return MaskForm(rows, mask_heads, query_extent, key_extent, dtype)
+    return MaskForm(rows, mask_heads, query_extent, key_extent, dtype, mask.dtype == torch.bool)
 
 
 def has_rows_of_tokens(form: MaskForm, layout: SequenceLayout) -> bool:
@@ -133,6 +134,8 @@ def raise_hidden_rows(mask: torch.Tensor, documents: Sequence[RowDocuments]) -> 
 
     mask: [1 or batch, heads, queries, all tokens]. The result has all rows of the batch if their documents differ.
     """
+    if mask.numel() == 0 or mask.amin() >= _LOWEST_MAXIMUM:  # The usual case, without a pass for each document.
+        return mask
     raised: torch.Tensor | None = None
     for part in documents:
         for begin, end in itertools.pairwise(part.offsets):
