@@ -104,7 +104,7 @@ def checked_variants(names: Sequence[str], weft: Peer, gloo: Peer, mesh: Mesh) -
     request = {**request_of(mesh, SHORT), **PYTORCH, "steps": 3}
     try:
         theirs = mean_losses(gloo.request("train", **request, api="fsdp2"))
-    except ContestantError:  # It is missing in the row, with its reason: there is nothing to compare.
+    except ContestantError:  # Gloo is missing in the row, with its reason. There is nothing to compare.
         return [variant(name, weft, mesh, APIS[name]) for name in names]
     return [variant(name, checked(name, weft, request, theirs), mesh, APIS[name]) for name in names]
 
