@@ -53,6 +53,7 @@ def check_errors_of_one_rank() -> None:
             (ValueError, "0 KV heads", [part[:, :0] for part in parts], {}),
             (TypeError, "NoneType", parts, {"dropout_p": None}),
             (ValueError, "float", parts, {"scale": "half"}),
+            (TypeError, "NoneType", parts, {"is_causal": None}),
             (ValueError, "query is a list", [[query], key, value], {}),
         ]
         for error, message, arguments, options in cases:

@@ -141,15 +141,14 @@ def announce_refusal(level: LevelExchange) -> None:
     _gather(level, [1] + [0] * (_COLUMNS - 1))
 
 
-def agree(level: LevelExchange, call: AttentionCall, other_fields: dict[str, int]) -> tuple[int, ...]:
-    """Compares the call over all ranks, and returns the tokens of each. A difference would mix up their messages.
+def agree(level: LevelExchange, tokens: int, fields: dict[str, int]) -> tuple[int, ...]:
+    """Compares a call over all ranks, and returns the tokens of each. A difference would mix up their messages.
 
-    `other_fields`: numbers by the names of _SCOPE_FIELDS and _RUN_FIELDS. Collective. Errors: ValueError (a rank
-    refuses the call; ranks differ, by field).
+    `tokens`: of this rank. `fields`: numbers by the names of _SCOPE_FIELDS, _RUN_FIELDS and _CALL_FIELDS. Collective.
+    Errors: ValueError (a rank refuses the call; ranks differ, by field).
     """
-    fields = other_fields | call.common_fields()
     assert tuple(fields) == _SCOPE_FIELDS + _RUN_FIELDS + _CALL_FIELDS
-    rows = _gather(level, [0, call.tokens, *fields.values()])
+    rows = _gather(level, [0, tokens, *fields.values()])
     refusing = [rank for rank, row in enumerate(rows) if row[0]]
     if refusing:
         raise ValueError(f"ranks {refusing} of the context group refused this attention: see their errors")

@@ -121,10 +121,11 @@ class ContextParallelScope:
             check_options(attn_mask, dropout_p, is_causal)
             call = self._read_call(query, key, value, attn_mask, is_causal)
             scale = query.shape[3] ** -0.5 if scale is None else float(scale)
+            fields = run_fields(scale, query, key, value) | call.common_fields()
         except Exception:  # Also those of arguments of a wrong type.
             announce_refusal(self._level)
             raise
-        layout = self._agree_on_layout(call, run_fields(scale, query, key, value))
+        layout = self._agree_on_layout(call, fields)
         if call not in self._plans:
             self._plans[call] = self._make_plan(call, layout)
         plan = self._plans[call]
@@ -170,7 +171,7 @@ class ContextParallelScope:
 
     def _agree_on_layout(self, call: AttentionCall, fields: dict[str, int]) -> SequenceLayout:
         tokens = self._layout.tokens if self._layout else 0
-        counts = agree(self._level, call, self._digests | {"length of the sequence": tokens} | fields)
+        counts = agree(self._level, call.tokens, self._digests | {"length of the sequence": tokens} | fields)
         layout = self._layout or self._make_layout((call.tokens * self._request.ranks,))
         if counts != layout.counts:
             raise ValueError(
