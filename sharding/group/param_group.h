@@ -40,10 +40,11 @@
 // Note [Unused parameters]
 // Problem: an optimizer must skip a parameter that took no part in backward, but the reduced sum has zeros
 // for it, and another rank may have used it. Rule: a group notes at each reduction which gradients this
-// rank's backward has written, until ZeroGradients. If the policy asks for it, the schedule says with
-// AwaitUsedParameters that ranks will agree, and in the last backward SetUsedParameters, with the union over
-// all ranks. Until then gradients count as not reduced. Why it suffices: flags only grow between two
-// ZeroGradients, so an agreement is right for all reductions before it.
+// rank's backward has written, until ZeroGradients or ForgetReducedGradients. If the policy asks for it, the
+// schedule says with AwaitUsedParameters that ranks will agree, and in the last backward SetUsedParameters,
+// with the union over all ranks. Until then gradients count as not reduced. Why it suffices: both forget on
+// all ranks, ForgetReducedGradients only while no agreement is awaited, and between them flags only grow, so
+// an agreement is right for all reductions before it.
 //
 // Thread safety: none; one thread drives a group.
 // Collective: Load, Unshard and ReduceGradients, by all ranks of the context's groups in one order.
@@ -197,6 +198,9 @@ class ParamGroup {
   // By slice, the parts of its replicas in an image that holds the shard in ranges.
   std::vector<PipelineLanes::Parts> ReplicaParts() const;
   std::vector<MasterView> WholeShards() const;
+  // Masters with views of the reduced sum for these parameters. REQUIRES: the sum has memory if any is
+  // selected.
+  std::vector<MasterView> MastersWith(const std::vector<bool>& has_gradient) const;
   FlatImage data_image() const;
   absl::Status ViewImage();
   void DropImage();

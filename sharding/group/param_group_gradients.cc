@@ -71,7 +71,7 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope, Priority priority) {
   const std::vector<bool> written = GradientsWritten(parameters(), image);
   WEFT_ASSIGN_OR_RETURN(const int64_t copied_bytes, CollectGradients(parameters(), image));
   for (size_t i = 0; i < written.size(); ++i) written_[i] = written_[i] || written[i];
-  if (!awaits_used_) used_.assign(used_.size(), true);  // Also of those that were forgotten.
+  if (!awaits_used_) used_.assign(used_.size(), true);  // Forgotten parameters have gradients again.
   context_.state().CountCopy(copied_bytes);
   const DivideScales scales = SpreadDivision(gradient_divide_factor_, dtypes().reduce);
   WEFT_ASSIGN_OR_RETURN(Buffer input, TakeReduceInput(scales.before));
@@ -184,10 +184,13 @@ absl::Status ParamGroup::ForgetReducedGradients(const std::function<bool(const P
 }
 
 void ParamGroup::ZeroReducedGradients(const std::function<bool(const Parameter&)>& selects) {
-  for (const MasterView& shard : Masters()) {
-    if (shard.grad != nullptr && selects(*shard.parameter)) {
-      Zero(shard.grad, dtypes().master, {{0, shard.elements()}});
-    }
+  // Also of a sum that CheckGradientsReduced keeps back.
+  std::vector<bool> forgotten(parameters().size(), false);
+  for (size_t i = 0; i < forgotten.size(); ++i) {
+    forgotten[i] = layout().parameters()[i].trainable && selects(*parameters()[i]);
+  }
+  for (const MasterView& shard : MastersWith(forgotten)) {
+    if (shard.grad != nullptr) Zero(shard.grad, dtypes().master, {{0, shard.elements()}});
   }
 }
 

@@ -52,8 +52,9 @@ std::vector<bool> ParamGroup::ReducedParameters() const {
   return reduced;
 }
 
-std::vector<MasterView> ParamGroup::Masters() const {
-  const std::vector<bool> has_gradient = ReducedParameters();
+std::vector<MasterView> ParamGroup::Masters() const { return MastersWith(ReducedParameters()); }
+
+std::vector<MasterView> ParamGroup::MastersWith(const std::vector<bool>& has_gradient) const {
   const auto element_bytes = static_cast<int64_t>(SizeOf(dtypes().master));
   std::vector<MasterView> shards;
   for (const MasterView& whole : WholeShards()) {

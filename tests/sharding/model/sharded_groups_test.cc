@@ -248,6 +248,38 @@ TEST(ShardedGroups, ForgetTheReducedGradientOfOneParameterOfAGroup) {
   });
 }
 
+// The gradients of the pass without a reduction stay.
+TEST(ShardedGroups, ForgetAReducedGradientWhileOthersWaitForTheirReduction) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+    const auto p = MakeParameters({{4}, {6}});
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
+    WEFT_ASSIGN_OR_RETURN(const auto groups,
+                          ShardedGroups::Create(*engine.engine, mesh, {{"root", -1, p}}, {}, LoadIndices));
+    for (uintptr_t step = 1; step <= 3; ++step) {
+      const SchedulePass pass = {step, true};
+      groups->SetRequiresGradientSync(0, step != 2);
+      WEFT_RETURN_IF_ERROR(groups->BeforeForward(0, pass));
+      WEFT_RETURN_IF_ERROR(groups->AfterForward(0, pass));
+      WEFT_RETURN_IF_ERROR(groups->BeforeBackward(0, pass));
+      AddGradient(*p[0], std::vector<float>(4, 1.0F));
+      AddGradient(*p[1], std::vector<float>(6, 1.0F));
+      WEFT_RETURN_IF_ERROR(groups->AfterBackward(0));
+      WEFT_RETURN_IF_ERROR(groups->FinishBackward());
+      if (step == 2) {
+        WEFT_RETURN_IF_ERROR(groups->ForgetReducedGradients(
+            [&](const Parameter& parameter) { return &parameter == p[0].get(); }));
+      }
+    }
+    EXPECT_THAT(groups->ReducedParameters(0), ElementsAre(true, true));
+    for (const ShardView& shard : groups->Shards()) {
+      const float expected = shard.parameter == p[0].get() ? 4.0F : 6.0F;
+      EXPECT_THAT(absl::MakeConstSpan(shard.grad, static_cast<size_t>(shard.elements())), Each(expected));
+    }
+    return absl::OkStatus();
+  });
+}
+
 TEST(ShardedGroups, HandOutGradientViewsBeforeTheirBackward) {
   WithClient(2, {}, [](Client& client, CommEngine&, int) -> absl::Status {
     WEFT_RETURN_IF_ERROR(client.Forward({1, true}));
