@@ -103,7 +103,9 @@ absl::Status CheckpointFolder::Commit(const std::string& staged, int64_t step, s
   RemoveTree(staged);  // After an exchange this is the replaced checkpoint.
   WEFT_RETURN_IF_ERROR(status);
   WEFT_ASSIGN_OR_RETURN(std::vector<std::string> names, ListCheckpoints(path()));
-  if (parent) MoveToFront(names, CheckpointName(*parent));
+  // The parent and those before it come ahead of the later ones that the training left.
+  const auto found = parent ? std::find(names.begin(), names.end(), CheckpointName(*parent)) : names.end();
+  std::rotate(names.begin(), found, names.end());
   MoveToFront(names, name);
   std::vector<std::string> old;
   if (const auto kept = static_cast<size_t>(keep); kept != 0 && names.size() > kept) {
@@ -136,8 +138,13 @@ absl::StatusOr<std::vector<std::string>> ListCheckpoints(const std::string& fold
   }
   std::vector<std::string> sorted;
   sorted.reserve(found.size());
-  // A folder without a readable list still has its checkpoints.
-  if (const auto latest = ReadWholeFile(InFolder(folder, kLatest), kMaxLatestBytes); latest.ok()) {
+  const absl::StatusOr<std::string> latest = ReadWholeFile(InFolder(folder, kLatest), kMaxLatestBytes);
+  if (!latest.ok() && !absl::IsNotFound(latest.status())) {
+    return absl::Status(latest.status().code(),
+                        absl::StrCat(latest.status().message(),
+                                     ": remove it, and the checkpoints count by their steps, or mend it"));
+  }
+  if (latest.ok()) {
     for (const absl::string_view line : absl::StrSplit(*latest, '\n')) {
       const std::string name(line);
       int64_t step = 0;

@@ -108,6 +108,24 @@ TEST_F(CheckpointTest, AreListedAndRemovedByTheOrderOfTheirSaves) {
   EXPECT_EQ(ReadFile(root() + "/latest"), "step-00000005\nstep-00000003\nstep-00000002\n");
 }
 
+TEST_F(CheckpointTest, BeforeAParentAreKeptLongerThanThoseThatTheTrainingLeft) {
+  ASSERT_OK(Save(ArrayCut::kByRows, 2, {2, 4, 6}));
+  ASSERT_OK(Save(ArrayCut::kByRows, 2, {5}, /*parent=*/4));
+  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> kept, ListCheckpoints(root()));
+  EXPECT_THAT(kept, ElementsAre("step-00000005", "step-00000004", "step-00000002"));
+}
+
+// Their order would change without a word.
+TEST_F(CheckpointTest, AreNotListedWithoutALatestThatCannotBeRead) {
+  ASSERT_OK(Save(ArrayCut::kByRows, 2, {9, 4}));
+  fs::remove(root() + "/latest");
+  fs::create_directory(root() + "/latest");
+  EXPECT_THAT(ListCheckpoints(root()).status().message(), HasSubstr("/latest': Is a directory: remove it"));
+  fs::remove(root() + "/latest");
+  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, ListCheckpoints(root()));
+  EXPECT_THAT(names, ElementsAre("step-00000009", "step-00000004"));
+}
+
 TEST_F(CheckpointTest, ThatLatestDoesNotListAreOlder) {
   options_.keep = 0;
   ASSERT_OK(Save(ArrayCut::kByRows, 2, {1, 9, 5}));
