@@ -53,5 +53,20 @@ TEST(RestartArguments, DoNotResumeFromCheckpointsOfEarlierRuns) {
   EXPECT_THAT(arguments(), ElementsAre("--resume", "auto"));
 }
 
+// A run that went back to an earlier step has come to the newest one again.
+TEST(RestartArguments, ResumeFromASecondSaveOfTheNewestStep) {
+  const TempFolder parent;
+  Save(parent, 8);
+  CheckpointConfig config = In(parent / "ck");
+  config.resume = parent / "ck/" + CheckpointName(4);
+  const RestartArguments arguments(config);
+  EXPECT_THAT(arguments(), IsEmpty());
+  const std::string saved = parent / "ck/" + CheckpointName(8);
+  parent.Write("staged/checkpoint.json", "{}");
+  std::filesystem::remove_all(saved);
+  std::filesystem::rename(parent / "staged", saved);
+  EXPECT_THAT(arguments(), ElementsAre("--resume", "auto"));
+}
+
 }  // namespace
 }  // namespace weft

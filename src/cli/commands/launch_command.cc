@@ -1,8 +1,11 @@
 #include "src/cli/commands/launch_command.h"
 
 #include <filesystem>
+#include <sys/stat.h>
 #include <system_error>
 #include <utility>
+
+#include <absl/strings/str_cat.h>
 
 #include "weft/train/checkpoint.h"
 
@@ -19,7 +22,10 @@ std::vector<std::string> RestartArguments::operator()() const {
 
 std::string RestartArguments::Newest() const {
   const absl::StatusOr<std::vector<std::string>> names = ListCheckpoints(checkpoint_.folder);
-  return names.ok() && !names->empty() ? names->front() : "";
+  if (!names.ok() || names->empty()) return "";
+  struct stat info {};
+  if (stat(absl::StrCat(checkpoint_.folder, "/", names->front()).c_str(), &info) != 0) return names->front();
+  return absl::StrCat(names->front(), " ", info.st_ino, " ", info.st_mtim.tv_sec, " ", info.st_mtim.tv_nsec);
 }
 
 absl::StatusOr<int> RunLaunchCommand(const LaunchCommand& command) {

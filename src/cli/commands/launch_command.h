@@ -37,6 +37,8 @@ class RestartArguments {
   std::vector<std::string> operator()() const;
 
  private:
+  // The newest checkpoint: its name, and the number and time of its folder, which a second save of the step
+  // changes. Empty: there is none.
   std::string Newest() const;
   CheckpointConfig checkpoint_;
   std::string newest_before_;
