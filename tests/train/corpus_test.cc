@@ -225,7 +225,7 @@ TEST(Corpus, KeepsABoundedNumberOfFilesOpen) {
   const int64_t before = OpenDescriptors();
   for (int round = 0; round < 2; ++round) {
     for (int i = 0; i < files; ++i) EXPECT_THAT(ReadTokens(corpus, 2 * i + 1, 1), ElementsAre(i));
-    EXPECT_EQ(OpenDescriptors() - before, 64);
+    EXPECT_EQ(OpenDescriptors() - before, 32);
   }
   fs::remove(folder / std::to_string(1000 + files - 1));
   EXPECT_THAT(ReadTokens(corpus, 2 * files - 2, 2), ElementsAre(files - 1, files - 1));

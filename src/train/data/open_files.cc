@@ -14,8 +14,13 @@ absl::StatusOr<std::shared_ptr<const File>> OpenFiles::Open(const std::string& p
     files_.splice(files_.begin(), files_, found);
     return files_.front().second;
   }
-  WEFT_ASSIGN_OR_RETURN(File file, File::OpenForReading(path));
-  files_.emplace_front(path, std::make_shared<const File>(std::move(file)));
+  absl::StatusOr<File> file = File::OpenForReading(path);
+  if (!file.ok() && !files_.empty()) {  // The process may have no descriptor left.
+    files_.clear();
+    file = File::OpenForReading(path);
+  }
+  WEFT_RETURN_IF_ERROR(file.status());
+  files_.emplace_front(path, std::make_shared<const File>(*std::move(file)));
   if (files_.size() > kMost) files_.pop_back();
   return files_.front().second;
 }

@@ -1,4 +1,5 @@
-// Files that stay open between reads. The one that was not used for longest makes room for a new one.
+// Files that stay open between reads. The one that was not used for longest makes room for a new one. If a
+// file cannot be opened, all others are closed, and it is tried again.
 //
 // Thread safety: Open may be called from several threads.
 #pragma once
@@ -18,8 +19,8 @@ namespace weft {
 
 class OpenFiles {
  public:
-  // The most that stay open. A process may have as few as 256 descriptors.
-  static constexpr size_t kMost = 64;
+  // The most that stay open. A process may have as few as 256 descriptors, and several such sets of files.
+  static constexpr size_t kMost = 32;
 
   // Errors: those of File::OpenForReading.
   absl::StatusOr<std::shared_ptr<const File>> Open(const std::string& path);
