@@ -166,8 +166,11 @@ class TomlReader {
     const bool is_number = digits.size() == kDigits && absl::c_all_of(digits, absl::ascii_isxdigit) &&
                            absl::SimpleHexAtoi(digits, &code);
     const bool is_surrogate = code >= 0xD800 && code < 0xE000;
-    if (!is_number || code == 0 || is_surrogate)
-      return Error("the four hexadecimal digits of a character must follow \\u");
+    if (!is_number || code == 0 || is_surrogate) {
+      return Error(
+          "the four hexadecimal digits of a character must follow \\u, which 0000 and the surrogates D800 to "
+          "DFFF are not");
+    }
     next_ += kDigits;
     std::string text;
     if (code < 0x80) return std::string(1, static_cast<char>(code));

@@ -31,7 +31,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kRemedies = ": use more ranks on further hosts, or a smaller --max-new-tokens";
+constexpr const char* kRemedies =
+    ": use more ranks on further hosts, --reshard-after-forward true, or a smaller --max-new-tokens";
 
 // In place of a token if rank 0 could not choose one.
 constexpr int64_t kNoToken = -1;
