@@ -13,5 +13,10 @@ TEST(SizeText, HasAtMostOneDecimal) {
   EXPECT_EQ(SizeText(int64_t{3} << 50), "3072 TiB");
 }
 
+TEST(SizeText, IsRoundedBeforeItsUnitIsChosen) {
+  EXPECT_EQ(SizeText((int64_t{100} << 20) - 1), "100 MiB");
+  EXPECT_EQ(SizeText((int64_t{1} << 20) - 1), "1.0 MiB");
+}
+
 }  // namespace
 }  // namespace weft

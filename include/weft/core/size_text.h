@@ -15,8 +15,8 @@ inline std::string SizeText(int64_t bytes) {
   constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   auto value = static_cast<double>(bytes);
   size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
-  const int decimals = unit == 0 || value >= 100 ? 0 : 1;
+  for (; value >= 1023.5 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
+  const int decimals = unit == 0 || value >= 99.95 ? 0 : 1;
   return absl::StrFormat("%.*f %s", decimals, value, kUnits[unit]);
 }
 
