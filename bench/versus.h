@@ -1,11 +1,12 @@
 // Timing helpers, and the interleaved comparison of weft with Eigen.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <vector>
 
 #include <benchmark/benchmark.h>
+
+#include "weft/core/median.h"
 
 namespace weft::bench {
 
@@ -14,12 +15,6 @@ double SecondsOf(const Run& run) {
   const auto start = std::chrono::steady_clock::now();
   run();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-inline double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 // Runs both once per iteration, so that disturbances affect both. Reports the medians as GFLOP/s, and the

@@ -7,12 +7,13 @@
 #include <cstdint>
 
 #include "src/nn/products/panel_kernels.h"
+#include "weft/core/rounding.h"
 #include "weft/core/tensor.h"
 #include "weft/core/tensor_view.h"
 
 namespace weft {
 
-inline int64_t PanelsOf(int64_t lines) { return (lines + panels::kPanel - 1) / panels::kPanel; }
+inline int64_t PanelsOf(int64_t lines) { return CeilDiv(lines, panels::kPanel); }
 
 class PackedHeads {
  public:

@@ -20,14 +20,13 @@
 #include "src/nn/products/panel_kernels.h"
 #include "src/nn/products/scratch.h"
 #include "weft/core/parallel.h"
+#include "weft/core/rounding.h"
 
 namespace weft::matmul_panels {
 namespace {
 
 constexpr int64_t kBlockBytes = panels::kBlockWords * int64_t{sizeof(uint32_t)};
 constexpr int64_t kLineBytes = 64;
-
-int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t CacheBytes(int name, int64_t otherwise) {
   const int64_t bytes = sysconf(name);
@@ -53,13 +52,13 @@ Blocks BlocksFor(const Product& product) {
   constexpr int64_t kPackedParts = 4;   // Packed panels of A take up to so many times the second-level cache.
   const int64_t block_of_b = SecondLevelBytes() / 2;
   const int64_t piece = std::max<int64_t>(1, first_level / 3 / kBlockBytes);
-  const int64_t depth =
-      std::min(Ceil(product.k, panels::kBlock), std::max(piece, block_of_b / (kFewestPanels * kBlockBytes)));
+  const int64_t depth = std::min(CeilDiv(product.k, panels::kBlock),
+                                 std::max(piece, block_of_b / (kFewestPanels * kBlockBytes)));
   const int64_t panel_bytes = depth * kBlockBytes;
-  const int64_t panels_of_a_thread = Ceil(Ceil(product.n, panels::kPanel), ThreadCount());
+  const int64_t panels_of_a_thread = CeilDiv(CeilDiv(product.n, panels::kPanel), ThreadCount());
   return {std::min(piece, depth), depth, std::clamp<int64_t>(block_of_b / panel_bytes, 1, panels_of_a_thread),
           std::clamp<int64_t>(kPackedParts * SecondLevelBytes() / panel_bytes, 1,
-                              Ceil(product.m, panels::kPanel))};
+                              CeilDiv(product.m, panels::kPanel))};
 }
 
 panels::Source SourceOf(const Factor& factor, bool strided, int64_t line, int64_t k) {
@@ -200,7 +199,7 @@ void MultiplyPanel(const Product& product, const Packed& packed, int64_t a_panel
   const bool has_next = a_panel + 1 < packed.a_panels;
   for (int64_t k = 0; k < packed.depth; k += piece) {
     const int64_t blocks = std::min(piece, packed.depth - k);
-    const int64_t share = Ceil(blocks, packed.b_panels);  // Of the next panel of A, for each panel of B.
+    const int64_t share = CeilDiv(blocks, packed.b_panels);  // Of the next panel of A, for each panel of B.
     const uint32_t* a = packed.a + a_panel * panel_words + k * panels::kBlockWords;
     for (int64_t panel = 0; panel < packed.b_panels; ++panel) {
       if (has_next) {
@@ -226,7 +225,7 @@ uint32_t* Words(Scratch& scratch, int64_t words) {
 // depths, [panel of A][panel of B][kProductFloats], or null if there is one depth.
 void MultiplyPacked(const Product& product, const Packed& packed, int64_t piece, float* waiting_sums) {
   static thread_local Scratch own_sums;
-  const int64_t n_panels = Ceil(product.n, panels::kPanel);
+  const int64_t n_panels = CeilDiv(product.n, panels::kPanel);
   const bool is_last = (packed.depth_begin + packed.depth) * panels::kBlock >= product.k;
   for (int64_t panel = 0; panel < packed.a_panels; ++panel) {
     const int64_t place = (packed.a_begin + panel) * n_panels + packed.b_begin;
@@ -252,8 +251,8 @@ bool IsWorthIt(const Product& product) {
 }
 
 int64_t WaitingSumBytes(const Product& product) {
-  if (BlocksFor(product).depth >= Ceil(product.k, panels::kBlock)) return 0;
-  return Ceil(product.m, panels::kPanel) * Ceil(product.n, panels::kPanel) * panels::kProductFloats *
+  if (BlocksFor(product).depth >= CeilDiv(product.k, panels::kBlock)) return 0;
+  return CeilDiv(product.m, panels::kPanel) * CeilDiv(product.n, panels::kPanel) * panels::kProductFloats *
          int64_t{sizeof(float)};
 }
 
@@ -264,9 +263,9 @@ void Multiply(const Product& product) {
   const Blocks blocks = BlocksFor(product);
   const bool streams = StreamsResults(product);
   const int64_t panel_words = blocks.depth * panels::kBlockWords;
-  const int64_t k_blocks = Ceil(product.k, panels::kBlock);
-  const int64_t m_panels = Ceil(product.m, panels::kPanel);
-  const int64_t n_panels = Ceil(product.n, panels::kPanel);
+  const int64_t k_blocks = CeilDiv(product.k, panels::kBlock);
+  const int64_t m_panels = CeilDiv(product.m, panels::kPanel);
+  const int64_t n_panels = CeilDiv(product.n, panels::kPanel);
   uint32_t* const a = Words(packed_a, blocks.a_panels * panel_words);
   const int64_t sum_bytes = WaitingSumBytes(product);
   auto* const sums =

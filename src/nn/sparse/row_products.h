@@ -10,10 +10,12 @@
 
 #include <cstdint>
 
+#include "weft/core/rounding.h"
+
 namespace weft {
 
 inline constexpr int64_t kRowLanes = 16;
-inline int64_t PaddedRow(int64_t dim) { return (dim + kRowLanes - 1) / kRowLanes * kRowLanes; }
+inline int64_t PaddedRow(int64_t dim) { return RoundUp(dim, kRowLanes); }
 
 // A matrix of a few rows and a column for each key. Its rows start `stride` elements apart.
 struct RowMatrix {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "weft/core/rounding.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -34,7 +35,7 @@ const Preset& FindPreset(const std::string& name) {
 
 int64_t DefaultFfnDim(int64_t dim) {
   const int64_t wanted = (8 * dim + 2) / 3;
-  return (wanted + kFfnMultiple - 1) / kFfnMultiple * kFfnMultiple;
+  return RoundUp(wanted, kFfnMultiple);
 }
 
 }  // namespace
