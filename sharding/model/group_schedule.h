@@ -17,7 +17,7 @@
 // prefetches, stay unsharded if they are also the last ones of forward.
 // Why it suffices: this saves their gathers and holds no image that backward would not hold anyway; no
 // gradient image exists yet. Between nodes the wire would still be idle from the last gather of forward to
-// the first reduction of backward. Where ranks of a node share images, an image is cheap, so the next
+// the first reduction of backward. If ranks of a node share images, an image is cheap, so the next
 // `prefetch_depth` blocks of backward are gathered while the last group of forward computes.
 //
 // Note [Groups of several modules]

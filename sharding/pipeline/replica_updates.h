@@ -9,7 +9,7 @@
 //
 // Note [Base of delta encoding]
 // After an AllGather every replica holds the values that each one has updated, until their owners alone write
-// them again. Where updates are delta-encoded between nodes, a rank keeps a copy of the values that it
+// them again. If updates are delta-encoded between nodes, a rank keeps a copy of the values that it
 // shared, and shares the difference from them next time. The copy takes four bytes for each element that the
 // rank updates. The first AllGather after ranks may have written each other's elements, or after an error,
 // shares whole values.

@@ -14,7 +14,7 @@
 //             submits one for all groups. A rank waits for it only when it needs a group, so ranks do not
 //             wait for each other's forward. A group that is unsharded before the forward submits one for
 //             itself, so that it can be used while other groups are still being updated. A group needs one
-//             such barrier in an epoch. Where replicas share the optimizer, each group submits its own,
+//             such barrier in an epoch. If replicas share the optimizer, each group submits its own,
 //             after the gather of the other replicas' updates.
 //   read      A rank submits it when it reads no shard any more in this epoch. FinishBackward waits for it,
 //             and only then shards may be written. REQUIRES: all groups are resharded.

@@ -59,7 +59,7 @@ absl::StatusOr<ParameterDTypes> AgreeOnDTypes(const std::string& group, const Pa
     if (!valid.ok()) return Annotate(valid, "parameter '" + parameter->name + "' of group '" + group + "'");
   }
   for (const Trait& trait : traits) WEFT_RETURN_IF_ERROR(CheckAgreement(group, parameters, trait));
-  if (parameters.empty()) return ParameterDTypes{policy.param_dtype, policy.reduce_dtype};
+  if (parameters.empty()) return policy.DTypes();
   return policy.DTypesOf(*parameters.front());
 }
 

@@ -127,7 +127,7 @@ TEST_F(TrainTrace, HasWaitsThatAddUpToTheExposedTime) {
   }
 }
 
-TEST_F(TrainTrace, IsMissedAloudByARunWithoutSteps) {
+TEST_F(TrainTrace, IsReportedAsNotWrittenByARunWithoutSteps) {
   config_.output.trace_file = folder_ / "trace.json";
   config_.eval.paths = config_.data.paths;
   config_.optimizer.steps = 0;

@@ -23,7 +23,7 @@ struct Topology {
 };
 
 // The topology of this host. The first call reads it, which takes a few milliseconds; later calls return the
-// same object. Where the host does not describe its caches, their sizes are those of the C library, or else 1
+// same object. If the host does not describe its caches, their sizes are those of the C library, or else 1
 // MiB for a core and 64 MiB for the last level.
 const Topology& HostTopology();
 

@@ -141,7 +141,7 @@ class ShardedModel {
 
   // Starts to gather a module's group outside of its forward. Collective: all ranks, at the same place.
   absl::StatusOr<UnshardHandle> Unshard(const Module& module);
-  // Gives the parameters back. Where ranks of a node share images: on all ranks, at the same place among
+  // Gives the parameters back. If ranks of a node share images: on all ranks, at the same place among
   // unshards. Errors: kFailedPrecondition (being unsharded: wait first).
   absl::Status Reshard(const Module& module);
 
@@ -182,7 +182,7 @@ class ShardedModel {
   // their updates.
   absl::StatusOr<std::vector<ShardView>> CurrentShards();
   // Calls `update` with the shards of each group, in the order of forward, and sends each group's update to
-  // other ranks while later groups are updated. Where shard groups span nodes, it also gathers the groups
+  // other ranks while later groups are updated. If shard groups span nodes, it also gathers the groups
   // that the next forward begins with. Calls BeginWriting if shards were read since they were written last.
   // Collective: all ranks. Errors: those of `update`, which fail all ranks: see ResetAfterError.
   absl::Status UpdateShards(const ShardUpdate& update);

@@ -86,7 +86,7 @@ struct ShardingPolicy {
   // from k neighbors of the shard group. k must divide the group's size. 0: nothing is kept.
   int reshard_after_forward_size = 0;
   // The same for the group of one module, by the group's name (GroupMembers::name). Returning nothing: the
-  // value above. Unset: the value above for all. Where any group keeps a part, images are private: see
+  // value above. Unset: the value above for all. If any group keeps a part, images are private: see
   // ChooseResidency.
   std::function<std::optional<int>(const std::string& group)> reshard_after_forward_size_of = nullptr;
   // The root's backward begins where its forward ends, so resharding it in between only costs a gather.
@@ -159,7 +159,7 @@ struct ShardingPolicy {
   // Errors: kInvalidArgument (names the option, its value and what is allowed).
   absl::Status Validate() const;
   ParameterDTypes DTypesOf(const Parameter& parameter) const;
-  // Without dtypes_of.
+  // The dtypes of all parameters if dtypes_of is unset.
   ParameterDTypes DTypes() const { return {param_dtype, reduce_dtype, gradient_dtype}; }
 };
 

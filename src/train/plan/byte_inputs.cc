@@ -181,7 +181,7 @@ absl::StatusOr<ByteInputs> ParseByteInputs(const nlohmann::json& json) {
   inputs.alignment = reader.Integer("alignment", 1, 64);
   policy.param_dtype = reader.OneOf("param_dtype", {DType::kF32, DType::kBF16, DType::kF16});
   policy.reduce_dtype = reader.OneOf("reduce_dtype", {DType::kF32, DType::kBF16, DType::kF16});
-  // Older files do not have it: they follow from the two above.
+  // Older files lack it. It then follows from the two above.
   if (json.contains("gradient_dtype"))
     policy.gradient_dtype = reader.OneOf("gradient_dtype", {DType::kF32, DType::kBF16, DType::kF16});
   policy.reshard_after_forward = reader.Bool("reshard_after_forward");

@@ -20,7 +20,8 @@ struct RunProperty {
   std::string value;
   bool fixed = false;              // Must also be equal when the run is resumed.
   std::string absent = kNotGiven;  // The value in checkpoints that lack the property.
-  // Of a property that is not fixed: what a resumed run says if the value has changed. Empty: nothing.
+  // A resumed run says this if the value of a property that is not fixed has changed. Empty: it says
+  // nothing.
   std::string if_changed = "";
 };
 

@@ -5,7 +5,7 @@
 //   value_dim], and the outputs of LightningIndexer: index_q [batch, tokens, index_heads, index_dim], index_k
 //   [batch, keys, 1, index_dim] and index_weights [batch, tokens, index_heads]. One dtype, f32, bf16 or f16.
 // Outputs: out [batch, tokens, heads, value_dim].
-// The invocation's sequence() gives the documents and positions of the tokens. Where ranks share the
+// The invocation's sequence() gives the documents and positions of the tokens. If ranks share the
 //   sequence, q, index_q and index_weights are this rank's tokens, and the keys are those of all ranks, in
 //   rank order (weft/context_parallel/exchange_hooks.h gathers them). Otherwise keys and tokens are the same.
 // Stage and coefficient of the indexer's loss come from the invocation: see IndexerPass.
