@@ -1,5 +1,6 @@
 """Collectives of the backend "weft" on 1, 2, 3 and 4 ranks, against plain computations."""
 
+import collective_argument_bodies as argument_bodies
 import collective_bodies as bodies
 import overlap_bodies
 import pytest
@@ -35,8 +36,8 @@ def test_gives_the_result_of_a_plain_loop(pool: RankPool, body, from_backend: bo
         bodies.futures_in_callbacks,
         bodies.overlapping_kinds,
         bodies.groups,
-        bodies.invalid_arguments,
-        bodies.a_coalesced_collective_checks_all_tensors_first,
+        argument_bodies.invalid_arguments,
+        argument_bodies.a_coalesced_collective_checks_all_tensors_first,
         bodies.threads_submit,
     ],
     ids=lambda body: body.__name__,
