@@ -10,6 +10,7 @@
 
 #include "src/train/trace/chrome_trace.h"
 #include "src/train/trace/run_trace.h"
+#include "tests/support/forwarding_bootstrap.h"
 #include "tests/support/rank_engine.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/train/train_run.h"
@@ -20,6 +21,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
+using ::weft::testing::ForwardingBootstrap;
 using ::weft::testing::RunRanks;
 using Json = nlohmann::json;
 
@@ -166,29 +168,12 @@ class ShiftedRuntime final : public Runtime {
   Runtime& base_;
 };
 
-class ShiftedBootstrap final : public Bootstrap {
+class ShiftedBootstrap final : public ForwardingBootstrap {
  public:
-  explicit ShiftedBootstrap(Bootstrap& base) : base_(base), runtime_(base.runtime()) {}
-  int rank() const override { return base_.rank(); }
-  const NodeMap& node_map() const override { return base_.node_map(); }
+  explicit ShiftedBootstrap(Bootstrap& base) : ForwardingBootstrap(base), runtime_(base.runtime()) {}
   Runtime& runtime() override { return runtime_; }
-  absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
-                                                         absl::Duration timeout) override {
-    return base_.AllGatherBlob(blob, timeout);
-  }
-  absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t bytes) override {
-    return base_.ReserveNodeMemory(bytes);
-  }
-  absl::StatusOr<size_t> FreeNodeMemory() const override { return base_.FreeNodeMemory(); }
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override {
-    return base_.OpenWire(timeout);
-  }
-  std::string WireName() const override { return base_.WireName(); }
-  int64_t link_count() const override { return base_.link_count(); }
-  void SkipLinks(int64_t count) override { base_.SkipLinks(count); }
 
  private:
-  Bootstrap& base_;
   ShiftedRuntime runtime_;
 };
 

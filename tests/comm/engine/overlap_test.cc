@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/comm/support/engine_fixture.h"
+#include "tests/support/forwarding_bootstrap.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -70,30 +71,13 @@ class OverlapChecker final : public WireLink {
 };
 
 // A bootstrap whose links are checked.
-class CheckedBootstrap final : public Bootstrap {
+class CheckedBootstrap final : public ForwardingBootstrap {
  public:
-  explicit CheckedBootstrap(Bootstrap& bootstrap) : bootstrap_(bootstrap) {}
-  int rank() const override { return bootstrap_.rank(); }
-  const NodeMap& node_map() const override { return bootstrap_.node_map(); }
-  Runtime& runtime() override { return bootstrap_.runtime(); }
-  absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
-                                                         absl::Duration timeout) override {
-    return bootstrap_.AllGatherBlob(blob, timeout);
-  }
-  absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override {
-    return bootstrap_.ReserveNodeMemory(segment_bytes);
-  }
-  absl::StatusOr<size_t> FreeNodeMemory() const override { return bootstrap_.FreeNodeMemory(); }
+  using ForwardingBootstrap::ForwardingBootstrap;
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override {
-    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> link, bootstrap_.OpenWire(timeout));
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> link, ForwardingBootstrap::OpenWire(timeout));
     return std::make_unique<OverlapChecker>(std::move(link));
   }
-  std::string WireName() const override { return bootstrap_.WireName(); }
-  int64_t link_count() const override { return bootstrap_.link_count(); }
-  void SkipLinks(int64_t count) override { bootstrap_.SkipLinks(count); }
-
- private:
-  Bootstrap& bootstrap_;
 };
 
 TEST(MessagesInFlight, OfAnAllReduceInPlaceDoNotOverlap) {

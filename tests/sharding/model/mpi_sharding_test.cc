@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/toy_training.h"
+#include "tests/support/forwarding_bootstrap.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/status_matchers.h"
 
@@ -16,30 +17,14 @@ namespace weft::testing {
 namespace {
 
 // The ranks of the world, of which each pair of a node is bound to a NUMA node of its own.
-class OnNumaNodes final : public Bootstrap {
+class OnNumaNodes final : public ForwardingBootstrap {
  public:
-  OnNumaNodes() : nodes_(WorldBootstrap().node_map()) {
+  OnNumaNodes() : ForwardingBootstrap(WorldBootstrap()), nodes_(WorldBootstrap().node_map()) {
     std::map<int, int> seen;  // Ranks by node.
     nodes_.numa_of_rank.clear();
     for (const int node : nodes_.node_of_rank) nodes_.numa_of_rank.push_back(seen[node]++ / 2);
   }
-  int rank() const override { return WorldBootstrap().rank(); }
   const NodeMap& node_map() const override { return nodes_; }
-  Runtime& runtime() override { return WorldBootstrap().runtime(); }
-  absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
-                                                         absl::Duration timeout) override {
-    return WorldBootstrap().AllGatherBlob(blob, timeout);
-  }
-  absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override {
-    return WorldBootstrap().ReserveNodeMemory(segment_bytes);
-  }
-  absl::StatusOr<size_t> FreeNodeMemory() const override { return WorldBootstrap().FreeNodeMemory(); }
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override {
-    return WorldBootstrap().OpenWire(timeout);
-  }
-  std::string WireName() const override { return WorldBootstrap().WireName(); }
-  int64_t link_count() const override { return WorldBootstrap().link_count(); }
-  void SkipLinks(int64_t count) override { WorldBootstrap().SkipLinks(count); }
 
  private:
   NodeMap nodes_;

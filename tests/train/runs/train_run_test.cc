@@ -8,11 +8,14 @@
 #include <mutex>
 #include <set>
 
+#include "tests/support/forwarding_bootstrap.h"
+
 namespace weft {
 namespace {
 
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::weft::testing::ForwardingBootstrap;
 
 TEST_F(TrainRun, StartsAtTheLossOfUniformPredictionsAndReducesIt) {
   config_.optimizer.steps = 40;
@@ -77,32 +80,16 @@ TEST_F(TrainRun, GivesTheSameBitsForEverySharding) {
 }
 
 // A rank whose weights differ: it changes a bit of the digests that it sends.
-class FaultyBootstrap final : public Bootstrap {
+class FaultyBootstrap final : public ForwardingBootstrap {
  public:
-  explicit FaultyBootstrap(Bootstrap& base) : base_(base) {}
-  int rank() const override { return base_.rank(); }
-  const NodeMap& node_map() const override { return base_.node_map(); }
-  Runtime& runtime() override { return base_.runtime(); }
+  using ForwardingBootstrap::ForwardingBootstrap;
   absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
                                                          absl::Duration timeout) override {
     std::string sent(blob);
     if (sent.find("digests of weights") != std::string::npos)
       sent.back() = static_cast<char>(sent.back() ^ 1);
-    return base_.AllGatherBlob(sent, timeout);
+    return ForwardingBootstrap::AllGatherBlob(sent, timeout);
   }
-  absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t bytes) override {
-    return base_.ReserveNodeMemory(bytes);
-  }
-  absl::StatusOr<size_t> FreeNodeMemory() const override { return base_.FreeNodeMemory(); }
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override {
-    return base_.OpenWire(timeout);
-  }
-  std::string WireName() const override { return base_.WireName(); }
-  int64_t link_count() const override { return base_.link_count(); }
-  void SkipLinks(int64_t count) override { base_.SkipLinks(count); }
-
- private:
-  Bootstrap& base_;
 };
 
 TEST_F(TrainRun, ComparesReplicasAfterEveryIntervalOfSteps) {
