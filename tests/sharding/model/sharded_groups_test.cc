@@ -1,6 +1,7 @@
 // Parameter groups driven without modules, as Python's hooks drive them.
 #include "weft/sharding/sharded_groups.h"
 
+#include <absl/functional/function_ref.h>
 #include <absl/synchronization/notification.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -214,68 +215,79 @@ TEST(ShardedGroups, ForgetReducedGradientsOfSomeParametersOrOfAll) {
   });
 }
 
-// A parameter of a group of several, cleared alone.
-TEST(ShardedGroups, ForgetTheReducedGradientOfOneParameterOfAGroup) {
-  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+// One group of two parameters, on one of two ranks.
+struct PairOfParameters {
+  ShardedGroups& groups;
+  const std::vector<std::shared_ptr<Parameter>>& parameters;
+
+  absl::Status Forward(const SchedulePass& pass) const {
+    WEFT_RETURN_IF_ERROR(groups.BeforeForward(0, pass));
+    return groups.AfterForward(0, pass);
+  }
+  // Adds 1 to the gradients of the first parameter, and of the second one if it is used.
+  absl::Status Backward(const SchedulePass& pass, bool uses_second = true) const {
+    WEFT_RETURN_IF_ERROR(groups.BeforeBackward(0, pass));
+    AddGradient(*parameters[0], std::vector<float>(4, 1.0F));
+    if (uses_second) AddGradient(*parameters[1], std::vector<float>(6, 1.0F));
+    WEFT_RETURN_IF_ERROR(groups.AfterBackward(0));
+    return groups.FinishBackward();
+  }
+  bool IsFirst(const Parameter& parameter) const { return &parameter == parameters[0].get(); }
+  absl::Status ForgetFirst() const {
+    return groups.ForgetReducedGradients([&](const Parameter& parameter) { return IsFirst(parameter); });
+  }
+  void ExpectGradients(float first, float second) const {
+    for (const ShardView& shard : groups.Shards()) {
+      const float expected = IsFirst(*shard.parameter) ? first : second;
+      EXPECT_THAT(absl::MakeConstSpan(shard.grad, static_cast<size_t>(shard.elements())), Each(expected));
+    }
+  }
+};
+
+// Runs `body` on both ranks.
+void WithPair(absl::FunctionRef<absl::Status(const PairOfParameters&, int rank)> body) {
+  RunRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
     const auto p = MakeParameters({{4}, {6}});
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
     WEFT_ASSIGN_OR_RETURN(const auto groups,
                           ShardedGroups::Create(*engine.engine, mesh, {{"root", -1, p}}, {}, LoadIndices));
+    return body({*groups, p}, bootstrap.rank());
+  });
+}
+
+// A parameter of a group of several, cleared alone.
+TEST(ShardedGroups, ForgetTheReducedGradientOfOneParameterOfAGroup) {
+  WithPair([](const PairOfParameters& pair, int rank) -> absl::Status {
     for (uintptr_t step = 1; step <= 2; ++step) {
       const SchedulePass pass = {step, true};
-      WEFT_RETURN_IF_ERROR(groups->BeforeForward(0, pass));
-      WEFT_RETURN_IF_ERROR(groups->AfterForward(0, pass));
-      WEFT_RETURN_IF_ERROR(groups->BeforeBackward(0, pass));
-      AddGradient(*p[0], std::vector<float>(4, 1.0F));
-      if (step == 2 || bootstrap.rank() == 0) AddGradient(*p[1], std::vector<float>(6, 1.0F));
-      WEFT_RETURN_IF_ERROR(groups->AfterBackward(0));
-      WEFT_RETURN_IF_ERROR(groups->FinishBackward());
-      EXPECT_THAT(groups->ReducedParameters(0), ElementsAre(true, true));
+      WEFT_RETURN_IF_ERROR(pair.Forward(pass));
+      WEFT_RETURN_IF_ERROR(pair.Backward(pass, step == 2 || rank == 0));
+      EXPECT_THAT(pair.groups.ReducedParameters(0), ElementsAre(true, true));
       if (step == 1) {
-        WEFT_RETURN_IF_ERROR(groups->ForgetReducedGradients(
-            [&](const Parameter& parameter) { return &parameter == p[0].get(); }));
-        EXPECT_THAT(groups->ReducedParameters(0), ElementsAre(false, true));
-        for (const ShardView& shard : groups->Shards())
-          EXPECT_EQ(shard.grad == nullptr, shard.parameter == p[0].get());
+        WEFT_RETURN_IF_ERROR(pair.ForgetFirst());
+        EXPECT_THAT(pair.groups.ReducedParameters(0), ElementsAre(false, true));
+        for (const ShardView& shard : pair.groups.Shards())
+          EXPECT_EQ(shard.grad == nullptr, pair.IsFirst(*shard.parameter));
       }
     }
-    for (const ShardView& shard : groups->Shards()) {
-      const float expected = shard.parameter == p[0].get() ? 2.0F : 3.0F;
-      EXPECT_THAT(absl::MakeConstSpan(shard.grad, static_cast<size_t>(shard.elements())), Each(expected));
-    }
+    pair.ExpectGradients(2.0F, 3.0F);
     return absl::OkStatus();
   });
 }
 
 // The gradients of the pass without a reduction stay.
 TEST(ShardedGroups, ForgetAReducedGradientWhileOthersWaitForTheirReduction) {
-  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
-    const auto p = MakeParameters({{4}, {6}});
-    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
-    WEFT_ASSIGN_OR_RETURN(const auto groups,
-                          ShardedGroups::Create(*engine.engine, mesh, {{"root", -1, p}}, {}, LoadIndices));
+  WithPair([](const PairOfParameters& pair, int /*rank*/) -> absl::Status {
     for (uintptr_t step = 1; step <= 3; ++step) {
       const SchedulePass pass = {step, true};
-      groups->SetRequiresGradientSync(0, step != 2);
-      WEFT_RETURN_IF_ERROR(groups->BeforeForward(0, pass));
-      WEFT_RETURN_IF_ERROR(groups->AfterForward(0, pass));
-      WEFT_RETURN_IF_ERROR(groups->BeforeBackward(0, pass));
-      AddGradient(*p[0], std::vector<float>(4, 1.0F));
-      AddGradient(*p[1], std::vector<float>(6, 1.0F));
-      WEFT_RETURN_IF_ERROR(groups->AfterBackward(0));
-      WEFT_RETURN_IF_ERROR(groups->FinishBackward());
-      if (step == 2) {
-        WEFT_RETURN_IF_ERROR(groups->ForgetReducedGradients(
-            [&](const Parameter& parameter) { return &parameter == p[0].get(); }));
-      }
+      pair.groups.SetRequiresGradientSync(0, step != 2);
+      WEFT_RETURN_IF_ERROR(pair.Forward(pass));
+      WEFT_RETURN_IF_ERROR(pair.Backward(pass));
+      if (step == 2) WEFT_RETURN_IF_ERROR(pair.ForgetFirst());
     }
-    EXPECT_THAT(groups->ReducedParameters(0), ElementsAre(true, true));
-    for (const ShardView& shard : groups->Shards()) {
-      const float expected = shard.parameter == p[0].get() ? 4.0F : 6.0F;
-      EXPECT_THAT(absl::MakeConstSpan(shard.grad, static_cast<size_t>(shard.elements())), Each(expected));
-    }
+    EXPECT_THAT(pair.groups.ReducedParameters(0), ElementsAre(true, true));
+    pair.ExpectGradients(4.0F, 6.0F);
     return absl::OkStatus();
   });
 }
