@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from suite import launch
-from suite.contestants import Contestant
+from suite.contestants import CommandMaker, Contestant
 from suite.progress import log
 from suite.rounds import Variant, measure_interleaved
 from suite.rows import Goal, Row, speedup_over
@@ -71,7 +71,13 @@ def start_mpi(stack: ExitStack, setting: Setting, ranks: int) -> dict[str, Conte
         "weft": launch.open_mpi(setting.program("collectives"), ranks),
         "Intel MPI": setting.peer("Intel MPI", setting.peers.intel_mpi("intel_mpi", ranks)),
     }
-    return {name: start(stack, name, ranks, make) for name, make in makers.items()}
+    return {name: start_bound(stack, name, ranks, make) for name, make in makers.items()}
+
+
+def start_bound(stack: ExitStack, name: str, ranks: int, make: CommandMaker | str) -> Contestant | MissingContestant:
+    peer = start(stack, name, ranks, make)
+    launch.bind_to_cpus(peer.pids)
+    return peer
 
 
 def mpi_variants(
@@ -94,11 +100,12 @@ def variant_of(
 
 def start_all(stack: ExitStack, setting: Setting, ranks: int) -> dict[str, Contestant | MissingContestant]:
     peers = setting.peers
-    makers = {
-        "oneCCL": setting.peer("oneCCL", peers.intel_mpi("oneccl", ranks)),
-        "gloo": setting.peer("PyTorch", launch.c10d(peers.python, "c10d_collectives.py", ranks)),
+    one_ccl = setting.peer("oneCCL", peers.intel_mpi("oneccl", ranks))
+    gloo = setting.peer("PyTorch", launch.c10d(peers.python, "c10d_collectives.py", ranks))
+    others = {
+        "oneCCL": start_bound(stack, "oneCCL", ranks, one_ccl),
+        "gloo": start(stack, "gloo", ranks, gloo),  # Not bound: it moves data in threads of its own.
     }
-    others = {name: start(stack, name, ranks, make) for name, make in makers.items()}
     return start_mpi(stack, setting, ranks) | others
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from suite.contestants import Command, CommandMaker
@@ -35,3 +37,14 @@ def c10d(
         return Command(processes, {**ONE_THREAD, **(KEEP_FREED_MEMORY if environment is None else environment), **common})
 
     return make
+
+
+def bind_to_cpus(pids: Sequence[int]) -> None:
+    """
+    Binds ranks with all their threads to the CPUs of this process, in turn. Otherwise the system sometimes leaves two ranks that
+    poll on one CPU for a whole run.
+    """
+    cpus = sorted(os.sched_getaffinity(0))
+    for rank, pid in enumerate(pids):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.sched_setaffinity(int(thread), {cpus[rank % len(cpus)]})

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """Tests of the pure parts of the benchmark suite: statistics, verdicts, tables, rounds, memory, cases and goals."""
 
+import os
+import subprocess
 import sys
+import threading
 import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from suite import compute, emulated, kernels, machine, proportional_set, torch_package  # noqa: E402
+from suite import compute, emulated, kernels, launch, machine, proportional_set, torch_package  # noqa: E402
 from suite.checksums import checked, largest_difference, sum_over_ranks  # noqa: E402
 from suite.contestants import ContestantError  # noqa: E402
 from suite.rounds import Measurements, Variant, measure_interleaved  # noqa: E402
@@ -40,6 +43,28 @@ class Statistics(unittest.TestCase):
     def test_sides_with_different_numbers_of_rounds_are_an_error(self):
         with self.assertRaises(ValueError):
             ratio([1, 2], [1])
+
+
+class Binding(unittest.TestCase):
+    def test_ranks_are_bound_to_the_cpus_in_turn_with_all_their_threads(self):
+        cpus = sorted(os.sched_getaffinity(0))
+        ranks = [subprocess.Popen(["sleep", "60"]) for _ in range(len(cpus) + 1)]
+        stop = threading.Event()
+        thread = threading.Thread(target=stop.wait)
+        thread.start()
+        try:
+            launch.bind_to_cpus([rank.pid for rank in ranks])
+            self.assertEqual([os.sched_getaffinity(rank.pid) for rank in ranks], [{cpu} for cpu in [*cpus, cpus[0]]])
+            launch.bind_to_cpus([os.getpid()])
+            self.assertEqual(os.sched_getaffinity(thread.native_id), {cpus[0]})
+        finally:
+            stop.set()
+            for task in (0, thread.native_id):
+                os.sched_setaffinity(task, cpus)
+            thread.join()
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
 
 
 class Rows(unittest.TestCase):
