@@ -1,11 +1,15 @@
 // Overlap of communication with computation, in virtual time. Ranks are on two nodes and layers compute for a
 // given time. The speed of the wire alone determines the time of the bytes that the formulas give.
 #include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/toy_training.h"
 #include "tests/support/thread_ranks.h"
+#include "weft/core/median.h"
 #include "weft/mesh/runtime.h"
 #include "weft/mesh/simulation.h"
 
@@ -91,8 +95,9 @@ class Trial {
   const Workload workload_;
 };
 
-StepTimes TimesOf(const Workload& workload) {
+StepTimes TimesOf(const Workload& workload, uint64_t seed = 0) {
   SimOptions machine;
+  machine.seed = seed;
   machine.jitter = 0.0;
   machine.wire_speed = kWireSpeed;
   machine.poll_ns = 2'000;
@@ -107,12 +112,19 @@ StepTimes TimesOf(const Workload& workload) {
   return slowest;
 }
 
+// The median of five schedules. Single ones differ by one percent.
+double MedianOverBound(const Workload& workload) {
+  std::vector<double> over_bound;
+  for (uint64_t seed = 0; seed < 5; ++seed) over_bound.push_back(TimesOf(workload, seed).over_bound());
+  return Median(std::move(over_bound));
+}
+
 TEST(SimulatedOverlap, KeepsAStepCloseToItsTimeOnTheWire) {
   // The wire time is much longer than the computation. With all-reduces the wire is idle in forward; gathers
   // of updates use that time.
-  EXPECT_LT(TimesOf({1, 4, false, 0.4}).over_bound(), 1.05);
-  EXPECT_LT(TimesOf({2, 2, false, 0.4}).over_bound(), 1.27);
-  EXPECT_LT(TimesOf({2, 2, true, 0.4}).over_bound(), 1.16);
+  EXPECT_LT(MedianOverBound({1, 4, false, 0.4}), 1.05);
+  EXPECT_LT(MedianOverBound({2, 2, false, 0.4}), 1.27);
+  EXPECT_LT(MedianOverBound({2, 2, true, 0.4}), 1.16);
 }
 
 TEST(SimulatedOverlap, HidesMoreCommunicationWithTheOptimizerOverReplicas) {
