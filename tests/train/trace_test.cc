@@ -11,6 +11,7 @@
 #include "src/train/trace/chrome_trace.h"
 #include "src/train/trace/run_trace.h"
 #include "tests/support/forwarding_bootstrap.h"
+#include "tests/support/forwarding_runtime.h"
 #include "tests/support/rank_engine.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/train/train_run.h"
@@ -22,6 +23,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
 using ::weft::testing::ForwardingBootstrap;
+using ::weft::testing::ForwardingRuntime;
 using ::weft::testing::RunRanks;
 using Json = nlohmann::json;
 
@@ -149,23 +151,11 @@ TEST_F(TrainTrace, CoversTheThirdToFifthStepByDefault) {
 }
 
 // Rank 1 has a clock that is ahead of rank 0's by an hour, as on another host.
-class ShiftedRuntime final : public Runtime {
+class ShiftedRuntime final : public ForwardingRuntime {
  public:
   static constexpr int64_t kShiftNs = 3'600'000'000'000;
-  explicit ShiftedRuntime(Runtime& base) : base_(base) {}
-  int64_t NowNs() const override { return base_.NowNs() + kShiftNs; }
-  absl::Time Now() const override { return base_.Now(); }
-  void Yield() override { base_.Yield(); }
-  void SleepFor(int64_t ns) override { base_.SleepFor(ns); }
-  void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) override {
-    base_.SleepOn(word, expected, timeout_ns);
-  }
-  void WakeAll(const std::atomic<uint32_t>& word) override { base_.WakeAll(word); }
-  void Move(MoveSize size, absl::FunctionRef<void()> move) override { base_.Move(size, move); }
-  std::unique_ptr<Task> Start(std::function<void()> body) override { return base_.Start(std::move(body)); }
-
- private:
-  Runtime& base_;
+  using ForwardingRuntime::ForwardingRuntime;
+  int64_t NowNs() const override { return ForwardingRuntime::NowNs() + kShiftNs; }
 };
 
 class ShiftedBootstrap final : public ForwardingBootstrap {

@@ -176,6 +176,7 @@ absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& reco
                                     std::optional<absl::Time> deadline) {
   if (record->lane < 0) return record->error;  // Failed at submission.
   if (record->State() == OperationState::kReleased) {
+    shell_->CountPastWait();
     if (!deadline) missed_deadline_ = false;
     return absl::OkStatus();
   }

@@ -115,7 +115,7 @@ void EngineShell::Kick(int64_t now_ns) {
   const ProgressSleep sleep = progress_sleep_.load(std::memory_order_seq_cst);
   const bool must_wake =
       (sleep == ProgressSleep::kParked && !is_idle) || (sleep == ProgressSleep::kBesideWaiter && has_work);
-  if (must_wake) WakeProgressThread();
+  if (must_wake) WakeSleepingProgressThread();
 }
 
 void EngineShell::TakeSubmissions() {
@@ -190,7 +190,10 @@ void EngineShell::RunCounted(const DataTask& task) {
 bool EngineShell::PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool()> done,
                             absl::Duration timeout) {
   // A wait for a past event costs nothing and does not count in wait_ns.
-  if (done()) return true;
+  if (done()) {
+    CountPastWait();
+    return true;
+  }
   const int64_t begin = runtime_.NowNs();
   const int64_t limit =
       begin + std::max<int64_t>(0, absl::ToInt64Nanoseconds(std::min(timeout, kLongestWait)));
@@ -227,9 +230,7 @@ bool EngineShell::PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool(
     poll = PollAndRunTask(runtime_.NowNs());
   }
   waiters_.fetch_sub(1);
-  if (poll.has_local_work && progress_sleep_.load(std::memory_order_seq_cst) != ProgressSleep::kNone) {
-    WakeProgressThread();
-  }
+  if (poll.has_local_work) WakeSleepingProgressThread();
   const int64_t end = runtime_.NowNs();
   wait_ns_.fetch_add(end - begin, std::memory_order_relaxed);
   trace_.AddWait(awaited == nullptr ? nullptr : awaited->record, begin, end);
@@ -350,6 +351,11 @@ void EngineShell::Replace(std::unique_ptr<EngineCore> core) {
 void EngineShell::WakeProgressThread() {
   progress_wakeups_.fetch_add(1, std::memory_order_seq_cst);
   runtime_.WakeAll(progress_wakeups_);
+}
+
+void EngineShell::WakeSleepingProgressThread() {
+  if (progress_sleep_.exchange(ProgressSleep::kNone, std::memory_order_seq_cst) != ProgressSleep::kNone)
+    WakeProgressThread();
 }
 
 void EngineShell::RunProgressThread() {

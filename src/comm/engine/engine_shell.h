@@ -13,9 +13,13 @@
 //     for each would pay for a wake-up each time, though it moves the data itself. Once no thread waits, the
 //     progress thread polls after its sleep.
 //     Likewise, an idle progress thread sleeps for 125 us before it parks if a thread has waited since it
-//     last looked. Otherwise each small operation would find it parked, and wake it. If ranks share hardware
-//     threads, it sleeps for a millisecond, and only in a series of waits: each time that it wakes, it takes
-//     the hardware thread from a rank.
+//     last looked. Otherwise each small operation would find it parked, and wake it. Waits for past events
+//     count: a progress thread that a submission wakes may take the core from the thread that submits, and
+//     complete the operation before that thread waits. If ranks share hardware threads, it sleeps for a
+//     millisecond, and only in a series of waits that are not for past events: each time that it wakes, it
+//     takes the hardware thread from a rank.
+//   - Until a progress thread that was woken runs, other submissions do not wake it again. A wake-up is a
+//     system call, and on a core where another thread polls, it may take milliseconds until it runs.
 //   - A submission runs an immediate task itself, if that is the most urgent one. See Note [Last arrival].
 //   - A waiting thread polls, then yields, then sleeps. It polls without yielding only for a time as short as
 //     a wake-up, and only if its rank has a hardware thread for itself (RankCpus::Share). Between two polls
@@ -69,6 +73,10 @@ class EngineShell {
   // Errors: the operation's; kDeadlineExceeded.
   absl::Status Wait(OperationRecord& record, Event event, absl::Duration timeout, bool checks_heartbeats)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Call it if a thread waits for an event that is past: see Note [Progress].
+  void CountPastWait() {
+    if (times_.has_core) waits_.fetch_add(1, std::memory_order_relaxed);
+  }
   // See Work::Then.
   void Then(OperationRecord& record, CompletionCallback done) ABSL_LOCKS_EXCLUDED(mutex_);
   // Tells peers that this rank submits nothing more. See Note [Leaving].
@@ -132,6 +140,9 @@ class EngineShell {
   void PollDoorbell(uint32_t seen) const;
   void RunProgressThread() ABSL_LOCKS_EXCLUDED(mutex_);
   void WakeProgressThread();
+  // The same if it sleeps and no other thread has woken it. It may take milliseconds until it runs: a thread
+  // that polls may have its core.
+  void WakeSleepingProgressThread();
 
   Runtime& runtime_;
   NodeLink& node_;
@@ -145,11 +156,11 @@ class EngineShell {
   std::atomic<OperationRecord*> submitted_{nullptr};  // Stack of operations that the core has not yet taken.
   std::atomic<bool> failed_{false};                   // True if the core had failed at its last poll.
   std::atomic<int> waiters_{0};                       // Threads in PollUntil.
-  std::atomic<uint32_t> waits_{0};                    // Calls of PollUntil that have begun to poll.
+  std::atomic<uint32_t> waits_{0};                    // Waits of threads. See CountPastWait.
   std::atomic<int64_t> wait_ns_{0};
 
   enum class ProgressSleep : uint8_t {
-    kNone,          // Polls, or sleeps on the rank's doorbell.
+    kNone,          // Polls, sleeps on the rank's doorbell, or has been woken.
     kBesideWaiter,  // Sleeps on progress_wakeups_ for a while, because another thread polls, or did.
     kParked,        // Sleeps on progress_wakeups_ until a submission.
   };

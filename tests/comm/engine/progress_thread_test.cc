@@ -1,0 +1,175 @@
+// Wake-ups and sleeps of the progress thread beside a thread that submits small collectives and waits for
+// each.
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include "tests/comm/support/engine_fixture.h"
+#include "tests/support/forwarding_bootstrap.h"
+#include "tests/support/forwarding_runtime.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+constexpr size_t kSegmentBytes = size_t{16} << 20;
+constexpr int64_t kCount = 256;
+
+// Holds the progress thread whenever it parks, as if another thread had its core, until it is let go.
+class HoldingRuntime final : public ForwardingRuntime {
+ public:
+  using ForwardingRuntime::ForwardingRuntime;
+
+  void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) override {
+    const bool parks = timeout_ns >= kLeastParkNs;
+    {
+      std::unique_lock lock(mutex_);
+      if (!first_sleep_) first_sleep_ = parks;
+      if (parks && holds_) {
+        is_held_ = true;
+        changed_.notify_all();
+        changed_.wait(lock, [&] { return !is_held_; });
+        return;
+      }
+    }
+    ForwardingRuntime::SleepOn(word, expected, timeout_ns);
+  }
+  void WakeAll(const std::atomic<uint32_t>& word) override {
+    wake_ups_.fetch_add(1);
+    ForwardingRuntime::WakeAll(word);
+  }
+
+  void AwaitHeld() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return is_held_; });
+  }
+  void LetGo() {
+    const std::lock_guard lock(mutex_);
+    first_sleep_.reset();
+    is_held_ = false;
+    changed_.notify_all();
+  }
+  void StopHolding() {
+    holds_.store(false);
+    LetGo();
+  }
+  // True if the thread has parked at the first sleep since LetGo. Waits for that sleep.
+  bool HasParkedAtOnce() {
+    while (true) {
+      {
+        const std::lock_guard lock(mutex_);
+        if (first_sleep_) return *first_sleep_;
+      }
+      std::this_thread::yield();
+    }
+  }
+  int wake_ups() const { return wake_ups_.load(); }
+
+ private:
+  static constexpr int64_t kLeastParkNs = 100'000'000;  // All other sleeps are of at most a millisecond.
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<bool> holds_{true};
+  bool is_held_ = false;             // Guarded by mutex_.
+  std::optional<bool> first_sleep_;  // Guarded by mutex_. True if it parks.
+  std::atomic<int> wake_ups_{0};
+};
+
+class HoldingBootstrap final : public ForwardingBootstrap {
+ public:
+  explicit HoldingBootstrap(Bootstrap& base) : ForwardingBootstrap(base), holding(base.runtime()) {}
+  Runtime& runtime() override { return holding; }
+
+  HoldingRuntime holding;
+};
+
+// Two ranks of a node. The progress thread of each one is held. Rank 0 arrives first in every collective.
+class TwoRanks {
+ public:
+  static void Run(const std::function<absl::Status(TwoRanks&)>& body) {
+    RunRanks(NodeMap::OneNode(2), [&](Bootstrap& base) -> absl::Status {
+      HoldingBootstrap bootstrap(base);
+      const absl::Status status = RunOn(bootstrap, body);
+      return status;
+    });
+  }
+  HoldingRuntime& progress_thread() { return bootstrap_.holding; }
+  bool arrives_first() const { return bootstrap_.rank() == 0; }
+
+  // Submits a collective. It is complete on the rank that arrives last.
+  absl::StatusOr<Work> Gather() {
+    if (arrives_first()) {
+      Work work = Submit();
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap_));
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap_));
+      return work;
+    }
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap_));
+    Work work = Submit();
+    EXPECT_TRUE(work.TestReleased());
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap_));
+    return work;
+  }
+
+ private:
+  TwoRanks(HoldingBootstrap& bootstrap, EngineFixture fixture)
+      : bootstrap_(bootstrap), fixture_(std::move(fixture)) {}
+  static absl::Status RunOn(HoldingBootstrap& bootstrap, const std::function<absl::Status(TwoRanks&)>& body) {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    TwoRanks ranks(bootstrap, std::move(fixture));
+    WEFT_ASSIGN_OR_RETURN(ranks.part_, TestBuffer::Make(*ranks.fixture_.pool, true, DType::kF32, kCount));
+    WEFT_ASSIGN_OR_RETURN(ranks.whole_,
+                          TestBuffer::Make(*ranks.fixture_.pool, true, DType::kF32, 2 * kCount));
+    bootstrap.holding.AwaitHeld();
+    const absl::Status status = body(ranks);
+    bootstrap.holding.StopHolding();
+    return status;
+  }
+  Work Submit() {
+    return fixture_.engine->AllGather(fixture_.lane, part_.data(), whole_.data(), DType::kF32, 2 * kCount);
+  }
+
+  HoldingBootstrap& bootstrap_;
+  EngineFixture fixture_;
+  TestBuffer part_, whole_;
+};
+
+TEST(ProgressThread, IsWokenOnceUntilItRuns) {
+  TwoRanks::Run([](TwoRanks& ranks) -> absl::Status {
+    const int before = ranks.progress_thread().wake_ups();
+    for (int round = 0; round < 10; ++round) {
+      WEFT_ASSIGN_OR_RETURN(Work work, ranks.Gather());
+      WEFT_RETURN_IF_ERROR(work.WaitReleased());
+    }
+    EXPECT_LE(ranks.progress_thread().wake_ups() - before, 1);
+    return absl::OkStatus();
+  });
+}
+
+// The progress thread itself completes each collective, so that the waits return at once.
+TEST(ProgressThread, DoesNotParkBetweenCollectivesForWhichAThreadWaits) {
+  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "each rank needs a hardware thread";
+  TwoRanks::Run([](TwoRanks& ranks) -> absl::Status {
+    for (const bool waits : {false, true}) {
+      WEFT_ASSIGN_OR_RETURN(Work work, ranks.Gather());
+      if (!ranks.arrives_first()) continue;
+      ranks.progress_thread().LetGo();
+      const bool has_parked = ranks.progress_thread().HasParkedAtOnce();
+      EXPECT_TRUE(work.TestReleased());
+      EXPECT_EQ(has_parked, !waits);
+      ranks.progress_thread().AwaitHeld();
+      for (int i = 0; i < 4; ++i) WEFT_RETURN_IF_ERROR(work.WaitReleased());
+    }
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing
