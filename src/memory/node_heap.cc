@@ -27,9 +27,17 @@ constexpr size_t kSegmentGranularity = size_t{2} << 20;
 
 // Nine tenths of the node's free memory, divided by its ranks. The rest is left for allocations outside the
 // heap.
-absl::StatusOr<size_t> FreeMemoryPerRank(const Bootstrap& bootstrap) {
+absl::StatusOr<size_t> DefaultSegmentBytes(const Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const size_t free_bytes, bootstrap.FreeNodeMemory());
-  return free_bytes / 10 * 9 / bootstrap.node_map().RanksOf(bootstrap.node()).size();
+  const size_t share = free_bytes / 10 * 9 / bootstrap.node_map().RanksOf(bootstrap.node()).size();
+  if (share < kSegmentGranularity) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a node heap needs at least ", kSegmentGranularity,
+                     " bytes for each rank, but the node of rank ", bootstrap.rank(), " has only ", share,
+                     " free for each: use fewer ranks on that node, or free memory. On that node ",
+                     bootstrap.NodeMemoryLimit()));
+  }
+  return share / kSegmentGranularity * kSegmentGranularity;
 }
 
 // The minimum of `own` over all ranks. Collective.
@@ -50,21 +58,13 @@ absl::StatusOr<size_t> MinOverRanks(Bootstrap& bootstrap, const absl::StatusOr<s
 // `options` may be an error of this rank's options.
 absl::StatusOr<size_t> AgreeOnSegmentBytes(Bootstrap& bootstrap, const absl::Status& options, size_t wanted,
                                            absl::Duration timeout) {
-  absl::StatusOr<size_t> share = wanted;
+  absl::StatusOr<size_t> own = wanted;
   if (!options.ok()) {
-    share = options;
+    own = options;
   } else if (wanted == 0) {
-    share = FreeMemoryPerRank(bootstrap);
+    own = DefaultSegmentBytes(bootstrap);
   }
-  WEFT_ASSIGN_OR_RETURN(const size_t smallest, MinOverRanks(bootstrap, share, timeout));
-  if (wanted != 0) return smallest;
-  if (smallest < kSegmentGranularity) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "a node heap needs at least ", kSegmentGranularity,
-        " bytes for each rank, but the node with the least free memory has only ", smallest,
-        ": use fewer ranks on that node, or free memory. On this node ", bootstrap.NodeMemoryLimit()));
-  }
-  return smallest / kSegmentGranularity * kSegmentGranularity;
+  return MinOverRanks(bootstrap, own, timeout);
 }
 
 }  // namespace

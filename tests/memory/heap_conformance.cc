@@ -151,6 +151,13 @@ absl::Status RanksUseTheSmallestRequestedSize(Bootstrap& bootstrap) {
                           NodeHeap::Create(bootstrap, {.segment_bytes = own, .timeout = kTimeout}));
     EXPECT_EQ(heap->segment_bytes(), kSegmentBytes);
   }
+  // Rank 0 leaves the choice to the heap. The size that others request stays as it is.
+  for (const size_t requested : {kSegmentBytes, size_t{1'000'000}}) {
+    const size_t bytes = bootstrap.rank() == 0 && bootstrap.size() > 1 ? 0 : requested;
+    WEFT_ASSIGN_OR_RETURN(const auto heap,
+                          NodeHeap::Create(bootstrap, {.segment_bytes = bytes, .timeout = kTimeout}));
+    EXPECT_EQ(heap->segment_bytes(), requested);
+  }
   EXPECT_THAT(NodeHeap::Create(bootstrap, {.segment_bytes = size_t{1} << 50, .timeout = kTimeout}),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("free on the node")));
   return Barrier(bootstrap);

@@ -9,17 +9,22 @@
 #include <thread>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/memory/heap_conformance.h"
+#include "tests/support/forwarding_bootstrap.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/core/topology.h"
 
 namespace weft {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 using ::weft::testing::RunRanks;
 using ::weft::testing::RunRanksOnEveryNodeMap;
+using ::weft::testing::StatusIs;
 
 class NodeHeapOverThreads : public ::testing::TestWithParam<int> {};
 
@@ -36,6 +41,29 @@ TEST_P(NodeHeapOverThreads, RanksUseTheSmallestRequestedSize) {
   RunRanksOnEveryNodeMap(GetParam(), weft::testing::RanksUseTheSmallestRequestedSize);
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, NodeHeapOverThreads, ::testing::Values(1, 2, 3, 4, 7));
+
+// A rank whose node has almost no free memory.
+class FullNode final : public ::weft::testing::ForwardingBootstrap {
+ public:
+  using ForwardingBootstrap::ForwardingBootstrap;
+  absl::StatusOr<size_t> FreeNodeMemory() const override { return 1'000'000; }
+};
+
+// The other ranks request less than the smallest default size.
+TEST(NodeHeap, TooLittleFreeMemoryOnOneNodeIsAnErrorOnAllRanks) {
+  RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
+    FullNode full(bootstrap);
+    const bool is_full = bootstrap.rank() == 1;
+    EXPECT_THAT(
+        NodeHeap::Create(is_full ? full : bootstrap, {.segment_bytes = is_full ? 0U : 500'000U}),
+        StatusIs(
+            absl::StatusCode::kResourceExhausted,
+            AllOf(HasSubstr(
+                      "needs at least 2097152 bytes for each rank, but the node of rank 1 has only 300000"),
+                  HasSubstr("use fewer ranks on that node"))));
+    return absl::OkStatus();
+  });
+}
 
 TEST(NodeHeap, CanBeUsedByConcurrentThreadsOfARank) {
   RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {

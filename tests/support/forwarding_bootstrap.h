@@ -28,6 +28,7 @@ class ForwardingBootstrap : public Bootstrap {
     return base_.ReserveNodeMemory(bytes);
   }
   absl::StatusOr<size_t> FreeNodeMemory() const override { return base_.FreeNodeMemory(); }
+  std::string NodeMemoryLimit() const override { return base_.NodeMemoryLimit(); }
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override {
     return base_.OpenWire(timeout);
   }
