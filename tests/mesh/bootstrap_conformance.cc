@@ -122,10 +122,14 @@ absl::Status SharesMemoryWithinTheNode(Bootstrap& bootstrap) {
 absl::Status RejectsReservationsAboveTheFreeMemory(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const size_t free_bytes, bootstrap.FreeNodeMemory());
   EXPECT_GT(free_bytes, 0);
-  EXPECT_THAT(
-      bootstrap.ReserveNodeMemory(2 * free_bytes),
-      StatusIs(absl::StatusCode::kResourceExhausted, AllOf(HasSubstr("cannot reserve"), HasSubstr("free"))));
-  WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
+  // The sums of the largest sizes over the ranks of a node wrap around.
+  for (const size_t bytes : {2 * free_bytes, SIZE_MAX, SIZE_MAX / 2, SIZE_MAX / 2 + 1}) {
+    EXPECT_THAT(bootstrap.ReserveNodeMemory(bytes),
+                StatusIs(absl::StatusCode::kResourceExhausted,
+                         AllOf(HasSubstr("cannot reserve"), HasSubstr("free"))));
+    WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
+  }
+  WEFT_RETURN_IF_ERROR(CheckReservation(bootstrap, 0, 0));
   return CheckReservation(bootstrap, 0, 4096);
 }
 

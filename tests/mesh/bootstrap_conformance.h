@@ -18,7 +18,7 @@ absl::Status AllRanksLearnThatTheyAreInDifferentExchanges(Bootstrap& bootstrap);
 // In each of two reservations, the segments are zeroed and do not overlap. Every rank reads what the other
 // ranks of its node write.
 absl::Status SharesMemoryWithinTheNode(Bootstrap& bootstrap);
-// Reserving more than the free memory fails on all ranks. Later reservations still work.
+// Reserving more than the free memory fails on all ranks. Later reservations, also of no bytes, still work.
 absl::Status RejectsReservationsAboveTheFreeMemory(Bootstrap& bootstrap);
 
 }  // namespace weft::testing

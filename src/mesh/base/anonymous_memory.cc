@@ -10,12 +10,7 @@
 
 namespace weft::internal {
 
-absl::StatusOr<AnonymousMemory> AnonymousMemory::Reserve(size_t bytes, size_t free_bytes, Sharing sharing) {
-  if (bytes > free_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("cannot reserve ", bytes, " bytes of node memory: only ",
-                                                     free_bytes,
-                                                     " are free on the node; reserve less, or free memory"));
-  }
+absl::StatusOr<AnonymousMemory> AnonymousMemory::Reserve(size_t bytes, Sharing sharing) {
   // Do not reserve swap space: pages are committed later, with a check.
   void* base = mmap(
       nullptr, std::max<size_t>(bytes, 1), PROT_READ | PROT_WRITE,

@@ -14,17 +14,14 @@ class AnonymousMemory {
  public:
   // kMappedAgain: the same pages can be mapped at further addresses (NodeHeap::MapEndToEnd).
   enum class Sharing : uint8_t { kPrivate, kMappedAgain };
-  // `free_bytes` is the host's free memory.
-  // Errors: kResourceExhausted (`bytes` exceeds `free_bytes`, or the kernel refused).
-  static absl::StatusOr<AnonymousMemory> Reserve(size_t bytes, size_t free_bytes,
-                                                 Sharing sharing = Sharing::kPrivate);
+  // Errors: kResourceExhausted (the kernel refused).
+  static absl::StatusOr<AnonymousMemory> Reserve(size_t bytes, Sharing sharing = Sharing::kPrivate);
   AnonymousMemory(AnonymousMemory&& other) noexcept;
   AnonymousMemory& operator=(AnonymousMemory&& other) noexcept;
   ~AnonymousMemory();
 
   // Page-aligned.
   std::byte* base() const { return base_; }
-  size_t bytes() const { return bytes_; }
 
  private:
   AnonymousMemory(std::byte* base, size_t bytes) : base_(base), bytes_(bytes) {}

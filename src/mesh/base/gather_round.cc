@@ -6,9 +6,21 @@
 namespace weft::internal {
 namespace {
 
-absl::StatusOr<AnonymousMemory> Reserve(size_t bytes, const absl::StatusOr<size_t>& free_bytes) {
+// Distance between the segments of a reservation.
+size_t Stride(size_t segment_bytes) {
+  constexpr size_t kAlignment = 64;
+  return (segment_bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+absl::StatusOr<AnonymousMemory> Reserve(size_t segment_bytes, size_t ranks,
+                                        const absl::StatusOr<size_t>& free_bytes) {
   WEFT_RETURN_IF_ERROR(free_bytes.status());
-  return AnonymousMemory::Reserve(bytes, *free_bytes, AnonymousMemory::Sharing::kMappedAgain);
+  if (segment_bytes > *free_bytes / ranks) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot reserve ", segment_bytes, " bytes of node memory for each of ", ranks,
+                     " ranks: only ", *free_bytes, " are free on the node; reserve less, or free memory"));
+  }
+  return AnonymousMemory::Reserve(Stride(segment_bytes) * ranks, AnonymousMemory::Sharing::kMappedAgain);
 }
 
 }  // namespace
@@ -42,13 +54,24 @@ absl::StatusOr<std::vector<std::string>> GatherRound::Result(absl::Duration time
   return MissingRanksError("all-gather of blobs", missing, timeout);
 }
 
-absl::StatusOr<std::byte*> NodeReservations::Base(int node, size_t call, size_t bytes,
-                                                  const absl::StatusOr<size_t>& free_bytes) {
+absl::StatusOr<NodeMemory> NodeReservations::Segments(int node, const std::vector<int>& ranks, size_t call,
+                                                      size_t segment_bytes,
+                                                      const absl::StatusOr<size_t>& free_bytes) {
   auto& reserved = reserved_[static_cast<size_t>(node)];
-  if (call == reserved.size()) reserved.push_back(Reserve(bytes, free_bytes));
-  WEFT_RETURN_IF_ERROR(reserved[call].status());
-  WEFT_CHECK(reserved[call]->bytes() == bytes, "all ranks of a node must reserve the same size");
-  return reserved[call]->base();
+  if (call == reserved.size()) {
+    reserved.push_back({segment_bytes, Reserve(segment_bytes, ranks.size(), free_bytes)});
+  }
+  const auto& [bytes, block] = reserved[call];
+  WEFT_RETURN_IF_ERROR(block.status());
+  WEFT_CHECK(bytes == segment_bytes, "all ranks of a node must reserve the same size");
+  NodeMemory memory;
+  memory.segment_bytes = segment_bytes;
+  std::byte* base = block->base();
+  for (const int rank : ranks) {
+    memory.segments.push_back({rank, base});
+    base += Stride(segment_bytes);
+  }
+  return memory;
 }
 
 }  // namespace weft::internal

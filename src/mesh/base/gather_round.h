@@ -15,6 +15,7 @@
 #include <absl/time/time.h>
 
 #include "src/mesh/base/anonymous_memory.h"
+#include "weft/mesh/bootstrap.h"
 
 namespace weft::internal {
 
@@ -40,17 +41,23 @@ class GatherRound {
   size_t left_ = 0;
 };
 
-// Node memory reservations of each node, indexed by the number of the collective call.
+// Node memory reservations of each node, indexed by the number of the collective call. The segments of a
+// reservation are contiguous in rank order, each 64-byte aligned.
 class NodeReservations {
  public:
   explicit NodeReservations(int nodes) : reserved_(static_cast<size_t>(nodes)) {}
-  // Returns the memory of call number `call` on `node`. The first rank that calls reserves it; if that fails,
-  // all ranks of the node get its error. `free_bytes` is the node's free memory.
-  absl::StatusOr<std::byte*> Base(int node, size_t call, size_t bytes,
-                                  const absl::StatusOr<size_t>& free_bytes);
+  // Returns the segments of call number `call` for `ranks`, the ranks of `node`. The first rank that calls
+  // reserves them; if that fails, all ranks of the node get its error. `free_bytes` is the node's free
+  // memory.
+  absl::StatusOr<NodeMemory> Segments(int node, const std::vector<int>& ranks, size_t call,
+                                      size_t segment_bytes, const absl::StatusOr<size_t>& free_bytes);
 
  private:
-  std::vector<std::vector<absl::StatusOr<AnonymousMemory>>> reserved_;
+  struct Reservation {
+    size_t segment_bytes;
+    absl::StatusOr<AnonymousMemory> memory;
+  };
+  std::vector<std::vector<Reservation>> reserved_;
 };
 
 }  // namespace weft::internal

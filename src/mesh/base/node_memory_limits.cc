@@ -43,7 +43,8 @@ std::string NodeMemoryLimits::ScarcestResource() const {
 
 absl::Status NodeMemoryLimits::Check(size_t segment_bytes, size_t footprint_bytes, size_t ranks) const {
   WEFT_ASSIGN_OR_RETURN(const size_t free_bytes, FreeBytes());
-  if (footprint_bytes <= free_bytes / ranks) return absl::OkStatus();
+  // The footprint of a size near the largest may have wrapped around.
+  if (std::max(segment_bytes, footprint_bytes) <= free_bytes / ranks) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("cannot reserve ", segment_bytes, " bytes of node memory for each of ", ranks,
                    " ranks: only ", free_bytes, " are free on the node, as ", ScarcestResource()));

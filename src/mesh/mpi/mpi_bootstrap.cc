@@ -175,7 +175,7 @@ absl::StatusOr<NodeMemory> MpiBootstrap::ReserveNodeMemory(size_t segment_bytes)
 
 // A rank without local peers needs no shared window.
 absl::StatusOr<NodeMemory> MpiBootstrap::ReservePrivate(size_t segment_bytes) {
-  WEFT_ASSIGN_OR_RETURN(auto memory, internal::AnonymousMemory::Reserve(segment_bytes, segment_bytes));
+  WEFT_ASSIGN_OR_RETURN(auto memory, internal::AnonymousMemory::Reserve(segment_bytes));
   own_memory_.push_back(std::move(memory));
   return NodeMemory{{{rank_, own_memory_.back().base()}}, segment_bytes, /*shared_between_processes=*/false};
 }

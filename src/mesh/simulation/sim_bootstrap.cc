@@ -5,7 +5,6 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "src/mesh/base/node_segments.h"
 #include "weft/core/status.h"
 #include "weft/mesh/host_memory.h"
 #include "weft/mesh/simulation.h"
@@ -41,8 +40,8 @@ absl::StatusOr<std::vector<std::string>> SimWorld::Gather(int rank, size_t call,
   return result;
 }
 
-absl::StatusOr<std::byte*> SimWorld::NodeSegments(int node, size_t call, size_t bytes) {
-  return reservations_.Base(node, call, bytes, FreeBytesPerNode());
+absl::StatusOr<NodeMemory> SimWorld::Reserve(int node, size_t call, size_t segment_bytes) {
+  return reservations_.Segments(node, nodes_.RanksOf(node), call, segment_bytes, FreeBytesPerNode());
 }
 
 absl::StatusOr<size_t> SimWorld::FreeBytesPerNode() const {
@@ -67,14 +66,6 @@ std::vector<int64_t> SimWorld::control_messages() const {
     for (size_t rank = 0; rank < messages.size(); ++rank) messages[rank] += fabric->control_messages()[rank];
   }
   return messages;
-}
-
-absl::StatusOr<NodeMemory> SimBootstrap::ReserveNodeMemory(size_t segment_bytes) {
-  const std::vector<int> ranks = node_map().RanksOf(node());
-  WEFT_ASSIGN_OR_RETURN(
-      std::byte * base,
-      world_.NodeSegments(node(), reservations_++, NodeSegmentsBytes(segment_bytes, ranks.size())));
-  return NodeSegmentsAt(base, segment_bytes, ranks);
 }
 
 }  // namespace internal

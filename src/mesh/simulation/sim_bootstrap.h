@@ -26,7 +26,7 @@ class SimWorld {
   int running_ranks() const { return running_ranks_; }
   absl::StatusOr<std::vector<std::string>> Gather(int rank, size_t call, std::string_view blob,
                                                   absl::Duration timeout);
-  absl::StatusOr<std::byte*> NodeSegments(int node, size_t call, size_t bytes);
+  absl::StatusOr<NodeMemory> Reserve(int node, size_t call, size_t segment_bytes);
   std::shared_ptr<SimFabric> Fabric(size_t call);
   absl::StatusOr<size_t> FreeBytesPerNode() const;
   int64_t messages() const;
@@ -59,7 +59,9 @@ class SimBootstrap final : public Bootstrap {
                                                          absl::Duration timeout) override {
     return world_.Gather(rank_, gathers_++, blob, timeout);
   }
-  absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
+  absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override {
+    return world_.Reserve(node(), reservations_++, segment_bytes);
+  }
   absl::StatusOr<size_t> FreeNodeMemory() const override { return world_.FreeBytesPerNode(); }
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration /*timeout*/) override {
     return std::make_unique<FabricWire>(rank_, world_.Fabric(wires_++));

@@ -167,7 +167,7 @@ absl::StatusOr<NodeMemory> StoreBootstrap::ReserveNodeMemory(size_t segment_byte
 
 // If no rank has local peers, none needs shared memory.
 absl::StatusOr<NodeMemory> StoreBootstrap::ReservePrivate(size_t segment_bytes) {
-  WEFT_ASSIGN_OR_RETURN(AnonymousMemory memory, AnonymousMemory::Reserve(segment_bytes, segment_bytes));
+  WEFT_ASSIGN_OR_RETURN(AnonymousMemory memory, AnonymousMemory::Reserve(segment_bytes));
   own_memory_.push_back(std::move(memory));
   return NodeMemory{{{rank(), own_memory_.back().base()}}, segment_bytes, /*shared_between_processes=*/false};
 }

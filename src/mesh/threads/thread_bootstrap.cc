@@ -9,7 +9,6 @@
 
 #include "src/mesh/base/deadline.h"
 #include "src/mesh/base/gather_round.h"
-#include "src/mesh/base/node_segments.h"
 #include "src/mesh/threads/thread_fabric.h"
 #include "weft/core/status.h"
 #include "weft/mesh/host_memory.h"
@@ -29,7 +28,7 @@ class SharedState {
 
   absl::StatusOr<std::vector<std::string>> Gather(int rank, size_t call, std::string_view blob,
                                                   absl::Duration timeout);
-  absl::StatusOr<std::byte*> NodeSegments(int node, size_t call, size_t bytes);
+  absl::StatusOr<NodeMemory> Reserve(int node, size_t call, size_t segment_bytes);
   std::shared_ptr<internal::ThreadFabric> Fabric(size_t call);
   // The host's free memory, divided by the number of emulated nodes.
   absl::StatusOr<size_t> FreeBytesPerNode() const;
@@ -56,9 +55,9 @@ absl::StatusOr<std::vector<std::string>> SharedState::Gather(int rank, size_t ca
   return result;
 }
 
-absl::StatusOr<std::byte*> SharedState::NodeSegments(int node, size_t call, size_t bytes) {
+absl::StatusOr<NodeMemory> SharedState::Reserve(int node, size_t call, size_t segment_bytes) {
   const std::lock_guard lock(mutex_);
-  return reservations_.Base(node, call, bytes, FreeBytesPerNode());
+  return reservations_.Segments(node, nodes_.RanksOf(node), call, segment_bytes, FreeBytesPerNode());
 }
 
 std::shared_ptr<internal::ThreadFabric> SharedState::Fabric(size_t call) {
@@ -85,7 +84,9 @@ class ThreadBootstrap : public Bootstrap {
     return shared_->Gather(rank_, gathers_++, blob, timeout);
   }
 
-  absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
+  absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override {
+    return shared_->Reserve(node(), reservations_++, segment_bytes);
+  }
   absl::StatusOr<size_t> FreeNodeMemory() const override { return shared_->FreeBytesPerNode(); }
 
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration /*timeout*/) override {
@@ -103,14 +104,6 @@ class ThreadBootstrap : public Bootstrap {
   size_t reservations_ = 0;
   size_t wires_ = 0;
 };
-
-absl::StatusOr<NodeMemory> ThreadBootstrap::ReserveNodeMemory(size_t segment_bytes) {
-  const std::vector<int> ranks = node_map().RanksOf(node());
-  WEFT_ASSIGN_OR_RETURN(std::byte * base,
-                        shared_->NodeSegments(node(), reservations_++,
-                                              internal::NodeSegmentsBytes(segment_bytes, ranks.size())));
-  return internal::NodeSegmentsAt(base, segment_bytes, ranks);
-}
 
 }  // namespace
 
