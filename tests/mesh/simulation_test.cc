@@ -1,8 +1,10 @@
 #include "weft/mesh/simulation.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <sys/mman.h>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -127,6 +129,58 @@ TEST(Simulation, LeavesMemoryUsableWhereStacksWere) {
     std::memset(map, 1, SimOptions::kFiberStackBytes);
   }
   for (void* map : maps) munmap(map, SimOptions::kFiberStackBytes);
+}
+
+// The outcome of a message from rank 0 to rank 1, of which one has destroyed its link during the transfer.
+struct HalfClosedTransfer {
+  bool done = false;     // At the end that kept its link.
+  bool arrived = false;  // All bytes are in the buffer of the receive.
+};
+
+HalfClosedTransfer CloseDuringTransfer(int closing_rank, uint64_t seed) {
+  constexpr size_t kBytes = 1'000'000;
+  const SimOptions options{.seed = seed, .wire_speed = 1.0};  // A transfer takes a virtual millisecond.
+  std::vector<char> sent(kBytes, 's');
+  std::vector<char> received(kBytes, '-');
+  HalfClosedTransfer result;
+  EXPECT_OK(
+      RunSimulatedRanks(NodeMap::RanksPerNode(2, 1), options, [&](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(auto wire, bootstrap.OpenWire(absl::Seconds(1)));
+        WEFT_ASSIGN_OR_RETURN(const auto request,
+                              bootstrap.rank() == 0
+                                  ? wire->Send(1, 1, sent.data(), kBytes)
+                                  : wire->Receive(0, 1, received.data(), kBytes, WireLink::Length::kExact));
+        if (bootstrap.rank() == closing_rank) {
+          bootstrap.runtime().SleepFor(500'000);
+          wire.reset();
+          if (closing_rank == 0) std::fill(sent.begin(), sent.end(), 'x');
+          return absl::OkStatus();
+        }
+        bootstrap.runtime().SleepFor(100'000'000);
+        WEFT_RETURN_IF_ERROR(wire->Poll());
+        WEFT_ASSIGN_OR_RETURN(result.done, wire->Test(request));
+        return absl::OkStatus();
+      }).status());
+  const auto copied = std::count(received.begin(), received.end(), 's');
+  EXPECT_EQ(copied + std::count(received.begin(), received.end(), '-'), kBytes);
+  result.arrived = copied == kBytes;
+  return result;
+}
+
+// The bytes are copied at a random moment of the transfer: before or after the link is destroyed.
+TEST(SimulatedLink, CompletesNoMessageThatWasLost) {
+  for (const int closing_rank : {0, 1}) {
+    int arrived = 0;
+    constexpr int kSeeds = 20;
+    for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+      SCOPED_TRACE(absl::StrCat("rank ", closing_rank, " closes, seed ", seed));
+      const HalfClosedTransfer transfer = CloseDuringTransfer(closing_rank, seed);
+      EXPECT_EQ(transfer.done, transfer.arrived);
+      arrived += transfer.arrived ? 1 : 0;
+    }
+    EXPECT_GT(arrived, 0);
+    EXPECT_LT(arrived, kSeeds);
+  }
 }
 
 TEST(Simulation, ReportsADeadlockedRank) {

@@ -31,6 +31,7 @@ struct WireTransfer {
   size_t bytes = 0;
   WireLink::Length length = WireLink::Length::kExact;  // Used by receives.
   std::shared_ptr<WireTransfer> match;  // The other end, from matching until the bytes are copied.
+  bool copied = false;                  // For fabrics that copy the bytes some time after matching.
   absl::Status outcome;                 // Written before `done`.
   std::atomic<bool> done{false};
 };

@@ -14,6 +14,7 @@ void Copy(WireTransfer& send, WireTransfer& receive) {
   send.match.reset();
   receive.match.reset();
   MoveBytes(send, receive);
+  send.copied = receive.copied = true;
 }
 
 }  // namespace
@@ -67,8 +68,8 @@ void SimFabric::ScheduleTransfer(const std::shared_ptr<WireTransfer>& send,
     if (!lost(*send, *receive)) Copy(*send, *receive);
   });
   const int64_t send_end = read + static_cast<int64_t>(simulator_.Draw() * static_cast<double>(end - read));
-  simulator_.At(send_end, [=] { send->done = !lost(*send, *receive); });
-  simulator_.At(end, [=] { receive->done = !lost(*send, *receive); });
+  simulator_.At(send_end, [=] { send->done = send->copied && !lost(*send, *receive); });
+  simulator_.At(end, [=] { receive->done = receive->copied && !lost(*send, *receive); });
 }
 
 bool SimFabric::Withdraw(const WireChannel& channel, const WireTransfer& transfer) {

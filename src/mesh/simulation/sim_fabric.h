@@ -25,7 +25,7 @@ class SimFabric final : public InProcessFabric {
   int ranks() const override { return nodes_.size(); }
   void Post(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) override;
   bool Withdraw(const WireChannel& channel, const WireTransfer& transfer) override;
-  // A message in flight is lost.
+  // A message whose bytes have not been copied is lost: neither end completes.
   void Abandon(const WireChannel& channel, WireTransfer& transfer) override;
   void PushControlMessage(int sender, int receiver, std::string_view bytes) override;
   std::optional<WireLink::ControlMessage> PopControlMessage(int rank) override;
