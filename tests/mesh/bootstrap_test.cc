@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/status_matchers.h"
-#include "tests/support/timeout_variable.h"
+#include "tests/support/scoped_variable.h"
 #include "weft/core/status.h"
 #include "weft/mesh/thread_bootstrap.h"
 
@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
-using ::weft::testing::TimeoutVariable;
+using ::weft::testing::ScopedVariable;
 
 TEST(NodeMap, PutsConsecutiveRanksOnTheSameNode) {
   const NodeMap map = NodeMap::RanksPerNode(7, 3);
@@ -49,18 +49,18 @@ TEST(AgreeOnStatus, TakesNoRoundOnARankThatHasMissedADeadline) {
 
 TEST(DefaultTimeout, IsTenMinutesUnlessTheEnvironmentSetsIt) {
   {
-    const TimeoutVariable unset(nullptr);
+    const ScopedVariable unset("WEFT_TIMEOUT_S", nullptr);
     ASSERT_OK_AND_ASSIGN(const absl::Duration timeout, DefaultTimeout());
     EXPECT_EQ(timeout, absl::Minutes(10));
   }
-  const TimeoutVariable set("2.5");
+  const ScopedVariable set("WEFT_TIMEOUT_S", "2.5");
   ASSERT_OK_AND_ASSIGN(const absl::Duration timeout, DefaultTimeout());
   EXPECT_EQ(timeout, absl::Milliseconds(2500));
 }
 
 TEST(DefaultTimeout, RejectsValuesThatAreNoNumbersOrTooSmall) {
   for (const char* value : {"", "soon", "0", "-3", "inf", "nan", "5 s", "1e-12"}) {
-    const TimeoutVariable set(value);
+    const ScopedVariable set("WEFT_TIMEOUT_S", value);
     EXPECT_THAT(DefaultTimeout(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("WEFT_TIMEOUT_S")))
         << value;
   }

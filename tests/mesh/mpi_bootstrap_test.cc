@@ -1,7 +1,5 @@
 #include "weft/mesh/mpi_bootstrap.h"
 
-#include <cstdlib>
-#include <optional>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -10,6 +8,7 @@
 #include "src/mesh/mpi/mpi_library.h"
 #include "tests/mesh/bootstrap_conformance.h"
 #include "tests/support/mpi_world.h"
+#include "tests/support/scoped_variable.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft {
@@ -17,6 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
+using ::weft::testing::ScopedVariable;
 using ::weft::testing::StatusIs;
 using ::weft::testing::WorldBootstrap;
 
@@ -70,23 +70,6 @@ TEST(MpiLibrary, IsNamedWithItsVersionAlone) {
   EXPECT_EQ(internal::NameOfLibraryVersion("Intel(R) MPI Library 2021.9 for Linux* OS\n"),
             "Intel(R) MPI Library 2021.9 for Linux* OS");
 }
-
-// Sets an environment variable, or unsets it if the value is null, and restores it.
-class ScopedVariable {
- public:
-  ScopedVariable(const char* name, const char* value) : name_(name) {
-    if (const char* old = std::getenv(name)) old_ = old;
-    Set(value);
-  }
-  ~ScopedVariable() { Set(old_ ? old_->c_str() : nullptr); }
-  ScopedVariable(const ScopedVariable&) = delete;
-  ScopedVariable& operator=(const ScopedVariable&) = delete;
-
- private:
-  void Set(const char* value) { value == nullptr ? unsetenv(name_) : setenv(name_, value, 1); }
-  const char* const name_;
-  std::optional<std::string> old_;
-};
 
 // As if a launcher had started these ranks, and one more that MPI does not connect.
 TEST(MpiBootstrap, RefusesProcessesThatAreNotConnected) {

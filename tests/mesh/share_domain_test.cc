@@ -1,10 +1,9 @@
 #include "weft/mesh/share_domain.h"
 
-#include <cstdlib>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/scoped_variable.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::testing {
@@ -62,16 +61,15 @@ TEST(ChooseShareDomains, TakesWhatIsGivenWhateverTheBinding) {
 }
 
 TEST(DefaultShareDomain, IsThatOfTheEnvironment) {
-  unsetenv("WEFT_SHARE_DOMAIN");
+  const ScopedVariable unset_variable("WEFT_SHARE_DOMAIN", nullptr);
   ASSERT_OK_AND_ASSIGN(const ShareDomain unset, DefaultShareDomain());
   EXPECT_EQ(unset, ShareDomain::kAuto);
-  setenv("WEFT_SHARE_DOMAIN", "none", 1);
+  const ScopedVariable none("WEFT_SHARE_DOMAIN", "none");
   ASSERT_OK_AND_ASSIGN(const ShareDomain given, DefaultShareDomain());
   EXPECT_EQ(given, ShareDomain::kNone);
-  setenv("WEFT_SHARE_DOMAIN", "socket", 1);
+  const ScopedVariable socket("WEFT_SHARE_DOMAIN", "socket");
   EXPECT_THAT(DefaultShareDomain(), StatusIs(absl::StatusCode::kInvalidArgument,
                                              HasSubstr("WEFT_SHARE_DOMAIN is 'socket': it must be auto")));
-  unsetenv("WEFT_SHARE_DOMAIN");
 }
 
 }  // namespace

@@ -1,11 +1,10 @@
 // Start-up over a store, with ranks that are threads: missing ranks, wrong arguments, keys that stay.
-#include <cstdlib>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/mesh/bootstrap_conformance.h"
 #include "tests/mesh/memory_store.h"
+#include "tests/support/scoped_variable.h"
 #include "tests/support/status_matchers.h"
 #include "weft/mesh/store_bootstrap.h"
 
@@ -16,6 +15,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::weft::testing::MemoryStore;
 using ::weft::testing::RunRanks;
+using ::weft::testing::ScopedVariable;
 using ::weft::testing::StatusIs;
 
 StoreBootstrapOptions Rank(int rank, int size, absl::Duration timeout = absl::Seconds(60)) {
@@ -126,29 +126,27 @@ TEST(StoreStart, PassesOnTheErrorOfTheStore) {
 }
 
 TEST(StoreStart, ReadsTheVariablesOfTheLauncher) {
-  for (const char* name : {"RANK", "WORLD_SIZE", "WEFT_NODE_ID", "WEFT_NETWORK"}) unsetenv(name);
+  const ScopedVariable no_rank("RANK", nullptr);
   EXPECT_THAT(StoreBootstrapOptions::FromEnvironment(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("RANK is not set")));
-  setenv("RANK", "3", 1);
-  setenv("WORLD_SIZE", "many", 1);
+  const ScopedVariable rank("RANK", "3");
+  const ScopedVariable wrong_size("WORLD_SIZE", "many");
   EXPECT_THAT(StoreBootstrapOptions::FromEnvironment(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("WORLD_SIZE is 'many'")));
-  setenv("WORLD_SIZE", "4", 1);
-  setenv("WEFT_NODE_ID", "left", 1);
-  setenv("WEFT_NETWORK", "eth1", 1);
-  setenv("WEFT_NUMA_NODE", "1x", 1);
+  const ScopedVariable size("WORLD_SIZE", "4");
+  const ScopedVariable node("WEFT_NODE_ID", "left");
+  const ScopedVariable network("WEFT_NETWORK", "eth1");
+  const ScopedVariable wrong_numa("WEFT_NUMA_NODE", "1x");
   ASSERT_OK_AND_ASSIGN(const auto invalid, StoreBootstrapOptions::FromEnvironment());
   EXPECT_THAT(invalid.error,
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("WEFT_NUMA_NODE is '1x'")));
-  setenv("WEFT_NUMA_NODE", "1", 1);
+  const ScopedVariable numa("WEFT_NUMA_NODE", "1");
   ASSERT_OK_AND_ASSIGN(const auto options, StoreBootstrapOptions::FromEnvironment());
   EXPECT_EQ(options.rank, 3);
   EXPECT_EQ(options.size, 4);
   EXPECT_EQ(options.node_id, "left");
   EXPECT_EQ(options.network, "eth1");
   EXPECT_EQ(options.numa_node, 1);
-  for (const char* name : {"RANK", "WORLD_SIZE", "WEFT_NODE_ID", "WEFT_NUMA_NODE", "WEFT_NETWORK"})
-    unsetenv(name);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/thread_ranks.h"
-#include "tests/support/timeout_variable.h"
+#include "tests/support/scoped_variable.h"
 
 namespace weft::testing {
 namespace {
@@ -275,11 +275,11 @@ TEST_F(Arguments, AnEngineWithoutATimeoutTakesThatOfTheEnvironment) {
     return engine->timeout();
   };
   {
-    const TimeoutVariable set("2.5");
+    const ScopedVariable set("WEFT_TIMEOUT_S", "2.5");
     EXPECT_EQ(made(std::nullopt).value_or(absl::ZeroDuration()), absl::Milliseconds(2500));
     EXPECT_EQ(made(absl::Seconds(7)).value_or(absl::ZeroDuration()), absl::Seconds(7));
   }
-  const TimeoutVariable wrong("soon");
+  const ScopedVariable wrong("WEFT_TIMEOUT_S", "soon");
   EXPECT_THAT(made(std::nullopt), StatusIs(absl::StatusCode::kInvalidArgument,
                                            HasSubstr("WEFT_TIMEOUT_S is 'soon': set it to a positive")));
   EXPECT_EQ(made(absl::Seconds(7)).value_or(absl::ZeroDuration()), absl::Seconds(7));

@@ -1,6 +1,5 @@
 // The engine over MPI, on the nodes of the mpirun command. Runs the same bodies as the tests over threads.
 #include <atomic>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "tests/comm/collectives/ranges_sweep.h"
 #include "tests/comm/support/message_sweep.h"
 #include "tests/support/mpi_world.h"
+#include "tests/support/scoped_variable.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::testing {
@@ -190,10 +190,8 @@ TEST_F(CommMpi, NoDataFromBeforeAResetArrivesAfterIt) {
 // Sets a variable of the environment on the last rank alone, and makes an engine with the defaults.
 absl::Status CreateWithVariableOnLastRank(Bootstrap& world, NodeHeap& heap, const char* name,
                                           const char* value) {
-  if (world.rank() == world.size() - 1) setenv(name, value, /*overwrite=*/1);
-  const absl::Status created = CommEngine::Create(world, heap).status();
-  unsetenv(name);
-  return created;
+  const ScopedVariable variable(name, world.rank() == world.size() - 1 ? value : nullptr);
+  return CommEngine::Create(world, heap).status();
 }
 
 TEST_F(CommMpi, AnInvalidVariableOfOneRankIsAnErrorOnEveryRank) {
