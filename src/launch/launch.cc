@@ -47,17 +47,14 @@ std::set<int> SignalsToTake() {
   return signals;
 }
 
-// The beginning of a command that runs orted under a host daemon. mpirun splits it at spaces.
-absl::StatusOr<std::string> HostDaemonCommand(const std::string& folder) {
+// The path of this program; empty if the system does not tell.
+std::string ProgramPath() {
   std::error_code error;
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (error || absl::StrContains(program, ' ')) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the path of this program must have no spaces, which mpirun cannot pass to other hosts: '", program,
-        "'"));
-  }
-  return absl::StrCat(program, " host-daemon ", folder);
+  return std::filesystem::read_symlink("/proc/self/exe", error);
 }
+
+// True if mpirun can pass the path on to other hosts: it splits commands at spaces.
+bool CanPassOn(const std::string& path) { return !path.empty() && !absl::StrContains(path, ' '); }
 
 Variables AttemptVariables(const std::string& folder) {
   Variables variables = internal::FolderVariables(folder);
@@ -91,6 +88,11 @@ class Launcher {
         requests_(ranks_are_local_) {}
 
   absl::StatusOr<int> Run() {
+    if (!ranks_are_local_ && !CanPassOn(program_path_)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the path of this program must have no spaces, which mpirun cannot pass to other hosts: '",
+          program_path_, "'"));
+    }
     if (mapping_) Print(mapping_->ToString());
     for (int64_t attempt = 1;; ++attempt) {
       WEFT_ASSIGN_OR_RETURN(const AttemptEnd end, RunAttempt(attempt));
@@ -120,7 +122,8 @@ class Launcher {
       const Words more = program_.restart_arguments();
       program.insert(program.end(), more.begin(), more.end());
     }
-    WEFT_ASSIGN_OR_RETURN(const std::string agent, HostDaemonCommand(folder.path()));
+    const std::string agent =
+        CanPassOn(program_path_) ? absl::StrCat(program_path_, " host-daemon ", folder.path()) : "";
     WEFT_ASSIGN_OR_RETURN(const auto mpirun,
                           internal::DaemonProcess::Start(
                               internal::MpirunCommand(options_, mapping_, agent,
@@ -145,6 +148,7 @@ class Launcher {
 
   const LaunchOptions& options_;
   const RankProgram& program_;
+  const std::string program_path_ = ProgramPath();  // A rebuild between two attempts moves the program away.
   const std::optional<internal::NumaMapping> mapping_;
   const bool ranks_are_local_;
   const internal::SignalQueue signals_;

@@ -17,15 +17,18 @@ namespace {
 
 using Words = std::vector<std::string>;
 
+constexpr int64_t kMaxSlots = 1'000'000;  // Of one host. Sums over hosts do not overflow.
+
 // The number of slots of one element of --host: "node1:4", or "node1" for one.
 absl::StatusOr<int64_t> SlotsOf(const std::string& host) {
   const std::vector<std::string> parts = absl::StrSplit(host, ':');
   int64_t slots = 1;
   const bool has_slots = parts.size() == 2;
   if (parts.size() > 2 || parts[0].empty() || (has_slots && !absl::SimpleAtoi(parts[1], &slots)) ||
-      slots < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--host: '", host, "' is not a host with its slots: write node1:4,node2:4"));
+      slots < 1 || slots > kMaxSlots) {
+    return absl::InvalidArgumentError(absl::StrCat("--host: '", host,
+                                                   "' is not a host with its slots, from 1 to ", kMaxSlots,
+                                                   ": write node1:4,node2:4"));
   }
   return slots;
 }
@@ -126,7 +129,7 @@ Words MpirunCommand(const LaunchOptions& options, const std::optional<NumaMappin
   } else {
     add({"--map-by", "slot", "--bind-to", "none"});
   }
-  add({"--mca", "orte_launch_agent", absl::StrCat(agent, " orted")});
+  if (!agent.empty()) add({"--mca", "orte_launch_agent", absl::StrCat(agent, " orted")});
   for (const auto& [name, value] : options.mca) add({"--mca", name, value});
   for (const std::string& name : exported) add({"-x", name});
   command.insert(command.end(), program.begin(), program.end());

@@ -31,6 +31,7 @@ std::optional<NumaMapping> MapToNumaNodes(const LaunchOptions& options, int host
 
 // The arguments of mpirun, with its own name first. `mapping`: as MapToNumaNodes.
 // `agent`: the first words of the command that starts a daemon on another host; `orted` follows them.
+//   Empty: mpirun starts the daemon itself.
 // `exported`: the names of environment variables that ranks of other hosts need.
 std::vector<std::string> MpirunCommand(const LaunchOptions& options,
                                        const std::optional<NumaMapping>& mapping, const std::string& agent,

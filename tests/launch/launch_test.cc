@@ -19,6 +19,7 @@
 
 #include "src/launch/processes.h"
 #include "src/launch/supervisor.h"
+#include "tests/support/scoped_variable.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 
@@ -32,11 +33,13 @@ using ::testing::SizeIs;
 using ::weft::testing::StatusIs;
 
 // $FOLDER has the files of the test, $LAUNCHER is the process that calls Launch, $ATTEMPT counts from 1.
+// $REPLACED, if set, is a program that is removed while it runs, as a build does.
 constexpr const char* kMpirun = R"(#!/bin/sh
 echo "$@" >>"$FOLDER/calls"
 echo "$OMPI_MCA_orte_tmpdir_base" >>"$FOLDER/folders"
 ATTEMPT=$(wc -l <"$FOLDER/calls"); export ATTEMPT
 touch "$OMPI_MCA_orte_tmpdir_base/left"
+[ -z "$REPLACED" ] || rm -f "$REPLACED"
 [ ! -e "$FOLDER/before" ] || . "$FOLDER/before"
 OMPI_COMM_WORLD_RANK=0 sh "$FOLDER/rank" &
 rank=$!
@@ -137,6 +140,23 @@ TEST_F(LaunchTest, GivesEachAttemptAFolderOfItsOwn) {
   const std::vector<std::string> folders = Lines("folders");
   ASSERT_THAT(folders, SizeIs(2));
   EXPECT_NE(folders[0], folders[1]);
+}
+
+// Runs one test of this program in a copy of it.
+int RunTestInCopy(const std::string& copy, const std::string& test) {
+  std::filesystem::copy_file("/proc/self/exe", copy);
+  return std::system(absl::StrCat("'", copy, "' --gtest_filter=LaunchTest.", test, " >&2").c_str());
+}
+
+TEST_F(LaunchTest, RestartsAlthoughItsProgramHasBeenReplaced) {
+  const ::weft::testing::ScopedVariable replaced("REPLACED", (folder_ / "copy").c_str());
+  EXPECT_EQ(RunTestInCopy(folder_ / "copy", "RestartsFromTheCheckpointUntilTheProgramSucceeds"), 0);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "copy"));
+}
+
+TEST_F(LaunchTest, NeedsAPathWithoutSpacesOnlyForOtherHosts) {
+  EXPECT_EQ(RunTestInCopy(folder_ / "a b", "HoldsASaveRequestBackUntilARankTakesIt"), 0);
+  EXPECT_NE(RunTestInCopy(folder_ / "c d", "GivesEachAttemptAFolderOfItsOwn"), 0);
 }
 
 TEST_F(LaunchTest, EndsTheProcessesThatMpirunLeavesBehind) {

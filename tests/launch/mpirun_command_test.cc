@@ -120,8 +120,8 @@ TEST(LaunchOptions, AreRefusedWithTheFlagAndTheRemedy) {
   };
   refused(With(0, ""), "-n 0 must be positive");
   refused(With(-3, ""), "-n -3 must be positive");
-  for (const char* hosts :
-       {"a:", "a:0", "a:x", "a:-1", ":2", "a,,b", "a,", ",", "a:1:2", "a:99999999999999999999"}) {
+  for (const char* hosts : {"a:", "a:0", "a:x", "a:-1", ":2", "a,,b", "a,", ",", "a:1:2", "a:1000001",
+                            "a:9223372036854775807,b:9223372036854775807", "a:99999999999999999999"}) {
     refused(With({}, hosts), "write node1:4,node2:4");
   }
   refused(With(3, "a,b"),

@@ -4,8 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/support/status_matchers.h"
 #include "tests/support/scoped_variable.h"
+#include "tests/support/status_matchers.h"
 #include "weft/core/status.h"
 #include "weft/mesh/thread_bootstrap.h"
 
@@ -14,8 +14,8 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::weft::testing::StatusIs;
 using ::weft::testing::ScopedVariable;
+using ::weft::testing::StatusIs;
 
 TEST(NodeMap, PutsConsecutiveRanksOnTheSameNode) {
   const NodeMap map = NodeMap::RanksPerNode(7, 3);

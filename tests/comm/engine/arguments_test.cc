@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "tests/comm/support/engine_fixture.h"
-#include "tests/support/thread_ranks.h"
 #include "tests/support/scoped_variable.h"
+#include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
 namespace {
