@@ -64,6 +64,7 @@ void PrivateHeap::ReleaseHoles() {
 }
 
 size_t PrivateHeap::in_use_bytes() const {
+  if (!is_of_this_process()) return 0;
   const std::lock_guard lock(mutex_);
   return blocks_->allocated_bytes();
 }

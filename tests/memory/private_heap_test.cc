@@ -63,7 +63,8 @@ TEST(PrivateHeap, GivesAForkedChildNothingAndKeepsTheBlocksOfTheParent) {
   *block = std::byte{7};
   const pid_t child = fork();
   if (child == 0) {
-    const bool is_right = heap->Allocate(64) == nullptr && *block == std::byte{7};
+    const bool is_right =
+        heap->Allocate(64) == nullptr && *block == std::byte{7} && heap->in_use_bytes() == 0;
     heap->Free(block);
     _exit(is_right ? 0 : 1);
   }

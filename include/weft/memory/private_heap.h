@@ -40,7 +40,7 @@ class PrivateHeap {
   // Returns the memory of all holes to the system.
   void ReleaseHoles();
 
-  // Sizes of the blocks in use, each rounded up to a multiple of 64 bytes.
+  // Sizes of the blocks in use, each rounded up to a multiple of 64 bytes. 0 in a forked child.
   size_t in_use_bytes() const;
 
  private:
