@@ -128,6 +128,30 @@ TEST(TcpWire, APeerThatClosesItsLinkIsNotLost) {
   EXPECT_TRUE(pair.first->LostPeers().empty());
 }
 
+// The data is longer than the kernel takes, but the connection is not made yet, so none of it is sent.
+TEST(TcpWire, ALinkThatIsClosedWithUnsentDataIsNotLost) {
+  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
+  const std::string sent(kLong, 's');
+  ASSERT_OK(pair.first->SendControlMessage(1, "before"));
+  ASSERT_OK(pair.first->Send(1, 1, sent.data(), sent.size()).status());
+  ASSERT_OK(pair.first->SendControlMessage(1, "after"));
+  pair.first.reset();
+  absl::StatusOr<bool> done = false;
+  char byte = 0;
+  for (int i = 0; i < 1'000'000 && done.ok(); ++i) {
+    ASSERT_OK(pair.second->Poll());
+    ASSERT_TRUE(pair.second->LostPeers().empty());
+    ASSERT_OK_AND_ASSIGN(const auto send, pair.second->Send(0, 1, &byte, 1));
+    done = pair.second->Test(send);
+  }
+  EXPECT_THAT(done, StatusIs(absl::StatusCode::kInternal, HasSubstr("rank 0 has closed its link")));
+  for (const char* text : {"before", "after"}) {
+    ASSERT_OK_AND_ASSIGN(const auto message, pair.second->PollControlMessage());
+    ASSERT_TRUE(message.has_value());
+    EXPECT_EQ(message->bytes, text);
+  }
+}
+
 TEST(TcpWire, ACancelledReceiveSkipsTheRestOfItsMessage) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
   const std::string sent(kLong, 's');

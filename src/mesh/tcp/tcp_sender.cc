@@ -101,6 +101,10 @@ void TcpSender::Detach(MessageId id) {
   found->id = 0;
 }
 
+void TcpSender::DropUnstartedData() {
+  std::erase_if(queue_, [](const Frame& frame) { return frame.id != 0 && frame.written == 0; });
+}
+
 void TcpSender::Write(std::vector<MessageId>& sent) {
   constexpr size_t kFrames = 8;
   while (connected_ && socket_.is_open() && !queue_.empty()) {

@@ -24,7 +24,7 @@ namespace weft::internal {
 
 class TcpSender {
  public:
-  // Identifies a message to OnSent; 0 for those whose end nobody waits for.
+  // Identifies a data message in the results of Write and Drop; 0 for text.
   using MessageId = uint64_t;
 
   // Starts to connect to `peer`, by the first of `routes` that works. Does not wait.
@@ -42,6 +42,8 @@ class TcpSender {
   void AppendText(TcpHeader::Kind kind, std::string_view text);
   // Removes a message, or copies what the kernel does not have of it: its data is not read any more.
   void Detach(MessageId id);
+  // Removes the data messages of which nothing has been sent.
+  void DropUnstartedData();
 
   // Sends as much as the kernel takes. Appends the ids of data messages that it has in full to `sent`.
   void Write(std::vector<MessageId>& sent);

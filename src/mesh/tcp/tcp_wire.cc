@@ -78,6 +78,7 @@ TcpWire::~TcpWire() {
   for (const auto& [id, request] : requests_) {
     if (!request->is_send && !request->done) Withdraw(id, *request);  // The last Poll writes to no buffer.
   }
+  for (const int peer : started_) Of(peer).sender.DropUnstartedData();
   Report(Poll());  // Connections that have been made meanwhile can send the farewell.
   std::vector<TcpSender::MessageId> sent;
   for (const int peer : started_) {

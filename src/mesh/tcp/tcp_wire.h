@@ -5,12 +5,14 @@
 //
 // Note [Closed links]
 // Problem: a connection ends if a peer dies, and also if it destroys its link in order.
-// Rule: the destructor sends a farewell on each connection. A peer whose incoming connection ends without one
-//   is *lost*: requests to and from it fail. After a farewell it is *closed*: messages to it are dropped,
-//   data sends fail, and receives stay pending.
+// Rule: the destructor drops data that it has not begun to send, and sends a farewell on each connection. A
+//   peer whose incoming connection ends without one is *lost*: requests to and from it fail. After a farewell
+//   it is *closed*: messages to it are dropped, data sends fail, and receives stay pending.
 // Why it suffices: the farewell precedes the end of the connection. A connection to a peer that fails while
 //   the one from it still lives decides nothing: the peer may just be closing both. An engine in order needs
-//   nothing from a peer that has closed its link.
+//   nothing from a peer that has closed its link. One case is left: the kernel may not take the rest of a
+//   message that has begun. The farewell cannot follow, and the peer, which has a part of it, is told of a
+//   loss.
 // Without it: ranks that end one after the other fail each other, or a dead rank is noticed at a deadline
 //   only.
 #pragma once
