@@ -85,13 +85,16 @@ TEST(DeviceMesh, RanksOfAGroupDifferOnlyOnItsAxes) {
   for (const auto& axes : Shapes()) {
     ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, DeviceMesh::Create(axes, Product(axes)));
     for (const auto& names : AxisSubsets(mesh)) {
-      ASSERT_OK_AND_ASSIGN(const DeviceMesh submesh, mesh.Submesh(names));
       const std::set<std::string_view> along(names.begin(), names.end());
+      std::vector<MeshAxis> chosen;
+      std::copy_if(axes.begin(), axes.end(), std::back_inserter(chosen),
+                   [&](const MeshAxis& axis) { return along.contains(axis.name); });
+      ASSERT_OK_AND_ASSIGN(const DeviceMesh submesh, DeviceMesh::Create(chosen, Product(chosen)));
       for (int rank = 0; rank < mesh.size(); ++rank) {
         ASSERT_OK_AND_ASSIGN(const ProcessGroup group, mesh.Group(names, rank));
         ASSERT_EQ(group.size(), submesh.size());
         for (int group_rank = 0; group_rank < group.size(); ++group_rank) {
-          // Expected: the submesh's coordinates on the group's axes, the caller's coordinates on the others.
+          // Expected: on the group's axes the coordinates in their mesh, on the others those of the caller.
           std::vector<int> expected = mesh.Coordinates(rank);
           const std::vector<int> inside = submesh.Coordinates(group_rank);
           for (size_t axis = 0, next = 0; axis < axes.size(); ++axis) {
@@ -152,7 +155,7 @@ TEST(DeviceMesh, RejectsUnknownRepeatedAndDisorderedAxes) {
   EXPECT_THAT(
       mesh.Group({"shard", "replicate"}, 0),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'replicate' is repeated or out of order")));
-  EXPECT_THAT(mesh.Submesh({"shard", "shard"}),
+  EXPECT_THAT(mesh.Group({"shard", "shard"}, 0),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'shard'")));
 }
 

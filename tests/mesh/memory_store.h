@@ -13,7 +13,7 @@
 
 namespace weft::testing {
 
-// A store in memory that tells its keys and can fail.
+// A store in memory that counts its keys and can fail.
 class MemoryStore final : public KeyValueStore {
  public:
   absl::Status Set(std::string_view key, std::string_view value) override {

@@ -22,7 +22,8 @@ class RangeCopy {
   RangeCopy() = default;  // Has no elements.
 
   // Copies between two layouts of the same shape and dtype.
-  // Errors: kInvalidArgument (shape or dtype differ; elements of the target overlap).
+  // REQUIRES: as CopyPlan::Make.
+  // Errors: kInvalidArgument (shape or dtype differ; a dim of the target has stride 0).
   static absl::StatusOr<RangeCopy> Make(const TensorView& source, const TensorView& target);
   // Pack copies from a strided tensor to a contiguous buffer that holds only the copied range. Unpack copies
   // back.

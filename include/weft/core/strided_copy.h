@@ -32,8 +32,10 @@ struct CopyPlan {
   CopyLoop inner;               // The innermost loop; its strides are 1 if the layouts allow it.
 
   // Plans target = source * scale. A source stride may be 0 (a broadcast).
-  // Errors: kInvalidArgument (shapes differ; one dtype is an integer and the other floating-point; elements
-  // of the target overlap).
+  // REQUIRES: the elements of the target do not overlap. Of such targets, only those with a stride of 0 are
+  // an error.
+  // Errors: kInvalidArgument (shapes differ; one dtype is an integer and the other floating-point; a dim of
+  // the target has stride 0).
   static absl::StatusOr<CopyPlan> Make(const TensorView& source, const TensorView& target);
 
   int64_t elements() const;

@@ -1,4 +1,5 @@
-// Interface of a rank's environment: ranks are MPI processes, threads of one process, or simulated.
+// Interface of a rank's environment: ranks are MPI processes, processes that share a key-value store, threads
+// of one process, or simulated.
 //
 // All layers above run unchanged on every kind of Bootstrap. It provides the rank and the world size, the
 // node of each rank, a runtime (clock, sleeps, threads), an all-gather of small blobs for start-up,
@@ -83,7 +84,7 @@ class Bootstrap {
   virtual std::string NodeMemoryLimit() const { return "the memory of the host limits it"; }
 
   // Opens a new link. Messages of different links never match each other. Links are numbered in the order of
-  // their opening: the n-th link of each rank belong together.
+  // their opening: the n-th links of all ranks are one link.
   // Errors: kDeadlineExceeded (not all ranks opened it within `timeout`).
   virtual absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) = 0;
   // Names what carries the messages of these links, for a person to read: "MPI (Open MPI 4.1.4)".
@@ -98,7 +99,7 @@ class Bootstrap {
 // Timeout if WEFT_TIMEOUT_S is unset, and that of the exchange in which a rank reports an invalid one.
 inline constexpr absl::Duration kFallbackTimeout = absl::Seconds(600);
 // Timeout where a program gives none: WEFT_TIMEOUT_S seconds, 600 if unset.
-// Errors: kInvalidArgument (WEFT_TIMEOUT_S is not a positive number).
+// Errors: kInvalidArgument (WEFT_TIMEOUT_S is not a number, or below a millisecond).
 absl::StatusOr<absl::Duration> DefaultTimeout();
 // The timeout of options: their own, or DefaultTimeout.
 absl::StatusOr<absl::Duration> TimeoutOrDefault(std::optional<absl::Duration> own);

@@ -42,10 +42,6 @@ class DeviceMesh {
   // Errors: kNotFound (unknown axis), kInvalidArgument (axes are repeated or not in mesh order).
   absl::StatusOr<ProcessGroup> Group(absl::Span<const std::string_view> axes, int rank) const;
 
-  // The mesh with only the named axes. A rank of the submesh is a position in Group(axes, rank).
-  // Errors: as Group.
-  absl::StatusOr<DeviceMesh> Submesh(absl::Span<const std::string_view> axes) const;
-
   // Example: "replicate 2 x shard 2".
   std::string ToString() const;
 

@@ -17,6 +17,7 @@ namespace weft {
 absl::StatusOr<size_t> AvailableHostMemory();
 
 // Bytes of virtual memory that the process may still map (ulimit -v). The maximum of size_t without a limit.
+// Errors: kInternal (/proc/self/statm cannot be read).
 absl::StatusOr<size_t> FreeAddressSpace();
 
 // Free bytes of the file system at `path`, such as the tmpfs /dev/shm.

@@ -3,8 +3,8 @@
 // A store is what StoreBootstrap needs to let ranks find each other (store_bootstrap.h): torch's TCPStore
 // behind this interface, or a folder.
 //
-// Thread safety: of an implementation, any thread may call any member if bootstraps of several threads share
-// it. Otherwise one caller at a time.
+// Thread safety: if bootstraps of several threads share a store, its members must be safe for concurrent
+// calls. Otherwise one caller at a time.
 #pragma once
 
 #include <memory>
@@ -49,7 +49,8 @@ class KeyValueStore {
 
 // Opens the store in `folder`, which is created if it does not exist. Each key is a file, written under
 // another name and then renamed. For launchers without another store: the processes of all ranks, and on
-// several hosts a shared file system, must have the folder. Get polls the file once a millisecond.
+// several hosts a shared file system, must have the folder. Get polls the file, at first at
+// once, later up to once a millisecond.
 //
 // Thread safety: any thread may call any member.
 // Lifetime: the files stay. Remove the folder when all ranks have ended.

@@ -26,7 +26,7 @@ struct MpiBootstrapOptions {
 
   // The timeouts of the environment, WEFT_STARTUP_TIMEOUT_S and WEFT_TIMEOUT_S, in seconds, and
   // WEFT_NUMA_NODE.
-  // Errors: kInvalidArgument (a variable is not a positive number, or no number of a NUMA node).
+  // Errors: kInvalidArgument (a timeout is not a number, or below a millisecond; no number of a NUMA node).
   static absl::StatusOr<MpiBootstrapOptions> FromEnvironment();
 };
 
@@ -41,8 +41,8 @@ struct MpiBootstrapOptions {
 //   the bootstrap that missed its deadline, MPI cannot be finalized: with the watchdog, the destructor ends
 //   the process by _Exit(86). Links may outlive the bootstrap; node memory may not.
 // Errors: kFailedPrecondition (MPI does not provide MPI_THREAD_MULTIPLE, or weft was built without MPI),
-//   kInvalidArgument (srun started several processes, but each is alone for MPI), kInternal (has MPI's error
-//   message).
+//   kInvalidArgument (the launcher, such as srun or the mpirun of another library, started more processes
+//   than MPI connects; names the remedy), kInternal (has MPI's error message).
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOptions& options);
 // With the options of the environment. If they are invalid on some rank, every rank returns its error.
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap();

@@ -1,4 +1,4 @@
-// Discrete-event simulation of ranks: hundreds of ranks in one thread, on virtual time, with seeded
+// Discrete-event simulation of ranks: thousands of ranks in one thread, on virtual time, with seeded
 // schedules.
 //
 // Each rank runs as one or more fibers. One fiber runs at a time; every wait and every operation that takes

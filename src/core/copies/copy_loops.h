@@ -12,8 +12,8 @@
 
 namespace weft::internal {
 
-// Errors: kInvalidArgument (shapes differ; one dtype is an integer and the other floating-point; elements of
-// the target overlap).
+// Errors: kInvalidArgument (shapes differ; one dtype is an integer and the other floating-point; a dim of the
+// target has stride 0).
 absl::Status CheckCopyable(const TensorView& source, const TensorView& target);
 
 // One loop for each dim of size other than 1, in the order of the dims.

@@ -16,7 +16,7 @@ namespace weft::internal {
 std::chrono::steady_clock::time_point DeadlineAfter(absl::Duration timeout);
 
 // The seconds that an environment variable gives, or the default if it is unset.
-// Errors: kInvalidArgument (not a positive number).
+// Errors: kInvalidArgument (not a number, or below a millisecond).
 absl::StatusOr<absl::Duration> SecondsFromEnvironment(const char* variable, double default_seconds);
 
 // Returns kDeadlineExceeded with the message "<what>: rank 3 did not arrive within 10s; …".

@@ -124,14 +124,6 @@ absl::StatusOr<ProcessGroup> DeviceMesh::Group(absl::Span<const std::string_view
   return group;
 }
 
-absl::StatusOr<DeviceMesh> DeviceMesh::Submesh(absl::Span<const std::string_view> axes) const {
-  WEFT_ASSIGN_OR_RETURN(const std::vector<size_t> along, FindAxes(axes_, axes));
-  std::vector<MeshAxis> chosen;
-  chosen.reserve(along.size());
-  for (const size_t axis : along) chosen.push_back(axes_[axis]);
-  return DeviceMesh(std::move(chosen));
-}
-
 std::string DeviceMesh::ToString() const { return Describe(axes_); }
 
 }  // namespace weft

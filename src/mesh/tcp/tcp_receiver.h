@@ -52,8 +52,9 @@ class TcpReceiver {
   Part part_ = Part::kGreeting;
   TcpGreeting greeting_;
   TcpHeader header_;
-  char* target_ = reinterpret_cast<char*>(&greeting_);  // Target of the next byte of the part; null: skip.
-  size_t left_ = sizeof(TcpGreeting);                   // Bytes of the part that have not arrived.
+  char* target_ =
+      reinterpret_cast<char*>(&greeting_);  // Target of the next byte. Null: the bytes are dropped.
+  size_t left_ = sizeof(TcpGreeting);       // Bytes of the part that have not arrived.
   std::array<char, kStagingBytes> staging_ = {};
   std::string failure_;
 };

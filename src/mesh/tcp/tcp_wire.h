@@ -86,8 +86,8 @@ class TcpWire final : public WireLink, private TcpReceiver::Client {
     bool has_ended = false;           // The peer's connection has ended.
     bool closed = false;
     std::string failure;  // Error of the peer's connection.
-    // The message that arrives now: the receive that takes it, or the arrival; neither: it is skipped, or
-    // text.
+    // Destination of the message in progress: a posted receive, or an unexpected message. If both are empty,
+    // its bytes go to `text` or are dropped.
     RequestId receive = 0;
     std::shared_ptr<Arrival> arrival;
     std::string text;
