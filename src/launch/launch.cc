@@ -32,7 +32,6 @@ using Words = std::vector<std::string>;
 
 // mpirun ends within this time after its last rank, unless it waits for a host that it has lost.
 constexpr absl::Duration kLossLimit = absl::Seconds(10);
-constexpr int kFirstSignalCode = 128;
 
 void Print(const std::string& message) {
   if (!message.empty()) std::fprintf(stderr, "weft launch: %s\n", message.c_str());
@@ -131,7 +130,7 @@ class Launcher {
                               AttemptVariables(folder.path()), folder.path()));
     AttemptEnd end = Supervise(mpirun, signals_, requests_, kLossLimit);
     // Ranks of other hosts cannot be seen, and a rank that was killed was started.
-    end.started_no_rank = end.started_no_rank && ranks_are_local_ && end.value < kFirstSignalCode;
+    end.started_no_rank = end.started_no_rank && ranks_are_local_ && end.value < kExitSignalBase;
     return end;
   }
 

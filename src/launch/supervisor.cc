@@ -15,7 +15,6 @@ namespace {
 // `weft train` stops at the first SIGUSR2 and ignores further ones, as it may have got SIGTERM as well.
 constexpr int kStopSignal = SIGUSR2;
 constexpr int kSaveSignal = SIGUSR1;
-constexpr int kSignalBase = 128;  // mpirun adds it to the signal that killed a rank.
 
 // Ranks are looked at more often soon after the start, and while a request waits for them.
 constexpr absl::Duration kShortestInterval = absl::Milliseconds(20);
@@ -35,7 +34,7 @@ AttemptEnd EndOf(int wait_status) {
 // A stop request that mpirun passes on may reach a rank of another host that is not set up yet, and it may
 // reach mpirun when it has nothing else to do.
 bool IsEndByStopSignal(const AttemptEnd& end) {
-  return end.value == (end.kind == EndKind::kKilled ? kStopSignal : kSignalBase + kStopSignal);
+  return end.value == (end.kind == EndKind::kKilled ? kStopSignal : kExitSignalBase + kStopSignal);
 }
 
 // Asks the daemon to end, so that it also ends the daemons of other hosts. Kills it if it does not.

@@ -12,7 +12,6 @@
 namespace weft::internal {
 namespace {
 
-constexpr int kSignalBase = 128;  // mpirun and shells add it to the signal that killed a process.
 constexpr int kLastSignal = 64;
 
 // An exit code of the program. docs/training.md lists them.
@@ -23,11 +22,14 @@ struct KnownCode {
 };
 
 constexpr std::array<KnownCode, 7> kKnownCodes = {{
-    {0, false, "the program has finished"},
-    {1, true, "out of memory, a full disk, a failed start of MPI, a lost host or a defect"},
-    {2, false, "the command line or the configuration is at fault"},
-    {3, false, "an input or output file is at fault"},
-    {4, false, "a number became infinite or NaN"},
+    {kExitDone, false, "the program has finished"},
+    {kExitFailed, true,
+     "out of memory, a full disk, a failed start of MPI, replicas or collectives that differ between ranks, "
+     "a "
+     "lost host or a defect"},
+    {kExitBadUsage, false, "the command line or the configuration is at fault"},
+    {kExitBadFile, false, "an input or output file is at fault"},
+    {kExitNotFinite, false, "a number became infinite or NaN"},
     {kExitRankMissing, true, "a rank failed or did not respond in time"},
     {kExitInterrupted, false, "a signal stopped the program"},
 }};
@@ -50,7 +52,7 @@ std::string CauseOf(const AttemptEnd& end) {
   if (end.kind == EndKind::kKilled) return absl::StrCat("mpirun was killed by ", SignalName(end.value));
   if (end.started_no_rank) return "mpirun started no rank; see its messages";
   if (const KnownCode* known = FindCode(end.value)) return known->cause;
-  const int signal = end.value - kSignalBase;
+  const int signal = end.value - kExitSignalBase;
   if (signal > 0 && signal <= kLastSignal) return absl::StrCat("a rank was killed by ", SignalName(signal));
   return "mpirun failed, or a rank ended with a code that the program does not use";
 }
@@ -71,13 +73,13 @@ int ExitCodeOf(const AttemptEnd& end) {
     case EndKind::kExited:
       return end.value;
     case EndKind::kKilled:
-      return kSignalBase + end.value;
+      return kExitSignalBase + end.value;
     case EndKind::kHostLost:
       return kExitRankMissing;
     case EndKind::kHung:  // Ranks end if they are asked to stop.
       return end.stop_requested ? kExitInterrupted : kExitRankMissing;
   }
-  return 1;
+  return kExitFailed;
 }
 
 Verdict Judge(const AttemptEnd& end, const AttemptNumber& number) {
@@ -88,7 +90,7 @@ Verdict Judge(const AttemptEnd& end, const AttemptNumber& number) {
   const std::string attempt = absl::StrCat("attempt ", number.attempt, " of ", number.max_restarts + 1);
   const std::string ended = absl::StrCat(attempt, " ended with exit code ", code, " (", CauseOf(end), ")");
   if (!IsRetryable(end, number)) {
-    if (restarts > 0 && code == 0)
+    if (restarts > 0 && code == kExitDone)
       verdict.message = absl::StrCat("finished in ", attempt);
     else if (restarts > 0 || end.started_no_rank)
       verdict.message = absl::StrCat(ended, ": not restarting");

@@ -21,6 +21,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "weft/comm/comm_engine.h"
+#include "weft/core/exit_codes.h"
 #include "weft/core/status.h"
 #include "weft/memory/buffer_pool.h"
 #include "weft/mesh/mpi_bootstrap.h"
@@ -144,20 +145,20 @@ absl::Status AgreeOnCause(Bootstrap& bootstrap, const absl::Status& local) {
 }
 
 int ExitCode(const absl::Status& status) {
-  if (status.ok()) return 0;
-  if (absl::IsDataLoss(status)) return 3;
-  return absl::IsDeadlineExceeded(status) || absl::IsAborted(status) ? 86 : 1;
+  if (status.ok()) return kExitDone;
+  if (absl::IsDataLoss(status)) return kExitBadFile;
+  return absl::IsDeadlineExceeded(status) || absl::IsAborted(status) ? kExitRankMissing : kExitFailed;
 }
 
 int Main(int argc, char** argv) {
   if (argc != 4) {
     std::fprintf(stderr, "usage: faulty_rank OPERATION FAULT RANK\n");
-    return 2;
+    return kExitBadUsage;
   }
   const auto bootstrap = MakeMpiBootstrap();
   if (!bootstrap.ok()) {
     std::fprintf(stderr, "weft: %s\n", bootstrap.status().ToString().c_str());
-    return 1;
+    return kExitFailed;
   }
   const absl::Status status =
       AgreeOnCause(**bootstrap, Run(**bootstrap, argv[1], argv[2], std::atoi(argv[3])));

@@ -12,5 +12,7 @@ inline constexpr int kExitBadFile = 3;        // An input or output file.
 inline constexpr int kExitNotFinite = 4;      // A loss, the gradient norm or a weight is infinite or NaN.
 inline constexpr int kExitRankMissing = 86;   // A rank failed, or did not respond in time.
 inline constexpr int kExitInterrupted = 130;  // A signal stopped the program.
+// mpirun and shells add it to the number of the signal that killed a process.
+inline constexpr int kExitSignalBase = 128;
 
 }  // namespace weft
