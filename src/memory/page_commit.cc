@@ -1,7 +1,5 @@
 #include "src/memory/page_commit.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -9,6 +7,7 @@
 #include <cstring>
 #include <sys/mman.h>
 
+#include "weft/core/page_bytes.h"
 #include "weft/core/status.h"
 
 namespace weft::internal {
@@ -64,7 +63,7 @@ absl::Status PageCommitter::CheckFree(size_t bytes, absl::FunctionRef<absl::Stat
 
 absl::Status PageCommitter::CommitChunks(size_t begin, size_t end,
                                          absl::FunctionRef<absl::StatusOr<size_t>()> free_bytes) {
-  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t page = PageBytes();
   std::byte* first = base_ + begin * kChunkBytes;
   first -= reinterpret_cast<uintptr_t>(first) % page;  // Mappings are whole pages.
   const std::byte* last = base_ + std::min(end * kChunkBytes, bytes_);

@@ -12,8 +12,6 @@
 
 namespace weft::internal {
 
-size_t PageBytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
-
 absl::StatusOr<PageView> PageView::Map(absl::Span<const PageRange> ranges) {
   size_t bytes = 0;
   for (const PageRange& range : ranges) bytes += range.bytes;

@@ -12,8 +12,6 @@
 
 namespace weft::internal {
 
-size_t PageBytes();
-
 struct PageRange {
   std::byte* begin;  // Page-aligned, in a MAP_SHARED mapping.
   size_t bytes;      // Whole pages.

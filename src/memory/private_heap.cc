@@ -11,7 +11,7 @@
 #include <absl/memory/memory.h>
 
 #include "src/memory/free_list.h"
-#include "src/memory/page_view.h"
+#include "weft/core/page_bytes.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -54,7 +54,7 @@ bool PrivateHeap::Contains(const void* pointer) const {
 
 void PrivateHeap::ReleaseHoles() {
   if (!is_of_this_process()) return;
-  const size_t page = internal::PageBytes();
+  const size_t page = PageBytes();
   const std::lock_guard lock(mutex_);
   for (const auto& [offset, bytes] : blocks_->holes()) {
     const size_t begin = (offset + page - 1) / page * page;

@@ -13,6 +13,7 @@
 
 #include "src/memory/page_view.h"
 #include "weft/core/hash.h"
+#include "weft/core/page_bytes.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -126,7 +127,7 @@ std::vector<Stripe> WholeBlocks(absl::Span<const SharedBlockRequest> requests) {
 
 // Every holder of a block owns an equal number of its pages; the last ones may own fewer or none.
 std::vector<Stripe> StripedBlocks(absl::Span<const SharedBlockRequest> requests) {
-  const size_t page = internal::PageBytes();
+  const size_t page = PageBytes();
   std::vector<Stripe> stripes = WholeBlocks(requests);
   std::vector<Stripe> striped;
   for (const Stripe& whole : stripes) {
@@ -147,7 +148,7 @@ std::vector<Stripe> StripedBlocks(absl::Span<const SharedBlockRequest> requests)
 // Allocates a stripe: a count of holders, and then the stripe's bytes, which are zero. They start at a page
 // unless the stripe is the whole block. Returns the address of the bytes.
 absl::StatusOr<std::byte*> AllocateStripe(NodeHeap& heap, const Stripe& stripe, size_t holders) {
-  const size_t alignment = stripe.is_whole ? kHeaderBytes : internal::PageBytes();
+  const size_t alignment = stripe.is_whole ? kHeaderBytes : PageBytes();
   WEFT_ASSIGN_OR_RETURN(std::byte * block,
                         heap.Allocate(kHeaderBytes + stripe.bytes + (stripe.is_whole ? 0 : alignment)));
   const auto address = reinterpret_cast<uintptr_t>(block) + kHeaderBytes;

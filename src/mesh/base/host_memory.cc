@@ -1,7 +1,5 @@
 #include "weft/mesh/host_memory.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
@@ -15,6 +13,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "weft/core/page_bytes.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -107,7 +106,7 @@ absl::StatusOr<size_t> FreeAddressSpace() {
   std::ifstream file("/proc/self/statm");
   uint64_t used_pages = 0;
   if (!(file >> used_pages)) return absl::InternalError("cannot read /proc/self/statm: is /proc mounted?");
-  const uint64_t used = used_pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t used = used_pages * PageBytes();
   return limit.rlim_cur - std::min<uint64_t>(limit.rlim_cur, used);
 }
 

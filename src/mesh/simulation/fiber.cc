@@ -1,12 +1,11 @@
 #include "src/mesh/simulation/fiber.h"
 
-#include <unistd.h>
-
 #include <cstdint>
 #include <cstring>
 #include <sys/mman.h>
 #include <utility>
 
+#include "weft/core/page_bytes.h"
 #include "weft/core/status.h"
 
 namespace weft::internal {
@@ -14,8 +13,6 @@ namespace {
 
 // The last bytes below a stack without a guard page.
 constexpr uint64_t kIntact = 0x6b63617473666577;  // "wefstack".
-
-size_t PageBytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
 
 }  // namespace
 

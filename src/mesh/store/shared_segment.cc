@@ -7,25 +7,20 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <random>
 #include <sys/mman.h>
 #include <utility>
 #include <vector>
 
 #include <absl/strings/match.h>
-#include <absl/strings/str_format.h>
+#include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
 #include <climits>
 
+#include "src/mesh/base/identities.h"
 #include "weft/core/status.h"
 
 namespace weft::internal {
 namespace {
-
-std::string RandomName() {
-  std::random_device random;
-  return absl::StrFormat("weft-%08x%08x%08x%08x", random(), random(), random(), random());
-}
 
 absl::Status NoMemory(std::string_view action, size_t bytes) {
   return absl::ResourceExhaustedError(absl::StrCat("the kernel refused to ", ToAbsl(action), " ", bytes,
@@ -43,7 +38,7 @@ absl::Status NotShared(std::string_view reason) {
 }  // namespace
 
 absl::StatusOr<SharedSegment> SharedSegment::Create(size_t bytes) {
-  std::string name = RandomName();
+  std::string name = absl::StrCat("weft-", RandomToken());
   FileHandle file(memfd_create(name.c_str(), MFD_CLOEXEC));
   const size_t mapped = std::max<size_t>(bytes, 1);
   if (!file.is_open() || ftruncate(file.get(), static_cast<off_t>(mapped)) != 0) {

@@ -1,46 +1,28 @@
 #include "src/mesh/tcp/tcp_endpoint.h"
 
 #include <ifaddrs.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <arpa/inet.h>
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <optional>
-#include <random>
 
 #include <absl/strings/numbers.h>
-#include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 
+#include "src/mesh/base/identities.h"
 #include "weft/core/status.h"
 
 namespace weft::internal {
 namespace {
 
 constexpr const char* kLoopback = "127.0.0.1";
-
-std::string RandomToken() {
-  std::random_device random;
-  return absl::StrFormat("%08x%08x%08x%08x", random(), random(), random(), random());
-}
-
-// The boot of the kernel and the network namespace, without spaces.
-std::string NetworkNamespace() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string boot;
-  file >> boot;
-  std::array<char, 64> name = {};
-  if (readlink("/proc/self/ns/net", name.data(), name.size() - 1) < 0) name = {};
-  return absl::StrCat(boot, "/", name.data());
-}
 
 // The bytes of an IP address: 4 or 16; empty if `text` is none.
 std::string BytesOf(const std::string& text) {
@@ -109,7 +91,7 @@ bool ShareNetwork(const TcpEndpoint::Interface& a, const TcpEndpoint::Interface&
 }  // namespace
 
 absl::StatusOr<TcpEndpoint> TcpEndpoint::OfThisHost(const std::string& network) {
-  TcpEndpoint endpoint{RandomToken(), NetworkNamespace(), 0, {}};
+  TcpEndpoint endpoint{RandomToken(), absl::StrCat(BootId(), "/", NamespaceId("net")), 0, {}};
   WEFT_ASSIGN_OR_RETURN(const std::vector<Interface> all, AllInterfaces());
   if (network.empty()) {
     std::copy_if(all.begin(), all.end(), std::back_inserter(endpoint.interfaces),
