@@ -82,7 +82,6 @@ class PooledBlocks {
     const std::lock_guard lock(mutex_);
     return usage_;
   }
-  size_t HeapFreeBytes() const { return heap_.segment_bytes() - heap_.allocated_bytes(); }
   size_t heap_free_bytes() const { return heap_.segment_bytes() - heap_.allocated_bytes(); }
   std::string_view name() const { return name_; }
 

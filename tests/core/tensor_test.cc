@@ -88,6 +88,14 @@ TEST(Tensor, CountsBytesAllocatedFromTheSystem) {
   EXPECT_EQ(TensorBytesFromSystem(), after);
 }
 
+TEST(Tensor, TakesNoMoreThanASizeThatNeedsNoRounding) {
+  for (const int64_t bytes : {1 << 20, 5 << 20, 64 << 20}) {
+    const int64_t before = TensorBytesFromSystem();
+    const Tensor tensor = Tensor::Empty(DType::kI8, {bytes});
+    EXPECT_EQ(TensorBytesFromSystem() - before, bytes);
+  }
+}
+
 TEST(Tensor, ThrowsIfThereIsNoMemory) {
   constexpr int64_t kMoreThanAnAddressSpace = int64_t{1} << 60;
   const int64_t before = TensorBytesFromSystem();

@@ -23,7 +23,7 @@ constexpr size_t kAlignment = 64;
 // Rounds a size up by at most an eighth, so that tensors of similar sizes can reuse each other's blocks.
 size_t BlockSize(size_t bytes) {
   const size_t step = std::max(kAlignment, std::bit_floor(bytes) / 8);
-  return (bytes / step + 1) * step;
+  return std::max<size_t>((bytes + step - 1) / step, 1) * step;
 }
 
 class BlockCache {
