@@ -95,7 +95,7 @@ def parse(arguments):
 def main(arguments):
     options, flags = parse(arguments)
     try:
-        tokenizer = tool.load_tokenizer(options.tokenizer or options.hf_model)
+        tokenizer = tool.load_tokenizer(options.tokenizer or options.hf_model, "generate.py")
         ids = tokenizer.encode(options.prompt).ids
         if not ids:
             raise tool.Failure("--prompt: the tokenizer makes no tokens of it: give some text")

@@ -51,8 +51,9 @@ def load_package(name, what):
         raise Failure(f"{what} needs the package {name}: pip install {name}") from None
 
 
-def load_tokenizer(path):
-    tokenizers = load_package("tokenizers", "tokenize.py")
+def load_tokenizer(path, what="tokenize.py"):
+    """`what` needs it, for a message."""
+    tokenizers = load_package("tokenizers", what)
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
@@ -128,22 +129,29 @@ def text_of(path):
         raise Failure(f"{path}: is not UTF-8 text at byte {error.start}") from None
 
 
-def chat_parts(place, messages, render):
+def chat_parts(place, field, messages, render):
     """Cuts a rendered chat into (text, has a loss). An answer begins after what the template puts before it."""
     parts, done = [], ""
 
-    def add(text, has_loss):
+    def add(count, has_loss, **options):
+        """The text of the first `count` messages."""
         nonlocal done
+        try:
+            text = render(messages[:count], **options)
+        except Exception as error:  # A template raises what it likes.
+            raise Failure(f"{place}: the chat template refuses the messages in '{field}': {error}") from None
         if not text.startswith(done):
             raise Failure(f"{place}: the chat template changes earlier messages, so the answers cannot be told apart")
         parts.append((text[len(done):], has_loss))
         done = text
 
     for count, message in enumerate(messages, 1):
+        if not isinstance(message, dict):
+            raise Failure(f"{place}: message {count} in '{field}' is not an object with 'role' and 'content'")
         is_answer = message.get("role") == "assistant"
         if is_answer:
-            add(render(messages[: count - 1], add_generation_prompt=True), False)
-        add(render(messages[:count]), is_answer)
+            add(count - 1, False, add_generation_prompt=True)
+        add(count, is_answer)
     return parts
 
 
@@ -156,7 +164,7 @@ def documents_of(path, options, render):
         return
     for place, row in rows_of(path):
         if options.chat_field:
-            yield chat_parts(place, field_of(place, row, options.chat_field, list), render)
+            yield chat_parts(place, options.chat_field, field_of(place, row, options.chat_field, list), render)
         elif options.prompt_field:
             yield [(field_of(place, row, options.prompt_field), False), (field_of(place, row, options.answer_field), True)]
         else:

@@ -2,6 +2,7 @@
 """Tests of tools/tokenize.py (tokens, widths, separators, errors) and tools/generate.py (prompt, text, errors). Exits with 77 (skipped) without the package `tokenizers`."""
 import array
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -98,17 +99,31 @@ class Tokenize(ToolCase):
         self.assertEqual((self.folder / "out.u16.mask").read_bytes(), bytes([0, 0, 1, 1, 0, 1, 1, 1]))
         self.assertIn("8 tokens, 5 of them with a loss", result.stdout)
 
-    def test_masks_all_but_the_answers_of_chats(self):
+    def write_chat_template(self):
         try:
             import transformers
         except ImportError:
             self.skipTest("the transformers package is not installed")
         tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(self.tokenizer))
         tokenizer.chat_template = (
-            "{% for m in messages %}{{ ('far ' if m['role'] == 'assistant' else '') + m['content'] + ' ' }}{% endfor %}"
+            "{% for m in messages %}{% if m['role'] == 'judge' %}{{ raise_exception('no judges') }}{% endif %}"
+            "{{ ('far ' if m['role'] == 'assistant' else '') + m['content'] + ' ' }}{% endfor %}"
             "{% if add_generation_prompt %}far {% endif %}"
         )
         tokenizer.save_pretrained(self.folder)
+
+    def test_names_chats_that_are_none(self):
+        self.write_chat_template()
+        chat = ["--chat-field", "messages"]
+        for row, words in (
+            (b'{"messages": ["hi"]}', "message 1 in 'messages' is not an object"),
+            (b'{"messages": [{"role": "user", "content": "one"}, {"role": "judge", "content": "two"}]}', "no judges"),
+            (b'{"messages": [{"role": "user"}]}', "chat template"),
+        ):
+            self.assert_fails(self.run_tool("out.u32", *chat, self.write("a.jsonl", row)), 1, "a.jsonl: line 1", words)
+
+    def test_masks_all_but_the_answers_of_chats(self):
+        self.write_chat_template()
         rows = self.write("rows.jsonl", b'{"messages": [{"role": "user", "content": "one two"}, '
                                         b'{"role": "assistant", "content": "two"}, {"role": "user", "content": "one"}]}')
         result = self.run_tool("out.u32", "--chat-field", "messages", rows)
@@ -205,6 +220,12 @@ printf '2\\n3\\n1\\n'
 
     def test_returns_the_exit_code_of_the_program(self):
         self.assert_fails(self.generate("--prompt", "one", "--fail"), 3, "weft: no")
+
+    def test_names_itself_if_a_package_is_missing(self):
+        self.write("none/tokenizers.py", b"raise ImportError")
+        command = [sys.executable, GENERATE, "--hf-model", self.folder, "--prompt", "one"]
+        result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(self.folder / "none")})
+        self.assert_fails(result, 1, "generate.py needs the package tokenizers")
 
     def test_names_a_missing_tokenizer(self):
         self.tokenizer.unlink()
