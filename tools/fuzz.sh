@@ -41,7 +41,7 @@ for target in "${targets[@]}"; do
   finding=none
   if ((failed)); then
     found=1
-    finding=$(grep -m 1 -E 'ERROR:|SUMMARY:|check failed' "$log" || echo "see $log")
+    finding=$(grep -m 1 -E 'broken invariant:|ERROR:|SUMMARY:' "$log" || echo "see $log")
   fi
   printf '%-20s %12s %10s %s\n' "$target" "${executions:-?}" "${speed:-?}" "$finding"
 done
