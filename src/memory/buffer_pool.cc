@@ -4,12 +4,14 @@
 #include <cstring>
 #include <iterator>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include <absl/base/thread_annotations.h>
+
 #include "src/memory/free_list.h"
+#include "weft/core/mutex.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -46,7 +48,7 @@ class PooledBlocks {
     if (const std::optional<Block> idle = Reuse(rounded)) return *idle;
     // Not under the lock: the heap may take back the idle blocks of every pool.
     absl::StatusOr<std::byte*> data = heap_.Allocate(bytes);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (data.ok()) {
       CountAcquired(rounded);
       return Block{*data, rounded};
@@ -57,19 +59,19 @@ class PooledBlocks {
 
   void Release(Block block, size_t bytes) {
     if (heap_.poisons_released()) std::memset(block.data, kPoison, block.bytes);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     idle_[block.bytes].push_back(block.data);
     usage_.idle_bytes += block.bytes;
     usage_.in_use_bytes -= FreeList::BlockBytes(bytes);
   }
 
   void Trim() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     while (!idle_.empty()) heap_.Free(TakeLast(std::prev(idle_.end())).data);
   }
 
   void ResetPeak() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     usage_.peak_bytes = usage_.in_use_bytes;
   }
 
@@ -79,7 +81,7 @@ class PooledBlocks {
     size_t idle_bytes = 0;
   };
   Usage usage() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return usage_;
   }
   size_t heap_free_bytes() const { return heap_.segment_bytes() - heap_.allocated_bytes(); }
@@ -90,7 +92,7 @@ class PooledBlocks {
 
   // An idle block for a request of `bytes`, a multiple of 64. If none fits, makes room for a new one.
   std::optional<Block> Reuse(size_t bytes) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto idle = idle_.lower_bound(bytes);
     if (idle != idle_.end() && idle->first - bytes <= bytes / 8) {
       CountAcquired(bytes);
@@ -104,7 +106,7 @@ class PooledBlocks {
     return std::nullopt;
   }
 
-  Block TakeLast(IdleBlocks::iterator blocks) {
+  Block TakeLast(IdleBlocks::iterator blocks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const Block block = {blocks->second.back(), blocks->first};
     usage_.idle_bytes -= block.bytes;
     blocks->second.pop_back();
@@ -112,7 +114,7 @@ class PooledBlocks {
     return block;
   }
 
-  void CountAcquired(size_t bytes) {
+  void CountAcquired(size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     usage_.in_use_bytes += bytes;
     usage_.peak_bytes = std::max(usage_.peak_bytes, usage_.in_use_bytes);
     largest_peak_ = std::max(largest_peak_, usage_.peak_bytes);
@@ -120,10 +122,11 @@ class PooledBlocks {
 
   NodeHeap& heap_;
   const std::string name_;
-  mutable std::mutex mutex_;
-  IdleBlocks idle_;  // By block size; no list is empty.
-  Usage usage_;
-  size_t largest_peak_ = 0;  // Peak since the pool was created; ResetPeak does not change it.
+  mutable Mutex mutex_;
+  IdleBlocks idle_ ABSL_GUARDED_BY(mutex_);  // By block size; no list is empty.
+  Usage usage_ ABSL_GUARDED_BY(mutex_);
+  // Peak since the pool was created; ResetPeak does not change it.
+  size_t largest_peak_ ABSL_GUARDED_BY(mutex_) = 0;
   const int reclaimer_;
 };
 

@@ -8,11 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include <absl/base/thread_annotations.h>
 #include <absl/strings/numbers.h>
 
 #include "src/memory/free_list.h"
 #include "src/memory/page_commit.h"
 #include "src/memory/page_view.h"
+#include "weft/core/mutex.h"
 #include "weft/core/status.h"
 #include "weft/core/topology.h"
 
@@ -94,25 +96,25 @@ class NodeHeap::Impl {
   }
 
   int AddReclaimer(Reclaimer reclaimer) {
-    const std::lock_guard lock(reclaimers_mutex_);
+    const MutexLock lock(reclaimers_mutex_);
     reclaimers_.emplace(next_reclaimer_, std::move(reclaimer));
     return next_reclaimer_++;
   }
   void RemoveReclaimer(int number) {
-    const std::lock_guard lock(reclaimers_mutex_);
+    const MutexLock lock(reclaimers_mutex_);
     reclaimers_.erase(number);
   }
 
   void Free(std::byte* block) {
     if (block == nullptr) return;
     WEFT_CHECK(Contains(base_, block), "the freed block is not in this rank's segment");
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     free_list_.Free(static_cast<uint64_t>(block - base_));
   }
 
   void DeferFree(std::byte* block, const std::atomic<int32_t>& holders) {
     WEFT_CHECK(Contains(base_, block), "the block for a deferred free is not in this rank's segment");
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     deferred_.push_back({block, holders});
   }
 
@@ -151,16 +153,16 @@ class NodeHeap::Impl {
   }
 
   size_t allocated_bytes() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     FreeUnheld();
     return free_list_.allocated_bytes();
   }
   size_t peak_bytes() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return peak_bytes_;
   }
   size_t total_allocated_bytes() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return total_allocated_bytes_;
   }
   const NodeMemory& memory() const { return memory_; }
@@ -168,7 +170,7 @@ class NodeHeap::Impl {
 
  private:
   absl::StatusOr<std::byte*> TryAllocate(size_t bytes) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     FreeUnheld();
     const std::optional<uint64_t> offset = free_list_.Allocate(bytes);
     if (!offset) {
@@ -192,7 +194,7 @@ class NodeHeap::Impl {
 
   // Returns false if there are no reclaimers.
   bool RunReclaimers() {
-    const std::lock_guard lock(reclaimers_mutex_);
+    const MutexLock lock(reclaimers_mutex_);
     for (const auto& [number, reclaim] : reclaimers_) reclaim();
     return !reclaimers_.empty();
   }
@@ -207,8 +209,8 @@ class NodeHeap::Impl {
     return reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(base) < memory_.segment_bytes;
   }
 
-  void FreeUnheld() {
-    std::erase_if(deferred_, [this](const DeferredFree& deferred) {
+  void FreeUnheld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::erase_if(deferred_, [this](const DeferredFree& deferred) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       if (deferred.holders.load(std::memory_order_acquire) > 0) return false;
       free_list_.Free(static_cast<uint64_t>(deferred.block - base_));
       return true;
@@ -228,19 +230,20 @@ class NodeHeap::Impl {
   const NodeMemory memory_;
   const bool poisons_released_;
   std::byte* const base_;
-  mutable std::mutex mutex_;
-  FreeList free_list_;
-  internal::PageCommitter committer_;
-  const std::string limit_;           // See Bootstrap::NodeMemoryLimit.
-  std::list<DeferredFree> deferred_;  // Blocks that still had holders at the last check.
-  size_t peak_bytes_ = 0;
-  size_t total_allocated_bytes_ = 0;
+  mutable Mutex mutex_;
+  FreeList free_list_ ABSL_GUARDED_BY(mutex_);
+  internal::PageCommitter committer_ ABSL_GUARDED_BY(mutex_);
+  const std::string limit_;  // See Bootstrap::NodeMemoryLimit.
+  // Blocks that still had holders at the last check.
+  std::list<DeferredFree> deferred_ ABSL_GUARDED_BY(mutex_);
+  size_t peak_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t total_allocated_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   mutable std::shared_mutex views_mutex_;
   std::map<int, internal::PageView> views_;
   int next_view_ = 0;
-  std::mutex reclaimers_mutex_;  // Taken before `mutex_`.
-  std::map<int, Reclaimer> reclaimers_;
-  int next_reclaimer_ = 0;
+  Mutex reclaimers_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
+  std::map<int, Reclaimer> reclaimers_ ABSL_GUARDED_BY(reclaimers_mutex_);
+  int next_reclaimer_ ABSL_GUARDED_BY(reclaimers_mutex_) = 0;
 };
 
 absl::StatusOr<std::unique_ptr<NodeHeap>> NodeHeap::Create(Bootstrap& bootstrap, const Options& options) {

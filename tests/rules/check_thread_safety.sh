@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks Clang's thread-safety annotations: every access to a guarded member holds the lock that the annotation names.
-# GCC ignores the annotations, so clang reads the sources of the engine without compiling them.
+# GCC ignores the annotations, so clang reads the sources that have guarded members, or include a header that has some, without
+# compiling them.
 #
 #   check_thread_safety.sh ROOT
 #
@@ -13,5 +14,21 @@ if ! command -v clang++-14 >/dev/null; then
   exit 77
 fi
 
-find src/comm/engine -name '*.cc' -print0 |
-  xargs -0 -n 1 -P "$(nproc)" clang++-14 -std=c++20 -I. -Iinclude -fsyntax-only -Wthread-safety -Werror=thread-safety
+folders=()
+for folder in include src sharding context_parallel; do
+  [[ -d $folder ]] && folders+=("$folder")
+done
+mapfile -t guarded < <(grep -rl 'ABSL_GUARDED_BY' "${folders[@]}" --include='*.h' --include='*.cc')
+includes=()
+for file in "${guarded[@]}"; do
+  [[ $file == *.h ]] && includes+=(-e "#include \"${file#include/}\"")
+done
+mapfile -t sources < <({
+  printf '%s\n' "${guarded[@]}" | grep '\.cc$'
+  ((${#includes[@]} == 0)) || grep -rlF "${includes[@]}" "${folders[@]}" --include='*.cc'
+} | sort -u)
+
+mpi=()
+command -v mpicxx >/dev/null && read -ra mpi < <(mpicxx --showme:compile 2>/dev/null || true)
+printf '%s\0' "${sources[@]}" |
+  xargs -0 -n 1 -P "$(nproc)" clang++-14 -std=c++20 -I. -Iinclude "${mpi[@]}" -fsyntax-only -Wthread-safety -Werror=thread-safety

@@ -31,7 +31,7 @@ CallGuard::CallGuard(std::function<void(const std::string&)> end)
 
 CallGuard::~CallGuard() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
   changed_.notify_all();
@@ -40,7 +40,7 @@ CallGuard::~CallGuard() {
 
 CallGuard::Scope CallGuard::Enter(std::string call, absl::Duration timeout, std::string remedy) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     WEFT_CHECK(!call_, "two guarded calls at the same time");
     call_ = Call{std::move(call), timeout, std::move(remedy), DeadlineAfter(timeout)};
   }
@@ -50,29 +50,30 @@ CallGuard::Scope CallGuard::Enter(std::string call, absl::Duration timeout, std:
 
 void CallGuard::Leave() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     call_.reset();
   }
   changed_.notify_all();
 }
 
 void CallGuard::Run() {
-  std::unique_lock lock(mutex_);
+  if (const std::optional<std::string> late = NextLateCall()) end_(*late);
+}
+
+std::optional<std::string> CallGuard::NextLateCall() {
+  const MutexLock lock(mutex_);
   while (!stop_) {
     if (!call_) {
-      changed_.wait(lock);
+      changed_.wait(mutex_);
     } else if (std::chrono::steady_clock::now() < call_->deadline) {
       const auto deadline = call_->deadline;  // A copy: the call may end during the wait.
-      changed_.wait_until(lock, deadline);
+      changed_.wait_until(mutex_, deadline);
     } else {
-      const std::string message =
-          absl::StrCat(call_->name, " has not finished within ", absl::FormatDuration(call_->timeout),
-                       ": another rank has not started, has ended or is stopped; ", call_->remedy);
-      lock.unlock();
-      end_(message);
-      return;
+      return absl::StrCat(call_->name, " has not finished within ", absl::FormatDuration(call_->timeout),
+                          ": another rank has not started, has ended or is stopped; ", call_->remedy);
     }
   }
+  return std::nullopt;
 }
 
 }  // namespace weft::internal

@@ -5,13 +5,15 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include <absl/base/thread_annotations.h>
 #include <absl/time/time.h>
+
+#include "weft/core/mutex.h"
 
 namespace weft::internal {
 
@@ -50,15 +52,17 @@ class CallGuard {
     std::string remedy;
     std::chrono::steady_clock::time_point deadline;
   };
-  void Leave();
-  void Run();
+  void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Run() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits for a call to exceed its deadline, and returns the message. nullopt: the guard stops.
+  std::optional<std::string> NextLateCall() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const std::function<void(const std::string&)> end_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::optional<Call> call_;  // Guarded by mutex_.
-  bool stop_ = false;         // Guarded by mutex_.
-  std::thread thread_;        // Last: it uses the other members.
+  Mutex mutex_;
+  std::condition_variable_any changed_;
+  std::optional<Call> call_ ABSL_GUARDED_BY(mutex_);
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;  // Last: it uses the other members.
 };
 
 }  // namespace weft::internal

@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <condition_variable>
 #include <map>
-#include <mutex>
 #include <thread>
 #include <utility>
+
+#include <absl/base/thread_annotations.h>
 
 #include "src/mesh/base/deadline.h"
 #include "src/mesh/base/gather_round.h"
 #include "src/mesh/threads/thread_fabric.h"
+#include "weft/core/mutex.h"
 #include "weft/core/status.h"
 #include "weft/mesh/host_memory.h"
 
@@ -35,33 +37,33 @@ class SharedState {
 
  private:
   const NodeMap nodes_;
-  std::mutex mutex_;
-  std::condition_variable arrival_;
-  std::map<size_t, internal::GatherRound> rounds_;
-  internal::NodeReservations reservations_;
-  std::vector<std::shared_ptr<internal::ThreadFabric>> fabrics_;
+  Mutex mutex_;
+  std::condition_variable_any arrival_;
+  std::map<size_t, internal::GatherRound> rounds_ ABSL_GUARDED_BY(mutex_);
+  internal::NodeReservations reservations_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<internal::ThreadFabric>> fabrics_ ABSL_GUARDED_BY(mutex_);
 };
 
 absl::StatusOr<std::vector<std::string>> SharedState::Gather(int rank, size_t call, std::string_view blob,
                                                              absl::Duration timeout) {
   const auto deadline = internal::DeadlineAfter(timeout);
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   internal::GatherRound& round = rounds_.try_emplace(call, nodes_.size()).first->second;
   round.Arrive(rank, blob);
   if (round.complete()) arrival_.notify_all();
-  arrival_.wait_until(lock, deadline, [&] { return round.complete(); });
+  arrival_.wait_until(mutex_, deadline, [&] { return round.complete(); });
   absl::StatusOr<std::vector<std::string>> result = round.Result(timeout);
   if (round.Leave()) rounds_.erase(call);
   return result;
 }
 
 absl::StatusOr<NodeMemory> SharedState::Reserve(int node, size_t call, size_t segment_bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return reservations_.Segments(node, nodes_.RanksOf(node), call, segment_bytes, FreeBytesPerNode());
 }
 
 std::shared_ptr<internal::ThreadFabric> SharedState::Fabric(size_t call) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   while (call >= fabrics_.size()) fabrics_.push_back(std::make_shared<internal::ThreadFabric>(nodes_.size()));
   return fabrics_[call];
 }
