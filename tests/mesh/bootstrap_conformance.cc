@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -131,6 +132,17 @@ absl::Status RejectsReservationsAboveTheFreeMemory(Bootstrap& bootstrap) {
   }
   WEFT_RETURN_IF_ERROR(CheckReservation(bootstrap, 0, 0));
   return CheckReservation(bootstrap, 0, 4096);
+}
+
+std::vector<ConformanceTest> BootstrapConformance() {
+  return {
+      {"GathersBlobsInRankOrder", GathersBlobsInRankOrder},
+      {"AllRanksGetTheErrorOfTheLowestFailingRank", AllRanksGetTheErrorOfTheLowestFailingRank},
+      {"AFailingRankEndsTheExchangesOfItsPeers", AFailingRankEndsTheExchangesOfItsPeers},
+      {"AllRanksLearnThatTheyAreInDifferentExchanges", AllRanksLearnThatTheyAreInDifferentExchanges},
+      {"SharesMemoryWithinTheNode", SharesMemoryWithinTheNode},
+      {"RejectsReservationsAboveTheFreeMemory", RejectsReservationsAboveTheFreeMemory},
+  };
 }
 
 }  // namespace weft::testing

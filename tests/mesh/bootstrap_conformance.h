@@ -1,8 +1,11 @@
 // Conformance tests of Bootstrap, run for each kind of bootstrap. All ranks run each function.
 #pragma once
 
+#include <vector>
+
 #include <absl/status/status.h>
 
+#include "tests/mesh/conformance_test.h"
 #include "weft/mesh/bootstrap.h"
 
 namespace weft::testing {
@@ -20,5 +23,8 @@ absl::Status AllRanksLearnThatTheyAreInDifferentExchanges(Bootstrap& bootstrap);
 absl::Status SharesMemoryWithinTheNode(Bootstrap& bootstrap);
 // Reserving more than the free memory fails on all ranks. Later reservations, also of no bytes, still work.
 absl::Status RejectsReservationsAboveTheFreeMemory(Bootstrap& bootstrap);
+
+// All of them.
+std::vector<ConformanceTest> BootstrapConformance();
 
 }  // namespace weft::testing

@@ -20,21 +20,11 @@ using ::weft::testing::ScopedVariable;
 using ::weft::testing::StatusIs;
 using ::weft::testing::WorldBootstrap;
 
-TEST(MpiBootstrap, GathersBlobsInRankOrder) {
-  EXPECT_OK(weft::testing::GathersBlobsInRankOrder(WorldBootstrap()));
-}
-TEST(MpiBootstrap, AllRanksGetTheErrorOfTheLowestFailingRank) {
-  EXPECT_OK(weft::testing::AllRanksGetTheErrorOfTheLowestFailingRank(WorldBootstrap()));
-}
-TEST(MpiBootstrap, AFailingRankEndsTheExchangesOfItsPeers) {
-  EXPECT_OK(weft::testing::AFailingRankEndsTheExchangesOfItsPeers(WorldBootstrap()));
-}
-TEST(MpiBootstrap, SharesMemoryWithinTheNode) {
-  EXPECT_OK(weft::testing::SharesMemoryWithinTheNode(WorldBootstrap()));
-}
-TEST(MpiBootstrap, RejectsReservationsAboveTheFreeMemory) {
-  EXPECT_OK(weft::testing::RejectsReservationsAboveTheFreeMemory(WorldBootstrap()));
-}
+class MpiBootstrapConformance : public ::testing::TestWithParam<weft::testing::ConformanceTest> {};
+
+TEST_P(MpiBootstrapConformance, Holds) { EXPECT_OK(GetParam().body(WorldBootstrap())); }
+INSTANTIATE_TEST_SUITE_P(AllTests, MpiBootstrapConformance,
+                         ::testing::ValuesIn(weft::testing::BootstrapConformance()), weft::testing::NameOf);
 
 TEST(MpiBootstrap, PutsTheRanksOfOneMachineOnOneNode) {
   EXPECT_EQ(WorldBootstrap().node_map().node_count(), 1);

@@ -13,34 +13,11 @@ using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
 using ::weft::testing::WorldBootstrap;
 
-TEST(MpiWire, DeliversEveryMessage) { EXPECT_OK(weft::testing::DeliversEveryMessage(WorldBootstrap())); }
-TEST(MpiWire, MatchesInOrderPerPeerAndTag) {
-  EXPECT_OK(weft::testing::MatchesInOrderPerPeerAndTag(WorldBootstrap()));
-}
-TEST(MpiWire, DeliversControlMessagesInOrder) {
-  EXPECT_OK(weft::testing::DeliversControlMessagesInOrder(WorldBootstrap()));
-}
-TEST(MpiWire, MessagesOfDifferentLinksDoNotMatch) {
-  EXPECT_OK(weft::testing::MessagesOfDifferentLinksDoNotMatch(WorldBootstrap()));
-}
-TEST(MpiWire, CancelledReceivesTakeNoMessage) {
-  EXPECT_OK(weft::testing::CancelledReceivesTakeNoMessage(WorldBootstrap()));
-}
-TEST(MpiWire, CancellingAMatchedReceiveIsSafe) {
-  EXPECT_OK(weft::testing::CancellingAMatchedReceiveIsSafe(WorldBootstrap()));
-}
-TEST(MpiWire, ReportsDifferentLengths) {
-  EXPECT_OK(weft::testing::ReportsDifferentLengths(WorldBootstrap()));
-}
-TEST(MpiWire, AcceptsMessagesUpToTheReceivesMaximum) {
-  EXPECT_OK(weft::testing::AcceptsMessagesUpToTheReceivesMaximum(WorldBootstrap()));
-}
-TEST(MpiWire, CanBeDestroyedWithUnmatchedReceives) {
-  EXPECT_OK(weft::testing::CanBeDestroyedWithUnmatchedReceives(WorldBootstrap()));
-}
-TEST(MpiWire, RejectsArgumentsOutOfRange) {
-  EXPECT_OK(weft::testing::RejectsArgumentsOutOfRange(WorldBootstrap()));
-}
+class MpiWireConformance : public ::testing::TestWithParam<weft::testing::ConformanceTest> {};
+
+TEST_P(MpiWireConformance, Holds) { EXPECT_OK(GetParam().body(WorldBootstrap())); }
+INSTANTIATE_TEST_SUITE_P(AllTests, MpiWireConformance, ::testing::ValuesIn(weft::testing::WireConformance()),
+                         weft::testing::NameOf);
 
 // The other ranks give up two links at their deadlines. Those links stay pending, and a later one works.
 TEST(MpiWire, OpensALinkAfterOneRankMissedEarlierLinks) {

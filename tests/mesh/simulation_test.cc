@@ -20,15 +20,8 @@ using ::testing::HasSubstr;
 using ::weft::testing::NodeMapsOf;
 using ::weft::testing::StatusIs;
 
-using Body = absl::Status (*)(Bootstrap&);
-struct ConformanceTest {
-  const char* name;
-  Body body;
-};
-void PrintTo(const ConformanceTest& test, std::ostream* out) { *out << test.name; }
-
 // Runs every conformance test of Bootstrap and WireLink with several seeds.
-class SimulatedConformance : public ::testing::TestWithParam<ConformanceTest> {};
+class SimulatedConformance : public ::testing::TestWithParam<testing::ConformanceTest> {};
 
 TEST_P(SimulatedConformance, HoldsForEveryNodeMapAndSeed) {
   for (const int ranks : {1, 2, 5}) {
@@ -41,32 +34,10 @@ TEST_P(SimulatedConformance, HoldsForEveryNodeMapAndSeed) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    AllTests, SimulatedConformance,
-    ::testing::Values(
-        ConformanceTest{"GathersBlobsInRankOrder", testing::GathersBlobsInRankOrder},
-        ConformanceTest{"AllRanksGetTheErrorOfTheLowestFailingRank",
-                        testing::AllRanksGetTheErrorOfTheLowestFailingRank},
-        ConformanceTest{"AFailingRankEndsTheExchangesOfItsPeers",
-                        testing::AFailingRankEndsTheExchangesOfItsPeers},
-        ConformanceTest{"AllRanksLearnThatTheyAreInDifferentExchanges",
-                        testing::AllRanksLearnThatTheyAreInDifferentExchanges},
-        ConformanceTest{"SharesMemoryWithinTheNode", testing::SharesMemoryWithinTheNode},
-        ConformanceTest{"RejectsReservationsAboveTheFreeMemory",
-                        testing::RejectsReservationsAboveTheFreeMemory},
-        ConformanceTest{"DeliversEveryMessage", testing::DeliversEveryMessage},
-        ConformanceTest{"MatchesInOrderPerPeerAndTag", testing::MatchesInOrderPerPeerAndTag},
-        ConformanceTest{"DeliversControlMessagesInOrder", testing::DeliversControlMessagesInOrder},
-        ConformanceTest{"MessagesOfDifferentLinksDoNotMatch", testing::MessagesOfDifferentLinksDoNotMatch},
-        ConformanceTest{"CancelledReceivesTakeNoMessage", testing::CancelledReceivesTakeNoMessage},
-        ConformanceTest{"CancellingAMatchedReceiveIsSafe", testing::CancellingAMatchedReceiveIsSafe},
-        ConformanceTest{"ReportsDifferentLengths", testing::ReportsDifferentLengths},
-        ConformanceTest{"AcceptsMessagesUpToTheReceivesMaximum",
-                        testing::AcceptsMessagesUpToTheReceivesMaximum},
-        ConformanceTest{"CanBeDestroyedWithUnmatchedReceives", testing::CanBeDestroyedWithUnmatchedReceives},
-        ConformanceTest{"OpensALinkAfterSkipping", testing::OpensALinkAfterSkipping},
-        ConformanceTest{"RejectsArgumentsOutOfRange", testing::RejectsArgumentsOutOfRange}),
-    [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(Bootstrap, SimulatedConformance,
+                         ::testing::ValuesIn(testing::BootstrapConformance()), testing::NameOf);
+INSTANTIATE_TEST_SUITE_P(Wire, SimulatedConformance, ::testing::ValuesIn(testing::WireConformance()),
+                         testing::NameOf);
 
 absl::Status SleepAndGather(Bootstrap& bootstrap) {
   for (int round = 0; round < 20; ++round) {

@@ -31,26 +31,13 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MakeAnother(const std::string& prefix
 
 absl::Status Barrier() { return AgreeOnStatus(WorldBootstrap(), absl::OkStatus(), kTimeout); }
 
-TEST(StoreBootstrap, NamesTheWireBetweenNodes) { EXPECT_EQ(WorldBootstrap().WireName(), "TCP sockets"); }
+class StoreBootstrapConformance : public ::testing::TestWithParam<weft::testing::ConformanceTest> {};
 
-TEST(StoreBootstrap, GathersBlobsInRankOrder) {
-  EXPECT_OK(weft::testing::GathersBlobsInRankOrder(WorldBootstrap()));
-}
-TEST(StoreBootstrap, AllRanksGetTheErrorOfTheLowestFailingRank) {
-  EXPECT_OK(weft::testing::AllRanksGetTheErrorOfTheLowestFailingRank(WorldBootstrap()));
-}
-TEST(StoreBootstrap, AFailingRankEndsTheExchangesOfItsPeers) {
-  EXPECT_OK(weft::testing::AFailingRankEndsTheExchangesOfItsPeers(WorldBootstrap()));
-}
-TEST(StoreBootstrap, AllRanksLearnThatTheyAreInDifferentExchanges) {
-  EXPECT_OK(weft::testing::AllRanksLearnThatTheyAreInDifferentExchanges(WorldBootstrap()));
-}
-TEST(StoreBootstrap, SharesMemoryWithinTheNode) {
-  EXPECT_OK(weft::testing::SharesMemoryWithinTheNode(WorldBootstrap()));
-}
-TEST(StoreBootstrap, RejectsReservationsAboveTheFreeMemory) {
-  EXPECT_OK(weft::testing::RejectsReservationsAboveTheFreeMemory(WorldBootstrap()));
-}
+TEST_P(StoreBootstrapConformance, Holds) { EXPECT_OK(GetParam().body(WorldBootstrap())); }
+INSTANTIATE_TEST_SUITE_P(AllTests, StoreBootstrapConformance,
+                         ::testing::ValuesIn(weft::testing::BootstrapConformance()), weft::testing::NameOf);
+
+TEST(StoreBootstrap, NamesTheWireBetweenNodes) { EXPECT_EQ(WorldBootstrap().WireName(), "TCP sockets"); }
 
 TEST(StoreBootstrap, BootstrapsOfOnePrefixFollowEachOther) {
   for (int round = 0; round < 3; ++round) {

@@ -35,12 +35,10 @@ TEST_P(StoreStart, RanksOfOneProcessPassTheConformanceTests) {
     const auto bootstrap = MakeStoreBootstrap(store, Rank(rank, GetParam()));
     ASSERT_OK(bootstrap);
     EXPECT_EQ((*bootstrap)->node_map().node_count(), 1);
-    EXPECT_OK(weft::testing::GathersBlobsInRankOrder(**bootstrap));
-    EXPECT_OK(weft::testing::AllRanksGetTheErrorOfTheLowestFailingRank(**bootstrap));
-    EXPECT_OK(weft::testing::AFailingRankEndsTheExchangesOfItsPeers(**bootstrap));
-    EXPECT_OK(weft::testing::AllRanksLearnThatTheyAreInDifferentExchanges(**bootstrap));
-    EXPECT_OK(weft::testing::SharesMemoryWithinTheNode(**bootstrap));
-    EXPECT_OK(weft::testing::RejectsReservationsAboveTheFreeMemory(**bootstrap));
+    for (const auto& test : weft::testing::BootstrapConformance()) {
+      SCOPED_TRACE(test.name);
+      EXPECT_OK(test.body(**bootstrap));
+    }
   });
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, StoreStart, ::testing::Values(1, 2, 3, 4, 7));

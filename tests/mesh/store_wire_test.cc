@@ -24,34 +24,11 @@ constexpr absl::Duration kTimeout = absl::Seconds(60);
 
 absl::Status Barrier() { return AgreeOnStatus(WorldBootstrap(), absl::OkStatus(), kTimeout); }
 
-TEST(StoreWire, DeliversEveryMessage) { EXPECT_OK(weft::testing::DeliversEveryMessage(WorldBootstrap())); }
-TEST(StoreWire, MatchesInOrderPerPeerAndTag) {
-  EXPECT_OK(weft::testing::MatchesInOrderPerPeerAndTag(WorldBootstrap()));
-}
-TEST(StoreWire, DeliversControlMessagesInOrder) {
-  EXPECT_OK(weft::testing::DeliversControlMessagesInOrder(WorldBootstrap()));
-}
-TEST(StoreWire, MessagesOfDifferentLinksDoNotMatch) {
-  EXPECT_OK(weft::testing::MessagesOfDifferentLinksDoNotMatch(WorldBootstrap()));
-}
-TEST(StoreWire, CancelledReceivesTakeNoMessage) {
-  EXPECT_OK(weft::testing::CancelledReceivesTakeNoMessage(WorldBootstrap()));
-}
-TEST(StoreWire, CancellingAMatchedReceiveIsSafe) {
-  EXPECT_OK(weft::testing::CancellingAMatchedReceiveIsSafe(WorldBootstrap()));
-}
-TEST(StoreWire, ReportsDifferentLengths) {
-  EXPECT_OK(weft::testing::ReportsDifferentLengths(WorldBootstrap()));
-}
-TEST(StoreWire, AcceptsMessagesUpToTheReceivesMaximum) {
-  EXPECT_OK(weft::testing::AcceptsMessagesUpToTheReceivesMaximum(WorldBootstrap()));
-}
-TEST(StoreWire, CanBeDestroyedWithUnmatchedReceives) {
-  EXPECT_OK(weft::testing::CanBeDestroyedWithUnmatchedReceives(WorldBootstrap()));
-}
-TEST(StoreWire, RejectsArgumentsOutOfRange) {
-  EXPECT_OK(weft::testing::RejectsArgumentsOutOfRange(WorldBootstrap()));
-}
+class StoreWireConformance : public ::testing::TestWithParam<weft::testing::ConformanceTest> {};
+
+TEST_P(StoreWireConformance, Holds) { EXPECT_OK(GetParam().body(WorldBootstrap())); }
+INSTANTIATE_TEST_SUITE_P(AllTests, StoreWireConformance,
+                         ::testing::ValuesIn(weft::testing::WireConformance()), weft::testing::NameOf);
 
 TEST(StoreWire, OpensALinkAfterOneRankMissedEarlierLinks) {
   Bootstrap& world = WorldBootstrap();

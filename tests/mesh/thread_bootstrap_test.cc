@@ -15,27 +15,13 @@ using ::weft::testing::RunRanks;
 using ::weft::testing::RunRanksOnEveryNodeMap;
 using ::weft::testing::StatusIs;
 
-class ThreadBootstrap : public ::testing::TestWithParam<int> {};
+class ThreadBootstrapConformance : public ::testing::TestWithParam<weft::testing::ConformanceTest> {};
 
-TEST_P(ThreadBootstrap, GathersBlobsInRankOrder) {
-  RunRanksOnEveryNodeMap(GetParam(), weft::testing::GathersBlobsInRankOrder);
+TEST_P(ThreadBootstrapConformance, HoldsOnEveryNodeMap) {
+  for (const int ranks : {1, 2, 3, 4, 7}) RunRanksOnEveryNodeMap(ranks, GetParam().body);
 }
-TEST_P(ThreadBootstrap, AllRanksGetTheErrorOfTheLowestFailingRank) {
-  RunRanksOnEveryNodeMap(GetParam(), weft::testing::AllRanksGetTheErrorOfTheLowestFailingRank);
-}
-TEST_P(ThreadBootstrap, AFailingRankEndsTheExchangesOfItsPeers) {
-  RunRanksOnEveryNodeMap(GetParam(), weft::testing::AFailingRankEndsTheExchangesOfItsPeers);
-}
-TEST_P(ThreadBootstrap, AllRanksLearnThatTheyAreInDifferentExchanges) {
-  RunRanksOnEveryNodeMap(GetParam(), weft::testing::AllRanksLearnThatTheyAreInDifferentExchanges);
-}
-TEST_P(ThreadBootstrap, SharesMemoryWithinTheNode) {
-  RunRanksOnEveryNodeMap(GetParam(), weft::testing::SharesMemoryWithinTheNode);
-}
-TEST_P(ThreadBootstrap, RejectsReservationsAboveTheFreeMemory) {
-  RunRanksOnEveryNodeMap(GetParam(), weft::testing::RejectsReservationsAboveTheFreeMemory);
-}
-INSTANTIATE_TEST_SUITE_P(Ranks, ThreadBootstrap, ::testing::Values(1, 2, 3, 4, 7));
+INSTANTIATE_TEST_SUITE_P(AllTests, ThreadBootstrapConformance,
+                         ::testing::ValuesIn(weft::testing::BootstrapConformance()), weft::testing::NameOf);
 
 TEST(ThreadBootstrapDeadline, NamesTheMissingRanks) {
   const auto ranks = MakeThreadBootstraps(NodeMap::OneNode(3));

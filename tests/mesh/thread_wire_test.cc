@@ -12,30 +12,19 @@ namespace {
 
 using ::weft::testing::RunRanks;
 
-class ThreadWire : public ::testing::TestWithParam<int> {
- protected:
-  // Links work the same for local and remote peers.
-  void Run(absl::Status (*body)(Bootstrap&)) { RunRanks(NodeMap::RanksPerNode(GetParam(), 2), body); }
-};
+class ThreadWireConformance : public ::testing::TestWithParam<weft::testing::ConformanceTest> {};
 
-TEST_P(ThreadWire, DeliversEveryMessage) { Run(weft::testing::DeliversEveryMessage); }
-TEST_P(ThreadWire, MatchesInOrderPerPeerAndTag) { Run(weft::testing::MatchesInOrderPerPeerAndTag); }
-TEST_P(ThreadWire, DeliversControlMessagesInOrder) { Run(weft::testing::DeliversControlMessagesInOrder); }
-TEST_P(ThreadWire, MessagesOfDifferentLinksDoNotMatch) {
-  Run(weft::testing::MessagesOfDifferentLinksDoNotMatch);
+// Links work the same for local and remote peers.
+TEST_P(ThreadWireConformance, Holds) {
+  for (const int ranks : {1, 2, 3, 4, 7}) RunRanks(NodeMap::RanksPerNode(ranks, 2), GetParam().body);
 }
-TEST_P(ThreadWire, CancelledReceivesTakeNoMessage) { Run(weft::testing::CancelledReceivesTakeNoMessage); }
-TEST_P(ThreadWire, CancellingAMatchedReceiveIsSafe) { Run(weft::testing::CancellingAMatchedReceiveIsSafe); }
-TEST_P(ThreadWire, ReportsDifferentLengths) { Run(weft::testing::ReportsDifferentLengths); }
-TEST_P(ThreadWire, AcceptsMessagesUpToTheReceivesMaximum) {
-  Run(weft::testing::AcceptsMessagesUpToTheReceivesMaximum);
-}
-TEST_P(ThreadWire, CanBeDestroyedWithUnmatchedReceives) {
-  Run(weft::testing::CanBeDestroyedWithUnmatchedReceives);
-}
-TEST_P(ThreadWire, RejectsArgumentsOutOfRange) { Run(weft::testing::RejectsArgumentsOutOfRange); }
+INSTANTIATE_TEST_SUITE_P(AllTests, ThreadWireConformance,
+                         ::testing::ValuesIn(weft::testing::WireConformance()), weft::testing::NameOf);
+
+class ThreadWire : public ::testing::TestWithParam<int> {};
+
 TEST_P(ThreadWire, OpensALinkAfterSomeRanksMissedEarlierLinks) {
-  Run([](Bootstrap& bootstrap) -> absl::Status {
+  RunRanks(NodeMap::RanksPerNode(GetParam(), 2), [](Bootstrap& bootstrap) -> absl::Status {
     std::vector<std::unique_ptr<WireLink>> links(static_cast<size_t>(bootstrap.rank()));
     for (auto& link : links) {
       WEFT_ASSIGN_OR_RETURN(link, bootstrap.OpenWire(absl::Seconds(60)));

@@ -349,4 +349,20 @@ absl::Status RejectsArgumentsOutOfRange(Bootstrap& bootstrap) {
   return Barrier(bootstrap);
 }
 
+std::vector<ConformanceTest> WireConformance() {
+  return {
+      {"DeliversEveryMessage", DeliversEveryMessage},
+      {"MatchesInOrderPerPeerAndTag", MatchesInOrderPerPeerAndTag},
+      {"DeliversControlMessagesInOrder", DeliversControlMessagesInOrder},
+      {"MessagesOfDifferentLinksDoNotMatch", MessagesOfDifferentLinksDoNotMatch},
+      {"CancelledReceivesTakeNoMessage", CancelledReceivesTakeNoMessage},
+      {"CancellingAMatchedReceiveIsSafe", CancellingAMatchedReceiveIsSafe},
+      {"ReportsDifferentLengths", ReportsDifferentLengths},
+      {"AcceptsMessagesUpToTheReceivesMaximum", AcceptsMessagesUpToTheReceivesMaximum},
+      {"CanBeDestroyedWithUnmatchedReceives", CanBeDestroyedWithUnmatchedReceives},
+      {"OpensALinkAfterSkipping", OpensALinkAfterSkipping},
+      {"RejectsArgumentsOutOfRange", RejectsArgumentsOutOfRange},
+  };
+}
+
 }  // namespace weft::testing

@@ -1,8 +1,11 @@
 // Conformance tests of WireLink, run for each kind of bootstrap. All ranks run each function.
 #pragma once
 
+#include <vector>
+
 #include <absl/status/status.h>
 
+#include "tests/mesh/conformance_test.h"
 #include "weft/mesh/bootstrap.h"
 
 namespace weft::testing {
@@ -33,5 +36,8 @@ absl::Status CanBeDestroyedWithUnmatchedReceives(Bootstrap& bootstrap);
 absl::Status OpensALinkAfterSkipping(Bootstrap& bootstrap);
 // Peers, tags and sizes out of range return kInvalidArgument.
 absl::Status RejectsArgumentsOutOfRange(Bootstrap& bootstrap);
+
+// All of them.
+std::vector<ConformanceTest> WireConformance();
 
 }  // namespace weft::testing
