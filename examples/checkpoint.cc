@@ -26,7 +26,7 @@ absl::Status Train(Bootstrap& ranks, const std::string& folder, int64_t last) {
   WEFT_ASSIGN_OR_RETURN(const std::string newest, FindCheckpoint(ranks, folder, damaged, absl::Seconds(60)));
   std::optional<Checkpoint> resumed;
   if (!newest.empty()) {
-    WEFT_ASSIGN_OR_RETURN(resumed, Checkpoint::Open(newest));
+    WEFT_ASSIGN_OR_RETURN(resumed, Checkpoint::OpenOnAllRanks(ranks, newest, absl::Seconds(60)));
   }
 
   WEFT_ASSIGN_OR_RETURN(auto model,
@@ -81,8 +81,9 @@ int main(int argc, char** argv) {
   for (const auto& [ranks, last] : {std::pair(4, 5), std::pair(3, 8)}) {
     if (status.ok()) {
       std::printf("%d ranks\n", ranks);
-      status = RunThreadRanks(NodeMap::OneNode(ranks),
-                              [&](Bootstrap& bootstrap) { return Train(bootstrap, argv[1], last); });
+      status = RunThreadRanks(NodeMap::OneNode(ranks), [&, last = last](Bootstrap& bootstrap) {
+        return Train(bootstrap, argv[1], last);
+      });
     }
   }
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());

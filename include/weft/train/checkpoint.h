@@ -40,7 +40,8 @@
 //   WEFT_RETURN_IF_ERROR(saver->Start(std::move(state)));
 //   WEFT_RETURN_IF_ERROR(saver->Finish());
 //
-//   WEFT_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open("checkpoints/step-00000200"));
+//   WEFT_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+//                         Checkpoint::OpenOnAllRanks(bootstrap, "checkpoints/step-00000200", timeout));
 //   FullyShard(net, net.units(), mesh, engine, policy, checkpoint.Loader("model"));
 //   FillShards(optimizer.FirstMoments(), checkpoint.Loader("optimizer", ".exp_avg"));
 #pragma once
@@ -162,6 +163,11 @@ class Checkpoint {
   // Errors: kNotFound, kPermissionDenied, kDataLoss (names the file and what is wrong), kUnimplemented
   //   (written in a newer format).
   static absl::StatusOr<Checkpoint> Open(const std::string& folder);
+  // Opens the same checkpoint on all ranks. The path of its folder may differ between hosts.
+  // Collective: all ranks. Errors: those of Open, of the lowest rank that has one; kDataLoss (the ranks have
+  //   different checkpoints; names the paths, steps and checksums of two of them).
+  static absl::StatusOr<Checkpoint> OpenOnAllRanks(Bootstrap& bootstrap, const std::string& folder,
+                                                   absl::Duration timeout);
 
   const std::string& folder() const;
   int64_t step() const;
@@ -211,7 +217,8 @@ struct SkippedCheckpoint {
 // Returns the path of the newest usable checkpoint of a folder, after a check of all its checksums, which the
 // ranks share. An empty path means that the folder has no checkpoint. Sets `skipped` to the newer checkpoints
 // that are damaged.
-// Collective: all ranks. Errors: kDataLoss (there are checkpoints, but none is usable; names each).
+// Collective: all ranks. Errors: kDataLoss (there are checkpoints, but none is usable; names each), and those
+//   of Checkpoint::OpenOnAllRanks if the ranks have different checkpoints of one name.
 absl::StatusOr<std::string> FindCheckpoint(Bootstrap& bootstrap, const std::string& folder,
                                            std::vector<SkippedCheckpoint>& skipped, absl::Duration timeout);
 

@@ -12,6 +12,7 @@
 #include "src/train/checkpoint/checkpoint_folder.h"
 #include "src/train/files/model_folder.h"
 #include "src/train/files/output_folder.h"
+#include "weft/core/hash.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -33,6 +34,35 @@ std::string WeightsName(const std::vector<std::string>& names) {
   return "adapter_model.safetensors";  // A run with adapters saves them alone.
 }
 
+// A checkpoint as other ranks see it: the hash of its manifest, and its description for a message.
+struct Identity {
+  std::string hash;
+  std::string description;
+};
+
+std::string Encode(const Identity& identity) {
+  return absl::StrCat(identity.hash, " ", identity.description);
+}
+
+Identity DecodeIdentity(const std::string& blob) {
+  const size_t end = blob.find(' ');
+  return {blob.substr(0, end), blob.substr(end + 1)};
+}
+
+// Hosts may mount one folder at different places, so that paths alone may differ.
+absl::Status CheckSame(const std::vector<std::string>& blobs) {
+  const Identity first = DecodeIdentity(blobs[0]);
+  for (size_t rank = 1; rank < blobs.size(); ++rank) {
+    const Identity other = DecodeIdentity(blobs[rank]);
+    if (other.hash == first.hash) continue;
+    return absl::DataLossError(
+        absl::StrCat("the ranks have different checkpoints: rank 0 has ", first.description, ", and rank ",
+                     rank, " has ", other.description,
+                     ": put the checkpoints on a file system that all ranks share, and name one of them"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
@@ -44,8 +74,24 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
   }
   WEFT_RETURN_IF_ERROR(text.status());
   WEFT_ASSIGN_OR_RETURN(content->manifest, ParseManifest(*text, absl::StrCat(folder, "/", kManifestName)));
+  content->manifest_hash = Hash64(*text);
   for (auto& [name, file] : content->manifest.files) WEFT_RETURN_IF_ERROR(content->OpenFile(name, file));
   return Checkpoint(std::move(content));
+}
+
+absl::StatusOr<Checkpoint> Checkpoint::OpenOnAllRanks(Bootstrap& bootstrap, const std::string& folder,
+                                                      absl::Duration timeout) {
+  absl::StatusOr<Checkpoint> checkpoint = Open(folder);
+  const auto identity = [&]() -> absl::StatusOr<std::string> {
+    WEFT_RETURN_IF_ERROR(checkpoint.status());
+    const std::string hash = HashText(checkpoint->content_->manifest_hash);
+    return Encode(
+        {hash, absl::StrCat("'", folder, "', after step ", checkpoint->step(), " (checksum ", hash, ")")});
+  };
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> identities,
+                        ExchangeBlobs(bootstrap, "checkpoint", identity(), timeout));
+  WEFT_RETURN_IF_ERROR(CheckSame(identities));
+  return checkpoint;
 }
 
 Checkpoint::Checkpoint(std::shared_ptr<const Content> content) : content_(std::move(content)) {}
@@ -163,11 +209,13 @@ absl::StatusOr<std::string> FindCheckpoint(Bootstrap& bootstrap, const std::stri
     const absl::string_view name = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(rest.size(), name.size() + 1));
     const std::string path = absl::StrCat(folder, "/", name);
+    // Each rank verifies a part, so that all must have the same checkpoint.
     const auto check = [&]() -> absl::Status {
-      WEFT_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
-      return checkpoint.Verify(bootstrap.rank(), bootstrap.size());
+      WEFT_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                            Checkpoint::OpenOnAllRanks(bootstrap, path, timeout));
+      return AgreeOnStatus(bootstrap, checkpoint.Verify(bootstrap.rank(), bootstrap.size()), timeout);
     };
-    const absl::Status status = AgreeOnStatus(bootstrap, check(), timeout);
+    const absl::Status status = check();
     if (status.ok()) return path;
     if (!IsAgreedError(status)) return status;
     skipped.push_back({path, status});

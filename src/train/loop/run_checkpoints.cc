@@ -104,9 +104,7 @@ absl::Status RunCheckpoints::Resume() {
         return absl::NotFoundError(absl::StrCat("--resume ", config_.resume, ": has no checkpoint"));
     }
   }
-  absl::StatusOr<Checkpoint> opened = Checkpoint::Open(path);
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, opened.status(), timeout_));
-  resumed_ = *std::move(opened);
+  WEFT_ASSIGN_OR_RETURN(resumed_, Checkpoint::OpenOnAllRanks(bootstrap_, path, timeout_));
   last_saved_step_ = resumed_->step();
   const std::string in_folder = absl::StrCat(config_.folder, "/", CheckpointName(resumed_->step()));
   std::error_code missing;

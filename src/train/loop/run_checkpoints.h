@@ -29,7 +29,7 @@ class RunCheckpoints {
   // properties as the one that saved it, and that a checkpoint of `state_bytes` fits on the disk.
   // Errors: kInvalidArgument (another run has the folder, or the folder has checkpoints and --resume is not
   //   given, or a flag differs from the checkpoint's), kNotFound, kDataLoss (no checkpoint is usable, or it
-  //   is one of other data or of another model), and those of the system.
+  //   is one of other data or of another model, or another one on some rank), and those of the system.
   static absl::StatusOr<std::unique_ptr<RunCheckpoints>> Open(Bootstrap& bootstrap,
                                                               const CheckpointConfig& config,
                                                               const RunPlan& plan,

@@ -18,6 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::StatusIs;
@@ -290,6 +291,42 @@ TEST_F(ResumeTest, RefusesToMixRunsOfDifferentAttention) {
     EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
     config_.attention = same;
   }
+}
+
+TEST_F(ResumeTest, RefusesACheckpointThatIsAnotherOneOnSomeRank) {
+  const std::string roots[] = {folder_ / "of_rank_0", folder_ / "of_rank_1"};
+  config_.checkpoint.interval = 2;
+  config_.checkpoint.keep = 0;
+  for (const std::string& root : roots) {
+    config_.checkpoint.folder = root;
+    Run({1, 2});
+    config_.parallel.param_dtype = DType::kBF16;  // The second run has other weights.
+  }
+  const auto resumed = [&](const std::string& path_of_0, const std::string& path_of_1, bool automatic) {
+    return RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
+      const std::string& path = bootstrap.rank() == 0 ? path_of_0 : path_of_1;
+      TrainConfig config = config_;
+      config.checkpoint = {};
+      config.checkpoint.folder = automatic ? path : "";
+      config.checkpoint.resume = automatic ? "auto" : path;
+      return Train(bootstrap, config, {}).status();
+    });
+  };
+  const std::string step_2 = "/step-00000002", step_4 = "/step-00000004";
+  EXPECT_THAT(resumed(roots[0] + step_4, roots[1] + step_4, /*automatic=*/false),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       AllOf(HasSubstr("rank 0 has '" + roots[0] + step_4 + "', after step 4 (checksum "),
+                             HasSubstr("rank 1 has '" + roots[1] + step_4 + "', after step 4 (checksum "),
+                             HasSubstr("on a file system that all ranks share"))));
+  EXPECT_THAT(resumed(roots[0] + step_2, roots[0] + step_4, /*automatic=*/false),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       AllOf(HasSubstr("after step 2 (checksum "), HasSubstr("after step 4 (checksum "))));
+  for (const bool automatic : {false, true}) {
+    EXPECT_THAT(resumed(roots[0], roots[1], automatic),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("after step 8 (checksum ")));
+  }
+  fs::copy(roots[0], folder_ / "copy", fs::copy_options::recursive);
+  EXPECT_OK(resumed(roots[0] + step_4, folder_ / ("copy" + step_4), /*automatic=*/false));
 }
 
 TEST_F(ResumeTest, NamesAPathWithoutACheckpoint) {
