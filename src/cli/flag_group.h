@@ -2,6 +2,7 @@
 #pragma once
 
 #include <charconv>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -26,11 +27,11 @@ class FlagGroup {
 
   template <typename T>
   void Number(const char* flag, T& field, const char* help) {
-    Finish(app_.add_option(flag, field, help)->check(NumberCheck<T>())->capture_default_str(), "N");
+    AddNumber<T>(flag, help, [&field](T value) { field = value; })->default_str(absl::StrCat(field));
   }
   template <typename T>
   void Number(const char* flag, std::optional<T>& field, const char* help) {
-    Finish(app_.add_option(flag, field, help)->check(NumberCheck<T>()), "N");
+    AddNumber<T>(flag, help, [&field](T value) { field = value; });
   }
   // A path or a name, which must not be empty.
   void Text(const char* flag, std::string& field, const char* help, const char* type) {
@@ -83,29 +84,35 @@ class FlagGroup {
   }
 
  private:
+  // Unset if the text is not such a number. Decimal: CLI11 would read 010 as 8.
   template <typename T>
-  static bool ParsesAs(const std::string& text) {
+  static std::optional<T> ParseNumber(const std::string& text) {
+    T value{};
     if constexpr (std::is_same_v<T, double>) {
-      double value = 0;
-      return absl::SimpleAtod(text, &value);
+      if (!absl::SimpleAtod(text, &value) || !std::isfinite(value)) return std::nullopt;
     } else {
-      T value{};
       const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-      return error == std::errc() && end == text.data() + text.size();
+      if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
     }
+    return value;
   }
   // Validators return "" for a valid value, else a message. CLI11 puts the flag's name in front of the
   // message.
   template <typename T>
   static CLI::Validator NumberCheck() {
     return {[](std::string& text) {
-              if (ParsesAs<T>(text)) {
-                return std::string();
-              }
+              if (ParseNumber<T>(text)) return std::string();
               return absl::StrCat("'", text, "' is not a ",
                                   std::is_same_v<T, double> ? "number" : "whole number in range");
             },
             ""};
+  }
+  // `set` takes the last value that is given.
+  template <typename T>
+  CLI::Option* AddNumber(const char* flag, const char* help, std::function<void(T)> set) {
+    CLI::Option* option = app_.add_option_function<std::string>(
+        flag, [set = std::move(set)](const std::string& text) { set(*ParseNumber<T>(text)); }, help);
+    return Finish(option->check(NumberCheck<T>()), "N");
   }
   static CLI::Validator TextCheck();
   template <typename E>

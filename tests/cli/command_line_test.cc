@@ -259,6 +259,22 @@ TEST(CommandLine, NamesValuesThatAreNotNumbers) {
   EXPECT_EQ(UsageErrorOf({"train", "--lr", "fast"}), "--lr: 'fast' is not a number");
 }
 
+TEST(CommandLine, ReadsNumbersAsDecimals) {
+  const TrainConfig config =
+      ParsedConfig({"--steps", "010", "--seed", "08", "--batch-size", "012", "--lr", "010.5"});
+  EXPECT_EQ(config.optimizer.steps, 10);
+  EXPECT_EQ(config.seed, 8);
+  EXPECT_EQ(config.data.batch_size, 12);
+  EXPECT_EQ(config.optimizer.lr, 10.5);
+  EXPECT_EQ(ParsedConfig({"--lr", "4.91e-6"}).optimizer.lr, 4.91e-6);
+  EXPECT_EQ(UsageErrorOf({"train", "--steps", "0x10"}), "--steps: '0x10' is not a whole number in range");
+  for (const char* text : {"1e", "inf", "nan", "1e999"}) {
+    EXPECT_EQ(UsageErrorOf({"train", "--lr", text}), absl::StrCat("--lr: '", text, "' is not a number"));
+    EXPECT_EQ(UsageErrorOf({"plan", "--memory", text}),
+              absl::StrCat("--memory: '", text, "' is not a number"));
+  }
+}
+
 TEST(CommandLine, NamesFlagsWithoutAValue) {
   EXPECT_THAT(UsageErrorOf({"train", "--steps"}), HasSubstr("--steps is given without a value"));
   EXPECT_THAT(UsageErrorOf({"train", "--metrics", "--steps", "3"}),

@@ -26,6 +26,9 @@ TEST(CommandLine, ReadsKeysOfAFileThatTheCommandLineOverrides) {
   EXPECT_THAT(config.data.paths, ElementsAre("x", "y z"));
   EXPECT_FALSE(config.data.shuffle);
   EXPECT_EQ(config.optimizer.lr_schedule, LrDecay::kCosine);
+  const std::string zeros = folder.Write("zeros.toml", "steps = 010\nseed = \"08\"\n");
+  EXPECT_EQ(ParsedConfig({"--config", zeros}).optimizer.steps, 10);
+  EXPECT_EQ(ParsedConfig({"--config", zeros}).seed, 8);
 }
 
 TEST(CommandLine, ReadsTheFlagsThatARunSavedWhateverTheirCharacters) {
