@@ -1,5 +1,6 @@
 #include "weft/train/report.h"
 
+#include <cmath>
 #include <string>
 
 #include <absl/strings/str_replace.h>
@@ -273,6 +274,15 @@ TEST(AxisMarks, AreRoundNumbers) {
   EXPECT_THAT(AxisMarks(1, 40, false), ElementsAre(10, 20, 30, 40));
   EXPECT_THAT(AxisMarks(3, 60, true), ElementsAre(5, 10, 20, 50));
   EXPECT_THAT(AxisMarks(30, 30000, true), ElementsAre(100, 1000, 10000));
+}
+
+// The last learning rate of a warm-up may differ from those after it by rounding alone.
+TEST(AxisMarks, EndForValuesThatDifferByRoundingAlone) {
+  EXPECT_LE(AxisMarks(0.1, std::nextafter(0.1, 1), false).size(), 6);
+  const ChartLine line{.label = "rate",
+                       .points = {{1, std::nextafter(0.1, 1)}, {2, 0.1}, {3, 0.1}, {4, 0.1}}};
+  const std::string figure = FigureOf(Chart{.title = "Learning rate", .unit = "", .lines = {line}});
+  EXPECT_THAT(figure, AllOf(HasSubstr(">0.1</text>"), HasSubstr("M66.0 118.0L197.3 118.0")));
 }
 
 TEST(Reduced, KeepsTheExtremes) {

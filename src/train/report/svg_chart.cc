@@ -18,7 +18,8 @@ namespace {
 constexpr double kWidth = 480, kHeight = 264;
 constexpr double kLeft = 66, kRight = 460, kTop = 10, kBottom = 226;
 constexpr size_t kIntervals = 300;
-constexpr double kMarksOfAxis = 5;
+constexpr int kIntervalsOfAxis = 5;
+constexpr double kLeastRange = 1e-9;  // Of the values. Smaller differences are those of rounding.
 
 struct Range {
   double low = std::numeric_limits<double>::infinity();
@@ -29,9 +30,9 @@ struct Range {
     high = std::max(high, value);
   }
   bool empty() const { return low > high; }
-  // Not of one value alone, which has no scale.
+  // One value alone has no scale.
   void Widen() {
-    if (low < high) return;
+    if (high - low > kLeastRange * std::max(std::abs(low), std::abs(high))) return;
     const double margin = low == 0 ? 1 : std::abs(low) * 0.1;
     low -= margin;
     high += margin;
@@ -207,11 +208,15 @@ std::vector<double> AxisMarks(double low, double high, bool is_log) {
     }
     if (!marks.empty()) return marks;
   }
-  const double rough = (high - low) / kMarksOfAxis;
+  const double rough = (high - low) / kIntervalsOfAxis;
   const double power = std::pow(10, std::floor(std::log10(rough)));
   const double part = rough / power;
   const double distance = power * (part <= 1 ? 1 : part <= 2 ? 2 : part <= 5 ? 5 : 10);
-  for (double n = std::ceil(low / distance); n * distance <= high; ++n) marks.push_back(n * distance);
+  // Counts by an integer: a double of more than 2^53 does not grow by one.
+  for (int i = 0; i <= kIntervalsOfAxis; ++i) {
+    const double mark = (std::ceil(low / distance) + i) * distance;
+    if (mark <= high) marks.push_back(mark);
+  }
   return marks;
 }
 
