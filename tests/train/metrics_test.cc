@@ -1,5 +1,8 @@
 #include "weft/train/metrics.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstdint>
@@ -145,6 +148,22 @@ TEST(MetricsFile, TakesAnEmptyFileTheNullDeviceAndStandardOutput) {
     EXPECT_TRUE(file->Write(Example()).ok());
   }
   EXPECT_EQ(ReadFile(empty), ToJson(Example()) + "\n");
+}
+
+TEST(MetricsFile, FollowsTheOtherLinesOfAStandardOutputThatIsAFile) {
+  const TempFolder folder;
+  const std::string path = folder.Write("log", "model\n");
+  std::fflush(stdout);
+  const int terminal = dup(STDOUT_FILENO);
+  const int log = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  ASSERT_EQ(dup2(log, STDOUT_FILENO), STDOUT_FILENO);
+  absl::StatusOr<MetricsFile> file = MetricsFile::Create("/dev/stdout");
+  const absl::Status written = file.ok() ? file->Write(Example()) : file.status();
+  dup2(terminal, STDOUT_FILENO);
+  close(terminal);
+  close(log);
+  EXPECT_OK(written);
+  EXPECT_EQ(ReadFile(path), "model\n" + ToJson(Example()) + "\n");
 }
 
 TEST(MetricsFile, RefusesAFileThatAnotherRunWrites) {

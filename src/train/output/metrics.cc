@@ -22,6 +22,9 @@
 namespace weft {
 namespace {
 
+// It may be a file, which has the other lines of the run.
+bool IsStandardOutput(const std::string& path) { return path == "/dev/stdout"; }
+
 absl::Status LinkError(const std::string& path) {
   return absl::PermissionDeniedError(
       absl::StrCat("cannot write '", path, "': it is a link; name the file that it leads to"));
@@ -108,7 +111,7 @@ absl::StatusOr<MetricsFile> MetricsFile::Create(const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(MetricsFile file, Open(path));
   struct stat info {};
   if (fstat(file.fd_, &info) != 0) return ErrnoStatus(errno, "write", path);
-  if (!S_ISREG(info.st_mode) || info.st_size == 0) return file;
+  if (!S_ISREG(info.st_mode) || IsStandardOutput(path) || info.st_size == 0) return file;
   return BadFlag("metrics", path,
                  absl::StrCat("has ", info.st_size, " bytes of an earlier run: move the file away, ",
                               "or name another one"));
@@ -118,7 +121,7 @@ absl::StatusOr<MetricsFile> MetricsFile::Continue(const std::string& path, int64
   WEFT_ASSIGN_OR_RETURN(MetricsFile file, Open(path));
   struct stat info {};
   if (fstat(file.fd_, &info) != 0) return ErrnoStatus(errno, "write", path);
-  if (!S_ISREG(info.st_mode) || path == "/dev/stdout") return file;
+  if (!S_ISREG(info.st_mode) || IsStandardOutput(path)) return file;
   std::ifstream lines(path);
   std::string line;
   off_t kept = 0;
@@ -158,7 +161,7 @@ absl::StatusOr<std::string> KeepOldMetrics(const std::string& path) {
 
 absl::StatusOr<MetricsFile> MetricsFile::Open(const std::string& path) {
   // /dev/stdout is a link, which O_NOFOLLOW would refuse.
-  const bool is_stdout = path == "/dev/stdout";
+  const bool is_stdout = IsStandardOutput(path);
   const int fd =
       is_stdout ? fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0)
                 : open(path.c_str(),
@@ -195,7 +198,7 @@ absl::Status MetricsFile::Write(const StepMetrics& metrics) {
   const std::string line = ToJson(metrics) + "\n";
   struct stat before {};
   // A file of this run alone, which it has locked. Others may write to the standard output.
-  const bool is_own = path_ != "/dev/stdout" && fstat(fd_, &before) == 0 && S_ISREG(before.st_mode);
+  const bool is_own = !IsStandardOutput(path_) && fstat(fd_, &before) == 0 && S_ISREG(before.st_mode);
   // One call for each line: with O_APPEND the system writes it as a whole.
   if (WriteAll(fd_, line)) return absl::OkStatus();
   absl::Status status = ErrnoStatus(errno, "write", path_);
