@@ -73,6 +73,16 @@ TEST_F(Outputs, MustNotBeEvaluationDataOrTheConfigurationFile) {
   ExpectCollision("is a file that --config reads");
 }
 
+TEST_F(Outputs, MustNotBeTheMaskOfDataThatTheRunReads) {
+  config_.data.loss_mask = true;
+  config_.eval.paths = {folder_.Write("eval.txt", std::string(100, 'x'))};
+  for (const char* name : {"text.txt.mask", "eval.txt.mask"}) folder_.Write(name, std::string(100, '\1'));
+  config_.output.trace_file = folder_ / "text.txt.mask";
+  ExpectCollision("--trace " + folder_.str() + "/text.txt.mask: is a file that --data reads");
+  config_.output.trace_file = folder_ / "eval.txt.mask";
+  ExpectCollision("eval.txt.mask: is a file that --eval-data reads");
+}
+
 TEST_F(Outputs, MustDifferFromEachOther) {
   config_.output.export_folder = folder_ / "out";
   config_.output.metrics_file = folder_ / "out/config.json";

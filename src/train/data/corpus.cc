@@ -69,10 +69,6 @@ absl::StatusOr<int64_t> CountTokens(const std::string& path, TokenFormat format)
   return bytes / width;
 }
 
-constexpr const char* kMaskSuffix = ".mask";
-
-std::string MaskOf(const std::string& path) { return absl::StrCat(path, kMaskSuffix); }
-
 // Removes the masks from `files`. A mask is a file whose name without the suffix is in `files` too.
 void RemoveMasks(std::vector<std::string>& files) {
   const absl::flat_hash_set<std::string> all(files.begin(), files.end());

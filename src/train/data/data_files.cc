@@ -100,4 +100,6 @@ absl::StatusOr<std::vector<std::string>> ExpandDataPaths(absl::Span<const std::s
   return files;
 }
 
+std::string MaskOf(const std::string& path) { return absl::StrCat(path, kMaskSuffix); }
+
 }  // namespace weft

@@ -1,4 +1,4 @@
-// Expansion of the paths of --data into files.
+// Files of data: expansion of the paths of --data, and names of masks.
 #pragma once
 
 #include <string>
@@ -12,5 +12,9 @@ namespace weft {
 // A file stands for itself. A folder stands for all files below it, sorted by path, without hidden ones.
 // Links are followed. Errors: those of Corpus::Open.
 absl::StatusOr<std::vector<std::string>> ExpandDataPaths(absl::Span<const std::string> paths);
+
+// The file beside a data file that says which of its tokens have a loss.
+inline constexpr const char* kMaskSuffix = ".mask";
+std::string MaskOf(const std::string& path);
 
 }  // namespace weft

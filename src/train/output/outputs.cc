@@ -15,6 +15,7 @@
 
 #include "src/train/checkpoint/checkpoint_folder.h"
 #include "src/train/config/flag_error.h"
+#include "src/train/data/data_files.h"
 #include "src/train/files/file_io.h"
 #include "src/train/files/model_folder.h"
 #include "src/train/output/export_hf.h"
@@ -83,16 +84,18 @@ std::vector<OutputFile> OutputsOf(const TrainConfig& config) {
   return outputs;
 }
 
+// The files of a corpus and their masks.
+void AddFiles(const char* flag, const Corpus& corpus, std::vector<InputFile>& files) {
+  for (const Corpus::Source& source : corpus.sources()) {
+    files.push_back({flag, source.name});
+    if (corpus.has_loss_mask()) files.push_back({flag, MaskOf(source.name)});
+  }
+}
+
 std::vector<InputFile> InputsOf(const TrainConfig& config, const TrainInputs& inputs) {
   std::vector<InputFile> files;
-  if (!config.data.paths.empty()) {
-    for (const Corpus::Source& source : inputs.corpus.sources()) files.push_back({"--data", source.name});
-  }
-  if (inputs.eval_corpus) {
-    for (const Corpus::Source& source : inputs.eval_corpus->sources()) {
-      files.push_back({"--eval-data", source.name});
-    }
-  }
+  if (!config.data.paths.empty()) AddFiles("--data", inputs.corpus, files);
+  if (inputs.eval_corpus) AddFiles("--eval-data", *inputs.eval_corpus, files);
   if (!config.model.hf_model.empty()) {
     std::set<std::string> paths = {absl::StrCat(config.model.hf_folder(), "/", kConfigFile)};
     if (inputs.weights) {
