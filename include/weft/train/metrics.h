@@ -70,7 +70,7 @@ struct StepMetrics {
   // Steps of the run so far whose loss or gradient norm was not finite: they did not update the weights.
   int64_t skipped_steps = 0;
   // Those of them that --max-skipped-steps counts: not those in which only gradients overflowed, and after
-  // which a dynamic loss scale backed off from above 1.
+  // which a dynamic loss scale backed off from above 1. With updates in backward, steps that are not finite.
   int64_t counted_skips = 0;
   std::optional<LossScaleMetrics> loss_scale;  // Set if compute or reductions are in f16.
   std::optional<IndexerMetrics> indexers;      // Set with sparse attention.

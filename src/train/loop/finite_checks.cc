@@ -1,6 +1,7 @@
 #include "src/train/loop/finite_checks.h"
 
 #include <cmath>
+#include <string>
 
 #include <absl/strings/str_cat.h>
 
@@ -10,38 +11,53 @@
 namespace weft {
 namespace {
 
-constexpr const char* kRemedy = ": use a smaller --lr, more --warmup-steps, or a smaller --clip-grad-norm";
-
 constexpr const char* kScaleRemedy = "; or a smaller --loss-scale, or --param-dtype bf16";
 
-absl::Status NotFinite(int64_t step, const absl::AlphaNum& what, const char* more_remedies = "") {
-  return absl::OutOfRangeError(absl::StrCat("step ", step, ": ", what, kRemedy, more_remedies));
+// Updates in backward exclude clipping.
+const char* RemedyOf(const OptimizerOptions& optimizer) {
+  if (optimizer.in_backward) return ": use a smaller --lr, or more --warmup-steps";
+  return optimizer.clip_grad_norm > 0
+             ? ": use a smaller --lr, more --warmup-steps, or a smaller --clip-grad-norm"
+             : ": use a smaller --lr, more --warmup-steps, or a --clip-grad-norm above 0";
+}
+
+absl::Status NotFinite(int64_t step, const absl::AlphaNum& what, const OptimizerOptions& optimizer,
+                       const char* more_remedies = "") {
+  return absl::OutOfRangeError(absl::StrCat("step ", step, ": ", what, RemedyOf(optimizer), more_remedies));
+}
+
+// The weights after steps that are not finite.
+std::string Consequence(const OptimizerOptions& optimizer, int64_t skipped) {
+  if (optimizer.in_backward) return "layers were updated before that was known";
+  return absl::StrCat(skipped, skipped == 1 ? " step was" : " steps were",
+                      " skipped, and --max-skipped-steps allows ", optimizer.max_skipped_steps);
 }
 
 }  // namespace
 
-absl::Status CheckEvalLoss(int64_t step, double loss) {
+absl::Status CheckEvalLoss(int64_t step, double loss, const OptimizerOptions& optimizer) {
   if (std::isfinite(loss)) return absl::OkStatus();
-  return NotFinite(step, absl::StrCat("the loss on --eval-data is ", loss, ", but it must be finite"));
+  return NotFinite(step, absl::StrCat("the loss on --eval-data is ", loss, ", but it must be finite"),
+                   optimizer);
 }
 
-absl::Status CheckFinite(const StepMetrics& metrics, int64_t max_skipped_steps) {
-  const int64_t skipped = metrics.counted_skips;
-  if (skipped > max_skipped_steps) {
+absl::Status CheckFinite(const StepMetrics& metrics, const OptimizerOptions& optimizer) {
+  if (metrics.counted_skips > optimizer.max_skipped_steps) {
     return NotFinite(metrics.step,
                      absl::StrCat(LossesAndNorms(metrics), ", but ", metrics.indexers ? "all" : "both",
-                                  " must be finite; ", skipped, skipped == 1 ? " step was" : " steps were",
-                                  " skipped, and --max-skipped-steps allows ", max_skipped_steps),
-                     metrics.loss_scale ? kScaleRemedy : "");
+                                  " must be finite; ", Consequence(optimizer, metrics.counted_skips)),
+                     optimizer, metrics.loss_scale ? kScaleRemedy : "");
   }
-  return metrics.eval_loss ? CheckEvalLoss(metrics.step, *metrics.eval_loss) : absl::OkStatus();
+  return metrics.eval_loss ? CheckEvalLoss(metrics.step, *metrics.eval_loss, optimizer) : absl::OkStatus();
 }
 
-absl::Status CheckWeightsFinite(const std::vector<ShardView>& shards, int64_t step) {
+absl::Status CheckWeightsFinite(const std::vector<ShardView>& shards, int64_t step,
+                                const OptimizerOptions& optimizer) {
   for (const ShardView& shard : shards) {
     if (std::isfinite(MaxMagnitude(shard.data, shard.elements()))) continue;
     return NotFinite(
-        step, absl::StrCat("the weights are not finite after the update ('", shard.parameter->name, "')"));
+        step, absl::StrCat("the weights are not finite after the update ('", shard.parameter->name, "')"),
+        optimizer);
   }
   return absl::OkStatus();
 }

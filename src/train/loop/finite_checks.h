@@ -7,19 +7,21 @@
 #include <absl/status/status.h>
 
 #include "weft/sharding/shard_view.h"
+#include "weft/train/config.h"
 #include "weft/train/metrics.h"
 
 namespace weft {
 
-// All return kOutOfRange.
+// All return kOutOfRange. The remedies are those that `optimizer` allows.
 
-absl::Status CheckEvalLoss(int64_t step, double loss);
+absl::Status CheckEvalLoss(int64_t step, double loss, const OptimizerOptions& optimizer);
 
 // An error once more steps were skipped than --max-skipped-steps allows, or if the loss of the evaluation is
 // not finite. Losses and gradient norms are the same on all ranks, so all ranks return the same status.
-absl::Status CheckFinite(const StepMetrics& metrics, int64_t max_skipped_steps);
+absl::Status CheckFinite(const StepMetrics& metrics, const OptimizerOptions& optimizer);
 
 // Checks this rank's shards.
-absl::Status CheckWeightsFinite(const std::vector<ShardView>& shards, int64_t step);
+absl::Status CheckWeightsFinite(const std::vector<ShardView>& shards, int64_t step,
+                                const OptimizerOptions& optimizer);
 
 }  // namespace weft

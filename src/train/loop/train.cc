@@ -199,7 +199,6 @@ class Run {
     if (output() != nullptr) {
       progress.emplace(output(), config_.optimizer.steps, environment_.terminal);
     }
-    const int64_t max_skipped = config_.optimizer.max_skipped_steps;
     for (int64_t step = checkpoints_->first_step(); step <= config_.optimizer.steps && !report_.stopped;
          ++step) {
       trainer_->engine().SetPhase(absl::StrCat("step ", step));
@@ -212,7 +211,7 @@ class Run {
       result.metrics.skipped_steps = report_.skipped_steps;
       counted_skips_ += result.counts ? 1 : 0;
       result.metrics.counted_skips = counted_skips_;
-      if (EvaluatesAfter(step) && CheckFinite(result.metrics, max_skipped).ok()) {
+      if (EvaluatesAfter(step) && CheckFinite(result.metrics, config_.optimizer).ok()) {
         trainer_->engine().SetPhase(absl::StrCat("evaluation after step ", step));
         WEFT_ASSIGN_OR_RETURN(report_.eval_loss, evaluator_->ComputeLoss());
         result.metrics.eval_loss = report_.eval_loss;
@@ -224,7 +223,7 @@ class Run {
       if (progress) {
         progress->Print(result.metrics, result.skipped);
       }
-      WEFT_RETURN_IF_ERROR(CheckFinite(result.metrics, max_skipped));
+      WEFT_RETURN_IF_ERROR(CheckFinite(result.metrics, config_.optimizer));
       WEFT_RETURN_IF_ERROR(CheckReplicasAfter(step));
       WEFT_RETURN_IF_ERROR(SaveAfter(step, result.flags));
       if (const std::string saved = checkpoints_->TakeSaved(); !saved.empty() && progress) {
@@ -288,7 +287,7 @@ class Run {
       trainer_->engine().SetPhase(absl::StrCat("checkpoint of step ", step));
       const TrainingState state = trainer_->state();
       // An update can overflow after a step whose loss and gradient norm are finite.
-      WEFT_RETURN_IF_ERROR(Agree(CheckWeightsFinite(state.model.Shards(), step)));
+      WEFT_RETURN_IF_ERROR(Agree(CheckWeightsFinite(state.model.Shards(), step, config_.optimizer)));
       WEFT_RETURN_IF_ERROR(checkpoints_->Save(
           state, step, {report_.skipped_steps, counted_skips_},
           model_files_ ? model_files_->BesideCheckpoint() : std::map<std::string, std::string>{}));
@@ -317,7 +316,7 @@ class Run {
       std::fprintf(output(), "eval after step %lld  loss %.4f\n", static_cast<long long>(report_.steps),
                    loss);
     }
-    return CheckEvalLoss(report_.steps, loss);
+    return CheckEvalLoss(report_.steps, loss, config_.optimizer);
   }
 
   absl::Status Record(const StepMetrics& metrics) {
@@ -330,7 +329,7 @@ class Run {
   absl::Status Finish() {
     trainer_->engine().SetPhase("end of the run: weights hash and export");
     WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> shards, trainer_->CurrentShards());
-    WEFT_RETURN_IF_ERROR(Agree(CheckWeightsFinite(shards, report_.steps)));
+    WEFT_RETURN_IF_ERROR(Agree(CheckWeightsFinite(shards, report_.steps, config_.optimizer)));
     WEFT_ASSIGN_OR_RETURN(report_.weights_hash, HashShards(bootstrap_, trainer_->model(), shards,
                                                            plan_->shard_group_size(), timeout_));
     if (output() != nullptr) {

@@ -147,15 +147,16 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, const StepFlags&
   result.flags = all.flags;
   // All have the same bits on every rank, so all ranks decide alike.
   const bool has_losses = std::isfinite(all.loss) && std::isfinite(all.indexers.loss);
-  result.skipped = !has_losses || !AreFinite(norms);
-  if (!result.skipped && !plan_.updates_in_backward) {
+  const bool is_finite = has_losses && AreFinite(norms);
+  result.skipped = !is_finite && !plan_.updates_in_backward;
+  if (is_finite && !plan_.updates_in_backward) {
     WEFT_RETURN_IF_ERROR(before_update());
     WEFT_RETURN_IF_ERROR(Update(step, norms));
   }
   sharded_->ZeroGradients();
   StepMetrics& metrics = result.metrics;
   metrics = ResultsOf(step, all, norms);
-  result.counts = result.skipped;
+  result.counts = !is_finite;
   if (loss_scaler_) {
     metrics.loss_scale = {.scale = loss_scaler_->scale(), .skipped = result.skipped};
     const bool backed_off = loss_scaler_->Update(!AreFinite(norms));

@@ -46,8 +46,10 @@ class Trainer {
   struct StepResult {
     StepMetrics metrics;
     bool skipped = false;  // The loss or the gradient norm is not finite: no rank updated its weights.
-    bool counts = false;   // The step was skipped, and --max-skipped-steps counts it.
-    StepFlags flags;       // The sum over all ranks.
+    // The loss or the gradient norm is not finite, and --max-skipped-steps counts the step. Updates in
+    // backward change weights before that is known; the step then counts, but was not skipped.
+    bool counts = false;
+    StepFlags flags;  // The sum over all ranks.
   };
   // Runs step number `step`, counted from 1: forward and backward of all microbatches, and the update.
   // `before_update` is called on this rank before its weights change. After an error the trainer is unusable.

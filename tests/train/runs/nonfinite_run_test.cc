@@ -12,7 +12,9 @@
 namespace weft {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST_F(TrainRun, EndsOnAllRanksAtTheFirstStepWhoseLossOrGradientNormIsNotFinite) {
   config_.optimizer.lr = 1e6;
@@ -84,6 +86,42 @@ TEST_F(TrainRun, EndsWhenItHasSkippedMoreStepsThanAllowed) {
   EXPECT_THAT(RunError(2),
               testing::StatusIs(absl::StatusCode::kOutOfRange,
                                 HasSubstr("3 steps were skipped, and --max-skipped-steps allows 2")));
+}
+
+TEST_F(TrainRun, SaysThatUpdatesInBackwardWereNotSkipped) {
+  config_.optimizer.lr = 1e30;
+  config_.optimizer.in_backward = true;
+  config_.optimizer.clip_grad_norm = 0;
+  int64_t skipped_steps = 0;
+  char* text = nullptr;
+  size_t bytes = 0;
+  output_ = open_memstream(&text, &bytes);
+  const absl::Status error = RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
+    TrainEnvironment environment;
+    environment.output = output_;
+    environment.on_step = [&](const StepMetrics& metrics) {
+      if (bootstrap.rank() == 0) skipped_steps += metrics.skipped_steps;
+    };
+    return Train(bootstrap, config_, environment).status();
+  });
+  std::fclose(std::exchange(output_, nullptr));
+  const std::unique_ptr<char, decltype(&std::free)> owner(text, &std::free);
+  EXPECT_THAT(error,
+              testing::StatusIs(absl::StatusCode::kOutOfRange,
+                                AllOf(HasSubstr("both must be finite; layers were updated before that was "
+                                                "known: use a smaller --lr, or more --warmup-steps"),
+                                      Not(HasSubstr("skipped")))));
+  EXPECT_THAT(std::string(text, bytes), Not(HasSubstr("skipped")));
+  EXPECT_EQ(skipped_steps, 0);
+}
+
+TEST_F(TrainRun, NamesClippingAsARemedyWhetherItIsOnOrOff) {
+  config_.optimizer.lr = 1e30;
+  EXPECT_THAT(RunError(2),
+              testing::StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("or a smaller --clip-grad-norm")));
+  config_.optimizer.clip_grad_norm = 0;
+  EXPECT_THAT(RunError(2),
+              testing::StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("or a --clip-grad-norm above 0")));
 }
 
 TEST_F(TrainRun, EndsAtAnEvaluationWhoseLossIsNotFinite) {
