@@ -11,6 +11,7 @@
 namespace weft {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr Mesh kTwo = {1, 1, 2};
@@ -179,7 +180,8 @@ TEST_F(ContextRun, EvaluatesTheSameBitsOnMeshesThatSplitSequencesAlike) {
 
 TEST_F(ContextRun, RefusesRanksAndSeparatorsThatDoNotFit) {
   config_.parallel.context.size = 3;
-  EXPECT_THAT(std::string(RunError(2).message()), HasSubstr("--cp 3 do not multiply to the 2 ranks"));
+  EXPECT_THAT(std::string(RunError(2).message()), AllOf(HasSubstr("--cp 3 do not multiply to the 2 ranks"),
+                                                        HasSubstr("mpirun's -n, or --ranks of weft plan")));
   config_.parallel.context.size = 2;
   config_.data.document_separator = 256;
   EXPECT_THAT(std::string(RunError(2).message()),

@@ -37,7 +37,8 @@ absl::StatusOr<MeshShape> FitMesh(const ParallelOptions& parallel, int64_t ranks
   return absl::InvalidArgumentError(
       absl::StrCat("--dp-replicate ", shape.replicate, ", --dp-shard ", shape.shard, " and --cp ",
                    shape.context, " do not multiply to the ", ranks, ranks == 1 ? " rank" : " ranks",
-                   " of this run: change one of them (-1 takes all remaining ranks) or mpirun's -n"));
+                   " of this run: change one of them (-1 takes all remaining ranks) or the number of ranks: "
+                   "mpirun's -n, or --ranks of weft plan"));
 }
 
 absl::StatusOr<DeviceMesh> MakeMesh(int replicate, int shard, int context) {

@@ -16,6 +16,11 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kFormat = "weft plan costs 2";
 constexpr JsonLimits kLimits = {.levels = 8, .values = 100'000, .token_bytes = 1'000};
 
+// Limits of rates, and of the times of a part of a model.
+constexpr double kLeastRate = 1e-6;
+constexpr double kMaxRate = 1e18;
+constexpr double kMaxTimeNs = 1e15;
+
 struct RateField {
   const char* name;
   double CoreRates::*field;
@@ -72,9 +77,11 @@ MeasuredModel ModelOf(const Json& json) {
   return model;
 }
 
-bool IsPositive(const MachineCosts& costs) {
+// False for values that no machine has, whose times a forecast could not count.
+bool IsInRange(const MachineCosts& costs) {
   for (const RateField& entry : kRates) {
-    if (!(costs.rates.*entry.field > 0)) return false;
+    const double rate = costs.rates.*entry.field;
+    if (!(rate >= kLeastRate && rate <= kMaxRate)) return false;
   }
   for (const MeasuredModel& model : costs.models) {
     for (const ShapeField& entry : kShape) {
@@ -84,6 +91,11 @@ bool IsPositive(const MachineCosts& costs) {
       if (model.shape.*entry.field < (may_be_zero ? 0 : 1)) return false;
     }
     if (model.shape.threads < 1) return false;
+    for (const PartTimes& times : model.times) {
+      for (const double ns : {times.forward_ns, times.backward_ns}) {
+        if (!(ns >= 0 && ns <= kMaxTimeNs)) return false;
+      }
+    }
   }
   return true;
 }
@@ -152,7 +164,7 @@ absl::StatusOr<MachineCosts> ParseCosts(std::string_view text, const std::string
   } catch (const Json::exception& error) {
     return bad(error.what());
   }
-  if (!IsPositive(costs)) return bad("a value is not positive");
+  if (!IsInRange(costs)) return bad("a rate, a time or a size is out of range");
   costs.source = absl::StrCat("measured on this machine (", path, ")");
   return costs;
 }

@@ -27,6 +27,7 @@ namespace {
 constexpr int64_t kMaxRanks = 1024;
 constexpr int64_t kMaxSimulatedRanks = 256;  // Of more, a forecast takes minutes.
 constexpr int64_t kMaxCores = 4096;
+constexpr int64_t kMaxMemoryGib = int64_t{1} << 32;  // Its bytes are an int64_t.
 
 int CoresOf(const PlanOptions& options) {
   if (options.cores) return static_cast<int>(*options.cores);
@@ -98,8 +99,9 @@ class Planner {
     if (options_.cores && (*options_.cores < 1 || *options_.cores > kMaxCores)) {
       return BadFlag("cores", *options_.cores, absl::StrCat("must be from 1 to ", kMaxCores));
     }
-    if (options_.memory_gib && !(*options_.memory_gib > 0)) {
-      return BadFlag("memory", *options_.memory_gib, "must be positive");
+    if (options_.memory_gib && !(*options_.memory_gib > 0 && *options_.memory_gib <= kMaxMemoryGib)) {
+      return BadFlag("memory", *options_.memory_gib,
+                     absl::StrCat("must be positive and at most ", kMaxMemoryGib));
     }
     return absl::OkStatus();
   }
@@ -278,12 +280,12 @@ class Planner {
       absl::StrAppendFormat(&report.model, ", adapters of rank %d with %.1f M", inputs_->lora->rank,
                             static_cast<double>(inputs_->adapter_elements) / 1e6);
     }
-    report.batch =
-        absl::StrCat(config_.data.batch_size ? absl::StrCat(*config_.data.batch_size, " sequences")
-                                             : std::string("1 sequence for each data-parallel rank"),
-                     " of ", config_.data.seq_len, " tokens, ", config_.data.grad_accum,
-                     config_.data.grad_accum == 1 ? " microbatch, " : " microbatches, ",
-                     ToAbsl(Name(config_.parallel.param_dtype)));
+    const auto& batch_size = config_.data.batch_size;
+    report.batch = absl::StrCat(
+        batch_size ? absl::StrCat(*batch_size, " sequences") : "1 sequence", " of ", config_.data.seq_len,
+        " tokens", batch_size ? "" : " for each data-parallel rank and microbatch", ", ",
+        config_.data.grad_accum, config_.data.grad_accum == 1 ? " microbatch, " : " microbatches, ",
+        ToAbsl(Name(config_.parallel.param_dtype)));
     report.machine = absl::StrCat(options_.hosts, options_.hosts == 1 ? " host, " : " hosts, ",
                                   ranks_per_host(), ranks_per_host() == 1 ? " rank" : " ranks", " and ",
                                   cores_, cores_ == 1 ? " core" : " cores", " on each, ", NumaNodes(),

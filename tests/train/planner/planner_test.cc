@@ -1,9 +1,13 @@
 // Costs of a machine, meshes and their ranking, the report, speeds.
 #include "weft/train/planner.h"
 
+#include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -82,6 +86,30 @@ TEST(MachineCosts, OfADamagedFileAreAnErrorThatNamesIt) {
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("c.json")));
   EXPECT_THAT(ParseCosts("{}", "c.json").status(),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("--measure")));
+}
+
+TEST(MachineCosts, OfAFileHaveTimesAndRatesThatCanBe) {
+  MachineCosts costs;
+  costs.Add(Measured(128, 5));
+  const std::string text = FormatCosts(costs);
+  const std::string time = "\"forward_ns\": 5.0", rate = "\"adamw_ns\": 2.0";
+  for (const auto& [good, name] : {std::pair(time, "\"forward_ns\""), std::pair(rate, "\"adamw_ns\"")}) {
+    for (const char* bad : {"-5e9", "1e300"}) {
+      const std::string changed = absl::StrReplaceAll(text, {{good, absl::StrCat(name, ": ", bad)}});
+      ASSERT_NE(changed, text);
+      EXPECT_THAT(ParseCosts(changed, "c.json").status(),
+                  StatusIs(absl::StatusCode::kDataLoss, HasSubstr("out of range")));
+    }
+  }
+}
+
+TEST(Plan, RefusesMemoryThatNoHostHas) {
+  for (const double memory : {0.0, -1.0, 1e300, std::numeric_limits<double>::infinity()}) {
+    PlanOptions options;
+    options.memory_gib = memory;
+    EXPECT_THAT(PlanTraining({}, options).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--memory")));
+  }
 }
 
 TEST(Meshes, AreAllProductsOfTheRanks) {

@@ -254,6 +254,7 @@ TEST_F(Replay, OfAllMeshesNamesTheFastestAndTheCommand) {
   options.costs_file = folder_.Write("costs.json", FormatCosts({}));
   const auto report = PlanTraining(config_, options);
   ASSERT_OK(report);
+  EXPECT_THAT(*report, HasSubstr("1 sequence of 16 tokens for each data-parallel rank and microbatch,"));
   EXPECT_THAT(*report, HasSubstr("\n1 x 2 "));
   EXPECT_THAT(*report, HasSubstr("\n2 x 1 "));
   EXPECT_THAT(*report, HasSubstr("run:\n  mpirun -n 2 weft train --dp-replicate "));
