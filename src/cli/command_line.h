@@ -38,7 +38,8 @@ using Command = std::variant<PrintText, TrainConfig, GenerateConfig, LaunchComma
 
 // Parses `arguments`, which do not include the program's name. Reads the file of --config; flags on the
 // command line override its keys. The returned configuration has passed Validate.
-// Errors: kInvalidArgument (names the flag, key or value, and the nearest one that exists).
+// Errors: kInvalidArgument (names the flag, key or value, and the nearest one that exists), and those of
+// Validate(LaunchOptions).
 absl::StatusOr<Command> ParseCommandLine(const std::vector<std::string>& arguments);
 
 // The arguments of a stopped run with `--resume auto` in place of another --resume, quoted for a shell.

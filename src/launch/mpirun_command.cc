@@ -1,6 +1,9 @@
 #include "src/launch/mpirun_command.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <set>
 #include <string_view>
@@ -47,6 +50,12 @@ absl::Status CheckHosts(const LaunchOptions& options) {
   return absl::OkStatus();
 }
 
+// mpirun reports a missing file after each of all attempts, and as if a rank had failed.
+absl::Status CheckHostfile(const std::string& path) {
+  if (access(path.c_str(), R_OK) == 0) return absl::OkStatus();
+  return absl::ErrnoToStatus(errno, absl::StrCat("--hostfile ", path));
+}
+
 // Ranks on each host of --host if all have equally many. Nothing if that is not known.
 std::optional<int64_t> RanksOnHost(const LaunchOptions& options) {
   std::optional<int64_t> slots;
@@ -80,6 +89,7 @@ absl::Status Validate(const LaunchOptions& options) {
   if (!options.hosts.empty() && !options.hostfile.empty()) {
     return absl::InvalidArgumentError("--host and --hostfile exclude each other: give one of them");
   }
+  if (!options.hostfile.empty()) return CheckHostfile(options.hostfile);
   return options.hosts.empty() ? absl::OkStatus() : CheckHosts(options);
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/cli/parsed_arguments.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft {
 namespace {
@@ -47,7 +48,17 @@ TEST(LaunchCommandLine, SetsEveryFieldFromItsFlag) {
   EXPECT_EQ(launch.options.restart_delay_s, 0);
   EXPECT_THAT(launch.program, ElementsAre("train", "--steps", "9", "--checkpoint-dir", "ck"));
   EXPECT_EQ(launch.checkpoint.folder, "ck");
-  EXPECT_EQ(Launched({"--hostfile", "f", "--max-restarts", "0", "--", "train"}).options.hostfile, "f");
+}
+
+TEST(LaunchCommandLine, NeedsAHostfileThatCanBeRead) {
+  const TempFolder folder;
+  const std::string path = folder.Write("hosts", "localhost slots=2\n");
+  EXPECT_EQ(Launched({"--hostfile", path, "--max-restarts", "0", "--", "train"}).options.hostfile, path);
+  const std::string missing = folder / "none";
+  const absl::StatusOr<Command> command =
+      ParseCommandLine({"launch", "--hostfile", missing, "--max-restarts", "0", "--", "train"});
+  EXPECT_EQ(command.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(command.status().message(), absl::StrCat("--hostfile ", missing, ": No such file or directory"));
 }
 
 TEST(LaunchCommandLine, HasDefaults) {

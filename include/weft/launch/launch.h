@@ -37,7 +37,7 @@ struct LaunchOptions {
 };
 
 // Checks the options. Errors: kInvalidArgument (names the flag of `weft launch` and what is wrong with its
-// value).
+// value), kNotFound, kPermissionDenied (the hostfile cannot be read).
 absl::Status Validate(const LaunchOptions& options);
 
 // The program of every rank.
@@ -57,7 +57,7 @@ struct RankProgram {
 // On return no process that the launch started is left on this host, and no file of Open MPI: each attempt
 //   has a folder of its own for them. A host daemon does the same on other hosts (weft/launch/host_daemon.h).
 // REQUIRES: the process has one thread and no children; it waits for every child and adopts orphans.
-// Errors: kInvalidArgument (mpirun is not installed, or the options are not valid), kInternal (no process or
+// Errors: those of Validate, kInvalidArgument (mpirun is not installed), kInternal (no process or
 //   folder can be created).
 absl::StatusOr<int> Launch(const LaunchOptions& options, const RankProgram& program);
 
