@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from suite import launch
+from suite.emulated import MODEL_ELEMENTS
 from suite.progress import log
 from suite.rounds import Variant, measure_interleaved
 from suite.rows import Goal, Row
@@ -21,8 +22,7 @@ RANKS = 2
 LENGTH = 128
 STEPS = 10  # Within which an asynchronous save ends.
 ROUNDS = 5
-PARAMETERS = 29_369_856
-STATE_BYTES = 3 * 4 * PARAMETERS  # Weights and two moments in fp32.
+STATE_BYTES = 3 * 4 * MODEL_ELEMENTS  # Weights and two moments in fp32.
 BLOCK = 4 << 20
 
 

@@ -120,16 +120,19 @@ def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterato
         alone = start(stack, "weft alone", emulated.ranks, each_alone(setting, emulated.ranks))
         torch_maker = emulated.c10d(setting.peers.python, "training_step.py")
         torch = start(stack, "PyTorch", emulated.ranks, setting.peer("PyTorch", torch_maker))
+        comparable: dict[Mesh, Peer] = {}  # Cases of one mesh go on with the models of the first of them.
         for case in step_cases(hosts):
             log(f"  {case.what}")
             request = request_of(case.mesh, LENGTH)
+            if case.mesh not in comparable:
+                [comparable[case.mesh]] = checked(weft, torch, request)
             variants = [
                 step_variant("weft", weft, request, 2, **case.options),
                 step_variant(UNCOMPRESSED, weft, request, 2, **{**case.options, "wire_compression": 0}),
             ]
             if case.mesh.replicate == 1:
                 variants.append(step_variant("weft, prefetch depth 1", weft, request, 2, **PREFETCH_ONE))
-            variants.append(step_variant("PyTorch", torch, request, 1, **PYTORCH))
+            variants.append(step_variant("PyTorch", comparable[case.mesh], request, 1, **PYTORCH))
             variants.append(compute_alone(alone, "f32"))
             size = bytes_per_host(hosts, case.mesh, "f32")
             variants.append(stream_variant(stream, hosts, size))
@@ -147,9 +150,10 @@ def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterato
             what = f"step, {mesh}, bf16, {hosts}"
             log(f"  {what}")
             request = request_of(mesh, LENGTH, "bf16")
+            [of_torch] = checked(weft, torch, request)
             variants = [
                 step_variant("weft", weft, request, 2, **DEFAULTS),
-                step_variant("PyTorch", checked(weft, torch, request), request, 1, **PYTORCH),
+                step_variant("PyTorch", of_torch, request, 1, **PYTORCH),
                 compute_alone(alone, "bf16"),
             ]
             measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)

@@ -128,12 +128,13 @@ def variants_of(weft: Peer, torch: Peer, case: Case) -> list[Variant]:
         return step_variant(name, contestant, case.request(), case.steps, **options)
 
     variants = [variant(name, weft, options) for name, options in WEFT.items() if case.length == SHORT or options == DEFAULTS]
-    variants.append(variant("PyTorch", checked(weft, torch, case.request(), case.checked_steps), PYTORCH))
+    # Compiled for some cases only, because that takes long. Blocks are compiled before they are sharded.
+    compiles = case.mesh == Mesh(1, 2) and case.dtype == "f32" and case.model == SMALL
+    options = {"PyTorch": PYTORCH} | ({"PyTorch, torch.compile": COMPILED} if compiles else {})
+    peers = checked(weft, torch, case.request(), case.checked_steps, list(options.values()))
+    variants += [variant(name, peer, options[name]) for name, peer in zip(options, peers, strict=True)]
     if case.mesh.replicate > 1:
         variants.append(variant("weft, optimizer over replicas", weft, SHARDED_OPTIMIZER))
-    # For some cases only, because compiling takes long. Blocks are compiled before they are sharded.
-    if case.mesh == Mesh(1, 2) and case.dtype == "f32" and case.model == SMALL:
-        variants.append(variant("PyTorch, torch.compile", torch, COMPILED))
     return variants
 
 
@@ -146,14 +147,24 @@ def mean_losses(replies: list[Reply]) -> list[float]:
     return [sum(losses) / len(losses) for losses in zip(*(reply["losses"] for reply in replies), strict=True)]
 
 
-def checked(weft: Peer, torch: Peer, request: dict[str, object], steps: int = 3) -> Peer:
-    """`torch` if its losses of the first `steps` + 1 steps agree with weft's, otherwise a replacement that fails with the reason.
+def checked(
+    weft: Peer, torch: Peer, request: dict[str, object], steps: int = 3, options: Sequence[dict[str, int]] = (PYTORCH,)
+) -> list[Peer]:
+    """For each of PyTorch's `options`: `torch` if its losses of the first `steps` + 1 steps agree with weft's, otherwise a
+    replacement that fails with the reason.
 
     REQUIRES: neither has had a request of this case. Both then start from the same weights and tokens.
     """
     try:
         ours = mean_losses(weft.request("train", **request, **WEFT["weft"], steps=steps))
-        theirs = mean_losses(torch.request("train", **request, **PYTORCH, steps=steps))
+    except ContestantError as error:
+        return [MissingContestant(str(error)) for _ in options]
+    return [agreeing(torch, request, steps, of_torch, ours) for of_torch in options]
+
+
+def agreeing(torch: Peer, request: dict[str, object], steps: int, options: dict[str, int], ours: Sequence[float]) -> Peer:
+    try:
+        theirs = mean_losses(torch.request("train", **request, **options, steps=steps))
     except ContestantError as error:
         return MissingContestant(str(error))
     if losses_agree(ours, theirs, str(request["dtype"])):

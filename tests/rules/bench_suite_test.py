@@ -16,7 +16,7 @@ from suite.contestants import ContestantError  # noqa: E402
 from suite.rounds import Measurements, Variant, measure_interleaved  # noqa: E402
 from suite.rows import Goal, Row, measurements_table, verdicts_of, verdicts_table  # noqa: E402
 from suite.statistics import geometric_mean, quantile, ratio, summarize  # noqa: E402
-from suite.steps import LARGE, Case, Mesh, losses_agree  # noqa: E402
+from suite.steps import LARGE, SHORT, Case, Mesh, losses_agree, variants_of  # noqa: E402
 
 
 class Statistics(unittest.TestCase):
@@ -141,6 +141,24 @@ class Steps(unittest.TestCase):
         self.assertEqual(
             str(Case(Mesh(2, 2), 1024, None, "bf16", LARGE)), "step, HSDP 2 x 2, bf16, 110M parameters, 1024 tokens a rank"
         )
+
+    def test_every_variant_of_pytorch_is_compared_with_weft(self):
+        class StepPeer:
+            def __init__(self, **losses):
+                self.losses = losses  # By the argument "compiled", which weft does not have.
+
+            def request(self, verb, compiled=None, **arguments):
+                return [{"losses": self.losses[f"of_{compiled}"], "seconds": [1.0]}]
+
+            def seconds(self, verb, **arguments):
+                return self.request(verb, **arguments)[0]["seconds"]
+
+        weft, right, wrong = StepPeer(of_None=[8.0, 7.0]), [8.0, 7.0001], [8.0, 7.01]
+        for name, of_0, of_1 in (("PyTorch", wrong, right), ("PyTorch, torch.compile", right, wrong)):
+            variants = variants_of(weft, StepPeer(of_0=of_0, of_1=of_1), Case(Mesh(1, 2), SHORT))
+            missing = measure_interleaved(variants, rounds=1).missing
+            self.assertEqual(list(missing), [name])
+            self.assertIn("differ", missing[name])
 
     def test_losses_in_bf16_may_differ_more_than_in_f32(self):
         self.assertTrue(losses_agree([8.0, 7.0], [8.0, 7.002], "bf16"))
