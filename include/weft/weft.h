@@ -21,7 +21,12 @@
 //   context_parallel/sharded_buffers.h     division of input tensors over the ranks of a sequence
 //   comm/comm_engine.h                     collectives, for code that communicates itself
 //
-// Not included: train/checkpoint.h has checkpoints of a sharded run.
+// Not included, as a training loop may do without them:
+//
+//   train/checkpoint.h                     checkpoints of a sharded run
+//   train/hf_weights.h                     weights of any model in a Hugging Face folder
+//   train/safetensors.h                    tensors of a model folder
+//   train/planner.h                        forecasts of runs
 //
 // Complete programs: examples/mixer.cc, examples/long_sequence.cc, examples/forward_only.cc.
 #pragma once

@@ -56,7 +56,7 @@ absl::StatusOr<std::optional<PrintText>> ParseRun(CLI::App& app, TrainConfig& co
                                                   const Strings& arguments) {
   AddTrainFlags(app, config);
   app.add_option("--config", config.config_file, "File with flags as keys, such as: steps = 100")
-      ->check(CLI::ExistingFile)
+      ->check(CLI::ExistingFile.description(""))
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
       ->type_name("FILE.toml")
       ->group("Other");

@@ -35,7 +35,7 @@ class FlagGroup {
   }
   // A path or a name, which must not be empty.
   void Text(const char* flag, std::string& field, const char* help, const char* type) {
-    Finish(app_.add_option(flag, field, help)->check(TextCheck()), type);
+    Finish(app_.add_option(flag, field, help)->check(TextCheck())->default_str(field), type);
   }
   // Any text, even an empty one. Unset without the flag.
   void Text(const char* flag, std::optional<std::string>& field, const char* help, const char* type) {

@@ -20,7 +20,10 @@ void PrintException() {
   try {
     std::rethrow_exception(std::current_exception());
   } catch (const std::bad_alloc&) {
-    std::fputs("weft: out of memory: use a smaller model or batch, or raise the limit of memory\n", stderr);
+    std::fputs(
+        "weft: out of memory: use smaller inputs (a model, a batch, or files), or raise the limit of "
+        "memory\n",
+        stderr);
   } catch (const std::system_error& error) {
     const bool no_thread = error.code() == std::errc::resource_unavailable_try_again;
     std::fprintf(

@@ -182,7 +182,8 @@ void AddGatherFlags(FlagGroup& group, ParallelOptions& parallel) {
               "One copy of the weights per share domain; auto: if possible");
   group.OneOf("--share-domain", parallel.share_domain,
               {ShareDomain::kAuto, ShareDomain::kNode, ShareDomain::kNuma, ShareDomain::kNone},
-              "Ranks that share images; auto: numa if ranks are bound to several NUMA nodes, else node");
+              "Ranks that share one copy of gathered weights; auto: numa if ranks are bound to several NUMA "
+              "nodes, else node");
   group.Bool("--reshard-after-forward", parallel.reshard_after_forward,
              "Free gathered parameters after forward");
   group.Number("--prefetch-depth", parallel.prefetch_depth,
@@ -217,14 +218,14 @@ void AddPlanFlags(CLI::App& app, PlanOptions& options) {
                  "GB/s of a core's reads from another NUMA node [half of its copies within one]");
   machine.Number("--cores", options.cores, "Cores of each host [those of this machine]");
   machine.Number("--memory", options.memory_gib, "GiB of each host [available on this machine]");
-  machine.Text("--link", options.link, "Rate and latency of each host's link, as 100gbit:5us [10gbit:50us]",
-               "LINK");
+  machine.Text("--link", options.link, "Rate and latency of each host's link, as 100gbit:5us", "LINK");
   machine.Text("--flops", options.flops, "Operations a second of each core, as 80gf or 2tf [measured]",
                "RATE");
   FlagGroup costs(app, "Costs and output");
   costs.Switch("--measure", options.measure,
                "Measure the costs of this model on this machine, and store them");
-  costs.Text("--costs", options.costs_file, "File of measured costs [~/.cache/weft/costs.json]", "FILE");
+  costs.Text("--costs", options.costs_file,
+             "File of measured costs [weft/costs.json in $XDG_CACHE_HOME or ~/.cache]", "FILE");
   costs.Switch("--json", options.json, "Print JSON");
 }
 

@@ -329,6 +329,8 @@ TEST(CommandLine, PrintsHelpInGroupsAndTheVersion) {
        {"Model", "Data", "Optimizer", "Parallelism", "Output", "--shuffle BOOL", "[0.0003]"}) {
     EXPECT_THAT(help, HasSubstr(part));
   }
+  EXPECT_THAT(help, HasSubstr("--config FILE.toml "));
+  EXPECT_THAT(help, HasSubstr("see weft diagnose [weft-dump]"));
   EXPECT_LT(std::count(help.begin(), help.end(), '\n'), 112);
   EXPECT_THAT(PrintedTextOf({"--help"}), HasSubstr("Commands:"));
   EXPECT_EQ(PrintedTextOf({"--version"}), "weft 0.1.0\n");
