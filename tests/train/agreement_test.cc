@@ -1,7 +1,14 @@
 // Ranks with different flags, data or models get an error before the first collective of training.
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/train/plan/inputs.h"
+#include "src/train/plan/run_properties.h"
 #include "tests/train/train_run.h"
 
 namespace weft {
@@ -32,7 +39,57 @@ TEST_F(Agreement, NamesTheFlagItsValuesAndTheRanks) {
 }
 
 TEST_F(Agreement, IsRequiredOfEveryFlagThatChangesResultsOrCollectives) {
-  const std::pair<const char*, std::function<void(TrainConfig&)>> changes[] = {
+  // Data beside which there is a mask, with the name of the others' data.
+  const std::string masked = folder_.Write("masked/text.txt", SomeText());
+  folder_.Write("masked/text.txt.mask", std::string(SomeText().size(), '\1'));
+  const auto dsa = [](TrainConfig& config) -> AttentionConfig& {
+    config.attention.kind = AttentionKind::kDsa;
+    return config.attention;
+  };
+  const auto ddp = [](TrainConfig& config) -> ParallelOptions& {
+    config.parallel.dp_replicate = 3;
+    config.parallel.dp_shard = 1;
+    return config.parallel;
+  };
+  const std::map<std::string, std::function<void(TrainConfig&)>> changes = {
+      {"--model", [](TrainConfig& config) { config.model.ffn_dim = 32; }},
+      {"--dsa-topk", [&](TrainConfig& config) { dsa(config).top_k = 4; }},
+      {"--dsa-index-heads", [&](TrainConfig& config) { dsa(config).index_heads = 2; }},
+      {"--dsa-index-dim", [&](TrainConfig& config) { dsa(config).index_dim = 8; }},
+      {"--dsa-warmup-steps", [&](TrainConfig& config) { dsa(config).warmup_steps = 1; }},
+      {"--dsa-loss-coef", [&](TrainConfig& config) { dsa(config).loss_coef = 0.5; }},
+      {"--lora-alpha", [](TrainConfig& config) { config.lora = {.rank = 2, .alpha = 4}; }},
+      {"--lora-targets", [](TrainConfig& config) { config.lora = {.rank = 2, .targets = "up_proj"}; }},
+      {"--lora-dropout", [](TrainConfig& config) { config.lora = {.rank = 2, .dropout = 0.5}; }},
+      {"--loss-mask",
+       [&](TrainConfig& config) {
+         config.data.paths = {masked};
+         config.data.loss_mask = true;
+       }},
+      {"--eval-interval",
+       [](TrainConfig& config) {
+         config.eval = {config.data.paths, 1, std::nullopt};
+       }},
+      {"--eval-sequences",
+       [](TrainConfig& config) {
+         config.eval = {config.data.paths, 0, 4};
+       }},
+      {"--lr", [](TrainConfig& config) { config.optimizer.lr = 0.125; }},
+      {"--dp-replicate", [&](TrainConfig& config) { ddp(config); }},
+      {"--shard-optimizer-over-replicas",
+       [&](TrainConfig& config) { ddp(config).shard_optimizer_over_replicas = true; }},
+      {"--check-replicas", [&](TrainConfig& config) { ddp(config).check_replicas = 1; }},
+      {"--cp", [](TrainConfig& config) { config.parallel.context.size = 3; }},
+      {"--cp-scheme", [](TrainConfig& config) { config.parallel.context.scheme = CpScheme::kRing; }},
+      {"--ulysses-degree", [](TrainConfig& config) { config.parallel.context.ulysses_degree = 1; }},
+      {"--ring-rotate",
+       [](TrainConfig& config) { config.parallel.context.ring_rotate = RingRotation::kAllGather; }},
+      {"--load-balance",
+       [](TrainConfig& config) { config.parallel.context.load_balance = LoadBalance::kNone; }},
+      {"--metrics", [this](TrainConfig& config) { config.output.metrics_file = folder_ / "m.jsonl"; }},
+      {"--tensorboard", [this](TrainConfig& config) { config.output.tensorboard_folder = folder_ / "t"; }},
+      {"--trace", [this](TrainConfig& config) { config.output.trace_file = folder_ / "t.json"; }},
+      {"--trace-steps", [](TrainConfig& config) { config.output.trace_steps = "1:2"; }},
       {"--seed", [](TrainConfig& config) { config.seed = 1; }},
       {"--attention", [](TrainConfig& config) { config.attention.kind = AttentionKind::kDsa; }},
       {"--seq-len", [](TrainConfig& config) { config.data.seq_len = 8; }},
@@ -87,9 +144,15 @@ TEST_F(Agreement, IsRequiredOfEveryFlagThatChangesResultsOrCollectives) {
       {"--lora-rank", [](TrainConfig& config) { config.lora = {.rank = 2}; }},
       {"--export-merged", [](TrainConfig& config) { config.output.export_merged = true; }},
   };
-  for (const auto& [flag, change] : changes) {
-    EXPECT_THAT(RunWithChangeOnRank1(change),
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(absl::StrCat(flag, " is "))));
+  ASSERT_OK_AND_ASSIGN(const TrainInputs inputs, OpenInputs(config_));
+  ASSERT_OK_AND_ASSIGN(const std::vector<RunProperty> properties, PropertiesOf(config_, inputs));
+  for (const RunProperty& property : properties) {
+    if (!property.name.starts_with("--")) continue;
+    SCOPED_TRACE(property.name);
+    const auto change = changes.find(property.name);
+    ASSERT_NE(change, changes.end()) << "add a change of this flag";
+    EXPECT_THAT(RunWithChangeOnRank1(change->second),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(absl::StrCat(property.name, " is "))));
   }
 }
 
@@ -106,12 +169,6 @@ TEST_F(Agreement, IsRequiredOfTheFlagsOfSparseAttention) {
     EXPECT_THAT(RunWithChangeOnRank1([&change = change](TrainConfig& config) { change(config.attention); }),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
   }
-}
-
-TEST_F(Agreement, IsRequiredOfTheDropoutOfAdapters) {
-  config_.lora = {.rank = 2};
-  EXPECT_THAT(RunWithChangeOnRank1([](TrainConfig& config) { config.lora.dropout = 0.5; }),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--lora-dropout is not given")));
 }
 
 TEST_F(Agreement, NamesDifferentModels) {
