@@ -14,8 +14,6 @@
 namespace weft {
 namespace {
 
-int64_t BytesOf(int64_t elements, DType dtype) { return elements * static_cast<int64_t>(SizeOf(dtype)); }
-
 constexpr std::string_view kNotLastBackward =
     "has reductions under way: mark the last backward (SetIsLastBackward) before using its gradients";
 

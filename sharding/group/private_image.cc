@@ -11,7 +11,7 @@ PrivateImage::PrivateImage(CommContext& context, const GroupSpec& group, Replica
     : context_(context), group_(group), updates_(updates), master_(master) {
   if (group_.image_parts != nullptr && keeps_parts()) {
     absl::StatusOr<PipelineLanes::Parts> parts =
-        PartRanges::Make(NeighborRanges(group_.layout, neighbors().size()));
+        PartRanges::Make(RegatherRanges(group_.layout, regather_group().size()));
     WEFT_CHECK(parts.ok(), ToStd(parts.status().message()));
     kept_parts_ = *std::move(parts);
   }
@@ -19,9 +19,9 @@ PrivateImage::PrivateImage(CommContext& context, const GroupSpec& group, Replica
   const DType dtype = group_.dtypes.param;
   copy_out_ = PlanCopyOut(group_.layout, group_.is_alone() ? group_.dtypes.master : dtype, dtype);
   if (keeps_parts()) {
-    const int ranks = group_.layout.shard_size() / neighbors().size();
-    copy_kept_ = PlanShardCopies(group_.layout, neighbors().group_rank * ranks,
-                                 (neighbors().group_rank + 1) * ranks, group_.dtypes.param);
+    const int ranks = group_.layout.shard_size() / regather_group().size();
+    copy_kept_ = PlanShardCopies(group_.layout, regather_group().group_rank * ranks,
+                                 (regather_group().group_rank + 1) * ranks, group_.dtypes.param);
   }
 }
 
@@ -54,16 +54,16 @@ absl::StatusOr<Transfer> PrivateImage::GatherKeptParts(std::byte* gathered, Prio
   CopyKept(gathered, /*out=*/false);
   kept_.Reset();
   const std::byte* own = gathered;
-  if (kept_parts_ == nullptr) own += static_cast<size_t>(neighbors().group_rank) * kept_bytes();
+  if (kept_parts_ == nullptr) own += static_cast<size_t>(regather_group().group_rank) * kept_bytes();
   return context_.lanes(group_.mesh)
-      .Regather({group_.name(), neighbors(), own, gathered, group_.dtypes.param,
+      .Regather({group_.name(), regather_group(), own, gathered, group_.dtypes.param,
                  group_.layout.gathered_elements(), priority},
                 kept_parts_, all_gather_);
 }
 
 size_t PrivateImage::kept_bytes() const {
-  if (kept_parts_ == nullptr) return group_.gathered_bytes() / static_cast<size_t>(neighbors().size());
-  const int64_t count = kept_parts_->counts()[static_cast<size_t>(neighbors().group_rank)];
+  if (kept_parts_ == nullptr) return group_.gathered_bytes() / static_cast<size_t>(regather_group().size());
+  const int64_t count = kept_parts_->counts()[static_cast<size_t>(regather_group().group_rank)];
   return static_cast<size_t>(count) * SizeOf(group_.dtypes.param);
 }
 
@@ -71,7 +71,7 @@ void PrivateImage::CopyKept(std::byte* gathered, bool out) {
   const auto copy = [&](std::byte* whole, std::byte* kept, size_t bytes) {
     if (bytes > 0) std::memcpy(out ? kept : whole, out ? whole : kept, bytes);
   };
-  const int rank = neighbors().group_rank;
+  const int rank = regather_group().group_rank;
   if (kept_parts_ == nullptr) {
     copy(gathered + static_cast<size_t>(rank) * kept_bytes(), kept_.data(), kept_bytes());
   } else {

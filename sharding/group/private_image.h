@@ -46,7 +46,7 @@ class PrivateImage {
   bool master_is_image() const { return group_.is_zero_copy() && group_.is_alone() && !group_.is_cast(); }
   bool keeps_parts() const { return group_.regather_size > 0; }
   // REQUIRES: keeps_parts().
-  const ProcessGroup& neighbors() const {
+  const ProcessGroup& regather_group() const {
     return context_.lanes(group_.mesh).regather_group(group_.regather_size);
   }
   size_t kept_bytes() const;
@@ -62,7 +62,7 @@ class PrivateImage {
   ReplicaUpdates& updates_;
   const MasterShard& master_;
   std::vector<PlacedCopy> copy_out_, copy_kept_;  // Without zero copy only.
-  PipelineLanes::Parts kept_parts_;               // Of the regather group. Null: they lie end to end.
+  PipelineLanes::Parts kept_parts_;               // By rank of the regather group. Null: they lie end to end.
   Buffer gathered_;                               // Without zero copy only, until the copy-out.
   Buffer image_;
   Buffer kept_;  // From KeepPart to the next Gather.

@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-// The `size` neighbors in the shard group that include this rank.
+// The `size` consecutive ranks of the shard group that include this rank.
 absl::StatusOr<ProcessGroup> RegatherGroup(const ProcessGroup& shard_group, int size) {
   if (size < 2 || shard_group.size() % size != 0) {
     return absl::InvalidArgumentError(absl::StrCat("reshard_after_forward_size is ", size,

@@ -37,8 +37,8 @@ namespace weft {
 class PipelineLanes {
  public:
   struct Options {
-    // Sizes of the regather groups: neighbors in the shard group, whose size each divides. Each size once,
-    // alike on all ranks.
+    // Sizes of the regather groups: consecutive ranks of the shard group, whose size each divides. Each size
+    // once, alike on all ranks.
     std::vector<int> regather_sizes = {};
     // See ShardingPolicy.
     bool shard_optimizer_over_replicas = false;
@@ -48,7 +48,7 @@ class PipelineLanes {
 
   // `replicate_groups`: one for each replicate bucket; a bucket whose group has one rank is only
   // reduce-scattered. Errors: kInvalidArgument (a regather size that does not divide the shard group, or is
-  // 1). `scalars`: node memory of kScalarBytes for AllReduceScalars.
+  // 1). `memory`: gives kScalarBytes for AllReduceScalars.
   static absl::StatusOr<PipelineLanes> Create(PipelineState& state, PipelineMemory& memory,
                                               ProcessGroup shard_group,
                                               std::vector<ProcessGroup> replicate_groups,

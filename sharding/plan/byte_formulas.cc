@@ -8,8 +8,6 @@
 namespace weft {
 namespace {
 
-int64_t BytesOf(int64_t elements, DType dtype) { return elements * static_cast<int64_t>(SizeOf(dtype)); }
-
 // A group whose parts lie in ranges of a buffer, and its consecutive ranks on each of its nodes.
 struct RangedGroup {
   std::vector<std::vector<FlatRange>> parts;  // By rank.
@@ -140,13 +138,13 @@ StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy
   return costs;
 }
 
-// The kept part, with the shards of the ranks at this rank's place among the neighbors, is copied out of the
-// image, and into the next gathered buffer, which neighbors complete.
+// The kept part, with the shards of the ranks at this rank's place in the regather group, is copied out of
+// the image, and into the next gathered buffer, which the other ranks of that group complete.
 StepCosts CostsOfRegathers(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
-  const int neighbors = policy.reshard_after_forward_size;
+  const int size = policy.reshard_after_forward_size;
   const int64_t times = shape.microbatches;
-  const int ranks = shape.shard_size / neighbors;
-  const int first = shape.shard_rank % neighbors * ranks;
+  const int ranks = shape.shard_size / size;
+  const int first = shape.shard_rank % size * ranks;
   const int64_t kept = layout.gathered_offset(first + ranks) - layout.gathered_offset(first);
   int64_t copied_out = kept;
   if (!policy.is_zero_copy()) {
@@ -160,15 +158,14 @@ StepCosts CostsOfRegathers(const FlatLayout& layout, const ShardingPolicy& polic
   costs.all_gathers = times;
   costs.all_gather_bytes = times * (bytes - BytesOf(kept, policy.param_dtype));
   costs.copied_bytes = times * BytesOf(copied_out + kept, policy.param_dtype);
-  const int nodes = shape.nodes_of_neighbors(neighbors);
-  const int64_t groups = shape.ranks() / neighbors;
+  const int nodes = shape.nodes_of_neighbors(size);
+  const int64_t groups = shape.ranks() / size;
   costs.wire_bytes = times * groups * AllGatherWireBytes(bytes, nodes);
   costs.cross_domain_bytes =
-      times * groups *
-      PrivateGatherCrossBytes(bytes, neighbors, nodes, shape.domains_of_neighbors(neighbors));
+      times * groups * PrivateGatherCrossBytes(bytes, size, nodes, shape.domains_of_neighbors(size));
   if (IsRanged(layout)) {
-    const RangedGroup group{NeighborRanges(layout, neighbors), shape.nodes_of_neighbors(neighbors),
-                            shape.shard_rank % neighbors};
+    const RangedGroup group{RegatherRanges(layout, size), shape.nodes_of_neighbors(size),
+                            shape.shard_rank % size};
     costs.packed_bytes =
         times * PackedByAllGather(group, /*is_in_place=*/true, policy.param_dtype, shape.slice_bytes);
   }
@@ -204,7 +201,7 @@ StepCosts CostsOfUpdates(const FlatLayout& layout, const ShardingPolicy& policy,
   const UpdatedPart part = UpdatedPartOf(layout, policy, shape);
   costs.all_gathers = 1;
   costs.all_gather_bytes = BytesOf(part.all - part.own, DType::kF32);
-  const int64_t bytes = BytesOf(layout.reduced_elements(), DType::kF32);  // Of all groups of replicas.
+  const int64_t bytes = BytesOf(layout.reduced_elements(), DType::kF32);  // Over all groups of replicas.
   costs.wire_bytes = AllGatherWireBytes(bytes, shape.replicate_group_nodes());
   costs.cross_domain_bytes = PrivateGatherCrossBytes(
       bytes, shape.replicate_size, shape.replicate_group_nodes(), shape.replicate_group_domains());

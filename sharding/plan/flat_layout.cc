@@ -277,9 +277,9 @@ std::vector<BucketSlice> FlatLayout::BucketSlices(int shard_rank) const {
   return slices;
 }
 
-std::vector<std::vector<FlatRange>> NeighborRanges(const FlatLayout& layout, int neighbors) {
-  std::vector<std::vector<FlatRange>> parts(static_cast<size_t>(neighbors));
-  const int ranks = layout.shard_size() / neighbors;
+std::vector<std::vector<FlatRange>> RegatherRanges(const FlatLayout& layout, int size) {
+  std::vector<std::vector<FlatRange>> parts(static_cast<size_t>(size));
+  const int ranks = layout.shard_size() / size;
   for (int rank = 0; rank < layout.shard_size(); ++rank) {
     std::vector<FlatRange>& part = parts[static_cast<size_t>(rank / ranks)];
     for (const FlatRange& range : layout.ImageRanges(rank)) part.push_back(range);

@@ -27,7 +27,7 @@ struct GroupSpec {
   std::shared_ptr<const PartRanges> image_parts = nullptr;
   std::shared_ptr<const PartRanges> gradient_parts = nullptr;
 
-  // Neighbors of which each keeps a part of the image between forward and backward: see
+  // Ranks of the regather group, of which each keeps a part of the image between forward and backward: see
   // ShardingPolicy::reshard_after_forward_size. 0: none does.
   int regather_size = 0;
   int mesh = 0;  // Number of the group's mesh in the context: see CommContext::lanes.

@@ -14,8 +14,6 @@
 namespace weft {
 namespace {
 
-size_t BytesOf(int64_t elements, DType dtype) { return static_cast<size_t>(elements) * SizeOf(dtype); }
-
 // Sizes of one group's gradients on a rank, in bytes.
 struct GradientSizes {
   size_t image = 0;    // Full gradients.

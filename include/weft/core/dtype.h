@@ -87,6 +87,10 @@ constexpr size_t SizeOf(DType dtype) {
   }
   return 0;
 }
+constexpr int64_t BytesOf(int64_t elements, DType dtype) {
+  return elements * static_cast<int64_t>(SizeOf(dtype));
+}
+
 // The floating-point dtypes, which convert to each other. Arithmetic is done in float, and in double where
 // f64 takes part.
 constexpr bool IsFloating(DType dtype) {

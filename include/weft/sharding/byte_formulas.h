@@ -8,7 +8,7 @@
 //   all-gather      in place: 0
 //                   groups that stay unsharded between forward and backward (the root's group and the last
 //                   1 + prefetch_depth): AW (S-1)/S
-//                   groups resharded to k neighbors: AW (S-1)/S + AW (k-1)/k
+//                   groups with regather groups of k: AW (S-1)/S + AW (k-1)/k
 //                   all others: 2AW (S-1)/S
 //   reduce-scatter  KG (S-1)/S
 //   all-reduce      2L G/S (R-1)/R

@@ -31,11 +31,11 @@ namespace weft {
 // gathered = the parts of all ranks of the group, end to end.
 struct AllGatherRequest {
   const std::string& label;   // Name of the parameter group.
-  const ProcessGroup& group;  // The shard group, or the neighbors of reshard_after_forward_size.
+  const ProcessGroup& group;  // The shard group, or the regather group of reshard_after_forward_size.
   const void* part;           // This rank's part; it may lie at its place in `gathered`.
   void* gathered;
   DType dtype;
-  int64_t gathered_elements;  // Of all ranks, in equal parts.
+  int64_t gathered_elements;  // The total over all ranks, in equal parts.
   Priority priority;
 };
 

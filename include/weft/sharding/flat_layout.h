@@ -112,7 +112,7 @@ class FlatLayout {
 
   // Counts of elements with gradients: equal to those above if no parameter is frozen.
   int64_t gradient_image_elements() const { return gradient_image_elements_; }
-  int64_t reduced_elements() const;  // Of the reduced parts of all ranks.
+  int64_t reduced_elements() const;  // The total over the reduced parts of all ranks.
   int64_t reduced_elements(int shard_rank) const;
   // Offset of a rank's reduced part among those of all ranks, end to end.
   int64_t reduced_offset(int shard_rank) const;
@@ -174,8 +174,9 @@ class FlatLayout {
   int64_t trainable_elements_ = 0;
 };
 
-// The ranges of the image that each of `neighbors` keeps: neighbor i has the shards of as many consecutive
-// ranks, in the order of the image. REQUIRES: IsZeroCopy(layout.kind()); `neighbors` divides the shard group.
-std::vector<std::vector<FlatRange>> NeighborRanges(const FlatLayout& layout, int neighbors);
+// The ranges of the image that each rank of a regather group of `size` keeps: rank i of it has the shards of
+// shard group / `size` consecutive ranks, in the order of the image. REQUIRES: IsZeroCopy(layout.kind());
+// `size` divides the shard group.
+std::vector<std::vector<FlatRange>> RegatherRanges(const FlatLayout& layout, int size);
 
 }  // namespace weft
