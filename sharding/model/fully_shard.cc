@@ -13,17 +13,22 @@
 namespace weft {
 namespace {
 
-absl::Status CheckMasters(absl::Span<const GroupMembers> groups, const ShardingPolicy& policy) {
-  for (const GroupMembers& group : groups) {
-    for (const std::shared_ptr<Parameter>& parameter : group.parameters) {
-      if (policy.DTypesOf(*parameter).master == DType::kF32) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          "parameter '", parameter->name, "' of group '", group.name,
-          "' has a master that is not f32: modules, optimizers and checkpoints of a sharded model take fp32 "
-          "masters; shard it with ShardedGroups, or leave ParameterDTypes::master as it is"));
-    }
+absl::Status CheckMasters(const GroupMembers& group, const ShardingPolicy& policy) {
+  for (const std::shared_ptr<Parameter>& parameter : group.parameters) {
+    if (policy.DTypesOf(*parameter).master == DType::kF32) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameter '", parameter->name, "' of group '", group.name,
+        "' has a master that is not f32: modules, optimizers and checkpoints of a sharded model take fp32 "
+        "masters; shard it with ShardedGroups, or leave ParameterDTypes::master as it is"));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<ModuleGroup>> PlanModules(Module& root, const ModuleBlocks& blocks,
+                                                     const ShardingPolicy& policy) {
+  WEFT_ASSIGN_OR_RETURN(std::vector<ModuleGroup> plan, PlanGroups(root, blocks, policy.ignored));
+  for (const ModuleGroup& group : plan) WEFT_RETURN_IF_ERROR(CheckMasters(group.members, policy));
+  return plan;
 }
 
 }  // namespace
@@ -32,14 +37,15 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, const Mod
                                                          const DeviceMesh& mesh, CommEngine& engine,
                                                          const ShardingPolicy& policy,
                                                          const ShardLoader& loader) {
-  WEFT_ASSIGN_OR_RETURN(std::vector<ModuleGroup> plan, PlanGroups(root, blocks, policy.ignored));
+  absl::StatusOr<std::vector<ModuleGroup>> plan = PlanModules(root, blocks, policy);
+  // Peers without an error are in the agreement of ShardedGroups::Create.
+  if (!plan.ok()) return AgreeOnStatus(engine.bootstrap(), plan.status(), engine.timeout());
   std::vector<std::vector<Module*>> modules;
   std::vector<GroupMembers> members;
-  for (ModuleGroup& group : plan) {
+  for (ModuleGroup& group : *plan) {
     modules.push_back(std::move(group.modules));
     members.push_back(std::move(group.members));
   }
-  WEFT_RETURN_IF_ERROR(CheckMasters(members, policy));
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<ShardedGroups> groups,
                         ShardedGroups::Create(engine, mesh, std::move(members), policy, loader));
   return std::unique_ptr<ShardedModel>(new ShardedModel(root, modules, std::move(groups)));

@@ -6,6 +6,7 @@
 
 #include <absl/algorithm/container.h>
 
+#include "sharding/group/group_agreement.h"
 #include "sharding/group/param_group.h"
 #include "sharding/model/backward_updates.h"
 #include "sharding/model/group_schedule.h"
@@ -77,6 +78,19 @@ absl::StatusOr<std::vector<GroupSpec>> SpecifyGroups(std::vector<GroupMembers> g
   return specs;
 }
 
+absl::StatusOr<ShardingPlan> PlanSharding(std::vector<GroupMembers> groups, const DeviceMesh& mesh,
+                                          const ShardingPolicy& policy, const Bootstrap& bootstrap) {
+  WEFT_RETURN_IF_ERROR(policy.Validate());
+  ShardingPlan plan;
+  WEFT_ASSIGN_OR_RETURN(plan.meshes,
+                        PlanGroupMeshes(groups, mesh, policy, bootstrap.size(), bootstrap.rank()));
+  plan.policy = ResolvePrefetch(policy, bootstrap.node_map(), plan.meshes.meshes[0].shard.size());
+  WEFT_ASSIGN_OR_RETURN(plan.buckets, PlanBuckets(groups, plan.meshes, plan.policy));
+  WEFT_RETURN_IF_ERROR(CheckReplicas(plan.policy, plan.buckets[0]));
+  WEFT_ASSIGN_OR_RETURN(plan.specs, SpecifyGroups(std::move(groups), plan.meshes, plan.buckets, plan.policy));
+  return plan;
+}
+
 // Sizes of the regather groups of a mesh, ascending.
 std::vector<int> RegatherSizes(const std::vector<GroupSpec>& specs, int mesh) {
   std::set<int> sizes;
@@ -118,36 +132,29 @@ absl::StatusOr<std::unique_ptr<ShardedGroups>> ShardedGroups::Create(CommEngine&
                                                                      const ShardLoader& loader) {
   Bootstrap& bootstrap = engine.bootstrap();
   const absl::Duration timeout = engine.timeout();
-  WEFT_RETURN_IF_ERROR(wanted.Validate());
-  WEFT_ASSIGN_OR_RETURN(const GroupMeshes meshes,
-                        PlanGroupMeshes(groups, mesh, wanted, bootstrap.size(), bootstrap.rank()));
-  const ProcessGroup& shard_group = meshes.meshes[0].shard;
-  const int shard_size = shard_group.size();
-  const ShardingPolicy policy = ResolvePrefetch(wanted, bootstrap.node_map(), shard_size);
-  WEFT_ASSIGN_OR_RETURN(const std::vector<ReplicateBuckets> buckets, PlanBuckets(groups, meshes, policy));
-  WEFT_RETURN_IF_ERROR(CheckReplicas(policy, buckets[0]));
-
   const std::vector<PassEvent> order = OrderOf(groups);
-  absl::StatusOr<std::vector<GroupSpec>> specs = SpecifyGroups(std::move(groups), meshes, buckets, policy);
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, specs.status(), timeout));
+  absl::StatusOr<ShardingPlan> plan = PlanSharding(std::move(groups), mesh, wanted, bootstrap);
+  WEFT_RETURN_IF_ERROR(AgreeOnPlan(bootstrap, plan, timeout));
+  auto& [policy, meshes, buckets, specs] = *plan;
+  const ProcessGroup& shard_group = meshes.meshes[0].shard;
   ShardingPolicy of_any_group = policy;  // A single group that keeps parts makes all images private.
   of_any_group.reshard_after_forward_size = 0;
-  for (const GroupSpec& spec : *specs) {
+  for (const GroupSpec& spec : specs) {
     of_any_group.reshard_after_forward_size =
         std::max(of_any_group.reshard_after_forward_size, spec.regather_size);
   }
   if (meshes.meshes.size() == 1) of_any_group.mesh_of = nullptr;  // It gave no parameter another mesh.
   WEFT_ASSIGN_OR_RETURN(ResidencyChoice residency,
-                        ChooseResidency(of_any_group, engine.share_domains(), shard_size));
+                        ChooseResidency(of_any_group, engine.share_domains(), shard_group.size()));
   WEFT_ASSIGN_OR_RETURN(SharedImages images,
-                        AllocateSharedImages(engine, shard_group, *specs, order, policy, residency));
+                        AllocateSharedImages(engine, shard_group, specs, order, policy, residency));
   absl::StatusOr<std::unique_ptr<CommContext>> context =
-      CreateContext(engine, meshes, buckets, policy, *specs, residency.residency);
+      CreateContext(engine, meshes, buckets, policy, specs, residency.residency);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, context.status(), timeout));
   if (images.region) (*context)->memory().ShareImages(std::move(images.region), images.region_holders);
   std::unique_ptr<ShardedGroups> sharded(
       new ShardedGroups(policy, std::move(residency), *std::move(context)));
-  const absl::Status created = sharded->CreateGroups(*std::move(specs), std::move(images.in_place), loader);
+  const absl::Status created = sharded->CreateGroups(std::move(specs), std::move(images.in_place), loader);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, created, timeout));
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, sharded->CreateSchedule(mesh, order), timeout));
   return sharded;

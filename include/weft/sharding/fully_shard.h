@@ -232,7 +232,7 @@ class ShardedModel {
   absl::StatusOr<std::vector<int>> GroupsOf(absl::Span<Module* const> modules) const;
 
   Module& root_;
-  absl::flat_hash_map<const Module*, int> group_of_;  // Of the root and of the modules of blocks.
+  absl::flat_hash_map<const Module*, int> group_of_;  // For the root and the modules of blocks.
   std::unique_ptr<ShardedGroups> groups_;
   std::unique_ptr<ModuleHooks> hooks_;
   std::unique_ptr<BoundaryCasts> casts_;
@@ -242,8 +242,8 @@ class ShardedModel {
 // of its own. A block may have several modules (see ModuleBlock), between whose first and last only whole
 // blocks lie. Loads every shard through `loader`. All ranks agree on the outcome. Errors: kInvalidArgument
 // (policy; the mesh's axes, their order or their product; a module listed twice or not below the root; blocks
-// that overlap; a parameter that two groups own; NodeShared::kOn where images cannot be shared),
-// kResourceExhausted (node memory), and the loader's.
+// that overlap; a parameter that two groups own; ranks that differ in the layout of a group, which it names;
+// NodeShared::kOn where images cannot be shared), kResourceExhausted (node memory), and the loader's.
 absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, const ModuleBlocks& blocks,
                                                          const DeviceMesh& mesh, CommEngine& engine,
                                                          const ShardingPolicy& policy,

@@ -1,7 +1,13 @@
 // Options of sharding.
 //
 // The dtypes and their casts, the divide factor, replicate groups, ignored parameters and gradients of unused
-// ones change results. All other options change costs only, and not a bit of the results.
+// ones change results. All other options change costs only, and not a bit of the results, with one exception:
+// if shard groups span nodes, partial sums of bf16 gradients are rounded before they are sent, so the layout
+// changes their rounding.
+//
+// Ranks that share a shard group must have the same layout of each parameter group, as the options and
+// Parameter::requires_grad give it; ranks of a replicate group must have the same for what they reduce
+// together. FullyShard names the first group in which they differ.
 //
 // Thread safety: a value.
 #pragma once
@@ -83,7 +89,8 @@ struct ShardingPolicy {
   // the whole model in memory.
   bool reshard_after_forward = true;
   // k > 1: a group resharded after forward keeps one of k parts of its image, and backward gathers the others
-  // from k neighbors of the shard group. k must divide the group's size. 0: nothing is kept.
+  // from the other k - 1 ranks of its *regather group*: k consecutive ranks of the shard group. k must divide
+  // the size of the shard group. 0: nothing is kept.
   int reshard_after_forward_size = 0;
   // The same for the group of one module, by the group's name (GroupMembers::name). Returning nothing: the
   // value above. Unset: the value above for all. If any group keeps a part, images are private: see

@@ -1,0 +1,45 @@
+// Agreement of ranks on the layouts of their parameter groups.
+//
+// Note [Layouts alike]
+// Problem: dims of shards, replicate groups and frozen parameters come from functions and flags of each rank.
+// Collectives compare names and lengths only. Ranks whose layouts differ in other ways would exchange
+// elements of different parameters, and compute with them.
+// Rule: ranks that share a shard group have the same groups with the same parameters, dtypes and layout.
+// Ranks of a replicate group reduce the same parameters of the same groups with the same dtypes, and have the
+// same place in their shard groups. Nothing else must be alike: a parameter that is not replicated may have
+// another name and shape on each replica.
+// Why it suffices: a layout is a function of what is compared (FlatLayout::Make), and each collective of
+// parameters or gradients runs over one of these groups.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+#include <absl/types/span.h>
+
+#include "sharding/plan/group_spec.h"
+#include "sharding/plan/mesh_groups.h"
+#include "sharding/plan/replicate_buckets.h"
+#include "weft/mesh/bootstrap.h"
+#include "weft/sharding/policy.h"
+
+namespace weft {
+
+// What this rank is about to build.
+struct ShardingPlan {
+  ShardingPolicy policy;
+  GroupMeshes meshes;
+  std::vector<ReplicateBuckets> buckets;  // By mesh.
+  std::vector<GroupSpec> specs;
+};
+
+// OK if `own` is OK on all ranks, and their layouts are alike: Note [Layouts alike].
+// Errors: kInvalidArgument (names the first group that differs, two ranks and what differs); those of
+// AgreeOnStatus. Collective: all ranks of `bootstrap`.
+absl::Status AgreeOnPlan(Bootstrap& bootstrap, const absl::StatusOr<ShardingPlan>& own,
+                         absl::Duration timeout);
+
+}  // namespace weft
