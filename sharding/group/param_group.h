@@ -42,9 +42,9 @@
 // for it, and another rank may have used it. Rule: a group notes at each reduction which gradients this
 // rank's backward has written, until ZeroGradients or ForgetReducedGradients. If the policy asks for it, the
 // schedule says with AwaitUsedParameters that ranks will agree, and in the last backward SetUsedParameters,
-// with the union over all ranks. Until then gradients count as not reduced. Why it suffices: both forget on
-// all ranks, ForgetReducedGradients only while no agreement is awaited, and between them flags only grow, so
-// an agreement is right for all reductions before it.
+// with the union over all ranks. Until then gradients count as not reduced. Why it suffices: ZeroGradients
+// and ForgetReducedGradients run on all ranks alike; the latter is refused while an agreement is due. Between
+// two of them a rank only sets flags. So one agreement holds for every reduction since the last of them.
 //
 // Thread safety: none; one thread drives a group.
 // Collective: Load, Unshard and ReduceGradients, by all ranks of the context's groups in one order.
@@ -82,7 +82,7 @@ class ParamGroup {
     kUnsharding,  // Memory: the master and the image (without zero copy the gathered buffer too). No data
                   // yet.
     kUnsharded,   // Memory: the master and the image, which parameters view.
-    // Memory: the master and one part of the image, of (shard group / regather group) ranks. Parameters have
+    // Memory: the master and one of the parts that the regather group divides the image into. Parameters have
     // no data. See ReshardAfterForward.
     kShardedAfterForward,
   };
@@ -125,8 +125,11 @@ class ParamGroup {
   // Errors: kFailedPrecondition (no gradients prepared; a view replaced by one of another shape or dtype).
   absl::Status ReduceGradients(ReduceScope scope = ReduceScope::kShardAndReplicate,
                                Priority priority = Priority::kReduce);
+  // Notes that backward has left the group's gradients unreduced, also on a rank that has none of them.
+  // Unlike has_unreduced_gradients, the note is the same on all ranks. Collective: all ranks.
+  void KeepGradients() { keeps_gradients_ = true; }
   // Counts the gradient of a group that took no part in backward on any rank as zero, without communication.
-  // Nothing happens if the group has gradients, reduced or not. Collective: all ranks.
+  // Nothing happens if the group has a reduced gradient or a partial sum. Collective: all ranks.
   absl::Status CountGradientsAsZero();
   // Replace the engine's collectives from now on; the same on all ranks. Null: the engine's. A group in place
   // then gathers into a private image.
@@ -134,8 +137,9 @@ class ParamGroup {
   void SetCustomReduceScatter(CustomReduceScatter reduce_scatter) {
     reduce_scatter_ = std::move(reduce_scatter);
   }
-  // True for each parameter whose gradient this rank has written. See Note [Unused parameters].
-  const std::vector<bool>& written_gradients() const { return written_; }
+  // True for each parameter whose gradient this rank has written and reduced since ZeroGradients, or, with
+  // `unreduced`, will reduce next. See Note [Unused parameters].
+  std::vector<bool> WrittenGradients(bool unreduced) const;
   void AwaitUsedParameters() { awaits_used_ = true; }
   // `used`: true for a parameter whose gradient any rank has written. The others have no gradient.
   void SetUsedParameters(std::vector<bool> used);
@@ -157,8 +161,9 @@ class ParamGroup {
   void ZeroGradients();
   bool has_unreduced_gradients() const { return static_cast<bool>(gradient_image_); }
   bool has_partial_sum() const { return sums_ != nullptr && sums_->has_partial; }
-  // True if there are gradients at any place of Note [Accumulation].
-  bool has_gradients() const { return has_unreduced_gradients() || sums_ != nullptr; }
+  // True if backwards have left gradients at any place of Note [Accumulation], except for those of Note [Late
+  // gradients]. The same on all ranks.
+  bool has_gradients_of_any_rank() const { return keeps_gradients_ || sums_ != nullptr; }
   // OK if the gradients are summed over all ranks and nothing is under way. Errors: kFailedPrecondition
   // (names the group, the place where its gradients are, and the remedy).
   absl::Status CheckGradientsReduced() const;
@@ -227,6 +232,7 @@ class ParamGroup {
   std::vector<bool> written_;           // By parameter: Note [Unused parameters].
   std::vector<bool> used_;              // By parameter.
   bool awaits_used_ = false;
+  bool keeps_gradients_ = false;  // See KeepGradients.
 };
 
 }  // namespace weft

@@ -69,6 +69,7 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope, Priority priority) {
   const std::vector<bool> written = GradientsWritten(parameters(), image);
   WEFT_ASSIGN_OR_RETURN(const int64_t copied_bytes, CollectGradients(parameters(), image));
   for (size_t i = 0; i < written.size(); ++i) written_[i] = written_[i] || written[i];
+  keeps_gradients_ = false;
   if (!awaits_used_) used_.assign(used_.size(), true);  // Forgotten parameters have gradients again.
   context_.state().CountCopy(copied_bytes);
   const DivideScales scales = SpreadDivision(gradient_divide_factor_, dtypes().reduce);
@@ -83,8 +84,17 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope, Priority priority) {
                                        scales.after, sums_, gradient_hook_, reduced_hook_, reduce_scatter_});
 }
 
+std::vector<bool> ParamGroup::WrittenGradients(bool unreduced) const {
+  std::vector<bool> written = written_;
+  if (!unreduced || !gradient_image_) return written;
+  const std::vector<bool> next =
+      GradientsWritten(parameters(), {layout(), gradient_image_.data(), dtypes().gradient_dtype()});
+  for (size_t i = 0; i < next.size(); ++i) written[i] = written[i] || next[i];
+  return written;
+}
+
 absl::Status ParamGroup::CountGradientsAsZero() {
-  if (is_frozen() || has_gradients()) return absl::OkStatus();
+  if (is_frozen() || sums_ != nullptr) return absl::OkStatus();
   const int64_t bytes = BytesOf(UpdatedElements(slices_), dtypes().master);
   auto sums = std::make_shared<GradientSums>();
   WEFT_ASSIGN_OR_RETURN(sums->reduced, context_.memory().AcquireShard(static_cast<size_t>(bytes)));
@@ -147,6 +157,7 @@ void ParamGroup::ZeroGradients() {
   written_.assign(written_.size(), false);
   used_.assign(used_.size(), true);
   awaits_used_ = false;
+  keeps_gradients_ = false;
 }
 
 absl::Status ParamGroup::ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects) {

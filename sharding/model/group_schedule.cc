@@ -196,7 +196,7 @@ absl::Status GroupSchedule::BeginForward(const SchedulePass& pass) {
   progress_.assign(progress_.size(), {});
   backward_follows_ = pass.gradients;
   keeps_groups_ = false;
-  calls_.erase(pass.id);  // Of an abandoned pass.
+  calls_.erase(pass.id);  // An abandoned pass may have had this id.
   outdated_.erase(pass.id);
   // Gathers of updates need no memory. Submitting all of them now keeps the wire busy.
   for (const int next : pass_->Next(group_count())) {
@@ -250,13 +250,13 @@ absl::Status GroupSchedule::FinishBackward() {
     } else {
       keeps_groups_ = true;
     }
-    // A gradient may come after the group's last call.
-    if (ProgressOf(group).is_reduced && !GroupAt(group).has_unreduced_gradients()) continue;
-    WEFT_RETURN_IF_ERROR(ReduceUnvisited(group));
+    if (!ProgressOf(group).is_reduced) WEFT_RETURN_IF_ERROR(ReduceUnvisited(group));
   }
   if (!is_last_backward_) return absl::OkStatus();
   const auto is_due = [](const GroupSwitches& group) { return group.gradient_sync && group.all_reduce; };
-  if (skips_unused_ && absl::c_any_of(switches_, is_due)) WEFT_RETURN_IF_ERROR(AgreeOnUsedParameters());
+  if (absl::c_any_of(switches_, is_due)) {
+    WEFT_RETURN_IF_ERROR(skips_unused_ ? AgreeOnUsedParameters() : CheckNoneIsLate());
+  }
   return context_.FinishBackward();
 }
 

@@ -28,6 +28,15 @@
 // Why it suffices: events begin and end uses, not calls, so ranks that skip different modules still run the
 // same events in the same order.
 //
+// Note [Late gradients]
+// Problem: the gradient of a parameter that is also used outside of its group may come after the group was
+// reduced, and on some ranks only. A rank cannot reduce it alone.
+// Rule: it stays until the last backward of a step, unless a reduction of the group takes it along before.
+// There all ranks exchange a flag for each group, in the agreement on used parameters, and reduce the groups
+// for which any of them has such a gradient. Without that agreement (UnusedGradients::kZero) it is an error.
+// Why it suffices: apart from that exchange, switches and orders alone decide about reductions, and they are
+// the same on all ranks.
+//
 // A rank that skips a block still takes part in its collectives: Note [One order on all ranks]. The client
 // must fail the context if a call fails, because peers would otherwise wait for collectives that are never
 // submitted.
@@ -174,8 +183,13 @@ class GroupSchedule {
   // Reduces the groups that the rules choose now that the backward of `group` has ended.
   absl::Status ReduceByRules(int group);
   absl::Status ReduceUnvisited(int group);
-  // Agrees with all ranks on the parameters that any of them has used: Note [Unused parameters].
+  // Agrees with all ranks on the parameters that any of them has used: Note [Unused parameters]. Reduces the
+  // gradients of Note [Late gradients].
   absl::Status AgreeOnUsedParameters();
+  // True if the group has a gradient that its reduction has missed: Note [Late gradients].
+  bool HasLateGradient(int group) const;
+  // Errors: kFailedPrecondition (a late gradient; names the parameter).
+  absl::Status CheckNoneIsLate() const;
   // Waits for prefetches that were not used.
   absl::Status FinishPrefetches();
   // The same, and reshards every group.

@@ -1,5 +1,6 @@
 // Moves of single groups in a schedule: gathers, reshards and reductions.
 #include <iterator>
+#include <utility>
 
 #include <absl/algorithm/container.h>
 #include <absl/strings/str_cat.h>
@@ -96,7 +97,10 @@ absl::Status GroupSchedule::ReduceByRules(int group) {
 }
 
 absl::Status GroupSchedule::Reduce(int group) {
-  if (!switches(group).gradient_sync) return absl::OkStatus();
+  if (!switches(group).gradient_sync) {
+    GroupAt(group).KeepGradients();
+    return absl::OkStatus();
+  }
   ProgressOf(group).is_reduced = true;
   return Reduce(group, switches(group).all_reduce ? ReduceScope::kShardAndReplicate : ReduceScope::kShard);
 }
@@ -122,8 +126,8 @@ absl::Status GroupSchedule::ReduceGradients() {
   }
   WEFT_RETURN_IF_ERROR(scalars_.AnyOnAllRanks("groups with unreduced gradients", due));
   for (int group = 0; group < group_count(); ++group) {
-    if (!due[static_cast<size_t>(group)]) continue;
-    WEFT_RETURN_IF_ERROR(Reduce(group, ReduceScope::kShardAndReplicate));
+    WEFT_RETURN_IF_ERROR(due[static_cast<size_t>(group)] ? Reduce(group, ReduceScope::kShardAndReplicate)
+                                                         : GroupAt(group).CountGradientsAsZero());
   }
   ReshardKept();
   if (skips_unused_) WEFT_RETURN_IF_ERROR(AgreeOnUsedParameters());
@@ -135,22 +139,46 @@ absl::Status GroupSchedule::ReduceGradients() {
 absl::Status GroupSchedule::ReduceUnvisited(int group) {
   const PassEvent end{group, PassEvent::Kind::kEnd};
   const bool is_visited = absl::c_linear_search(pass_->expected(), end);
-  if (is_visited || !pass_->settled() || GroupAt(group).has_gradients()) return Reduce(group);
+  if (is_visited || !pass_->settled() || GroupAt(group).has_gradients_of_any_rank()) return Reduce(group);
   return switches(group).gradient_sync ? GroupAt(group).CountGradientsAsZero() : absl::OkStatus();
+}
+
+bool GroupSchedule::HasLateGradient(int group) const {
+  return switches(group).gradient_sync && GroupAt(group).has_unreduced_gradients();
+}
+
+absl::Status GroupSchedule::CheckNoneIsLate() const {
+  for (int number = 0; number < group_count(); ++number) {
+    if (!HasLateGradient(number)) continue;
+    const ParamGroup& group = GroupAt(number);
+    const std::vector<bool> written = group.WrittenGradients(/*unreduced=*/true);
+    const auto found = absl::c_find(written, true);
+    const auto first = found == written.end() ? 0 : static_cast<size_t>(found - written.begin());
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the gradient of parameter '", group.parameters()[first]->name, "' came after group '", group.name(),
+        "' was reduced, and with unused_gradients kZero ranks do not agree on whether it did: set it to "
+        "kNone, "
+        "or use the parameter in its group alone"));
+  }
+  return absl::OkStatus();
 }
 
 // Reductions are under way meanwhile.
 absl::Status GroupSchedule::AgreeOnUsedParameters() {
-  std::vector<bool> used;
-  for (const auto& group : groups_) {
-    used.insert(used.end(), group->written_gradients().begin(), group->written_gradients().end());
+  std::vector<bool> flags;  // For each group: whether it has a late gradient, and its used parameters.
+  for (int group = 0; group < group_count(); ++group) {
+    const bool is_late = HasLateGradient(group);
+    const std::vector<bool> used = GroupAt(group).WrittenGradients(/*unreduced=*/is_late);
+    flags.push_back(is_late);
+    flags.insert(flags.end(), used.begin(), used.end());
   }
-  WEFT_RETURN_IF_ERROR(scalars_.AnyOnAllRanks("used parameters", used));
-  auto first = used.begin();
-  for (const auto& group : groups_) {
-    const auto last = first + std::ssize(group->parameters());
-    group->SetUsedParameters({first, last});
-    first = last;
+  WEFT_RETURN_IF_ERROR(scalars_.AnyOnAllRanks("used parameters", flags));
+  auto flag = flags.begin();
+  for (int group = 0; group < group_count(); ++group) {
+    const bool is_late = *flag++;
+    const auto first = std::exchange(flag, flag + std::ssize(GroupAt(group).parameters()));
+    if (is_late) WEFT_RETURN_IF_ERROR(Reduce(group));
+    GroupAt(group).SetUsedParameters({first, flag});
   }
   return absl::OkStatus();
 }

@@ -65,6 +65,12 @@ TEST(ShardedModel, ReducesKeptGradientsOnDemand) {
       EXPECT_EQ(gradients(keep_partial), absl::StatusOr<std::vector<float>>(expected));
       EXPECT_EQ(gradients(do_not_wait), absl::StatusOr<std::vector<float>>(expected));
     }
+    // A layer that no rank calls has no gradient, however the others are reduced.
+    net.SetOrder({1});
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> expected, gradients(set_nothing));
+    EXPECT_EQ(gradients(keep_full), absl::StatusOr<std::vector<float>>(expected));
+    EXPECT_EQ(gradients(keep_partial), absl::StatusOr<std::vector<float>>(expected));
+    EXPECT_EQ(gradients(do_not_wait), absl::StatusOr<std::vector<float>>(expected));
     // Nothing to reduce: only the agreements.
     const int64_t before = model.counters().reduce_scatters;
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
