@@ -6,6 +6,7 @@
 #include <absl/container/flat_hash_map.h>
 
 #include "sharding/group/param_group.h"
+#include "sharding/model/model_scalars.h"
 #include "sharding/pipeline/gather_values.h"
 #include "weft/core/status.h"
 #include "weft/sharding/sharded_groups.h"
@@ -22,7 +23,21 @@ class ArrayGatherer {
     for (const ShardView& shard : shards) shards_[shard.parameter].push_back(&shard);
   }
 
-  absl::Status Gather(const ParamGroup& group) {
+  // By parameter of the groups, end to end: true if this rank has a view of it.
+  // Errors: kInvalidArgument (a view of another parameter).
+  absl::StatusOr<std::vector<bool>> Viewed(absl::Span<const std::unique_ptr<ParamGroup>> groups) const {
+    std::vector<bool> viewed;
+    for (const auto& group : groups) {
+      for (const auto& parameter : group->parameters()) viewed.push_back(shards_.contains(parameter.get()));
+    }
+    if (absl::c_count(viewed, true) == std::ssize(shards_)) return viewed;
+    return absl::InvalidArgumentError(
+        absl::StrCat("shards of other parameters than those of the model sharded at '",
+                     groups.front()->name(), "': pass the model's own, or an optimizer's of them"));
+  }
+
+  // `selected`: the parameters to gather, the same on all ranks.
+  absl::Status Gather(const ParamGroup& group, const std::vector<bool>& selected) {
     if (!TakesPart(group)) return absl::OkStatus();
     const int ranks = group.lanes().shard_group().size();
     std::vector<Parts> parts(group.parameters().size(), Parts(static_cast<size_t>(ranks)));
@@ -32,7 +47,7 @@ class ArrayGatherer {
       }
     }
     for (size_t i = 0; i < parts.size(); ++i) {
-      WEFT_RETURN_IF_ERROR(GatherArray(group, i, parts[i]));
+      if (selected[i]) WEFT_RETURN_IF_ERROR(GatherArray(group, i, parts[i]));
     }
     return absl::OkStatus();
   }
@@ -134,8 +149,14 @@ absl::Status GatherFullState(ShardedModel& model, absl::Span<const ShardView> sh
                              const ArrayConsumer& consume) {
   CommContext& context = model.sharded_groups().context();
   ArrayGatherer gatherer(context, shards, target, consume);
-  for (const auto& group : model.sharded_groups().groups()) {
-    if (const absl::Status gathered = gatherer.Gather(*group); !gathered.ok())
+  const auto& groups = model.sharded_groups().groups();
+  absl::StatusOr<std::vector<bool>> viewed = gatherer.Viewed(groups);
+  if (!viewed.ok()) return context.state().Fail(viewed.status());
+  WEFT_RETURN_IF_ERROR(model.sharded_groups().scalars().AnyOnAllRanks("parameters to gather", *viewed));
+  auto next = viewed->begin();
+  for (const auto& group : groups) {
+    const auto first = std::exchange(next, next + std::ssize(group->parameters()));
+    if (const absl::Status gathered = gatherer.Gather(*group, {first, next}); !gathered.ok())
       return context.state().Fail(gathered);
   }
   return gatherer.consumed();

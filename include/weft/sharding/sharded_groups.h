@@ -183,6 +183,7 @@ class ShardedGroups {
   // The parts of the groups, for the library and its tests. Their headers are private.
   GroupSchedule& schedule() { return *schedule_; }
   CommContext& context() { return *context_; }
+  ModelScalars& scalars() { return *scalars_; }
   absl::Span<const std::unique_ptr<ParamGroup>> groups() const { return groups_; }
   ParamGroup& group(int number) const { return *groups_[static_cast<size_t>(number)]; }
 

@@ -172,11 +172,49 @@ TEST(StateDict, NamesTheArrayThatDoesNotFit) {
     EXPECT_THAT(
         FillShards(model.Shards(), LoadFromState(pieces)),
         StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("disagree on its shape: [6] and [7]")));
-    EXPECT_THAT(GatherFullState(model, {}, StateTarget::kEveryRank,
-                                [](const Parameter&, absl::Span<const float>) { return absl::OkStatus(); }),
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("hold 0 elements of 'net.gain'")));
+    const auto gather = [&](absl::Span<const ShardView> shards) {
+      return GatherFullState(model, shards, StateTarget::kEveryRank,
+                             [](const Parameter&, absl::Span<const float>) { return absl::OkStatus(); });
+    };
+    std::vector<ShardView> shards = model.Shards();
+    shards[0].piece.run_length = 5;
+    EXPECT_THAT(gather(shards), StatusIs(absl::StatusCode::kInvalidArgument,
+                                         HasSubstr("hold 5 elements of 'net.gain' instead of 6")));
+    WEFT_RETURN_IF_ERROR(model.ResetAfterError());
+    shards[0].piece.run_length = 6;
+    Parameter other = *shards[0].parameter;
+    shards[0].parameter = &other;
+    EXPECT_THAT(gather(shards), StatusIs(absl::StatusCode::kInvalidArgument,
+                                         HasSubstr("other parameters than those of the model")));
     return model.ResetAfterError();
   });
+}
+
+// As the moments of an optimizer that has none for some parameters. In the layouts of some meshes, some ranks
+// hold no element of a parameter.
+TEST(StateDict, LeavesOutParametersWithoutViews) {
+  const auto is_kept = [](const std::string& name) {
+    return name == "net.gain" || name == "layers.1.weight";
+  };
+  Arrays expected = InitialValues();
+  std::erase_if(expected, [&](const auto& array) { return !is_kept(array.first); });
+  ASSERT_EQ(expected.size(), 2);
+  for (const MeshShape& shape : kMeshes) {
+    OnMesh(shape, LoadInitialValues(kToySeed), [&](ToyNet&, ShardedModel& model, int rank) -> absl::Status {
+      std::vector<ShardView> shards = model.Shards();
+      std::erase_if(shards, [&](const ShardView& shard) { return !is_kept(shard.parameter->name); });
+      for (const StateTarget target : {StateTarget::kEveryRank, StateTarget::kRankZero}) {
+        Arrays arrays;
+        WEFT_RETURN_IF_ERROR(GatherFullState(
+            model, shards, target, [&](const Parameter& parameter, absl::Span<const float> values) {
+              arrays.try_emplace(parameter.name, values.begin(), values.end());
+              return absl::OkStatus();
+            }));
+        EXPECT_EQ(arrays, target == StateTarget::kEveryRank || rank == 0 ? expected : Arrays());
+      }
+      return absl::OkStatus();
+    });
+  }
 }
 
 TEST(StateDict, LetsPeersFinishIfOneRankCannotWrite) {
