@@ -25,11 +25,17 @@ struct HeadRows {
   Factor TransposedFrom(int64_t token) const { return {Row(token), stride, true}; }
 };
 
-// The rows of one head of a tensor [batch, tokens, heads, dim].
+// True if the tokens of a tensor [batch, tokens, heads, dim] lie far enough apart for HeadOf: expanded and
+// overlapping tokens do not.
+inline bool HasSeparateTokens(const TensorView& view) {
+  return view.shape[1] <= 1 || view.strides[1] >= view.shape[3];
+}
+
+// The rows of one head of a tensor [batch, tokens, heads, dim]. REQUIRES: HasSeparateTokens(view).
 template <typename T>
 HeadRows<T> HeadOf(const TensorView& view, int64_t batch, int64_t head) {
   return {view.As<T>() + batch * view.strides[0] + head * view.strides[2],
-          std::max(view.strides[1], view.shape[3])};
+          view.shape[1] <= 1 ? view.shape[3] : view.strides[1]};
 }
 
 // rows *= beta. With beta 0 the old values are not read.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/nn/attention/head_rows.h"
 #include "src/nn/base/module_checks.h"
 #include "src/nn/base/sequence_runs.h"
 #include "weft/core/strided_copy.h"
@@ -39,7 +40,13 @@ absl::StatusOr<PassKeys> KeysOf(const Invocation& invocation, const Attention& a
   return PassKeys{keys.k, keys.v, {{runs[0].document, 0, keys.k.shape[1]}}};
 }
 
-bool HasDenseRows(const TensorView& view) { return view.shape[3] <= 1 || view.strides[3] == 1; }
+// What the kernels cannot read of a tensor of four dims; null: nothing.
+const char* FaultOfStrides(const TensorView& view, AttentionLayout layout) {
+  if (view.shape[3] > 1 && view.strides[3] != 1) return "the last dim must be contiguous";
+  if (HasSeparateTokens(AsBshd(view, layout))) return nullptr;
+  return "the stride of the tokens must be at least the size of the last dim; copy a tensor whose tokens are "
+         "expanded or overlap";
+}
 
 }  // namespace
 
@@ -100,7 +107,7 @@ absl::Status Attention::CheckInputs(const Tensors& inputs) const {
   for (const Tensor& input : inputs) {
     if (input.shape().size() != 4) return invalid("q, k and v must have four dims");
     if (input.dtype() != inputs[0].dtype()) return invalid("q, k and v must have one dtype");
-    if (!HasDenseRows(input.view())) return invalid("the last dim must be contiguous");
+    if (const char* fault = FaultOfStrides(input.view(), options_.layout)) return invalid(fault);
   }
   const TensorView q = AsBshd(inputs[0].view(), options_.layout);
   const TensorView k = AsBshd(inputs[1].view(), options_.layout);
@@ -144,6 +151,10 @@ absl::StatusOr<Tensors> Attention::BackwardImpl(Invocation& invocation, const Te
   if (output_gradients.size() > 1 && output_gradients[1].defined()) {
     return absl::InvalidArgumentError(absl::StrCat(
         name(), ": the log-sum-exp has no gradient; pass an undefined tensor as the gradient of output 1"));
+  }
+  if (const char* fault = FaultOfStrides(output_gradients[0].view(), options_.layout)) {
+    return absl::InvalidArgumentError(absl::StrCat(name(), " was given a gradient of ",
+                                                   ToString(output_gradients[0].shape()), ": ", fault));
   }
   return operator_ != nullptr ? operator_->Backward(invocation, *this, output_gradients)
                               : BackwardLocal(invocation, output_gradients);

@@ -195,6 +195,13 @@ TEST(Attention, RejectsInvalidInputsAndNamesTheReason) {
   EXPECT_THAT(message_of({}, {q, q, Tensor::Zeros(DType::kBF16, q.shape())}), HasSubstr("one dtype"));
   EXPECT_THAT(message_of({}, {q, q, Tensor::Borrow(q.view().Permute({0, 1, 3, 2}))}),
               HasSubstr("last dim must be contiguous"));
+  TensorView expanded = q.view();
+  expanded.strides[1] = 0;
+  for (const Tensors& inputs :
+       {Tensors{Tensor::Borrow(expanded), q, q}, Tensors{q, Tensor::Borrow(expanded), q},
+        Tensors{q, q, Tensor::Borrow(expanded)}}) {
+    EXPECT_THAT(message_of({}, inputs), HasSubstr("stride of the tokens must be at least"));
+  }
   EXPECT_THAT(message_of({.mask = {true, 0}}, {q, q, q}), HasSubstr("keys_before is 0"));
   EXPECT_THAT(message_of({.scale = 0.0F}, {q, q, q}), HasSubstr("scale must be positive"));
 }
