@@ -7,7 +7,8 @@
 // element by element, in the order of their submission: (((a + b) + c) + ...). A reduction over the shard
 // group alone adds to the *partial sum*. The next one over the replicas takes that sum along: the all-reduce
 // runs once, over partial + own, rounded to the reduce dtype if there are replicas. Why it suffices: neither
-// layout nor schedule nor the replica that updates an element enters the rule, so none of them changes a bit.
+// layout nor schedule nor the replica that updates an element enters the order of these additions. Within one
+// reduction the layout may matter: see weft/sharding/policy.h.
 //
 // Thread safety: values of one thread.
 #pragma once
@@ -43,14 +44,14 @@ struct GradientSums {
 };
 
 struct Reduction {
-  PipelineLanes* lanes;  // Of the group's mesh.
+  PipelineLanes* lanes;  // Those of the group's mesh.
   std::string label;
-  DType dtype;      // Of the collectives.
-  DType sum_dtype;  // Of GradientSums: the master's.
+  DType dtype;      // What the collectives send.
+  DType sum_dtype;  // What GradientSums hold: the master's.
   ReduceScope scope;
   Priority priority;
   Buffer input;                        // Full gradients, with the parts of all shard ranks.
-  PipelineLanes::Parts parts;          // Of the input. Null: they lie end to end.
+  PipelineLanes::Parts parts;          // Where they lie in the input. Null: end to end.
   std::vector<int64_t> counts;         // Elements of each shard rank's part.
   std::vector<ReplicaSlice> slices;    // Slices of this rank's part, one for each replicate bucket.
   double scale;                        // Factor of a sum over all ranks, applied in sum_dtype.

@@ -5,9 +5,10 @@
 // one head of one token, Hq the query heads and Hkv the KV heads. A rank receives:
 //
 //   Ulysses        forward (P-1)/P c e (2 Hq + 2 Hkv); backward the same
-//   gather         forward 2 c Hkv e (P-1); backward the same, as gradients in f32
-//   ring           forward 2 c Hkv e (P-1); backward twice that: keys and values again, and gradients in f32.
-//                  By shift: P-1 hops forward, 2 (P-1) backward; fewer where the mask hides whole blocks
+//   gather         forward 2 c Hkv e (P-1); backward gradients in f32: the same, twice that in 16 bits
+//   ring           forward 2 c Hkv e (P-1); backward keys and values again, and gradients in f32: twice
+//                  that, three times that in 16 bits. By shift: P-1 hops forward, 2 (P-1) backward; fewer
+//                  where the mask hides whole blocks
 //   sparse         gather, plus index keys of i elements: forward c i (P-1) times the size of the dtype;
 //                  backward the same in f32
 //   hybrid U x V   Ulysses over U ranks, plus the outer scheme over V ranks with U c tokens and Hkv / U heads

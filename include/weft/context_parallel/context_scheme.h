@@ -6,8 +6,8 @@
 // exchange keys and values of the heads that they have, by a gather or in a ring. The number of inner ranks
 // and the outer exchange decide the kind:
 //
-//   kUlysses    all ranks are inner: two all-to-alls of 1/P of the tensors each; no more ranks have work than
-//               there are heads
+//   kUlysses    all ranks are inner: an all-to-all each of queries, keys, values and outputs, and of their
+//               gradients; no more ranks have work than there are heads
 //   kGatherKv   all ranks are outer: all gather keys and values, and keep them for backward
 //   kRing       all ranks are outer: keys and values visit one rank after the other, again in backward
 //   kHybrid     both levels have several ranks; the outer level gathers, or is a ring

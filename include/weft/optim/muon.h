@@ -48,12 +48,12 @@ void MuonUpdate(const MuonOptions& options, double lr_factor, float* param, cons
 // Replaces a matrix [rows, cols], row-major, by U V^T nearly, where U S V^T is its singular value
 // decomposition: X = M / max(|M|, eps) with the Frobenius norm, then `iterations` times
 //   X = a X + b A X + c A A X,  A = X X^T                             (if rows > cols: of the transpose).
-// Singular values end near 1, between 0.7 and 1.2 with the default coefficients. Computed in f32, where
-// torch.optim.Muon uses bf16.
+// With the defaults, singular values above 2e-3 of the Frobenius norm end between 0.68 and 1.21; smaller ones
+// grow by a factor of at most 485. Computed in f32, where torch.optim.Muon uses bf16.
 // The bits do not depend on the thread count: each thread multiplies blocks of fixed size alone.
 void Orthogonalize(const MuonOptions& options, float* matrix, int64_t rows, int64_t cols);
 
-// Multiplications and additions of that, which exploits that A and A A are symmetric.
+// Floating-point operations of Orthogonalize, which computes only half of the symmetric products A and A A.
 double OrthogonalizeOperations(const MuonOptions& options, int64_t rows, int64_t cols);
 
 }  // namespace weft

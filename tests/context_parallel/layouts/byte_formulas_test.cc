@@ -25,21 +25,28 @@ constexpr int64_t kE = int64_t{3} * 32 * 4;  // All rows of the batch.
 constexpr int64_t kHq = 16;
 constexpr int64_t kHkv = 8;
 
+// `forward` and `backward`: in f32. In 16 bits, only the `gradients` of keys and values among the bytes of
+// backward stay in f32.
 void ExpectBytes(const ContextScheme& scheme, const AttentionMask& mask, int ranks, int64_t forward,
-                 int64_t backward) {
+                 int64_t backward, int64_t gradients) {
   SCOPED_TRACE(scheme.Describe(ranks));
   const SequenceLayout layout = LayoutFor(scheme, {kC * ranks}, ranks);
   for (int rank = 0; rank < ranks; ++rank) {
-    const ContextCosts costs = CostsOf(scheme, kShape, mask, layout, rank);
-    EXPECT_EQ(costs.forward_bytes, forward) << "rank " << rank;
-    EXPECT_EQ(costs.backward_bytes, backward) << "rank " << rank;
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      const int64_t parts = 4 / static_cast<int64_t>(SizeOf(dtype));
+      AttentionShape shape = kShape;
+      shape.dtype = dtype;
+      const ContextCosts costs = CostsOf(scheme, shape, mask, layout, rank);
+      EXPECT_EQ(costs.forward_bytes, forward / parts) << "rank " << rank;
+      EXPECT_EQ(costs.backward_bytes, (backward - gradients) / parts + gradients) << "rank " << rank;
+    }
   }
 }
 
 TEST(ContextCosts, FollowTheClosedFormOfUlysses) {
   for (const int p : {1, 2, 4, 8}) {
     const int64_t row = kC / p * (p - 1) * kE * (2 * kHq + 2 * kHkv);
-    ExpectBytes(ContextScheme::Ulysses(), kCausal, p, row, row);
+    ExpectBytes(ContextScheme::Ulysses(), kCausal, p, row, row, 0);
   }
 }
 
@@ -47,7 +54,7 @@ TEST(ContextCosts, FollowTheClosedFormOfAGather) {
   for (const int p : {1, 2, 3, 4, 8}) {
     const int64_t row = 2 * kC * kHkv * kE * (p - 1);
     for (const LoadBalance balance : {LoadBalance::kNone, LoadBalance::kHeadTail}) {
-      ExpectBytes(ContextScheme::Gather(balance), kCausal, p, row, row);
+      ExpectBytes(ContextScheme::Gather(balance), kCausal, p, row, row, row);
     }
   }
 }
@@ -57,10 +64,10 @@ TEST(ContextCosts, FollowTheClosedFormOfARing) {
     const int64_t row = 2 * kC * kHkv * kE * (p - 1);
     for (const RingRotation rotation : {RingRotation::kAllGather, RingRotation::kShift}) {
       const ContextScheme ring = ContextScheme::Ring(rotation);
-      ExpectBytes(ring, kFull, p, row, 2 * row);
+      ExpectBytes(ring, kFull, p, row, 2 * row, row);
       ContextScheme balanced = ring;
       balanced.balance = LoadBalance::kHeadTail;
-      ExpectBytes(balanced, kCausal, p, row, 2 * row);
+      ExpectBytes(balanced, kCausal, p, row, 2 * row, row);
     }
   }
 }
@@ -72,10 +79,10 @@ TEST(ContextCosts, FollowTheClosedFormOfHybrids) {
     const int64_t heads = kC / kU * (kU - 1) * kE * (2 * kHq + 2 * kHkv);
     const int64_t outer = 2 * (kU * kC) * (kHkv / kU) * kE * (v - 1);
     const ContextScheme gather{.ulysses_degree = kU};
-    ExpectBytes(gather, kCausal, p, heads + outer, heads + outer);
+    ExpectBytes(gather, kCausal, p, heads + outer, heads + outer, outer);
     ContextScheme ring = gather;
     ring.ring_rotation = RingRotation::kShift;
-    ExpectBytes(ring, kFull, p, heads + outer, heads + 2 * outer);
+    ExpectBytes(ring, kFull, p, heads + outer, heads + 2 * outer, outer);
   }
 }
 
