@@ -19,8 +19,8 @@ Tensor InLayout(const Tensor& bshd, AttentionLayout layout) {
   return arranged.view().IsContiguous() ? arranged : arranged.Copy();
 }
 
-TensorView SplitHeads(const TensorView& view, int64_t heads,
-                      const std::optional<ExchangeSource::Features>& features) {
+TensorView HeadsOf(const TensorView& view, int64_t heads,
+                   const std::optional<ExchangeSource::Features>& features) {
   const TensorView part = features ? view.Slice(2, features->first, features->count) : view;
   TensorView split = part;
   const int64_t head_dim = part.shape[2] / heads;
@@ -81,7 +81,7 @@ absl::StatusOr<TensorView> SourceLink::InputOf(const TensorView& output) const {
     const bool inside = features.first >= 0 && features.count > 0 &&
                         features.first + features.count <= output.shape[static_cast<size_t>(last)];
     if (inside && heads == 0) return output.Slice(last, features.first, features.count);
-    if (inside && features.count % heads == 0) return SplitHeads(output, heads, options_.source.features);
+    if (inside && features.count % heads == 0) return HeadsOf(output, heads, options_.source.features);
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "an output of ", options_.source.module->name(), " has the shape ", ToString(output.shape),

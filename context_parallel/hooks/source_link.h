@@ -43,8 +43,8 @@ Tensor InLayout(const Tensor& bshd, AttentionLayout layout);
 
 // View of [batch, tokens, features], or of a range of its features, as [batch, tokens, heads, features /
 // heads].
-TensorView SplitHeads(const TensorView& view, int64_t heads,
-                      const std::optional<ExchangeSource::Features>& features);
+TensorView HeadsOf(const TensorView& view, int64_t heads,
+                   const std::optional<ExchangeSource::Features>& features);
 
 // See Note [Negative-zero gradients].
 Tensor NegativeZeros(DType dtype, const Shape& shape);

@@ -13,11 +13,11 @@ Initializer WeightInitializer(const LlamaConfig& config) {
   return {Initializer::Kind::kNormal, 0.0F, config.init_stddev};
 }
 
-Tensor SplitHeads(const Tensor& x, int64_t heads, int64_t head_dim) {
+Tensor HeadsOf(const Tensor& x, int64_t heads, int64_t head_dim) {
   return x.Reshape({x.dim(0), x.dim(1), heads, head_dim});
 }
 
-Tensor MergeHeads(const Tensor& x) { return x.Reshape({x.dim(0), x.dim(1), x.dim(2) * x.dim(3)}); }
+Tensor ColumnsOf(const Tensor& x) { return x.Reshape({x.dim(0), x.dim(1), x.dim(2) * x.dim(3)}); }
 
 }  // namespace
 
@@ -79,12 +79,12 @@ absl::StatusOr<Tensors> SelfAttention::ForwardImpl(Invocation& invocation, const
                                                    ", the module takes [batch, tokens, dim]"));
   }
   WEFT_ASSIGN_OR_RETURN(const Tensors projected, projections_->Forward(invocation, inputs));
-  const Tensor q = SplitHeads(projected[0], heads_, head_dim_);
-  const Tensor k = SplitHeads(projected[1], kv_heads_, head_dim_);
-  const Tensor v = SplitHeads(projected[2], kv_heads_, head_dim_);
+  const Tensor q = HeadsOf(projected[0], heads_, head_dim_);
+  const Tensor k = HeadsOf(projected[1], kv_heads_, head_dim_);
+  const Tensor v = HeadsOf(projected[2], kv_heads_, head_dim_);
   WEFT_ASSIGN_OR_RETURN(const Tensors rotated, Rotate(invocation, {q, k}));
   WEFT_ASSIGN_OR_RETURN(const Tensor mixed, Attend(invocation, inputs[0], {rotated[0], rotated[1], v}));
-  return output_->Forward(invocation, {MergeHeads(mixed)});
+  return output_->Forward(invocation, {ColumnsOf(mixed)});
 }
 
 absl::StatusOr<Tensors> SelfAttention::Rotate(Invocation& invocation, Tensors q_and_k) {
@@ -117,11 +117,10 @@ absl::StatusOr<Tensor> SelfAttention::Attend(Invocation& invocation, const Tenso
 
 absl::StatusOr<Tensors> SelfAttention::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   WEFT_ASSIGN_OR_RETURN(const Tensors mixed, output_->Backward(invocation, output_gradients));
-  WEFT_ASSIGN_OR_RETURN(const Tensors qkv,
-                        AttendBackward(invocation, SplitHeads(mixed[0], heads_, head_dim_)));
+  WEFT_ASSIGN_OR_RETURN(const Tensors qkv, AttendBackward(invocation, HeadsOf(mixed[0], heads_, head_dim_)));
   WEFT_ASSIGN_OR_RETURN(const Tensors rotated, RotateBackward(invocation, {qkv[0], qkv[1]}));
   return projections_->Backward(invocation,
-                                {MergeHeads(rotated[0]), MergeHeads(rotated[1]), MergeHeads(qkv[2])});
+                                {ColumnsOf(rotated[0]), ColumnsOf(rotated[1]), ColumnsOf(qkv[2])});
 }
 
 absl::StatusOr<Tensors> SelfAttention::AttendBackward(Invocation& invocation, Tensor gradient) {

@@ -13,10 +13,6 @@
 namespace weft {
 namespace {
 
-// Tokens per part of the sums of the parameters' gradients. Constant, so that the order of additions depends
-// only on the number of tokens.
-constexpr int64_t kTokensPerPart = 64;
-
 // A row is normalized to (x - mean) * scale.
 struct RowStatistics {
   float mean, scale;

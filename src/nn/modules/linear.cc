@@ -13,10 +13,6 @@
 namespace weft {
 namespace {
 
-// Tokens per part of the sum of a bias's gradient. Constant, so that the order of additions depends only on
-// the number of tokens.
-constexpr int64_t kTokensPerPart = 64;
-
 // Copies a row to all rows of a contiguous tensor.
 void FillRows(const TensorView& row, const Tensor& rows) {
   const int64_t features = rows.shape().back();

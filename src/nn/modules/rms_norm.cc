@@ -13,10 +13,6 @@
 namespace weft {
 namespace {
 
-// Tokens per part of the sum of the weight's gradient. Constant, so that the order of additions depends only
-// on the number of tokens.
-constexpr int64_t kTokensPerPart = 64;
-
 // The gain of column i is offset + weight. Without an offset the normalized row is rounded before the product
 // with the weight, and with one only the product is.
 template <typename T>
