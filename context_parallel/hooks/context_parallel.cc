@@ -164,8 +164,8 @@ class ContextParallel::Impl {
   SplitAttention::Shared shared_;
   std::vector<Attention*> attentions_;
   std::vector<const Module*> split_;            // Dense and sparse attentions.
-  std::unique_ptr<SequenceExchange> exchange_;  // Of sparse attentions; null without any.
-  ExchangeHooks hooks_;                         // Of sparse attentions.
+  std::unique_ptr<SequenceExchange> exchange_;  // Moves the keys of sparse attentions; null without any.
+  ExchangeHooks hooks_;                         // Those of sparse attentions.
   absl::flat_hash_map<Module*, ResultAllocators> allocators_;
 };
 

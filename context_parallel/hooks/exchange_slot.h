@@ -36,7 +36,7 @@ class ExchangeSlot {
     SourceLink::Origin origin;
     int unread = 0;             // Consumers that have not read it.
     int missing_gradients = 0;  // Consumers whose gradient has not come.
-    Tensor sum;                 // Of the gradients.
+    Tensor sum;                 // The sum of the gradients.
     bool owns_sum = false;      // Otherwise it is the first consumer's gradient itself.
     PendingTensor returned;
   };
@@ -56,7 +56,7 @@ class ExchangeSlot {
   // State in an invocation.
   struct Records {
     std::vector<Handle> shared;              // Not read by all consumers.
-    std::vector<Handle> awaiting_gradients;  // Of a call of the source, with gradients to come.
+    std::vector<Handle> awaiting_gradients;  // Exchanges of a call of the source, with gradients to come.
   };
 
   absl::StatusOr<LaunchedTensor> Launch(Invocation& invocation, const Tensor& local, int64_t& counter);

@@ -45,7 +45,7 @@ namespace weft {
 struct AttentionCall {
   AttentionMask mask;
   const AttentionKernels* kernels = nullptr;            // Null: AttentionForward and AttentionBackward.
-  std::shared_ptr<const PairMask> pair_mask = nullptr;  // Of the invocation. Null: hides no pair.
+  std::shared_ptr<const PairMask> pair_mask = nullptr;  // The invocation's. Null: hides no pair.
   float scale = 1.0F;                                   // Factor of the scores q·k.
   std::shared_ptr<const SequenceParts> sequence;
   int64_t heads = 0;

@@ -102,7 +102,7 @@ class Planner {
   }
 
   std::vector<PlannedBlock> blocks_;
-  BlockOf block_of_;  // Of the modules that the walk has not reached.
+  BlockOf block_of_;  // The modules that the walk has not reached.
   const ParameterFilter& ignored_;
   std::vector<int> under_way_;  // Groups between their first and their last module, innermost last.
   absl::flat_hash_map<const Parameter*, size_t> owners_;

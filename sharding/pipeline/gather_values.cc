@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kWindowElements = int64_t{1} << 20;  // Of all ranks together; each rank has at least one.
+constexpr int64_t kWindowElements = int64_t{1} << 20;  // All ranks together; each has at least one.
 
 // The ranks that values are gathered from.
 struct ValueSource {

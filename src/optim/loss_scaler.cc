@@ -11,7 +11,7 @@ namespace weft {
 namespace {
 
 constexpr int64_t kLeastExponent = -24;
-constexpr int64_t kLargestExponent = 127;  // Of a power of two that is a float.
+constexpr int64_t kLargestExponent = 127;  // The largest power of two that is a float is 2^127.
 
 }  // namespace
 

@@ -71,7 +71,7 @@ using RopeScaling =
 
 // Lengths that the frequencies of some scalings depend on.
 struct RopeLengths {
-  int64_t max_positions = 0;  // Of the model.
+  int64_t max_positions = 0;  // The model's longest sequence.
   int64_t sequence = 0;       // Tokens of the sequences; 0: no more than the original positions.
 };
 

@@ -113,7 +113,7 @@ class ShardedOptimizer {
   // Numbers of updates. As in torch.optim, those of a parameter leave out the steps in which it had no
   // gradient or was frozen. The number is the same on all ranks that hold a part of the parameter.
   int64_t steps() const { return steps_; }
-  void set_steps(int64_t steps);               // Of the optimizer and of every parameter.
+  void set_steps(int64_t steps);               // Those of the optimizer and of every parameter.
   std::vector<int64_t> StepsOfShards() const;  // In the order of the constructor's shards.
   // REQUIRES: as many as there are shards.
   void SetStepsOfShards(absl::Span<const int64_t> steps);

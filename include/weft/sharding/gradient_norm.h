@@ -17,7 +17,7 @@ struct ClipSet {
 };
 
 struct GradientNorm {
-  double norm;  // Of all parameters of a set, before clipping; infinite if a gradient is not finite.
+  double norm;  // The norm over a set of parameters, before clipping; infinite if a gradient is not finite.
   // Multiply gradients by this, rounded to their dtype: ClipFactor(norm, max_norm).
   double factor;
 };

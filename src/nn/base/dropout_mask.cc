@@ -24,7 +24,7 @@ constexpr int64_t kBlock = 4;
 
 // The values that a mask depends on, beside the column.
 struct RowKey {
-  std::array<uint32_t, 2> pass;  // Of seed, step and module.
+  std::array<uint32_t, 2> pass;  // A hash of seed, step and module.
   uint32_t sample;
   uint32_t document;
   uint32_t position;

@@ -21,7 +21,7 @@
 namespace weft {
 namespace {
 
-constexpr absl::string_view kPrefix = "base_model.model.";  // Of all names in PEFT.
+constexpr absl::string_view kPrefix = "base_model.model.";  // All names in PEFT begin so.
 constexpr absl::string_view kWeight = ".weight";
 constexpr absl::string_view kA = ".lora_A.weight";
 constexpr absl::string_view kB = ".lora_B.weight";

@@ -48,7 +48,7 @@ struct Blocks {
 
 Blocks BlocksFor(const Product& product) {
   static const int64_t first_level = CacheBytes(_SC_LEVEL1_DCACHE_SIZE, int64_t{32} << 10);
-  constexpr int64_t kFewestPanels = 8;  // Of a block of B.
+  constexpr int64_t kFewestPanels = 8;  // A block of B has as many or more.
   constexpr int64_t kPackedParts = 4;   // Packed panels of A take up to so many times the second-level cache.
   const int64_t block_of_b = SecondLevelBytes() / 2;
   const int64_t piece = std::max<int64_t>(1, first_level / 3 / kBlockBytes);
@@ -199,7 +199,8 @@ void MultiplyPanel(const Product& product, const Packed& packed, int64_t a_panel
   const bool has_next = a_panel + 1 < packed.a_panels;
   for (int64_t k = 0; k < packed.depth; k += piece) {
     const int64_t blocks = std::min(piece, packed.depth - k);
-    const int64_t share = CeilDiv(blocks, packed.b_panels);  // Of the next panel of A, for each panel of B.
+    // With each panel of B, so many blocks of the next panel of A are packed.
+    const int64_t share = CeilDiv(blocks, packed.b_panels);
     const uint32_t* a = packed.a + a_panel * panel_words + k * panels::kBlockWords;
     for (int64_t panel = 0; panel < packed.b_panels; ++panel) {
       if (has_next) {

@@ -28,8 +28,7 @@ class IndexKeySums {
   // Parts of all sequences; part i belongs to sequence i / PartsOfSequence().
   int64_t Parts() const { return batches_ * parts_; }
   int64_t PartsOfSequence() const { return parts_; }
-  // The first of `count` things that belong to a part, if all parts of a sequence divide them evenly. That
-  // of the next part is the end.
+  // Part `part` of a sequence takes items [Begin, End) of `count`.
   int64_t Begin(int64_t part, int64_t count) const { return count * (part % parts_) / parts_; }
   int64_t End(int64_t part, int64_t count) const { return count * (part % parts_ + 1) / parts_; }
   // The sums of one part: [keys, row_stride()].

@@ -94,7 +94,7 @@ class TopKeys {
     std::array<int64_t, 1 << kBinBits> counts = {};
     for (const Candidate candidate : kept) ++counts[(candidate - least) >> shift];
     size_t bin = counts.size() - 1;
-    int64_t wanted = width_;  // Of the bin and those below.
+    int64_t wanted = width_;  // Keys to take from the bin and those below.
     while (counts[bin] < wanted) wanted -= counts[bin--];
     static thread_local std::vector<Candidate> of_bin;
     of_bin.clear();

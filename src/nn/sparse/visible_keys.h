@@ -30,8 +30,8 @@ class VisibleKeys {
  private:
   struct Run {
     TokenRun tokens;
-    int64_t number;    // Of the run's first key.
-    int64_t rank = 0;  // Of the run's first key.
+    int64_t number;    // Number of the first key.
+    int64_t rank = 0;  // Rank of the first key.
   };
   void AssignRanks(int64_t keys);
 
