@@ -55,15 +55,15 @@ bool EngineOperation::IsDone() {
   return outcome_.has_value() || HasEnded();
 }
 
-std::optional<absl::Status> EngineOperation::WaitSlice(absl::Time deadline) {
+std::optional<absl::Status> EngineOperation::WaitSlice(const Deadline& slice) {
   absl::Status waited;
   const absl::Status open = session_->WithEngine([&](CommEngine&) {
     const std::lock_guard lock(mutex_);
     if (!outcome_) {
-      waited = needs_release_ ? work_.WaitReleased(deadline) : work_.Wait(deadline);
+      waited = needs_release_ ? work_.WaitReleased(slice.Left()) : work_.Wait(slice.Left());
       if (absl::IsDeadlineExceeded(waited)) {
         if (!HasEnded()) return;
-        waited = work_.Wait(absl::InfinitePast());  // It has ended since. Its own status.
+        waited = work_.Wait(absl::ZeroDuration());  // It has ended since. Its own status.
       }
       outcome_ = waited;
       if (senders_ != nullptr && waited.ok()) source_ = work_.source();
@@ -79,16 +79,17 @@ std::optional<absl::Status> EngineOperation::WaitSlice(absl::Time deadline) {
 
 Outcome EngineOperation::Wait(std::chrono::milliseconds timeout, const std::function<void()>& between) {
   if (!session_->is_of_this_process()) return ToOutcome(session_->WithEngine([](CommEngine&) {}));
-  const absl::Time deadline = absl::Now() + absl::FromChrono(timeout);
+  const Runtime& runtime = session_->bootstrap().runtime();
+  const Deadline deadline(runtime, absl::FromChrono(timeout));
   while (true) {
-    const absl::Time now = absl::Now();
-    const absl::Status waited = *WaitSlice(std::min(deadline, now + kSlice));
+    const absl::Duration left = deadline.Left();
+    const absl::Status waited = *WaitSlice(Deadline(runtime, std::min(left, kSlice)));
     if (!absl::IsDeadlineExceeded(waited)) return ToOutcome(waited);
     {
       const std::lock_guard lock(mutex_);
       if (outcome_) return {Outcome::Code::kFailed, std::string(outcome_->message())};
     }
-    if (now >= deadline) {
+    if (left <= kSlice) {
       session_->RecordMissedDeadline(waited);
       return ToOutcome(waited);
     }
@@ -120,16 +121,16 @@ int EngineOperation::Source() const {
   return static_cast<int>(std::find(ranks.begin(), ranks.end(), source_) - ranks.begin());
 }
 
-absl::Status EngineOperation::AwaitEnd(absl::Time deadline) {
+absl::Status EngineOperation::AwaitEnd(absl::Duration timeout) {
   const std::lock_guard lock(mutex_);
   if (!work_.valid()) return absl::OkStatus();
-  const absl::Status waited = work_.WaitReleased(deadline);
+  const absl::Status waited = work_.WaitReleased(timeout);
   return absl::IsDeadlineExceeded(waited) && !work_.TestReleased() ? waited : absl::OkStatus();
 }
 
 void EngineOperation::Settle(const absl::Status& otherwise) {
   const std::lock_guard lock(mutex_);
-  if (!outcome_) outcome_ = HasEnded() ? work_.Wait(absl::InfinitePast()) : otherwise;
+  if (!outcome_) outcome_ = HasEnded() ? work_.Wait(absl::ZeroDuration()) : otherwise;
   if (work_.valid()) work_.Detach({std::move(memory_)});
 }
 

@@ -15,6 +15,7 @@
 #include "python/bindings/session.h"
 #include "python/interface/group_collectives.h"
 #include "weft/comm/work.h"
+#include "weft/mesh/runtime.h"
 
 namespace weft::python {
 
@@ -37,7 +38,7 @@ class EngineOperation final : public Operation, public std::enable_shared_from_t
   // For Session::Close, with the engine's lock held.
 
   // Waits for *released*. Errors: kDeadlineExceeded. OK after a failure.
-  absl::Status AwaitEnd(absl::Time deadline);
+  absl::Status AwaitEnd(absl::Duration timeout);
   // Fixes the outcome: `otherwise`, if the operation is not done. Gives the Work to the engine.
   void Settle(const absl::Status& otherwise);
 
@@ -45,8 +46,8 @@ class EngineOperation final : public Operation, public std::enable_shared_from_t
   EngineOperation(std::shared_ptr<Session> session, std::shared_ptr<void> memory, bool needs_release)
       : session_(std::move(session)), memory_(std::move(memory)), needs_release_(needs_release) {}
   bool HasEnded() const { return needs_release_ ? work_.TestReleased() : work_.Test(); }
-  // Waits for at most a slice. Nothing if the operation is not done yet.
-  std::optional<absl::Status> WaitSlice(absl::Time deadline);
+  // Waits until the end of `slice`. Nothing if the operation is not done yet.
+  std::optional<absl::Status> WaitSlice(const Deadline& slice);
 
   const std::shared_ptr<Session> session_;
   std::shared_ptr<void> memory_;

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
-#include <absl/time/clock.h>
 
 #include "weft/core/status.h"
+#include "weft/mesh/runtime.h"
 
 namespace nb = nanobind;
 
@@ -99,9 +99,10 @@ absl::StatusOr<std::vector<std::optional<std::string>>> PythonStore::GetAll(
 
 absl::StatusOr<std::string> SignalCheckedStore::Get(std::string_view key, absl::Duration timeout) {
   constexpr absl::Duration kSlice = absl::Milliseconds(50);
-  const absl::Time deadline = absl::Now() + timeout;
+  const SystemRuntime runtime;
+  const Deadline deadline(runtime, timeout);
   while (true) {
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline.Left();
     absl::StatusOr<std::string> value = store_->Get(key, std::min(left, kSlice));
     if (!absl::IsDeadlineExceeded(value.status()) || left <= kSlice) return value;
     const nb::gil_scoped_acquire locked;

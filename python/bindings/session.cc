@@ -145,12 +145,12 @@ void Session::Drain() {
   const std::lock_guard operations_lock(operations_mutex_);
   const absl::Duration patience =
       missed_deadline_.ok() ? std::min(kDrainTimeout, options_.timeout) : absl::ZeroDuration();
-  const absl::Time deadline = absl::Now() + patience;
+  const Deadline deadline(bootstrap().runtime(), patience);
   absl::Status cause;
   {
     std::unique_lock lock(unready_->mutex);
-    if (!unready_->changed.wait_until(lock, absl::ToChronoTime(deadline),
-                                      [&] { return unready_->operations == 0; })) {
+    if (!unready_->changed.wait_for(lock, absl::ToChronoNanoseconds(deadline.Left()),
+                                    [&] { return unready_->operations == 0; })) {
       cause = missed_deadline_.ok()
                   ? absl::AbortedError(
                         absl::StrCat("rank ", rank(), " closed its session before ", unready_->operations,
@@ -159,7 +159,7 @@ void Session::Drain() {
     }
   }
   for (EngineOperation* operation : operations_) {
-    if (cause.ok()) cause = operation->AwaitEnd(deadline);
+    if (cause.ok()) cause = operation->AwaitEnd(deadline.Left());
   }
   if (!cause.ok()) engine_->Abort(cause);
 }

@@ -13,15 +13,14 @@ void PipelineState::Stop(const absl::Status& cause) {
   engine_.Abort(cause);
 }
 
-absl::Status PipelineState::WaitInSlices(const std::function<absl::Status(Deadline)>& wait) {
+absl::Status PipelineState::WaitInSlices(const std::function<absl::Status(Timeout)>& wait) {
   if (wait_check_ == nullptr) return wait(std::nullopt);
   constexpr absl::Duration kSlice = absl::Milliseconds(50);
-  Runtime& runtime = engine_.bootstrap().runtime();
-  const absl::Time end = runtime.Now() + engine_.timeout();
+  const Deadline deadline(engine_.bootstrap().runtime(), engine_.timeout());
   while (true) {
-    const absl::Time slice_end = std::min(end, runtime.Now() + kSlice);
-    absl::Status waited = wait(slice_end);
-    if (!absl::IsDeadlineExceeded(waited) || slice_end == end || !engine_.status().ok()) return waited;
+    const absl::Duration left = deadline.Left();
+    absl::Status waited = wait(std::min(left, kSlice));
+    if (!absl::IsDeadlineExceeded(waited) || left <= kSlice || !engine_.status().ok()) return waited;
     WEFT_RETURN_IF_ERROR(wait_check_());
   }
 }

@@ -38,23 +38,23 @@ class PipelineState {
   // Waits until a Work or Transfer is ready. Errors: its failure, which is recorded.
   template <typename Pending>
   absl::Status AwaitReady(Pending& pending) {
-    const absl::Status ready = WaitInSlices([&](Deadline deadline) { return pending.Wait(deadline); });
+    const absl::Status ready = WaitInSlices([&](Timeout timeout) { return pending.Wait(timeout); });
     return ready.ok() ? ready : Fail(ready);
   }
   // Waits until a Work or Transfer is released. Errors: its failure, which is recorded.
   template <typename Pending>
   absl::Status AwaitRelease(Pending& pending) {
     const absl::Status released =
-        WaitInSlices([&](Deadline deadline) { return pending.WaitReleased(deadline); });
+        WaitInSlices([&](Timeout timeout) { return pending.WaitReleased(timeout); });
     return released.ok() ? released : Fail(released);
   }
   // Called about every 50 ms during these waits; an error ends the wait and is recorded. Null: no check.
   void SetWaitCheck(std::function<absl::Status()> check) { wait_check_ = std::move(check); }
 
  private:
-  using Deadline = std::optional<absl::Time>;
+  using Timeout = std::optional<absl::Duration>;
   // Waits until the engine's timeout, which alone is an error, and calls the check in between.
-  absl::Status WaitInSlices(const std::function<absl::Status(Deadline)>& wait);
+  absl::Status WaitInSlices(const std::function<absl::Status(Timeout)>& wait);
 
   CommEngine& engine_;
   ShardingCounters counters_;

@@ -22,12 +22,12 @@ class Transfer {
   explicit Transfer(std::unique_ptr<PendingCollective> custom) : custom_(std::move(custom)) {}
 
   bool valid() const { return custom_ != nullptr || work_.valid(); }
-  // `deadline`: as for Work; a caller's collective has its own.
-  absl::Status Wait(std::optional<absl::Time> deadline = std::nullopt) {
-    return custom_ != nullptr ? custom_->Wait() : work_.Wait(deadline);
+  // `timeout`: as for Work; a caller's collective has its own.
+  absl::Status Wait(std::optional<absl::Duration> timeout = std::nullopt) {
+    return custom_ != nullptr ? custom_->Wait() : work_.Wait(timeout);
   }
-  absl::Status WaitReleased(std::optional<absl::Time> deadline = std::nullopt) {
-    return custom_ != nullptr ? custom_->WaitReleased() : work_.WaitReleased(deadline);
+  absl::Status WaitReleased(std::optional<absl::Duration> timeout = std::nullopt) {
+    return custom_ != nullptr ? custom_->WaitReleased() : work_.WaitReleased(timeout);
   }
   bool TestReleased() const { return custom_ != nullptr ? custom_->TestReleased() : work_.TestReleased(); }
   // The engine's Work, which later operations may name as `after`. Null for a caller's collective.

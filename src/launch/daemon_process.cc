@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -151,8 +152,9 @@ std::optional<int> DaemonProcess::Poll() {
 }
 
 void DaemonProcess::EndDescendants(absl::Duration grace) {
-  const absl::Time kill_time = absl::Now() + grace;
-  const absl::Time end = kill_time + kKillDeadline;
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point kill_time = Clock::now() + absl::ToChronoNanoseconds(grace);
+  const Clock::time_point end = kill_time + absl::ToChronoNanoseconds(kKillDeadline);
   for (;;) {
     while (waitpid(-1, nullptr, WNOHANG) > 0) {
     }
@@ -160,14 +162,14 @@ void DaemonProcess::EndDescendants(absl::Duration grace) {
     // this process, it has descendants only while it has a child.
     if (ChildrenOf(getpid()).empty()) return;
     const std::vector<pid_t> left = DescendantsOf(getpid());
-    if (absl::Now() > end) {
+    if (Clock::now() > end) {
       for (const pid_t pid : left) {
         std::fprintf(stderr, "weft launch: process %d has not ended %g s after SIGKILL\n",
                      static_cast<int>(pid), absl::ToDoubleSeconds(kKillDeadline));
       }
       return;
     }
-    if (absl::Now() >= kill_time) {
+    if (Clock::now() >= kill_time) {
       for (const pid_t pid : left) kill(pid, SIGKILL);
     }
     absl::SleepFor(kPollInterval);

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -11,7 +12,6 @@
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
-#include <absl/time/clock.h>
 #include <absl/time/time.h>
 
 #include "src/launch/daemon_process.h"
@@ -136,9 +136,10 @@ class Launcher {
 
   // Waits for `delay`. Returns true as soon as a signal requests a stop.
   bool StopsWithin(absl::Duration delay) {
-    const absl::Time end = absl::Now() + delay;
-    while (!requests_.stop_requested() && absl::Now() < end) {
-      const std::optional<int> signal = signals_.Next(end - absl::Now());
+    const auto begin = std::chrono::steady_clock::now();
+    const auto left = [&] { return delay - absl::FromChrono(std::chrono::steady_clock::now() - begin); };
+    while (!requests_.stop_requested() && left() > absl::ZeroDuration()) {
+      const std::optional<int> signal = signals_.Next(std::max(left(), absl::ZeroDuration()));
       if (signal && *signal != SIGCHLD) requests_.Add(*signal);
     }
     requests_.EndAttempt();

@@ -2,15 +2,16 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <sys/wait.h>
-
-#include <absl/time/clock.h>
 
 #include "src/launch/processes.h"
 #include "weft/core/exit_codes.h"
 
 namespace weft::internal {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 // `weft train` stops at the first SIGUSR2 and ignores further ones, as it may have got SIGTERM as well.
 constexpr int kStopSignal = SIGUSR2;
@@ -40,8 +41,8 @@ bool IsEndByStopSignal(const AttemptEnd& end) {
 // Asks the daemon to end, so that it also ends the daemons of other hosts. Kills it if it does not.
 void Terminate(DaemonProcess& daemon, const SignalQueue& signals) {
   daemon.Signal(SIGTERM);
-  const absl::Time end = absl::Now() + kTerminateLimit;
-  while (!daemon.Poll() && absl::Now() < end) signals.Next(kShortestInterval);
+  const Clock::time_point end = Clock::now() + absl::ToChronoNanoseconds(kTerminateLimit);
+  while (!daemon.Poll() && Clock::now() < end) signals.Next(kShortestInterval);
   daemon.Signal(SIGKILL);
 }
 
@@ -61,20 +62,20 @@ class LossWatch {
       ending_since_.reset();
       return false;
     }
-    if (!ending_since_) ending_since_ = absl::Now();
-    return absl::Now() - *ending_since_ >= limit_;
+    if (!ending_since_) ending_since_ = Clock::now();
+    return absl::FromChrono(Clock::now() - *ending_since_) >= limit_;
   }
 
  private:
   const absl::Duration limit_;
   bool had_ranks_ = false;
   size_t most_agents_ = 0;
-  std::optional<absl::Time> ending_since_;
+  std::optional<Clock::time_point> ending_since_;
 };
 
 AttemptEnd WaitForEnd(DaemonProcess& daemon, const SignalQueue& signals, Requests& requests,
                       LossWatch& loss) {
-  const absl::Time start = absl::Now();
+  const Clock::time_point start = Clock::now();
   for (;;) {
     if (const std::optional<int> status = daemon.Poll()) return EndOf(*status);
     const DaemonChildren children = daemon.Children();
@@ -88,8 +89,9 @@ AttemptEnd WaitForEnd(DaemonProcess& daemon, const SignalQueue& signals, Request
       return {requests.ranks_are_local() ? EndKind::kHung : EndKind::kHostLost};
     }
     const absl::Duration interval =
-        requests.pending() ? kPendingInterval
-                           : std::clamp((absl::Now() - start) / 10, kShortestInterval, kLongestInterval);
+        requests.pending()
+            ? kPendingInterval
+            : std::clamp(absl::FromChrono(Clock::now() - start) / 10, kShortestInterval, kLongestInterval);
     const std::optional<int> signal = signals.Next(interval);
     if (signal && *signal != SIGCHLD) requests.Add(*signal);
   }
@@ -136,10 +138,10 @@ void Requests::Deliver(const DaemonProcess& daemon, const std::vector<pid_t>& ra
   stop_pending_ = remote;
   if (!remote) {
     end_at_once_ = !send(kStopSignal) || end_at_once_;
-  } else if (const absl::Time now = absl::Now(); now >= next_stop_) {
+  } else if (const Clock::time_point now = Clock::now(); now >= next_stop_) {
     // mpirun drops the signal if the ranks do not exist yet, so it is repeated until the run has ended.
     send_to_mpirun(kStopSignal);
-    next_stop_ = now + kLongestInterval;
+    next_stop_ = now + absl::ToChronoNanoseconds(kLongestInterval);
   }
 }
 

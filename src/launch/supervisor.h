@@ -1,6 +1,7 @@
 // Supervision of mpirun or orted until it has ended, and delivery of the user's requests to the ranks.
 #pragma once
 
+#include <chrono>
 #include <csignal>
 #include <optional>
 #include <set>
@@ -56,7 +57,8 @@ class Requests {
   std::set<int> stop_signals_;  // Stop signals received so far.
   bool stop_pending_ = false;
   bool save_pending_ = false;
-  absl::Time next_stop_ = absl::InfinitePast();  // When mpirun gets the stop request again.
+  // When mpirun gets the stop request again.
+  std::chrono::steady_clock::time_point next_stop_ = std::chrono::steady_clock::time_point::min();
   bool end_at_once_ = false;
 };
 

@@ -25,8 +25,8 @@ absl::Status Barrier(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, abs
 
 // Polls until the request is done or has failed.
 absl::Status Finish(Runtime& runtime, WireLink& wire, WireLink::RequestId request) {
-  const absl::Time deadline = runtime.Now() + kTimeout;
-  while (runtime.Now() < deadline) {
+  const Deadline deadline(runtime, kTimeout);
+  while (!deadline.HasPassed()) {
     WEFT_RETURN_IF_ERROR(wire.Poll());
     WEFT_ASSIGN_OR_RETURN(const bool done, wire.Test(request));
     if (done) return absl::OkStatus();
@@ -48,8 +48,8 @@ absl::Status FinishAll(Runtime& runtime, WireLink& wire, const std::vector<WireL
 // Polls both links until all requests are done and all control messages have left, or until an error.
 absl::Status FinishOnBoth(Runtime& runtime, WireLink& first, std::vector<WireLink::RequestId> on_first,
                           WireLink& second, std::vector<WireLink::RequestId> on_second) {
-  const absl::Time deadline = runtime.Now() + kTimeout;
-  while (runtime.Now() < deadline) {
+  const Deadline deadline(runtime, kTimeout);
+  while (!deadline.HasPassed()) {
     size_t waiting = 0;
     for (auto [wire, requests] : {std::pair(&first, &on_first), std::pair(&second, &on_second)}) {
       WEFT_RETURN_IF_ERROR(wire->Poll());
@@ -172,9 +172,9 @@ absl::Status DeliversControlMessagesInOrder(Bootstrap& bootstrap) {
     }
   }
   std::map<int, int> arrived;
-  const absl::Time deadline = bootstrap.runtime().Now() + kTimeout;
+  const Deadline deadline(bootstrap.runtime(), kTimeout);
   for (int missing = kMessages * bootstrap.size(); missing > 0;) {
-    if (bootstrap.runtime().Now() > deadline)
+    if (deadline.HasPassed())
       return absl::DeadlineExceededError(absl::StrCat(missing, " control messages did not arrive"));
     WEFT_ASSIGN_OR_RETURN(const auto received, NextControlMessage(*wire));
     if (!received) {

@@ -17,7 +17,6 @@ class ForwardingRuntime : public Runtime {
   explicit ForwardingRuntime(Runtime& base) : base_(base) {}
 
   int64_t NowNs() const override { return base_.NowNs(); }
-  absl::Time Now() const override { return base_.Now(); }
   void Yield() override { base_.Yield(); }
   void SleepFor(int64_t ns) override { base_.SleepFor(ns); }
   void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) override {

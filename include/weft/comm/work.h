@@ -38,16 +38,16 @@ class [[nodiscard]] Work {
   // False if default-constructed, moved from or detached. REQUIRES, for all members below: valid().
   bool valid() const { return record_ != nullptr; }
 
-  // Blocks until *ready*, or until *released*; runs the progress loop meanwhile. `deadline` defaults to the
-  // engine's timeout from now; with a later one, the watchdog waits for that long, too. May be called again.
+  // Blocks until *ready*, or until *released*; runs the progress loop meanwhile. `timeout` defaults to the
+  // engine's; with a longer one, the watchdog waits for that long, too. May be called again.
   // Errors: kDeadlineExceeded (names lane, operation, sequence and missing ranks; the operation continues.
-  //           Without a `deadline` it also names the ranks that are late, and those that do not respond);
+  //           Without a `timeout` it also names the ranks that are late, and those that do not respond);
   //         kFailedPrecondition (a peer submitted a different operation; the message has both);
   //         kInvalidArgument (an argument of the collective, which the message names);
   //         kAborted (the engine had failed before; the message has the cause);
   //         the error of a failed peer, with "rank N: " in front.
-  absl::Status Wait(std::optional<absl::Time> deadline = std::nullopt);
-  absl::Status WaitReleased(std::optional<absl::Time> deadline = std::nullopt);
+  absl::Status Wait(std::optional<absl::Duration> timeout = std::nullopt);
+  absl::Status WaitReleased(std::optional<absl::Duration> timeout = std::nullopt);
 
   // Gives the operation to the engine, which keeps `memory`, the owners of its buffers, until *released*;
   // after a failure, until ResetAfterError or the end of the engine. Any thread may drop the last reference.

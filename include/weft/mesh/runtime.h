@@ -1,4 +1,4 @@
-// Interface of a rank's clock, sleeps and threads.
+// Interface of a rank's clock, sleeps and threads, and deadlines on that clock.
 //
 // SystemRuntime uses threads and real time; a simulation uses fibers and virtual time (simulation.h). Code
 // that reads the clock, sleeps, copies data or starts threads through a Runtime runs unchanged on both.
@@ -29,9 +29,8 @@ class Runtime {
 
   virtual ~Runtime() = default;
 
-  virtual int64_t NowNs() const = 0;   // Monotonic clock.
-  virtual absl::Time Now() const = 0;  // The clock of deadlines.
-  virtual void Yield() = 0;            // Lets other threads or fibers run.
+  virtual int64_t NowNs() const = 0;  // Monotonic clock.
+  virtual void Yield() = 0;           // Lets other threads or fibers run.
   virtual void SleepFor(int64_t ns) = 0;
   // Futex semantics: sleeps if `word` holds `expected`, until WakeAll or for at most `timeout_ns`. May return
   // early. WakeAll wakes every thread or fiber of this process that sleeps on `word`; its caller changes the
@@ -56,13 +55,28 @@ class Runtime {
 class SystemRuntime final : public Runtime {
  public:
   int64_t NowNs() const override;
-  absl::Time Now() const override;
   void Yield() override;
   void SleepFor(int64_t ns) override;
   void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) override;
   void WakeAll(const std::atomic<uint32_t>& word) override;
   void Move(MoveSize size, absl::FunctionRef<void()> move) override;
   std::unique_ptr<Task> Start(std::function<void()> body) override;
+};
+
+// The end of a wait, on a runtime's monotonic clock. Steps of the system's time do not move it.
+//
+// Lifetime: the runtime must outlive it.
+class Deadline {
+ public:
+  // Ends `timeout` from now. The timeout is clamped to [0, 1 year].
+  Deadline(const Runtime& runtime, absl::Duration timeout);
+  // Zero once it has passed.
+  absl::Duration Left() const;
+  bool HasPassed() const { return Left() == absl::ZeroDuration(); }
+
+ private:
+  const Runtime* runtime_;
+  int64_t end_ns_;
 };
 
 }  // namespace weft

@@ -89,15 +89,15 @@ CommEngine::Impl::Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions optio
 CommEngine::Impl::~Impl() {
   if (!shell_) return;
   shell_->Leave();  // First: peers that wait for this rank to submit more fail, and Drain ends.
-  const absl::Time drain_deadline = missed_deadline_ ? bootstrap_.runtime().Now() : Deadline();
-  if (const absl::Status drained = shell_->Drain(drain_deadline); !drained.ok()) Abort(drained);
+  const absl::Duration patience = missed_deadline_ ? absl::ZeroDuration() : timeout_;
+  if (const absl::Status drained = shell_->Drain(patience); !drained.ok()) Abort(drained);
   if (watchdog_) {
     watchdog_->DumpFailure();
     // The program would wait for the missing rank again when it destroys the bootstrap.
     if (const absl::Status failed = status(); absl::IsDeadlineExceeded(failed)) watchdog_->EndProcess(failed);
   }
   // Data that still arrives or leaves must not be in buffers that the caller gets back.
-  const absl::Time deadline = bootstrap_.runtime().Now() + kMessagesTimeout;
+  const Deadline deadline(bootstrap_.runtime(), kMessagesTimeout);
   if (!status().ok()) Report(shell_->AwaitAbandonedTransfers(deadline));
   shell_->Leave();  // On lanes whose descriptor ring was full.
   shell_->FlushControlMessages(deadline);
@@ -173,18 +173,18 @@ absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore(WireLink&
   return core;
 }
 absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
-                                    std::optional<absl::Time> deadline) {
+                                    std::optional<absl::Duration> timeout) {
   if (record->lane < 0) return record->error;  // Failed at submission.
   if (record->State() == OperationState::kReleased) {
     shell_->CountPastWait();
-    if (!deadline) missed_deadline_ = false;
+    if (!timeout) missed_deadline_ = false;
     return absl::OkStatus();
   }
-  const absl::Duration timeout = deadline ? *deadline - bootstrap_.runtime().Now() : timeout_;
-  const bool is_longer = deadline && timeout > timeout_;
-  const auto extension = is_longer ? ExtendWatchdog(Watchdog::Task::kWait, *deadline) : std::nullopt;
-  absl::Status status = shell_->Wait(*record, event, timeout, /*checks_heartbeats=*/!deadline.has_value());
-  if (!deadline) missed_deadline_ = absl::IsDeadlineExceeded(status);
+  const bool is_longer = timeout && *timeout > timeout_;
+  const auto extension = is_longer ? ExtendWatchdog(Watchdog::Task::kWait, *timeout) : std::nullopt;
+  absl::Status status =
+      shell_->Wait(*record, event, timeout.value_or(timeout_), /*checks_heartbeats=*/!timeout.has_value());
+  if (!timeout) missed_deadline_ = absl::IsDeadlineExceeded(status);
   return status;
 }
 
@@ -202,11 +202,9 @@ void CommEngine::Impl::Abort(const absl::Status& cause) {
 
 absl::Status CommEngine::Impl::ResetAfterError() {
   using Phase = ResetRounds::Phase;
-  const absl::Time deadline = Deadline();
-  const auto agree = [&](Phase phase) {
-    return reset_rounds_.Agree(phase, deadline - bootstrap_.runtime().Now());
-  };
-  const auto extension = ExtendWatchdog(Watchdog::Task::kReset, deadline);
+  const Deadline deadline(bootstrap_.runtime(), timeout_);
+  const auto agree = [&](Phase phase) { return reset_rounds_.Agree(phase, deadline.Left()); };
+  const auto extension = ExtendWatchdog(Watchdog::Task::kReset, timeout_);
   Abort(absl::AbortedError("the engine is being reset"));
   shell_->AwaitRunningTasks();
   WEFT_RETURN_IF_ERROR(shell_->AwaitAbandonedTransfers(deadline));
@@ -225,16 +223,16 @@ absl::Status CommEngine::Impl::ResetAfterError() {
 }
 
 std::optional<Watchdog::Extension> CommEngine::Impl::ExtendWatchdog(Watchdog::Task task,
-                                                                    absl::Time deadline) {
+                                                                    absl::Duration timeout) {
   if (!watchdog_) return std::nullopt;
-  const absl::Duration left = std::min(deadline - bootstrap_.runtime().Now() + kWatchdogDelay, kLongestWait);
-  return watchdog_->Extend(task, bootstrap_.runtime().NowNs() + absl::ToInt64Nanoseconds(left));
+  const absl::Duration limit = std::min(timeout + kWatchdogDelay, kLongestWait);
+  return watchdog_->Extend(task, bootstrap_.runtime().NowNs() + absl::ToInt64Nanoseconds(limit));
 }
 
-absl::StatusOr<CommEngine::Impl::FreshCore> CommEngine::Impl::MakeFreshCore(absl::Time deadline) {
+absl::StatusOr<CommEngine::Impl::FreshCore> CommEngine::Impl::MakeFreshCore(const Deadline& deadline) {
   FreshCore fresh;
   node_->Reset();
-  WEFT_ASSIGN_OR_RETURN(fresh.wire, bootstrap_.OpenWire(deadline - bootstrap_.runtime().Now()));
+  WEFT_ASSIGN_OR_RETURN(fresh.wire, bootstrap_.OpenWire(deadline.Left()));
   {
     const MutexLock lock(lanes_mutex_);
     for (const std::unique_ptr<Lane>& lane : lanes_) {

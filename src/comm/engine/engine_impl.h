@@ -91,7 +91,7 @@ class CommEngine::Impl {
   // The same for a point-to-point message.
   std::shared_ptr<OperationRecord> SubmitMessage(OpKind kind, MessageRequest message, OpOptions options);
   absl::Status Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
-                    std::optional<absl::Time> deadline);
+                    std::optional<absl::Duration> timeout);
   // See Work::Detach.
   void KeepAlive(OperationRecord& record, std::vector<std::shared_ptr<void>> memory);
   void Abort(const absl::Status& cause);
@@ -140,17 +140,15 @@ class CommEngine::Impl {
     std::unique_ptr<WireLink> wire;  // Outlives the core.
     std::unique_ptr<EngineCore> core;
   };
-  absl::StatusOr<FreshCore> MakeFreshCore(absl::Time deadline);
+  absl::StatusOr<FreshCore> MakeFreshCore(const Deadline& deadline);
   // Replaces the failed core and its link.
   void Install(FreshCore fresh);
   // Sets timeout_ and share_domains_. Errors: an option of this rank is invalid.
   absl::Status ReadOptions();
   // The options that are the same on all ranks, or the error of this rank's.
   absl::StatusOr<std::vector<OptionValue>> OptionsOfAllRanks(const absl::Status& valid) const;
-  // The engine's timeout from now.
-  absl::Time Deadline() const { return bootstrap_.runtime().Now() + timeout_; }
-  // Extends the watchdog's limits, if there is one, for a task with this deadline.
-  std::optional<Watchdog::Extension> ExtendWatchdog(Watchdog::Task task, absl::Time deadline);
+  // Extends the watchdog's limits, if there is one, for a task of at most `timeout` from now.
+  std::optional<Watchdog::Extension> ExtendWatchdog(Watchdog::Task task, absl::Duration timeout);
 
   Bootstrap& bootstrap_;
   NodeHeap& heap_;

@@ -297,14 +297,14 @@ void EngineShell::Leave() {
   });
 }
 
-void EngineShell::FlushControlMessages(absl::Time deadline) {
-  while (WithCore([](EngineCore& core) { return core.FlushControlMessages(); }) && runtime_.Now() < deadline)
+void EngineShell::FlushControlMessages(const Deadline& deadline) {
+  while (WithCore([](EngineCore& core) { return core.FlushControlMessages(); }) && !deadline.HasPassed())
     runtime_.Yield();
 }
 
-absl::Status EngineShell::Drain(absl::Time deadline) {
+absl::Status EngineShell::Drain(absl::Duration timeout) {
   const auto done = [&] { return WithCore([](EngineCore& core) { return core.is_idle(); }); };
-  if (PollUntil(nullptr, done, deadline - runtime_.Now())) return absl::OkStatus();
+  if (PollUntil(nullptr, done, timeout)) return absl::OkStatus();
   return absl::DeadlineExceededError(
       "operations did not finish before the engine was destroyed; wait for every Work first");
 }
@@ -319,14 +319,14 @@ void EngineShell::AwaitRunningTasks() {
   }
 }
 
-absl::Status EngineShell::AwaitAbandonedTransfers(absl::Time deadline) {
+absl::Status EngineShell::AwaitAbandonedTransfers(const Deadline& deadline) {
   const int64_t begin = runtime_.NowNs();
-  const absl::Time send_deadline = std::min(deadline, runtime_.Now() + kMaxSendWait);
+  const Deadline send_deadline(runtime_, std::min(deadline.Left(), kMaxSendWait));
   while (true) {
     const auto peers = WithCore([](EngineCore& core) { return core.AbandonedTransfers(); });
-    const absl::Time now = runtime_.Now();
-    if (peers.senders.empty() && (peers.receivers.empty() || now > send_deadline)) return absl::OkStatus();
-    if (now > deadline) {
+    if (peers.senders.empty() && (peers.receivers.empty() || send_deadline.HasPassed()))
+      return absl::OkStatus();
+    if (deadline.HasPassed()) {
       return absl::DeadlineExceededError(absl::StrCat(
           "data that rank(s) ", absl::StrJoin(peers.senders, ", "), " began to send has not arrived"));
     }

@@ -82,9 +82,9 @@ class EngineShell {
   // Tells peers that this rank submits nothing more. See Note [Leaving].
   void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
   // Polls until all control messages have been sent.
-  void FlushControlMessages(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  void FlushControlMessages(const Deadline& deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Polls until no operation is unfinished. Errors: kDeadlineExceeded.
-  absl::Status Drain(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Drain(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Takes the lock, hands the pending submissions to the core, and calls `body` with the core.
   template <typename F>
@@ -99,7 +99,7 @@ class EngineShell {
   // leaves from them. Waits at most a few seconds for data that leaves: a large send whose receive was
   // cancelled never completes, and MPI reads its buffer no more.
   // Errors: kDeadlineExceeded (names the ranks whose data has not arrived).
-  absl::Status AwaitAbandonedTransfers(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status AwaitAbandonedTransfers(const Deadline& deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Replaces a failed core.
   void Replace(std::unique_ptr<EngineCore> core) ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -47,12 +47,12 @@ absl::Status Work::RecordTimeout(absl::Status waited, bool is_engine_timeout) {
   return waited;
 }
 
-absl::Status Work::Wait(std::optional<absl::Time> deadline) {
-  return RecordTimeout(engine_->impl_->Wait(record_, EngineShell::Event::kReady, deadline), !deadline);
+absl::Status Work::Wait(std::optional<absl::Duration> timeout) {
+  return RecordTimeout(engine_->impl_->Wait(record_, EngineShell::Event::kReady, timeout), !timeout);
 }
 
-absl::Status Work::WaitReleased(std::optional<absl::Time> deadline) {
-  return RecordTimeout(engine_->impl_->Wait(record_, EngineShell::Event::kReleased, deadline), !deadline);
+absl::Status Work::WaitReleased(std::optional<absl::Duration> timeout) {
+  return RecordTimeout(engine_->impl_->Wait(record_, EngineShell::Event::kReleased, timeout), !timeout);
 }
 
 void Work::Detach(std::vector<std::shared_ptr<void>> memory) {

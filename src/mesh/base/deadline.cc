@@ -8,13 +8,29 @@
 
 #include "weft/core/status.h"
 #include "weft/mesh/process_group.h"
+#include "weft/mesh/runtime.h"
 
-namespace weft::internal {
+namespace weft {
+namespace {
+
+absl::Duration Bounded(absl::Duration timeout) {
+  constexpr int64_t kMaxHours = int64_t{24} * 365;
+  return std::clamp(timeout, absl::ZeroDuration(), absl::Hours(kMaxHours));
+}
+
+}  // namespace
+
+Deadline::Deadline(const Runtime& runtime, absl::Duration timeout)
+    : runtime_(&runtime), end_ns_(runtime.NowNs() + absl::ToInt64Nanoseconds(Bounded(timeout))) {}
+
+absl::Duration Deadline::Left() const {
+  return absl::Nanoseconds(std::max<int64_t>(0, end_ns_ - runtime_->NowNs()));
+}
+
+namespace internal {
 
 std::chrono::steady_clock::time_point DeadlineAfter(absl::Duration timeout) {
-  constexpr int64_t kMaxHours = int64_t{24} * 365;
-  const absl::Duration bounded = std::clamp(timeout, absl::ZeroDuration(), absl::Hours(kMaxHours));
-  return std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(bounded);
+  return std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(Bounded(timeout));
 }
 
 constexpr absl::Duration kShortestTimeout = absl::Milliseconds(1);  // No exchange takes less.
@@ -40,4 +56,5 @@ absl::Status MissingRanksError(std::string_view what, const std::vector<int>& mi
       "PyTorch, otherwise WEFT_TIMEOUT_S"));
 }
 
-}  // namespace weft::internal
+}  // namespace internal
+}  // namespace weft

@@ -4,8 +4,6 @@
 #include <thread>
 #include <utility>
 
-#include <absl/time/clock.h>
-
 #include "weft/core/futex.h"
 #include "weft/mesh/runtime.h"
 
@@ -29,7 +27,6 @@ int64_t SystemRuntime::NowNs() const {
       .count();
 }
 
-absl::Time SystemRuntime::Now() const { return absl::Now(); }
 void SystemRuntime::Yield() { sched_yield(); }
 void SystemRuntime::SleepFor(int64_t ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
 

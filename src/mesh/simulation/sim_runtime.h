@@ -13,7 +13,6 @@ class SimRuntime final : public Runtime {
   SimRuntime(Simulator& simulator, int rank) : simulator_(simulator), rank_(rank) {}
 
   int64_t NowNs() const override { return simulator_.NowNs(); }
-  absl::Time Now() const override { return absl::UnixEpoch() + absl::Nanoseconds(simulator_.NowNs()); }
   void Yield() override {
     simulator_.ChargeDebt(rank_);
     SleepFor(simulator_.options().poll_ns);

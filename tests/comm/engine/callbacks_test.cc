@@ -33,8 +33,8 @@ std::function<void(const absl::Status&)> Count(Outcome& outcome) {
 // Yields until `done` or for ten seconds: no thread waits in the engine.
 template <typename Done>
 bool YieldUntil(Runtime& runtime, const Done& done) {
-  const absl::Time deadline = runtime.Now() + absl::Seconds(10);
-  while (!done() && runtime.Now() < deadline) runtime.Yield();
+  const Deadline deadline(runtime, absl::Seconds(10));
+  while (!done() && !deadline.HasPassed()) runtime.Yield();
   return done();
 }
 

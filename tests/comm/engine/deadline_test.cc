@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 // ranks.
 absl::Status WaitUntilOnlyOneIsMissing(Work& work, int late) {
   while (true) {
-    const absl::Status status = work.Wait(absl::Now() + absl::Milliseconds(1));
+    const absl::Status status = work.Wait(absl::Milliseconds(1));
     const bool only_late =
         status.message().find(absl::StrCat("waits for rank(s) ", late)) != absl::string_view::npos;
     if (status.ok() || !absl::IsDeadlineExceeded(status) || only_late) return status;
@@ -65,7 +65,7 @@ TEST(Deadline, IsMissedByAllOtherRanksIfOneRankIsLate) {
     Work work;
     if (!late) {
       work = fixture.engine->Barrier(fixture.lane);
-      EXPECT_THAT(work.Wait(absl::Now()),
+      EXPECT_THAT(work.Wait(absl::ZeroDuration()),
                   StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank(s)")));
     }
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
@@ -88,7 +88,7 @@ TEST(Deadline, NamesTheOperationThatBlocksTheLane) {
     };
     if (bootstrap.rank() == 0) {
       submit();
-      EXPECT_THAT(second.Wait(absl::Now()),
+      EXPECT_THAT(second.Wait(absl::ZeroDuration()),
                   StatusIs(absl::StatusCode::kDeadlineExceeded,
                            AllOf(HasSubstr("'second'"), HasSubstr("behind barrier 'first'"),
                                  EndsWith("waits for rank(s) 1"))));
@@ -105,7 +105,7 @@ TEST(Deadline, AcceptsInfiniteDeadlines) {
     options.timeout = absl::InfiniteDuration();
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
     Work work = fixture.engine->Barrier(fixture.lane);
-    WEFT_RETURN_IF_ERROR(work.Wait(absl::InfiniteFuture()));
+    WEFT_RETURN_IF_ERROR(work.Wait(absl::InfiniteDuration()));
     Work other = fixture.engine->Barrier(fixture.lane);
     return other.Wait();
   });

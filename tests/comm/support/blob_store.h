@@ -44,7 +44,7 @@ inline GroupExchange ExchangeOver(BlobStore& store, Runtime& runtime, const Proc
     const auto key = [&](int rank) {
       return absl::StrCat(call, " of ", absl::StrJoin(group.ranks, ","), ": ", rank);
     };
-    const absl::Time deadline = runtime.Now() + timeout;
+    const Deadline deadline(runtime, timeout);
     store.Put(key(group.ranks[static_cast<size_t>(group.group_rank)]), blob);
     std::vector<std::string> blobs(group.ranks.size());
     while (true) {
@@ -55,7 +55,7 @@ inline GroupExchange ExchangeOver(BlobStore& store, Runtime& runtime, const Proc
         if (theirs) blobs[member] = *std::move(theirs);
       }
       if (missing.empty()) return blobs;
-      if (runtime.Now() > deadline)
+      if (deadline.HasPassed())
         return absl::DeadlineExceededError(absl::StrCat("no blob from ", RankList(missing)));
       runtime.SleepFor(20'000);
     }

@@ -160,12 +160,12 @@ inline absl::Status CheckEngineWorks(EngineFixture& fixture) {
 
 // Resets the engine until it works, or `limit` has passed.
 inline absl::Status ResetUntilItWorks(EngineFixture& fixture, Runtime& runtime, absl::Duration limit) {
-  const absl::Time begin = runtime.Now();
+  const Deadline deadline(runtime, limit);
   absl::Status status;
   do {
     status = fixture.engine->ResetAfterError();
     if (status.ok()) status = CheckEngineWorks(fixture);
-  } while (!status.ok() && runtime.Now() - begin < limit);
+  } while (!status.ok() && !deadline.HasPassed());
   return status;
 }
 

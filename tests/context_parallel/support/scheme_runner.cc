@@ -225,9 +225,9 @@ absl::StatusOr<SchemeRunner> SchemeRunner::Make(Bootstrap& bootstrap, const Engi
 }
 
 absl::Status SchemeRunner::WaitUntilReleased() {
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  const Deadline deadline(fixture_.engine->bootstrap().runtime(), absl::Seconds(60));
   while (fixture_.pool->in_use_bytes() > 0) {
-    if (absl::Now() > deadline) {
+    if (deadline.HasPassed()) {
       return absl::DeadlineExceededError(
           absl::StrCat(fixture_.pool->in_use_bytes(), " bytes of node memory have not come back"));
     }
