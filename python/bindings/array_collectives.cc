@@ -28,11 +28,13 @@ namespace {
 using Array = nb::ndarray<nb::c_contig, nb::device::cpu>;
 using ConstArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 
-ElementType TypeOf(const nb::dlpack::dtype& dtype) {
+using Code = nb::dlpack::dtype_code;
+
+// Nothing for a dtype that the engine does not know.
+std::optional<ElementType> KnownTypeOf(const nb::dlpack::dtype& dtype) {
   const auto is = [&](nb::dlpack::dtype_code code, int bits) {
     return dtype.code == static_cast<uint8_t>(code) && dtype.bits == bits && dtype.lanes == 1;
   };
-  using Code = nb::dlpack::dtype_code;
   if (is(Code::Float, 32)) return ElementType::kF32;
   if (is(Code::Bfloat, 16)) return ElementType::kBF16;
   if (is(Code::Float, 16)) return ElementType::kF16;
@@ -42,6 +44,11 @@ ElementType TypeOf(const nb::dlpack::dtype& dtype) {
   if (is(Code::Int, 16)) return ElementType::kI16;
   if (is(Code::Int, 8)) return ElementType::kI8;
   if (is(Code::UInt, 8)) return ElementType::kU8;
+  return std::nullopt;
+}
+
+ElementType TypeOf(const nb::dlpack::dtype& dtype) {
+  if (const auto type = KnownTypeOf(dtype)) return *type;
   throw nb::type_error(
       "the collectives take float32, bfloat16, float16, float64, int64, int32, int16, int8 and uint8; view "
       "the array as one of them");
@@ -166,17 +173,45 @@ OperationPtr Broadcast(EngineGroup& group, const Array& array, int root) {
 
 OperationPtr Barrier(EngineGroup& group) { return group.Barrier({Stream::kOther, "barrier", nullptr}); }
 
+// The elements of a message. Those of a dtype that the engine does not know travel in a form of the same
+// size.
+struct MessageElements {
+  ElementType type;
+  int64_t count;
+  ElementKind kind = ElementKind::kPlain;
+};
+
+template <typename AnyArray>
+MessageElements ElementsOf(const AnyArray& array) {
+  nb::dlpack::dtype dtype = array.dtype();
+  const auto size = static_cast<int64_t>(array.size());
+  if (const auto type = KnownTypeOf(dtype)) return {*type, size};
+  const auto code = static_cast<Code>(dtype.code);
+  if (code == Code::Bool && dtype.bits == 8) return {ElementType::kU8, size, ElementKind::kBool};
+  if (code == Code::UInt) {
+    dtype.code = static_cast<uint8_t>(Code::Int);
+    if (const auto type = KnownTypeOf(dtype)) return {*type, size, ElementKind::kUnsigned};
+  }
+  if (code == Code::Complex) {
+    dtype.code = static_cast<uint8_t>(Code::Float);
+    dtype.bits /= 2;
+    if (const auto type = KnownTypeOf(dtype)) return {*type, 2 * size, ElementKind::kComplex};
+  }
+  return {ElementType::kU8, static_cast<int64_t>(array.nbytes()), ElementKind::kBytes};
+}
+
 OperationPtr Send(EngineGroup& group, const ConstArray& array, int to, int tag) {
   CheckRank(group, to, "receiver");
-  return group.Send({Stream::kOther, "send", Owner(array)}, array.data(),
-                    static_cast<int64_t>(array.nbytes()), to, tag);
+  const MessageElements elements = ElementsOf(array);
+  return group.Send({Stream::kOther, "send", Owner(array), elements.kind}, array.data(), elements.type,
+                    elements.count, to, tag);
 }
 
 OperationPtr Receive(EngineGroup& group, const Array& array, std::optional<int> source, int tag) {
   if (source) CheckRank(group, *source, "sender");
-  return group.Receive({Stream::kOther, "receive", Owner(array)}, array.data(),
-                       static_cast<int64_t>(array.nbytes()), source.value_or(GroupCollectives::kAnyRank),
-                       tag);
+  const MessageElements elements = ElementsOf(array);
+  return group.Receive({Stream::kOther, "receive", Owner(array), elements.kind}, array.data(), elements.type,
+                       elements.count, source.value_or(GroupCollectives::kAnyRank), tag);
 }
 
 void WaitFor(Operation& operation, const Session& session, std::optional<double> timeout_s) {
@@ -281,7 +316,8 @@ void BindArrayCollectives(nb::module_& module) {
       .def("send", Submitting(&Send), nb::arg("array").noconvert(), nb::arg("to"), nb::arg("tag") = 0,
            "Sends the array to a rank of the group. Messages match by tag, in the order of submission.")
       .def("receive", Submitting(&Receive), nb::arg("array").noconvert(), nb::arg("source") = nb::none(),
-           nb::arg("tag") = 0, "Receives an array of this size from a rank of the group; None: from any.");
+           nb::arg("tag") = 0,
+           "Receives an array of this size and dtype from a rank of the group; None: from any.");
 }
 
 }  // namespace weft::python

@@ -23,6 +23,11 @@ static_assert(static_cast<int>(ElementType::kF64) == static_cast<int>(DType::kF6
 static_assert(static_cast<int>(ElementType::kI16) == static_cast<int>(DType::kI16));
 static_assert(static_cast<int>(ElementType::kI8) == static_cast<int>(DType::kI8));
 static_assert(static_cast<int>(ElementType::kU8) == static_cast<int>(DType::kU8));
+static_assert(static_cast<int>(ElementKind::kPlain) == static_cast<int>(::weft::ElementKind::kPlain));
+static_assert(static_cast<int>(ElementKind::kComplex) == static_cast<int>(::weft::ElementKind::kComplex));
+static_assert(static_cast<int>(ElementKind::kBool) == static_cast<int>(::weft::ElementKind::kBool));
+static_assert(static_cast<int>(ElementKind::kUnsigned) == static_cast<int>(::weft::ElementKind::kUnsigned));
+static_assert(static_cast<int>(ElementKind::kBytes) == static_cast<int>(::weft::ElementKind::kBytes));
 static_assert(static_cast<int>(Reduction::kSum) == static_cast<int>(ReduceOp::kSum));
 static_assert(static_cast<int>(Reduction::kAverage) == static_cast<int>(ReduceOp::kAverage));
 static_assert(static_cast<int>(Reduction::kMax) == static_cast<int>(ReduceOp::kMax));
@@ -67,6 +72,7 @@ OpOptions OptionsOf(const GroupCollectives::Call& call,
   options.priority = PriorityOf(call.stream);
   options.label = call.label;
   options.wire_compression = wire_compression;
+  options.elements = static_cast<::weft::ElementKind>(call.elements);
   return options;
 }
 
@@ -158,21 +164,23 @@ GroupCollectives::OperationPtr EngineGroup::Barrier(Call call) {
       [&](CommEngine& engine) { return engine.Barrier(Lane(call.stream), OptionsOf(call)); });
 }
 
-GroupCollectives::OperationPtr EngineGroup::Send(Call call, const void* data, int64_t bytes, int to,
-                                                 int tag) {
+GroupCollectives::OperationPtr EngineGroup::Send(Call call, const void* data, ElementType type, int64_t count,
+                                                 int to, int tag) {
   const MessageAddress address{
       .peer = lanes_->group.ranks[static_cast<size_t>(to)], .tag = tag, .channel = lanes_->channel};
   return EngineOperation::Submit(
       session_, std::move(call.memory), /*needs_release=*/false,
-      [&](CommEngine& engine) { return engine.Send(address, data, bytes, OptionsOf(call)); });
+      [&](CommEngine& engine) { return engine.Send(address, data, ToDType(type), count, OptionsOf(call)); });
 }
 
-GroupCollectives::OperationPtr EngineGroup::Receive(Call call, void* data, int64_t bytes, int from, int tag) {
+GroupCollectives::OperationPtr EngineGroup::Receive(Call call, void* data, ElementType type, int64_t count,
+                                                    int from, int tag) {
   const int peer = from == kAnyRank ? kAnySource : lanes_->group.ranks[static_cast<size_t>(from)];
   const MessageAddress address{.peer = peer, .tag = tag, .channel = lanes_->channel};
   auto operation = EngineOperation::Submit(
-      session_, std::move(call.memory), /*needs_release=*/false,
-      [&](CommEngine& engine) { return engine.Receive(address, data, bytes, OptionsOf(call)); });
+      session_, std::move(call.memory), /*needs_release=*/false, [&](CommEngine& engine) {
+        return engine.Receive(address, data, ToDType(type), count, OptionsOf(call));
+      });
   operation->SetSenders(lanes_);
   return operation;
 }

@@ -40,8 +40,8 @@ class EngineGroup final : public GroupCollectives {
   OperationPtr AllToAll(Call call, ElementType type, const std::vector<Part>& sends,
                         const std::vector<Part>& receives) override;
   OperationPtr Barrier(Call call) override;
-  OperationPtr Send(Call call, const void* data, int64_t bytes, int to, int tag) override;
-  OperationPtr Receive(Call call, void* data, int64_t bytes, int from, int tag) override;
+  OperationPtr Send(Call call, const void* data, ElementType type, int64_t count, int to, int tag) override;
+  OperationPtr Receive(Call call, void* data, ElementType type, int64_t count, int from, int tag) override;
   Allocation Allocate(size_t bytes) override;
   void Abort(const std::string& cause) override { session_->Abort(cause); }
   void CloseSession() override { session_->Close(); }

@@ -289,8 +289,7 @@ WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
   CheckRank(to, "send");
   Submission submission(*group_, Stream::kOther, "send", tensors);
   const TensorData data = submission.Input(tensors[0], "tensor");
-  submission.Add(
-      group_->Send(submission.call(), data.data, static_cast<int64_t>(tensors[0].nbytes()), to, tag));
+  submission.Add(group_->Send(submission.call(), data.data, data.type, data.count, to, tag));
   return submission.Finish(TorchOp::SEND, "weft:send", TimeoutOf({}), sequence_);
 }
 
@@ -299,8 +298,7 @@ WeftBackend::WorkPtr WeftBackend::Receive(Tensors& tensors, int from, int tag, T
   CheckSingle(tensors, "recv");
   Submission submission(*group_, Stream::kOther, "recv", tensors);
   const TensorData data = submission.Output(tensors[0], "tensor");
-  submission.Add(
-      group_->Receive(submission.call(), data.data, static_cast<int64_t>(tensors[0].nbytes()), from, tag));
+  submission.Add(group_->Receive(submission.call(), data.data, data.type, data.count, from, tag));
   return submission.Finish(type, title, TimeoutOf({}), sequence_);
 }
 

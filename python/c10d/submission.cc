@@ -81,7 +81,9 @@ TensorData Submission::InputBeside(const at::Tensor& tensor, const std::string& 
 }
 
 GroupCollectives::Call Submission::call() {
-  return {stream_, operation_, std::make_shared<Tensors>(buffers_)};
+  const ElementKind elements =
+      buffers_.empty() ? ElementKind::kPlain : ElementKindOf(buffers_.front().scalar_type());
+  return {stream_, operation_, std::make_shared<Tensors>(buffers_), elements};
 }
 
 void Submission::CheckAllReduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op) const {

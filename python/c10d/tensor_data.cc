@@ -114,6 +114,23 @@ void CheckFactor(const TorchReduction& op, at::ScalarType dtype) {
 
 }  // namespace
 
+ElementKind ElementKindOf(at::ScalarType dtype) {
+  switch (KindOf(dtype)) {
+    case Kind::kBool:
+      return ElementKind::kBool;
+    case Kind::kUnsigned:
+      return ElementKind::kUnsigned;
+    case Kind::kComplex:
+      return ElementKind::kComplex;
+    case Kind::kBytes:
+      return ElementKind::kBytes;
+    case Kind::kInteger:
+    case Kind::kFloat:
+      break;
+  }
+  return ElementKind::kPlain;
+}
+
 ElementType ElementTypeOf(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:

@@ -23,6 +23,7 @@ TensorData DataOf(const at::Tensor& tensor);
 // Engine elements for `numel` elements of a dtype.
 int64_t ElementsOf(at::ScalarType dtype, int64_t numel);
 ElementType ElementTypeOf(at::ScalarType dtype);
+ElementKind ElementKindOf(at::ScalarType dtype);
 
 // The engine's reduction for a reduction of tensors of `dtype`. PREMUL_SUM is a sum. Of bool, a sum is
 // "or", and a product "and".

@@ -22,9 +22,11 @@ namespace weft::python {
 
 // The name of the capsule, and with it the version of this interface. The capsule holds a
 // std::shared_ptr<GroupCollectives>*.
-inline constexpr char kGroupCapsule[] = "weft.GroupCollectives.2";
+inline constexpr char kGroupCapsule[] = "weft.GroupCollectives.3";
 
 enum class ElementType : uint8_t { kF32, kBF16, kF16, kI32, kI64, kF64, kI16, kI8, kU8 };
+// What elements are to the caller. Ranks that differ get an error, as with element types.
+enum class ElementKind : uint8_t { kPlain, kComplex, kBool, kUnsigned, kBytes };
 enum class Reduction : uint8_t { kSum, kAverage, kMax, kMin, kProduct, kBitAnd, kBitOr, kBitXor };
 // Ordered streams of a group. Operations of different streams overlap.
 enum class Stream : uint8_t { kAllGather, kReduceScatter, kAllReduce, kOther };
@@ -78,6 +80,7 @@ class GroupCollectives {
     Stream stream = Stream::kOther;
     const char* label = "";        // For messages and the flight recorder.
     std::shared_ptr<void> memory;  // Owner of the buffers.
+    ElementKind elements = ElementKind::kPlain;
   };
   using OperationPtr = std::shared_ptr<Operation>;
 
@@ -101,8 +104,9 @@ class GroupCollectives {
   // Messages between two ranks of the group, which match by tag, in the order of submission. They use no
   // stream. `from` may be kAnyRank.
   static constexpr int kAnyRank = -1;
-  virtual OperationPtr Send(Call call, const void* data, int64_t bytes, int to, int tag) = 0;
-  virtual OperationPtr Receive(Call call, void* data, int64_t bytes, int from, int tag) = 0;
+  virtual OperationPtr Send(Call call, const void* data, ElementType type, int64_t count, int to,
+                            int tag) = 0;
+  virtual OperationPtr Receive(Call call, void* data, ElementType type, int64_t count, int from, int tag) = 0;
 
   // Node memory, 64-byte aligned. The collectives read and write it in place. It may outlive the session.
   struct Allocation {

@@ -132,7 +132,7 @@ class Group:
     def send(self, array: Any, to: int, tag: int = 0) -> Operation:
         """Sends the array to a rank of the group. Messages match by tag, in the order of submission."""
     def receive(self, array: Any, source: int | None = None, tag: int = 0) -> Operation:
-        """Receives an array of this size from a rank of the group; None: from any."""
+        """Receives an array of this size and dtype from a rank of the group; None: from any."""
 
 def close_all() -> None:
     """Closes all sessions of this process."""

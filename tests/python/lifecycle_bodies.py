@@ -244,6 +244,24 @@ def abort() -> str:
     return message
 
 
+def different_dtypes(kind: str) -> str:
+    """The error of this rank. The buffers have the same bytes on all ranks. All can begin again."""
+    first = dist.get_rank() == 0
+    tensor = torch.ones(4, dtype=torch.float32 if first else torch.int32)
+    with pytest.raises(dist.DistBackendError) as caught:
+        if kind == "complex":
+            # dist.all_reduce itself turns complex tensors into real ones.
+            dist.group.WORLD.allreduce([torch.ones(4, dtype=torch.complex64) if first else torch.ones(8)]).wait()
+        elif first:
+            dist.send(tensor, 1)
+        else:
+            dist.recv(tensor, 0)
+    dist.destroy_process_group()
+    init_group(f"-after-{kind}")
+    dist.barrier()
+    return str(caught.value)
+
+
 def group_under_gloo() -> None:
     """A default group of gloo, with groups of weft."""
 

@@ -97,6 +97,14 @@ def test_an_abort_reaches_all_ranks(pool_of) -> None:
     assert all("rank 0" in message for message in messages[1:]), messages
 
 
+@pytest.mark.parametrize(
+    "kind, names", [("send", ["16 bytes of f32", "16 bytes of i32"]), ("complex", ["8 f32 (complex) by sum", "8 f32 by sum"])]
+)
+def test_different_dtypes_are_an_error_on_all_ranks(pool_of, kind: str, names: list[str]) -> None:
+    for message in pool_of(2).run(bodies.different_dtypes, kind):
+        assert all(name in message for name in names), message
+
+
 def test_a_group_of_weft_under_gloo(pool_of) -> None:
     pool_of(3, "gloo").run(bodies.group_under_gloo)
 

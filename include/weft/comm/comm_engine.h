@@ -204,11 +204,11 @@ class CommEngine {
   // receive has matched; a receive when its data is valid. REQUIRES: an empty `options.gate` and no wire
   // compression. On a node, data is copied once if either buffer is node memory, else twice, which
   // copied_bytes counts. Between nodes it is received in place.
-  // Errors, also on the peer: kFailedPrecondition (a send and a receive match, but their sizes or identities
-  //   differ; names both), kAborted (the peer has destroyed its engine; of a receive from any rank, all other
-  //   ranks have).
-  Work Send(const MessageAddress& to, const void* data, int64_t bytes, OpOptions options = {});
-  Work Receive(const MessageAddress& from, void* data, int64_t bytes, OpOptions options = {});
+  // Errors, also on the peer: kFailedPrecondition (a send and a receive match, but their sizes, dtypes or
+  //   identities differ; names both), kAborted (the peer has destroyed its engine; of a receive from any
+  //   rank, all other ranks have).
+  Work Send(const MessageAddress& to, const void* data, DType dtype, int64_t count, OpOptions options = {});
+  Work Receive(const MessageAddress& from, void* data, DType dtype, int64_t count, OpOptions options = {});
 
   // OK, or the failure after which the engine accepts no more work.
   absl::Status status() const;

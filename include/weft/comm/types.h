@@ -43,11 +43,16 @@ enum class LanePurpose : uint8_t { kAllGather, kReduceScatter, kAllReduce, kCont
 // one third in delta encoding, and takes compute time at both ends.
 enum class WireCompression : uint8_t { kNone, kLossless };
 
+// The form of elements whose own dtype is none of the engine's: complex numbers travel as pairs of real ones,
+// bool and unsigned integers as integers, all others as bytes.
+enum class ElementKind : uint8_t { kPlain, kComplex, kBool, kUnsigned, kBytes };
+
 std::string_view Name(OpKind kind);
 std::string_view Name(ReduceOp op);
 std::string_view Name(Priority priority);
 std::string_view Name(LanePurpose purpose);
 std::string_view Name(WireCompression wire_compression);  // "none", "lossless".
+std::string_view Name(ElementKind elements);              // "complex".
 
 // Elements that each rank reduces in an all-reduce, by group rank. All counts are the same whole number of
 // cache lines, but the last ones may be smaller or 0. A reduce-scatter with these counts computes the same
@@ -88,6 +93,8 @@ struct OpOptions {
   // Factor of a sum of floating-point numbers, applied before the result is rounded to the dtype: in f64 for
   // f64, otherwise in f32. REQUIRES: the same on all ranks.
   double scale = 1.0;
+  // What the elements are to the caller. Ranks that differ get an error, as with dtypes.
+  ElementKind elements = ElementKind::kPlain;
 };
 
 }  // namespace weft

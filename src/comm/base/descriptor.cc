@@ -27,7 +27,7 @@ bool SharesOutput(const Descriptor& d) {
 }  // namespace
 
 bool IsSameCollective(const Descriptor& a, const Descriptor& b) {
-  return Key(a) == Key(b) && (a.dtype == b.dtype || a.any_dtype || b.any_dtype);
+  return Key(a) == Key(b) && (a.any_dtype || b.any_dtype || (a.dtype == b.dtype && a.elements == b.elements));
 }
 
 bool IsSameCollectiveOnNode(const Descriptor& a, const Descriptor& b) {
@@ -46,15 +46,22 @@ uint64_t HashOnNode(const Descriptor& d) {
                                            std::bit_cast<uint64_t>(d.scale),
                                            d.generation,
                                            small(d.kind, 0) | small(d.dtype, 8) | small(d.reduce, 16) |
-                                               small(d.wire_compression, 24) | small(d.leaves, 32),
+                                               small(d.wire_compression, 24) | small(d.leaves, 32) |
+                                               small(d.elements, 40),
                                            static_cast<uint64_t>(shared.rank),
                                            shared.offset};
   return Hash64(fields.data(), sizeof(fields));
 }
 
+std::string ElementName(DType dtype, ElementKind elements) {
+  std::string name(Name(dtype));
+  if (elements != ElementKind::kPlain) absl::StrAppend(&name, " (", ToAbsl(Name(elements)), ")");
+  return name;
+}
+
 std::string ToString(const Descriptor& descriptor) {
   std::string text = absl::StrCat(ToAbsl(Name(descriptor.kind)), " of ", descriptor.total_count, " ",
-                                  ToAbsl(Name(descriptor.dtype)));
+                                  ElementName(descriptor.dtype, descriptor.elements));
   if (Reduces(descriptor.kind)) absl::StrAppend(&text, " by ", ToAbsl(Name(descriptor.reduce)));
   if (descriptor.scale != 1.0) absl::StrAppend(&text, " times ", descriptor.scale);
   absl::StrAppend(&text, ", sequence ", descriptor.sequence);

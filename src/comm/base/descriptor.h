@@ -33,6 +33,7 @@ struct Descriptor {
   DType dtype = DType::kF32;
   ReduceOp reduce = ReduceOp::kSum;
   WireCompression wire_compression = WireCompression::kNone;
+  ElementKind elements = ElementKind::kPlain;
   bool any_dtype = false;  // The rank moves no elements, and knows no dtype. Any dtype of its peers matches.
   // No operation: the rank submits nothing at this sequence or later. See Note [Leaving].
   bool leaves = false;
@@ -53,6 +54,8 @@ bool IsSameCollectiveOnNode(const Descriptor& a, const Descriptor& b);
 // of different hashes still match if one of them takes any dtype.
 uint64_t HashOnNode(const Descriptor& descriptor);
 
+// "f32", or "f32 (complex)".
+std::string ElementName(DType dtype, ElementKind elements);
 // "all_reduce of 4096 f32 by sum, sequence 7".
 std::string ToString(const Descriptor& descriptor);
 // Differences of two mismatched descriptors that ToString does not show, such as " (identities 1f and 2e)".

@@ -54,6 +54,22 @@ std::string_view Name(ReduceOp op) {
   return "unknown";
 }
 
+std::string_view Name(ElementKind elements) {
+  switch (elements) {
+    case ElementKind::kPlain:
+      return "plain";
+    case ElementKind::kComplex:
+      return "complex";
+    case ElementKind::kBool:
+      return "bool";
+    case ElementKind::kUnsigned:
+      return "unsigned";
+    case ElementKind::kBytes:
+      return "bytes";
+  }
+  return "unknown";
+}
+
 std::string_view Name(Priority priority) {
   switch (priority) {
     case Priority::kCritical:

@@ -357,15 +357,17 @@ Work CommEngine::Barrier(LaneId lane, OpOptions options, const Work* after) {
       });
 }
 
-Work CommEngine::Send(const MessageAddress& to, const void* data, int64_t bytes, OpOptions options) {
-  // MessageRequest has no const form. The data of a send is only read.
-  const MessageRequest message{to.peer, to.tag, to.channel, const_cast<std::byte*>(Bytes(data)), bytes};
-  return Work(this, impl_->SubmitMessage(OpKind::kSend, message, std::move(options)));
+Work CommEngine::Send(const MessageAddress& to, const void* data, DType dtype, int64_t count,
+                      OpOptions options) {
+  // A message has no const form. The data of a send is only read.
+  return Work(this, impl_->SubmitMessage(OpKind::kSend, to, const_cast<std::byte*>(Bytes(data)), dtype, count,
+                                         std::move(options)));
 }
 
-Work CommEngine::Receive(const MessageAddress& from, void* data, int64_t bytes, OpOptions options) {
-  const MessageRequest message{from.peer, from.tag, from.channel, Bytes(data), bytes};
-  return Work(this, impl_->SubmitMessage(OpKind::kReceive, message, std::move(options)));
+Work CommEngine::Receive(const MessageAddress& from, void* data, DType dtype, int64_t count,
+                         OpOptions options) {
+  return Work(this,
+              impl_->SubmitMessage(OpKind::kReceive, from, Bytes(data), dtype, count, std::move(options)));
 }
 
 absl::Status CommEngine::status() const { return impl_->status(); }

@@ -89,7 +89,8 @@ class CommEngine::Impl {
   // engine is aborted. REQUIRES: the request has a lane unless `valid` is an error.
   std::shared_ptr<OperationRecord> Submit(Request&& request, const absl::Status& valid);
   // The same for a point-to-point message.
-  std::shared_ptr<OperationRecord> SubmitMessage(OpKind kind, MessageRequest message, OpOptions options);
+  std::shared_ptr<OperationRecord> SubmitMessage(OpKind kind, const MessageAddress& address, std::byte* data,
+                                                 DType dtype, int64_t count, OpOptions options);
   absl::Status Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
                     std::optional<absl::Duration> timeout);
   // See Work::Detach.
@@ -126,7 +127,7 @@ class CommEngine::Impl {
   bool IsMirrored() const;
   GroupPlacement MakePlacement(const ProcessGroup& group, uint64_t group_hash) const;
   absl::Status CheckMember(const ProcessGroup& group) const;
-  absl::Status CheckMessage(OpKind kind, const MessageRequest& message, const OpOptions& options) const;
+  absl::Status CheckMessage(const OperationRecord& record, const OpOptions& options) const;
   // Makes the lane. What can fail on one rank alone happens here.
   absl::StatusOr<std::unique_ptr<Lane>> MakeLane(const ProcessGroup& group, LanePurpose purpose);
   // By index: true if this engine has no such lane. All later indices are free.

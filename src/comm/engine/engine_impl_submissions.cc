@@ -4,6 +4,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/comm/engine/argument_checks.h"
 #include "src/comm/engine/engine_impl.h"
 #include "weft/core/status.h"
 #include "weft/mesh/simulation.h"
@@ -116,6 +117,7 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request&& request, con
   }
   descriptor.total_count = request.total_count;
   descriptor.generation = reset_rounds_.attempt();
+  descriptor.elements = request.options.elements;
   descriptor.any_dtype = request.any_dtype;
   descriptor.reduce = request.plan.reduce;
   descriptor.wire_compression = request.options.wire_compression;
@@ -135,16 +137,20 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request&& request, con
   return record;
 }
 
-std::shared_ptr<OperationRecord> CommEngine::Impl::SubmitMessage(OpKind kind, MessageRequest message,
+std::shared_ptr<OperationRecord> CommEngine::Impl::SubmitMessage(OpKind kind, const MessageAddress& address,
+                                                                 std::byte* data, DType dtype, int64_t count,
                                                                  OpOptions options) {
   auto record = std::make_shared<OperationRecord>();
   record->descriptor.kind = kind;
-  record->descriptor.dtype = DType::kU8;
+  record->descriptor.dtype = dtype;
+  record->descriptor.elements = options.elements;
   record->descriptor.identity = options.identity;
-  record->descriptor.total_count = message.bytes;
+  record->descriptor.total_count = count;
   record->descriptor.generation = reset_rounds_.attempt();
   record->label = std::move(options.label);
-  if (const absl::Status valid = CheckMessage(kind, message, options); !valid.ok()) {
+  const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
+  record->message = MessageRequest{address.peer, address.tag, address.channel, data, bytes};
+  if (const absl::Status valid = CheckMessage(*record, options); !valid.ok()) {
     record->error = valid;
     record->state.store(OperationState::kFailed, std::memory_order_release);
     Abort(valid);
@@ -153,8 +159,7 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::SubmitMessage(OpKind kind, Me
   record->lane = kMessageLane;
   record->lane_name = "messages";
   record->priority = options.priority;
-  record->logical_bytes = message.bytes;
-  record->message = message;
+  record->logical_bytes = bytes;
   int64_t queued_ns = 0;
   {
     const MutexLock lock(lanes_mutex_);
@@ -165,8 +170,9 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::SubmitMessage(OpKind kind, Me
   return record;
 }
 
-absl::Status CommEngine::Impl::CheckMessage(OpKind kind, const MessageRequest& message,
-                                            const OpOptions& options) const {
+absl::Status CommEngine::Impl::CheckMessage(const OperationRecord& record, const OpOptions& options) const {
+  const OpKind kind = record.descriptor.kind;
+  const MessageRequest& message = *record.message;
   const auto invalid = [&](const auto&... text) {
     return absl::InvalidArgumentError(absl::StrCat(ToAbsl(Name(kind)), ": ", text...));
   };
@@ -175,7 +181,7 @@ absl::Status CommEngine::Impl::CheckMessage(OpKind kind, const MessageRequest& m
     return invalid(message.peer, " is not a rank of the bootstrap, which has ranks 0 to ",
                    bootstrap_.size() - 1, "; a receive from every rank takes kAnySource");
   }
-  if (message.bytes < 0) return invalid("a size of ", message.bytes, " bytes is negative");
+  WEFT_RETURN_IF_ERROR(CheckTotal(record.descriptor.total_count, Name(kind)));
   if (message.data == nullptr && message.bytes > 0)
     return invalid("null buffer of ", message.bytes, " bytes");
   if (options.gate != nullptr) return invalid("a message has no gate; submit it once the gate is released");

@@ -12,14 +12,17 @@ namespace {
 
 absl::Status Mismatch(const OperationRecord& receive, int own_rank, const Announcement& announcement) {
   const Signal& sent = announcement.signal;
-  const auto with_identity = [](int64_t bytes, uint64_t identity) {
-    return absl::StrCat(bytes, " bytes (identity ", absl::Hex(identity), ")");
+  const Descriptor& expected = receive.descriptor;
+  const auto describe = [](int64_t bytes, DType dtype, ElementKind elements, uint64_t identity) {
+    return absl::StrCat(bytes, " bytes of ", ElementName(dtype, elements), ", identity ",
+                        absl::Hex(identity));
   };
   return absl::FailedPreconditionError(
       absl::StrCat("channel ", sent.channel, ", tag ", sent.tag, ": rank ", announcement.source, " sends ",
-                   with_identity(sent.bytes, sent.identity), " to rank ", own_rank, ", which receives ",
-                   with_identity(receive.message->bytes, receive.descriptor.identity),
-                   "; a send and the receive that matches it must have the same size and identity"));
+                   describe(sent.bytes, sent.dtype, sent.elements, sent.identity), " to rank ", own_rank,
+                   ", which receives ",
+                   describe(receive.message->bytes, expected.dtype, expected.elements, expected.identity),
+                   "; a send and the receive that matches it must have the same size, dtype and identity"));
 }
 
 absl::StatusOr<Signal> ParseSignal(int peer, std::string_view bytes) {
@@ -110,8 +113,10 @@ absl::Status MessageBoard::StartReceive(const Record& record) {
 
 absl::Status MessageBoard::Match(const Record& record, const Announcement& announcement) {
   MessageRequest& message = *record->message;
-  if (announcement.signal.bytes != message.bytes ||
-      announcement.signal.identity != record->descriptor.identity) {
+  const Signal& sent = announcement.signal;
+  const Descriptor& expected = record->descriptor;
+  if (sent.bytes != message.bytes || sent.dtype != expected.dtype || sent.elements != expected.elements ||
+      sent.identity != expected.identity) {
     return Mismatch(*record, env_.rank, announcement);
   }
   message.source = announcement.source;

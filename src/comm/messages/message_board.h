@@ -53,8 +53,8 @@ class MessageBoard final : private SignalSender {
   // Takes a send or a receive; the next Poll starts it.
   void Submit(std::shared_ptr<OperationRecord> record);
   // Advances all messages. True if anything advanced.
-  // Errors: kFailedPrecondition (a send and a receive that match have different sizes or identities),
-  //   kAborted (a rank that a message needs has destroyed its engine).
+  // Errors: kFailedPrecondition (a send and a receive that match have different sizes, dtypes or
+  //   identities), kAborted (a rank that a message needs has destroyed its engine).
   absl::StatusOr<bool> Poll();
   // This rank submits nothing more. Call it again to tell more when messages have finished.
   absl::Status Leave();

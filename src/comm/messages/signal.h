@@ -56,6 +56,8 @@ enum class SignalKind : uint8_t {
 
 struct Signal {
   SignalKind kind = SignalKind::kAnnounce;
+  DType dtype = DType::kU8;
+  ElementKind elements = ElementKind::kPlain;
   int32_t tag = 0;
   int32_t leaver = 0;
   bool tells_node = false;  // The receiver of the signal tells it to the other ranks of its node.

@@ -41,6 +41,8 @@ Signal OutgoingMessage::Announcement(const NodeLink& node) const {
   signal.number = number();
   signal.channel = message().channel;
   signal.identity = record_->descriptor.identity;
+  signal.dtype = record_->descriptor.dtype;
+  signal.elements = record_->descriptor.elements;
   signal.bytes = message().bytes;
   if (!is_remote_) signal.address = MessageBufferAddress(node, message().data, message().bytes);
   return signal;

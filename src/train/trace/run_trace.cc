@@ -24,13 +24,13 @@ enum Tag : int { kClockRequest, kClockAnswer, kEventBytes, kEvents };
 constexpr int kClockRounds = 16;
 
 absl::Status SendValue(CommEngine& engine, int peer, Tag tag, int64_t value) {
-  Work work = engine.Send({peer, tag, kChannel}, &value, sizeof(value));
+  Work work = engine.Send({peer, tag, kChannel}, &value, DType::kU8, sizeof(value));
   return work.WaitReleased();
 }
 
 absl::StatusOr<int64_t> ReceiveValue(CommEngine& engine, int peer, Tag tag) {
   int64_t value = 0;
-  Work work = engine.Receive({peer, tag, kChannel}, &value, sizeof(value));
+  Work work = engine.Receive({peer, tag, kChannel}, &value, DType::kU8, sizeof(value));
   WEFT_RETURN_IF_ERROR(work.WaitReleased());
   return value;
 }
@@ -133,7 +133,7 @@ absl::StatusOr<std::string> RunTrace::GatherEvents(const std::string& own) {
   if (rank != 0) {
     const auto bytes = static_cast<int64_t>(own.size());
     WEFT_RETURN_IF_ERROR(SendValue(engine_, 0, kEventBytes, bytes));
-    Work work = engine_.Send({0, kEvents, kChannel}, own.data(), bytes);
+    Work work = engine_.Send({0, kEvents, kChannel}, own.data(), DType::kU8, bytes);
     WEFT_RETURN_IF_ERROR(work.WaitReleased());
     return std::string();
   }
@@ -142,7 +142,7 @@ absl::StatusOr<std::string> RunTrace::GatherEvents(const std::string& own) {
   for (int peer = 1; peer < engine_.bootstrap().size(); ++peer) {
     WEFT_ASSIGN_OR_RETURN(const int64_t bytes, ReceiveValue(engine_, peer, kEventBytes));
     std::string events(static_cast<size_t>(bytes), '\0');
-    Work work = engine_.Receive({peer, kEvents, kChannel}, events.data(), bytes);
+    Work work = engine_.Receive({peer, kEvents, kChannel}, events.data(), DType::kU8, bytes);
     WEFT_RETURN_IF_ERROR(work.WaitReleased());
     absl::StrAppend(&text, ",\n", events);
   }

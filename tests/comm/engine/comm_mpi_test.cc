@@ -81,8 +81,8 @@ GroupExchange ExchangeByMessages(CommEngine& engine, const ProcessGroup& group, 
     std::vector<Work> works;
     for (size_t member = 0; member < blobs.size(); ++member) {
       const int peer = group.ranks[member];
-      works.push_back(engine.Send({peer, 0, call}, blob.data(), bytes));
-      works.push_back(engine.Receive({peer, 0, call}, blobs[member].data(), bytes));
+      works.push_back(engine.Send({peer, 0, call}, blob.data(), DType::kU8, bytes));
+      works.push_back(engine.Receive({peer, 0, call}, blobs[member].data(), DType::kU8, bytes));
     }
     for (Work& work : works) WEFT_RETURN_IF_ERROR(work.WaitReleased());
     return blobs;

@@ -135,8 +135,9 @@ TEST(Lanes, ThreadsMaySubmitAtOnce) {
       int message = -1;
       for (int i = 0; i < 60; ++i) {
         buffer.Write(0, std::vector<double>(kCount, thread + i));
-        Work receive = fixture.engine->Receive({1 - bootstrap.rank(), thread}, &message, sizeof(message));
-        Work send = fixture.engine->Send({1 - bootstrap.rank(), thread}, &i, sizeof(i));
+        Work receive =
+            fixture.engine->Receive({1 - bootstrap.rank(), thread}, &message, DType::kU8, sizeof(message));
+        Work send = fixture.engine->Send({1 - bootstrap.rank(), thread}, &i, DType::kU8, sizeof(i));
         Work reduce = fixture.engine->AllReduce(lanes[static_cast<size_t>(thread)], buffer.data(),
                                                 buffer.data(), DType::kI32, kCount, ReduceOp::kSum);
         Work barrier = fixture.engine->Barrier(lanes[static_cast<size_t>(thread)]);

@@ -86,7 +86,8 @@ TEST(Messages, OfOneTagKeepTheirOrderAndTagsAreIndependent) {
           for (int i = 0; i < kMessages; ++i) {
             values.push_back(i);
             for (const uint64_t channel : {uint64_t{1}, ~uint64_t{0}})
-              works.push_back(fixture.engine->Send({1, tag, channel}, &values.back(), sizeof(int)));
+              works.push_back(
+                  fixture.engine->Send({1, tag, channel}, &values.back(), DType::kU8, sizeof(int)));
           }
         }
         for (Work& work : works) WEFT_RETURN_IF_ERROR(work.Wait());
@@ -97,7 +98,7 @@ TEST(Messages, OfOneTagKeepTheirOrderAndTagsAreIndependent) {
           for (auto tag = tags.rbegin(); tag != tags.rend(); ++tag) {
             for (int i = 0; i < kMessages; ++i) {
               int value = -1;
-              Work work = fixture.engine->Receive({0, *tag, channel}, &value, sizeof(int));
+              Work work = fixture.engine->Receive({0, *tag, channel}, &value, DType::kU8, sizeof(int));
               WEFT_RETURN_IF_ERROR(work.Wait());
               EXPECT_EQ(value, i);
             }
@@ -117,7 +118,7 @@ TEST(Messages, AreCountedAndCopiedAsDocumented) {
             WEFT_ASSIGN_OR_RETURN(TestBuffer buffer,
                                   TestBuffer::Make(*fixture.pool, from_node, DType::kU8, kBytes));
             FillMessage(0, 1, 5, buffer.data(), kBytes);
-            Work work = fixture.engine->Send({1, 5}, buffer.data(), kBytes);
+            Work work = fixture.engine->Send({1, 5}, buffer.data(), DType::kU8, kBytes);
             WEFT_RETURN_IF_ERROR(work.WaitReleased());
             const bool on_node = fixture.engine->bootstrap().node_map().SameNode(0, 1);
             EXPECT_EQ(fixture.engine->counters().copied_bytes,
@@ -130,7 +131,7 @@ TEST(Messages, AreCountedAndCopiedAsDocumented) {
           [&](EngineFixture& fixture) -> absl::Status {
             WEFT_ASSIGN_OR_RETURN(TestBuffer buffer,
                                   TestBuffer::Make(*fixture.pool, to_node, DType::kU8, kBytes));
-            Work work = fixture.engine->Receive({0, 5}, buffer.data(), kBytes);
+            Work work = fixture.engine->Receive({0, 5}, buffer.data(), DType::kU8, kBytes);
             WEFT_RETURN_IF_ERROR(work.WaitReleased());
             EXPECT_EQ(fixture.engine->counters().point_to_point_bytes, kBytes);
             EXPECT_EQ(fixture.engine->counters().copied_bytes, 0);
@@ -149,16 +150,54 @@ TEST(Messages, OfDifferentSizesFailBothEnds) {
       2,
       [&](EngineFixture& fixture) -> absl::Status {
         int64_t value = 0;
-        Work work = fixture.engine->Send({1, 9, 3}, &value, 8);
+        Work work = fixture.engine->Send({1, 9, 3}, &value, DType::kU8, 8);
         EXPECT_THAT(work.Wait(), names_both);
         return absl::OkStatus();
       },
       [&](EngineFixture& fixture) -> absl::Status {
         std::array<char, 12> data{};
-        Work work = fixture.engine->Receive({kAnySource, 9, 3}, data.data(), 12);
+        Work work = fixture.engine->Receive({kAnySource, 9, 3}, data.data(), DType::kU8, 12);
         EXPECT_THAT(work.Wait(), names_both);
         return absl::OkStatus();
       });
+}
+
+// The sizes in bytes are equal.
+TEST(Messages, OfDifferentDtypesFailBothEnds) {
+  struct Element {
+    DType dtype;
+    int64_t count;
+    ElementKind kind;
+    const char* name;
+  };
+  const Element floats{DType::kF32, 4, ElementKind::kPlain, "16 bytes of f32,"};
+  const Element integers{DType::kI32, 4, ElementKind::kPlain, "16 bytes of i32,"};
+  const Element complex_numbers{DType::kF32, 4, ElementKind::kComplex, "16 bytes of f32 (complex),"};
+  for (const auto& [sent, received] : {std::pair{floats, integers}, std::pair{complex_numbers, floats}}) {
+    const auto names_both =
+        StatusIs(absl::StatusCode::kFailedPrecondition,
+                 AllOf(HasSubstr(sent.name), HasSubstr(received.name), HasSubstr("same size, dtype and")));
+    const auto options_of = [](const Element& element) {
+      OpOptions options;
+      options.elements = element.kind;
+      return options;
+    };
+    RunPair(
+        2,
+        [&](EngineFixture& fixture) -> absl::Status {
+          std::array<float, 4> data{};
+          Work work = fixture.engine->Send({1}, data.data(), sent.dtype, sent.count, options_of(sent));
+          EXPECT_THAT(work.Wait(), names_both);
+          return absl::OkStatus();
+        },
+        [&](EngineFixture& fixture) -> absl::Status {
+          std::array<float, 4> data{};
+          Work work =
+              fixture.engine->Receive({0}, data.data(), received.dtype, received.count, options_of(received));
+          EXPECT_THAT(work.Wait(), names_both);
+          return absl::OkStatus();
+        });
+  }
 }
 
 TEST(Messages, OfDifferentIdentitiesFailBothEnds) {
@@ -167,8 +206,9 @@ TEST(Messages, OfDifferentIdentitiesFailBothEnds) {
     OpOptions options;
     options.identity = bootstrap.rank() == 0 ? 0xa1 : 0xb2;
     int value = 0;
-    Work work = bootstrap.rank() == 0 ? fixture.engine->Send({1}, &value, sizeof(value), options)
-                                      : fixture.engine->Receive({0}, &value, sizeof(value), options);
+    Work work = bootstrap.rank() == 0
+                    ? fixture.engine->Send({1}, &value, DType::kU8, sizeof(value), options)
+                    : fixture.engine->Receive({0}, &value, DType::kU8, sizeof(value), options);
     EXPECT_THAT(work.Wait(), StatusIs(absl::StatusCode::kFailedPrecondition,
                                       AllOf(HasSubstr("identity a1"), HasSubstr("identity b2"))));
     return BootstrapBarrier(bootstrap);
@@ -180,8 +220,8 @@ TEST(Messages, ThatNobodyMatchesNameTheirPeerAndTagAtTheDeadlineAndGoOn) {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, SmallFixture(bootstrap));
     int value = bootstrap.rank();
     Work work;
-    if (bootstrap.rank() == 0) work = fixture.engine->Send({2, 40}, &value, sizeof(value));
-    if (bootstrap.rank() == 1) work = fixture.engine->Receive({2, 41}, &value, sizeof(value));
+    if (bootstrap.rank() == 0) work = fixture.engine->Send({2, 40}, &value, DType::kU8, sizeof(value));
+    if (bootstrap.rank() == 1) work = fixture.engine->Receive({2, 41}, &value, DType::kU8, sizeof(value));
     const absl::Duration soon = absl::Milliseconds(2);
     if (bootstrap.rank() == 0) {
       EXPECT_THAT(work.Wait(soon), StatusIs(absl::StatusCode::kDeadlineExceeded,
@@ -196,9 +236,9 @@ TEST(Messages, ThatNobodyMatchesNameTheirPeerAndTagAtTheDeadlineAndGoOn) {
     }
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     if (bootstrap.rank() == 2) {
-      Work send = fixture.engine->Send({1, 41}, &value, sizeof(value));
+      Work send = fixture.engine->Send({1, 41}, &value, DType::kU8, sizeof(value));
       int other = -1;
-      work = fixture.engine->Receive({kAnySource, 40}, &other, sizeof(other));
+      work = fixture.engine->Receive({kAnySource, 40}, &other, DType::kU8, sizeof(other));
       WEFT_RETURN_IF_ERROR(work.Wait());
       EXPECT_EQ(other, 0);
       return send.WaitReleased();
@@ -214,8 +254,8 @@ TEST(Messages, FailAtOnceIfTheirPeerHasLeft) {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, SmallFixture(bootstrap));
     int value = 0;
     if (bootstrap.rank() == 0) return absl::OkStatus();
-    Work work = bootstrap.rank() == 1 ? fixture.engine->Send({0, 4}, &value, sizeof(value))
-                                      : fixture.engine->Receive({0, 5}, &value, sizeof(value));
+    Work work = bootstrap.rank() == 1 ? fixture.engine->Send({0, 4}, &value, DType::kU8, sizeof(value))
+                                      : fixture.engine->Receive({0, 5}, &value, DType::kU8, sizeof(value));
     // Each of the two fails, or learns of the failure of the other.
     EXPECT_THAT(work.Wait(), StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0 destroyed its engine")));
     return absl::OkStatus();
@@ -228,12 +268,12 @@ TEST(Messages, FromAnyRankFailIfAllOtherRanksHaveLeft) {
     int value = 0;
     if (bootstrap.rank() != 1) {
       // Tells rank 1, on another node, that this rank uses messages.
-      Work own = fixture.engine->Send({bootstrap.rank()}, &value, sizeof(value));
-      Work received = fixture.engine->Receive({bootstrap.rank()}, &value, sizeof(value));
+      Work own = fixture.engine->Send({bootstrap.rank()}, &value, DType::kU8, sizeof(value));
+      Work received = fixture.engine->Receive({bootstrap.rank()}, &value, DType::kU8, sizeof(value));
       WEFT_RETURN_IF_ERROR(own.WaitReleased());
       return received.WaitReleased();
     }
-    Work work = fixture.engine->Receive({kAnySource, 5}, &value, sizeof(value));
+    Work work = fixture.engine->Receive({kAnySource, 5}, &value, DType::kU8, sizeof(value));
     EXPECT_THAT(work.Wait(),
                 StatusIs(absl::StatusCode::kAborted, HasSubstr("as the last of all other ranks")));
     return absl::OkStatus();
@@ -255,8 +295,8 @@ TEST(Messages, OfARankThatLeavesAreFinished) {
       std::vector<std::byte> received(kBytes);
       FillMessage(me, peer, 1, sent.data(), kBytes);
       bootstrap.runtime().SleepFor(static_cast<int64_t>(seed * 7919 % 13) * me * 10'000);
-      Work send = fixture.engine->Send({peer, 1}, sent.data(), kBytes);
-      Work receive = fixture.engine->Receive({peer, 1}, received.data(), kBytes);
+      Work send = fixture.engine->Send({peer, 1}, sent.data(), DType::kU8, kBytes);
+      Work receive = fixture.engine->Receive({peer, 1}, received.data(), DType::kU8, kBytes);
       if ((seed & 4) != 0) {  // The engine's destructor waits for the transfers.
         send.Detach({});
         receive.Detach({});
@@ -281,15 +321,15 @@ TEST(Messages, FailWithTheEngineAndWorkAfterAReset) {
     std::vector<Work> works;
     for (int i = 0; i < 30; ++i) {  // More than a mailbox holds, and some of them in flight.
       const int peer = (bootstrap.rank() + i) % 3;
-      works.push_back(fixture.engine->Send({peer, i}, data.data(), 100'000));
+      works.push_back(fixture.engine->Send({peer, i}, data.data(), DType::kU8, 100'000));
       if (i % 2 == 0) {
-        works.push_back(
-            fixture.engine->Receive({kAnySource, i}, received[static_cast<size_t>(i)].data(), 100'000));
+        works.push_back(fixture.engine->Receive({kAnySource, i}, received[static_cast<size_t>(i)].data(),
+                                                DType::kU8, 100'000));
       }
     }
     // Others may be *ready* before rank 1 aborts.
     std::byte unsent;
-    works.push_back(fixture.engine->Receive({kAnySource, 30}, &unsent, 1));
+    works.push_back(fixture.engine->Receive({kAnySource, 30}, &unsent, DType::kU8, 1));
     if (bootstrap.rank() == 1) fixture.engine->Abort(absl::CancelledError("enough"));
     EXPECT_THAT(works.back().Wait(), AnyOf(StatusIs(absl::StatusCode::kCancelled, HasSubstr("enough")),
                                            StatusIs(absl::StatusCode::kAborted, HasSubstr("enough"))));
@@ -306,8 +346,8 @@ TEST(Messages, HaveCallbacksAndOrderCollectives) {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, SmallFixture(bootstrap));
     int value = bootstrap.rank() == 0 ? 42 : 0;
     std::atomic<int> calls{0};
-    Work message = bootstrap.rank() == 0 ? fixture.engine->Send({1}, &value, sizeof(value))
-                                         : fixture.engine->Receive({0}, &value, sizeof(value));
+    Work message = bootstrap.rank() == 0 ? fixture.engine->Send({1}, &value, DType::kU8, sizeof(value))
+                                         : fixture.engine->Receive({0}, &value, DType::kU8, sizeof(value));
     message.Then([&](const absl::Status& status) {
       EXPECT_OK(status);
       calls.fetch_add(1);
@@ -333,15 +373,19 @@ TEST(Messages, RefuseInvalidArguments) {
     });
   };
   int value = 0;
-  expect_refused([&](CommEngine& engine) { return engine.Send({1}, &value, 4); }, "1 is not a rank");
-  expect_refused([&](CommEngine& engine) { return engine.Send({kAnySource}, &value, 4); },
+  expect_refused([&](CommEngine& engine) { return engine.Send({1}, &value, DType::kU8, 4); },
+                 "1 is not a rank");
+  expect_refused([&](CommEngine& engine) { return engine.Send({kAnySource}, &value, DType::kU8, 4); },
                  "-1 is not a rank");
-  expect_refused([&](CommEngine& engine) { return engine.Receive({-2}, &value, 4); }, "-2 is not a rank");
-  expect_refused([&](CommEngine& engine) { return engine.Receive({0}, &value, -1); }, "negative");
-  expect_refused([&](CommEngine& engine) { return engine.Receive({0}, nullptr, 1); }, "null buffer");
+  expect_refused([&](CommEngine& engine) { return engine.Receive({-2}, &value, DType::kU8, 4); },
+                 "-2 is not a rank");
+  expect_refused([&](CommEngine& engine) { return engine.Receive({0}, &value, DType::kU8, -1); }, "negative");
+  expect_refused([&](CommEngine& engine) { return engine.Receive({0}, nullptr, DType::kU8, 1); },
+                 "null buffer");
   OpOptions compressed;
   compressed.wire_compression = WireCompression::kLossless;
-  expect_refused([&](CommEngine& engine) { return engine.Send({0}, &value, 4, compressed); }, "compressed");
+  expect_refused([&](CommEngine& engine) { return engine.Send({0}, &value, DType::kU8, 4, compressed); },
+                 "compressed");
 }
 
 }  // namespace

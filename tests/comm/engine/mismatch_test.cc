@@ -25,15 +25,18 @@ struct Submission {
 };
 
 Submission AllReduceOf(int64_t count, DType dtype = DType::kF32, ReduceOp op = ReduceOp::kSum,
-                       uint64_t identity = 0, float scale = 1.0F) {
+                       uint64_t identity = 0, float scale = 1.0F,
+                       ElementKind elements = ElementKind::kPlain) {
   return {[=](EngineFixture& fixture, TestBuffer& input, TestBuffer& output) {
             OpOptions options;
             options.identity = identity;
             options.scale = scale;
+            options.elements = elements;
             return fixture.engine->AllReduce(fixture.lane, input.data(), output.data(), dtype, count, op,
                                              options);
           },
-          absl::StrCat("all_reduce of ", count, " ", ToAbsl(Name(dtype)), " by ", ToAbsl(Name(op)),
+          absl::StrCat("all_reduce of ", count, " ", ToAbsl(Name(dtype)),
+                       elements == ElementKind::kPlain ? "" : " (complex)", " by ", ToAbsl(Name(op)),
                        scale == 1.0F ? "" : absl::StrCat(" times ", scale))};
 }
 
@@ -159,6 +162,8 @@ TEST(Mismatch, OfAnyPropertyIsAnErrorThatNamesBothRanksAndOperations) {
            ReduceScatterOfRanges({{{0, 600}}, {{1200, 600}}, {{600, 600}}})},
           {"dtype", AllReduceOf(1000), AllReduceOf(1000, DType::kI32)},
           {"dtype", AllReduceOf(1000), AllReduceOf(1000, DType::kBF16)},
+          {"kind of elements", AllReduceOf(1000),
+           AllReduceOf(1000, DType::kF32, ReduceOp::kSum, 0, 1.0F, ElementKind::kComplex)},
           {"reduce op", AllReduceOf(1000), AllReduceOf(1000, DType::kF32, ReduceOp::kMax)},
           {"scale", AllReduceOf(1000), AllReduceOf(1000, DType::kF32, ReduceOp::kSum, 0, 0.5F)},
           {"identity", AllReduceOf(1000, DType::kF32, ReduceOp::kSum, 7),

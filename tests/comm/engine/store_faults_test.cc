@@ -77,11 +77,11 @@ Work Submit(Orphaned operation, EngineFixture& fixture, TestBuffer& buffer, int6
     case Orphaned::kBroadcast:
       return engine.Broadcast(fixture.lane, buffer.data(), DType::kF32, count, /*root=*/0);
     case Orphaned::kSend:
-      return engine.Send({.peer = kDead}, buffer.data(), bytes);
+      return engine.Send({.peer = kDead}, buffer.data(), DType::kU8, bytes);
     case Orphaned::kReceive:
       break;
   }
-  return engine.Receive({.peer = kDead}, buffer.data(), bytes);
+  return engine.Receive({.peer = kDead}, buffer.data(), DType::kU8, bytes);
 }
 
 // Returns the status of the operation on this rank. Ranks of different parity are on different nodes if there

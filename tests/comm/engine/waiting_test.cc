@@ -28,12 +28,12 @@ class HeldProgressThread {
  public:
   explicit HeldProgressThread(EngineFixture& fixture) {
     const MessageAddress self{.peer = fixture.engine->bootstrap().rank()};
-    Work received = fixture.engine->Receive(self, &state_->received, 1);
+    Work received = fixture.engine->Receive(self, &state_->received, DType::kU8, 1);
     received.Then([state = state_](const absl::Status& /*status*/) {
       state->held.count_down();
       state->end.wait();
     });
-    Work sent = fixture.engine->Send(self, &state_->sent, 1);
+    Work sent = fixture.engine->Send(self, &state_->sent, DType::kU8, 1);
     received.Detach({});
     sent.Detach({});
     state_->held.wait();

@@ -200,13 +200,13 @@ absl::Status ProgramRunner::AddMessage(const ProgramMessage& program, bool is_re
   const int me = bootstrap_.rank();
   if (is_receive) {
     const int from = program.any_source ? kAnySource : program.from;
-    message.work =
-        engine().Receive({from, program.tag, /*channel=*/3}, message.data(), program.bytes, options);
+    message.work = engine().Receive({from, program.tag, /*channel=*/3}, message.data(), DType::kU8,
+                                    program.bytes, options);
     return absl::OkStatus();
   }
   FillMessage(me, program.to, program.tag, message.data(), program.bytes);
-  message.work =
-      engine().Send({program.to, program.tag, /*channel=*/3}, message.data(), program.bytes, options);
+  message.work = engine().Send({program.to, program.tag, /*channel=*/3}, message.data(), DType::kU8,
+                               program.bytes, options);
   return absl::OkStatus();
 }
 

@@ -188,8 +188,9 @@ TEST(Scale, AFirstMessageToARankThatHasLeftFailsLongBeforeItsDeadline) {
         int value = 0;
         const int64_t begin = bootstrap.runtime().NowNs();
         const int source = use == Use::kReceive ? 0 : kAnySource;
-        Work work = use == Use::kSend ? fixture.engine->Send({0, 1}, &value, sizeof(value))
-                                      : fixture.engine->Receive({source, 1}, &value, sizeof(value));
+        Work work = use == Use::kSend
+                        ? fixture.engine->Send({0, 1}, &value, DType::kU8, sizeof(value))
+                        : fixture.engine->Receive({source, 1}, &value, DType::kU8, sizeof(value));
         // A receive from any rank waits until all others have left.
         const int leaver = use == Use::kReceiveFromAny ? 39 : 0;
         EXPECT_THAT(work.Wait(),

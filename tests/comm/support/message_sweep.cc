@@ -23,14 +23,14 @@ absl::StatusOr<End> Send(EngineFixture& fixture, int to, int tag, int64_t bytes,
   WEFT_ASSIGN_OR_RETURN(TestBuffer buffer,
                         TestBuffer::Make(*fixture.pool, in_node_memory, DType::kU8, bytes));
   FillMessage(fixture.engine->bootstrap().rank(), to, tag, buffer.data(), bytes);
-  Work work = fixture.engine->Send({to, tag, /*channel=*/7}, buffer.data(), bytes);
+  Work work = fixture.engine->Send({to, tag, /*channel=*/7}, buffer.data(), DType::kU8, bytes);
   return End{to, tag, std::move(buffer), std::move(work)};
 }
 
 absl::StatusOr<End> Receive(EngineFixture& fixture, int from, int tag, int64_t bytes, bool in_node_memory) {
   WEFT_ASSIGN_OR_RETURN(TestBuffer buffer,
                         TestBuffer::Make(*fixture.pool, in_node_memory, DType::kU8, bytes));
-  Work work = fixture.engine->Receive({from, tag, /*channel=*/7}, buffer.data(), bytes);
+  Work work = fixture.engine->Receive({from, tag, /*channel=*/7}, buffer.data(), DType::kU8, bytes);
   return End{from, tag, std::move(buffer), std::move(work)};
 }
 
