@@ -152,6 +152,18 @@ class NodeHeap::Impl {
     return Base(address.rank) + address.offset;
   }
 
+  bool Holds(NodeAddress address, size_t bytes) const {
+    const auto fits = [&](size_t size) { return address.offset <= size && bytes <= size - address.offset; };
+    if (address.rank < bootstrap_.size()) {
+      return fits(memory_.segment_bytes) &&
+             std::any_of(memory_.segments.begin(), memory_.segments.end(),
+                         [&](const NodeMemory::Segment& segment) { return segment.rank == address.rank; });
+    }
+    const std::shared_lock lock(views_mutex_);
+    const auto view = views_.find(address.rank - bootstrap_.size());
+    return view != views_.end() && fits(view->second.bytes());
+  }
+
   size_t allocated_bytes() {
     const MutexLock lock(mutex_);
     FreeUnheld();
@@ -275,6 +287,7 @@ absl::StatusOr<std::byte*> NodeHeap::MapEndToEnd(int number, absl::Span<const Ra
 }
 int NodeHeap::NextViewNumbers(int count) { return impl_->NextViewNumbers(count); }
 std::byte* NodeHeap::Resolve(NodeAddress address) const { return impl_->Resolve(address); }
+bool NodeHeap::Holds(NodeAddress address, size_t bytes) const { return impl_->Holds(address, bytes); }
 size_t NodeHeap::segment_bytes() const { return impl_->memory().segment_bytes; }
 size_t NodeHeap::allocated_bytes() const { return impl_->allocated_bytes(); }
 size_t NodeHeap::peak_bytes() const { return impl_->peak_bytes(); }

@@ -26,6 +26,7 @@ class PageView {
   ~PageView();
 
   std::byte* base() const { return base_; }
+  size_t bytes() const { return bytes_; }
   // Offset of `pointer` in the view; nullopt if it lies outside.
   std::optional<uint64_t> OffsetOf(const void* pointer) const;
 

@@ -77,6 +77,8 @@ class NodeHeap {
   // Pointer to an address.
   // REQUIRES: the address is in the segment of a rank of this node, or in a view that this rank has mapped.
   std::byte* Resolve(NodeAddress address) const;
+  // True if Resolve may be called for all of these bytes.
+  bool Holds(NodeAddress address, size_t bytes) const;
 
   // Maps ranges of this node's segments once more, end to end, until the heap is destroyed. Pointers into the
   // view have addresses of their own, whose rank is the number of ranks plus `number`. Peers that map the

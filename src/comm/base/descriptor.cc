@@ -1,7 +1,9 @@
 #include "src/comm/base/descriptor.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <tuple>
 
 #include <absl/strings/str_cat.h>
@@ -25,6 +27,26 @@ bool SharesOutput(const Descriptor& d) {
 }
 
 }  // namespace
+
+bool IsDescriptor(const char* bytes) {
+  struct Field {
+    size_t offset;
+    uint8_t greatest;
+  };
+  constexpr std::array<Field, 9> kFields = {
+      {{offsetof(Descriptor, kind), static_cast<uint8_t>(OpKind::kReceive)},
+       {offsetof(Descriptor, dtype), static_cast<uint8_t>(DType::kU8)},
+       {offsetof(Descriptor, reduce), static_cast<uint8_t>(ReduceOp::kBitXor)},
+       {offsetof(Descriptor, wire_compression), static_cast<uint8_t>(WireCompression::kLossless)},
+       {offsetof(Descriptor, elements), static_cast<uint8_t>(ElementKind::kBytes)},
+       {offsetof(Descriptor, any_dtype), 1},
+       {offsetof(Descriptor, leaves), 1},
+       {offsetof(Descriptor, input_in_ring), 1},
+       {offsetof(Descriptor, output_in_ring), 1}}};
+  return std::all_of(kFields.begin(), kFields.end(), [bytes](const Field& field) {
+    return static_cast<uint8_t>(bytes[field.offset]) <= field.greatest;
+  });
+}
 
 bool IsSameCollective(const Descriptor& a, const Descriptor& b) {
   return Key(a) == Key(b) && (a.any_dtype || b.any_dtype || (a.dtype == b.dtype && a.elements == b.elements));

@@ -45,6 +45,9 @@ struct Descriptor {
   bool output_in_ring = false;
 };
 
+// True if `bytes`, as many as a Descriptor has, are one: enumerators and bools are in range.
+bool IsDescriptor(const char* bytes);
+
 // True if both describe the same collective. Ignores memory addresses, which differ between ranks.
 bool IsSameCollective(const Descriptor& a, const Descriptor& b);
 // The same for two ranks of one node. Also compares the address of an output that all ranks of a node share.

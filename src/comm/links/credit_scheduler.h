@@ -331,6 +331,7 @@ class CreditScheduler {
   // Counts a complete transfer, and calls its owner.
   void FinishTransfer(const Transfer& transfer);
   absl::Status HandleControlMessage(const WireLink::ControlMessage& message);
+  absl::Status HandleCredit(const WireLink::ControlMessage& message);
   absl::Status HandlePartial(const WireLink::ControlMessage& message);
   void NoteDescriptor(int lane, int peer, const Descriptor& descriptor);
   // Counts the message and its receiver.

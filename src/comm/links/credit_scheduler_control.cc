@@ -1,5 +1,6 @@
 // Control messages of the scheduler: credits, partial sums, signals, failure notices and inquiries.
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <type_traits>
@@ -43,12 +44,17 @@ struct PartialHeader {
 static_assert(std::is_trivially_copyable_v<PartialHeader> &&
               sizeof(PartialHeader) + CreditScheduler::kMaxPartialBytes <= WireLink::kMaxControlMessageBytes);
 
+constexpr const char* kRemedy = ": run the same version of weft on all ranks";
+
+absl::Status Malformed(absl::string_view what, const WireLink::ControlMessage& message,
+                       absl::string_view problem) {
+  return absl::InternalError(absl::StrCat(what, " from rank ", message.peer, " has ", problem, kRemedy));
+}
+
 // `expected`: the number of bytes.
 absl::Status WrongLength(absl::string_view what, const WireLink::ControlMessage& message,
                          absl::string_view expected) {
-  return absl::InternalError(absl::StrCat(what, " from rank ", message.peer, " has ", message.bytes.size(),
-                                          " bytes, expected ", expected,
-                                          ": run the same version of weft on all ranks"));
+  return Malformed(what, message, absl::StrCat(message.bytes.size(), " bytes, expected ", expected));
 }
 
 // A control message without a payload.
@@ -77,6 +83,9 @@ absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessag
     if (message.bytes.size() < sizeof(header))
       return WrongLength("a failure notice", message, absl::StrCat(sizeof(header), " and more"));
     std::memcpy(&header, message.bytes.data(), sizeof(header));
+    constexpr auto kGreatestCode = static_cast<int32_t>(absl::StatusCode::kUnauthenticated);
+    if (header.code < 1 || header.code > kGreatestCode)
+      return Malformed("a failure notice", message, absl::StrCat("the status code ", header.code));
     if (!failure_) {
       failure_ = {header.origin, absl::Status(static_cast<absl::StatusCode>(header.code),
                                               message.bytes.substr(sizeof(header)))};
@@ -94,15 +103,28 @@ absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessag
     return absl::OkStatus();
   }
   if (kind == ControlKind::kSignal) {
+    if (message.bytes.size() == sizeof(kind)) return WrongLength("a message signal", message, "more");
     signals_.push_back({message.peer, message.bytes.substr(sizeof(kind))});
     return absl::OkStatus();
   }
   if (kind == ControlKind::kPartial) return HandlePartial(message);
+  if (kind != ControlKind::kCredit)
+    return Malformed("a control message", message, absl::StrCat("the unknown kind ", static_cast<int>(kind)));
+  return HandleCredit(message);
+}
+
+absl::Status CreditScheduler::HandleCredit(const WireLink::ControlMessage& message) {
   CreditMessage credit;
   if (message.bytes.size() != sizeof(credit)) {
     return WrongLength("a credit message", message, absl::StrCat(sizeof(credit)));
   }
+  if (!IsDescriptor(message.bytes.data() + offsetof(CreditMessage, descriptor)))
+    return Malformed("a credit message", message, "an invalid descriptor");
   std::memcpy(&credit, message.bytes.data(), sizeof(credit));
+  if (credit.slices < 0 || credit.part.dims < 0 || credit.part.dims > PartShape::kMaxDims) {
+    return Malformed("a credit message", message,
+                     absl::StrCat(credit.slices, " slices of a part of ", credit.part.dims, " dims"));
+  }
   const uint64_t sequence = credit.sequence;
   Granted& granted = credits_[Key{credit.lane, sequence, message.peer, credit.number}];
   if (credit.slices > 1) granted.runs.push_back({granted.credit.slices, credit.slices});
@@ -121,6 +143,8 @@ absl::Status CreditScheduler::HandlePartial(const WireLink::ControlMessage& mess
   PartialHeader header;
   if (message.bytes.size() < sizeof(header))
     return WrongLength("a partial sum", message, absl::StrCat(sizeof(header), " and more"));
+  if (!IsDescriptor(message.bytes.data() + offsetof(PartialHeader, descriptor)))
+    return Malformed("a partial sum", message, "an invalid descriptor");
   std::memcpy(&header, message.bytes.data(), sizeof(header));
   partials_[Key{header.lane, header.descriptor.sequence, message.peer, header.edge}] =
       message.bytes.substr(sizeof(header));

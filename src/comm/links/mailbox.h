@@ -6,6 +6,7 @@
 // Thread safety: one thread of the writing rank and one of the reading rank at a time.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -36,7 +37,7 @@ class Mailbox {
     const uint64_t number = read_.load(std::memory_order_relaxed);
     if (number == written_.load(std::memory_order_acquire)) return std::nullopt;
     const Entry& entry = entries_[number % kEntries];
-    std::string message(entry.text.data(), entry.bytes);
+    std::string message(entry.text.data(), std::min(entry.bytes, kMaxBytes));
     read_.store(number + 1, std::memory_order_release);
     return message;
   }

@@ -130,6 +130,10 @@ class NodeLink {
 
   // This rank's pointer to an address in node memory.
   std::byte* Map(NodeAddress address) const { return heap_.Resolve(address); }
+  // True if Map may be called for all of these bytes.
+  bool Holds(NodeAddress address, int64_t bytes) const {
+    return bytes >= 0 && heap_.Holds(address, static_cast<size_t>(bytes));
+  }
   // Address of `memory` that is valid on every rank of the node. Nothing if it is not node memory.
   std::optional<NodeAddress> AddressOf(const void* memory) const { return heap_.AddressOf(memory); }
 

@@ -207,8 +207,7 @@ class SharedMemoryLink final : public NodeLink {
     FailureSlot& failure = own_->failure;
     const absl::Status& cause = notice.cause;
     if (failure.code.load(std::memory_order_relaxed) != 0) return;
-    const size_t length = std::min(cause.message().size(), FailureSlot::kTextBytes - 1);
-    std::memcpy(failure.text.data(), cause.message().data(), length);
+    const size_t length = cause.message().copy(failure.text.data(), FailureSlot::kTextBytes - 1);
     failure.text[length] = '\0';
     failure.rank = notice.rank;
     failure.code.store(static_cast<uint32_t>(cause.code()), std::memory_order_release);
@@ -370,12 +369,16 @@ absl::StatusOr<std::unique_ptr<NodeLink>> MakeSharedMemoryLink(Bootstrap& bootst
       const std::vector<std::string> offsets,
       ExchangeBlobs(bootstrap, "flags of an engine",
                     std::string(reinterpret_cast<const char*>(&offset), sizeof(offset)), timeout));
+  for (size_t peer = 0; peer < offsets.size(); ++peer) {
+    if (offsets[peer].size() == sizeof(offset)) continue;
+    return absl::InternalError(absl::StrCat("rank ", peer, " has sent the place of its flags in ",
+                                            offsets[peer].size(), " bytes, expected ", sizeof(offset),
+                                            ": run the same version of weft on all ranks"));
+  }
   for (const int peer : ranks) {
     if (peer == bootstrap.rank()) continue;
     uint64_t peer_offset = 0;
-    const std::string& theirs = offsets[static_cast<size_t>(peer)];
-    WEFT_CHECK(theirs.size() == sizeof(peer_offset), "a peer sent an offset of another size");
-    std::memcpy(&peer_offset, theirs.data(), sizeof(peer_offset));
+    std::memcpy(&peer_offset, offsets[static_cast<size_t>(peer)].data(), sizeof(peer_offset));
     link->AddPeer(peer, position_of(peer), reinterpret_cast<RankFlags*>(heap.Resolve({peer, peer_offset})));
   }
   return link;

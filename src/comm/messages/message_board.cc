@@ -1,7 +1,6 @@
 #include "src/comm/messages/message_board.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include <absl/strings/str_cat.h>
 
@@ -23,17 +22,6 @@ absl::Status Mismatch(const OperationRecord& receive, int own_rank, const Announ
                    ", which receives ",
                    describe(receive.message->bytes, expected.dtype, expected.elements, expected.identity),
                    "; a send and the receive that matches it must have the same size, dtype and identity"));
-}
-
-absl::StatusOr<Signal> ParseSignal(int peer, std::string_view bytes) {
-  Signal signal;
-  if (bytes.size() != sizeof(signal)) {
-    return absl::InternalError(absl::StrCat("a message signal from rank ", peer, " has ", bytes.size(),
-                                            " bytes, expected ", sizeof(signal),
-                                            ": run the same version of weft on all ranks"));
-  }
-  std::memcpy(&signal, bytes.data(), sizeof(signal));
-  return signal;
 }
 
 Priority PriorityOf(const OperationRecord& record) {
@@ -133,7 +121,12 @@ absl::StatusOr<bool> MessageBoard::HandleSignals() {
     any = true;
     if (received.bytes.empty()) {
       const auto found = sends_.find(received.number);
-      if (found == sends_.end() || found->second->message().peer != received.peer) continue;
+      if (found == sends_.end() || found->second->message().peer != received.peer ||
+          !found->second->is_remote()) {
+        return absl::InternalError(absl::StrCat("rank ", received.peer, " has sent a credit for message ",
+                                                received.number, ", which this rank does not send to it",
+                                                ": run the same version of weft on all ranks"));
+      }
       if (!found->second->granted()) events_.OnMessageStarted(*found->second->record());
       found->second->OnCredit(ContextOf(found->second->record()));
       continue;
@@ -166,16 +159,16 @@ absl::Status MessageBoard::HandleSignal(int source, const Signal& signal) {
     case SignalKind::kPushed:
     case SignalKind::kStaged: {
       IncomingMessage* receive = FindIncoming(source, signal.number);
-      WEFT_CHECK(receive != nullptr, "a rank has sent data of a message that was not granted");
+      if (receive == nullptr) return UnexpectedSignal(source, signal, "which this rank does not receive");
       OperationContext context = ContextOf(receive->record());
-      receive->OnSignal(context, signal);
-      return absl::OkStatus();
+      return receive->OnSignal(context, signal);
     }
     case SignalKind::kGrant:
     case SignalKind::kPulled:
     case SignalKind::kConsumed: {
       const auto found = sends_.find(signal.number);
-      WEFT_CHECK(found != sends_.end(), "a rank has replied to a message that is not being sent");
+      if (found == sends_.end() || found->second->message().peer != source)
+        return UnexpectedSignal(source, signal, "which this rank does not send to it");
       OutgoingMessage& send = *found->second;
       if (!send.granted()) events_.OnMessageStarted(*send.record());
       OperationContext context = ContextOf(send.record());
@@ -185,14 +178,13 @@ absl::Status MessageBoard::HandleSignal(int source, const Signal& signal) {
       used_ = true;
       return absl::OkStatus();
     case SignalKind::kAsksWitness:
-      return HandleQuestion(source, signal.leaver);
     case SignalKind::kNoMoreSends:
     case SignalKind::kNoMoreReceives:
-      return HandleLeft(signal);
+      break;
   }
-  return absl::InternalError(absl::StrCat("a message signal from rank ", source, " has the unknown kind ",
-                                          static_cast<int>(signal.kind),
-                                          ": run the same version of weft on all ranks"));
+  if (signal.leaver < 0 || signal.leaver >= env_.nodes.size())
+    return UnexpectedSignal(source, signal, absl::StrCat("about rank ", signal.leaver, ", which is none"));
+  return signal.kind == SignalKind::kAsksWitness ? HandleQuestion(source, signal.leaver) : HandleLeft(signal);
 }
 
 IncomingMessage* MessageBoard::FindIncoming(int source, uint64_t number) {

@@ -32,6 +32,8 @@
 #include <string_view>
 #include <type_traits>
 
+#include <absl/status/statusor.h>
+
 #include "src/comm/links/credit_scheduler.h"
 #include "src/comm/links/mailbox.h"
 #include "weft/memory/node_heap.h"
@@ -42,7 +44,7 @@ enum class SignalKind : uint8_t {
   // From the sender of a message.
   kAnnounce,  // `address`: of its buffer, or none.
   kPushed,    // The data is in the receiver's buffer.
-  kStaged,    // `pieces`: staged so far. `bytes`: of a piece. `address`: of the ring.
+  kStaged,    // `pieces`: staged so far. `address`: of the ring.
   // From the receiver.
   kGrant,     // `address`: of its buffer, or none.
   kPulled,    // The data has been copied.
@@ -73,6 +75,14 @@ struct Signal {
 };
 static_assert(std::is_trivially_copyable_v<Signal> && sizeof(Signal) <= Mailbox::kMaxBytes &&
               sizeof(Signal) <= CreditScheduler::kMaxSignalBytes);
+
+std::string_view Name(SignalKind kind);  // "pushed".
+
+// The signal that `peer` has sent.
+// Errors: kInternal (the bytes are no signal).
+absl::StatusOr<Signal> ParseSignal(int peer, std::string_view bytes);
+// The error of a signal that does not fit the state of its message. `problem`: "which ...".
+absl::Status UnexpectedSignal(int peer, const Signal& signal, std::string_view problem);
 
 inline std::string_view BytesOf(const Signal& signal) {
   return {reinterpret_cast<const char*>(&signal), sizeof(signal)};

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <absl/strings/str_cat.h>
+
 #include "weft/core/status.h"
 
 namespace weft {
@@ -9,6 +11,8 @@ namespace {
 
 // Pieces of a staged message that fit its ring.
 constexpr int64_t kRingPieces = 4;
+
+constexpr std::string_view kOutsideOfMemory = "whose address is not in node memory";
 
 SliceMemory Bytes(const std::byte* memory, int64_t ring_pieces = 0) {
   // SliceMemory has no const form. Sources are only read.
@@ -55,12 +59,22 @@ void OutgoingMessage::OnCredit(const OperationContext& context) {
 }
 
 absl::Status OutgoingMessage::OnSignal(OperationContext& context, const Signal& signal) {
+  const auto unexpected = [&](std::string_view problem) {
+    return UnexpectedSignal(message().peer, signal, problem);
+  };
+  if (is_remote_) return unexpected("which goes to another node");
+  if (signal.kind == SignalKind::kConsumed) {
+    if (signal.pieces <= consumed_ || signal.pieces > staged_)
+      return unexpected(absl::StrCat("for ", signal.pieces, " pieces of the ", staged_, " that are staged"));
+    consumed_ = signal.pieces;
+    return absl::OkStatus();
+  }
+  if (granted_) return unexpected("which has been granted before");
   granted_ = true;
   if (signal.kind == SignalKind::kPulled) {
     finished_ = true;
-  } else if (signal.kind == SignalKind::kConsumed) {
-    consumed_ = signal.pieces;
   } else if (signal.address != Descriptor::kNoAddress) {
+    if (!context.node.Holds(signal.address, message().bytes)) return unexpected(kOutsideOfMemory);
     copying_.emplace(Copy({message().bytes, context.options.piece_bytes}, Bytes(message().data),
                           Bytes(context.node.Map(signal.address))));
   } else {
@@ -107,7 +121,6 @@ absl::StatusOr<bool> OutgoingMessage::StepStaging(OperationContext& context, Sig
     staged.kind = SignalKind::kStaged;
     staged.number = number();
     staged.pieces = staged_;
-    staged.bytes = context.options.piece_bytes;
     staged.address = *context.node.AddressOf(ring_.data());
     WEFT_RETURN_IF_ERROR(signals.Send(message().peer, staged));
     advanced = true;
@@ -140,8 +153,13 @@ absl::Status IncomingMessage::Begin(OperationContext& context, SignalSender& sig
   }
   const Slicing pieces = SlicingOf(context.options.piece_bytes);
   const std::byte* source = own_source;
-  if (announcement_.address != Descriptor::kNoAddress) source = context.node.Map(announcement_.address);
+  if (announcement_.address != Descriptor::kNoAddress) {
+    if (!context.node.Holds(announcement_.address, announcement_.bytes))
+      return UnexpectedSignal(source_, announcement_, kOutsideOfMemory);
+    source = context.node.Map(announcement_.address);
+  }
   if (source == nullptr && announcement_.bytes > 0) {
+    granted_ = true;
     return Reply(signals, SignalKind::kGrant, 0,
                  MessageBufferAddress(context.node, target(), announcement_.bytes));
   }
@@ -149,16 +167,28 @@ absl::Status IncomingMessage::Begin(OperationContext& context, SignalSender& sig
   return absl::OkStatus();
 }
 
-void IncomingMessage::OnSignal(OperationContext& context, const Signal& signal) {
+absl::Status IncomingMessage::OnSignal(OperationContext& context, const Signal& signal) {
+  const auto unexpected = [&](std::string_view problem) {
+    return UnexpectedSignal(source_, signal, problem);
+  };
+  if (!granted_ || finished_) return unexpected("which awaits no data");
   if (signal.kind == SignalKind::kPushed) {
+    if (from_ring_) return unexpected("whose data is staged");
     finished_ = true;
-    return;
+    return absl::OkStatus();
+  }
+  const Slicing pieces = SlicingOf(context.options.piece_bytes);
+  if (signal.pieces <= staged_ || signal.pieces > pieces.slices())
+    return unexpected(absl::StrCat("for ", signal.pieces, " pieces of ", pieces.slices()));
+  if (!copying_) {
+    // Piece sizes are equal on all ranks.
+    const int64_t ring_bytes = std::min(announcement_.bytes, kRingPieces * pieces.slice_elements);
+    if (!context.node.Holds(signal.address, ring_bytes)) return unexpected(kOutsideOfMemory);
+    from_ring_ = true;
+    copying_.emplace(Copy(pieces, Bytes(context.node.Map(signal.address), kRingPieces), Bytes(target())));
   }
   staged_ = signal.pieces;
-  if (copying_) return;
-  from_ring_ = true;
-  copying_.emplace(
-      Copy(SlicingOf(signal.bytes), Bytes(context.node.Map(signal.address), kRingPieces), Bytes(target())));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<bool> IncomingMessage::Step(OperationContext& context, SignalSender& signals) {

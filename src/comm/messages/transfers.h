@@ -46,7 +46,8 @@ class OutgoingMessage {
   bool granted() const { return granted_; }
   // Between nodes: a credit has arrived.
   void OnCredit(const OperationContext& context);
-  // Within the node: kGrant, kPulled or kConsumed.
+  // Within the node: kGrant, kPulled or kConsumed. Errors: kInternal (it does not fit the state of the
+  // message).
   absl::Status OnSignal(OperationContext& context, const Signal& signal);
   // Advances. REQUIRES: granted().
   absl::StatusOr<bool> Step(OperationContext& context, SignalSender& signals, bool awaits_receiver);
@@ -85,8 +86,8 @@ class IncomingMessage {
   // REQUIRES: between nodes, no other message uses channel().
   absl::Status Begin(OperationContext& context, SignalSender& signals, const std::byte* own_source);
   bool begun() const { return begun_; }
-  // Within the node: kPushed or kStaged.
-  void OnSignal(OperationContext& context, const Signal& signal);
+  // Within the node: kPushed or kStaged. Errors: kInternal (it does not fit the state of the message).
+  absl::Status OnSignal(OperationContext& context, const Signal& signal);
   // Advances. REQUIRES: begun().
   absl::StatusOr<bool> Step(OperationContext& context, SignalSender& signals);
   bool finished() const { return finished_; }
@@ -101,6 +102,7 @@ class IncomingMessage {
   const Signal announcement_;
   const bool is_remote_;
   bool begun_ = false;
+  bool granted_ = false;  // This rank has sent kGrant.
   bool finished_ = false;
   std::optional<ReceiveStream> receiving_;
   std::optional<CopyStream> copying_;  // Out of the sender's buffer, or out of its ring.

@@ -2,20 +2,28 @@
 
 #include <algorithm>
 
+#include <absl/strings/str_cat.h>
+
 #include "weft/core/status.h"
 
 namespace weft {
 namespace {
 
-// Number of slices that the receiver has given credits for. Sets `responded` if a credit message has arrived.
-// Errors: kFailedPrecondition (the receiver expects a part of another shape).
+// Number of slices, of the `slices` of a part, that the receiver has given credits for. Sets `responded` if a
+// credit message has arrived.
+// Errors: kFailedPrecondition (the receiver expects a part of another shape), kInternal (credits for more).
 absl::StatusOr<int64_t> CreditedSlices(const OperationContext& context,
                                        const CreditScheduler::Channel& channel, const PartShape& part,
-                                       bool& responded) {
+                                       int64_t slices, bool& responded) {
   const std::optional<CreditScheduler::Credit> credit = context.wire.CreditOf(channel);
   if (!credit) return 0;
   responded = true;
-  if (credit->part == part) return credit->slices;
+  if (credit->part == part && credit->slices <= slices) return credit->slices;
+  if (credit->part == part) {
+    return absl::InternalError(absl::StrCat(
+        "rank ", channel.peer, " has given credits for ", credit->slices, " slices of a part of ", slices,
+        " in ", Describe(*context.record), ": run the same version of weft on all ranks"));
+  }
   const int own_rank = context.placement.BootstrapRank(context.placement.me());
   return PartMismatch(*context.record, own_rank, part, channel.peer, credit->part);
 }
@@ -26,7 +34,7 @@ absl::StatusOr<bool> SendStream::Step(OperationContext& context, int64_t availab
   if (receiver_responded_ && progress_.issued() == slicing_.slices()) return false;
   const bool had_responded = receiver_responded_;
   WEFT_ASSIGN_OR_RETURN(const int64_t credited,
-                        CreditedSlices(context, channel_, part_, receiver_responded_));
+                        CreditedSlices(context, channel_, part_, slicing_.slices(), receiver_responded_));
   const int64_t limit = std::min(available, credited);
   bool advanced = receiver_responded_ != had_responded;
   while (progress_.issued() < limit) {
@@ -79,7 +87,7 @@ absl::StatusOr<bool> StagedSendStream::Step(OperationContext& context, int64_t a
   const Slicing& slicing = source_->slicing();
   const bool had_responded = receiver_responded_;
   WEFT_ASSIGN_OR_RETURN(const int64_t credited,
-                        CreditedSlices(context, channel_, part_, receiver_responded_));
+                        CreditedSlices(context, channel_, part_, slicing.slices(), receiver_responded_));
   bool advanced = receiver_responded_ != had_responded;
   awaits_slot_ = false;
   while (staged_.issued() < std::min({credited, available, slicing.slices()})) {

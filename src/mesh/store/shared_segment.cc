@@ -49,7 +49,7 @@ absl::StatusOr<SharedSegment> SharedSegment::Create(size_t bytes) {
 
 absl::StatusOr<SharedSegment> SharedSegment::Map(std::string_view handle, size_t bytes) {
   const std::vector<std::string> words = absl::StrSplit(ToAbsl(handle), ' ');
-  WEFT_CHECK(words.size() == 3, "a handle of node memory without process, descriptor and name");
+  if (words.size() != 3) return NotShared(absl::StrCat("'", ToAbsl(handle), "' is no handle of node memory"));
   const std::string path = absl::StrCat("/proc/", words[0], "/fd/", words[1]);
   std::array<char, PATH_MAX> target = {};
   if (readlink(path.c_str(), target.data(), target.size() - 1) < 0) {
