@@ -17,6 +17,7 @@
 
 #include "src/mesh/tcp/tcp_endpoint.h"
 #include "src/mesh/tcp/tcp_frame.h"
+#include "tests/mesh/raw_tcp_peer.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::internal {
@@ -26,6 +27,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::weft::testing::RawTcpPeer;
 using ::weft::testing::StatusIs;
 
 // More than the buffers of two sockets hold, so that a transfer stops until the receiver polls.
@@ -278,6 +280,52 @@ TEST(TcpWire, IgnoresStrangers) {
   pair.Poll();
   ASSERT_OK_AND_ASSIGN(const int64_t after, pair.Exchange(6));
   EXPECT_EQ(after, 6);
+}
+
+TEST(TcpWire, AMalformedMessageEndsTheConnectionAndNamesThePeer) {
+  constexpr auto kUnknown = static_cast<TcpHeader::Kind>(7);
+  constexpr uint64_t kTooLong = WireLink::kMaxControlMessageBytes + 1;
+  for (const TcpHeader& header :
+       {TcpHeader{kUnknown, 0, 0}, TcpHeader{TcpHeader::Kind::kControl, 0, kTooLong},
+        TcpHeader{TcpHeader::Kind::kFarewell, 0, 1}, TcpHeader{TcpHeader::Kind::kData, -1, 8}}) {
+    ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
+    char byte = 0;
+    ASSERT_OK_AND_ASSIGN(const auto receive, pair.first->Receive(1, 1, &byte, 1, WireLink::Length::kExact));
+    const RawTcpPeer peer(pair.first->endpoint());
+    peer.WriteFrame(RawTcpPeer::GreetingOf(pair.first->endpoint(), 1));
+    peer.WriteFrame(header);
+    absl::StatusOr<bool> done = false;
+    for (int i = 0; i < 1'000'000 && done.ok() && !*done; ++i) {
+      ASSERT_OK(pair.first->Poll());
+      done = pair.first->Test(receive);
+    }
+    EXPECT_THAT(
+        done,
+        StatusIs(absl::StatusCode::kInternal,
+                 AllOf(HasSubstr("rank 1"),
+                       HasSubstr(absl::StrCat("message of kind ", static_cast<int>(header.kind), ", tag ")),
+                       HasSubstr("same version of weft"))));
+    EXPECT_EQ(pair.first->LostPeers().size(), 1);
+    ASSERT_OK_AND_ASSIGN(const auto control, pair.first->PollControlMessage());
+    EXPECT_FALSE(control.has_value());
+  }
+}
+
+// The header of a message that no rank expects, and that never arrives.
+TEST(TcpWire, AHeaderAloneTakesNoMemory) {
+  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
+  const RawTcpPeer peer(pair.first->endpoint());
+  peer.WriteFrame(RawTcpPeer::GreetingOf(pair.first->endpoint(), 1));
+  peer.WriteFrame(TcpHeader{TcpHeader::Kind::kControl, 0, 0});
+  peer.WriteFrame(TcpHeader{TcpHeader::Kind::kData, 1, uint64_t{1} << 62});
+  absl::StatusOr<std::optional<WireLink::ControlMessage>> control;
+  for (int i = 0; i < 1'000'000 && !(control.ok() && control->has_value()); ++i) {
+    ASSERT_OK(pair.first->Poll());
+    control = pair.first->PollControlMessage();
+  }
+  EXPECT_TRUE(control.ok() && control->has_value());
+  pair.Poll();
+  EXPECT_TRUE(pair.first->LostPeers().empty());
 }
 
 TcpEndpoint EndpointOf(const std::string& host, const std::vector<TcpEndpoint::Interface>& interfaces) {

@@ -41,7 +41,7 @@ bool TcpReceiver::Read(Client& client) {
 
 bool TcpReceiver::Parse(Client& client, const char* bytes, size_t count) {
   while (count > 0) {
-    const size_t taken = std::min(count, left_);
+    const size_t taken = std::min<uint64_t>(count, left_);
     if (target_ != nullptr) {
       std::memcpy(target_, bytes, taken);
       target_ += taken;
@@ -61,11 +61,13 @@ bool TcpReceiver::FinishPart(Client& client) {
       return false;
     }
     peer_ = static_cast<int>(greeting_.rank);
-  } else if (part_ == Part::kHeader) {
-    StartBody(client);
-    if (left_ > 0) return true;
-    client.End(peer_, header_);
   } else {
+    if (part_ == Part::kHeader) {
+      if (!StartBody(client)) return false;
+    } else if (rest_ > 0) {
+      SetPlace(client.Continue(peer_, header_));
+    }
+    if (left_ > 0) return true;
     client.End(peer_, header_);
   }
   part_ = Part::kHeader;
@@ -74,10 +76,23 @@ bool TcpReceiver::FinishPart(Client& client) {
   return true;
 }
 
-void TcpReceiver::StartBody(Client& client) {
+bool TcpReceiver::StartBody(Client& client) {
   part_ = Part::kBody;
-  target_ = client.Begin(peer_, header_);
-  left_ = header_.bytes;
+  const absl::StatusOr<Client::Place> place = client.Begin(peer_, header_);
+  if (!place.ok()) {
+    failure_ = std::string(place.status().message());
+    is_malformed_ = true;
+    return false;
+  }
+  rest_ = header_.bytes;
+  SetPlace(*place);
+  return true;
+}
+
+void TcpReceiver::SetPlace(Client::Place place) {
+  target_ = place.data;
+  left_ = target_ == nullptr ? rest_ : std::min(place.bytes, rest_);
+  rest_ -= left_;
 }
 
 }  // namespace weft::internal

@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include <absl/status/statusor.h>
+
 #include "src/mesh/base/file_handle.h"
 #include "src/mesh/tcp/tcp_frame.h"
 
@@ -20,8 +22,16 @@ class TcpReceiver {
     virtual ~Client() = default;
     // The greeting of a connection. False: close it.
     virtual bool Accept(const TcpGreeting& greeting) = 0;
-    // A message begins. Returns the place of its bytes, or null to skip them.
-    virtual char* Begin(int peer, const TcpHeader& header) = 0;
+    // Where the next bytes of a message go. They are skipped if `data` is null.
+    struct Place {
+      char* data = nullptr;
+      uint64_t bytes = 0;
+    };
+    // A message begins. Returns the place of its first bytes. Errors: the header is malformed; the message
+    // says what `peer` has sent, and ends the connection.
+    virtual absl::StatusOr<Place> Begin(int peer, const TcpHeader& header) = 0;
+    // The place is full, and the message has more bytes. Returns the place of the next ones.
+    virtual Place Continue(int peer, const TcpHeader& header) = 0;
     // All bytes of the message are in their place.
     virtual void End(int peer, const TcpHeader& header) = 0;
   };
@@ -37,6 +47,8 @@ class TcpReceiver {
   void SkipRest() { target_ = nullptr; }
   // Why the connection has ended.
   const std::string& failure() const { return failure_; }
+  // It has ended because of the bytes that the peer has sent.
+  bool is_malformed() const { return is_malformed_; }
 
  private:
   enum class Part { kGreeting, kHeader, kBody };
@@ -45,7 +57,8 @@ class TcpReceiver {
   // Handles bytes that are in the staging buffer. False: close the connection.
   bool Parse(Client& client, const char* bytes, size_t count);
   bool FinishPart(Client& client);
-  void StartBody(Client& client);
+  bool StartBody(Client& client);
+  void SetPlace(Client::Place place);
 
   FileHandle socket_;
   int peer_ = -1;
@@ -54,9 +67,11 @@ class TcpReceiver {
   TcpHeader header_;
   char* target_ =
       reinterpret_cast<char*>(&greeting_);  // Target of the next byte. Null: the bytes are dropped.
-  size_t left_ = sizeof(TcpGreeting);       // Bytes of the part that have not arrived.
+  uint64_t left_ = sizeof(TcpGreeting);     // Bytes for the target that have not arrived.
+  uint64_t rest_ = 0;                       // Bytes of the body behind these.
   std::array<char, kStagingBytes> staging_ = {};
   std::string failure_;
+  bool is_malformed_ = false;
 };
 
 }  // namespace weft::internal

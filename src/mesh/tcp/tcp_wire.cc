@@ -96,6 +96,10 @@ absl::Status TcpWire::Loss(int peer) const {
   const bool is_lost =
       state.has_ended || (cannot_send && (state.receiver == nullptr || !sender.has_connected()));
   if (!is_lost) return absl::OkStatus();
+  if (state.has_ended && state.is_malformed) {
+    return absl::InternalError(absl::StrCat("the connection from rank ", peer, " was closed: ", state.failure,
+                                            ". Run the same version of weft on all ranks"));
+  }
   return absl::InternalError(absl::StrCat("the connection to rank ", peer,
                                           " was lost: ", state.has_ended ? state.failure : sender.failure(),
                                           ". The rank has ended, or the network has failed; otherwise name "
@@ -169,6 +173,7 @@ void TcpWire::ReadFrom(TcpReceiver* receiver) {
     Of(peer).receiver = nullptr;
     Of(peer).has_ended = true;
     Of(peer).failure = receiver->failure();
+    Of(peer).is_malformed = receiver->is_malformed();
     NoteLoss(peer);
   }
   std::erase_if(receivers_, [&](const auto& other) { return other.get() == receiver; });
@@ -225,28 +230,44 @@ bool TcpWire::Accept(const TcpGreeting& greeting) {
   return is_peer && is_ours && Of(static_cast<int>(greeting.rank)).receiver == nullptr;
 }
 
-char* TcpWire::Begin(int peer, const TcpHeader& header) {
+absl::StatusOr<TcpReceiver::Client::Place> TcpWire::Begin(int peer, const TcpHeader& header) {
   Peer& state = Of(peer);
   state.receive = 0;
   state.arrival = nullptr;
-  if (header.kind == TcpHeader::Kind::kData) return BeginData(state, peer, header);
-  state.text.assign(std::min<size_t>(header.bytes, kMaxControlMessageBytes), '\0');
-  return header.bytes <= kMaxControlMessageBytes ? state.text.data() : nullptr;
+  if (header.kind == TcpHeader::Kind::kData && header.tag >= 0 && header.tag <= max_tag())
+    return BeginData(state, peer, header);
+  const uint64_t longest = header.kind == TcpHeader::Kind::kControl ? kMaxControlMessageBytes : 0;
+  if (header.kind == TcpHeader::Kind::kData || header.kind > TcpHeader::Kind::kFarewell ||
+      header.bytes > longest) {
+    return absl::InternalError(absl::StrCat("it has sent a message of kind ",
+                                            static_cast<uint32_t>(header.kind), ", tag ", header.tag, " and ",
+                                            header.bytes, " bytes"));
+  }
+  state.text.assign(header.bytes, '\0');
+  return Place{state.text.data(), header.bytes};
 }
 
-char* TcpWire::BeginData(Peer& state, int peer, const TcpHeader& header) {
+// An arrival grows with the bytes that have arrived: a header alone takes no memory.
+TcpReceiver::Client::Place TcpWire::Continue(int peer, const TcpHeader& header) {
+  constexpr uint64_t kLeastGrowth = uint64_t{1} << 16;
+  std::string& bytes = Of(peer).arrival->bytes;
+  const uint64_t known = bytes.size();
+  bytes.resize(known + std::min(header.bytes - known, std::max(known, kLeastGrowth)));
+  return {bytes.data() + known, bytes.size() - known};
+}
+
+TcpReceiver::Client::Place TcpWire::BeginData(Peer& state, int peer, const TcpHeader& header) {
   const auto posted = posted_.find(Channel{peer, header.tag});
   if (posted == posted_.end()) {
     state.arrival = std::make_shared<Arrival>();
-    state.arrival->bytes.resize(header.bytes);
     unexpected_[Channel{peer, header.tag}].push_back(state.arrival);
-    return state.arrival->bytes.data();
+    return Continue(peer, header);
   }
   state.receive = posted->second.front();
   posted->second.pop_front();
   if (posted->second.empty()) posted_.erase(posted);
   const Request& receive = *requests_.at(state.receive);
-  return header.bytes <= receive.bytes ? receive.data : nullptr;
+  return {header.bytes <= receive.bytes ? receive.data : nullptr, header.bytes};
 }
 
 absl::Status TcpWire::OutcomeOf(const Request& receive, size_t bytes) {

@@ -85,7 +85,8 @@ class TcpWire final : public WireLink, private TcpReceiver::Client {
     TcpReceiver* receiver = nullptr;  // Null: the peer has not connected, or its connection has ended.
     bool has_ended = false;           // The peer's connection has ended.
     bool closed = false;
-    std::string failure;  // Error of the peer's connection.
+    std::string failure;        // Error of the peer's connection.
+    bool is_malformed = false;  // The error is what the peer has sent.
     // Destination of the message in progress: a posted receive, or an unexpected message. If both are empty,
     // its bytes go to `text` or are dropped.
     RequestId receive = 0;
@@ -102,9 +103,10 @@ class TcpWire final : public WireLink, private TcpReceiver::Client {
         events_(std::move(events)) {}
 
   bool Accept(const TcpGreeting& greeting) override;
-  char* Begin(int peer, const TcpHeader& header) override;
+  absl::StatusOr<Place> Begin(int peer, const TcpHeader& header) override;
+  Place Continue(int peer, const TcpHeader& header) override;
   void End(int peer, const TcpHeader& header) override;
-  char* BeginData(Peer& state, int peer, const TcpHeader& header);
+  Place BeginData(Peer& state, int peer, const TcpHeader& header);
 
   // OK, or why messages to and from the peer are lost. See Note [Closed links].
   absl::Status Loss(int peer) const;
