@@ -63,16 +63,16 @@ TEST_P(FuzzReplay, SurvivesFlippedBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Targets, FuzzReplay,
-                         ::testing::Values(Target{"safetensors_header", FuzzSafetensorsHeader},
-                                           Target{"safetensors_index", FuzzSafetensorsIndex},
-                                           Target{"hf_config", FuzzHfConfig},
-                                           Target{"flight_record", FuzzFlightRecord},
-                                           Target{"checkpoint_manifest", FuzzCheckpointManifest},
-                                           Target{"toml", FuzzToml}, Target{"tokens", FuzzTokens},
-                                           Target{"compressed_slice", FuzzCompressedSlice},
-                                           Target{"delta", FuzzDelta}),
-                         [](const auto& tested) { return std::string(tested.param.corpus); });
+INSTANTIATE_TEST_SUITE_P(
+    Targets, FuzzReplay,
+    ::testing::Values(Target{"safetensors_header", FuzzSafetensorsHeader},
+                      Target{"safetensors_index", FuzzSafetensorsIndex}, Target{"hf_config", FuzzHfConfig},
+                      Target{"flight_record", FuzzFlightRecord},
+                      Target{"checkpoint_manifest", FuzzCheckpointManifest}, Target{"toml", FuzzToml},
+                      Target{"tokens", FuzzTokens}, Target{"compressed_slice", FuzzCompressedSlice},
+                      Target{"delta", FuzzDelta}, Target{"control_messages", FuzzControlMessages},
+                      Target{"tcp_frames", FuzzTcpFrames}),
+    [](const auto& tested) { return std::string(tested.param.corpus); });
 
 }  // namespace
 }  // namespace weft

@@ -1,5 +1,5 @@
-// Entry points of the fuzzers: each reads the bytes of a file or of a compressed slice as the program does,
-// and aborts if a result is wrong.
+// Entry points of the fuzzers: each reads the bytes of a file, of a slice, or of messages of another rank as
+// the program does, and aborts if a result is wrong.
 //
 // libFuzzer calls them with generated inputs (tools/fuzz.sh), and fuzz_replay_test with the seeds in
 // corpus/<name>. A new target needs a function here, an entry in CMakeLists.txt and in replay_test.cc, and
@@ -30,5 +30,12 @@ int FuzzTokens(const uint8_t* data, size_t size);
 int FuzzCompressedSlice(const uint8_t* data, size_t size);
 // A delta-encoded slice. The first two bytes select the number of elements.
 int FuzzDelta(const uint8_t* data, size_t size);
+
+// What other ranks tell an engine that sends, receives and reduces. Steps, each with a byte for its kind and
+// two for the number of its bytes: a control message, a signal of a rank of the node, or an operation.
+int FuzzControlMessages(const uint8_t* data, size_t size);
+// The bytes of a connection of a link over TCP. The first byte selects whether a valid greeting comes before
+// them, and the second how many are written at once.
+int FuzzTcpFrames(const uint8_t* data, size_t size);
 
 }  // namespace weft
