@@ -278,7 +278,7 @@ class AllToAllOperation final : public Collective {
       if (!IsContiguousPart(part)) largest_send = std::max(largest_send, part.elements());
       if (!IsContiguousPart(plan().receives[static_cast<size_t>(member)])) ++rings;
     }
-    ring_slices_ = RingSlices(context, rings);
+    if (rings > 0) ring_slices_ = RingSlices(context, rings);
     size_t ring_bytes = 0;
     for (int member = 0; member < context.placement.size(); ++member) {
       if (context.placement.IsLocal(member)) continue;
@@ -288,7 +288,7 @@ class AllToAllOperation final : public Collective {
       WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(ring_bytes));
     }
     const int64_t slot = std::min(largest_send, SliceElements(context, plan().dtype));
-    slots_.emplace(context, RoundUpToCacheLine(static_cast<size_t>(slot) * SizeOf(plan().dtype)));
+    slots_.emplace(RoundUpToCacheLine(static_cast<size_t>(slot) * SizeOf(plan().dtype)));
     return absl::OkStatus();
   }
 

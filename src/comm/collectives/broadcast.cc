@@ -52,7 +52,6 @@ class BroadcastOperation final : public Collective {
     const bool divided = count * ElementBytes() > kMaxUndividedBytes;
     const int64_t blocks = (count + kHalfAlignment - 1) / kHalfAlignment;
     const int64_t first = divided ? std::min(count, (blocks + 1) / 2 * kHalfAlignment) : count;
-    ring_slices_ = RingSlices(context, kBroadcastTrees);
     WEFT_RETURN_IF_ERROR(AddHalf(context, 0, first));
     return divided ? AddHalf(context, first, count - first) : absl::OkStatus();
   }
@@ -84,7 +83,7 @@ class BroadcastOperation final : public Collective {
  private:
   // One half of the message. Its number is that of its tree.
   struct Half {
-    Half(const OperationContext& context, size_t slot_bytes) : slots(context, slot_bytes, kBroadcastTrees) {}
+    explicit Half(size_t slot_bytes) : slots(slot_bytes, kBroadcastTrees) {}
 
     Slicing slicing;
     std::optional<CreditScheduler::Channel> source;  // Between nodes. The members below are set with it.
@@ -132,8 +131,8 @@ class BroadcastOperation final : public Collective {
     const GroupPlacement& placement = context.placement;
     const Slicing slicing{elements, SliceElements(context, plan().dtype)};
     const WireEncoding encoding = WireEncodingOf(context, plan().dtype);
-    const SliceMemory ring{nullptr, SizeOf(plan().dtype), ring_slices_, encoding};
-    Half& half = halves_.emplace_back(context, ring.SlotBytes(slicing));
+    const SliceMemory ring{nullptr, SizeOf(plan().dtype), 0, encoding};
+    Half& half = halves_.emplace_back(ring.SlotBytes(slicing));
     half.slicing = slicing;
     if (!IsLeader(placement)) {
       const int leader = LeaderOf(placement);
@@ -170,6 +169,8 @@ class BroadcastOperation final : public Collective {
     const SliceMemory output = RunAt(plan().output, begin);
     const bool encoded = ring.encoding != WireEncoding::kPlain;
     if (encoded && half.slicing.elements > 0) {
+      if (ring_slices_ == 0) ring_slices_ = RingSlices(context, kBroadcastTrees);
+      ring.ring_slices = ring_slices_;
       WEFT_ASSIGN_OR_RETURN(half.ring, context.scratch.Acquire(ring.RingBytes(half.slicing)));
       ring.base = half.ring.data();
       half.unpack.emplace(CopyStream::FromRing(half.slicing, plan().dtype, ring, output));
@@ -234,7 +235,7 @@ class BroadcastOperation final : public Collective {
 
   int NumberOf(const Half& half) const { return &half == &halves_.front() ? 0 : 1; }
 
-  int64_t ring_slices_ = 1;
+  int64_t ring_slices_ = 0;  // Of the ring of each half. 0 until one is needed.
   std::deque<Half> halves_;  // A deque: tasks hold pointers to the streams.
   bool confirmed_ = false;   // All edges of this rank's node have exchanged descriptors.
 };

@@ -23,7 +23,7 @@ GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& part
       nontemporal_(ShouldBypassCaches(static_cast<size_t>(parts.total()) * SizeOf(dtype) *
                                       (kind == Kind::kShared ? 1 : 1 + memory.peers.size()))),
       encoding_(WireEncodingOf(context, dtype)),
-      slots_(context, RingFor(nullptr).SlotBytes(SlicingOf(context.placement.me()))) {
+      slots_(RingFor(nullptr).SlotBytes(SlicingOf(context.placement.me()))) {
   if (kind == Kind::kShared) {
     PlanShared(context, memory);
   } else {
@@ -142,7 +142,8 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
   for (int member = 0; member < placement.size(); ++member) {
     if (receives(member)) received.push_back(member);
   }
-  ring_slices_ = RingSlices(context, static_cast<int64_t>(received.size()));
+  if (std::any_of(received.begin(), received.end(), [&](int member) { return RingBytes(member) > 0; }))
+    ring_slices_ = RingSlices(context, static_cast<int64_t>(received.size()));
   size_t ring_bytes = 0;
   for (const int member : received) ring_bytes += RingBytes(member);
   if (ring_bytes > 0) {

@@ -245,7 +245,7 @@ ReducePhase::ReducePhase(const OperationContext& context, const CollectivePlan& 
     : plan_(plan),
       slice_elements_(slice_elements),
       memory_(std::move(memory)),
-      slots_(context, SlotBytes(context, plan, slice_elements)),
+      slots_(SlotBytes(context, plan, slice_elements)),
       own_sends_(static_cast<size_t>(context.placement.size()), nullptr) {}
 
 absl::StatusOr<std::unique_ptr<ReducePhase>> ReducePhase::Create(OperationContext& context,

@@ -50,9 +50,10 @@ absl::StatusOr<bool> SendStream::Step(OperationContext& context, int64_t availab
   return advanced;
 }
 
-absl::StatusOr<std::byte*> ScratchSlots::Take(BufferPool& pool) {
+absl::StatusOr<std::byte*> ScratchSlots::Take(OperationContext& context) {
+  if (most_ == 0) most_ = static_cast<size_t>(RingSlices(context, pools_));
   if (free_.empty() && memory_.size() < most_) {
-    absl::StatusOr<Buffer> memory = pool.Acquire(bytes_);
+    absl::StatusOr<Buffer> memory = context.scratch.Acquire(bytes_);
     if (!memory.ok() && memory_.empty()) return memory.status();
     if (memory.ok()) {
       memory_.push_back(*std::move(memory));
@@ -96,7 +97,7 @@ absl::StatusOr<bool> StagedSendStream::Step(OperationContext& context, int64_t a
       advanced = true;
       continue;
     }
-    WEFT_ASSIGN_OR_RETURN(std::byte * slot, slots_.Take(context.scratch));
+    WEFT_ASSIGN_OR_RETURN(std::byte * slot, slots_.Take(context));
     awaits_slot_ = slot == nullptr;
     if (awaits_slot_) break;
     const int64_t slice = staged_.Issue();

@@ -68,15 +68,15 @@ class ScratchSlots {
  public:
   // Slots of `bytes` bytes. The memory of each is acquired when all others are in use, until the slots of
   // `pools` such pools are as many as the slices of the rings of one stream, or there is no more memory.
-  ScratchSlots(const OperationContext& context, size_t bytes, int64_t pools = 1)
-      : most_(static_cast<size_t>(RingSlices(context, pools))), bytes_(bytes) {}
+  explicit ScratchSlots(size_t bytes, int64_t pools = 1) : bytes_(bytes), pools_(pools) {}
   // Returns a free slot, or null if all are in use. Errors: kResourceExhausted (no scratch for a single one).
-  absl::StatusOr<std::byte*> Take(BufferPool& pool);
+  absl::StatusOr<std::byte*> Take(OperationContext& context);
   void Return(std::byte* slot) { free_.push_back(slot); }
 
  private:
-  size_t most_;  // Slots that may be acquired.
   size_t bytes_;
+  int64_t pools_;
+  size_t most_ = 0;  // Slots that may be acquired. 0 until the first is taken.
   std::vector<Buffer> memory_;
   std::vector<std::byte*> free_;
 };

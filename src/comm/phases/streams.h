@@ -50,7 +50,8 @@ constexpr size_t RoundUpToCacheLine(size_t bytes) {
   return (bytes + kLine - 1) / kLine * kLine;
 }
 
-// Number of slices of each receive ring, if `streams` streams share an operation's scratch. The rings of few
+// Number of slices of each receive ring, if `streams` streams share an operation's scratch. Called only if
+// there are rings, because it may ask the heap for its free memory, which takes a lock. The rings of few
 // streams are long enough to keep the wire busy while threads wait for a core. Together they hold the
 // wire's budget (see Note [Wire budget]), but take at most a quarter of the memory that is free, or 16
 // slices. `may_have_runs`: the streams receive runs if the link is fast; few rings are long enough for that,

@@ -103,19 +103,18 @@ void WithOperation(absl::FunctionRef<absl::Status(const OperationFixture&)> body
 
 TEST(ScratchSlots, AreThoseForWhichThereIsMemory) {
   WithOperation([](const OperationFixture& operation) -> absl::Status {
-    BufferPool& pool = operation.context.scratch;
-    ScratchSlots slots(operation.context, kSlice);
-    WEFT_ASSIGN_OR_RETURN(std::byte* const first, slots.Take(pool));
-    WEFT_ASSIGN_OR_RETURN(std::byte* const second, slots.Take(pool));
+    ScratchSlots slots(kSlice);
+    WEFT_ASSIGN_OR_RETURN(std::byte* const first, slots.Take(operation.context));
+    WEFT_ASSIGN_OR_RETURN(std::byte* const second, slots.Take(operation.context));
     EXPECT_NE(first, second);
-    const std::vector<Buffer> taken = TakeAll(pool);
-    WEFT_ASSIGN_OR_RETURN(std::byte* const third, slots.Take(pool));
+    const std::vector<Buffer> taken = TakeAll(operation.context.scratch);
+    WEFT_ASSIGN_OR_RETURN(std::byte* const third, slots.Take(operation.context));
     EXPECT_EQ(third, nullptr);
     slots.Return(first);
-    WEFT_ASSIGN_OR_RETURN(std::byte* const again, slots.Take(pool));
+    WEFT_ASSIGN_OR_RETURN(std::byte* const again, slots.Take(operation.context));
     EXPECT_EQ(again, first);
-    ScratchSlots others(operation.context, kSlice);
-    EXPECT_TRUE(absl::IsResourceExhausted(others.Take(pool).status()));
+    ScratchSlots others(kSlice);
+    EXPECT_TRUE(absl::IsResourceExhausted(others.Take(operation.context).status()));
     return absl::OkStatus();
   });
 }
