@@ -100,6 +100,37 @@ TEST(BlobRelay, EveryRankGetsAllBlobsAndSendsAMessageForEachLevel) {
   }
 }
 
+// The blobs of a step may be more than a message can have.
+TEST(BlobRelay, SplitsTheBlobsOfAStepIntoSeveralMessages) {
+  constexpr int kSize = 16;
+  constexpr size_t kMaxBytes = 100;
+  constexpr size_t kHeaders = 32;  // Of a message and of a blob.
+  const auto blob = [](int rank) {
+    return std::string(static_cast<size_t>(rank * 6), static_cast<char>('a' + rank));
+  };
+  std::vector<BlobRelay> relays;
+  for (int rank = 0; rank < kSize; ++rank) relays.emplace_back(7, rank, kSize, kMaxBytes);
+  int messages = 0;
+  for (int rank = 0; rank < kSize; ++rank) relays[static_cast<size_t>(rank)].Contribute(blob(rank));
+  for (bool sent = true; sent;) {
+    sent = false;
+    for (BlobRelay& relay : relays) {
+      for (const BlobRelay::Message& message : relay.TakeMessages()) {
+        EXPECT_LE(message.bytes->size(), kMaxBytes + kHeaders);
+        ASSERT_OK(relays[static_cast<size_t>(message.peer)].Receive(*message.bytes));
+        ++messages;
+        sent = true;
+      }
+    }
+  }
+  EXPECT_GT(messages, kSize * CeilLog2(kSize));
+  for (BlobRelay& relay : relays) {
+    ASSERT_TRUE(relay.complete());
+    const std::vector<std::string> blobs = relay.TakeBlobs();
+    for (int rank = 0; rank < kSize; ++rank) EXPECT_EQ(blobs[static_cast<size_t>(rank)], blob(rank));
+  }
+}
+
 // See Note [Reset rounds].
 TEST(BlobRelay, ALateRankNeedsNothingThatDependsOnItself) {
   for (const int size : {2, 3, 7, 16, 29}) {

@@ -47,6 +47,13 @@ TEST(MpiBootstrap, TwoBootstrapsCanExistAtTheSameTime) {
   EXPECT_OK(weft::testing::GathersBlobsInRankOrder(*second));
 }
 
+TEST(MpiBootstrap, RefusesBlobsAboveTheMaximumAndKeepsWorking) {
+  const char byte = 0;  // Not read, because the size is checked first.
+  EXPECT_THAT(WorldBootstrap().AllGatherBlob({&byte, (size_t{1} << 30) + 1}, absl::Seconds(60)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the maximum is 1073741824")));
+  EXPECT_OK(weft::testing::GathersBlobsInRankOrder(WorldBootstrap()));
+}
+
 TEST(MpiBootstrap, NamesTheLibraryThatCarriesMessages) {
   EXPECT_THAT(WorldBootstrap().WireName(), MatchesRegex("MPI \\(.+\\)"));
 }

@@ -44,10 +44,11 @@ void SetBit(std::string& bits, int rank) {
 
 }  // namespace
 
-BlobRelay::BlobRelay(RoundNumber round, int rank, int size)
+BlobRelay::BlobRelay(RoundNumber round, int rank, int size, size_t max_bytes)
     : round_(round),
       rank_(rank),
       size_(size),
+      max_bytes_(max_bytes),
       blobs_(static_cast<size_t>(size)),
       called_(static_cast<size_t>((size + kBits - 1) / kBits), '\0'),
       told_(called_) {
@@ -83,7 +84,7 @@ void BlobRelay::SendBlobs(Step& step) {
     const std::optional<std::string>& blob = blobs_[static_cast<size_t>(rank)];
     if (!blob || step.sent[static_cast<size_t>(i)]) continue;
     step.sent[static_cast<size_t>(i)] = true;
-    if (message == nullptr || message->size() + blob->size() > kMaxBlobBytes) {
+    if (message == nullptr || message->size() + blob->size() > max_bytes_) {
       message = std::make_shared<std::string>(Encode({.content = Content::kBlobs, .round = round_}));
       outgoing_.push_back({step.peer, message});
     }

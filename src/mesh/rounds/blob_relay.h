@@ -17,6 +17,7 @@
 // Thread safety: none.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -34,10 +35,11 @@ class BlobRelay {
   static constexpr size_t kMaxBlobBytes = size_t{1} << 30;
   struct Message {
     int peer;
-    std::shared_ptr<std::string> bytes;  // At most kMaxBlobBytes and a small header.
+    std::shared_ptr<std::string> bytes;  // At most `max_bytes`, and the headers of the message and of a blob.
   };
 
-  BlobRelay(RoundNumber round, int rank, int size);
+  // `max_bytes`: messages with several blobs have no more bytes. REQUIRES: no blob is larger.
+  BlobRelay(RoundNumber round, int rank, int size, size_t max_bytes = kMaxBlobBytes);
 
   // The round of a message. nullopt: it is no message of a relay.
   static std::optional<RoundNumber> RoundOf(std::string_view message);
@@ -47,7 +49,7 @@ class BlobRelay {
   // Takes a message of this round. It may arrive before this rank calls the round.
   // Errors: kInternal (not a message of this round and this number of ranks).
   absl::Status Receive(std::string_view message);
-  // Removes and returns the messages that this rank can send now. Large blobs take messages of their own.
+  // Removes and returns the messages that this rank can send now.
   std::vector<Message> TakeMessages();
   // Adds messages with the blobs of unfinished steps that have not been sent, and with the ranks that are
   // known to have called, if that has changed. See Note [Blob relays].
@@ -79,6 +81,7 @@ class BlobRelay {
   const RoundNumber round_;
   const int rank_;
   const int size_;
+  const size_t max_bytes_;
   std::vector<Step> steps_;
   size_t next_step_ = 0;                           // The first step that is not sent.
   int consecutive_ = 0;                            // Blobs from this rank's on without a gap.
