@@ -51,8 +51,8 @@ class Ranks {
       Collect(message.peer);
     }
   }
-  void SpreadAll() {
-    for (const int rank : callers_) (*this)[rank].Spread();
+  void GossipAll() {
+    for (const int rank : callers_) (*this)[rank].Gossip();
     DeliverAll();
   }
   int64_t sent(int rank) const { return sent_[static_cast<size_t>(rank)]; }
@@ -140,7 +140,7 @@ TEST(BlobRelay, ALateRankNeedsNothingThatDependsOnItself) {
         if (rank != late) ranks.Call(rank);
       }
       ranks.DeliverAll();
-      for (int time = 0; time < CeilLog2(size); ++time) ranks.SpreadAll();
+      for (int time = 0; time < CeilLog2(size); ++time) ranks.GossipAll();
       ranks.Call(late);
       ExpectAllBlobs(ranks[late], size);
       ranks.DeliverAll();
@@ -166,7 +166,7 @@ TEST(BlobRelay, EveryRankNamesExactlyTheSilentRanks) {
         if (!ranks.IsSilent(rank)) ranks.Call(rank);
       }
       ranks.DeliverAll();
-      for (int time = 0; time < 2 * levels; ++time) ranks.SpreadAll();
+      for (int time = 0; time < 2 * levels; ++time) ranks.GossipAll();
       for (int rank = 0; rank < size; ++rank) {
         if (ranks.IsSilent(rank)) continue;
         EXPECT_EQ(ranks[rank].MissingRanks(), std::vector<int>(silent.begin(), silent.end())) << rank;

@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kTag = 0;
 
-// A rank spreads what it knows so many times in the second half of its timeout. See Note [Blob relays].
-constexpr int kSpreads = 32;
+// A rank gossips so many times in the second half of its timeout. See Note [Blob relays].
+constexpr int kGossips = 32;
 
 }  // namespace
 
@@ -73,9 +73,9 @@ MpiBlobExchange::RoundNumber MpiBlobExchange::Call(std::string_view blob, absl::
   const RoundNumber number = ++round_;
   Round& round = RoundOf(number);
   round.called = true;
-  round.spread_at = DeadlineAfter(timeout / 2);
-  round.spread_interval =
-      std::max(kShortestInterval, (round.spread_at - std::chrono::steady_clock::now()) / kSpreads);
+  round.gossip_at = DeadlineAfter(timeout / 2);
+  round.gossip_interval =
+      std::max(kShortestInterval, (round.gossip_at - std::chrono::steady_clock::now()) / kGossips);
   round.relay.Contribute(blob);
   return number;
 }
@@ -153,9 +153,9 @@ absl::Status MpiBlobExchange::Deliver(const std::string& message) {
 absl::Status MpiBlobExchange::StartSends() {
   const TimePoint now = std::chrono::steady_clock::now();
   for (auto& [number, round] : rounds_) {
-    if (round.called && now >= round.spread_at) {
-      round.relay.Spread();
-      round.spread_at = now + round.spread_interval;
+    if (round.called && now >= round.gossip_at) {
+      round.relay.Gossip();
+      round.gossip_at = now + round.gossip_interval;
     }
     for (const BlobRelay::Message& message : round.relay.TakeMessages())
       WEFT_RETURN_IF_ERROR(Send(number, message));

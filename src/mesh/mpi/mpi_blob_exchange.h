@@ -63,8 +63,8 @@ class MpiBlobExchange {
     BlobRelay relay;
     bool called = false;
     bool abandoned = false;  // The call missed its deadline.
-    TimePoint spread_at{};   // When this rank next spreads what it knows.
-    std::chrono::nanoseconds spread_interval{0};
+    TimePoint gossip_at{};   // When this rank next gossips.
+    std::chrono::nanoseconds gossip_interval{0};
   };
 
   MpiBlobExchange(std::shared_ptr<MpiSession> session, MpiCommunicator comm);

@@ -51,7 +51,7 @@ BlobRelay::BlobRelay(RoundNumber round, int rank, int size, size_t max_bytes)
       max_bytes_(max_bytes),
       blobs_(static_cast<size_t>(size)),
       called_(static_cast<size_t>((size + kBits - 1) / kBits), '\0'),
-      told_(called_) {
+      announced_callers_(called_) {
   for (int64_t distance = 1; distance < size; distance *= 2) {
     const auto d = static_cast<int>(distance);
     steps_.push_back({RankAt(size - d), std::min(d, size - d), {}});
@@ -94,10 +94,10 @@ void BlobRelay::SendBlobs(Step& step) {
 
 std::vector<BlobRelay::Message> BlobRelay::TakeMessages() { return std::exchange(outgoing_, {}); }
 
-void BlobRelay::Spread() {
+void BlobRelay::Gossip() {
   for (size_t step = next_step_; step < steps_.size(); ++step) SendBlobs(steps_[step]);
-  if (told_ == called_) return;
-  told_ = called_;
+  if (announced_callers_ == called_) return;
+  announced_callers_ = called_;
   auto message = std::make_shared<std::string>(Encode({.content = Content::kCallers, .round = round_}));
   message->append(called_);
   for (const Step& step : steps_) outgoing_.push_back({step.peer, message});

@@ -6,11 +6,11 @@
 // Rule: a dissemination (Bruck, "Efficient algorithms for all-to-all communications", 1997). With distances
 //   d = 1, 2, 4, … below P, rank r sends to rank r - d the blobs of r, r + 1, …, at most d and at most P - d
 //   of them, once it has them. In the second half of its timeout, and after it has given up the round, it
-//   *spreads*: it sends those of them that it has.
+//   *gossips*: it sends those of them that it has.
 // Why it suffices: a rank receives each blob once, and the blobs that it needs never pass itself. A late rank
 //   therefore completes a round that all others have given up: what they owe it does not depend on its blob.
 //   See Note [Reset rounds].
-// Missing ranks: the blobs that a rank lacks are also those behind a late relay. Ranks that spread therefore
+// Missing ranks: the blobs that a rank lacks are also those behind a late relay. Ranks that gossip therefore
 //   tell the same neighbors which ranks they know to have called. As long as fewer ranks are silent than a
 //   rank has neighbors, each learns of every call, and names exactly the late ranks.
 //
@@ -53,7 +53,7 @@ class BlobRelay {
   std::vector<Message> TakeMessages();
   // Adds messages with the blobs of unfinished steps that have not been sent, and with the ranks that are
   // known to have called, if that has changed. See Note [Blob relays].
-  void Spread();
+  void Gossip();
 
   // True if this rank has called, has all blobs, and has passed on all that it owes.
   bool complete() const { return have_ == size_ && next_step_ == steps_.size(); }
@@ -88,7 +88,7 @@ class BlobRelay {
   int have_ = 0;                                   // Number of blobs.
   std::vector<std::optional<std::string>> blobs_;  // By rank.
   std::string called_;                             // A bit for each rank that is known to have called.
-  std::string told_;                               // The value of called_ that neighbors have been told.
+  std::string announced_callers_;                  // The value of called_ that neighbors have been told.
   std::vector<Message> outgoing_;
 };
 
