@@ -112,6 +112,10 @@ TEST(TrainConfig, NamesValuesOutOfRange) {
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.beta1 = 1; }), HasSubstr("--beta1 1"));
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.beta2 = 1.5; }), HasSubstr("--beta2 1.5"));
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.min_lr_ratio = 2; }), HasSubstr("--min-lr-ratio 2"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.min_lr_ratio = 0.5; }),
+              HasSubstr("--min-lr-ratio 0.5: needs --lr-schedule linear or cosine"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.checkpoint.keep = 2; }),
+              HasSubstr("--keep-checkpoints 2: needs --checkpoint-dir"));
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.clip_grad_norm = -1; }),
               HasSubstr("--clip-grad-norm -1"));
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.data.seq_len = 0; }), HasSubstr("--seq-len 0"));

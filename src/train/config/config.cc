@@ -151,6 +151,9 @@ absl::Status ValidateOptimizer(const OptimizerOptions& optimizer) {
   if (!(optimizer.min_lr_ratio >= 0 && optimizer.min_lr_ratio <= 1)) {
     return BadFlag("min-lr-ratio", optimizer.min_lr_ratio, "must be from 0 to 1");
   }
+  if (optimizer.min_lr_ratio > 0 && optimizer.lr_schedule == LrDecay::kConstant) {
+    return BadFlag("min-lr-ratio", optimizer.min_lr_ratio, "needs --lr-schedule linear or cosine");
+  }
   WEFT_RETURN_IF_ERROR(RequireRange({"max-skipped-steps", optimizer.max_skipped_steps}, 0));
   return RequireNotNegative("clip-grad-norm", optimizer.clip_grad_norm);
 }
@@ -247,6 +250,8 @@ absl::Status ValidateCheckpoint(const CheckpointConfig& checkpoint) {
   if (checkpoint.interval > 0)
     return BadFlag("checkpoint-interval", checkpoint.interval, "needs --checkpoint-dir");
   if (checkpoint.async) return BadFlag("checkpoint-async", "true", "needs --checkpoint-dir");
+  if (checkpoint.keep != CheckpointConfig().keep)
+    return BadFlag("keep-checkpoints", checkpoint.keep, "needs --checkpoint-dir");
   if (checkpoint.resume == "auto") {
     return BadFlag("resume", "auto", "needs --checkpoint-dir, the folder in which to look; or give a path");
   }
