@@ -6,8 +6,11 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include <absl/algorithm/container.h>
 #include <absl/strings/str_cat.h>
 
 #include "weft/core/hash.h"
@@ -32,8 +35,8 @@ constexpr std::pair<uint64_t Fingerprint::*, absl::string_view> kAspects[] = {
 
 enum class Relation : int32_t { kShards, kReplicates };
 
-// A parameter group in a message to all ranks: the whole of it for a shard group, or its parameters of one
-// bucket for a replicate group. Groups of one rank send none.
+// A parameter group as a rank describes it to others: the whole of it to a shard group, or its parameters of
+// one bucket to a replicate group. There is none for groups of one rank.
 struct Announcement {
   uint64_t ranks;  // Hash of the relation and of the ranks of the shard or replicate group.
   Relation relation;
@@ -79,7 +82,7 @@ void Announce(Announcements& list, const ProcessGroup& ranks, Relation relation,
   list.push_back({hash, relation, ranks.size(), number, fingerprint});
 }
 
-std::string Serialize(const ShardingPlan& plan) {
+Announcements AnnouncementsOf(const ShardingPlan& plan) {
   Announcements list;
   for (size_t i = 0; i < plan.specs.size(); ++i) {
     const GroupSpec& spec = plan.specs[i];
@@ -95,14 +98,66 @@ std::string Serialize(const ShardingPlan& plan) {
       Announce(list, replicate[static_cast<size_t>(bucket)], Relation::kReplicates, number, fingerprint);
     }
   }
-  return {reinterpret_cast<const char*>(list.data()), list.size() * sizeof(Announcement)};
+  return list;
 }
 
-Announcements Parse(const std::string& message) {
-  WEFT_CHECK(message.size() % sizeof(Announcement) == 0, "a rank sent no list of parameter groups");
-  Announcements list(message.size() / sizeof(Announcement));
-  if (!list.empty()) std::memcpy(list.data(), message.data(), message.size());
-  return list;
+// All announcements of a shard or replicate group.
+struct Summary {
+  uint64_t ranks;  // That of the announcements.
+  int64_t size;
+  uint64_t hash;
+
+  friend bool operator==(const Summary&, const Summary&) = default;
+};
+static_assert(sizeof(Summary) == 24, "messages have no padding");
+
+std::vector<Summary> SummariesOf(const Announcements& list) {
+  std::map<uint64_t, Summary> by_ranks;
+  for (const Announcement& group : list) {
+    Summary& summary = by_ranks.try_emplace(group.ranks, Summary{group.ranks, group.size, 0}).first->second;
+    Add(summary.hash, Hash64(&group, sizeof(group)));
+  }
+  std::vector<Summary> summaries;
+  for (const auto& [ranks, summary] : by_ranks) summaries.push_back(summary);
+  return summaries;
+}
+
+// Exchanges lists of all ranks. By rank. Entries are trivially copyable, and have no padding.
+template <typename Entry>
+absl::StatusOr<std::vector<std::vector<Entry>>> ExchangeLists(Bootstrap& bootstrap,
+                                                              const absl::StatusOr<std::vector<Entry>>& own,
+                                                              absl::Duration timeout) {
+  const auto blob = [&]() -> absl::StatusOr<std::string> {
+    WEFT_RETURN_IF_ERROR(own.status());
+    return std::string(reinterpret_cast<const char*>(own->data()), own->size() * sizeof(Entry));
+  };
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> blobs,
+                        ExchangeBlobs(bootstrap, "parameter groups", blob(), timeout));
+  std::vector<std::vector<Entry>> lists;
+  for (const std::string& message : blobs) {
+    WEFT_CHECK(message.size() % sizeof(Entry) == 0, "a rank sent no list of parameter groups");
+    std::vector<Entry>& list = lists.emplace_back(message.size() / sizeof(Entry));
+    if (!list.empty()) std::memcpy(list.data(), message.data(), message.size());
+  }
+  return lists;
+}
+
+// True if all ranks of each shard or replicate group have the same summary of it.
+bool AreAlike(const std::vector<std::vector<Summary>>& lists) {
+  struct Members {
+    Summary summary;
+    int64_t count = 0;
+  };
+  std::map<uint64_t, Members> by_ranks;
+  for (const std::vector<Summary>& list : lists) {
+    for (const Summary& summary : list) {
+      Members& members = by_ranks.try_emplace(summary.ranks, Members{summary}).first->second;
+      ++members.count;
+      if (members.summary != summary) return false;
+    }
+  }
+  return absl::c_all_of(by_ranks,
+                        [](const auto& entry) { return entry.second.count == entry.second.summary.size; });
 }
 
 std::string NameOf(const ShardingPlan& plan, int64_t number) {
@@ -134,19 +189,18 @@ absl::Status Difference(const ShardingPlan& plan, int rank, const Announcements&
                    ": give both ranks the same"));
 }
 
-absl::Status CheckAlike(const ShardingPlan& plan, const std::vector<std::string>& messages) {
+// The first difference between the lists of ranks that are not alike.
+absl::Status FirstDifference(const ShardingPlan& plan, const std::vector<Announcements>& lists) {
   struct Members {
     int first;  // The lowest rank.
     Announcements list;
     int count = 0;
   };
   std::map<uint64_t, Members> by_ranks;
-  for (int rank = 0; rank < std::ssize(messages); ++rank) {
-    std::map<uint64_t, Announcements> lists;
-    for (const Announcement& group : Parse(messages[static_cast<size_t>(rank)])) {
-      lists[group.ranks].push_back(group);
-    }
-    for (auto& [ranks, list] : lists) {
+  for (int rank = 0; rank < std::ssize(lists); ++rank) {
+    std::map<uint64_t, Announcements> of_rank;
+    for (const Announcement& group : lists[static_cast<size_t>(rank)]) of_rank[group.ranks].push_back(group);
+    for (auto& [ranks, list] : of_rank) {
       Members& members = by_ranks.try_emplace(ranks, Members{rank, list}).first->second;
       ++members.count;
       if (members.list != list) return Difference(plan, members.first, members.list, rank, list);
@@ -157,7 +211,7 @@ absl::Status CheckAlike(const ShardingPlan& plan, const std::vector<std::string>
     if (members.count == members.list.front().size) continue;
     if (partial == nullptr || members.first < partial->first) partial = &members;
   }
-  if (partial == nullptr) return absl::OkStatus();
+  WEFT_CHECK(partial != nullptr, "summaries of parameter groups differ, and the groups do not");
   const Announcement& group = partial->list.front();
   const bool shards = group.relation == Relation::kShards;
   return absl::InvalidArgumentError(absl::StrCat(
@@ -170,12 +224,16 @@ absl::Status CheckAlike(const ShardingPlan& plan, const std::vector<std::string>
 
 absl::Status AgreeOnPlan(Bootstrap& bootstrap, const absl::StatusOr<ShardingPlan>& own,
                          absl::Duration timeout) {
-  const absl::StatusOr<std::string> message =
-      own.ok() ? absl::StatusOr<std::string>(Serialize(*own)) : own.status();
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> messages,
-                        ExchangeBlobs(bootstrap, "parameter groups", message, timeout));
-  const absl::Status alike = CheckAlike(*own, messages);
-  return alike.ok() ? alike : AgreeOnStatus(bootstrap, alike, timeout);  // The same on all ranks.
+  const absl::StatusOr<Announcements> announcements =
+      own.ok() ? absl::StatusOr<Announcements>(AnnouncementsOf(*own)) : own.status();
+  const absl::StatusOr<std::vector<Summary>> summaries =
+      own.ok() ? absl::StatusOr<std::vector<Summary>>(SummariesOf(*announcements)) : own.status();
+  WEFT_ASSIGN_OR_RETURN(const auto all_summaries, ExchangeLists(bootstrap, summaries, timeout));
+  if (AreAlike(all_summaries)) return absl::OkStatus();
+  // All ranks find the same. Messages grow with the number of groups only if there is an error to explain.
+  WEFT_ASSIGN_OR_RETURN(const std::vector<Announcements> all,
+                        ExchangeLists(bootstrap, announcements, timeout));
+  return AgreeOnStatus(bootstrap, FirstDifference(*own, all), timeout);  // The same on all ranks.
 }
 
 }  // namespace weft
