@@ -22,11 +22,13 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import fault_run
 from checkpoint_damage import FILES, damaged, file_of_another_step, flip_a_bit, link_out_of_folder, remove, truncate, wrong_array
 from checkpoint_place import CHECKPOINTS, FLAGS, LONG, LONG_FLAGS, Harness, Outcome, Place, hash_of
+from fault_results import Results
 
 OK_AFTER_KILL = (1, 137, 9, 86, 143)
 
@@ -73,10 +75,10 @@ def interrupted(ranks, codes, message, flags=(), **case):
 
 
 def every_call(ranks, rank, what, codes, flags=(), stride=1, calls=("open", "write", "truncate", "fsync", "rename", "close")):
-    """The fault at each call of each kind under the folder of checkpoints, until a run has fewer calls."""
+    """The fault at each call of each kind under the folder of checkpoints, until a run has fewer calls. A run has one of each kind."""
 
     def run(harness):
-        seconds, problems, done, seen = 0, [], 0, collections.Counter()
+        seconds, problems, done, seen = 0, [], collections.Counter(), collections.Counter()
         for call in calls:
             for number in range(1, 1000, stride):
                 place = harness.place(ranks)
@@ -84,16 +86,15 @@ def every_call(ranks, rank, what, codes, flags=(), stride=1, calls=("open", "wri
                 if outcome.code == 0:
                     shutil.rmtree(place.folder.parent)
                     break
-                done += 1
+                done[call] += 1
                 seen[outcome.code] += 1
                 seconds = max(seconds, outcome.seconds)
                 _, found = judged(harness, place, outcome, codes, "")
                 problems += [f"{call} {number}: {problem}" for problem in found]
                 shutil.rmtree(place.folder.parent)
-        if done == 0:
-            problems.append("the fault never happened")
+        problems += [f"no run had the fault at a call of {call}" for call in calls if done[call] == 0]
         codes_seen = ", ".join(f"{count} x exit {code}" for code, count in sorted(seen.items()))
-        return Outcome(f"{codes_seen}", f"weft: {done} runs, each went on to the same weights", seconds, []), problems
+        return Outcome(f"{codes_seen}", f"weft: {done.total()} runs, each went on to the same weights", seconds, []), problems
 
     return run
 
@@ -134,6 +135,8 @@ def two_runs(harness):
     first = subprocess.Popen([harness.programs["weft"], "train", *fault_run.MODEL, "--data", "text.txt", *FLAGS, "--steps", "1000000"],
                              cwd=place.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                              env=os.environ | {"OMP_NUM_THREADS": "1"})
+    watchdog = threading.Timer(fault_run.CASE_TIMEOUT_S, first.kill)
+    watchdog.start()
     try:
         if not any("step 9/" in line for line in iter(first.stdout.readline, "")):
             return Outcome(first.wait(timeout=60), "", 0, []), ["the first run ends before step 9"]
@@ -141,6 +144,7 @@ def two_runs(harness):
         first.send_signal(signal.SIGTERM)
         rest, _ = first.communicate(timeout=60)
     finally:
+        watchdog.cancel()
         first.kill()
         first.wait()
     problems = [] if second.code == 2 else [f"exit code {second.code}, expected 2"]
@@ -161,7 +165,7 @@ def full_disk(size, codes, message):
         folder.rename(backup)
         folder.mkdir()
         if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False).returncode != 0:
-            return Outcome(77, "weft: skipped: cannot mount", 0, []), []
+            return Outcome(fault_run.SKIPPED, fault_run.CANNOT_MOUNT, 0, []), []
         try:
             shutil.copytree(backup, folder, dirs_exist_ok=True)
             outcome = place.train(flags=["--keep-checkpoints", "0", "--checkpoint-interval", "1"])
@@ -181,7 +185,7 @@ def read_only(harness):
     place = harness.place(1)
     folder = place.folder / CHECKPOINTS
     if subprocess.run(["mount", "--bind", folder, folder], check=False).returncode != 0:
-        return Outcome(77, "weft: skipped: cannot mount", 0, []), []
+        return Outcome(fault_run.SKIPPED, fault_run.CANNOT_MOUNT, 0, []), []
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
         outcome = place.train()
@@ -205,10 +209,16 @@ def flipped_weight(harness):
     process = subprocess.Popen([harness.programs["mpirun"], "-n", str(ranks), harness.programs["weft"], "train", *flags, "--steps", "1000000"],
                                cwd=folder, env=run.environment(), stdout=output, stderr=subprocess.STDOUT)
     start = time.monotonic()
-    wait_for(run.output, "step 1/", process)
-    pids = fault_run.rank_processes(run.tag)
-    os.kill(pids[0], signal.SIGUSR1)
-    wait_for(run.output, "saved ck/step-", process)
+    end = start + fault_run.CASE_TIMEOUT_S
+
+    def printed(text):
+        return fault_run.wait_until(lambda: text in run.output.read_text(errors="replace"), process, end)
+
+    pids = fault_run.rank_processes(run.tag) if printed("step 1/") else {}
+    run.kill(pids.get(0), signal.SIGUSR1)
+    if not pids or not printed("saved ck/step-"):
+        process.kill()
+        return Outcome(process.wait(), run.output.read_text(errors="replace"), time.monotonic() - start, []), ["no step, or no save"]
     saved = next((folder / CHECKPOINTS).glob("step-*"))
     content = (saved / "model.safetensors").read_bytes()
     header = struct.unpack("<Q", content[:8])[0]
@@ -216,7 +226,7 @@ def flipped_weight(harness):
     pattern = content[8 + header + offsets[0]:][:256]
     places = flip_in_memory(pids[1], pattern)
     try:
-        code = process.wait(timeout=fault_run.CASE_TIMEOUT_S)
+        code = process.wait(timeout=max(0, end - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
         code = None
@@ -230,11 +240,6 @@ def flipped_weight(harness):
     if place.checkpoint("verify", CHECKPOINTS).returncode != 0:
         problems.append("the checkpoint is damaged")
     return Outcome(code, text, time.monotonic() - start, []), problems
-
-
-def wait_for(path, text, process):
-    while process.poll() is None and text not in path.read_text(errors="replace"):
-        time.sleep(0.05)
 
 
 def flip_in_memory(pid, pattern):
@@ -272,7 +277,8 @@ def cases():
         flags = ["--checkpoint-async", "true"] if save_kind == "an async" else []
         yield (f"kill -9 at every call of {save_kind} save, one rank", False, every_call(1, 0, "kill", (137, -9), flags))
         yield (f"kill -9 of rank 0 at calls of {save_kind} save", False, every_call(2, 0, "kill", killed, flags, stride=3))
-        yield (f"kill -9 of rank 1 at calls of {save_kind} save", False, every_call(2, 1, "kill", killed, flags, stride=3))
+        calls = ("open", "write", "fsync", "close")  # Rank 0 alone makes the size of files, and commits the checkpoint.
+        yield (f"kill -9 of rank 1 at calls of {save_kind} save", False, every_call(2, 1, "kill", killed, flags, stride=3, calls=calls))
     yield "kill -9 of rank 1 in a save", True, single(2, killed, "", fault="kill@write:1", fault_rank=1, **save)
     yield "kill -9 of rank 1 between saves", False, single(2, killed, "", send=(10, signal.SIGKILL, "rank 1"))
     yield "kill -9 of rank 1 in resume", False, single(2, killed, "", fault="kill@read:3", fault_rank=1, **save)
@@ -350,19 +356,11 @@ def main(cases=cases, description=__doc__):
         print("\n".join(name for name, _, _ in chosen))
         return 0
     harness = Harness(vars(arguments))
-    rows, failures = [], []
+    report = Results()
     for name, _, run in chosen:
         outcome, problems = run(harness)
-        print(f"{'FAILED' if problems else 'ok':6}  {outcome.seconds:6.1f} s  exit {outcome.code}  {name}", flush=True)
-        if problems:
-            failures.append("\n        ".join([name, *problems[:10], *outcome.output.splitlines()[-12:]]))
-        rows.append(f"| {name} | {outcome.seconds:.1f} | {outcome.code} | {fault_run.message_of(outcome.output)} |")
-    if arguments.table:
-        header = ["| fault | seconds | exit code | message |", "|---|---|---|---|"]
-        with open(arguments.table, "a") as table:
-            table.write("\n".join([*header, *rows]) + "\n\n")
-    print(*failures, f"{len(chosen) - len(failures)} passed, {len(failures)} failed", sep="\n")
-    return 1 if failures else 0
+        report.add(name, outcome.code, outcome.seconds, outcome.output, problems)
+    return report.finish(arguments.table)
 
 
 if __name__ == "__main__":

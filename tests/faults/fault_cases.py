@@ -125,14 +125,14 @@ def cases():
     yield Case("a /dev/shm of 1 MB", (1,), r"/dev/shm limits it: .*--shm-size", ["--steps", "2"], shm="1m")
 
     huge = ["--steps", "2", "--layers", "8", "--dim", "1024", "--heads", "8", "--ffn-dim", "2816"]
-    yield Case("a control group of 1 GB for a model of 1.6 GB", (1, 77), r"the 2 ranks of a node need 1\.\d GiB, but may take only|skipped:",
+    yield Case("a control group of 1 GB for a model of 1.6 GB", (1,), r"the 2 ranks of a node need 1\.\d GiB, but may take only",
                huge, memory=str(1 << 30), sample=True)
 
     # Links between hosts.
     # TCP sends lost data again 6.2 or 12.6 s after the first time, so the deadline must be longer.
-    yield Case("the link between two hosts is cut for 5 s", (0, 77), r"weights xxh64|skipped", ["--steps", "2000"], launch=ONCE, cut="5",
+    yield Case("the link between two hosts is cut for 5 s", (0,), r"weights xxh64", ["--steps", "2000"], launch=ONCE, cut="5",
                deadline_s=30)
-    yield Case("the link between two hosts is cut for good", (86, 77), r"rank\(s\) [01]|no heartbeat|skipped", ["--steps", "1000000"],
+    yield Case("the link between two hosts is cut for good", (86,), r"rank\(s\) [01]|no heartbeat", ["--steps", "1000000"],
                launch=ONCE, cut="ever")
 
     # Ranks that were started with different flags.

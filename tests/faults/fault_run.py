@@ -1,5 +1,6 @@
 """A run of weft train, or of the program faulty_rank, with a fault: its exit code, its output, and what it leaves behind."""
 import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -13,6 +14,8 @@ STARTUP_S = 12  # WEFT_STARTUP_TIMEOUT_S.
 CASE_TIMEOUT_S = 120  # A run that takes longer counts as hanging.
 TAG = "WEFT_FAULT_CASE"  # Environment variable that marks the processes of a case.
 MODEL = ["--layers", "2", "--dim", "32", "--heads", "2", "--ffn-dim", "48", "--seq-len", "32"]  # Later flags override these.
+SKIPPED = 77  # Exit code of a case that this system does not allow. Its output says why.
+CANNOT_MOUNT = "skipped: mounting a file system needs root"
 ONCE = ("--max-restarts", "0")  # Flags of weft launch.
 DUMPS = [f"weft-dump/rank-{rank}.json" for rank in range(8)]
 
@@ -63,6 +66,14 @@ def tagged_processes(tag):
     return [pid for pid in found if pid != os.getpid()]
 
 
+def left_processes(tag):
+    """The processes of a case that are left after it. Helpers of mpirun end shortly after it."""
+    end = time.monotonic() + 5
+    while tagged_processes(tag) and time.monotonic() < end:
+        time.sleep(0.1)
+    return tagged_processes(tag)
+
+
 def rank_processes(tag):
     """Process ids by rank."""
     ranks = {}
@@ -75,6 +86,20 @@ def rank_processes(tag):
             if variable.startswith(b"OMPI_COMM_WORLD_RANK="):
                 ranks[int(variable.split(b"=")[1])] = pid
     return ranks
+
+
+def wait_until(done, process, end):
+    """Waits until done() is true. False if the process has ended without it, or the deadline (of time.monotonic) has passed."""
+    while not done():
+        if process.poll() is not None or time.monotonic() >= end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@functools.cache
+def can_mount():
+    return subprocess.run(["unshare", "--mount", "true"], stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def shared_memory():
@@ -97,6 +122,7 @@ class Run:
         self.tag = uuid.uuid4().hex
         self.output = folder.parent / (folder.name + ".out")
         self.ranks_hang = False
+        self.end = None  # Of time.monotonic, from the start of the run.
 
     def environment(self):
         case = self.case
@@ -142,15 +168,12 @@ class Run:
             self.kill(process.pid, signal.SIGTERM)
         if case.start_signal:
             delay, number, rank = case.start_signal
-            pid = None
-            while pid is None and process.poll() is None:
-                pid = rank_processes(self.tag).get(rank)
+            wait_until(lambda: rank in rank_processes(self.tag), process, self.end)
             time.sleep(delay)
-            self.kill(pid, number)
+            self.kill(rank_processes(self.tag).get(rank), number)
         if case.send:
             step, numbers, target = case.send
-            while process.poll() is None and f"step {step}/" not in self.output.read_text(errors="replace"):
-                time.sleep(0.05)
+            wait_until(lambda: f"step {step}/" in self.output.read_text(errors="replace"), process, self.end)
             for number in numbers if isinstance(numbers, tuple) else (numbers,):
                 if target == "launch":
                     self.kill(process.pid, number)
@@ -171,6 +194,8 @@ class Run:
 
     def execute(self):
         """(exit code or None, seconds, output, complaints)"""
+        if (self.case.shm or self.case.read_only) and not can_mount():
+            return SKIPPED, 0, CANNOT_MOUNT, []
         if not (self.folder / "text.txt").exists():
             write_text(self.folder)
         if self.case.prepare:
@@ -178,12 +203,13 @@ class Run:
         before = {path.name for path in self.folder.iterdir()}
         memory = shared_memory()
         start = time.monotonic()
+        self.end = start + (2 * CASE_TIMEOUT_S if self.case.cut else CASE_TIMEOUT_S)
         with open(self.output, "wb") as output:
             process = subprocess.Popen(self.command(), cwd=self.folder, env=self.environment(), stdout=output,
                                        stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
             self.deliver(process)
             try:
-                code = process.wait(timeout=2 * CASE_TIMEOUT_S if self.case.cut else CASE_TIMEOUT_S)
+                code = process.wait(timeout=max(0, self.end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 code = None
                 self.ranks_hang = bool(rank_processes(self.tag))
@@ -198,12 +224,8 @@ class Run:
         def left_memory():
             return {path for path in shared_memory() - memory if not is_mapped(path)}
 
-        # mpirun's helpers end shortly after it.
         complaints = []
-        end = time.monotonic() + 5
-        while tagged_processes(self.tag) and time.monotonic() < end:
-            time.sleep(0.1)
-        if left := tagged_processes(self.tag):
+        if left := left_processes(self.tag):
             complaints.append(f"{len(left)} processes are left")
             for pid in left:
                 self.kill(pid, signal.SIGKILL)
@@ -229,8 +251,14 @@ class Run:
                       for folder, folders, files in os.walk(self.folder) for name in folders + files)
 
 
+def is_skipped(code, output):
+    return code == SKIPPED and "skipped: " in output
+
+
 def judge(case, code, output, complaints):
     problems = list(complaints)
+    if is_skipped(code, output):
+        return problems
     if code is None:
         return [f"hangs: no end after {CASE_TIMEOUT_S} s", *problems]
     if code not in case.codes:
@@ -243,7 +271,7 @@ def judge(case, code, output, complaints):
 def message_of(output):
     """The line of the output that names the cause."""
     lines = [line.strip() for line in output.splitlines()]
-    own = [line for line in lines if line.startswith("weft: ")]
+    own = [line for line in lines if line.startswith(("weft: ", "skipped: "))]
     launcher = [line for line in lines if re.search(r"exited on signal|without calling|Exit code", line)]
     found = own or ["mpirun: " + line for line in launcher] or [""]
     return re.sub(r"(?<![\w.-])/\S*/", "", found[0])[:160].replace("|", "/")

@@ -6,7 +6,7 @@
 Without names: all cases, or with --sample those that tools/test.sh runs. A NAME selects the cases whose names contain it.
 --jobs runs N cases at a time: most of the time of a case is a wait for a deadline. --table appends the results to a file as a
 Markdown table. --stops starts N runs, sends SIGTERM to each at a random instant, and counts the exit codes. Exit code: 0 if every case
-behaved as expected.
+behaved as expected, or was skipped, as those that mount a file system without root.
 """
 import argparse
 import collections
@@ -21,7 +21,8 @@ import sys
 import tempfile
 
 from fault_cases import cases
-from fault_run import ONCE, Case, Run, judge, message_of, reset_signals
+from fault_results import Results
+from fault_run import ONCE, Case, Run, judge, reset_signals
 
 REPEATS = 2  # Of a case in which mpirun itself failed.
 
@@ -86,20 +87,12 @@ def main():
     if arguments.list:
         print("\n".join(case.name for case in chosen))
         return 0
-    rows, failures = [], []
+    report = Results(("ranks",))
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         results = pool.map(lambda case: run_case(case, vars(arguments)), chosen)
         for case, (code, seconds, output, problems) in zip(chosen, results, strict=True):
-            print(f"{'FAILED' if problems else 'ok':6}  {seconds:6.1f} s  exit {code}  {case.name}", flush=True)
-            if problems:
-                failures.append("\n        ".join([case.name, *problems, *output.splitlines()[-12:]]))
-            rows.append(f"| {case.name} | {case.ranks} | {seconds:.1f} | {code} | {message_of(output)} |")
-    if arguments.table:
-        header = ["| fault | ranks | seconds | exit code | message |", "|---|---|---|---|---|"]
-        with open(arguments.table, "a") as table:
-            table.write("\n".join([*header, *rows]) + "\n\n")
-    print(*failures, f"{len(chosen) - len(failures)} passed, {len(failures)} failed", sep="\n")
-    return 1 if failures else 0
+            report.add(case.name, code, seconds, output, problems, (case.ranks,))
+    return report.finish(arguments.table)
 
 
 if __name__ == "__main__":

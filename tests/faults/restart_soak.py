@@ -48,10 +48,10 @@ def main():
     folder = arguments.folder or pathlib.Path(tempfile.mkdtemp())
     folder.mkdir(exist_ok=True)
     memory = fault_run.shared_memory()
-    tag = uuid.uuid4().hex
+    tag, undisturbed_tag = uuid.uuid4().hex, uuid.uuid4().hex
     begin = time.monotonic()
     undisturbed = start(command(arguments.weft, arguments.ranks, 0, arguments.steps, folder / "undisturbed"), folder / "undisturbed.txt",
-                        uuid.uuid4().hex)
+                        undisturbed_tag)
     disturbed = start(command(arguments.weft, arguments.ranks, 1000, arguments.steps, folder / "disturbed"), folder / "disturbed.txt", tag)
     draw, kills = random.Random(1), 0
     next_kill = time.monotonic() + draw.uniform(*arguments.pause)
@@ -72,8 +72,9 @@ def main():
     print(f"weights: undisturbed {hashes[0]}, disturbed {hashes[1]}")
     left = [path.name for path in fault_run.shared_memory() - memory if not fault_run.is_mapped(path)]
     remains = [path.name for path in (folder / "disturbed").iterdir() if path.name.startswith(".")]
-    print(f"left: {left + remains + fault_run.tagged_processes(tag)}")
-    return 0 if hashes[0] and hashes[0] == hashes[1] and restarts > 0 and not left and not remains else 1
+    left += remains + fault_run.left_processes(tag) + fault_run.left_processes(undisturbed_tag)
+    print(f"left: {left}")
+    return 0 if hashes[0] and hashes[0] == hashes[1] and restarts > 0 and not left else 1
 
 
 if __name__ == "__main__":
