@@ -28,7 +28,7 @@ bool IsNonzeroRank() { return ReadLaunchEnvironment().rank.value_or(0) != 0; }
 bool IsOutputTerminal() {
   const char* kind = std::getenv("TERM");
   if (isatty(STDOUT_FILENO) != 1 || (kind != nullptr && std::string_view(kind) == "dumb")) return false;
-  return ReadLaunchEnvironment().starter != Starter::kOpenMpi || IsParentsOutputTerminal();
+  return ReadLaunchEnvironment().launcher != Launcher::kOpenMpi || IsParentsOutputTerminal();
 }
 
 }  // namespace weft

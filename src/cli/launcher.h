@@ -1,4 +1,4 @@
-// The starter of this process (mpirun, srun, or none), as far as it is known without MPI.
+// The launcher of this process (mpirun, srun, or none), as far as it is known without MPI.
 #pragma once
 
 namespace weft {

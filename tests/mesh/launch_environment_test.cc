@@ -25,11 +25,11 @@ Variables With(Variables variables, const Variables& more) {
   return variables;
 }
 
-TEST(LaunchEnvironment, HasTheStarterTheRankAndTheNumberOfRanks) {
+TEST(LaunchEnvironment, HasTheLauncherTheRankAndTheNumberOfRanks) {
   struct Row {
     const char* name;
     Variables variables;
-    Starter starter;
+    Launcher launcher;
     std::optional<int> rank;
     std::optional<int> ranks;
     std::optional<int> node_cpus;
@@ -37,31 +37,31 @@ TEST(LaunchEnvironment, HasTheStarterTheRankAndTheNumberOfRanks) {
   const Variables task = With(kBatchScript, {{"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_PROCID", "3"}});
   const Variables mpirun = {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"PMIX_RANK", "1"}};
   const Row rows[] = {
-      {"alone", {}, Starter::kNone, {}, {}, {}},
-      {"mpirun", mpirun, Starter::kOpenMpi, 1, 2, {}},
-      {"script of a batch job", kBatchScript, Starter::kNone, {}, {}, {}},
-      {"mpirun in the script of a batch job", With(kBatchScript, mpirun), Starter::kOpenMpi, 1, 2, {}},
-      {"mpirun whose daemon srun started", With(task, mpirun), Starter::kOpenMpi, 1, 2, {}},
-      {"srun without MPI", task, Starter::kSlurm, 3, 4, 8},
-      {"srun --mpi=pmix", With(task, {{"PMIX_RANK", "3"}}), Starter::kSlurm, 3, 4, 8},
-      {"another PMIx launcher", {{"PMIX_RANK", "5"}}, Starter::kPmix, 5, {}, {}},
-      {"mpiexec of MPICH", {{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}}, Starter::kHydra, 2, 4, {}},
+      {"alone", {}, Launcher::kNone, {}, {}, {}},
+      {"mpirun", mpirun, Launcher::kOpenMpi, 1, 2, {}},
+      {"script of a batch job", kBatchScript, Launcher::kNone, {}, {}, {}},
+      {"mpirun in the script of a batch job", With(kBatchScript, mpirun), Launcher::kOpenMpi, 1, 2, {}},
+      {"mpirun whose daemon srun started", With(task, mpirun), Launcher::kOpenMpi, 1, 2, {}},
+      {"srun without MPI", task, Launcher::kSlurm, 3, 4, 8},
+      {"srun --mpi=pmix", With(task, {{"PMIX_RANK", "3"}}), Launcher::kSlurm, 3, 4, 8},
+      {"another PMIx launcher", {{"PMIX_RANK", "5"}}, Launcher::kPmix, 5, {}, {}},
+      {"mpiexec of MPICH", {{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}}, Launcher::kHydra, 2, 4, {}},
       {"mpiexec of MPICH and Open MPI's library",
        {{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}, {"PMIX_RANK", "0"}},
-       Starter::kHydra,
+       Launcher::kHydra,
        2,
        4,
        {}},
       {"mpiexec of MPICH whose daemons srun started",
        With(task, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}}),
-       Starter::kHydra,
+       Launcher::kHydra,
        5,
        8,
        {}},
-      {"srun --mpi=pmi2", With(task, {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}}), Starter::kSlurm, 3, 4, 8},
+      {"srun --mpi=pmi2", With(task, {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}}), Launcher::kSlurm, 3, 4, 8},
       {"values that are no numbers",
        {{"OMPI_COMM_WORLD_RANK", "x"}, {"PMIX_RANK", ""}},
-       Starter::kNone,
+       Launcher::kNone,
        {},
        {},
        {}},
@@ -69,7 +69,7 @@ TEST(LaunchEnvironment, HasTheStarterTheRankAndTheNumberOfRanks) {
   for (const Row& row : rows) {
     SCOPED_TRACE(row.name);
     const LaunchEnvironment environment = Read(row.variables);
-    EXPECT_EQ(environment.starter, row.starter);
+    EXPECT_EQ(environment.launcher, row.launcher);
     EXPECT_EQ(environment.rank, row.rank);
     EXPECT_EQ(environment.ranks, row.ranks);
     EXPECT_EQ(environment.node_cpus, row.node_cpus);

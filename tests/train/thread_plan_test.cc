@@ -46,7 +46,7 @@ TEST(ThreadPlan, WarnsWhenRanksAreBoundToFewerCpusThanThereAre) {
   EXPECT_THAT(plan.warnings, ElementsAre(HasSubstr("--bind-to none")));
 }
 
-TEST(ThreadPlan, NamesTheFlagOfTheStarter) {
+TEST(ThreadPlan, NamesTheFlagOfTheLauncher) {
   NodePlacement placement = {{{{0}, {1}}, 0}, 8, {}};
   placement.unbound_start = "srun --cpu-bind=none";
   EXPECT_THAT(PlanThreads(placement).warnings, ElementsAre(HasSubstr("start with srun --cpu-bind=none")));

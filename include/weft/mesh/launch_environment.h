@@ -8,7 +8,7 @@
 namespace weft {
 
 // Program that started the ranks of a run.
-enum class Starter {
+enum class Launcher {
   kNone,     // A single process.
   kOpenMpi,  // mpirun of Open MPI, also in a Slurm job.
   kSlurm,    // srun.
@@ -17,8 +17,8 @@ enum class Starter {
 };
 
 struct LaunchEnvironment {
-  Starter starter = Starter::kNone;
-  std::optional<int> rank;       // Unset without a starter.
+  Launcher launcher = Launcher::kNone;
+  std::optional<int> rank;       // Unset without a launcher.
   std::optional<int> ranks;      // Processes that were started together. Unset if unknown.
   std::optional<int> node_cpus;  // CPUs of this node that the job may use. Set with kSlurm only.
 };

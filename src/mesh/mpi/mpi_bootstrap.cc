@@ -59,37 +59,37 @@ absl::StatusOr<NodeMap> FindNodes(MpiSession& session, MPI_Comm world, int ranks
   return nodes;
 }
 
-struct StarterText {
+struct LauncherText {
   absl::string_view name;
-  absl::string_view remedy;  // If the starter's processes are not connected.
+  absl::string_view remedy;  // If the launcher's processes are not connected.
 };
 
-StarterText TextOf(Starter starter) {
-  switch (starter) {
-    case Starter::kOpenMpi:
+LauncherText TextOf(Launcher launcher) {
+  switch (launcher) {
+    case Launcher::kOpenMpi:
       return {"mpirun of Open MPI",
               "this program was built with another MPI library: use the mpiexec of that library"};
-    case Starter::kHydra:
+    case Launcher::kHydra:
       return {"mpiexec of MPICH or Intel MPI",
               "this program was built with another MPI library: use its mpirun"};
-    case Starter::kSlurm:
+    case Launcher::kSlurm:
       return {"srun", "use srun --mpi=pmix"};
-    case Starter::kPmix:
-    case Starter::kNone:
+    case Launcher::kPmix:
+    case Launcher::kNone:
       break;
   }
   return {"the launcher", "use the launcher of the MPI library that this program was built with"};
 }
 
-// If the starter does not connect its processes, MPI starts each of them alone. They would all write the same
-// files.
+// If the launcher does not connect its processes, MPI starts each of them alone. They would all write the
+// same files.
 absl::Status CheckRankCount(int ranks) {
   const LaunchEnvironment environment = ReadLaunchEnvironment();
   if (environment.ranks.value_or(ranks) == ranks) return absl::OkStatus();
-  const StarterText starter = TextOf(environment.starter);
-  return absl::InvalidArgumentError(absl::StrCat(starter.name, " started ", *environment.ranks,
+  const LauncherText launcher = TextOf(environment.launcher);
+  return absl::InvalidArgumentError(absl::StrCat(launcher.name, " started ", *environment.ranks,
                                                  " processes, but MPI connects ", ranks,
-                                                 " of them: ", starter.remedy));
+                                                 " of them: ", launcher.remedy));
 }
 
 class MpiBootstrap : public Bootstrap {
