@@ -8,7 +8,7 @@
 #include "src/mesh/tcp/tcp_wire.h"
 #include "tests/comm/support/core_end.h"
 #include "tests/fuzz/targets.h"
-#include "tests/mesh/raw_tcp_peer.h"
+#include "tests/mesh/support/raw_tcp_peer.h"
 #include "weft/core/status.h"
 
 namespace weft {

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "src/mesh/mpi/mpi_library.h"
-#include "tests/mesh/bootstrap_conformance.h"
+#include "tests/mesh/support/bootstrap_conformance.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/scoped_variable.h"
 #include "tests/support/status_matchers.h"

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/mesh/wire_conformance.h"
+#include "tests/mesh/support/wire_conformance.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/status_matchers.h"
 

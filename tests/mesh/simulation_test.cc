@@ -9,8 +9,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/mesh/bootstrap_conformance.h"
-#include "tests/mesh/wire_conformance.h"
+#include "tests/mesh/support/bootstrap_conformance.h"
+#include "tests/mesh/support/wire_conformance.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft {

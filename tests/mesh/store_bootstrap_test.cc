@@ -8,7 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/mesh/bootstrap_conformance.h"
+#include "tests/mesh/support/bootstrap_conformance.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/status_matchers.h"
 

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "src/mesh/base/deadline.h"
-#include "tests/mesh/memory_store.h"
+#include "tests/mesh/support/memory_store.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::internal {

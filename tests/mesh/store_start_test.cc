@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/mesh/bootstrap_conformance.h"
-#include "tests/mesh/memory_store.h"
+#include "tests/mesh/support/bootstrap_conformance.h"
+#include "tests/mesh/support/memory_store.h"
 #include "tests/support/scoped_variable.h"
 #include "tests/support/status_matchers.h"
 #include "weft/mesh/store_bootstrap.h"

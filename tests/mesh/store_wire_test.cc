@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/mesh/wire_conformance.h"
+#include "tests/mesh/support/wire_conformance.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/status_matchers.h"
 #include "weft/mesh/store_bootstrap.h"

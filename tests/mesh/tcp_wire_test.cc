@@ -17,7 +17,7 @@
 
 #include "src/mesh/tcp/tcp_endpoint.h"
 #include "src/mesh/tcp/tcp_frame.h"
-#include "tests/mesh/raw_tcp_peer.h"
+#include "tests/mesh/support/raw_tcp_peer.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::internal {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/mesh/bootstrap_conformance.h"
+#include "tests/mesh/support/bootstrap_conformance.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft {

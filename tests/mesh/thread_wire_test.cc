@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/mesh/wire_conformance.h"
+#include "tests/mesh/support/wire_conformance.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft {

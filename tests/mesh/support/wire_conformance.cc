@@ -1,4 +1,4 @@
-#include "tests/mesh/wire_conformance.h"
+#include "tests/mesh/support/wire_conformance.h"
 
 #include <algorithm>
 #include <cstdint>

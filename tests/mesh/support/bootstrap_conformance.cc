@@ -1,4 +1,4 @@
-#include "tests/mesh/bootstrap_conformance.h"
+#include "tests/mesh/support/bootstrap_conformance.h"
 
 #include <algorithm>
 #include <cstdint>

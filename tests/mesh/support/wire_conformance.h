@@ -5,7 +5,7 @@
 
 #include <absl/status/status.h>
 
-#include "tests/mesh/conformance_test.h"
+#include "tests/mesh/support/conformance_test.h"
 #include "weft/mesh/bootstrap.h"
 
 namespace weft::testing {
