@@ -11,7 +11,8 @@
 //                  where the mask hides whole blocks
 //   sparse         gather, plus index keys of i elements: forward c i (P-1) times the size of the dtype;
 //                  backward the same in f32
-//   hybrid U x V   Ulysses over U ranks, plus the outer scheme over V ranks with U c tokens and Hkv / U heads
+//   hybrid U x V   Ulysses over U ranks, plus the outer scheme over V ranks with U c tokens and Hkv / U
+//                  heads; gradients of keys and values are in f32 on both levels
 //
 // A KV head that several ranks need counts once for each of them.
 //

@@ -79,10 +79,11 @@ TEST(ContextCosts, FollowTheClosedFormOfHybrids) {
     const int64_t heads = kC / kU * (kU - 1) * kE * (2 * kHq + 2 * kHkv);
     const int64_t outer = 2 * (kU * kC) * (kHkv / kU) * kE * (v - 1);
     const ContextScheme gather{.ulysses_degree = kU};
-    ExpectBytes(gather, kCausal, p, heads + outer, heads + outer, outer);
+    const int64_t gradients = outer + kC / kU * (kU - 1) * kE * 2 * kHkv;  // On both levels.
+    ExpectBytes(gather, kCausal, p, heads + outer, heads + outer, gradients);
     ContextScheme ring = gather;
     ring.ring_rotation = RingRotation::kShift;
-    ExpectBytes(ring, kFull, p, heads + outer, heads + 2 * outer, outer);
+    ExpectBytes(ring, kFull, p, heads + outer, heads + 2 * outer, gradients);
   }
 }
 
@@ -139,7 +140,7 @@ TEST(ContextCosts, AddTheIndexKeysOfSparseAttention) {
   sparse.index_dim = 12;
   sparse.dtype = DType::kBF16;
   const ContextScheme gather = ContextScheme::Gather(LoadBalance::kHeadTail);
-  const int64_t elements = int64_t{3} * kC * (kHkv * (32 + 32) + 12);  // Of one rank, over all rows.
+  const int64_t elements = int64_t{3} * kC * (kHkv * (32 + 32) + 12);  // One rank's, over all rows.
   for (const int p : {1, 2, 3, 4, 8}) {
     const SequenceLayout layout = LayoutFor(gather, {kC * p}, p);
     for (int rank = 0; rank < p; ++rank) {
