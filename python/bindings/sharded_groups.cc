@@ -125,10 +125,14 @@ std::shared_ptr<Groups> Groups::Create(std::shared_ptr<Session> session, const M
   {
     const nb::gil_scoped_release released;
     status = [&]() -> absl::Status {
-      WEFT_ASSIGN_OR_RETURN(const DeviceMesh device_mesh,
-                            DeviceMesh::Create(std::move(axes), created->session_->size()));
-      WEFT_ASSIGN_OR_RETURN(created->groups_, ShardedGroups::Create(created->session_->engine(), device_mesh,
-                                                                    std::move(members), policy, zeros));
+      CommEngine& engine = created->session_->engine();
+      const absl::StatusOr<DeviceMesh> device_mesh =
+          arguments.error.empty() ? DeviceMesh::Create(std::move(axes), created->session_->size())
+                                  : absl::InvalidArgumentError(arguments.error);
+      // Peers without an error are in the agreement of ShardedGroups::Create.
+      if (!device_mesh.ok()) return AgreeOnStatus(engine.bootstrap(), device_mesh.status(), engine.timeout());
+      WEFT_ASSIGN_OR_RETURN(created->groups_,
+                            ShardedGroups::Create(engine, *device_mesh, std::move(members), policy, zeros));
       return absl::OkStatus();
     }();
   }

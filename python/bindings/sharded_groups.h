@@ -39,10 +39,12 @@ struct ShardingArguments {
   double gradient_divide_factor = 1.0;
   int max_reduce_scatters = 2;
   int max_all_reduces = 2;
+  std::string error;  // Why this rank cannot create the groups. Empty: it can.
 };
 
 class Groups : public std::enable_shared_from_this<Groups> {
  public:
+  // Errors: those of ShardedGroups::Create, and ValueError (`error` of some rank). All ranks raise the same.
   static std::shared_ptr<Groups> Create(std::shared_ptr<Session> session, const MeshArguments& mesh,
                                         const std::vector<GroupArguments>& groups,
                                         const ShardingArguments& arguments);

@@ -41,10 +41,10 @@ std::shared_ptr<Groups> CreateGroups(std::shared_ptr<Session> session, const Mes
                                      const std::string& node_shared, bool in_rows,
                                      int reshard_after_forward_size, std::optional<int> prefetch_depth,
                                      double gradient_divide_factor, int max_reduce_scatters,
-                                     int max_all_reduces) {
+                                     int max_all_reduces, const std::string& error) {
   return Groups::Create(std::move(session), mesh, groups,
                         {node_shared, in_rows, reshard_after_forward_size, prefetch_depth,
-                         gradient_divide_factor, max_reduce_scatters, max_all_reduces});
+                         gradient_divide_factor, max_reduce_scatters, max_all_reduces, error});
 }
 
 // Calls a member of ShardedGroups that returns a Status, without the GIL.
@@ -180,7 +180,7 @@ void BindSharding(nb::module_& module) {
                   nb::kw_only(), nb::arg("node_shared") = "auto", nb::arg("in_rows") = true,
                   nb::arg("reshard_after_forward_size") = 0, nb::arg("prefetch_depth") = nb::none(),
                   nb::arg("gradient_divide_factor") = 1.0, nb::arg("max_reduce_scatters") = 2,
-                  nb::arg("max_all_reduces") = 2)
+                  nb::arg("max_all_reduces") = 2, nb::arg("error") = "")
       .def("close", &Groups::Close);
   BindSchedule(groups);
   BindSetters(groups);

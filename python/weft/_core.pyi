@@ -168,12 +168,15 @@ class ShardedGroups:
         gradient_divide_factor: float = 1.0,
         max_reduce_scatters: int = 2,
         max_all_reduces: int = 2,
+        error: str = "",
     ) -> ShardedGroups:
         """Allocates the groups; masters are zero. Collective: all ranks.
 
         `mesh`: axes replicate and shard. `groups`: name, number of the parent, dtypes of masters, parameters and
         reductions, and for each parameter its name, shape, whether it requires a gradient, and the dim on which it is
-        cut.
+        cut. `error` is an error of this rank's modules that the caller has found: every rank raises it.
+
+        Raises ValueError (arguments, `error` of some rank, or ranks that describe a group differently).
         """
     def close(self) -> None: ...
     def before_forward(self, group: int, pass_: int, gradients: bool, /) -> None: ...

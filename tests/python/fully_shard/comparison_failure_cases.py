@@ -136,6 +136,32 @@ def tells_peers_of_an_exception_in_backward() -> None:
     train(model, steps=1)
 
 
+@case
+def all_ranks_refuse_groups_that_one_of_them_describes_differently() -> None:
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    if last == 0:
+        return
+    model = shard_all(make_llama(), weft.fully_shard)
+    if rank == last:
+        model.layers[1].mlp.down_proj.weight.requires_grad_(False)
+    with expect_error(ValueError, "parameter group 'layers.1': ranks 0 and"):
+        model(tokens_of(0))
+    model.layers[1].mlp.down_proj.weight.requires_grad_(True)
+    train(model, steps=1)
+
+
+@case
+def all_ranks_refuse_a_model_that_one_of_them_cannot_shard() -> None:
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    model = shard_all(make_llama(), weft.fully_shard)
+    if rank == last:
+        model.layers[1].to(torch.bfloat16)
+    with expect_error(ValueError, "model.float()" if rank == last else f"rank {last}: "):
+        model(tokens_of(0))
+    model.layers[1].float()
+    train(model, steps=1)
+
+
 def interrupted_reset() -> None:
     """A signal ends the reset of rank 1, which waits for rank 0. Afterwards the ranks do not agree."""
     model = shard_all(make_llama(), weft.fully_shard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import itertools
 import weakref
@@ -13,7 +14,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from weft._core import ShardedGroups, release_private_memory
+from weft._core import Session, ShardedGroups, release_private_memory
 from weft.torch._session import session_of_models
 from weft.torch.sharding.group import Group, all_groups
 from weft.torch.sharding.placement import check_mesh, mesh_axes
@@ -53,17 +54,13 @@ class Root:
     """
 
     def __init__(self, group: Group):
-        if len(group.modules) != 1:
-            raise RuntimeError(
-                f"the {len(group.modules)} modules of fully_shard([...]) cannot be a root: call the forward of a module above them, "
-                "sharded by fully_shard"
-            )
+        session = session_of_models()
         self.group = group
-        self.all_groups, parents = _collect(group)
-        for other in self.all_groups:
-            if other.mesh != group.mesh:
-                raise ValueError(f"'{other.name}' has another mesh than its root '{group.name}': give all calls of fully_shard one mesh")
-        check_mesh(group.mesh)
+        try:
+            groups, options = self._describe()
+        except Exception as error:
+            _tell_peers(session, error)
+            raise
         self.dead_passes: deque[int] = deque()
         self.forward_depth = 0  # Forward calls of groups that have not returned.
         self.forward_pass: Pass | None = None
@@ -71,7 +68,7 @@ class Root:
         self.is_last_backward = group.is_last_backward
         self.begun_calls: list[Call] = []  # Calls whose backward is under way.
         self.unreduced: str | None = None  # A parameter whose gradient came before a backward of the root began.
-        self.groups = self._create(parents)
+        self.groups = ShardedGroups.create(session, mesh_axes(group.mesh), groups, **options)
         with torch.inference_mode(False):  # Tensors of an evaluation could not be trained.
             for other in self.all_groups:
                 other.root = self
@@ -83,7 +80,19 @@ class Root:
             atexit.register(_close_all)  # Before the session, which was made earlier, ends.
         _roots.add(self)
 
-    def _create(self, parents: list[int]) -> ShardedGroups:
+    def _describe(self) -> tuple[list[tuple], dict[str, object]]:
+        """Collects the groups. Returns their descriptions and the options that ShardedGroups.create takes."""
+        root = self.group
+        if len(root.modules) != 1:
+            raise RuntimeError(
+                f"the {len(root.modules)} modules of fully_shard([...]) cannot be a root: call the forward of a module above them, "
+                "sharded by fully_shard"
+            )
+        self.all_groups, parents = _collect(root)
+        for other in self.all_groups:
+            if other.mesh != root.mesh:
+                raise ValueError(f"'{other.name}' has another mesh than its root '{root.name}': give all calls of fully_shard one mesh")
+        check_mesh(root.mesh)
         for number, group in enumerate(self.all_groups):
             group.number = number
         _name_all(self.group.modules[0], self.all_groups)
@@ -101,14 +110,13 @@ class Root:
                 "process group: use True or False"
             )
         dims = [p.placement.shard_dim for g in self.all_groups for p in g.parameters]
-        return ShardedGroups.create(
-            session_of_models(),
-            mesh_axes(self.group.mesh),
-            [group.arguments(parent) for group, parent in zip(self.all_groups, parents, strict=True)],
-            in_rows=all(dim == 0 for dim in dims) and not any(g.settings.has_custom_collectives for g in self.all_groups),
-            reshard_after_forward_size=sizes.pop() if sizes else 0,
-            gradient_divide_factor=float(self.group.mesh.size()),
-        )
+        groups = [group.arguments(parent) for group, parent in zip(self.all_groups, parents, strict=True)]
+        options = {
+            "in_rows": all(dim == 0 for dim in dims) and not any(g.settings.has_custom_collectives for g in self.all_groups),
+            "reshard_after_forward_size": sizes.pop() if sizes else 0,
+            "gradient_divide_factor": float(root.mesh.size()),
+        }
+        return groups, options
 
     @property
     def norm_dtype(self) -> torch.dtype:
@@ -300,6 +308,12 @@ class _EndOfBackward:
     def __del__(self) -> None:
         if not self._is_called and self._root.backward_pass is self._owner:
             self._root.groups.stop(f"exception in the backward of '{self._root.group.name}'")
+
+
+def _tell_peers(session: Session, error: Exception) -> None:
+    """Ends the creation of the groups on all ranks. Those without an error of their own raise this one, as ValueError."""
+    with contextlib.suppress(Exception):  # The caller raises `error`, also if the peers do not come.
+        ShardedGroups.create(session, [], [], error=str(error))
 
 
 def root_of(group: Group) -> Root:
