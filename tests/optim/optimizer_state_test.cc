@@ -1,7 +1,11 @@
-// Tests that weights and moments, saved by name on one mesh in the middle of a run, can be loaded on another
-// mesh.
+// Tests that weights and optimizer states, saved by name on one mesh in the middle of a run, can be loaded on
+// another mesh.
 #include <deque>
+#include <functional>
+#include <memory>
 #include <mutex>
+#include <set>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -11,6 +15,8 @@
 #include "tests/support/status_matchers.h"
 #include "weft/mesh/thread_bootstrap.h"
 #include "weft/optim/sharded_adamw.h"
+#include "weft/optim/sharded_muon.h"
+#include "weft/optim/sharded_sgd.h"
 #include "weft/sharding/fully_shard.h"
 #include "weft/sharding/state_dict.h"
 
@@ -43,6 +49,20 @@ class SavedState {
   std::vector<StatePiece> pieces_;
 };
 
+// Gathers a state whole: it has the parameters that any rank has a view of, each once.
+absl::Status CheckFullState(ShardedModel& model, ShardedOptimizer& optimizer, size_t state) {
+  std::multiset<std::string> gathered;
+  const std::vector<ShardView> views = optimizer.State(state);
+  WEFT_RETURN_IF_ERROR(GatherFullState(model, views, StateTarget::kEveryRank,
+                                       [&](const Parameter& parameter, absl::Span<const float> values) {
+                                         EXPECT_EQ(std::ssize(values), parameter.elements());
+                                         gathered.insert(parameter.name);
+                                         return absl::OkStatus();
+                                       }));
+  for (const ShardView& view : views) EXPECT_EQ(gathered.count(view.parameter->name), 1);
+  return absl::OkStatus();
+}
+
 // One part of a training run.
 struct Leg {
   int replicate, shard;
@@ -52,7 +72,29 @@ struct Leg {
   bool optimizer_over_replicas = false;
 };
 
-absl::Status TrainRank(Bootstrap& bootstrap, const Leg& leg, SavedState& state) {
+using MakeOptimizer = std::function<absl::StatusOr<std::unique_ptr<ShardedOptimizer>>(ShardedModel&)>;
+
+absl::StatusOr<std::unique_ptr<ShardedOptimizer>> MakeAdamW(ShardedModel& model) {
+  return std::make_unique<ShardedAdamW>(model.Shards(), AdamWOptions{.lr = 1e-2});
+}
+
+// Momentum for the first layer only.
+absl::StatusOr<std::unique_ptr<ShardedOptimizer>> MakeSgd(ShardedModel& model) {
+  return std::make_unique<ShardedSgd>(
+      model.Shards(), SgdOptions{.lr = 1e-2},
+      std::vector<SgdParamGroup>{{NameContains({"first"}), {.lr = 1e-2, .momentum = 0.9}}});
+}
+
+// Muon for the first layer, AdamW for the second.
+absl::StatusOr<std::unique_ptr<ShardedOptimizer>> MakeMuon(ShardedModel& model) {
+  return ShardedMuon::Create(model, NameContains({"first"}), {.lr = 1e-2}, {.lr = 1e-2});
+}
+
+std::string SuffixOf(const ShardedOptimizer& optimizer, size_t state) {
+  return "." + optimizer.state_names()[state];
+}
+
+absl::Status TrainRank(Bootstrap& bootstrap, const Leg& leg, const MakeOptimizer& make, SavedState& state) {
   WEFT_ASSIGN_OR_RETURN(const testing::RankEngine rank,
                         testing::RankEngine::Make(bootstrap, {}, {.segment_bytes = 4 << 20}));
   WEFT_ASSIGN_OR_RETURN(
@@ -66,29 +108,30 @@ absl::Status TrainRank(Bootstrap& bootstrap, const Leg& leg, SavedState& state) 
       leg.from == nullptr ? LoadInitialValues(/*seed=*/3) : LoadFromState(leg.from->pieces());
   WEFT_ASSIGN_OR_RETURN(const auto model,
                         FullyShard(net, net.children(), mesh, *rank.engine, policy, loader));
-  ShardedAdamW optimizer(model->Shards(), {.lr = 1e-2});
-  if (leg.from != nullptr) {
-    const std::vector<StatePiece>& pieces = leg.from->pieces();
-    WEFT_RETURN_IF_ERROR(FillShards(optimizer.FirstMoments(), LoadFromState(pieces, ".exp_avg")));
-    WEFT_RETURN_IF_ERROR(FillShards(optimizer.SecondMoments(), LoadFromState(pieces, ".exp_avg_sq")));
-    optimizer.set_steps(kHalf);
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<ShardedOptimizer> optimizer, make(*model));
+  for (size_t i = 0; leg.from != nullptr && i < optimizer->state_names().size(); ++i) {
+    WEFT_RETURN_IF_ERROR(
+        FillShards(optimizer->State(i), LoadFromState(leg.from->pieces(), SuffixOf(*optimizer, i))));
   }
+  if (leg.from != nullptr) optimizer->set_steps(kHalf);
   const int64_t rows = kRows / bootstrap.size();
   for (int step = 0; step < leg.steps; ++step) {
-    const int data_step = static_cast<int>(optimizer.steps());
+    const int data_step = static_cast<int>(optimizer->steps());
     WEFT_RETURN_IF_ERROR(Pass(net, kSizes[0], data_step, bootstrap.rank() * rows, rows).status());
-    WEFT_RETURN_IF_ERROR(optimizer.Step(*model));
+    WEFT_RETURN_IF_ERROR(optimizer->Step(*model));
     model->ZeroGradients();
   }
   state.Keep(ShardedState(model->Shards()));
-  state.Keep(ShardedState(optimizer.FirstMoments(), ".exp_avg"));
-  state.Keep(ShardedState(optimizer.SecondMoments(), ".exp_avg_sq"));
+  for (size_t i = 0; i < optimizer->state_names().size(); ++i) {
+    state.Keep(ShardedState(optimizer->State(i), SuffixOf(*optimizer, i)));
+    WEFT_RETURN_IF_ERROR(CheckFullState(*model, *optimizer, i));
+  }
   return absl::OkStatus();
 }
 
-void Train(const Leg& leg, SavedState& state) {
+void Train(const Leg& leg, SavedState& state, const MakeOptimizer& make = MakeAdamW) {
   EXPECT_OK(RunThreadRanks(NodeMap::OneNode(leg.replicate * leg.shard),
-                           [&](Bootstrap& bootstrap) { return TrainRank(bootstrap, leg, state); }));
+                           [&](Bootstrap& bootstrap) { return TrainRank(bootstrap, leg, make, state); }));
 }
 
 // All elements of one parameter, or of one of its moments.
@@ -120,6 +163,33 @@ TEST(OptimizerState, ResumesToTheSameBitsOnAnotherMesh) {
         EXPECT_EQ(Whole(resumed, *parameter, suffix), Whole(whole, *parameter, suffix))
             << parameter->name << suffix << " on " << leg.replicate << "x" << leg.shard;
       }
+    }
+  }
+}
+
+// Each optimizer keeps states for some parameters only.
+TEST(OptimizerState, OfMuonAndSgdResumesToTheSameBitsOnAnotherMesh) {
+  for (const bool is_muon : {true, false}) {
+    const MakeOptimizer make = is_muon ? MakeMuon : MakeSgd;
+    SavedState half;
+    Train({1, 4, FlatKind::kContiguous}, half, make);
+    SavedState whole;
+    Train({1, 4, FlatKind::kContiguous, nullptr, 2 * kHalf}, whole, make);
+    for (const Leg& leg : {Leg{1, 4, FlatKind::kRows, &half}, Leg{2, 2, FlatKind::kPerParameter, &half},
+                           Leg{4, 1, FlatKind::kContiguous, &half}}) {
+      SavedState resumed;
+      Train(leg, resumed, make);
+      std::set<std::string> found;
+      for (const StatePiece& piece : whole.pieces()) {
+        if (!found.insert(piece.name).second) continue;
+        Parameter array;
+        array.name = piece.name;
+        array.shape = piece.shape;
+        EXPECT_EQ(Whole(resumed, array, ""), Whole(whole, array, ""))
+            << piece.name << " on " << leg.replicate << "x" << leg.shard;
+      }
+      // Two weights and their states: momentum and two moments, or one momentum.
+      EXPECT_EQ(found.size(), is_muon ? 5 : 3);
     }
   }
 }

@@ -220,7 +220,7 @@ TEST(ShardedAdamW, RejectsShardsOfAnotherModel) {
 // In place, the update writes the bf16 weights of the parameters that it updates, unless one of a group is
 // frozen. Private images are cast when they are gathered.
 TEST(ShardedAdamW, GivesTheBitsOfPrivateImagesInPlaceInBf16) {
-  std::vector<std::vector<float>> outputs;  // Of rank 0, by run.
+  std::vector<std::vector<float>> outputs;  // Those of rank 0, by run.
   for (const NodeShared shared : {NodeShared::kOn, NodeShared::kOff}) {
     std::vector<float>& run = outputs.emplace_back();
     ShardingPolicy policy = testing::SharedImages(DType::kBF16);

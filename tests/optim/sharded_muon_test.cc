@@ -47,7 +47,7 @@ struct MuonRun {
 
 struct Outcome {
   std::map<std::string, std::vector<float>> weights;
-  int64_t moved_bytes = 0;  // Of all ranks and steps.
+  int64_t moved_bytes = 0;  // Over all ranks and steps.
 };
 
 // Only rank 0 has rows, so that the sum of gradients has the same bits on any number of ranks.

@@ -76,7 +76,7 @@ TEST(ContextParallel, GivesTheSameBitsWhereverExchangesAreLaunched) {
   RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
     ToyBlockOptions options;
     options.attentions = {AttentionMask{}, AttentionMask{true, 3}, AttentionMask{true, 7}};
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       options.dtype = dtype;
       for (const ContextScheme& scheme : SchemesFor(bootstrap.size())) {
         WEFT_ASSIGN_OR_RETURN(const PassResult early, PassWith(bootstrap, scheme, options, SplitFromSources));

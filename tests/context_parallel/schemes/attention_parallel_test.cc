@@ -80,13 +80,15 @@ TEST(AttentionParallel, TakesAnyScale) {
                  {SolvedCase(AttentionCase{.mask = kCausal, .documents = {24}, .scale = 1.7F})});
 }
 
-TEST(AttentionParallel, RoundsOnlyItsResultsInBf16) {
+TEST(AttentionParallel, RoundsOnlyItsResultsIn16Bits) {
   std::vector<SolvedCase> cases;
-  for (const int64_t kv_heads : {4, 1}) {
-    AttentionCase bf16{.mask = kCausal, .documents = {26}};
-    bf16.shape.kv_heads = kv_heads;
-    bf16.shape.dtype = DType::kBF16;
-    cases.emplace_back(bf16);
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const int64_t kv_heads : {4, 1}) {
+      AttentionCase narrow{.mask = kCausal, .documents = {26}};
+      narrow.shape.kv_heads = kv_heads;
+      narrow.shape.dtype = dtype;
+      cases.emplace_back(narrow);
+    }
   }
   for (const int ranks : {1, 3, 4}) CheckOnThreads(NodeMap::OneNode(ranks), cases);
 }

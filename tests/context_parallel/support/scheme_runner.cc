@@ -23,7 +23,9 @@ std::vector<double> Draw(std::mt19937_64& random, DType dtype, int64_t count) {
   std::vector<double> values(static_cast<size_t>(count));
   for (double& value : values) {
     const float drawn = normal(random);
-    value = dtype == DType::kBF16 ? ToFloat(ToBF16(drawn)) : drawn;
+    value = dtype == DType::kBF16  ? ToFloat(ToBF16(drawn))
+            : dtype == DType::kF16 ? ToFloat(ToF16(drawn))
+                                   : drawn;
   }
   return values;
 }
@@ -330,9 +332,9 @@ absl::StatusOr<SchemeRunner::Outcome> SchemeRunner::Check(const ContextScheme& s
     ExpectPart(name, whole, ToDoubleValues(part.view()), layout, bootstrap_->rank(), shape.batch, width,
                tolerance);
   };
-  // In bf16 results are rounded once. Before that the kernel multiplies in bf16, and dq and dk are computed
-  // from a rounded output.
-  const double rounding = shape.dtype == DType::kBF16 ? 0x1p-8 : 0.0;
+  // In 16 bits results are rounded once. Before that the kernel multiplies in bf16, and dq and dk are
+  // computed from a rounded output.
+  const double rounding = shape.dtype == DType::kBF16 ? 0x1p-8 : shape.dtype == DType::kF16 ? 0x1p-11 : 0.0;
   const Tolerance forward{1e-5 + rounding / 2, rounding};
   const Tolerance sums{2e-5 + rounding, rounding};
   const Tolerance through_output{2e-5 + 2 * rounding, rounding};

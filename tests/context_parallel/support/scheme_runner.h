@@ -68,7 +68,7 @@ class SchemeRunner {
   };
   absl::StatusOr<Outcome> Run(const ContextScheme& scheme, const SolvedCase& solved);
   // Runs and compares with the expected results. Tolerances relative to the largest value: forward 1e-5,
-  // gradients 2e-5; in bf16 one rounding more.
+  // gradients 2e-5; in 16 bits one rounding more.
   absl::StatusOr<Outcome> Check(const ContextScheme& scheme, const SolvedCase& solved);
 
   // Waits until all pool memory is released. Then no exchange is in flight and the counters are complete.

@@ -76,7 +76,7 @@ class SlotBlock : public Module {
   Linear& projection() const { return *projection_; }
   Sequential& layer() const { return *layer_; }  // The parent of the projection.
   const std::vector<SquareSum*>& consumers() const { return consumers_; }
-  const std::vector<Parent*>& parents() const { return parents_; }  // Of the consumers, one each.
+  const std::vector<Parent*>& parents() const { return parents_; }  // Those of the consumers, one each.
   // The slot of the keys, with the projection as its source, without an exchange.
   ExchangeHooks::Slot KeySlot() const;
   // Called before each consumer's forward with its number and inputs.

@@ -32,7 +32,7 @@ AttentionShape SparseShape(const SparseCase& sparse);
 struct SparseResult {
   float loss = 0;                                  // This rank's part.
   double indexer_loss = 0;                         // This rank's part.
-  std::vector<std::string> names = {};             // Of the parameters.
+  std::vector<std::string> names = {};             // Those of the parameters.
   std::vector<std::vector<float>> gradients = {};  // [parameter]
 };
 bool SameBits(const SparseResult& a, const SparseResult& b);

@@ -26,7 +26,7 @@ Tensor PartOf(const Tensor& whole, const SequenceLayout& layout, int rank);
 struct PassResult {
   Tensor y;
   Tensor dx;
-  std::vector<float> weight_gradients;  // Of all parameters, concatenated.
+  std::vector<float> weight_gradients;  // Those of all parameters, end to end.
 };
 bool SameBits(const PassResult& a, const PassResult& b);
 // Fail if the largest difference is more than `tolerance` of the largest expected value.

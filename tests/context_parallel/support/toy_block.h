@@ -21,9 +21,9 @@ struct ToyBlockOptions {
   Projections projections = Projections::kThreeOutputs;
   AttentionLayout layout = AttentionLayout::kBshd;
   std::vector<AttentionMask> attentions = {AttentionMask{}};  // Each takes the same q, k and v.
-  std::shared_ptr<const PairMask> pair_mask = nullptr;        // Of the pass. Set by the block's forward.
+  std::shared_ptr<const PairMask> pair_mask = nullptr;        // The pass's. Set by the block's forward.
   std::optional<float> scale;
-  bool returns_lse = false;  // Of the attentions. The block ignores the LSE.
+  bool returns_lse = false;  // The attentions do; the block ignores the LSE.
   DType dtype = DType::kF32;
   int64_t dim = 16;
   int64_t heads = 4;
@@ -43,7 +43,7 @@ class ToyProjections : public Module {
     size_t output;         // Index among the outputs of all projections.
     int output_of_module;  // Index among the outputs of `module`.
     int64_t heads;
-    ExchangeSource::Features features;  // Of the output.
+    ExchangeSource::Features features;  // Those of the output.
   };
   const std::vector<Part>& parts() const { return parts_; }
   const std::vector<int64_t>& output_features() const { return output_features_; }

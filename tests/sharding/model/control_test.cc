@@ -161,7 +161,7 @@ TEST(ShardedModel, SetsFlagsOfOneModuleOrOfAllBelowIt) {
     EXPECT_EQ(GathersOfAPass(net, model, rank), 1 + 3 + 1);  // Two blocks stay unsharded for backward.
     WEFT_RETURN_IF_ERROR(model.SetReshardAfterForward(net.layer(0), false));
     EXPECT_EQ(GathersOfAPass(net, model, rank), 1 + 3);
-    WEFT_RETURN_IF_ERROR(model.SetReshardAfterForward(net, true));  // Of the root and the layers.
+    WEFT_RETURN_IF_ERROR(model.SetReshardAfterForward(net, true));  // The root and the layers.
     EXPECT_EQ(GathersOfAPass(net, model, rank), 1 + 3 + 2);
     WEFT_RETURN_IF_ERROR(model.SetReshardAfterForward(net, false, /*recurse=*/false));
     EXPECT_EQ(GathersOfAPass(net, model, rank), 1 + 3 + 1);
@@ -188,6 +188,47 @@ TEST(ShardedModel, SetsFlagsOfOneModuleOrOfAllBelowIt) {
                 StatusIs(kInvalid, HasSubstr("no parameter group")));
     return absl::OkStatus();
   });
+}
+
+TEST(ShardedModel, SetsCollectivesAndTheHookOfOneModule) {
+  // One rank on each node: groups of one rank would call no collective.
+  WithToyModel(
+      NodeMap::RanksPerNode(2, 1), {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+        std::vector<std::string> hooked;
+        WEFT_RETURN_IF_ERROR(
+            model.SetGradientHook(net.layer(1), [&](const std::string& group, const TensorView&) {
+              hooked.push_back(group);
+              return absl::OkStatus();
+            }));
+        WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+        EXPECT_THAT(hooked, ::testing::ElementsAre("layers.1"));
+        model.ZeroGradients();
+
+        // Ranks get the label of the first request, and stop there.
+        const auto refuse = [](const std::string& label) {
+          return absl::UnimplementedError("custom " + label);
+        };
+        WEFT_RETURN_IF_ERROR(model.SetCustomReduceScatter(
+            net.layer(1),
+            [&](const ReduceScatterRequest& request) -> StartedCollective { return refuse(request.label); }));
+        const auto refused = StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("custom layers.1"));
+        EXPECT_THAT(ToyPassOf(net, model, rank), refused);
+        WEFT_RETURN_IF_ERROR(model.ResetAfterError());
+        WEFT_RETURN_IF_ERROR(model.SetCustomReduceScatter(net.layer(1), nullptr));
+        WEFT_RETURN_IF_ERROR(model.SetCustomAllGather(
+            net.layer(1),
+            [&](const AllGatherRequest& request) -> StartedCollective { return refuse(request.label); }));
+        EXPECT_THAT(ToyPassOf(net, model, rank), refused);
+        WEFT_RETURN_IF_ERROR(model.ResetAfterError());
+        WEFT_RETURN_IF_ERROR(model.SetCustomAllGather(net.layer(1), nullptr));
+
+        const ToyNet other({6, 6});
+        const auto is_refused = StatusIs(kInvalid, HasSubstr("no parameter group"));
+        EXPECT_THAT(model.SetGradientHook(other, nullptr), is_refused);
+        EXPECT_THAT(model.SetCustomAllGather(other, nullptr), is_refused);
+        EXPECT_THAT(model.SetCustomReduceScatter(other, nullptr), is_refused);
+        return ToyPassOf(net, model, rank);
+      });
 }
 
 TEST(ShardedModel, UnshardsAModuleBeforeItsForward) {

@@ -121,7 +121,7 @@ TEST(ShardedModel, LeavesIgnoredParametersToTheCaller) {
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, *model, bootstrap.rank()));
     EXPECT_EQ(gain.data.data, values.data());
     EXPECT_THAT(values, ::testing::Each(1.0F));
-    EXPECT_THAT(gradient, ::testing::Contains(::testing::Ne(0.0F)));  // Of this rank alone.
+    EXPECT_THAT(gradient, ::testing::Contains(::testing::Ne(0.0F)));  // That of this rank alone.
     for (const ShardView& shard : model->Shards()) EXPECT_NE(shard.parameter, &gain);
     EXPECT_TRUE(model->sharded_groups().groups()[0]->parameters().empty());
     return ToyUpdate(*model, 1.0, nullptr);

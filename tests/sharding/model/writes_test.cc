@@ -108,6 +108,7 @@ TEST(Writes, ThroughShardsAfterAForwardWithoutBackwardReachTheNextForward) {
   WithEverySetting([&](ToyNet& net, ShardedModel& model, Bootstrap& bootstrap) -> absl::Status {
     WEFT_RETURN_IF_ERROR(Outputs(net, /*gradients=*/true).status());
     WEFT_RETURN_IF_ERROR(Barrier(bootstrap));  // All ranks have read the shards.
+    WEFT_RETURN_IF_ERROR(model.BeginWriting());
     WEFT_RETURN_IF_ERROR(Scale(model.Shards(), 2.0F));
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> outputs, Outputs(net, /*gradients=*/true));
     EXPECT_EQ(outputs, expected);
@@ -132,7 +133,7 @@ TEST(Writes, InSeveralUpdatesReachTheNextForward) {
 }
 
 TEST(Writes, OfAveragedWeightsAndBackGiveTheBitsOfTrainingWithoutThem) {
-  std::vector<float> weights;  // Of the first run, which rank 0 of later runs compares with.
+  std::vector<float> weights;  // Those of the first run, which rank 0 of later runs compares with.
   for (const bool swaps : {false, true}) {
     WithEverySetting([&](ToyNet& net, ShardedModel& model, Bootstrap& bootstrap) -> absl::Status {
       const auto scale = [](float factor) {
