@@ -266,3 +266,38 @@ def a_registered_method_casts_inside_the_forward() -> None:
         register[name](model, "encode")
         model(torch.ones(3, 7)).square().sum().backward()
     expect_same_gradients(models["weft"], models["torch"])
+
+
+class _Shortcut(nn.Module):
+    """A block whose weight may also be used before the block, as that of an encoder which only some batches need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.block = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor, uses_early: bool) -> Tensor:
+        if isinstance(self.block, weft.FSDPModule):
+            self.block.unshard()
+        early = F.linear(x, self.block.weight).tanh() if uses_early else x
+        return self.block(self.first(early))
+
+
+@case
+def a_weight_may_be_used_outside_of_its_block_on_one_rank() -> None:
+    """Its gradient comes after the block's gradients were reduced, and on the last rank only."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model, reference = _Shortcut(), _Shortcut()
+    reference.load_state_dict(model.state_dict())
+    weft.fully_shard(model.block)
+    weft.fully_shard(model)
+    for step in range(3):
+        inputs = torch.randn(size, 5, 8)
+        model(inputs[rank], rank == size - 1).square().sum().backward()
+        for other in range(size):
+            (reference(inputs[other], other == size - 1).square().sum() / size).backward()
+        for (name, param), expected in zip(model.named_parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(whole(param.grad), expected.grad, msg=f"{name} in step {step}")
+        model.zero_grad()
+        reference.zero_grad()
