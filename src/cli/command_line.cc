@@ -1,12 +1,15 @@
 #include "src/cli/command_line.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include <CLI/CLI.hpp>
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_replace.h>
 
@@ -172,10 +175,7 @@ absl::StatusOr<Command> ParseDiagnose(const Strings& arguments) {
   DiagnosePaths diagnose;
   for (const std::string& argument : arguments) {
     if (argument == "--help" || argument == "-h") return PrintText{kHelp};
-    if (argument.rfind("--", 0) == 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("unknown flag ", argument, ": see weft diagnose --help"));
-    }
+    if (LooksLikeFlag(argument)) return UnknownFlag(argument, "diagnose");
     diagnose.paths.push_back(argument);
   }
   if (diagnose.paths.empty()) {
@@ -205,50 +205,81 @@ absl::StatusOr<Command> ParseTrace(const Strings& arguments) {
   return ParseTraceCommand(arguments);
 }
 
+// A command of the program.
+struct CommandEntry {
+  const char* word;
+  const char* summary;  // For the program's help. Empty: users do not give the command.
+  absl::StatusOr<Command> (*parse)(const Strings& arguments);
+  bool runs_as_ranks;
+};
+
+constexpr CommandEntry kCommands[] = {
+    {"train", "Train a Llama model", ParseTrain, true},
+    {"plan", "Forecast memory and time of a run on each mesh", ParsePlan, false},
+    {"generate", "Generate text with a Llama model", ParseGenerate, true},
+    {"launch", "Start weft train on several ranks, and again after a failure", ParseLaunch, false},
+    {"host-daemon", "", ParseHostDaemon, false},
+    {"checkpoint", "List, check and convert checkpoints", ParseCheckpoint, false},
+    {"report", "Write a page about one or several runs, from their metrics", ParseReport, false},
+    {"trace", "Print the times of parameter groups and modules in a trace", ParseTrace, false},
+    {"diagnose", "Tell which rank of a failed run is late, from its flight recorders", ParseDiagnose, false},
+};
+
+// Null if there is no such command.
+const CommandEntry* FindCommand(std::string_view word) {
+  const auto* found = std::find_if(std::begin(kCommands), std::end(kCommands),
+                                   [&](const CommandEntry& command) { return command.word == word; });
+  return found == std::end(kCommands) ? nullptr : found;
+}
+
 std::string ProgramHelp() {
-  return "weft " WEFT_VERSION
-         ": hybrid-sharded training on CPUs over MPI\n\n"
-         "Usage: [mpirun -n RANKS] weft COMMAND [FLAGS]\n\n"
-         "Commands:\n"
-         "  train       Train a Llama model\n"
-         "  plan        Forecast memory and time of a run on each mesh\n"
-         "  generate    Generate text with a Llama model\n"
-         "  launch      Start weft train on several ranks, and again after a failure\n"
-         "  checkpoint  List, check and convert checkpoints\n"
-         "  report      Write a page about one or several runs, from their metrics\n"
-         "  trace       Print the times of parameter groups and modules in a trace\n"
-         "  diagnose    Tell which rank of a failed run is late, from its flight recorders\n\n"
+  std::string text = "weft " WEFT_VERSION
+                     ": hybrid-sharded training on CPUs over MPI\n\n"
+                     "Usage: [mpirun -n RANKS] weft COMMAND [FLAGS]\n\n"
+                     "Commands:\n";
+  for (const CommandEntry& command : kCommands) {
+    if (*command.summary == 0) continue;
+    absl::StrAppendFormat(&text, "  %-11s %s\n", command.word, command.summary);
+  }
+  return text +
+         "\n"
          "  --help      Print this text; weft COMMAND --help prints its flags\n"
          "  --version   Print the version\n";
 }
 
+// What a user may write as the first argument.
+Strings FirstWords() {
+  Strings words;
+  for (const CommandEntry& command : kCommands) {
+    if (*command.summary != 0) words.emplace_back(command.word);
+  }
+  words.insert(words.end(), {"--help", "--version"});
+  return words;
+}
+
 }  // namespace
 
+bool IsCommandOfOneProcess(std::string_view word) {
+  const CommandEntry* command = FindCommand(word);
+  return command != nullptr && !command->runs_as_ranks;
+}
+
 absl::StatusOr<Command> ParseCommandLine(const Strings& arguments) {
-  static const Strings kWords = {"train",  "plan",  "generate", "launch", "checkpoint",
-                                 "report", "trace", "diagnose", "--help", "--version"};
-  const std::string first = arguments.empty() ? "" : arguments.front();
-  const Strings rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
-  if (first == "train") return ParseTrain(rest);
-  if (first == "plan") return ParsePlan(rest);
-  if (first == "generate") return ParseGenerate(rest);
-  if (first == "launch") return ParseLaunch(rest);
-  if (first == "host-daemon") return ParseHostDaemon(rest);
-  if (first == "checkpoint") return ParseCheckpoint(rest);
-  if (first == "report") return ParseReport(rest);
-  if (first == "trace") return ParseTrace(rest);
-  if (first == "diagnose") return ParseDiagnose(rest);
+  if (arguments.empty() || arguments.front().empty()) {
+    return absl::InvalidArgumentError("no command was given: try weft train, or weft --help");
+  }
+  const std::string& first = arguments.front();
+  if (const CommandEntry* command = FindCommand(first)) {
+    return command->parse(Strings(arguments.begin() + 1, arguments.end()));
+  }
   if (first == "--help" || first == "-h") {
     return PrintText{ProgramHelp()};
   }
   if (first == "--version") {
     return PrintText{"weft " WEFT_VERSION "\n"};
   }
-  if (first.empty()) {
-    return absl::InvalidArgumentError("no command was given: try weft train, or weft --help");
-  }
   return absl::InvalidArgumentError(
-      absl::StrCat("unknown command '", first, "'; did you mean ", Nearest(first, kWords), "?"));
+      absl::StrCat("unknown command '", first, "'; did you mean ", Nearest(first, FirstWords()), "?"));
 }
 
 std::string ResumeArguments(const std::vector<std::string>& arguments) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -41,6 +42,9 @@ using Command = std::variant<PrintText, TrainConfig, GenerateConfig, LaunchComma
 // Errors: kInvalidArgument (names the flag, key or value, and the nearest one that exists), and those of
 // Validate(LaunchOptions).
 absl::StatusOr<Command> ParseCommandLine(const std::vector<std::string>& arguments);
+
+// True for the words of commands that never run as ranks. Their errors need no agreement.
+bool IsCommandOfOneProcess(std::string_view word);
 
 // The arguments of a stopped run with `--resume auto` in place of another --resume, quoted for a shell.
 std::string ResumeArguments(const std::vector<std::string>& arguments);

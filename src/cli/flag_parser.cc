@@ -54,16 +54,6 @@ Strings FlagNames(const CLI::App& app) {
   return names;
 }
 
-absl::Status UnknownFlag(const CLI::App& app, const std::string& argument) {
-  if (argument.rfind("--", 0) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("unexpected argument '", argument, "': see weft ", app.get_name(), " --help"));
-  }
-  const std::string name = argument.substr(2, argument.find('=') - 2);
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown flag --", name, "; did you mean --", Nearest(name, FlagNames(app)), "?"));
-}
-
 // Fails if an argument belongs to no flag; names the first such flag or argument.
 absl::Status CheckExtras(const CLI::App& app) {
   const Strings extras = app.remaining();
@@ -71,9 +61,10 @@ absl::Status CheckExtras(const CLI::App& app) {
     return absl::OkStatus();
   }
   // The value after an unknown flag is an extra too, but the error must name the flag.
-  const auto flag =
-      std::find_if(extras.begin(), extras.end(), [](const std::string& s) { return s.rfind('-', 0) == 0; });
-  return UnknownFlag(app, flag == extras.end() ? extras.front() : *flag);
+  const auto flag = std::find_if(extras.begin(), extras.end(), LooksLikeFlag);
+  if (flag != extras.end()) return UnknownFlag(*flag, app.get_name(), FlagNames(app));
+  return absl::InvalidArgumentError(
+      absl::StrCat("unexpected argument '", extras.front(), "': see weft ", app.get_name(), " --help"));
 }
 
 // The error of CLI11, reworded where its message is hard to read.

@@ -1,12 +1,9 @@
 // The program `weft`. Under mpirun every rank runs it. Rank 0 prints an error that all ranks have agreed on;
 // each rank prints an error of its own, such as a missed deadline.
-#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <iterator>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -150,7 +147,7 @@ absl::StatusOr<std::string> Report(const weft::ReportOptions& options) {
 }
 
 // The exit code of a command that starts other processes. Prints its error.
-int ExitCodeOf(const absl::StatusOr<int>& code) {
+int ReportAndExitCode(const absl::StatusOr<int>& code) {
   if (!code.ok()) PrintError(code.status());
   return code.ok() ? *code : ExitCodeOf(code.status());
 }
@@ -184,10 +181,10 @@ struct RunAny {
     return PrintResult(weft::PlanTraining(plan.config, plan.options));
   }
   int operator()(const weft::LaunchCommand& launch) const {
-    return ExitCodeOf(weft::RunLaunchCommand(launch));
+    return ReportAndExitCode(weft::RunLaunchCommand(launch));
   }
   int operator()(const weft::HostDaemonOptions& daemon) const {
-    return ExitCodeOf(weft::RunHostDaemon(daemon));
+    return ReportAndExitCode(weft::RunHostDaemon(daemon));
   }
   template <typename Config>
   int operator()(const Config& config) const {
@@ -196,13 +193,6 @@ struct RunAny {
 
   const Arguments& arguments;
 };
-
-// True for the words of commands that never run as ranks. Their errors need no agreement.
-bool IsCommandOfOneProcess(std::string_view word) {
-  static constexpr std::string_view kWords[] = {"plan",   "launch", "host-daemon", "checkpoint",
-                                                "report", "trace",  "diagnose"};
-  return std::find(std::begin(kWords), std::end(kWords), word) != std::end(kWords);
-}
 
 }  // namespace
 
@@ -214,7 +204,7 @@ int main(int argc, char** argv) {
   weft::LetIdleThreadsSleep(argv);
   const Arguments arguments(argv + 1, argv + argc);
   const absl::StatusOr<weft::Command> command = weft::ParseCommandLine(arguments);
-  if (!command.ok() && !arguments.empty() && IsCommandOfOneProcess(arguments.front())) {
+  if (!command.ok() && !arguments.empty() && weft::IsCommandOfOneProcess(arguments.front())) {
     PrintError(command.status());
     return ExitCodeOf(command.status());
   }

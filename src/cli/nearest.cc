@@ -2,6 +2,10 @@
 
 #include <algorithm>
 
+#include <absl/strings/str_cat.h>
+
+#include "weft/core/status.h"
+
 namespace weft {
 
 int EditDistance(std::string_view a, std::string_view b) {
@@ -33,6 +37,18 @@ std::string Nearest(std::string_view word, const std::vector<std::string>& candi
                                           return EditDistance(word, a) < EditDistance(word, b);
                                         });
   return nearest == candidates.end() ? std::string() : *nearest;
+}
+
+bool LooksLikeFlag(std::string_view argument) { return argument.size() > 1 && argument.front() == '-'; }
+
+absl::Status UnknownFlag(std::string_view argument, std::string_view command,
+                         const std::vector<std::string>& flags) {
+  const std::string_view flag = argument.substr(0, argument.find('='));
+  const std::string_view name = flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
+  const std::string remedy = flags.empty() || name.size() < 2
+                                 ? absl::StrCat(": see weft ", ToAbsl(command), " --help")
+                                 : absl::StrCat("; did you mean --", Nearest(name, flags), "?");
+  return absl::InvalidArgumentError(absl::StrCat("unknown flag ", ToAbsl(flag), remedy));
 }
 
 }  // namespace weft

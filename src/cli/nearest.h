@@ -1,9 +1,11 @@
-// Suggestions for misspelled words, by edit distance.
+// Suggestions for misspelled words, by edit distance, and the error of an unknown flag.
 #pragma once
 
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include <absl/status/status.h>
 
 namespace weft {
 
@@ -13,5 +15,13 @@ int EditDistance(std::string_view a, std::string_view b);
 
 // The candidate with the smallest distance to `word`; the first one of several. Empty without candidates.
 std::string Nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+// True for "-x" and "--steps=3". A path that begins so is written as ./-x.
+bool LooksLikeFlag(std::string_view argument);
+
+// The error of a flag that `weft <command>` does not have: names the nearest of its `flags`, which are
+// without dashes, or its help. kInvalidArgument.
+absl::Status UnknownFlag(std::string_view argument, std::string_view command,
+                         const std::vector<std::string>& flags = {});
 
 }  // namespace weft

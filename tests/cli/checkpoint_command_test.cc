@@ -130,9 +130,21 @@ TEST_F(CheckpointCommandTest, DoesNotExportIntoTheCheckpoint) {
   EXPECT_OK(Run({"verify", path}));
 }
 
+TEST_F(CheckpointCommandTest, DoesNotExportAmongCheckpoints) {
+  Save({1});
+  for (const std::string& folder : {root(), root() + "/step-00000002"}) {
+    EXPECT_THAT(Run({"export-hf", root() + "/step-00000001", folder}),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("name another folder")));
+  }
+  EXPECT_FALSE(fs::exists(root() + "/model.safetensors"));
+  EXPECT_FALSE(fs::exists(root() + "/step-00000002"));
+}
+
 TEST_F(CheckpointCommandTest, NamesWhatIsMissing) {
   EXPECT_THAT(Run({"ls", folder_ / "none"}),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no checkpoints")));
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("none': No such file or directory")));
+  EXPECT_THAT(Run({"ls", folder_.str()}),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("has no checkpoints")));
   EXPECT_THAT(Run({"verify", folder_ / "none"}), Not(testing::IsOk()));
   EXPECT_THAT(printed_, HasSubstr("is not a checkpoint"));
   EXPECT_THAT(Run({}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("ls, verify and export-hf")));
@@ -144,6 +156,8 @@ TEST_F(CheckpointCommandTest, NamesWhatIsMissing) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a folder to write")));
   EXPECT_THAT(Run({"ls", "--all", "x"}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("unknown flag --all")));
+  EXPECT_THAT(Run({"verify", "-x"}), StatusIs(absl::StatusCode::kInvalidArgument,
+                                              HasSubstr("unknown flag -x: see weft checkpoint --help")));
 }
 
 }  // namespace

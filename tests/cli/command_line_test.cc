@@ -232,7 +232,12 @@ TEST(CommandLine, SuggestsTheNearestFlag) {
   EXPECT_EQ(UsageErrorOf({"train", "--data", "a", "--sead", "1"}),
             "unknown flag --sead; did you mean --seed?");
   EXPECT_THAT(UsageErrorOf({"train", "stray"}), HasSubstr("unexpected argument 'stray'"));
-  EXPECT_THAT(UsageErrorOf({"train", "-x"}), HasSubstr("unexpected argument '-x'"));
+  EXPECT_THAT(UsageErrorOf({"train", "-x"}), HasSubstr("unknown flag -x: see weft train --help"));
+  EXPECT_EQ(UsageErrorOf({"train", "-steps", "3"}), "unknown flag -steps; did you mean --steps?");
+  EXPECT_EQ(UsageErrorOf({"report", "--trac=x"}), "unknown flag --trac; did you mean --trace?");
+  for (const char* command : {"trace", "diagnose", "checkpoint"}) {
+    EXPECT_EQ(UsageErrorOf({command, "-x"}), absl::StrCat("unknown flag -x: see weft ", command, " --help"));
+  }
 }
 
 TEST(CommandLine, SuggestsTheNearestValue) {
@@ -332,7 +337,9 @@ TEST(CommandLine, PrintsHelpInGroupsAndTheVersion) {
   EXPECT_THAT(help, HasSubstr("--config FILE.toml "));
   EXPECT_THAT(help, HasSubstr("see weft diagnose [weft-dump]"));
   EXPECT_LT(std::count(help.begin(), help.end(), '\n'), 112);
-  EXPECT_THAT(PrintedTextOf({"--help"}), HasSubstr("Commands:"));
+  const std::string program = PrintedTextOf({"--help"});
+  EXPECT_THAT(program, HasSubstr("Commands:\n  train       Train a Llama model\n  plan        Forecast"));
+  EXPECT_THAT(program, ::testing::Not(HasSubstr("host-daemon")));
   EXPECT_EQ(PrintedTextOf({"--version"}), "weft 0.1.0\n");
 }
 

@@ -191,8 +191,8 @@ class Checkpoint {
   // Writes a Hugging Face folder: the weights ("model" and "indexer") and all files that are not arrays, such
   // as config.json. Checks the checksum of each range. The files take the place of an earlier export
   // together.
-  // Errors: kInvalidArgument (another run writes there, or it is the checkpoint's own folder), kDataLoss,
-  //   kNotFound, kPermissionDenied, kResourceExhausted.
+  // Errors: kInvalidArgument (another run writes there, or it is a checkpoint, its place, or a folder of
+  //   checkpoints), kDataLoss, kNotFound, kPermissionDenied, kResourceExhausted.
   absl::Status ExportHf(const std::string& folder) const;
 
  private:

@@ -1,6 +1,8 @@
 #include "src/cli/commands/checkpoint_command.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -18,7 +20,10 @@ using Strings = std::vector<std::string>;
 absl::Status List(const ListCheckpointsCommand& command, std::FILE* output) {
   WEFT_ASSIGN_OR_RETURN(const Strings names, ListCheckpoints(command.folder));
   if (names.empty()) {
-    return absl::NotFoundError(absl::StrCat("'", command.folder, "' has no checkpoints"));
+    std::error_code error;
+    const bool exists = std::filesystem::exists(command.folder, error);
+    return absl::NotFoundError(
+        absl::StrCat("'", command.folder, exists ? "' has no checkpoints" : "': No such file or directory"));
   }
   std::fprintf(output, "%-20s %10s  %s\n", "checkpoint", "size", "state");
   for (const std::string& name : names) {
@@ -78,9 +83,7 @@ absl::StatusOr<CheckpointCommand> ParseCheckpointCommand(const Strings& argument
   static const Strings kWords = {"ls", "verify", "export-hf"};
   const std::string word = arguments.empty() ? "" : arguments.front();
   for (const std::string& argument : arguments) {
-    if (argument.rfind("--", 0) != 0) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("unknown flag ", argument, ": see weft checkpoint --help"));
+    if (LooksLikeFlag(argument)) return UnknownFlag(argument, "checkpoint");
   }
   const Strings rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
   if (word == "ls") {

@@ -8,17 +8,6 @@
 #include "src/cli/nearest.h"
 
 namespace weft {
-namespace {
-
-absl::Status UnknownFlag(const std::string& argument, const char* command,
-                         const std::vector<std::string>& flags) {
-  const std::string meant =
-      flags.empty() ? "" : absl::StrCat("; did you mean ", Nearest(argument, flags), "?");
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown flag ", argument, meant, " See weft ", command, " --help"));
-}
-
-}  // namespace
 
 std::string ReportHelp() {
   return "Usage: weft report METRICS.jsonl... -o REPORT.html [--trace TRACE.json]\n\n"
@@ -42,12 +31,12 @@ absl::StatusOr<ReportOptions> ParseReportCommand(const std::vector<std::string>&
     const std::string& argument = arguments[i];
     const size_t equals = absl::StartsWith(argument, "--") ? argument.find('=') : std::string::npos;
     const std::string flag = argument.substr(0, equals);
-    if (!absl::StartsWith(argument, "-")) {
+    if (!LooksLikeFlag(argument)) {
       options.runs.push_back(argument);
       continue;
     }
     const bool is_output = flag == "-o" || flag == "--output";
-    if (!is_output && flag != "--trace") return UnknownFlag(flag, "report", {"--output", "--trace"});
+    if (!is_output && flag != "--trace") return UnknownFlag(flag, "report", {"output", "trace"});
     if (equals == std::string::npos && i + 1 == arguments.size()) {
       return absl::InvalidArgumentError(absl::StrCat(flag, " is given without a value"));
     }
@@ -70,7 +59,7 @@ absl::StatusOr<ReportOptions> ParseReportCommand(const std::vector<std::string>&
 
 absl::StatusOr<TraceCommand> ParseTraceCommand(const std::vector<std::string>& arguments) {
   for (const std::string& argument : arguments) {
-    if (absl::StartsWith(argument, "-")) return UnknownFlag(argument, "trace", {});
+    if (LooksLikeFlag(argument)) return UnknownFlag(argument, "trace");
   }
   if (arguments.size() != 1) {
     return absl::InvalidArgumentError("weft trace needs one file of weft train --trace");

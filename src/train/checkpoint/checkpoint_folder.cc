@@ -63,9 +63,14 @@ bool IsCheckpointName(const std::string& name) {
 }
 
 absl::Status CheckIsNoCheckpoint(const std::string& folder) {
-  if (!Exists(InFolder(folder, kManifestName))) return absl::OkStatus();
+  if (Exists(InFolder(folder, kManifestName))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", folder, "' is a checkpoint, which other weights would damage: name another folder"));
+  }
+  const absl::StatusOr<std::vector<std::string>> checkpoints = ListCheckpoints(folder);
+  if (!checkpoints.ok() || checkpoints->empty()) return absl::OkStatus();  // A writer reports other faults.
   return absl::InvalidArgumentError(
-      absl::StrCat("'", folder, "' is a checkpoint, which other weights would damage: name another folder"));
+      absl::StrCat("'", folder, "' has checkpoints, as ", checkpoints->front(), ": name another folder"));
 }
 
 std::string CheckpointName(int64_t step) { return absl::StrFormat("%s%08d", kPrefix, step); }

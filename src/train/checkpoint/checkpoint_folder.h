@@ -20,7 +20,7 @@ namespace weft {
 // True for the names of CheckpointName.
 bool IsCheckpointName(const std::string& name);
 
-// Errors: kInvalidArgument (the folder is a checkpoint, also a damaged one).
+// Errors: kInvalidArgument (the folder is a checkpoint, also a damaged one, or has checkpoints).
 absl::Status CheckIsNoCheckpoint(const std::string& folder);
 
 class CheckpointFolder {

@@ -172,6 +172,12 @@ absl::Status Checkpoint::ExportHf(const std::string& folder) const {
         absl::StrCat("'", folder, "' is the checkpoint itself: name another folder"));
   }
   WEFT_RETURN_IF_ERROR(CheckIsNoCheckpoint(folder));
+  const std::filesystem::path target = std::filesystem::weakly_canonical(output->path(), error);
+  if (IsCheckpointName(target.filename()) &&
+      std::filesystem::equivalent(target.parent_path(), content_->folder + "/..", error)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", folder, "' is the place of a checkpoint: name another folder"));
+  }
   std::vector<std::string> names;
   std::vector<int64_t> bytes;
   for (const auto& [name, file] : content_->manifest.files) {
