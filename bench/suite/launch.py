@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,4 +48,5 @@ def bind_to_cpus(pids: Sequence[int]) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     for rank, pid in enumerate(pids):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            os.sched_setaffinity(int(thread), {cpus[rank % len(cpus)]})
+            with contextlib.suppress(ProcessLookupError):  # The thread has ended.
+                os.sched_setaffinity(int(thread), {cpus[rank % len(cpus)]})

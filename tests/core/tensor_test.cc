@@ -92,7 +92,7 @@ TEST(Tensor, TakesNoMoreThanASizeThatNeedsNoRounding) {
   for (const int64_t bytes : {1 << 20, 5 << 20, 64 << 20}) {
     const int64_t before = TensorBytesFromSystem();
     const Tensor tensor = Tensor::Empty(DType::kI8, {bytes});
-    EXPECT_EQ(TensorBytesFromSystem() - before, bytes);
+    EXPECT_LE(TensorBytesFromSystem() - before, bytes);  // Less if a freed block is used again.
   }
 }
 

@@ -58,9 +58,9 @@ class Binding(unittest.TestCase):
             launch.bind_to_cpus([os.getpid()])
             self.assertEqual(os.sched_getaffinity(thread.native_id), {cpus[0]})
         finally:
-            stop.set()
             for task in (0, thread.native_id):
                 os.sched_setaffinity(task, cpus)
+            stop.set()
             thread.join()
             for rank in ranks:
                 rank.kill()

@@ -73,7 +73,7 @@ class HoldingRuntime final : public ForwardingRuntime {
   int wake_ups() const { return wake_ups_.load(); }
 
  private:
-  static constexpr int64_t kLeastParkNs = 100'000'000;  // All other sleeps are of at most a millisecond.
+  static constexpr int64_t kLeastParkNs = 100'000'000;  // All other sleeps are shorter.
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> holds_{true};
