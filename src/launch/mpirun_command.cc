@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
+#include <filesystem>
 #include <set>
 #include <string_view>
+#include <system_error>
 
 #include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
@@ -20,7 +23,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-constexpr int64_t kMaxSlots = 1'000'000;  // Of one host. Sums over hosts do not overflow.
+constexpr int64_t kMaxSlots = 1'000'000;  // The most slots of one host. Sums over hosts do not overflow.
 
 // The number of slots of one element of --host: "node1:4", or "node1" for one.
 absl::StatusOr<int64_t> SlotsOf(const std::string& host) {
@@ -52,8 +55,17 @@ absl::Status CheckHosts(const LaunchOptions& options) {
 
 // mpirun reports a missing file after each of all attempts, and as if a rank had failed.
 absl::Status CheckHostfile(const std::string& path) {
-  if (access(path.c_str(), R_OK) == 0) return absl::OkStatus();
-  return absl::ErrnoToStatus(errno, absl::StrCat("--hostfile ", path));
+  const auto error = [&](absl::StatusCode code, absl::string_view what) {
+    return absl::Status(code, absl::StrCat("--hostfile ", path, ": ", what));
+  };
+  if (access(path.c_str(), R_OK) != 0) {
+    const int cause = errno;
+    return error(cause == EACCES ? absl::StatusCode::kPermissionDenied : absl::StatusCode::kNotFound,
+                 std::strerror(cause));
+  }
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) return absl::OkStatus();
+  return error(absl::StatusCode::kNotFound, "is a folder: name a file");
 }
 
 // Ranks on each host of --host if all have equally many. Nothing if that is not known.

@@ -25,8 +25,7 @@ constexpr std::array<KnownCode, 7> kKnownCodes = {{
     {kExitDone, false, "the program has finished"},
     {kExitFailed, true,
      "out of memory, a full disk, a failed start of MPI, replicas or collectives that differ between ranks, "
-     "a "
-     "lost host or a defect"},
+     "a lost host or a defect"},
     {kExitBadUsage, false, "the command line or the configuration is at fault"},
     {kExitBadFile, false, "an input or output file is at fault"},
     {kExitNotFinite, false, "a number became infinite or NaN"},

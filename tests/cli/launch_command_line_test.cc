@@ -54,11 +54,15 @@ TEST(LaunchCommandLine, NeedsAHostfileThatCanBeRead) {
   const TempFolder folder;
   const std::string path = folder.Write("hosts", "localhost slots=2\n");
   EXPECT_EQ(Launched({"--hostfile", path, "--max-restarts", "0", "--", "train"}).options.hostfile, path);
-  const std::string missing = folder / "none";
-  const absl::StatusOr<Command> command =
-      ParseCommandLine({"launch", "--hostfile", missing, "--max-restarts", "0", "--", "train"});
-  EXPECT_EQ(command.status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(command.status().message(), absl::StrCat("--hostfile ", missing, ": No such file or directory"));
+  const auto expect_not_found = [](const std::string& wrong, const char* why) {
+    const absl::Status status =
+        ParseCommandLine({"launch", "--hostfile", wrong, "--max-restarts", "0", "--", "train"}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+    EXPECT_EQ(status.message(), absl::StrCat("--hostfile ", wrong, ": ", why));
+  };
+  expect_not_found(folder / "none", "No such file or directory");
+  expect_not_found(path + "/none", "Not a directory");
+  expect_not_found(folder / ".", "is a folder: name a file");
 }
 
 TEST(LaunchCommandLine, HasDefaults) {

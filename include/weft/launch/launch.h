@@ -57,8 +57,8 @@ struct RankProgram {
 // On return no process that the launch started is left on this host, and no file of Open MPI: each attempt
 //   has a folder of its own for them. A host daemon does the same on other hosts (weft/launch/host_daemon.h).
 // REQUIRES: the process has one thread and no children; it waits for every child and adopts orphans.
-// Errors: those of Validate, kInvalidArgument (mpirun is not installed), kInternal (no process or
-//   folder can be created).
+// Errors: those of Validate, kInvalidArgument (mpirun is not installed; ranks run on other hosts, and the
+//   path of this program has spaces), kInternal (no process or folder can be created).
 absl::StatusOr<int> Launch(const LaunchOptions& options, const RankProgram& program);
 
 }  // namespace weft
