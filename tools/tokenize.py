@@ -52,7 +52,7 @@ def load_package(name, what):
 
 
 def load_tokenizer(path, what="tokenize.py"):
-    """`what` needs it, for a message."""
+    """`what` is the tool that an error names."""
     tokenizers = load_package("tokenizers", what)
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
@@ -134,11 +134,11 @@ def chat_parts(place, field, messages, render):
     parts, done = [], ""
 
     def add(count, has_loss, **options):
-        """The text of the first `count` messages."""
+        """Adds the text that the first `count` messages append."""
         nonlocal done
         try:
             text = render(messages[:count], **options)
-        except Exception as error:  # A template raises what it likes.
+        except Exception as error:  # Templates may raise any exception.
             raise Failure(f"{place}: the chat template refuses the messages in '{field}': {error}") from None
         if not text.startswith(done):
             raise Failure(f"{place}: the chat template changes earlier messages, so the answers cannot be told apart")

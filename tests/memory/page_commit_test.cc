@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/status_matchers.h"
+#include "weft/core/page_bytes.h"
 
 namespace weft::internal {
 namespace {
@@ -37,7 +38,7 @@ class Mapping {
 
   std::byte* base() const { return static_cast<std::byte*>(base_); }
   size_t ResidentPages() const {
-    std::vector<unsigned char> pages(kBytes / static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+    std::vector<unsigned char> pages(kBytes / PageBytes());
     EXPECT_EQ(mincore(base_, kBytes, pages.data()), 0);
     return static_cast<size_t>(
         std::count_if(pages.begin(), pages.end(), [](auto page) { return (page & 1) != 0; }));
@@ -61,7 +62,7 @@ TEST(PageCommitter, CommitsTheRequestedRangeAndKeepsItsContents) {
   EXPECT_LT(few, kBytes / 4096);
   segment[5] = std::byte{42};
   ASSERT_OK(committer.Commit(0, kBytes - 64, Plenty));
-  EXPECT_EQ(mapping.ResidentPages(), kBytes / static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+  EXPECT_EQ(mapping.ResidentPages(), kBytes / PageBytes());
   EXPECT_EQ(segment[5], std::byte{42});
 }
 

@@ -49,8 +49,8 @@ class KeyValueStore {
 
 // Opens the store in `folder`, which is created if it does not exist. Each key is a file, written under
 // another name and then renamed. For launchers without another store: the processes of all ranks, and on
-// several hosts a shared file system, must have the folder. Get polls the file, at first at
-// once, later up to once a millisecond.
+// several hosts a shared file system, must have the folder. Get polls the file: at first without sleeping,
+// then at intervals that grow to a millisecond.
 //
 // Thread safety: any thread may call any member.
 // Lifetime: the files stay. Remove the folder when all ranks have ended.

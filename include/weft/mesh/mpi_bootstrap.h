@@ -26,7 +26,8 @@ struct MpiBootstrapOptions {
 
   // The timeouts of the environment, WEFT_STARTUP_TIMEOUT_S and WEFT_TIMEOUT_S, in seconds, and
   // WEFT_NUMA_NODE.
-  // Errors: kInvalidArgument (a timeout is not a number, or below a millisecond; no number of a NUMA node).
+  // Errors: kInvalidArgument (a timeout is not a number or is below a millisecond; WEFT_NUMA_NODE is not the
+  //   number of a NUMA node).
   static absl::StatusOr<MpiBootstrapOptions> FromEnvironment();
 };
 

@@ -216,7 +216,7 @@ struct SkippedCheckpoint {
 
 // Returns the path of the newest usable checkpoint of a folder, after a check of all its checksums, which the
 // ranks share. An empty path means that the folder has no checkpoint. Sets `skipped` to the newer checkpoints
-// that are damaged.
+// that are damaged, or that some rank does not have.
 // Collective: all ranks. Errors: kDataLoss (there are checkpoints, but none is usable; names each), and those
 //   of Checkpoint::OpenOnAllRanks if the ranks have different checkpoints of one name.
 absl::StatusOr<std::string> FindCheckpoint(Bootstrap& bootstrap, const std::string& folder,

@@ -189,7 +189,7 @@ void EngineShell::RunCounted(const DataTask& task) {
 
 bool EngineShell::PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool()> done,
                             absl::Duration timeout) {
-  // A wait for a past event costs nothing and does not count in wait_ns.
+  // A wait for a past event takes no lock, and does not count in wait_ns.
   if (done()) {
     CountPastWait();
     return true;

@@ -28,7 +28,8 @@ class MpiDuplicates {
   MpiDuplicates(const MpiDuplicates&) = delete;
   MpiDuplicates& operator=(const MpiDuplicates&) = delete;
 
-  // Duplicates that this rank has started or must skip. The n-th ones of all ranks are one.
+  // Duplicates that this rank has started or must skip. The n-th duplicates of all
+  // ranks are one communicator.
   int64_t count() const { return std::max(started_, skip_until_); }
   // Peers have started duplicates up to number `count` without this rank: the next Open first takes part in
   // those, and its own has the number after `count`.

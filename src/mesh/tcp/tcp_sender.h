@@ -24,7 +24,8 @@ namespace weft::internal {
 
 class TcpSender {
  public:
-  // Identifies a data message in the results of Write and Drop; 0 for text.
+  // Identifies a data message in the results of Write and Drop; 0 for text, and for data that
+  // Detach has copied.
   using MessageId = uint64_t;
 
   // Starts to connect to `peer`, by the first of `routes` that works. Does not wait.

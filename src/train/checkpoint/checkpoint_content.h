@@ -40,9 +40,9 @@ struct Checkpoint::Content {
   };
 
   std::string folder;
-  CheckpointManifest manifest;                                  // Without ranges: `files` has them.
-  uint64_t manifest_hash = 0;                                   // Of its text, and so of all the content.
-  std::vector<CheckedFile> files;                               // In the order of manifest.files.
+  CheckpointManifest manifest;     // Without ranges: `files` has them.
+  uint64_t manifest_hash = 0;      // Hash of its text, with the checksums of all files.
+  std::vector<CheckedFile> files;  // In the order of manifest.files.
   std::map<std::pair<std::string, std::string>, Array> arrays;  // By stem and name.
   mutable RangeCache cache;
 

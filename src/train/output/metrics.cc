@@ -16,6 +16,7 @@
 
 #include "src/train/config/flag_error.h"
 #include "src/train/files/file_io.h"
+#include "weft/core/page_bytes.h"
 #include "weft/core/status.h"
 #include "weft/core/write_all.h"
 
@@ -236,7 +237,7 @@ int64_t ResidentBytes() {
   if (statm == nullptr || std::fscanf(statm.get(), "%lld %lld", &total, &resident) != 2) {
     return 0;
   }
-  return resident * sysconf(_SC_PAGESIZE);
+  return resident * static_cast<int64_t>(PageBytes());
 }
 
 }  // namespace weft

@@ -19,7 +19,7 @@ constexpr double kWidth = 480, kHeight = 264;
 constexpr double kLeft = 66, kRight = 460, kTop = 10, kBottom = 226;
 constexpr size_t kIntervals = 300;
 constexpr int kIntervalsOfAxis = 5;
-constexpr double kLeastRange = 1e-9;  // Of the values. Smaller differences are those of rounding.
+constexpr double kLeastRange = 1e-9;  // A smaller part of the values is a difference of rounding.
 
 struct Range {
   double low = std::numeric_limits<double>::infinity();
