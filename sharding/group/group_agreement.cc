@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,15 +16,18 @@
 #include <absl/algorithm/container.h>
 #include <absl/strings/str_cat.h>
 
+#include "sharding/plan/replica_slices.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
+#include "weft/mesh/simulation.h"
 
 namespace weft {
 namespace {
 
 // Hashes of what some ranks must have alike of a group, and their names in messages.
 struct Fingerprint {
-  uint64_t parameters = 0, trainable = 0, dtypes = 0, dims = 0, replicas = 0, parts = 0;
+  uint64_t parameters = 0, trainable = 0, dtypes = 0, dims = 0, replicas = 0, elements = 0, parts = 0,
+           schedule = 0, divisor = 0, count = 0;
 
   friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
 };
@@ -31,16 +37,22 @@ constexpr std::pair<uint64_t Fingerprint::*, absl::string_view> kAspects[] = {
     {&Fingerprint::dtypes, "dtypes"},
     {&Fingerprint::dims, "shard_dim"},
     {&Fingerprint::replicas, "replicate_group, or their place in the shard group"},
-    {&Fingerprint::parts, "layout, reshard_after_forward_size or mesh_of"}};
+    {&Fingerprint::parts, "layout, reshard_after_forward_size or mesh_of"},
+    {&Fingerprint::elements,
+     "the elements in their shards (with the layout kContiguous, sizes of all parameters of the group "
+     "determine these)"},
+    {&Fingerprint::schedule, "reshard_after_forward, reshard_root_after_forward or prefetch_depth"},
+    {&Fingerprint::divisor, "gradient_divide_factor"},
+    {&Fingerprint::count, "its number of parameters"}};
 
-enum class Relation : int32_t { kShards, kReplicates };
+enum class Relation : int32_t { kShards, kReplicates, kAgrees };
 
-// A parameter group as a rank describes it to others: the whole of it to a shard group, or its parameters of
-// one bucket to a replicate group. There is none for groups of one rank.
+// A parameter group as a rank describes it to others: the whole of it to a shard group, its parameters of one
+// bucket to a replicate group, or their number to all ranks. There is none for groups of one rank.
 struct Announcement {
-  uint64_t ranks;  // Hash of the relation and of the ranks of the shard or replicate group.
+  uint64_t ranks;  // Hash of the relation and of the ranks to which the group is described.
   Relation relation;
-  int32_t size;  // Ranks of that group.
+  int32_t size;  // Number of these ranks.
   int64_t number;
   Fingerprint fingerprint;
 
@@ -48,6 +60,9 @@ struct Announcement {
 };
 static_assert(sizeof(Announcement) == 24 + sizeof(Fingerprint), "messages have no padding");
 using Announcements = std::vector<Announcement>;
+// Values of `ranks` for descriptions to all ranks. The differences of smaller groups are reported first.
+constexpr uint64_t kOfAllRanks = std::numeric_limits<uint64_t>::max();
+constexpr uint64_t kOptions = kOfAllRanks - 1;
 
 template <typename... Values>
 void Add(uint64_t& hash, Values... values) {
@@ -55,7 +70,7 @@ void Add(uint64_t& hash, Values... values) {
 }
 
 // `bucket`: covers the parameters of this one; unset: of all.
-Fingerprint FingerprintOf(const GroupSpec& spec, std::optional<int> bucket) {
+Fingerprint FingerprintOf(const GroupSpec& spec, const ShardingPolicy& policy, std::optional<int> bucket) {
   Fingerprint of;
   of.parameters = Hash64(spec.name());
   for (size_t i = 0; i < spec.parameters().size(); ++i) {
@@ -64,14 +79,34 @@ Fingerprint FingerprintOf(const GroupSpec& spec, std::optional<int> bucket) {
     Add(of.parameters, Hash64(spec.parameters()[i]->name), parameter.shape.size());
     for (const int64_t size : parameter.shape) Add(of.parameters, size);
     Add(of.trainable, parameter.trainable);
-    const auto dims = static_cast<int>(parameter.shape.size());
-    Add(of.dims, parameter.shard_dim < 0 ? parameter.shard_dim + dims : parameter.shard_dim);
+    Add(of.dims, parameter.shard_dim);
     if (!bucket) Add(of.replicas, parameter.replicate_bucket);
   }
   const ParameterDTypes& dtypes = spec.dtypes;
   Add(of.dtypes, dtypes.param, dtypes.reduce, dtypes.gradient_dtype(), dtypes.master);
-  Add(of.parts, spec.layout.kind(), spec.regather_size, spec.mesh);
+  Add(of.parts, spec.layout.kind(), spec.mesh);
+  Add(of.divisor, std::bit_cast<uint64_t>(policy.gradient_divide_factor));
+  if (bucket) return of;
+  Add(of.parts, spec.regather_size);
+  Add(of.schedule, policy.reshard_after_forward, policy.reshard_root_after_forward, policy.PrefetchDepth());
   return of;
+}
+
+// The elements of a bucket in a rank's shard, in the order in which they are reduced.
+uint64_t HashElements(const GroupSpec& spec, int bucket, int shard_rank) {
+  uint64_t hash = 0;
+  for (const BucketSlice& slice : spec.layout.BucketSlices(shard_rank)) {
+    if (slice.bucket != bucket) continue;
+    Add(hash, slice.range.count);
+    for (const ShardPiece& whole : spec.layout.Pieces(shard_rank)) {
+      const Parameter& parameter = *spec.parameters()[static_cast<size_t>(whole.parameter)];
+      for (const ShardPiece& piece : CutPiece(whole, slice.range)) {
+        Add(hash, Hash64(parameter.name), piece.shard_offset - slice.range.begin, piece.start, piece.runs,
+            piece.run_length, piece.run_stride);
+      }
+    }
+  }
+  return hash;
 }
 
 void Announce(Announcements& list, const ProcessGroup& ranks, Relation relation, int64_t number,
@@ -82,26 +117,54 @@ void Announce(Announcements& list, const ProcessGroup& ranks, Relation relation,
   list.push_back({hash, relation, ranks.size(), number, fingerprint});
 }
 
-Announcements AnnouncementsOf(const ShardingPlan& plan) {
+Announcements AnnouncementsOf(const ShardingPlan& plan, int all_ranks) {
   Announcements list;
   for (size_t i = 0; i < plan.specs.size(); ++i) {
     const GroupSpec& spec = plan.specs[i];
     const auto number = static_cast<int64_t>(i);
     const ProcessGroup& shard = plan.meshes.meshes[static_cast<size_t>(spec.mesh)].shard;
-    Announce(list, shard, Relation::kShards, number, FingerprintOf(spec, std::nullopt));
+    Announce(list, shard, Relation::kShards, number, FingerprintOf(spec, plan.policy, std::nullopt));
     const std::vector<ProcessGroup>& replicate = plan.buckets[static_cast<size_t>(spec.mesh)].groups;
     for (int bucket = 0; bucket < std::ssize(replicate); ++bucket) {
       const auto in_bucket = [&](const FlatParameter& p) { return p.replicate_bucket == bucket; };
       if (std::ranges::none_of(spec.layout.parameters(), in_bucket)) continue;
-      Fingerprint fingerprint = FingerprintOf(spec, bucket);
+      Fingerprint fingerprint = FingerprintOf(spec, plan.policy, bucket);
       Add(fingerprint.replicas, shard.size(), shard.group_rank);
+      fingerprint.elements = HashElements(spec, bucket, shard.group_rank);
       Announce(list, replicate[static_cast<size_t>(bucket)], Relation::kReplicates, number, fingerprint);
     }
+    Fingerprint fingerprint;
+    if (plan.policy.unused_gradients == UnusedGradients::kNone) fingerprint.count = spec.parameters().size();
+    list.push_back({kOfAllRanks, Relation::kAgrees, all_ranks, number, fingerprint});
   }
   return list;
 }
 
-// All announcements of a shard or replicate group.
+// Options that decide about collectives of all ranks.
+std::vector<OptionValue> OptionsOf(const ShardingPlan& plan) {
+  const ShardingPolicy& policy = plan.policy;
+  const auto option = [](const char* name, std::string_view value) {
+    return OptionValue{name, std::string(value), absl::StrCat("set ShardingPolicy::", name)};
+  };
+  std::set<std::pair<int, int>> regather_sizes;  // With their meshes.
+  for (const GroupSpec& spec : plan.specs) {
+    if (spec.regather_size > 0) regather_sizes.insert({spec.mesh, spec.regather_size});
+  }
+  // If images have no room, ranks with NodeShared::kAuto agree on private ones.
+  const bool may_change =
+      policy.node_shared == NodeShared::kAuto && plan.residency.residency != Residency::kPrivate;
+  return {option("unused_gradients", policy.unused_gradients == UnusedGradients::kNone ? "none" : "zero"),
+          option("shard_optimizer_over_replicas", policy.shard_optimizer_over_replicas ? "on" : "off"),
+          option("wire_compression", Name(policy.wire_compression)),
+          {"the residency of images",
+           absl::StrCat(ToAbsl(Name(plan.residency.residency)), may_change ? " (if they have room)" : ""),
+           "set node_shared, layout, mesh_of and reshard_after_forward_size of ShardingPolicy"},
+          // All ranks take part in making the lanes of each size.
+          {"the number of regather sizes", absl::StrCat(regather_sizes.size()),
+           "name as many sizes by reshard_after_forward_size or reshard_after_forward_size_of"}};
+}
+
+// All announcements to a shard group, a replicate group or all ranks; or, as kOptions, a rank's options.
 struct Summary {
   uint64_t ranks;  // That of the announcements.
   int64_t size;
@@ -111,13 +174,16 @@ struct Summary {
 };
 static_assert(sizeof(Summary) == 24, "messages have no padding");
 
-std::vector<Summary> SummariesOf(const Announcements& list) {
+std::vector<Summary> SummariesOf(const Announcements& list, const std::vector<OptionValue>& options,
+                                 int all_ranks) {
   std::map<uint64_t, Summary> by_ranks;
   for (const Announcement& group : list) {
     Summary& summary = by_ranks.try_emplace(group.ranks, Summary{group.ranks, group.size, 0}).first->second;
     Add(summary.hash, Hash64(&group, sizeof(group)));
   }
-  std::vector<Summary> summaries;
+  Summary of_options{kOptions, all_ranks, 0};
+  for (const OptionValue& option : options) Add(of_options.hash, Hash64(option.value));
+  std::vector<Summary> summaries = {of_options};
   for (const auto& [ranks, summary] : by_ranks) summaries.push_back(summary);
   return summaries;
 }
@@ -142,7 +208,7 @@ absl::StatusOr<std::vector<std::vector<Entry>>> ExchangeLists(Bootstrap& bootstr
   return lists;
 }
 
-// True if all ranks of each shard or replicate group have the same summary of it.
+// True if all ranks to which something is described have the same summary of it.
 bool AreAlike(const std::vector<std::vector<Summary>>& lists) {
   struct Members {
     Summary summary;
@@ -182,11 +248,12 @@ absl::Status Difference(const ShardingPlan& plan, int rank, const Announcements&
              : theirs == others.end() ? mine->number
                                       : std::min(mine->number, theirs->number);
   }
-  const bool shards = list.front().relation == Relation::kShards;
-  return absl::InvalidArgumentError(
-      absl::StrCat("parameter group '", NameOf(plan, number), "': ranks ", rank, " and ", other_rank, " ",
-                   shards ? "hold shards of it" : "reduce its gradients together", ", but differ in ", aspect,
-                   ": give both ranks the same"));
+  constexpr std::array<absl::string_view, 3> kRelations = {
+      "hold shards of it", "reduce its gradients together", "agree on its used parameters"};
+  return absl::InvalidArgumentError(absl::StrCat("parameter group '", NameOf(plan, number), "': ranks ", rank,
+                                                 " and ", other_rank, " ",
+                                                 kRelations[static_cast<size_t>(list.front().relation)],
+                                                 ", but differ in ", aspect, ": give both ranks the same"));
 }
 
 // The first difference between the lists of ranks that are not alike.
@@ -224,13 +291,18 @@ absl::Status FirstDifference(const ShardingPlan& plan, const std::vector<Announc
 
 absl::Status AgreeOnPlan(Bootstrap& bootstrap, const absl::StatusOr<ShardingPlan>& own,
                          absl::Duration timeout) {
-  const absl::StatusOr<Announcements> announcements =
-      own.ok() ? absl::StatusOr<Announcements>(AnnouncementsOf(*own)) : own.status();
-  const absl::StatusOr<std::vector<Summary>> summaries =
-      own.ok() ? absl::StatusOr<std::vector<Summary>>(SummariesOf(*announcements)) : own.status();
-  WEFT_ASSIGN_OR_RETURN(const auto all_summaries, ExchangeLists(bootstrap, summaries, timeout));
+  const int ranks = bootstrap.size();
+  const auto summaries = [&]() -> absl::StatusOr<std::vector<Summary>> {
+    WEFT_RETURN_IF_ERROR(own.status());
+    return SummariesOf(AnnouncementsOf(*own, ranks), OptionsOf(*own), ranks);
+  };
+  // The blobs of other nodes are copies of this node's, which name this node's groups.
+  if (HasMirroredNodes(bootstrap)) return AgreeOnStatus(bootstrap, own.status(), timeout);
+  WEFT_ASSIGN_OR_RETURN(const auto all_summaries, ExchangeLists(bootstrap, summaries(), timeout));
   if (AreAlike(all_summaries)) return absl::OkStatus();
   // All ranks find the same. Messages grow with the number of groups only if there is an error to explain.
+  WEFT_RETURN_IF_ERROR(AgreeOnOptions(bootstrap, "options of sharding", OptionsOf(*own), timeout));
+  const absl::StatusOr<Announcements> announcements = AnnouncementsOf(*own, ranks);
   WEFT_ASSIGN_OR_RETURN(const std::vector<Announcements> all,
                         ExchangeLists(bootstrap, announcements, timeout));
   return AgreeOnStatus(bootstrap, FirstDifference(*own, all), timeout);  // The same on all ranks.

@@ -78,9 +78,21 @@ absl::StatusOr<std::vector<GroupSpec>> SpecifyGroups(std::vector<GroupMembers> g
   return specs;
 }
 
+absl::StatusOr<ResidencyChoice> PlanResidency(const ShardingPlan& plan, const ShareDomains& domains) {
+  ShardingPolicy of_any_group = plan.policy;  // A single group that keeps parts makes all images private.
+  of_any_group.reshard_after_forward_size = 0;
+  for (const GroupSpec& spec : plan.specs) {
+    of_any_group.reshard_after_forward_size =
+        std::max(of_any_group.reshard_after_forward_size, spec.regather_size);
+  }
+  if (plan.meshes.meshes.size() == 1) of_any_group.mesh_of = nullptr;  // It gave no parameter another mesh.
+  return ChooseResidency(of_any_group, domains, plan.meshes.meshes[0].shard.size());
+}
+
 absl::StatusOr<ShardingPlan> PlanSharding(std::vector<GroupMembers> groups, const DeviceMesh& mesh,
-                                          const ShardingPolicy& policy, const Bootstrap& bootstrap) {
+                                          const ShardingPolicy& policy, const CommEngine& engine) {
   WEFT_RETURN_IF_ERROR(policy.Validate());
+  const Bootstrap& bootstrap = engine.bootstrap();
   ShardingPlan plan;
   WEFT_ASSIGN_OR_RETURN(plan.meshes,
                         PlanGroupMeshes(groups, mesh, policy, bootstrap.size(), bootstrap.rank()));
@@ -88,6 +100,7 @@ absl::StatusOr<ShardingPlan> PlanSharding(std::vector<GroupMembers> groups, cons
   WEFT_ASSIGN_OR_RETURN(plan.buckets, PlanBuckets(groups, plan.meshes, plan.policy));
   WEFT_RETURN_IF_ERROR(CheckReplicas(plan.policy, plan.buckets[0]));
   WEFT_ASSIGN_OR_RETURN(plan.specs, SpecifyGroups(std::move(groups), plan.meshes, plan.buckets, plan.policy));
+  WEFT_ASSIGN_OR_RETURN(plan.residency, PlanResidency(plan, engine.share_domains()));
   return plan;
 }
 
@@ -133,21 +146,11 @@ absl::StatusOr<std::unique_ptr<ShardedGroups>> ShardedGroups::Create(CommEngine&
   Bootstrap& bootstrap = engine.bootstrap();
   const absl::Duration timeout = engine.timeout();
   const std::vector<PassEvent> order = OrderOf(groups);
-  absl::StatusOr<ShardingPlan> plan = PlanSharding(std::move(groups), mesh, wanted, bootstrap);
+  absl::StatusOr<ShardingPlan> plan = PlanSharding(std::move(groups), mesh, wanted, engine);
   WEFT_RETURN_IF_ERROR(AgreeOnPlan(bootstrap, plan, timeout));
-  auto& [policy, meshes, buckets, specs] = *plan;
-  const ProcessGroup& shard_group = meshes.meshes[0].shard;
-  ShardingPolicy of_any_group = policy;  // A single group that keeps parts makes all images private.
-  of_any_group.reshard_after_forward_size = 0;
-  for (const GroupSpec& spec : specs) {
-    of_any_group.reshard_after_forward_size =
-        std::max(of_any_group.reshard_after_forward_size, spec.regather_size);
-  }
-  if (meshes.meshes.size() == 1) of_any_group.mesh_of = nullptr;  // It gave no parameter another mesh.
-  WEFT_ASSIGN_OR_RETURN(ResidencyChoice residency,
-                        ChooseResidency(of_any_group, engine.share_domains(), shard_group.size()));
-  WEFT_ASSIGN_OR_RETURN(SharedImages images,
-                        AllocateSharedImages(engine, shard_group, specs, order, policy, residency));
+  auto& [policy, meshes, buckets, specs, residency] = *plan;
+  WEFT_ASSIGN_OR_RETURN(SharedImages images, AllocateSharedImages(engine, meshes.meshes[0].shard, specs,
+                                                                  order, policy, residency));
   absl::StatusOr<std::unique_ptr<CommContext>> context =
       CreateContext(engine, meshes, buckets, policy, specs, residency.residency);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, context.status(), timeout));

@@ -123,4 +123,10 @@ class Simulation {
   virtual void Compute(int rank, int64_t ns, int threads) = 0;
 };
 
+// True if `bootstrap` is that of a rank in a simulation with mirrored nodes.
+inline bool HasMirroredNodes(Bootstrap& bootstrap) {
+  const Simulation* simulation = bootstrap.runtime().simulation();
+  return simulation != nullptr && simulation->options().mirror_nodes;
+}
+
 }  // namespace weft

@@ -328,8 +328,7 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
           return absl::InvalidArgumentError(absl::StrCat("broadcast: root ", root, " is not a rank of group ",
                                                          group.name, " of size ", group.size()));
         }
-        if (const Simulation* simulation = bootstrap().runtime().simulation();
-            simulation != nullptr && simulation->options().mirror_nodes) {
+        if (HasMirroredNodes(bootstrap())) {
           return absl::InvalidArgumentError(
               "broadcast: its traffic differs between nodes, which mirrored nodes cannot simulate; simulate "
               "all");

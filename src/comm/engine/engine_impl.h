@@ -124,7 +124,6 @@ class CommEngine::Impl {
   // Gives the ranks of other nodes the parts of their counterparts on this node, if the simulation mirrors
   // nodes. Bytes stay the means over all ranks and nodes.
   void MirrorNodes(const GroupPlacement& placement, Request& request);
-  bool IsMirrored() const;
   GroupPlacement MakePlacement(const ProcessGroup& group, uint64_t group_hash) const;
   absl::Status CheckMember(const ProcessGroup& group) const;
   absl::Status CheckMessage(const OperationRecord& record, const OpOptions& options) const;

@@ -57,18 +57,13 @@ std::vector<int64_t> CommEngine::Impl::FormAllReduce(DType dtype, int64_t count,
   request.form = FormOfAllReduce(placement, dtype, count, options_.relaying);
   if (request.form == AllReduceForm::kTree) return {count};
   // Mirrored nodes have parts of one size.
-  if (request.form == AllReduceForm::kRelayed && !IsMirrored())
+  if (request.form == AllReduceForm::kRelayed && !HasMirroredNodes(bootstrap_))
     return RelayedAllReduceCounts(placement, dtype, count);
   return AllReduceCounts(count, placement.size(), dtype);
 }
 
-bool CommEngine::Impl::IsMirrored() const {
-  const Simulation* simulation = bootstrap_.runtime().simulation();
-  return simulation != nullptr && simulation->options().mirror_nodes;
-}
-
 void CommEngine::Impl::MirrorNodes(const GroupPlacement& placement, Request& request) {
-  if (!IsMirrored() || !placement.spans_nodes()) return;
+  if (!HasMirroredNodes(bootstrap_) || !placement.spans_nodes()) return;
   PartLayout& parts = request.plan.parts;
   if (parts.counts.size() != static_cast<size_t>(placement.size())) return;  // A small collective.
   const auto bytes_of = [&](const PartLayout& layout) {
@@ -130,7 +125,7 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request&& request, con
     const MutexLock lock(lanes_mutex_);
     descriptor.sequence = lane.next_sequence++;
     record->operation = MakeOperation(lane.placement, std::move(request.plan), request.form,
-                                      descriptor.total_count, options_, IsMirrored());
+                                      descriptor.total_count, options_, HasMirroredNodes(bootstrap_));
     queued_ns = shell_->Queue(record);
   }
   shell_->Kick(queued_ns);

@@ -1,5 +1,6 @@
 // Ranks that describe their parameter groups differently: all of them get one error that names the group.
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,13 +27,31 @@ struct Wish {
 };
 using WishOf = std::function<Wish(const DeviceMesh& mesh, int rank)>;
 
+// A forward and a backward without gradients.
+absl::Status Pass(ShardedGroups& groups) {
+  const SchedulePass pass = {1, true};
+  WEFT_RETURN_IF_ERROR(groups.BeforeForward(0, pass));
+  WEFT_RETURN_IF_ERROR(groups.BeforeForward(1, pass));
+  WEFT_RETURN_IF_ERROR(groups.AfterForward(1, pass));
+  WEFT_RETURN_IF_ERROR(groups.AfterForward(0, pass));
+  WEFT_RETURN_IF_ERROR(groups.BeforeBackward(0, pass));
+  WEFT_RETURN_IF_ERROR(groups.BeforeBackward(1, pass));
+  WEFT_RETURN_IF_ERROR(groups.AfterBackward(1));
+  WEFT_RETURN_IF_ERROR(groups.AfterBackward(0));
+  return groups.FinishBackward();
+}
+
+// Shards the groups, and runs a pass.
 absl::Status Shard(Bootstrap& bootstrap, int replicas, const WishOf& wish_of) {
   WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
   WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(replicas, bootstrap.size() / replicas));
   const auto [policy, p] = wish_of(mesh, bootstrap.rank());
-  return ShardedGroups::Create(*engine.engine, mesh, {{"root", -1, {p[0], p[1]}}, {"a", 0, {p[2], p[3]}}},
-                               policy, LoadIndices)
-      .status();
+  WEFT_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ShardedGroups> groups,
+      ShardedGroups::Create(*engine.engine, mesh,
+                            {{"root", -1, {p[0], p[1]}}, {"a", 0, {p.begin() + 2, p.end()}}}, policy,
+                            LoadIndices));
+  return Pass(*groups);
 }
 
 // All ranks return the error, with `message`.
@@ -137,26 +156,103 @@ TEST(RankAgreement, NamesTheGroupWhoseShapesDTypesOrPartsDiffer) {
   });
   ExpectOneError(2, 1, Differ("a", differ, "layout, reshard_after_forward_size or mesh_of"),
                  [](const DeviceMesh&, int rank) {
-                   Wish wish;
+                   Wish wish{PrivateImages()};
+                   wish.policy.reshard_root_after_forward = true;
                    wish.policy.reshard_after_forward_size_of = [rank](const std::string& name) {
-                     return name == "a" && rank == 1 ? std::optional(2) : std::nullopt;
+                     return name == "root" || rank == 1 ? std::optional(2) : std::nullopt;
                    };
                    return wish;
                  });
 }
 
+// Each replica has an expert of its own, with another name and another number of elements.
+Wish WithExpert(FlatKind layout, const DeviceMesh& mesh, int rank) {
+  Wish wish;
+  const Shape expert = rank < 2 ? Shape{8, 8} : Shape{4, 8};
+  wish.parameters[2] = std::make_shared<Parameter>(*MakeParameters({expert})[0]);
+  wish.parameters[2]->name = rank < 2 ? "expert0" : "expert1";
+  wish.policy.layout = layout;
+  wish.policy.replicate_group = [&mesh, rank](const Parameter& p) {
+    return p.name.starts_with("expert") ? std::nullopt : std::optional(*mesh.Group({"replicate"}, rank));
+  };
+  return wish;
+}
+
 TEST(RankAgreement, LeavesToEachReplicaWhatOnlyItHolds) {
-  // Experts: each replica has one of its own, with another name and another number of elements.
-  ExpectAgreement(4, 2, [](const DeviceMesh& mesh, int rank) {
-    Wish wish;
-    const Shape expert = rank < 2 ? Shape{8, 8} : Shape{4, 8};
-    wish.parameters[2] = std::make_shared<Parameter>(*MakeParameters({expert})[0]);
-    wish.parameters[2]->name = rank < 2 ? "expert0" : "expert1";
-    wish.policy.replicate_group = [&mesh, rank](const Parameter& p) {
-      return p.name.starts_with("expert") ? std::nullopt : std::optional(*mesh.Group({"replicate"}, rank));
-    };
+  for (const FlatKind layout : {FlatKind::kRows, FlatKind::kPerParameter}) {
+    ExpectAgreement(4, 2,
+                    [layout](const DeviceMesh& mesh, int rank) { return WithExpert(layout, mesh, rank); });
+  }
+}
+
+TEST(RankAgreement, NamesTheGroupWhoseReplicasHoldOtherElements) {
+  // The range of p3 in a shard depends on the size of the expert.
+  ExpectOneError(
+      4, 2, Differ("a", "0 and 2 reduce its gradients together", "the elements in their shards"),
+      [](const DeviceMesh& mesh, int rank) { return WithExpert(FlatKind::kContiguous, mesh, rank); });
+}
+
+TEST(RankAgreement, NamesTheGroupWhoseNumbersOfParametersDiffer) {
+  const auto wish_of = [](UnusedGradients unused, const DeviceMesh& mesh, int rank) {
+    Wish wish = WithExpert(FlatKind::kRows, mesh, rank);
+    wish.policy.unused_gradients = unused;
+    if (rank < 2) return wish;
+    wish.parameters.push_back(std::make_shared<Parameter>(*MakeParameters({{8, 8}})[0]));
+    wish.parameters.back()->name = "expert2";
     return wish;
+  };
+  ExpectOneError(
+      4, 2, Differ("a", "0 and 2 agree on its used parameters", "its number of parameters"),
+      [&](const DeviceMesh& mesh, int rank) { return wish_of(UnusedGradients::kNone, mesh, rank); });
+  ExpectAgreement(
+      4, 2, [&](const DeviceMesh& mesh, int rank) { return wish_of(UnusedGradients::kZero, mesh, rank); });
+}
+
+TEST(RankAgreement, LeavesRegatherGroupsToEachReplica) {
+  const auto wish_of = [](int size) {
+    Wish wish{PrivateImages()};
+    wish.policy.reshard_after_forward_size = size;
+    return wish;
+  };
+  ExpectAgreement(8, 2, [&](const DeviceMesh&, int rank) { return wish_of(rank < 4 ? 2 : 4); });
+  ExpectOneError(4, 2, "the number of regather sizes is 1 on rank 0, but 0 on rank 2",
+                 [&](const DeviceMesh&, int rank) { return wish_of(rank < 2 ? 2 : 0); });
+}
+
+TEST(RankAgreement, NamesTheOptionThatDiffers) {
+  const auto expect = [](const std::string& message, const std::function<void(ShardingPolicy&, int)>& set) {
+    ExpectOneError(4, 2, message, [&](const DeviceMesh&, int rank) {
+      Wish wish;
+      set(wish.policy, rank);
+      return wish;
+    });
+  };
+  const std::string remedy = " alike on all ranks";
+  expect(
+      "unused_gradients is none on rank 0, but zero on rank 1: set ShardingPolicy::unused_gradients" + remedy,
+      [](ShardingPolicy& policy, int rank) {
+        if (rank == 1) policy.unused_gradients = UnusedGradients::kZero;
+      });
+  expect("shard_optimizer_over_replicas is off on rank 0, but on on rank 2",
+         [](ShardingPolicy& policy, int rank) { policy.shard_optimizer_over_replicas = rank == 2; });
+  expect("wire_compression is none on rank 0, but lossless on rank 1", [](ShardingPolicy& policy, int rank) {
+    if (rank == 1) policy.wire_compression = WireCompression::kLossless;
   });
+  expect("the residency of images is in place (if they have room) on rank 0, but private on rank 3",
+         [](ShardingPolicy& policy, int rank) {
+           if (rank == 3) policy.node_shared = NodeShared::kOff;
+         });
+  expect("the residency of images is in place on rank 0, but in place (if they have room) on rank 1",
+         [](ShardingPolicy& policy, int rank) {
+           policy.node_shared = rank == 0 ? NodeShared::kOn : NodeShared::kAuto;
+         });
+  const std::string shards = Differ("root", "0 and 1 hold shards of it", "");
+  expect(shards + "reshard_after_forward, reshard_root_after_forward or prefetch_depth",
+         [](ShardingPolicy& policy, int rank) { policy.reshard_after_forward = rank != 1; });
+  expect(shards + "reshard_after_forward, reshard_root_after_forward or prefetch_depth",
+         [](ShardingPolicy& policy, int rank) { policy.prefetch_depth = rank == 1 ? 0 : 1; });
+  expect(shards + "gradient_divide_factor",
+         [](ShardingPolicy& policy, int rank) { policy.gradient_divide_factor = rank == 1 ? 2 : 4; });
 }
 
 TEST(RankAgreement, EndsWithTheErrorOfTheRankThatCannotPlan) {
@@ -172,6 +268,12 @@ TEST(RankAgreement, EndsWithTheErrorOfTheRankThatCannotPlan) {
   ExpectOneError(2, 1, "prefetch_depth is 9", [](const DeviceMesh&, int rank) {
     Wish wish;
     if (rank == 0) wish.policy.prefetch_depth = 9;
+    return wish;
+  });
+  ExpectOneError(2, 1, "sharing images on each node is required (on)", [](const DeviceMesh&, int rank) {
+    Wish wish;
+    wish.policy.reshard_after_forward_size = 2;
+    if (rank == 0) wish.policy.node_shared = NodeShared::kOn;
     return wish;
   });
   ExpectOneError(2, 1, "shard_optimizer_over_replicas is on", [](const DeviceMesh&, int rank) {
