@@ -137,9 +137,11 @@ class ParamGroup {
   void SetCustomReduceScatter(CustomReduceScatter reduce_scatter) {
     reduce_scatter_ = std::move(reduce_scatter);
   }
-  // True for each parameter whose gradient this rank has written and reduced since ZeroGradients, or, with
-  // `unreduced`, will reduce next. See Note [Unused parameters].
-  std::vector<bool> WrittenGradients(bool unreduced) const;
+  // True for each parameter whose gradient this rank has written and reduced since ZeroGradients. See Note
+  // [Unused parameters].
+  const std::vector<bool>& WrittenGradients() const { return written_; }
+  // True for each parameter whose gradient this rank has written, but not reduced yet.
+  std::vector<bool> UnreducedGradients() const;
   void AwaitUsedParameters() { awaits_used_ = true; }
   // `used`: true for a parameter whose gradient any rank has written. The others have no gradient.
   void SetUsedParameters(std::vector<bool> used);

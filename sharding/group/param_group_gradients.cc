@@ -84,13 +84,9 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope, Priority priority) {
                                        scales.after, sums_, gradient_hook_, reduced_hook_, reduce_scatter_});
 }
 
-std::vector<bool> ParamGroup::WrittenGradients(bool unreduced) const {
-  std::vector<bool> written = written_;
-  if (!unreduced || !gradient_image_) return written;
-  const std::vector<bool> next =
-      GradientsWritten(parameters(), {layout(), gradient_image_.data(), dtypes().gradient_dtype()});
-  for (size_t i = 0; i < next.size(); ++i) written[i] = written[i] || next[i];
-  return written;
+std::vector<bool> ParamGroup::UnreducedGradients() const {
+  if (!gradient_image_) return std::vector<bool>(parameters().size(), false);
+  return GradientsWritten(parameters(), {layout(), gradient_image_.data(), dtypes().gradient_dtype()});
 }
 
 absl::Status ParamGroup::CountGradientsAsZero() {

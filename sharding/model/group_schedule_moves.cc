@@ -151,14 +151,13 @@ absl::Status GroupSchedule::CheckNoneIsLate() const {
   for (int number = 0; number < group_count(); ++number) {
     if (!HasLateGradient(number)) continue;
     const ParamGroup& group = GroupAt(number);
-    const std::vector<bool> written = group.WrittenGradients(/*unreduced=*/true);
+    const std::vector<bool> written = group.UnreducedGradients();
     const auto found = absl::c_find(written, true);
     const auto first = found == written.end() ? 0 : static_cast<size_t>(found - written.begin());
     return absl::FailedPreconditionError(absl::StrCat(
         "the gradient of parameter '", group.parameters()[first]->name, "' came after group '", group.name(),
         "' was reduced, and with unused_gradients kZero ranks do not agree on whether it did: set it to "
-        "kNone, "
-        "or use the parameter in its group alone"));
+        "kNone (without updates in backward), or use the parameter in its group alone"));
   }
   return absl::OkStatus();
 }
@@ -168,7 +167,11 @@ absl::Status GroupSchedule::AgreeOnUsedParameters() {
   std::vector<bool> flags;  // For each group: whether it has a late gradient, and its used parameters.
   for (int group = 0; group < group_count(); ++group) {
     const bool is_late = HasLateGradient(group);
-    const std::vector<bool> used = GroupAt(group).WrittenGradients(/*unreduced=*/is_late);
+    std::vector<bool> used = GroupAt(group).WrittenGradients();
+    if (is_late) {
+      const std::vector<bool> late = GroupAt(group).UnreducedGradients();
+      for (size_t i = 0; i < used.size(); ++i) used[i] = used[i] || late[i];
+    }
     flags.push_back(is_late);
     flags.insert(flags.end(), used.begin(), used.end());
   }

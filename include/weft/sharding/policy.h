@@ -77,7 +77,9 @@ std::string_view Name(GradientSync sync);
 // a step, in the last backward, so a parameter that one rank uses is used on all ranks.
 enum class UnusedGradients : uint8_t {
   kNone,  // ShardView::grad is null: optimizers skip the parameter, without decaying it (as PyTorch's FSDP2).
-  kZero,  // Zeros: optimizers decay the parameter and its moments. Saves the agreement.
+  // Zeros: optimizers decay the parameter and its moments. Saves the agreement, so a gradient that comes
+  // after its group was reduced is an error: Note [Late gradients] (sharding/model/group_schedule.h).
+  kZero,
 };
 
 struct ShardingPolicy {

@@ -13,6 +13,7 @@
 namespace weft::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -133,6 +134,53 @@ TEST(LateGradients, AreAnErrorOnAllRanksIfTheseDoNotAgree) {
     WEFT_RETURN_IF_ERROR(client.groups->ResetAfterError());
     WEFT_RETURN_IF_ERROR(client.Pass(3, /*is_called=*/true, 1.0F, 0.0F));
     client.ExpectGradients(2.0F, 2.0F);
+    return absl::OkStatus();
+  });
+}
+
+TEST(LateGradients, AreNamedBesideThoseThatWereReduced) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
+    const auto parameters = MakeParameters({{7}, {4}});
+    ShardingPolicy policy;
+    policy.unused_gradients = UnusedGradients::kZero;
+    WEFT_ASSIGN_OR_RETURN(const auto groups, ShardedGroups::Create(*engine.engine, mesh,
+                                                                   {{"root", -1, {}}, {"a", 0, parameters}},
+                                                                   policy, LoadIndices));
+    const SchedulePass pass = {1, true};
+    const auto call = [&]() -> absl::Status {
+      WEFT_RETURN_IF_ERROR(groups->BeforeForward(0, pass));
+      WEFT_RETURN_IF_ERROR(groups->BeforeForward(1, pass));
+      WEFT_RETURN_IF_ERROR(groups->AfterForward(1, pass));
+      WEFT_RETURN_IF_ERROR(groups->AfterForward(0, pass));
+      WEFT_RETURN_IF_ERROR(groups->BeforeBackward(0, pass));
+      WEFT_RETURN_IF_ERROR(groups->BeforeBackward(1, pass));
+      AddGradient(*parameters[0], std::vector<float>(7, 1.0F));
+      AddGradient(*parameters[1], std::vector<float>(4, 1.0F));
+      WEFT_RETURN_IF_ERROR(groups->AfterBackward(1));
+      WEFT_RETURN_IF_ERROR(groups->PrepareGradients(1));
+      AddGradient(*parameters[1], std::vector<float>(4, 1.0F));
+      WEFT_RETURN_IF_ERROR(groups->AfterBackward(0));
+      return groups->FinishBackward();
+    };
+    EXPECT_THAT(call(), StatusIs(kPrecondition, AllOf(HasSubstr("the gradient of parameter 'p1' came after"),
+                                                      HasSubstr("to kNone (without updates in backward)"))));
+    return absl::OkStatus();
+  });
+}
+
+TEST(LateGradients, AreAnErrorAfterTheUpdateInBackward) {
+  ShardingPolicy policy;
+  policy.unused_gradients = UnusedGradients::kZero;
+  WithClient(policy, [](const Client& client, int) -> absl::Status {
+    const auto nothing = [](absl::Span<const ShardView>) { return absl::OkStatus(); };
+    WEFT_RETURN_IF_ERROR(client.groups->BeginUpdatesInBackward(nothing, {}));
+    WEFT_RETURN_IF_ERROR(client.Pass(1, /*is_called=*/true, 1.0F, 0.0F));
+    WEFT_RETURN_IF_ERROR(client.groups->PrepareGradients(1));
+    AddGradient(*client.parameters[0], std::vector<float>(7, 1.0F));
+    EXPECT_THAT(client.groups->ReduceGradients(),
+                StatusIs(kPrecondition, HasSubstr("parameter group 'a' came after its update in backward")));
     return absl::OkStatus();
   });
 }
