@@ -125,9 +125,15 @@ absl::Status GroupSchedule::ReduceGradients() {
     due.push_back(group->has_unreduced_gradients() || group->has_partial_sum());
   }
   WEFT_RETURN_IF_ERROR(scalars_.AnyOnAllRanks("groups with unreduced gradients", due));
+  // Otherwise no backward has run, or its gradients are freed already. The same on all ranks.
+  const auto has_gradients = [](const auto& group) { return group->has_gradients_of_any_rank(); };
+  const bool is_after_backward = absl::c_linear_search(due, true) || absl::c_any_of(groups_, has_gradients);
   for (int group = 0; group < group_count(); ++group) {
-    WEFT_RETURN_IF_ERROR(due[static_cast<size_t>(group)] ? Reduce(group, ReduceScope::kShardAndReplicate)
-                                                         : GroupAt(group).CountGradientsAsZero());
+    if (due[static_cast<size_t>(group)]) {
+      WEFT_RETURN_IF_ERROR(Reduce(group, ReduceScope::kShardAndReplicate));
+    } else if (is_after_backward) {
+      WEFT_RETURN_IF_ERROR(GroupAt(group).CountGradientsAsZero());
+    }
   }
   ReshardKept();
   if (skips_unused_) WEFT_RETURN_IF_ERROR(AgreeOnUsedParameters());

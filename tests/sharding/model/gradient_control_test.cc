@@ -157,5 +157,30 @@ TEST(ShardedModel, AllReducesOnlyWhenTold) {
   });
 }
 
+TEST(ShardedModel, ReducesNothingWithoutABackward) {
+  for (const UnusedGradients unused : {UnusedGradients::kNone, UnusedGradients::kZero}) {
+    ShardingPolicy policy;
+    policy.unused_gradients = unused;
+    WithToyModel(2, policy, [](ToyNet&, ShardedModel& model, int) -> absl::Status {
+      WEFT_RETURN_IF_ERROR(model.ReduceGradients());
+      EXPECT_THAT(model.CheckGradientsReduced(), StatusIs(kPrecondition, HasSubstr("run backward")));
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(ShardedModel, ReducesNothingThatWasUpdatedInBackward) {
+  ShardingPolicy policy;
+  policy.unused_gradients = UnusedGradients::kZero;
+  WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    const auto nothing = [](absl::Span<const ShardView>) { return absl::OkStatus(); };
+    WEFT_RETURN_IF_ERROR(model.BeginUpdatesInBackward(nothing, {}));
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    WEFT_RETURN_IF_ERROR(model.ReduceGradients());
+    EXPECT_THAT(model.CheckGradientsReduced(), StatusIs(kPrecondition, HasSubstr("run backward")));
+    return model.FinishUpdatesInBackward().status();
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing
