@@ -114,6 +114,24 @@ TEST(ContextCosts, SendOnlyToTheNextRankUnderAWindow) {
   }
 }
 
+// With head-tail, a block has a chunk of each half of the sequence. The window reaches blocks of many ranks.
+TEST(ContextCosts, SendMoreThanAGatherUnderAWindowInARingWithHeadTail) {
+  constexpr int kRanks = 8;
+  const AttentionMask window{.causal = true, .keys_before = kC};
+  const auto bytes = [&](const ContextScheme& scheme) {
+    const SequenceLayout layout = LayoutFor(scheme, {kC * kRanks}, kRanks);
+    int64_t sum = 0;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const ContextCosts costs = CostsOf(scheme, kShape, window, layout, rank);
+      sum += costs.forward_bytes + costs.backward_bytes;
+    }
+    return sum;
+  };
+  const int64_t gather = bytes(ContextScheme::Gather());
+  EXPECT_GT(bytes(ContextScheme::Ring(RingRotation::kShift, LoadBalance::kHeadTail)), gather);
+  EXPECT_LT(bytes(ContextScheme::Ring(RingRotation::kShift, LoadBalance::kNone)), gather);
+}
+
 TEST(ContextCosts, SendHalfOfACausalRingWithoutBalance) {
   const ContextScheme ring = ContextScheme::Ring();
   for (const int p : {2, 4, 8}) {
