@@ -5,9 +5,9 @@
 // Queries are [batch, queries, heads, head_dim], keys [batch, keys, kv_heads, head_dim], values
 // [batch, keys, kv_heads, value_dim]. TokenRuns state the document and the position of each token of a
 // tensor. Any size may be 0.
-// REQUIRES: queries, keys and values have one dtype, f32, bf16 or f16. The innermost stride is 1. Of several
-//   tokens, each is at least head_dim (or value_dim) elements after the one before; strides of batch and
-//   heads are free. The counts of the runs add up to the tensor's tokens.
+// REQUIRES: queries, keys and values have one dtype, f32, bf16 or f16. The innermost stride is 1. If a
+//   tensor has elements and several tokens, their stride is at least head_dim (or value_dim); strides of
+//   batch and heads are free. The counts of the runs add up to the tensor's tokens.
 //
 // Thread safety: any thread may call. A call uses the ThreadCount() threads of the calling thread.
 // Determinism: as for Matmul. The bits also depend on the division of the keys into blocks, as sums run

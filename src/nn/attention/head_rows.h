@@ -28,7 +28,7 @@ struct HeadRows {
 // True if the tokens of a tensor [batch, tokens, heads, dim] lie far enough apart for HeadOf: expanded and
 // overlapping tokens do not.
 inline bool HasSeparateTokens(const TensorView& view) {
-  return view.shape[1] <= 1 || view.strides[1] >= view.shape[3];
+  return view.elements() == 0 || view.shape[1] <= 1 || view.strides[1] >= view.shape[3];
 }
 
 // The rows of one head of a tensor [batch, tokens, heads, dim]. REQUIRES: HasSeparateTokens(view).

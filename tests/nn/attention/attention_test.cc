@@ -171,6 +171,15 @@ TEST(Attention, DoesNotAttendAcrossDocuments) {
   }
 }
 
+TEST(Attention, TakesQueriesWithoutHeads) {
+  Attention attention("attention");
+  Invocation invocation;
+  const Tensor q = Tensor::Zeros(DType::kF32, {1, 8, 0, 4});
+  const Tensor k = Tensor::Zeros(DType::kF32, {1, 8, 1, 4});
+  ASSERT_OK_AND_ASSIGN(const Tensors out, attention.Forward(invocation, {q, k, k}));
+  EXPECT_EQ(out[0].shape(), q.shape());
+}
+
 TEST(Attention, RejectsInvalidInputsAndNamesTheReason) {
   const auto message_of = [](const AttentionOptions& options, const Tensors& inputs) {
     Attention attention("block.attention", options);
