@@ -124,7 +124,7 @@ StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy
   costs.all_gather_bytes =
       unshards * (bytes - BytesOf(layout.shard_elements(shape.shard_rank), policy.param_dtype));
   const int nodes = shape.shard_group_nodes();
-  const int domains = shape.domains_of_neighbors(shape.shard_size);
+  const int domains = shape.domains_of_consecutive(shape.shard_size);
   costs.wire_bytes = unshards * shape.replicate_size * AllGatherWireBytes(bytes, nodes);
   costs.cross_domain_bytes = unshards * shape.replicate_size *
                              (shape.residency == Residency::kNodeShared
@@ -158,13 +158,13 @@ StepCosts CostsOfRegathers(const FlatLayout& layout, const ShardingPolicy& polic
   costs.all_gathers = times;
   costs.all_gather_bytes = times * (bytes - BytesOf(kept, policy.param_dtype));
   costs.copied_bytes = times * BytesOf(copied_out + kept, policy.param_dtype);
-  const int nodes = shape.nodes_of_neighbors(size);
+  const int nodes = shape.nodes_of_consecutive(size);
   const int64_t groups = shape.ranks() / size;
   costs.wire_bytes = times * groups * AllGatherWireBytes(bytes, nodes);
   costs.cross_domain_bytes =
-      times * groups * PrivateGatherCrossBytes(bytes, size, nodes, shape.domains_of_neighbors(size));
+      times * groups * PrivateGatherCrossBytes(bytes, size, nodes, shape.domains_of_consecutive(size));
   if (IsRanged(layout)) {
-    const RangedGroup group{RegatherRanges(layout, size), shape.nodes_of_neighbors(size),
+    const RangedGroup group{RegatherRanges(layout, size), shape.nodes_of_consecutive(size),
                             shape.shard_rank % size};
     costs.packed_bytes =
         times * PackedByAllGather(group, /*is_in_place=*/true, policy.param_dtype, shape.slice_bytes);
@@ -262,7 +262,7 @@ StepCosts CostsOfReductions(const FlatLayout& layout, const ShardingPolicy& poli
     costs.cross_domain_bytes =
         times * shape.replicate_size *
         ReducedOverDomains(layout.reduced_elements(), policy.reduce_dtype, shape.shard_size,
-                           shape.shard_group_nodes(), shape.domains_of_neighbors(shape.shard_size));
+                           shape.shard_group_nodes(), shape.domains_of_consecutive(shape.shard_size));
     if (IsRanged(layout)) {
       costs.packed_bytes =
           times * PackedByReduceScatter(GradientParts(layout, shape), policy.reduce_dtype, shape.slice_bytes);
@@ -311,17 +311,17 @@ int64_t AllReduceCrossBytes(int64_t bytes, int64_t sum_bytes, int size, int node
 }
 
 int StepShape::nodes() const { return ranks_per_node == 0 ? 1 : ranks() / ranks_per_node; }
-int StepShape::nodes_of_neighbors(int count) const {
+int StepShape::nodes_of_consecutive(int count) const {
   return ranks_per_node == 0 ? 1 : std::max(1, count / ranks_per_node);
 }
-int StepShape::domains_of_neighbors(int count) const {
-  return ranks_per_domain == 0 ? nodes_of_neighbors(count) : std::max(1, count / ranks_per_domain);
+int StepShape::domains_of_consecutive(int count) const {
+  return ranks_per_domain == 0 ? nodes_of_consecutive(count) : std::max(1, count / ranks_per_domain);
 }
 // The group's ranks are `shard_size` apart.
 int StepShape::replicate_group_nodes() const { return nodes() / shard_group_nodes(); }
 int StepShape::replicate_group_domains() const {
   const int domains = ranks_per_domain == 0 ? nodes() : ranks() / ranks_per_domain;
-  return domains / domains_of_neighbors(shard_size);
+  return domains / domains_of_consecutive(shard_size);
 }
 
 int StepShape::reduce_scatters() const { return gradient_sync == GradientSync::kLast ? 1 : microbatches; }

@@ -202,7 +202,7 @@ absl::StatusOr<MemoryPeaks> LargestPeaks(absl::Span<const GroupMembers> groups, 
   } else if (node_shared) {
     const int holders = shape.ranks_per_domain > 0
                             ? std::min(shape.ranks_per_domain, shape.shard_size)
-                            : shape.shard_size / shape.nodes_of_neighbors(shape.shard_size);
+                            : shape.shard_size / shape.nodes_of_consecutive(shape.shard_size);
     peaks.image_bytes = PlanRegionBytes(order, images, policy) / static_cast<size_t>(holders);
   }
   peaks.gradient_bytes = LargestGradients(gradients, Reversed(order), policy, shape, updates_in_backward);

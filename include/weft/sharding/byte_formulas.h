@@ -52,8 +52,8 @@ int64_t AllReduceBytes(int64_t bytes, int ranks);
 
 // Bytes that all ranks of a group on `nodes` nodes hand to the link between nodes in one collective.
 // REQUIRES: each node's ranks form an aligned subtree of the group's reduction tree, as equal powers of two
-// of neighbors do. Reductions in f16 send the partial sums of several ranks in f32: `bytes` are then theirs.
-// All-reduces in a tree of nodes, of at most 896 bytes (EngineOptions::relaying), count as 0.
+// of consecutive ranks do. Reductions in f16 send the partial sums of several ranks in f32: `bytes` are then
+// theirs. All-reduces in a tree of nodes, of at most 896 bytes (EngineOptions::relaying), count as 0.
 int64_t AllGatherWireBytes(int64_t bytes, int nodes);
 int64_t ReduceScatterWireBytes(int64_t bytes, int nodes);
 int64_t AllReduceWireBytes(int64_t bytes, int nodes);
@@ -91,12 +91,12 @@ struct StepShape {
 
   int ranks() const { return shard_size * replicate_size; }
   int nodes() const;
-  // Number of nodes on which one group lies.
-  int nodes_of_neighbors(int count) const;  // For `count` neighbors; `count` divides the shard size.
-  int shard_group_nodes() const { return nodes_of_neighbors(shard_size); }
+  // Number of nodes on which one group, of consecutive ranks, lies.
+  int nodes_of_consecutive(int count) const;  // `count` ranks; divides the shard size.
+  int shard_group_nodes() const { return nodes_of_consecutive(shard_size); }
   int replicate_group_nodes() const;
   // The same for share domains.
-  int domains_of_neighbors(int count) const;
+  int domains_of_consecutive(int count) const;
   int replicate_group_domains() const;
 
   int reduce_scatters() const;  // In a step.

@@ -162,7 +162,7 @@ class FSDPModule:
         input_tensor, group, async_op=True)` with tensors of weft's, so `comm.allocate` is not called. It returns a Work, or None
         if it has ended. It is not called for a shard dim of one rank. An exception fails the model, as one in forward does.
         Errors: TypeError (not callable), RuntimeError (after the first forward). The first forward raises ValueError if a module of
-        the model has an int as reshard_after_forward, whose neighbors have no process group.
+        the model has an int as reshard_after_forward, whose regather groups have no process group.
         """
         self._check_custom("set_custom_all_gather", comm)
         self._set(False, custom_all_gather=comm)
@@ -239,7 +239,7 @@ def fully_shard(
         mesh: (shard) or (replicate, shard), over all ranks. Default: (shard) over all ranks.
         reshard_after_forward: whether parameters are given back between forward and backward. None: yes, but no
             for the root. An int k > 1: between nodes, one of k parts is kept, and backward gathers the rest from
-            k neighbors.
+            the other k - 1 ranks of its regather group.
         shard_placement_fn: returns `Shard(dim)` for a parameter that is to be cut on another dim, or None.
         mp_policy: dtypes. param_dtype and reduce_dtype: float32, bfloat16, float16 or float64. In float16
             gradients need torch.amp.GradScaler("cpu").

@@ -106,8 +106,8 @@ class Root:
         custom = [group for group in self.all_groups if group.settings.custom_all_gather is not None]
         if sizes and custom:
             raise ValueError(
-                f"'{custom[0].name}' has a custom all-gather, but reshard_after_forward={sizes.pop()} gathers from neighbors that have no "
-                "process group: use True or False"
+                f"'{custom[0].name}' has a custom all-gather, but reshard_after_forward={sizes.pop()} gathers over a regather group "
+                "without a process group: use True or False"
             )
         dims = [p.placement.shard_dim for g in self.all_groups for p in g.parameters]
         groups = [group.arguments(parent) for group, parent in zip(self.all_groups, parents, strict=True)]
