@@ -1,6 +1,7 @@
 #include "sharding/model/model_scalars.h"
 
 #include <array>
+#include <cstdint>
 #include <cstring>
 #include <iterator>
 #include <vector>
@@ -9,6 +10,11 @@
 #include "weft/core/status.h"
 
 namespace weft {
+namespace {
+
+constexpr size_t kFlagsPerWord = 32;
+
+}  // namespace
 
 absl::StatusOr<ModelScalars> ModelScalars::Create(CommContext& context, const ProcessGroup& all_ranks) {
   WEFT_ASSIGN_OR_RETURN(const LaneId lane,
@@ -41,10 +47,15 @@ absl::Status ModelScalars::AllReduceOverModel(const std::string& label, void* va
 
 absl::Status ModelScalars::AnyOnAllRanks(const std::string& label, std::vector<bool>& flags) {
   if (flags.empty()) return absl::OkStatus();
-  std::vector<int32_t> numbers(flags.begin(), flags.end());
+  std::vector<uint32_t> words((flags.size() + kFlagsPerWord - 1) / kFlagsPerWord);
+  for (size_t i = 0; i < flags.size(); ++i) {
+    words[i / kFlagsPerWord] |= static_cast<uint32_t>(flags[i]) << (i % kFlagsPerWord);
+  }
   WEFT_RETURN_IF_ERROR(
-      AllReduceOverModel(label, numbers.data(), DType::kI32, std::ssize(numbers), ReduceOp::kMax));
-  flags.assign(numbers.begin(), numbers.end());
+      AllReduceOverModel(label, words.data(), DType::kI32, std::ssize(words), ReduceOp::kBitOr));
+  for (size_t i = 0; i < flags.size(); ++i) {
+    flags[i] = ((words[i / kFlagsPerWord] >> (i % kFlagsPerWord)) & 1) != 0;
+  }
   return absl::OkStatus();
 }
 

@@ -166,16 +166,11 @@ class Ledger : public TrainRun {
     return ContextBytes(mesh, rank, {config_.data.seq_len}, batch);
   }
 
-  // The gather of step summaries, two words per rank, and two reductions: that of the gradient norm, and that
-  // of the parameters that some rank has used and of the groups with late gradients, each a number of 32
-  // bits.
-  int64_t ControlWireBytes(const StepShape& shape) const {
-    const LlamaConfig model = MakeLlamaConfig(config_.model, config_.data.seq_len);
-    const auto parameters = static_cast<int64_t>((*LlamaModel::Create(model))->AllParameters().size());
-    const int64_t summaries = AllGatherWireBytes(int64_t{16} * shape.ranks(), shape.nodes());
-    const int64_t flags = parameters + std::ssize(Layouts(shape));
-    return summaries + AllReduceWireBytes(sizeof(ReproducibleSum), shape.nodes()) +
-           AllReduceWireBytes(flags * static_cast<int64_t>(sizeof(int32_t)), shape.nodes());
+  // The gather of step summaries, two words per rank, and the reduction of the gradient norm. That of a bit
+  // for each parameter that some rank has used travels in control messages.
+  static int64_t ControlWireBytes(const StepShape& shape) {
+    return AllGatherWireBytes(int64_t{16} * shape.ranks(), shape.nodes()) +
+           AllReduceWireBytes(sizeof(ReproducibleSum), shape.nodes());
   }
 
   // Wire bytes of one gather of the weights that other replicas updated, in fp32.
