@@ -15,6 +15,7 @@
 
 #include <absl/algorithm/container.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "sharding/plan/replica_slices.h"
 #include "weft/core/hash.h"
@@ -146,10 +147,6 @@ std::vector<OptionValue> OptionsOf(const ShardingPlan& plan) {
   const auto option = [](const char* name, std::string_view value) {
     return OptionValue{name, std::string(value), absl::StrCat("set ShardingPolicy::", name)};
   };
-  std::set<std::pair<int, int>> regather_sizes;  // With their meshes.
-  for (const GroupSpec& spec : plan.specs) {
-    if (spec.regather_size > 0) regather_sizes.insert({spec.mesh, spec.regather_size});
-  }
   // If images have no room, ranks with NodeShared::kAuto agree on private ones.
   const bool may_change =
       policy.node_shared == NodeShared::kAuto && plan.residency.residency != Residency::kPrivate;
@@ -158,15 +155,32 @@ std::vector<OptionValue> OptionsOf(const ShardingPlan& plan) {
           option("wire_compression", Name(policy.wire_compression)),
           {"the residency of images",
            absl::StrCat(ToAbsl(Name(plan.residency.residency)), may_change ? " (if they have room)" : ""),
-           "set node_shared, layout, mesh_of and reshard_after_forward_size of ShardingPolicy"},
-          // All ranks take part in making the lanes of each size.
-          {"the number of regather sizes", absl::StrCat(regather_sizes.size()),
+           "set node_shared, layout, mesh_of and reshard_after_forward_size of ShardingPolicy"}};
+}
+
+// Numbers of the lanes of each mesh. All ranks take part in making each lane, in one order: see
+// PipelineLanes::AddLanes. Differences of groups explain more, and are reported first.
+std::vector<OptionValue> LanesOf(const ShardingPlan& plan) {
+  std::vector<std::set<int>> sizes(plan.buckets.size());  // By mesh.
+  for (const GroupSpec& spec : plan.specs) {
+    if (spec.regather_size > 0) sizes[static_cast<size_t>(spec.mesh)].insert(spec.regather_size);
+  }
+  const auto by_mesh = [&](const auto& number) {
+    std::vector<size_t> numbers;
+    for (size_t mesh = 0; mesh < sizes.size(); ++mesh) numbers.push_back(number(mesh));
+    return absl::StrJoin(numbers, ", ");
+  };
+  return {{"the number of replicate groups",
+           by_mesh([&](size_t mesh) { return plan.buckets[mesh].groups.size(); }),
+           "return as many groups by replicate_group"},
+          {"the number of regather sizes", by_mesh([&](size_t mesh) { return sizes[mesh].size(); }),
            "name as many sizes by reshard_after_forward_size or reshard_after_forward_size_of"}};
 }
 
-// All announcements to a shard group, a replicate group or all ranks; or, as kOptions, a rank's options.
+// All announcements to a shard group, a replicate group or all ranks; or, as kOptions, the options and lanes
+// of a rank.
 struct Summary {
-  uint64_t ranks;  // That of the announcements.
+  uint64_t ranks;  // Announcement::ranks, or kOptions.
   int64_t size;
   uint64_t hash;
 
@@ -174,15 +188,16 @@ struct Summary {
 };
 static_assert(sizeof(Summary) == 24, "messages have no padding");
 
-std::vector<Summary> SummariesOf(const Announcements& list, const std::vector<OptionValue>& options,
-                                 int all_ranks) {
+std::vector<Summary> SummariesOf(const ShardingPlan& plan, int all_ranks) {
   std::map<uint64_t, Summary> by_ranks;
-  for (const Announcement& group : list) {
+  for (const Announcement& group : AnnouncementsOf(plan, all_ranks)) {
     Summary& summary = by_ranks.try_emplace(group.ranks, Summary{group.ranks, group.size, 0}).first->second;
     Add(summary.hash, Hash64(&group, sizeof(group)));
   }
   Summary of_options{kOptions, all_ranks, 0};
-  for (const OptionValue& option : options) Add(of_options.hash, Hash64(option.value));
+  for (const std::vector<OptionValue>& options : {OptionsOf(plan), LanesOf(plan)}) {
+    for (const OptionValue& option : options) Add(of_options.hash, Hash64(option.value));
+  }
   std::vector<Summary> summaries = {of_options};
   for (const auto& [ranks, summary] : by_ranks) summaries.push_back(summary);
   return summaries;
@@ -231,9 +246,14 @@ std::string NameOf(const ShardingPlan& plan, int64_t number) {
                                          : absl::StrCat("number ", number);
 }
 
-// The error that two lists of one shard or replicate group differ.
+// The error that the lists of two ranks differ, of announcements to the same ranks.
 absl::Status Difference(const ShardingPlan& plan, int rank, const Announcements& list, int other_rank,
                         const Announcements& others) {
+  if (list.front().relation == Relation::kAgrees && list.size() != others.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " has ", list.size(),
+                                                   " parameter groups, but rank ", other_rank, " has ",
+                                                   others.size(), ": give all ranks as many"));
+  }
   const auto [mine, theirs] = std::ranges::mismatch(list, others);
   absl::string_view aspect = kAspects[0].second;
   int64_t number = 0;
@@ -256,7 +276,7 @@ absl::Status Difference(const ShardingPlan& plan, int rank, const Announcements&
                                                  ", but differ in ", aspect, ": give both ranks the same"));
 }
 
-// The first difference between the lists of ranks that are not alike.
+// The first difference between the lists of ranks. OK if there is none.
 absl::Status FirstDifference(const ShardingPlan& plan, const std::vector<Announcements>& lists) {
   struct Members {
     int first;  // The lowest rank.
@@ -278,7 +298,7 @@ absl::Status FirstDifference(const ShardingPlan& plan, const std::vector<Announc
     if (members.count == members.list.front().size) continue;
     if (partial == nullptr || members.first < partial->first) partial = &members;
   }
-  WEFT_CHECK(partial != nullptr, "summaries of parameter groups differ, and the groups do not");
+  if (partial == nullptr) return absl::OkStatus();
   const Announcement& group = partial->list.front();
   const bool shards = group.relation == Relation::kShards;
   return absl::InvalidArgumentError(absl::StrCat(
@@ -294,7 +314,7 @@ absl::Status AgreeOnPlan(Bootstrap& bootstrap, const absl::StatusOr<ShardingPlan
   const int ranks = bootstrap.size();
   const auto summaries = [&]() -> absl::StatusOr<std::vector<Summary>> {
     WEFT_RETURN_IF_ERROR(own.status());
-    return SummariesOf(AnnouncementsOf(*own, ranks), OptionsOf(*own), ranks);
+    return SummariesOf(*own, ranks);
   };
   // The blobs of other nodes are copies of this node's, which name this node's groups.
   if (HasMirroredNodes(bootstrap)) return AgreeOnStatus(bootstrap, own.status(), timeout);
@@ -305,7 +325,9 @@ absl::Status AgreeOnPlan(Bootstrap& bootstrap, const absl::StatusOr<ShardingPlan
   const absl::StatusOr<Announcements> announcements = AnnouncementsOf(*own, ranks);
   WEFT_ASSIGN_OR_RETURN(const std::vector<Announcements> all,
                         ExchangeLists(bootstrap, announcements, timeout));
-  return AgreeOnStatus(bootstrap, FirstDifference(*own, all), timeout);  // The same on all ranks.
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, FirstDifference(*own, all), timeout));
+  WEFT_RETURN_IF_ERROR(AgreeOnOptions(bootstrap, "lanes of sharding", LanesOf(*own), timeout));
+  return absl::InternalError("hashes of parameter groups differ, and the groups do not");
 }
 
 }  // namespace weft

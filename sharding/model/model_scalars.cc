@@ -6,6 +6,8 @@
 #include <iterator>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
+
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
 
@@ -51,8 +53,9 @@ absl::Status ModelScalars::AnyOnAllRanks(const std::string& label, std::vector<b
   for (size_t i = 0; i < flags.size(); ++i) {
     words[i / kFlagsPerWord] |= static_cast<uint32_t>(flags[i]) << (i % kFlagsPerWord);
   }
-  WEFT_RETURN_IF_ERROR(
-      AllReduceOverModel(label, words.data(), DType::kI32, std::ssize(words), ReduceOp::kBitOr));
+  // The label tells ranks with another number of flags apart.
+  WEFT_RETURN_IF_ERROR(AllReduceOverModel(absl::StrCat(label, " (", flags.size(), " flags)"), words.data(),
+                                          DType::kI32, std::ssize(words), ReduceOp::kBitOr));
   for (size_t i = 0; i < flags.size(); ++i) {
     flags[i] = ((words[i / kFlagsPerWord] >> (i % kFlagsPerWord)) & 1) != 0;
   }

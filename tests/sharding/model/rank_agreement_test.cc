@@ -129,6 +129,20 @@ TEST(RankAgreement, NamesTheGroupWhoseReplicasHaveOtherShards) {
                  });
 }
 
+TEST(RankAgreement, NamesNumbersOfReplicateGroupsThatDiffer) {
+  // One replica alone has p2, without a replicate group. All ranks take part in making lanes for those.
+  ExpectOneError(4, 2, "the number of replicate groups", [](const DeviceMesh& mesh, int rank) {
+    Wish wish;
+    wish.policy.layout = FlatKind::kRows;
+    wish.policy.unused_gradients = UnusedGradients::kZero;
+    if (rank >= 2) wish.parameters.erase(wish.parameters.begin() + 2);
+    wish.policy.replicate_group = [&mesh, rank](const Parameter& p) {
+      return p.name == "p2" ? std::nullopt : std::optional(*mesh.Group({"replicate"}, rank));
+    };
+    return wish;
+  });
+}
+
 TEST(RankAgreement, NamesARankThatDoesNotNameItsReplicas) {
   ExpectOneError(4, 2, "rank 0 reduces gradients of parameter group 'root' over 2 ranks, but only 1 of them",
                  [](const DeviceMesh& mesh, int rank) {
