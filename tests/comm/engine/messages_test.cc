@@ -1,5 +1,6 @@
 // Point-to-point messages that no other rank submits.
 #include <deque>
+#include <limits>
 
 #include <absl/strings/str_cat.h>
 #include <climits>
@@ -382,6 +383,12 @@ TEST(Messages, RefuseInvalidArguments) {
   expect_refused([&](CommEngine& engine) { return engine.Receive({0}, &value, DType::kU8, -1); }, "negative");
   expect_refused([&](CommEngine& engine) { return engine.Receive({0}, nullptr, DType::kU8, 1); },
                  "null buffer");
+  for (const int64_t count : {int64_t{1} << 62, std::numeric_limits<int64_t>::max()}) {
+    expect_refused([&](CommEngine& engine) { return engine.Send({0}, &value, DType::kF32, count); },
+                   "is too large");
+    expect_refused([&](CommEngine& engine) { return engine.Receive({0}, nullptr, DType::kI16, count); },
+                   "is too large");
+  }
   OpOptions compressed;
   compressed.wire_compression = WireCompression::kLossless;
   expect_refused([&](CommEngine& engine) { return engine.Send({0}, &value, DType::kU8, 4, compressed); },
