@@ -30,6 +30,8 @@
 #include <string_view>
 #include <utility>
 
+#include <absl/strings/str_cat.h>
+
 #include "src/comm/collectives/operations.h"
 #include "src/comm/phases/reduce_kernel.h"
 #include "src/comm/phases/reduce_phase.h"
@@ -170,7 +172,9 @@ class TreeCollective final : public Collective {
     if (has_sent_up_) return false;
     bool advanced = false;
     for (Chain& chain : chains_) {
-      if (!chain.sum.empty() || !Evaluate(context, chain)) continue;
+      if (!chain.sum.empty()) continue;
+      WEFT_ASSIGN_OR_RETURN(const bool is_evaluated, Evaluate(context, chain));
+      if (!is_evaluated) continue;
       advanced = true;
       if (chain.tree.parent < 0 || context.placement.IsLocal(chain.tree.parent)) continue;
       WEFT_RETURN_IF_ERROR(
@@ -187,14 +191,14 @@ class TreeCollective final : public Collective {
   }
 
   // Computes the sum of a chain. False if a partial sum is missing.
-  bool Evaluate(const OperationContext& context, Chain& chain) {
+  absl::StatusOr<bool> Evaluate(const OperationContext& context, Chain& chain) {
     const TreeChain& tree = chain.tree;
     const DType sum_dtype = SumDType(plan().dtype);
     std::vector<LeafSource> leaves;
     for (const auto& [member, input] : inputs_) leaves.push_back({input.data(), plan().dtype});
     const auto first_branch = static_cast<int>(leaves.size());
     for (const TreeBranch& branch : tree.branches) {
-      const std::byte* sum = SumOf(context, branch);
+      WEFT_ASSIGN_OR_RETURN(const std::byte* const sum, SumOf(context, branch));
       if (sum == nullptr) return false;
       leaves.push_back({sum, sum_dtype});
     }
@@ -234,23 +238,36 @@ class TreeCollective final : public Collective {
               const ReduceTarget& target) const {
     RunReduce(program, leaves, plan().reduce, target, elements());
   }
-  const std::byte* SumOf(const OperationContext& context, const TreeBranch& branch) const {
+  // Null: it has not arrived.
+  absl::StatusOr<const std::byte*> SumOf(const OperationContext& context, const TreeBranch& branch) const {
     if (!branch.is_local) {
-      const std::string* sum = Arrived(context, LeaderOfMember(context, branch.lo), branch.lo);
+      const int leader = LeaderOfMember(context, branch.lo);
+      const std::string* sum = Arrived(context, leader, branch.lo);
+      if (sum == nullptr) return nullptr;
       const size_t bytes = static_cast<size_t>(elements()) * SizeOf(SumDType(plan().dtype));
-      // Another size is that of another operation, which FindMismatch reports.
-      return sum == nullptr || sum->size() != bytes ? nullptr
-                                                    : reinterpret_cast<const std::byte*>(sum->data());
+      WEFT_RETURN_IF_ERROR(CheckSize(context, leader, *sum, bytes));
+      return reinterpret_cast<const std::byte*>(sum->data());
     }
     const auto found = std::find_if(chains_.begin(), chains_.end(),
                                     [&](const Chain& chain) { return chain.tree.lo == branch.lo; });
     return found->sum.empty() ? nullptr : found->sum.data();
   }
 
+  // Messages of other operations do not come here: FindMismatch reports them.
+  static absl::Status CheckSize(const OperationContext& context, int rank, std::string_view message,
+                                size_t bytes) {
+    if (message.size() == bytes) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat("rank ", rank, " has sent ", message.size(),
+                                            " bytes for a sum of ", bytes, " in ", Describe(*context.record),
+                                            ": run the same version of weft on all ranks"));
+  }
+
   absl::StatusOr<bool> ReceiveResult(OperationContext& context) {
     if (has_result_ || Node(context) == 0 || !HaveArrived(context)) return false;
-    const std::string* result = Arrived(context, LeaderOf(context, TreeParent(Node(context))), kResultEdge);
-    if (result == nullptr || result->size() != input_bytes()) return false;
+    const int parent = LeaderOf(context, TreeParent(Node(context)));
+    const std::string* result = Arrived(context, parent, kResultEdge);
+    if (result == nullptr) return false;
+    WEFT_RETURN_IF_ERROR(CheckSize(context, parent, *result, input_bytes()));
     return Finish(context, *result);
   }
 

@@ -183,7 +183,9 @@ absl::Status MessageBoard::HandleSignal(int source, const Signal& signal) {
       break;
   }
   if (signal.leaver < 0 || signal.leaver >= env_.nodes.size())
-    return UnexpectedSignal(source, signal, absl::StrCat("about rank ", signal.leaver, ", which is none"));
+    return UnexpectedSignal(
+        source, signal,
+        absl::StrCat("about rank ", signal.leaver, ", but the last rank is ", env_.nodes.size() - 1));
   return signal.kind == SignalKind::kAsksWitness ? HandleQuestion(source, signal.leaver) : HandleLeft(signal);
 }
 

@@ -22,7 +22,7 @@ class TcpReceiver {
     virtual ~Client() = default;
     // The greeting of a connection. False: close it.
     virtual bool Accept(const TcpGreeting& greeting) = 0;
-    // Where the next bytes of a message go. They are skipped if `data` is null.
+    // Target of the next bytes of a message. They are skipped if `data` is null.
     struct Place {
       char* data = nullptr;
       uint64_t bytes = 0;

@@ -9,6 +9,7 @@
 #include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <utility>
 
 #include "src/mesh/base/wire_checks.h"
 #include "src/mesh/tcp/connection_options.h"
@@ -267,7 +268,10 @@ TcpReceiver::Client::Place TcpWire::BeginData(Peer& state, int peer, const TcpHe
   posted->second.pop_front();
   if (posted->second.empty()) posted_.erase(posted);
   const Request& receive = *requests_.at(state.receive);
-  return {header.bytes <= receive.bytes ? receive.data : nullptr, header.bytes};
+  if (header.bytes <= receive.bytes) return {receive.data, header.bytes};
+  // The bytes may never arrive.
+  Complete(std::exchange(state.receive, 0), OutcomeOf(receive, header.bytes));
+  return {nullptr, header.bytes};
 }
 
 absl::Status TcpWire::OutcomeOf(const Request& receive, size_t bytes) {
