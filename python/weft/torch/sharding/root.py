@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import itertools
+import warnings
 import weakref
 from collections import deque
 
@@ -56,6 +57,11 @@ class Root:
     def __init__(self, group: Group):
         session = session_of_models()
         self.group = group
+        if len(group.modules) != 1:
+            raise RuntimeError(
+                f"the {len(group.modules)} modules of fully_shard([...]) cannot be a root: call the forward of a module above them, "
+                "sharded by fully_shard"
+            )
         try:
             groups, options = self._describe()
         except Exception as error:
@@ -83,11 +89,6 @@ class Root:
     def _describe(self) -> tuple[list[tuple], dict[str, object]]:
         """Collects the groups. Returns their descriptions and the options that ShardedGroups.create takes."""
         root = self.group
-        if len(root.modules) != 1:
-            raise RuntimeError(
-                f"the {len(root.modules)} modules of fully_shard([...]) cannot be a root: call the forward of a module above them, "
-                "sharded by fully_shard"
-            )
         self.all_groups, parents = _collect(root)
         for other in self.all_groups:
             if other.mesh != root.mesh:
@@ -311,7 +312,11 @@ class _EndOfBackward:
 
 
 def _tell_peers(session: Session, error: Exception) -> None:
-    """Ends the creation of the groups on all ranks. Those without an error of their own raise this one, as ValueError."""
+    """Ends the creation of the groups on all ranks. Those without an error of their own raise this one, as ValueError.
+
+    Waits until all ranks create groups, for at most the timeout.
+    """
+    warnings.warn(f"{error} (this rank waits for the others, to tell them)", RuntimeWarning, stacklevel=2)
     with contextlib.suppress(Exception):  # The caller raises `error`, also if the peers do not come.
         ShardedGroups.create(session, [], [], error=str(error))
 
