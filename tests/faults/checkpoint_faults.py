@@ -11,6 +11,7 @@ faults.py.
 """
 import argparse
 import collections
+import contextlib
 import json
 import os
 import pathlib
@@ -218,7 +219,12 @@ def flipped_weight(harness):
     run.kill(pids.get(0), signal.SIGUSR1)
     if not pids or not printed("saved ck/step-"):
         process.kill()
-        return Outcome(process.wait(), run.output.read_text(errors="replace"), time.monotonic() - start, []), ["no step, or no save"]
+        process.wait()
+        output.close()
+        for pid in fault_run.left_processes(run.tag):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return Outcome(None, run.output.read_text(errors="replace"), time.monotonic() - start, []), ["no step, or no save"]
     saved = next((folder / CHECKPOINTS).glob("step-*"))
     content = (saved / "model.safetensors").read_bytes()
     header = struct.unpack("<Q", content[:8])[0]

@@ -203,7 +203,7 @@ class Run:
         before = {path.name for path in self.folder.iterdir()}
         memory = shared_memory()
         start = time.monotonic()
-        self.end = start + (2 * CASE_TIMEOUT_S if self.case.cut else CASE_TIMEOUT_S)
+        self.end = start + timeout_s(self.case)
         with open(self.output, "wb") as output:
             process = subprocess.Popen(self.command(), cwd=self.folder, env=self.environment(), stdout=output,
                                        stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
@@ -255,12 +255,16 @@ def is_skipped(code, output):
     return code == SKIPPED and "skipped: " in output
 
 
+def timeout_s(case):
+    return 2 * CASE_TIMEOUT_S if case.cut else CASE_TIMEOUT_S
+
+
 def judge(case, code, output, complaints):
     problems = list(complaints)
     if is_skipped(code, output):
         return problems
     if code is None:
-        return [f"hangs: no end after {CASE_TIMEOUT_S} s", *problems]
+        return [f"hangs: no end after {timeout_s(case)} s", *problems]
     if code not in case.codes:
         problems.append(f"exit code {code}, expected one of {case.codes}")
     if not re.search(case.message, output):
@@ -271,7 +275,7 @@ def judge(case, code, output, complaints):
 def message_of(output):
     """The line of the output that names the cause."""
     lines = [line.strip() for line in output.splitlines()]
-    own = [line for line in lines if line.startswith(("weft: ", "skipped: "))]
+    own = [line for line in lines if re.match(r"weft: |(\w+: )?skipped: ", line)]
     launcher = [line for line in lines if re.search(r"exited on signal|without calling|Exit code", line)]
     found = own or ["mpirun: " + line for line in launcher] or [""]
     return re.sub(r"(?<![\w.-])/\S*/", "", found[0])[:160].replace("|", "/")
