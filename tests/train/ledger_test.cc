@@ -166,8 +166,9 @@ class Ledger : public TrainRun {
     return ContextBytes(mesh, rank, {config_.data.seq_len}, batch);
   }
 
-  // The gather of step summaries, two words per rank, and the reduction of the gradient norm. That of a bit
-  // for each parameter that some rank has used travels in control messages.
+  // The gather of step summaries, two words per rank, and the reduction of the gradient norm. The agreement
+  // on used parameters has a bit for each parameter and group. It fits a small all-reduce, whose control
+  // messages do not count.
   static int64_t ControlWireBytes(const StepShape& shape) {
     return AllGatherWireBytes(int64_t{16} * shape.ranks(), shape.nodes()) +
            AllReduceWireBytes(sizeof(ReproducibleSum), shape.nodes());

@@ -235,7 +235,7 @@ class BroadcastOperation final : public Collective {
 
   int NumberOf(const Half& half) const { return &half == &halves_.front() ? 0 : 1; }
 
-  int64_t ring_slices_ = 0;  // Of the ring of each half. 0 until one is needed.
+  int64_t ring_slices_ = 0;  // Slices of the ring of each half. 0 until one is needed.
   std::deque<Half> halves_;  // A deque: tasks hold pointers to the streams.
   bool confirmed_ = false;   // All edges of this rank's node have exchanged descriptors.
 };

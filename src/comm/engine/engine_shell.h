@@ -21,8 +21,9 @@
 //   - Until a progress thread that was woken runs, other submissions do not wake it again. A wake-up is a
 //     system call, and on a core where another thread polls, it may take milliseconds until it runs. The
 //     submission that wakes it changes progress_sleep_ first: in the other order, the thread could park in
-//     between, and would then count as awake. Others rely on that wake-up. If the system takes the core from
-//     the thread that is about to send it, they wait at most until the progress thread's sleep ends.
+//     between, and would then count as awake. Other submitters then skip their wake-up. If the waking thread
+//     loses its core before the system call, operations wait until it runs again, or until the sleep of the
+//     progress thread ends.
 //   - A submission runs an immediate task itself, if that is the most urgent one. See Note [Last arrival].
 //   - A waiting thread polls, then yields, then sleeps. It polls without yielding only for a time as short as
 //     a wake-up, and only if its rank has a hardware thread for itself (RankCpus::Share). Between two polls

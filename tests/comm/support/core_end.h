@@ -20,7 +20,7 @@ class CoreEnd {
   // REQUIRES: there is no other.
   CoreEnd();
 
-  // Bytes that rank 1 writes to this rank's mailbox: of a signal.
+  // Writes the bytes of a signal to this rank's mailbox, as rank 1.
   void SendOnNode(std::string_view bytes);
   // Bytes of a control message of rank 2.
   void SendOverWire(std::string_view bytes) { wire_.messages.push_back({2, std::string(bytes)}); }
