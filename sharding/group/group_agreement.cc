@@ -254,7 +254,9 @@ absl::Status Difference(const ShardingPlan& plan, int rank, const Announcements&
                                                    " parameter groups, but rank ", other_rank, " has ",
                                                    others.size(), ": give all ranks as many"));
   }
-  const auto [mine, theirs] = std::ranges::mismatch(list, others);
+  const auto first = std::ranges::mismatch(list, others);
+  const auto mine = first.in1;
+  const auto theirs = first.in2;
   absl::string_view aspect = kAspects[0].second;
   int64_t number = 0;
   if (mine != list.end() && theirs != others.end() && mine->number == theirs->number) {

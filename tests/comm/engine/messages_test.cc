@@ -174,7 +174,9 @@ TEST(Messages, OfDifferentDtypesFailBothEnds) {
   const Element floats{DType::kF32, 4, ElementKind::kPlain, "16 bytes of f32,"};
   const Element integers{DType::kI32, 4, ElementKind::kPlain, "16 bytes of i32,"};
   const Element complex_numbers{DType::kF32, 4, ElementKind::kComplex, "16 bytes of f32 (complex),"};
-  for (const auto& [sent, received] : {std::pair{floats, integers}, std::pair{complex_numbers, floats}}) {
+  for (const auto& elements : {std::pair{floats, integers}, std::pair{complex_numbers, floats}}) {
+    const Element& sent = elements.first;
+    const Element& received = elements.second;
     const auto names_both =
         StatusIs(absl::StatusCode::kFailedPrecondition,
                  AllOf(HasSubstr(sent.name), HasSubstr(received.name), HasSubstr("same size, dtype and")));

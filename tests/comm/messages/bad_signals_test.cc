@@ -15,9 +15,7 @@
 namespace weft::testing {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::SizeIs;
 
 Signal Of(SignalKind kind, uint64_t number) {
   Signal signal;
