@@ -2,26 +2,15 @@
 """Tests of check_clocks.py on small trees."""
 import pathlib
 import sys
-import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import check_clocks
+from small_tree import SmallTree
 
 
-class CheckClocks(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
-
-    def write(self, path, text):
-        file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-
-    def violations(self):
-        return list(check_clocks.violations(self.root))
+class CheckClocks(SmallTree):
+    rule = check_clocks
 
     def test_accepts_monotonic_clocks(self):
         self.write("src/comm/a.cc", "const auto now = std::chrono::steady_clock::now();\nconst absl::Duration left = absl::Seconds(1);\n")

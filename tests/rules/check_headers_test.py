@@ -2,28 +2,17 @@
 """Tests of check_headers.py on small trees."""
 import pathlib
 import sys
-import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import check_headers
+from small_tree import SmallTree
 
 HEADER = "// A thing.\n#pragma once\n"
 
 
-class CheckHeaders(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
-
-    def write(self, path, text):
-        file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-
-    def violations(self):
-        return list(check_headers.violations(self.root))
+class CheckHeaders(SmallTree):
+    rule = check_headers
 
     def test_accepts_a_header_that_its_source_includes_first(self):
         self.write("include/weft/comm/work.h", HEADER)

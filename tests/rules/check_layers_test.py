@@ -2,28 +2,17 @@
 """Tests of check_layers.py on small trees: the violations that it must find, and the code that it must accept."""
 import pathlib
 import sys
-import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import check_layers
+from small_tree import SmallTree
 
 
-class TreeCase(unittest.TestCase):
+class TreeCase(SmallTree):
     """A test on a small tree of its own."""
 
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
-
-    def write(self, path, text):
-        file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-
-    def violations(self):
-        return list(check_layers.violations(self.root))
+    rule = check_layers
 
     def assert_one_violation(self, *words):
         found = self.violations()

@@ -2,29 +2,21 @@
 """Tests of check_notes.py on small trees."""
 import pathlib
 import sys
-import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import check_notes
+from small_tree import SmallTree
 
 DEFINITION = "// A thing.\n//\n// Note [Slow peers]\n// Problem: a peer may be slow.\n"
 
 
-class CheckNotes(unittest.TestCase):
+class CheckNotes(SmallTree):
+    rule = check_notes
+
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
+        super().setUp()
         self.write("src/comm/links/link.h", DEFINITION)
-
-    def write(self, path, text):
-        file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-
-    def violations(self):
-        return list(check_notes.violations(self.root))
 
     def test_accepts_citations_also_across_the_end_of_a_line(self):
         self.write("src/comm/a.cc", "// A rank waits: see Note [Slow\n// peers] in src/comm/links/link.h.\n")

@@ -2,28 +2,20 @@
 """Tests of check_paths.py on small trees."""
 import pathlib
 import sys
-import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import check_paths
+from small_tree import SmallTree
 
 
-class CheckPaths(unittest.TestCase):
+class CheckPaths(SmallTree):
+    rule = check_paths
+
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
+        super().setUp()
         for file in ("include/weft/comm/work.h", "bench/engine/wire.cc", "bench/peers/llama.py", "tools/test.sh"):
             self.write(file, "")
-
-    def write(self, path, text):
-        file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-
-    def violations(self):
-        return list(check_paths.violations(self.root))
 
     def test_accepts_paths_that_exist(self):
         self.write("docs/engine.md", "The [tests](../tools/test.sh) and [goals](engine.md#goals) of `bench/engine/`, `weft/comm/work.h`, "

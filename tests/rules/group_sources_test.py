@@ -4,11 +4,11 @@ import contextlib
 import io
 import pathlib
 import sys
-import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "cmake"))
 import group_sources
+from small_tree import SmallTree
 
 
 def anonymous(text):
@@ -19,18 +19,7 @@ def mention(name):
     return f"namespace weft {{\nauto Mention() {{ return {name}; }}\n}}  // namespace weft\n"
 
 
-class GroupSources(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
-
-    def write(self, path, text):
-        file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        return file
-
+class GroupSources(SmallTree):
     def groups(self, *texts):
         """The groups of sources with these texts, as lists of their numbers."""
         paths = [self.write(f"src/core/{number}.cc", text) for number, text in enumerate(texts)]
