@@ -216,6 +216,10 @@ TEST_F(Replay, FreesGradientsThatAreUpdatedInBackward) {
 
 TEST_F(Replay, OfOneNodeForAllHasThePoolsBytesAndTimeOfAll) {
   config_.data.batch_size = 16;
+  auto inputs = OpenModel(config_);
+  ASSERT_OK(inputs);
+  // The largest gradient, padded a little.
+  const int64_t one_gradient = LargestGroup(inputs->model) * static_cast<int64_t>(sizeof(float)) * 21 / 20;
   for (const Mesh& mesh : {Mesh{1, 16}, Mesh{4, 4}, Mesh{8, 2}, Mesh{2, 8}}) {
     SCOPED_TRACE(absl::StrCat(mesh.replicate, " x ", mesh.shard));
     const NodeMap nodes = NodeMap::RanksPerNode(16, 4);
@@ -224,10 +228,11 @@ TEST_F(Replay, OfOneNodeForAllHasThePoolsBytesAndTimeOfAll) {
     EXPECT_LT(one.events, all.events / 2);
     EXPECT_EQ(one.peaks.shard_bytes, all.peaks.shard_bytes);
     EXPECT_EQ(one.peaks.image_bytes, all.peaks.image_bytes);
-    // The times of the agreement on used parameters differ by microseconds, which decide if one gradient more
-    // waits for its reduction.
-    EXPECT_NEAR(static_cast<double>(one.peaks.gradient_bytes), static_cast<double>(all.peaks.gradient_bytes),
-                static_cast<double>(all.peaks.gradient_bytes) / 4);
+    // At the end of backward no computation lies between the gradients of the last two groups. The order of
+    // events within microseconds decides if one waits for the reduction of the other.
+    const auto difference =
+        static_cast<int64_t>(one.peaks.gradient_bytes) - static_cast<int64_t>(all.peaks.gradient_bytes);
+    EXPECT_LE(std::abs(difference), one_gradient);
     EXPECT_EQ(one.all_gather_bytes, all.all_gather_bytes);
     EXPECT_EQ(one.reduce_scatter_bytes, all.reduce_scatter_bytes);
     EXPECT_EQ(one.all_reduce_bytes, all.all_reduce_bytes);
