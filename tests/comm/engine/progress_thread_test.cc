@@ -155,15 +155,16 @@ TEST(ProgressThread, IsWokenOnceUntilItRuns) {
 
 // The progress thread itself completes each collective, so that the waits return at once.
 TEST(ProgressThread, DoesNotParkBetweenCollectivesForWhichAThreadWaits) {
-  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "each rank needs a hardware thread";
-  TwoRanks::Run([](TwoRanks& ranks) -> absl::Status {
+  // If ranks share hardware threads, waits for past events do not count.
+  const bool has_cores = std::thread::hardware_concurrency() >= 2;
+  TwoRanks::Run([&](TwoRanks& ranks) -> absl::Status {
     for (const bool waits : {false, true}) {
       WEFT_ASSIGN_OR_RETURN(Work work, ranks.Gather());
       if (!ranks.arrives_first()) continue;
       ranks.progress_thread().LetGo();
       const bool has_parked = ranks.progress_thread().HasParkedAtOnce();
       EXPECT_TRUE(work.TestReleased());
-      EXPECT_EQ(has_parked, !waits);
+      EXPECT_EQ(has_parked, !(waits && has_cores));
       ranks.progress_thread().AwaitHeld();
       for (int i = 0; i < 4; ++i) WEFT_RETURN_IF_ERROR(work.WaitReleased());
     }
