@@ -25,7 +25,7 @@ namespace weft::python {
 inline constexpr char kGroupCapsule[] = "weft.GroupCollectives.3";
 
 enum class ElementType : uint8_t { kF32, kBF16, kF16, kI32, kI64, kF64, kI16, kI8, kU8 };
-// What elements are to the caller. Ranks that differ get an error, as with element types.
+// Kind of the caller's elements. Ranks that differ get an error, as with element types.
 enum class ElementKind : uint8_t { kPlain, kComplex, kBool, kUnsigned, kBytes };
 enum class Reduction : uint8_t { kSum, kAverage, kMax, kMin, kProduct, kBitAnd, kBitOr, kBitXor };
 // Ordered streams of a group. Operations of different streams overlap.

@@ -32,7 +32,7 @@
 
 namespace weft {
 
-// What this rank is about to build.
+// Groups, meshes and options from which this rank makes its sharded groups.
 struct ShardingPlan {
   ShardingPolicy policy;
   GroupMeshes meshes;

@@ -247,7 +247,7 @@ std::string ProgramHelp() {
          "  --version   Print the version\n";
 }
 
-// What a user may write as the first argument.
+// First arguments that a user may write.
 Strings FirstWords() {
   Strings words;
   for (const CommandEntry& command : kCommands) {

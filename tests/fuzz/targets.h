@@ -31,8 +31,8 @@ int FuzzCompressedSlice(const uint8_t* data, size_t size);
 // A delta-encoded slice. The first two bytes select the number of elements.
 int FuzzDelta(const uint8_t* data, size_t size);
 
-// What other ranks tell an engine that sends, receives and reduces. Steps, each with a byte for its kind and
-// two for the number of its bytes: a control message, a signal of a rank of the node, or an operation.
+// Messages of other ranks to an engine that sends, receives and reduces. Steps, each with a byte for its kind
+// and two for the number of its bytes: a control message, a signal of a rank of the node, or an operation.
 int FuzzControlMessages(const uint8_t* data, size_t size);
 // The bytes of a connection of a link over TCP. The first byte selects whether a valid greeting comes before
 // them, and the second how many are written at once.

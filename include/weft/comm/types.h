@@ -93,7 +93,7 @@ struct OpOptions {
   // Factor of a sum of floating-point numbers, applied before the result is rounded to the dtype: in f64 for
   // f64, otherwise in f32. REQUIRES: the same on all ranks.
   double scale = 1.0;
-  // What the elements are to the caller. Ranks that differ get an error, as with dtypes.
+  // Kind of the caller's elements. Ranks that differ get an error, as with dtypes.
   ElementKind elements = ElementKind::kPlain;
 };
 

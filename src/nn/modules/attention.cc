@@ -40,7 +40,7 @@ absl::StatusOr<PassKeys> KeysOf(const Invocation& invocation, const Attention& a
   return PassKeys{keys.k, keys.v, {{runs[0].document, 0, keys.k.shape[1]}}};
 }
 
-// What the kernels cannot read of a tensor of four dims; null: nothing.
+// The fault for which the kernels cannot read a tensor of four dims. Null: there is none.
 const char* FaultOfStrides(const TensorView& view, AttentionLayout layout) {
   if (view.shape[3] > 1 && view.strides[3] != 1) return "the last dim must be contiguous";
   if (HasSeparateTokens(AsBshd(view, layout))) return nullptr;

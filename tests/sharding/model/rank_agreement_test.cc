@@ -20,7 +20,8 @@ using ::testing::HasSubstr;
 
 using Parameters = std::vector<std::shared_ptr<Parameter>>;
 
-// What one rank asks for. The first group has p0 and p1, the second p2 and p3, each of shape [8, 8].
+// Options and parameters of one rank. The first group has p0 and p1, the second p2 and p3, each of shape
+// [8, 8].
 struct Wish {
   ShardingPolicy policy;
   Parameters parameters = MakeParameters({{8, 8}, {8, 8}, {8, 8}, {8, 8}});
