@@ -9,7 +9,7 @@ namespace {
 // The word is kClaim * claims moved + kStates * rank + Moved. 0: no rank has told anything.
 constexpr int64_t kStates = 8;
 constexpr int64_t kClaim = int64_t{1} << 32;
-// Progress counter of a rank: 1 while it writes an output that it has claimed.
+// Progress counter of a rank: 1 while it writes what it has claimed.
 constexpr int kClaimCounter = 0;
 constexpr int64_t kOutputs = 1;  // Pieces of a rank that others may claim.
 
@@ -48,10 +48,10 @@ std::optional<int> LastArrival::Word::teller() const {
 
 int64_t LastArrival::Word::claims_moved() const { return value() / kClaim; }
 
-void LastArrival::Word::AddClaimMoved(int member) const {
+void LastArrival::Word::AddClaimMoved(int member, Claimed claimed) const {
   const int owner = placement_.BootstrapRank(member);
   node_.FinishPiece(meeting_.lane, owner, sequence_);
-  if (member != placement_.me()) node_.Ring(owner);
+  if (claimed == Claimed::kOutput && member != placement_.me()) node_.Ring(owner);
   if (node_.AddToWord(meeting_, sequence_, kClaim) / kClaim == placement_.size()) WakePeers();
 }
 
@@ -86,11 +86,12 @@ void LastArrival::OfferClaims(OperationContext& context, ClaimRule rule) {
   for (const int peer : placement.local_peers()) context.node.RingIfAwake(placement.BootstrapRank(peer));
 }
 
-bool LastArrival::MoveClaimed(OperationContext& context, ClaimRule rule, MoveSize size,
-                              std::function<void(int)> move) {
+bool LastArrival::MoveClaimed(OperationContext& context, ClaimRule rule, Claimed claimed,
+                              absl::FunctionRef<MoveSize(int)> size_of, std::function<void(int)> move) {
   const GroupPlacement& placement = context.placement;
   const OperationRecord& record = *context.record;
   rule_ = rule;
+  claimed_ = claimed;
   const auto claim = [&](int member) {
     const int rank = placement.BootstrapRank(member);
     if (!context.node.ClaimPiece(record.lane, rank, record.descriptor.sequence, kOutputs)) return false;
@@ -98,7 +99,7 @@ bool LastArrival::MoveClaimed(OperationContext& context, ClaimRule rule, MoveSiz
     claim_->ShowClaim(true);
     claimed_member_ = member;
     const bool is_immediate = rule == ClaimRule::kLastRank || member == placement.me();
-    Issue(context, size, is_immediate, [move, member] { move(member); });
+    Issue(context, size_of(member), is_immediate, [move, member] { move(member); });
     return true;
   };
   if (claim(placement.me())) return true;
@@ -138,7 +139,7 @@ void LastArrival::OnTaskDone(int64_t /*ticket*/) {
   is_moving_ = false;
   if (last_) last_->TellAndWakePeers(outcome_);
   if (claim_) {
-    claim_->AddClaimMoved(claimed_member_);
+    claim_->AddClaimMoved(claimed_member_, claimed_);
     claim_->ShowClaim(false);
   }
   last_.reset();

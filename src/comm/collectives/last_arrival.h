@@ -16,6 +16,8 @@
 // its threads waits. When it has written an output, it tells its owner, for which the operation is then
 // *ready*, and adds one to the count in the word. The last rank claims outputs until none is left: it waits
 // for outputs alone that others are about to write. The rank that writes the last output wakes the others.
+// Of an all-reduce, a claim is not an output but a part of all outputs, each of which has an owner. The
+// operation is ready once all parts are written.
 // Outputs that are too large for one rank: the last rank wakes the others, because its submission would take
 // long, and its rank would be late for the next operation. It then claims outputs like the others, and
 // writes its own before its submission returns.
@@ -32,6 +34,8 @@
 #include <optional>
 #include <set>
 
+#include <absl/functional/function_ref.h>
+
 #include "src/comm/phases/operation.h"
 
 namespace weft {
@@ -41,22 +45,28 @@ namespace weft {
 // their tasks, doorbells and second wait as for the data.
 inline int64_t MaxWholeBytes(const EngineOptions& options) { return 2 * options.piece_bytes; }
 
-// The smallest output that ranks claim. For each one, ranks exchange about three more cache lines and run one
-// more task, which takes as long as to copy some tens of kilobytes.
-inline int64_t LeastClaimedBytes(const EngineOptions& options) { return MaxWholeBytes(options) / 16; }
+// The fewest bytes that a claim writes if one rank could move the data of all. For each claim, ranks exchange
+// about three more cache lines and run one more task, which takes as long as to copy some tens of kilobytes.
+inline int64_t LeastClaimedBytes(const EngineOptions& options) { return MaxWholeBytes(options) / 8; }
 
-// The largest output that ranks claim whole. The ranks of a node write larger ones in pieces, because a task
-// of this size delays a more urgent one by tens of microseconds.
+// The most bytes that a claim writes (gathers) or reads (reductions). The ranks of a node move larger ones in
+// pieces, because a task of this size delays a more urgent one by tens of microseconds.
 inline int64_t MaxClaimedBytes(const EngineOptions& options) { return 4 * options.piece_bytes; }
 
-// The largest outputs of all ranks that they claim whole. Larger ones leave the caches, so that another way
-// to write them is faster.
+// The most bytes of the outputs (gathers, all-reduce) or inputs (reduce-scatter) of all ranks that they move
+// by claims. Larger ones leave the caches, so that another way to write them is faster.
 inline int64_t MaxClaimedTogetherBytes(const EngineOptions& options) { return 8 * MaxClaimedBytes(options); }
 
-// The ranks that write the outputs of others.
+// The ranks that move what others own.
 enum class ClaimRule : uint8_t {
   kLastRank,     // Those that wait and the one that arrived last, which begins at once.
   kWaitingRanks  // Those that wait.
+};
+
+// What ranks claim.
+enum class Claimed : uint8_t {
+  kOutput,  // The output of a rank, for which the operation is ready once that is written.
+  kPart     // The part of all outputs that a rank owns.
 };
 
 enum class Moved : uint8_t {
@@ -85,12 +95,13 @@ class LastArrival final : private TaskOwner, private WholeMove {
   // Issues a move of this rank's own result.
   void MoveOwn(OperationContext& context, MoveSize size, std::function<void()> move);
 
-  // Claims an output, this rank's own first, and issues `move`, which writes the output of a member.
-  // Claims outputs of others only if a thread waits or has waited, or by kLastRank. Returns false if it
-  // claims none. REQUIRES: the outcome is kByClaims, Poll is true, and all ranks pass the same rule.
-  bool MoveClaimed(OperationContext& context, ClaimRule rule, MoveSize size,
-                   std::function<void(int member)> move);
-  // True if all outputs have been written, or that of this rank. REQUIRES: the same.
+  // Claims what a member owns, this rank first, and issues `move`, which writes that.
+  // Claims what others own only if a thread waits or has waited, or by kLastRank. Returns false if it claims
+  // nothing. REQUIRES: the outcome is kByClaims, Poll is true, and all ranks pass the same rule and the same
+  // `claimed`.
+  bool MoveClaimed(OperationContext& context, ClaimRule rule, Claimed claimed,
+                   absl::FunctionRef<MoveSize(int member)> size_of, std::function<void(int member)> move);
+  // True if all claims have been moved, or that of which this rank is the owner. REQUIRES: the same.
   static bool AreAllClaimsMoved(const OperationContext& context);
   static bool IsOwnOutputMoved(const OperationContext& context);
 
@@ -113,11 +124,12 @@ class LastArrival final : private TaskOwner, private WholeMove {
     Moved moved() const;
     // The bootstrap rank that has told something. Nothing if none has.
     std::optional<int> teller() const;
-    // Outputs that were claimed and written.
+    // Claims that were written.
     int64_t claims_moved() const;
-    // Tells `member` that its output is written, and counts one more. Wakes the peers if it is the last one.
-    void AddClaimMoved(int member) const;
-    // Shows peers whether this rank writes an output that it has claimed.
+    // Tells `member` that what it owns is written, and counts one more. Wakes `member` if that is its output,
+    // and all peers if it is the last claim.
+    void AddClaimMoved(int member, Claimed claimed) const;
+    // Shows peers whether this rank writes what it has claimed.
     void ShowClaim(bool is_moving) const;
     bool IsMovingClaim(int member) const;
 
@@ -137,8 +149,9 @@ class LastArrival final : private TaskOwner, private WholeMove {
 
   std::function<void()> move_;  // The move that runs.
   std::optional<Word> last_;    // Set while this rank, which arrived last, moves for others.
-  std::optional<Word> claim_;   // Set while this rank writes an output that it has claimed.
-  int claimed_member_ = 0;      // The owner of that output.
+  std::optional<Word> claim_;   // Set while this rank writes what it has claimed.
+  int claimed_member_ = 0;      // The owner of that.
+  Claimed claimed_ = Claimed::kOutput;
   ClaimRule rule_ = ClaimRule::kLastRank;
   bool is_moving_ = false;  // A move runs.
   Moved outcome_ = Moved::kNothing;

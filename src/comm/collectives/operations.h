@@ -39,9 +39,9 @@ std::unique_ptr<Operation> MakeReduceScatter(const GroupPlacement& placement, Co
 std::unique_ptr<Operation> MakeAllReduce(const GroupPlacement& placement, CollectivePlan&& plan);
 // Reduce-scatter or all-reduce. REQUIRES: the group is on one node.
 std::unique_ptr<Operation> MakeNodeReduce(const GroupPlacement& placement, CollectivePlan&& plan);
-// True for an all-gather, broadcast or reduction within one node that the rank that arrives last moves, or of
-// which ranks claim whole outputs: of at most MaxWholeBytes over all ranks, in one share domain; a gather of
-// at most MaxClaimedBytes; or an all-reduce of at most 4 KiB. See Note [Last arrival].
+// True for an all-gather, broadcast or reduction within one node that the rank that arrives last moves, or
+// that ranks move by claims: of at most MaxWholeBytes over all ranks, in one share domain; of claims of at
+// most MaxClaimedBytes; or an all-reduce of at most 4 KiB. See Note [Last arrival].
 bool IsSmallOnNode(const GroupPlacement& placement, const CollectivePlan& plan, const EngineOptions& options);
 // REQUIRES: IsSmallOnNode.
 std::unique_ptr<Operation> MakeSmallNodeCollective(CollectivePlan&& plan);

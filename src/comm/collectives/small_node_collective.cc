@@ -31,7 +31,13 @@ int64_t BytesOf(const CollectivePlan& plan) {
 // True if one rank may move the data of all.
 bool IsSmallTogether(const GroupPlacement& placement, const CollectivePlan& plan,
                      const EngineOptions& options) {
+  if (plan.kind == OpKind::kAllReduce && BytesOf(plan) <= kMaxSumBytes) return true;
   return BytesOf(plan) * placement.size() <= MaxWholeBytes(options);
+}
+
+int64_t LargestPartBytes(const CollectivePlan& plan) {
+  const PartLayout::Elements& counts = plan.parts.counts;
+  return *std::max_element(counts.begin(), counts.end()) * static_cast<int64_t>(SizeOf(plan.dtype));
 }
 
 class SmallNodeCollective : public Collective {
@@ -59,9 +65,9 @@ class SmallNodeCollective : public Collective {
         members_.push_back(member);
       }
     }
-    if (outcome == Moved::kForAll && may_be_claimed() && CanClaim(context)) {
+    if (outcome == Moved::kForAll && CanClaim(context)) {
       last_.OfferClaims(context, RuleOfClaims(context));
-    } else if (may_be_claimed() && RuleOfClaims(context) == ClaimRule::kWaitingRanks) {
+    } else if (RuleOfClaims(context) == ClaimRule::kWaitingRanks) {
       last_.LeaveToAll(context);
     } else {
       has_moved_own_ = true;
@@ -96,8 +102,10 @@ class SmallNodeCollective : public Collective {
   virtual size_t OutputBytesOf(int member) const = 0;
   // Bytes that MoveTo reads for these members.
   virtual size_t InputBytes(const Members& members) const = 0;
-  // True if ranks may claim outputs: one output takes no longer than its share of all.
-  virtual bool may_be_claimed() const { return false; }
+  virtual Claimed claimed() const { return Claimed::kOutput; }
+  // Writes what `member` owns of that.
+  virtual void MoveClaim(int member) const { MoveTo({member}); }
+  virtual MoveSize SizeOfClaim(int member) const { return {OutputBytesOf(member), InputBytes({member})}; }
 
   size_t total_bytes() const { return static_cast<size_t>(plan().parts.total()) * SizeOf(plan().dtype); }
   int64_t CountOf(int member) const { return plan().parts.counts[static_cast<size_t>(member)]; }
@@ -118,27 +126,28 @@ class SmallNodeCollective : public Collective {
     done_ = LastArrival::AreAllClaimsMoved(context);
     if (done_) return true;
     const ClaimRule rule = RuleOfClaims(context);
-    // The last rank does not return from its submission while outputs are left for it.
+    // The last rank does not return from its submission while claims are left for it.
     const bool is_writer = arrived_last() && rule == ClaimRule::kLastRank;
     const bool was_valid = own_is_valid_;
-    own_is_valid_ = !is_writer && LastArrival::IsOwnOutputMoved(context);
+    own_is_valid_ = !is_writer && claimed() == Claimed::kOutput && LastArrival::IsOwnOutputMoved(context);
     const bool advanced = own_is_valid_ && !was_valid;
     // A thread that waits for *ready* alone is about to return. The owners of the other outputs are awake.
     if (own_is_valid_ && !context.is_release_awaited) return advanced;
     // The rank that offers small outputs does not share a hardware thread.
     if (context.shares_core && rule == ClaimRule::kLastRank) return advanced;
     ReadBuffers(context);
-    const size_t bytes = OutputBytesOf(context.placement.me());
-    const bool claimed =
-        last_.MoveClaimed(context, rule, {bytes, bytes}, [this](int member) { MoveTo({member}); });
-    return claimed || advanced;
+    const bool claims = last_.MoveClaimed(
+        context, rule, claimed(), [this](int member) { return SizeOfClaim(member); },
+        [this](int member) { MoveClaim(member); });
+    return claims || advanced;
   }
-  // True if this rank, which arrived last, may offer its output to others: they can reach it.
+  // True if this rank, which arrived last, may offer claims: others can reach its output, and a claim is
+  // large enough.
   bool CanClaim(const OperationContext& context) const {
     const bool is_reachable = context.record->descriptor.output != Descriptor::kNoAddress;
-    const auto bytes = static_cast<int64_t>(OutputBytesOf(context.placement.me()));
-    const bool may_claim = !context.shares_core || RuleOfClaims(context) == ClaimRule::kWaitingRanks;
-    return is_reachable && may_claim && bytes >= LeastClaimedBytes(context.options);
+    if (RuleOfClaims(context) == ClaimRule::kWaitingRanks) return is_reachable;
+    const auto bytes = static_cast<int64_t>(SizeOfClaim(context.placement.me()).written);
+    return is_reachable && !context.shares_core && bytes >= LeastClaimedBytes(context.options);
   }
   ClaimRule RuleOfClaims(const OperationContext& context) const {
     return IsSmallTogether(context.placement, plan(), context.options) ? ClaimRule::kLastRank
@@ -189,7 +198,6 @@ class SmallGather final : public SmallNodeCollective {
  private:
   size_t OutputBytesOf(int /*member*/) const override { return total_bytes(); }
   size_t InputBytes(const Members& members) const override { return members.size() * total_bytes(); }
-  bool may_be_claimed() const override { return true; }
   void MoveTo(const Members& members) const override {
     for (const int member : members) {
       for (int owner = 0; owner < size(); ++owner) {
@@ -239,6 +247,20 @@ class SmallAllReduce final : public SmallNodeCollective {
     for (size_t i = 1; i < members.size(); ++i) target.copies.push_back(output(members[i]));
     RunReduce(ReduceProgramOfRanks(0, size()), leaves, plan().reduce, target, plan().parts.total());
   }
+  Claimed claimed() const override { return Claimed::kPart; }
+  void MoveClaim(int owner) const override {
+    std::vector<LeafSource> leaves;
+    leaves.reserve(static_cast<size_t>(size()));
+    ReduceTarget target = ScaledTarget(output(owner) + OffsetOf(owner));
+    for (int member = 0; member < size(); ++member) {
+      leaves.push_back({input(member) + OffsetOf(owner), plan().dtype});
+      if (member != owner) target.copies.push_back(output(member) + OffsetOf(owner));
+    }
+    RunReduce(ReduceProgramOfRanks(0, size()), leaves, plan().reduce, target, CountOf(owner));
+  }
+  MoveSize SizeOfClaim(int owner) const override {
+    return {inputs() * BytesOf(owner), inputs() * BytesOf(owner)};
+  }
 };
 
 }  // namespace
@@ -254,7 +276,9 @@ bool IsSmallOnNode(const GroupPlacement& placement, const CollectivePlan& plan,
   // Fixed ranks copy between share domains: see Note [Shared outputs].
   if (!is_supported || placement.spans_domains() || plan.parts.ranges != nullptr) return false;
   if (IsSmallTogether(placement, plan, options)) return true;
-  return is_gather && bytes >= LeastClaimedBytes(options) && bytes <= MaxClaimedBytes(options) &&
+  // A claim writes an output, or reduces a part of all inputs.
+  const int64_t claimed_bytes = is_gather ? bytes : LargestPartBytes(plan) * placement.size();
+  return bytes >= LeastClaimedBytes(options) && claimed_bytes <= MaxClaimedBytes(options) &&
          bytes * placement.size() <= MaxClaimedTogetherBytes(options);
 }
 

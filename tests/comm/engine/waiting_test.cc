@@ -19,9 +19,9 @@ using ::testing::HasSubstr;
 constexpr size_t kSegmentBytes = size_t{16} << 20;
 constexpr int64_t kLarge = int64_t{256} << 10;  // Elements of a part that takes several pieces.
 constexpr int64_t kSmall = 256;
-constexpr int64_t kClaimed = 4096;  // Elements of a part of a gather whose outputs are claimed.
-constexpr int64_t kClaimedByWaiting =
-    48 * 1024;  // The same, if only ranks that wait write the outputs of others.
+constexpr int64_t kClaimed = 20'480;  // Elements of an output that ranks claim, whole or in parts.
+// Elements of a part of each rank, if only ranks that wait move what others own.
+constexpr int64_t kClaimedByWaiting = 48 * 1024;
 
 // Keeps the progress thread of an engine in a callback.
 class HeldProgressThread {
@@ -156,8 +156,10 @@ TEST(Submission, CompletesASmallCollectiveOfWhichAllOtherRanksWait) {
     RunRanks(NodeMap::OneNode(ranks), [](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
       WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture, kSmall));
-      WEFT_ASSIGN_OR_RETURN(Gathered claimed, Gathered::Make(fixture, kClaimed));
+      WEFT_ASSIGN_OR_RETURN(Gathered claimed, Gathered::Make(fixture, kClaimed / bootstrap.size()));
       WEFT_ASSIGN_OR_RETURN(TestBuffer sum, TestBuffer::Make(*fixture.pool, true, DType::kF32, kSmall));
+      WEFT_ASSIGN_OR_RETURN(TestBuffer sums, TestBuffer::Make(*fixture.pool, true, DType::kF32, kClaimed));
+      sums.Write(0, std::vector<double>(kClaimed, 3));
       // The first operation may have to wait until the host of the lane has opened it.
       WEFT_RETURN_IF_ERROR(fixture.engine->Barrier(fixture.lane).WaitReleased());
       const HeldProgressThread held(fixture);
@@ -175,6 +177,10 @@ TEST(Submission, CompletesASmallCollectiveOfWhichAllOtherRanksWait) {
           [&] {
             return fixture.engine->AllReduce(fixture.lane, gathered.part.data(), sum.data(), DType::kF32,
                                              kSmall, ReduceOp::kSum);
+          },
+          [&] {
+            return fixture.engine->AllReduce(fixture.lane, sums.data(), sums.data(), DType::kF32, kClaimed,
+                                             ReduceOp::kSum);
           }};
       for (const std::function<Work()>& submit : collectives) {
         Work work;
@@ -191,6 +197,7 @@ TEST(Submission, CompletesASmallCollectiveOfWhichAllOtherRanksWait) {
       gathered.Check(bootstrap.size(), 1);
       claimed.Check(bootstrap.size(), 2);
       EXPECT_EQ(sum.Read(0, kSmall), std::vector<double>(kSmall, bootstrap.size()));
+      EXPECT_EQ(sums.Read(0, kClaimed), std::vector<double>(kClaimed, 3 * bootstrap.size()));
       return absl::OkStatus();
     });
   }
@@ -217,6 +224,51 @@ TEST(Waiting, OneRankWritesTheOutputsOfRanksThatDoNotRun) {
       WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
       gathered.Check(bootstrap.size(), 1);
       return work.WaitReleased();
+    });
+  }
+}
+
+// The same for reductions. The last rank writes its own part before its submission returns.
+TEST(Waiting, OneRankReducesThePartsOfRanksThatDoNotRun) {
+  for (const int ranks : {2, 4}) {
+    RunRanks(NodeMap::OneNode(ranks), [](Bootstrap& bootstrap) -> absl::Status {
+      const int64_t count = bootstrap.size() * kClaimedByWaiting;
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, size_t{64} << 20));
+      WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, count));
+      WEFT_ASSIGN_OR_RETURN(TestBuffer part,
+                            TestBuffer::Make(*fixture.pool, true, DType::kF32, kClaimedByWaiting));
+      WEFT_ASSIGN_OR_RETURN(TestBuffer sum, TestBuffer::Make(*fixture.pool, true, DType::kF32, count));
+      input.Write(0, std::vector<double>(static_cast<size_t>(count), 1 + bootstrap.rank()));
+      WEFT_RETURN_IF_ERROR(fixture.engine->Barrier(fixture.lane).WaitReleased());
+      const HeldProgressThread held(fixture);
+      const bool is_last = bootstrap.rank() == bootstrap.size() - 1;
+      const auto run = [&](const std::function<Work()>& submit, TestBuffer& output, int64_t own_begin,
+                           int64_t elements) -> absl::Status {
+        const double expected = bootstrap.size() * (bootstrap.size() + 1) / 2;
+        Work work;
+        if (!is_last) work = submit();
+        WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+        if (is_last) {
+          work = submit();
+          EXPECT_EQ(output.Read(own_begin, kClaimedByWaiting),
+                    std::vector<double>(kClaimedByWaiting, expected));
+          EXPECT_FALSE(work.TestReleased());
+          WEFT_RETURN_IF_ERROR(work.WaitReleased());
+        }
+        WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+        EXPECT_EQ(output.Read(0, elements), std::vector<double>(static_cast<size_t>(elements), expected));
+        return work.WaitReleased();
+      };
+      const auto reduce_scatter = [&] {
+        return fixture.engine->ReduceScatter(fixture.lane, input.data(), part.data(), DType::kF32, count,
+                                             ReduceOp::kSum);
+      };
+      const auto all_reduce = [&] {
+        return fixture.engine->AllReduce(fixture.lane, input.data(), sum.data(), DType::kF32, count,
+                                         ReduceOp::kSum);
+      };
+      WEFT_RETURN_IF_ERROR(run(reduce_scatter, part, 0, kClaimedByWaiting));
+      return run(all_reduce, sum, bootstrap.rank() * kClaimedByWaiting, count);
     });
   }
 }
