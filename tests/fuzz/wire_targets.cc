@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "src/mesh/tcp/tcp_wire.h"
+#include "src/mesh/tcp/tcp_link.h"
 #include "tests/comm/support/core_end.h"
 #include "tests/fuzz/targets.h"
 #include "tests/mesh/support/raw_tcp_peer.h"
@@ -99,39 +99,39 @@ int FuzzTcpFrames(const uint8_t* data, size_t size) {
   constexpr int kLastPolls = 4;
   constexpr std::array<size_t, 3> kReceives = {1, 100, 5000};  // Bytes, by tag.
   if (size < kPrefixBytes) return 0;
-  auto listening = internal::TcpWire::Listen(0, "lo");
+  auto listening = internal::TcpLink::Listen(0, "lo");
   WEFT_CHECK(listening.ok(), "no link");
-  internal::TcpWire& wire = **listening;
-  wire.SetPeers({wire.endpoint(), wire.endpoint()});
+  internal::TcpLink& link = **listening;
+  link.SetPeers({link.endpoint(), link.endpoint()});
   std::vector<std::unique_ptr<char[]>> memory;  // Of the exact sizes: AddressSanitizer sees a write behind.
   std::vector<WireLink::RequestId> requests;
   const auto receive = [&](size_t tag) {
     const auto length = tag == 0 ? WireLink::Length::kExact : WireLink::Length::kAtMost;
     memory.push_back(std::make_unique<char[]>(kReceives[tag]));
-    const auto request = wire.Receive(1, static_cast<int>(tag), memory.back().get(), kReceives[tag], length);
+    const auto request = link.Receive(1, static_cast<int>(tag), memory.back().get(), kReceives[tag], length);
     WEFT_CHECK(request.ok(), "a receive was refused");
     requests.push_back(*request);
   };
   receive(0);
   receive(1);
-  auto peer = std::make_unique<testing::RawTcpPeer>(wire.endpoint());
-  if (data[0] % 2 == 0) peer->WriteFrame(testing::RawTcpPeer::GreetingOf(wire.endpoint(), 1));
+  auto peer = std::make_unique<testing::RawTcpPeer>(link.endpoint());
+  if (data[0] % 2 == 0) peer->WriteFrame(testing::RawTcpPeer::GreetingOf(link.endpoint(), 1));
   const size_t chunk = 1 + 16 * size_t{data[1]} + size / 64;  // Long inputs take few writes.
   std::string_view rest(reinterpret_cast<const char*>(data) + kPrefixBytes, size - kPrefixBytes);
   while (!rest.empty()) {
     const std::optional<size_t> written = peer->Write(rest.substr(0, chunk));
     if (!written) break;
     rest.remove_prefix(*written);
-    WEFT_CHECK(wire.Poll().ok(), "a poll failed");
+    WEFT_CHECK(link.Poll().ok(), "a poll failed");
   }
   receive(1);
   receive(2);
   for (int poll = 0; poll < kLastPolls; ++poll) {
     if (poll == 1) peer.reset();
-    WEFT_CHECK(wire.Poll().ok(), "a poll failed");
+    WEFT_CHECK(link.Poll().ok(), "a poll failed");
   }
-  for (const WireLink::RequestId request : requests) wire.Test(request).IgnoreError();
-  while (const auto control = wire.PollControlMessage().value()) {
+  for (const WireLink::RequestId request : requests) link.Test(request).IgnoreError();
+  while (const auto control = link.PollControlMessage().value()) {
     WEFT_CHECK(control->peer == 1 && control->bytes.size() <= WireLink::kMaxControlMessageBytes,
                "a control message is too long");
   }

@@ -55,7 +55,7 @@ TEST(MpiBootstrap, RefusesBlobsAboveTheMaximumAndKeepsWorking) {
 }
 
 TEST(MpiBootstrap, NamesTheLibraryThatCarriesMessages) {
-  EXPECT_THAT(WorldBootstrap().WireName(), MatchesRegex("MPI \\(.+\\)"));
+  EXPECT_THAT(WorldBootstrap().TransportName(), MatchesRegex("MPI \\(.+\\)"));
 }
 
 TEST(MpiLibrary, IsNamedWithItsVersionAlone) {

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/mesh/support/bootstrap_conformance.h"
-#include "tests/mesh/support/wire_conformance.h"
+#include "tests/mesh/support/link_conformance.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft {
@@ -36,7 +36,7 @@ TEST_P(SimulatedConformance, HoldsForEveryNodeMapAndSeed) {
 
 INSTANTIATE_TEST_SUITE_P(Bootstrap, SimulatedConformance,
                          ::testing::ValuesIn(testing::BootstrapConformance()), testing::NameOf);
-INSTANTIATE_TEST_SUITE_P(Wire, SimulatedConformance, ::testing::ValuesIn(testing::WireConformance()),
+INSTANTIATE_TEST_SUITE_P(Wire, SimulatedConformance, ::testing::ValuesIn(testing::LinkConformance()),
                          testing::NameOf);
 
 absl::Status SleepAndGather(Bootstrap& bootstrap) {
@@ -116,20 +116,20 @@ HalfClosedTransfer CloseDuringTransfer(int closing_rank, uint64_t seed) {
   HalfClosedTransfer result;
   EXPECT_OK(
       RunSimulatedRanks(NodeMap::RanksPerNode(2, 1), options, [&](Bootstrap& bootstrap) -> absl::Status {
-        WEFT_ASSIGN_OR_RETURN(auto wire, bootstrap.OpenWire(absl::Seconds(1)));
+        WEFT_ASSIGN_OR_RETURN(auto link, bootstrap.OpenLink(absl::Seconds(1)));
         WEFT_ASSIGN_OR_RETURN(const auto request,
                               bootstrap.rank() == 0
-                                  ? wire->Send(1, 1, sent.data(), kBytes)
-                                  : wire->Receive(0, 1, received.data(), kBytes, WireLink::Length::kExact));
+                                  ? link->Send(1, 1, sent.data(), kBytes)
+                                  : link->Receive(0, 1, received.data(), kBytes, WireLink::Length::kExact));
         if (bootstrap.rank() == closing_rank) {
           bootstrap.runtime().SleepFor(500'000);
-          wire.reset();
+          link.reset();
           if (closing_rank == 0) std::fill(sent.begin(), sent.end(), 'x');
           return absl::OkStatus();
         }
         bootstrap.runtime().SleepFor(100'000'000);
-        WEFT_RETURN_IF_ERROR(wire->Poll());
-        WEFT_ASSIGN_OR_RETURN(result.done, wire->Test(request));
+        WEFT_RETURN_IF_ERROR(link->Poll());
+        WEFT_ASSIGN_OR_RETURN(result.done, link->Test(request));
         return absl::OkStatus();
       }).status());
   const auto copied = std::count(received.begin(), received.end(), 's');

@@ -37,7 +37,9 @@ TEST_P(StoreBootstrapConformance, Holds) { EXPECT_OK(GetParam().body(WorldBootst
 INSTANTIATE_TEST_SUITE_P(AllTests, StoreBootstrapConformance,
                          ::testing::ValuesIn(weft::testing::BootstrapConformance()), weft::testing::NameOf);
 
-TEST(StoreBootstrap, NamesTheWireBetweenNodes) { EXPECT_EQ(WorldBootstrap().WireName(), "TCP sockets"); }
+TEST(StoreBootstrap, NamesTheTransportBetweenNodes) {
+  EXPECT_EQ(WorldBootstrap().TransportName(), "TCP sockets");
+}
 
 TEST(StoreBootstrap, BootstrapsOfOnePrefixFollowEachOther) {
   for (int round = 0; round < 3; ++round) {

@@ -29,10 +29,10 @@ class ForwardingBootstrap : public Bootstrap {
   }
   absl::StatusOr<size_t> FreeNodeMemory() const override { return base_.FreeNodeMemory(); }
   std::string NodeMemoryLimit() const override { return base_.NodeMemoryLimit(); }
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override {
-    return base_.OpenWire(timeout);
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override {
+    return base_.OpenLink(timeout);
   }
-  std::string WireName() const override { return base_.WireName(); }
+  std::string TransportName() const override { return base_.TransportName(); }
   int64_t link_count() const override { return base_.link_count(); }
   void SkipLinks(int64_t count) override { base_.SkipLinks(count); }
 

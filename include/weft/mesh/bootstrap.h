@@ -6,7 +6,7 @@
 // node-shared memory, and links for messages between ranks.
 //
 // Thread safety: one caller at a time per rank.
-// Collective: AllGatherBlob, ReserveNodeMemory and OpenWire must be called by all ranks in the same order.
+// Collective: AllGatherBlob, ReserveNodeMemory and OpenLink must be called by all ranks in the same order.
 #pragma once
 
 #include <cstddef>
@@ -86,9 +86,9 @@ class Bootstrap {
   // Opens a new link. Messages of different links never match each other. Links are numbered in the order of
   // their opening: the n-th links of all ranks are one link.
   // Errors: kDeadlineExceeded (not all ranks opened it within `timeout`).
-  virtual absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) = 0;
+  virtual absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) = 0;
   // Names what carries the messages of these links, for a person to read: "MPI (Open MPI 4.1.4)".
-  virtual std::string WireName() const = 0;
+  virtual std::string TransportName() const = 0;
   // Links that this rank has opened, tried to open or skipped.
   virtual int64_t link_count() const = 0;
   // Skips the links that peers have opened without this rank, until link_count() is `count`. After a missed

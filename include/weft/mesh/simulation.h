@@ -91,8 +91,8 @@ struct SimReport {
   std::vector<absl::Status> outcomes;  // Result of each body that ran; kUnavailable if the rank died.
   int64_t virtual_ns = 0;              // Virtual time at the end of the last rank.
   int64_t events = 0;                  // Events that the simulation ran.
-  int64_t messages = 0;                // Data messages over wire links.
-  // Control messages that each rank has sent over wire links.
+  int64_t messages = 0;                // Data messages over links.
+  // Control messages that each rank has sent over links.
   std::vector<int64_t> control_messages = {};
   uint64_t fingerprint = 0;  // Hash of all event times; equal for identical runs.
 

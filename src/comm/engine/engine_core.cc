@@ -12,7 +12,7 @@ namespace weft {
 
 EngineCore::EngineCore(const Environment& environment)
     : env_(environment),
-      wire_(environment.wire, environment.tags, environment.options, environment.counters, environment.trace,
+      wire_(environment.link, environment.tags, environment.options, environment.counters, environment.trace,
             environment.credit_rules),
       messages_({env_.rank, env_.nodes, env_.node, wire_, *this, env_.scratch, env_.counters, env_.options,
                  env_.credit_rules},

@@ -63,8 +63,8 @@ class EngineCore final : private TaskQueue, private MessageEvents {
     int rank;
     const NodeMap& nodes;
     NodeLink& node;
-    WireLink& wire;
-    TagLayout tags;  // Those of `wire`.
+    WireLink& link;
+    TagLayout tags;  // Those of `link`.
     BufferPool& scratch;
     Recorder& recorder;
     TraceLog& trace;

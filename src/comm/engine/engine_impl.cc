@@ -141,12 +141,12 @@ absl::Status CommEngine::Impl::Open() {
     shares_core_ = !has_core;
   }
   WEFT_ASSIGN_OR_RETURN(node_, OpenNodeLink(bootstrap_, heap_, timeout_));
-  WEFT_ASSIGN_OR_RETURN(wire_, bootstrap_.OpenWire(timeout_));
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore(*wire_));
+  WEFT_ASSIGN_OR_RETURN(link_, bootstrap_.OpenLink(timeout_));
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore(*link_));
   // All ranks of a job have the same transport.
   lane_limit_ = NodeLink::kMaxLanes;
   if (bootstrap_.node_map().node_count() > 1)
-    lane_limit_ = std::min(lane_limit_, TagLayout::Of(wire_->max_tag(), bootstrap_.node_map()).lanes);
+    lane_limit_ = std::min(lane_limit_, TagLayout::Of(link_->max_tag(), bootstrap_.node_map()).lanes);
   shell_.emplace(bootstrap_.runtime(), *node_, trace_, bootstrap_.rank(), has_core);
   shell_->Start(std::move(core));
   if (options_.watchdog) {
@@ -159,10 +159,10 @@ absl::Status CommEngine::Impl::Open() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore(WireLink& wire) {
-  const TagLayout tags = TagLayout::Of(wire.max_tag(), bootstrap_.node_map());
+absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore(WireLink& link) {
+  const TagLayout tags = TagLayout::Of(link.max_tag(), bootstrap_.node_map());
   auto core = std::make_unique<EngineCore>(EngineCore::Environment{
-      bootstrap_.rank(), bootstrap_.node_map(), *node_, wire, tags, scratch_, recorder_, trace_, counters_,
+      bootstrap_.rank(), bootstrap_.node_map(), *node_, link, tags, scratch_, recorder_, trace_, counters_,
       options_, credit_rules_, shares_core_, bootstrap_.runtime().simulation() != nullptr});
   const MutexLock lock(lanes_mutex_);
   for (size_t index = 0; index < lanes_.size(); ++index) {
@@ -232,14 +232,14 @@ std::optional<Watchdog::Extension> CommEngine::Impl::ExtendWatchdog(Watchdog::Ta
 absl::StatusOr<CommEngine::Impl::FreshCore> CommEngine::Impl::MakeFreshCore(const Deadline& deadline) {
   FreshCore fresh;
   node_->Reset();
-  WEFT_ASSIGN_OR_RETURN(fresh.wire, bootstrap_.OpenWire(deadline.Left()));
+  WEFT_ASSIGN_OR_RETURN(fresh.link, bootstrap_.OpenLink(deadline.Left()));
   {
     const MutexLock lock(lanes_mutex_);
     for (const std::unique_ptr<Lane>& lane : lanes_) {
       if (lane != nullptr) lane->next_sequence = 1;
     }
   }
-  WEFT_ASSIGN_OR_RETURN(fresh.core, MakeCore(*fresh.wire));
+  WEFT_ASSIGN_OR_RETURN(fresh.core, MakeCore(*fresh.link));
   return fresh;
 }
 
@@ -247,7 +247,7 @@ void CommEngine::Impl::Install(FreshCore fresh) {
   shell_->Replace(std::move(fresh.core));
   recorder_.RecordFailure(absl::OkStatus());
   missed_deadline_ = false;
-  wire_ = std::move(fresh.wire);  // Last: the failed core uses the old link until it is replaced.
+  link_ = std::move(fresh.link);  // Last: the failed core uses the old link until it is replaced.
 }
 
 EngineCounters CommEngine::Impl::counters() {

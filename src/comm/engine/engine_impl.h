@@ -134,10 +134,10 @@ class CommEngine::Impl {
   absl::StatusOr<LaneId> Install(int index, std::unique_ptr<Lane> lane) ABSL_LOCKS_EXCLUDED(lanes_mutex_);
   // REQUIRES: the caller has the turn to form a lane.
   absl::StatusOr<LaneId> AddLaneOfAll(const ProcessGroup& group, LanePurpose purpose);
-  absl::StatusOr<std::unique_ptr<EngineCore>> MakeCore(WireLink& wire);
+  absl::StatusOr<std::unique_ptr<EngineCore>> MakeCore(WireLink& link);
   // Clears this rank's flags, and makes a core with empty lanes on a new link.
   struct FreshCore {
-    std::unique_ptr<WireLink> wire;  // Outlives the core.
+    std::unique_ptr<WireLink> link;  // Outlives the core.
     std::unique_ptr<EngineCore> core;
   };
   absl::StatusOr<FreshCore> MakeFreshCore(const Deadline& deadline);
@@ -161,7 +161,7 @@ class CommEngine::Impl {
   Recorder recorder_;
   TraceLog trace_;
   std::unique_ptr<NodeLink> node_;
-  std::unique_ptr<WireLink> wire_;
+  std::unique_ptr<WireLink> link_;
   EngineCounters counters_;  // Written by the core. Read through EngineCore::counters().
   static constexpr size_t kPurposes = 6;
   std::array<std::atomic<int64_t>, kPurposes> logical_bytes_{};  // By purpose of the lane.

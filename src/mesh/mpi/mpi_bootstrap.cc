@@ -15,9 +15,9 @@
 #include "src/mesh/mpi/mpi_blob_exchange.h"
 #include "src/mesh/mpi/mpi_duplicates.h"
 #include "src/mesh/mpi/mpi_library.h"
+#include "src/mesh/mpi/mpi_link.h"
 #include "src/mesh/mpi/mpi_node_memory.h"
 #include "src/mesh/mpi/mpi_session.h"
-#include "src/mesh/mpi/mpi_wire.h"
 #include "weft/core/status.h"
 #include "weft/mesh/launch_environment.h"
 #include "weft/mesh/share_domain.h"
@@ -108,8 +108,10 @@ class MpiBootstrap : public Bootstrap {
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
   absl::StatusOr<size_t> FreeNodeMemory() const override { return MemoryLimits().FreeBytes(); }
   std::string NodeMemoryLimit() const override { return MemoryLimits().ScarcestResource(); }
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override;
-  std::string WireName() const override { return absl::StrCat("MPI (", internal::MpiLibraryName(), ")"); }
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override;
+  std::string TransportName() const override {
+    return absl::StrCat("MPI (", internal::MpiLibraryName(), ")");
+  }
   int64_t link_count() const override { return link_comms_.count(); }
   void SkipLinks(int64_t count) override { link_comms_.Skip(count); }
 
@@ -191,11 +193,11 @@ absl::StatusOr<NodeMemory> MpiBootstrap::ReserveShared(size_t segment_bytes) {
   return memory;
 }
 
-absl::StatusOr<std::unique_ptr<WireLink>> MpiBootstrap::OpenWire(absl::Duration timeout) {
+absl::StatusOr<std::unique_ptr<WireLink>> MpiBootstrap::OpenLink(absl::Duration timeout) {
   absl::StatusOr<MpiCommunicator> comm = link_comms_.Open(timeout);
   session_->SetPeersMissing(absl::IsDeadlineExceeded(comm.status()) ? comm.status() : absl::OkStatus());
   WEFT_RETURN_IF_ERROR(comm.status());
-  return internal::MpiWire::Open(session_, *std::move(comm));
+  return internal::MpiLink::Open(session_, *std::move(comm));
 }
 
 }  // namespace

@@ -63,12 +63,12 @@ class SimBootstrap final : public Bootstrap {
     return world_.Reserve(node(), reservations_++, segment_bytes);
   }
   absl::StatusOr<size_t> FreeNodeMemory() const override { return world_.FreeBytesPerNode(); }
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration /*timeout*/) override {
-    return std::make_unique<FabricWire>(rank_, world_.Fabric(wires_++));
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration /*timeout*/) override {
+    return std::make_unique<FabricLink>(rank_, world_.Fabric(links_++));
   }
-  std::string WireName() const override { return "simulated links"; }
-  int64_t link_count() const override { return static_cast<int64_t>(wires_); }
-  void SkipLinks(int64_t count) override { wires_ = std::max(wires_, static_cast<size_t>(count)); }
+  std::string TransportName() const override { return "simulated links"; }
+  int64_t link_count() const override { return static_cast<int64_t>(links_); }
+  void SkipLinks(int64_t count) override { links_ = std::max(links_, static_cast<size_t>(count)); }
 
  private:
   int rank_;
@@ -76,7 +76,7 @@ class SimBootstrap final : public Bootstrap {
   SimRuntime runtime_;
   size_t gathers_ = 0;
   size_t reservations_ = 0;
-  size_t wires_ = 0;
+  size_t links_ = 0;
 };
 
 }  // namespace weft::internal

@@ -9,7 +9,7 @@ namespace weft::internal {
 namespace {
 
 // Copies the bytes of a matched pair. Does nothing if one end has been abandoned.
-void Copy(WireTransfer& send, WireTransfer& receive) {
+void Copy(FabricTransfer& send, FabricTransfer& receive) {
   if (send.match == nullptr) return;
   send.match.reset();
   receive.match.reset();
@@ -28,17 +28,17 @@ SimFabric::SimFabric(Simulator& simulator, const NodeMap& nodes)
       ingress_free_ns_(static_cast<size_t>(nodes.node_count())),
       control_messages_(static_cast<size_t>(nodes.size())) {}
 
-WireChannel SimFabric::Mirrored(const WireChannel& channel) const {
+FabricChannel SimFabric::Mirrored(const FabricChannel& channel) const {
   if (!simulator_.options().mirror_nodes) return channel;
   const auto [sender, receiver, tag] = channel;
   return {sender + receiver / ranks_per_node_ * ranks_per_node_, receiver % ranks_per_node_, tag};
 }
 
-void SimFabric::Post(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) {
+void SimFabric::Post(const FabricChannel& channel, const std::shared_ptr<FabricTransfer>& transfer) {
   if (const std::optional<double>& speed = simulator_.options().wire_core_speed) {
     simulator_.AddDebt(transfer->rank, static_cast<int64_t>(static_cast<double>(transfer->bytes) / *speed));
   }
-  const std::shared_ptr<WireTransfer> match = match_queue_.Match(Mirrored(channel), transfer);
+  const std::shared_ptr<FabricTransfer> match = match_queue_.Match(Mirrored(channel), transfer);
   if (match == nullptr) return;
   transfer->match = match;
   match->match = transfer;
@@ -49,8 +49,8 @@ void SimFabric::Post(const WireChannel& channel, const std::shared_ptr<WireTrans
   }
 }
 
-void SimFabric::ScheduleTransfer(const std::shared_ptr<WireTransfer>& send,
-                                 const std::shared_ptr<WireTransfer>& receive) {
+void SimFabric::ScheduleTransfer(const std::shared_ptr<FabricTransfer>& send,
+                                 const std::shared_ptr<FabricTransfer>& receive) {
   ++messages_;
   const SimOptions& options = simulator_.options();
   const auto wire_ns = static_cast<int64_t>(static_cast<double>(send->bytes) / options.wire_speed);
@@ -61,7 +61,7 @@ void SimFabric::ScheduleTransfer(const std::shared_ptr<WireTransfer>& send,
   ingress = std::max(begin, ingress) + wire_ns;
   const int64_t end = ingress + simulator_.Delay(send->rank, options.wire_latency_ns);
   const auto read = begin + static_cast<int64_t>(simulator_.Draw() * static_cast<double>(end - begin));
-  const auto lost = [this](const WireTransfer& a, const WireTransfer& b) {
+  const auto lost = [this](const FabricTransfer& a, const FabricTransfer& b) {
     return simulator_.IsDead(a.rank) || simulator_.IsDead(b.rank);
   };
   simulator_.At(read, [=] {
@@ -72,13 +72,13 @@ void SimFabric::ScheduleTransfer(const std::shared_ptr<WireTransfer>& send,
   simulator_.At(end, [=] { receive->done = receive->copied && !lost(*send, *receive); });
 }
 
-bool SimFabric::Withdraw(const WireChannel& channel, const WireTransfer& transfer) {
+bool SimFabric::Withdraw(const FabricChannel& channel, const FabricTransfer& transfer) {
   return match_queue_.Withdraw(Mirrored(channel), transfer);
 }
 
-void SimFabric::Abandon(const WireChannel& channel, WireTransfer& transfer) {
+void SimFabric::Abandon(const FabricChannel& channel, FabricTransfer& transfer) {
   if (Withdraw(channel, transfer)) return;
-  if (const std::shared_ptr<WireTransfer> match = std::exchange(transfer.match, nullptr)) {
+  if (const std::shared_ptr<FabricTransfer> match = std::exchange(transfer.match, nullptr)) {
     match->match.reset();
   }
 }

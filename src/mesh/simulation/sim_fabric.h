@@ -13,7 +13,7 @@
 
 #include <absl/container/flat_hash_map.h>
 
-#include "src/mesh/base/fabric_wire.h"
+#include "src/mesh/base/fabric_link.h"
 #include "src/mesh/simulation/simulator.h"
 
 namespace weft::internal {
@@ -23,10 +23,10 @@ class SimFabric final : public InProcessFabric {
   SimFabric(Simulator& simulator, const NodeMap& nodes);
 
   int ranks() const override { return nodes_.size(); }
-  void Post(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) override;
-  bool Withdraw(const WireChannel& channel, const WireTransfer& transfer) override;
+  void Post(const FabricChannel& channel, const std::shared_ptr<FabricTransfer>& transfer) override;
+  bool Withdraw(const FabricChannel& channel, const FabricTransfer& transfer) override;
   // A message whose bytes have not been copied is lost: neither end completes.
-  void Abandon(const WireChannel& channel, WireTransfer& transfer) override;
+  void Abandon(const FabricChannel& channel, FabricTransfer& transfer) override;
   void PushControlMessage(int sender, int receiver, std::string_view bytes) override;
   std::optional<WireLink::ControlMessage> PopControlMessage(int rank) override;
 
@@ -36,10 +36,10 @@ class SimFabric final : public InProcessFabric {
 
  private:
   // The channel of the message that one on `channel` stands for: see Note [Mirrored nodes] in simulation.h.
-  WireChannel Mirrored(const WireChannel& channel) const;
+  FabricChannel Mirrored(const FabricChannel& channel) const;
   // Schedules the copy and the completions of a matched pair.
-  void ScheduleTransfer(const std::shared_ptr<WireTransfer>& send,
-                        const std::shared_ptr<WireTransfer>& receive);
+  void ScheduleTransfer(const std::shared_ptr<FabricTransfer>& send,
+                        const std::shared_ptr<FabricTransfer>& receive);
 
   Simulator& simulator_;
   const NodeMap nodes_;

@@ -16,7 +16,7 @@
 #include "src/mesh/store/node_identity.h"
 #include "src/mesh/store/shared_segment.h"
 #include "src/mesh/store/store_gather.h"
-#include "src/mesh/tcp/tcp_wire.h"
+#include "src/mesh/tcp/tcp_link.h"
 #include "weft/core/status.h"
 #include "weft/mesh/share_domain.h"
 
@@ -106,8 +106,8 @@ class StoreBootstrap final : public Bootstrap {
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
   absl::StatusOr<size_t> FreeNodeMemory() const override { return limits_.FreeBytes(); }
   std::string NodeMemoryLimit() const override { return limits_.ScarcestResource(); }
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override;
-  std::string WireName() const override { return "TCP sockets"; }
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override;
+  std::string TransportName() const override { return "TCP sockets"; }
   int64_t link_count() const override { return links_; }
   void SkipLinks(int64_t count) override { links_ = std::max(links_, count); }
 
@@ -221,14 +221,14 @@ absl::StatusOr<std::vector<internal::TcpEndpoint>> DecodeEndpoints(const std::ve
   return endpoints;
 }
 
-absl::StatusOr<std::unique_ptr<WireLink>> StoreBootstrap::OpenWire(absl::Duration timeout) {
-  auto wire = internal::TcpWire::Listen(options_.rank, options_.network);
+absl::StatusOr<std::unique_ptr<WireLink>> StoreBootstrap::OpenLink(absl::Duration timeout) {
+  auto link = internal::TcpLink::Listen(options_.rank, options_.network);
   const std::string own =
-      wire.ok() ? kEndpoint + (*wire)->endpoint().Encode() : kError + std::string(wire.status().message());
+      link.ok() ? kEndpoint + (*link)->endpoint().Encode() : kError + std::string(link.status().message());
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> parts, addresses_.AllGather(++links_, own, timeout));
   WEFT_ASSIGN_OR_RETURN(std::vector<internal::TcpEndpoint> endpoints, DecodeEndpoints(parts));
-  (*wire)->SetPeers(std::move(endpoints));
-  return std::unique_ptr<WireLink>(*std::move(wire));
+  (*link)->SetPeers(std::move(endpoints));
+  return std::unique_ptr<WireLink>(*std::move(link));
 }
 
 absl::StatusOr<int> NumberFromEnvironment(const char* variable) {

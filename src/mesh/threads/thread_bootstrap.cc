@@ -91,12 +91,12 @@ class ThreadBootstrap : public Bootstrap {
   }
   absl::StatusOr<size_t> FreeNodeMemory() const override { return shared_->FreeBytesPerNode(); }
 
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration /*timeout*/) override {
-    return std::make_unique<internal::FabricWire>(rank_, shared_->Fabric(wires_++));
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration /*timeout*/) override {
+    return std::make_unique<internal::FabricLink>(rank_, shared_->Fabric(links_++));
   }
-  std::string WireName() const override { return "memory of this process"; }
-  int64_t link_count() const override { return static_cast<int64_t>(wires_); }
-  void SkipLinks(int64_t count) override { wires_ = std::max(wires_, static_cast<size_t>(count)); }
+  std::string TransportName() const override { return "memory of this process"; }
+  int64_t link_count() const override { return static_cast<int64_t>(links_); }
+  void SkipLinks(int64_t count) override { links_ = std::max(links_, static_cast<size_t>(count)); }
 
  private:
   const int rank_;
@@ -104,7 +104,7 @@ class ThreadBootstrap : public Bootstrap {
   SystemRuntime runtime_;
   size_t gathers_ = 0;
   size_t reservations_ = 0;
-  size_t wires_ = 0;
+  size_t links_ = 0;
 };
 
 }  // namespace

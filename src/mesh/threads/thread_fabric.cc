@@ -5,20 +5,20 @@
 
 namespace weft::internal {
 
-void ThreadFabric::Post(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) {
+void ThreadFabric::Post(const FabricChannel& channel, const std::shared_ptr<FabricTransfer>& transfer) {
   Mailbox& mailbox = ReceiverOf(channel);
   // The bytes are copied under the lock, so that neither end can withdraw its buffer meanwhile.
   const std::lock_guard lock(mailbox.mutex);
-  const std::shared_ptr<WireTransfer> match = mailbox.match_queue.Match(channel, transfer);
+  const std::shared_ptr<FabricTransfer> match = mailbox.match_queue.Match(channel, transfer);
   if (match == nullptr) return;
-  WireTransfer& send = transfer->is_send ? *transfer : *match;
-  WireTransfer& receive = transfer->is_send ? *match : *transfer;
+  FabricTransfer& send = transfer->is_send ? *transfer : *match;
+  FabricTransfer& receive = transfer->is_send ? *match : *transfer;
   MoveBytes(send, receive);
   send.done.store(true, std::memory_order_release);
   receive.done.store(true, std::memory_order_release);
 }
 
-bool ThreadFabric::Withdraw(const WireChannel& channel, const WireTransfer& transfer) {
+bool ThreadFabric::Withdraw(const FabricChannel& channel, const FabricTransfer& transfer) {
   Mailbox& mailbox = ReceiverOf(channel);
   const std::lock_guard lock(mailbox.mutex);
   return mailbox.match_queue.Withdraw(channel, transfer);

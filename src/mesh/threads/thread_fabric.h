@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "src/mesh/base/fabric_wire.h"
+#include "src/mesh/base/fabric_link.h"
 
 namespace weft::internal {
 
@@ -19,9 +19,11 @@ class ThreadFabric final : public InProcessFabric {
   explicit ThreadFabric(int ranks) : mailboxes_(static_cast<size_t>(ranks)) {}
 
   int ranks() const override { return static_cast<int>(mailboxes_.size()); }
-  void Post(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) override;
-  bool Withdraw(const WireChannel& channel, const WireTransfer& transfer) override;
-  void Abandon(const WireChannel& channel, WireTransfer& transfer) override { Withdraw(channel, transfer); }
+  void Post(const FabricChannel& channel, const std::shared_ptr<FabricTransfer>& transfer) override;
+  bool Withdraw(const FabricChannel& channel, const FabricTransfer& transfer) override;
+  void Abandon(const FabricChannel& channel, FabricTransfer& transfer) override {
+    Withdraw(channel, transfer);
+  }
   void PushControlMessage(int sender, int receiver, std::string_view bytes) override;
   std::optional<WireLink::ControlMessage> PopControlMessage(int rank) override;
 
@@ -33,7 +35,7 @@ class ThreadFabric final : public InProcessFabric {
     std::deque<WireLink::ControlMessage> control_messages;
     std::atomic<bool> has_control_messages{false};
   };
-  Mailbox& ReceiverOf(const WireChannel& channel) {
+  Mailbox& ReceiverOf(const FabricChannel& channel) {
     return mailboxes_[static_cast<size_t>(std::get<1>(channel))];
   }
 

@@ -218,12 +218,12 @@ std::vector<ResolvedItem> LossScaleItems(const TrainConfig& config, const RunPla
 }
 
 // Empty on one node, whose ranks exchange tensors in its memory.
-std::vector<ResolvedItem> WireItems(const Bootstrap& bootstrap) {
+std::vector<ResolvedItem> TransportItems(const Bootstrap& bootstrap) {
   const int nodes = bootstrap.node_map().node_count();
   if (nodes == 1) {
     return {};
   }
-  return {{"wire", bootstrap.WireName(), absl::StrCat("between the ", nodes, " nodes")}};
+  return {{"transport", bootstrap.TransportName(), absl::StrCat("between the ", nodes, " nodes")}};
 }
 
 }  // namespace
@@ -245,7 +245,7 @@ std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainIn
       {"steps", absl::StrCat(config.optimizer.steps), ""}};
   for (std::vector<ResolvedItem> more : {AttentionItems(config, inputs, plan), LoraItems(config, inputs),
                                          ProductItems(plan), LossScaleItems(config, plan), ContextItems(plan),
-                                         EvaluationItems(config, plan), WireItems(bootstrap)}) {
+                                         EvaluationItems(config, plan), TransportItems(bootstrap)}) {
     std::move(more.begin(), more.end(), std::back_inserter(items));
   }
   return items;

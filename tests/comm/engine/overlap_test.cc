@@ -74,8 +74,8 @@ class OverlapChecker final : public WireLink {
 class CheckedBootstrap final : public ForwardingBootstrap {
  public:
   using ForwardingBootstrap::ForwardingBootstrap;
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override {
-    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> link, ForwardingBootstrap::OpenWire(timeout));
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override {
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> link, ForwardingBootstrap::OpenLink(timeout));
     return std::make_unique<OverlapChecker>(std::move(link));
   }
 };

@@ -1,4 +1,4 @@
-// A peer of a TcpWire whose bytes the owner writes.
+// A peer of a TcpLink whose bytes the owner writes.
 #pragma once
 
 #include <unistd.h>

@@ -143,10 +143,10 @@ TEST_F(TrainRun, GivesTheSameBitsAndSendsFewerBytesWithWireCompression) {
   }
 }
 
-TEST_F(TrainRun, PrintsTheWireIfThereAreSeveralNodes) {
+TEST_F(TrainRun, PrintsTheTransportIfThereAreSeveralNodes) {
   EXPECT_THAT(Printed({1, 2}, NodeMap::RanksPerNode(2, 1)),
-              ContainsRegex("\nwire +memory of this process  \\(between the 2 nodes\\)\n"));
-  EXPECT_THAT(Printed({1, 2}, NodeMap::OneNode(2)), Not(HasSubstr("\nwire ")));
+              ContainsRegex("\ntransport +memory of this process  \\(between the 2 nodes\\)\n"));
+  EXPECT_THAT(Printed({1, 2}, NodeMap::OneNode(2)), Not(HasSubstr("\ntransport ")));
 }
 
 TEST_F(TrainRun, PrintsTheWireCompressionBetweenNodes) {

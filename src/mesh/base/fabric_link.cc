@@ -1,28 +1,28 @@
-#include "src/mesh/base/fabric_wire.h"
+#include "src/mesh/base/fabric_link.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
-#include "src/mesh/base/wire_checks.h"
+#include "src/mesh/base/link_checks.h"
 #include "weft/core/status.h"
 
 namespace weft::internal {
 
-std::shared_ptr<WireTransfer> MatchQueue::Match(const WireChannel& channel,
-                                                const std::shared_ptr<WireTransfer>& transfer) {
+std::shared_ptr<FabricTransfer> MatchQueue::Match(const FabricChannel& channel,
+                                                  const std::shared_ptr<FabricTransfer>& transfer) {
   auto& queue = waiting_[channel];
   if (queue.empty() || queue.front()->is_send == transfer->is_send) {
     queue.push_back(transfer);
     return nullptr;
   }
-  std::shared_ptr<WireTransfer> match = std::move(queue.front());
+  std::shared_ptr<FabricTransfer> match = std::move(queue.front());
   queue.erase(queue.begin());
   if (queue.empty()) waiting_.erase(channel);
   return match;
 }
 
-bool MatchQueue::Withdraw(const WireChannel& channel, const WireTransfer& transfer) {
+bool MatchQueue::Withdraw(const FabricChannel& channel, const FabricTransfer& transfer) {
   const auto found = waiting_.find(channel);
   if (found == waiting_.end()) return false;
   const size_t withdrawn =
@@ -31,37 +31,37 @@ bool MatchQueue::Withdraw(const WireChannel& channel, const WireTransfer& transf
   return withdrawn > 0;
 }
 
-void MoveBytes(WireTransfer& send, WireTransfer& receive) {
+void MoveBytes(FabricTransfer& send, FabricTransfer& receive) {
   receive.outcome = CheckLength(receive.bytes, receive.length, send.bytes);
   if (receive.outcome.ok() && send.bytes != 0) std::memcpy(receive.data, send.data, send.bytes);
 }
 
-FabricWire::~FabricWire() {
+FabricLink::~FabricLink() {
   for (auto& [id, request] : requests_) fabric_->Abandon(request.channel, *request.transfer);
 }
 
-WireLink::RequestId FabricWire::Post(const WireChannel& channel,
-                                     const std::shared_ptr<WireTransfer>& transfer) {
+WireLink::RequestId FabricLink::Post(const FabricChannel& channel,
+                                     const std::shared_ptr<FabricTransfer>& transfer) {
   transfer->rank = rank_;
   requests_.emplace(next_request_, Request{channel, transfer});
   fabric_->Post(channel, transfer);
   return next_request_++;
 }
 
-absl::StatusOr<WireLink::RequestId> FabricWire::Send(int peer, int tag, const void* data, size_t bytes) {
+absl::StatusOr<WireLink::RequestId> FabricLink::Send(int peer, int tag, const void* data, size_t bytes) {
   WEFT_RETURN_IF_ERROR(CheckEnvelope(peer, fabric_->ranks(), tag, max_tag()));
-  auto transfer = std::make_shared<WireTransfer>();
+  auto transfer = std::make_shared<FabricTransfer>();
   transfer->is_send = true;
-  // WireTransfer has one pointer type for both ends. The fabric only reads a send's buffer.
+  // FabricTransfer has one pointer type for both ends. The fabric only reads a send's buffer.
   transfer->data = const_cast<std::byte*>(static_cast<const std::byte*>(data));
   transfer->bytes = bytes;
   return Post({rank_, peer, tag}, transfer);
 }
 
-absl::StatusOr<WireLink::RequestId> FabricWire::Receive(int peer, int tag, void* data, size_t bytes,
+absl::StatusOr<WireLink::RequestId> FabricLink::Receive(int peer, int tag, void* data, size_t bytes,
                                                         Length length) {
   WEFT_RETURN_IF_ERROR(CheckEnvelope(peer, fabric_->ranks(), tag, max_tag()));
-  auto transfer = std::make_shared<WireTransfer>();
+  auto transfer = std::make_shared<FabricTransfer>();
   transfer->data = static_cast<std::byte*>(data);
   transfer->bytes = bytes;
   transfer->length = length;
@@ -69,19 +69,19 @@ absl::StatusOr<WireLink::RequestId> FabricWire::Receive(int peer, int tag, void*
 }
 
 // Nothing to do: the fabric completes messages.
-absl::Status FabricWire::Poll() { return absl::OkStatus(); }
+absl::Status FabricLink::Poll() { return absl::OkStatus(); }
 
-absl::StatusOr<bool> FabricWire::Test(RequestId request) {
+absl::StatusOr<bool> FabricLink::Test(RequestId request) {
   const auto found = requests_.find(request);
   WEFT_CHECK(found != requests_.end(), "Test of a request that is not in flight");
   if (!found->second.transfer->done.load(std::memory_order_acquire)) return false;
-  const std::shared_ptr<WireTransfer> transfer = std::move(found->second.transfer);
+  const std::shared_ptr<FabricTransfer> transfer = std::move(found->second.transfer);
   requests_.erase(found);
   WEFT_RETURN_IF_ERROR(transfer->outcome);
   return true;
 }
 
-bool FabricWire::Cancel(RequestId request) {
+bool FabricLink::Cancel(RequestId request) {
   const auto found = requests_.find(request);
   WEFT_CHECK(found != requests_.end(), "Cancel of a request that is not in flight");
   if (!fabric_->Withdraw(found->second.channel, *found->second.transfer)) return false;
@@ -89,13 +89,13 @@ bool FabricWire::Cancel(RequestId request) {
   return true;
 }
 
-absl::Status FabricWire::SendControlMessage(int peer, std::string_view bytes) {
+absl::Status FabricLink::SendControlMessage(int peer, std::string_view bytes) {
   WEFT_RETURN_IF_ERROR(CheckControlMessage(peer, fabric_->ranks(), bytes.size()));
   fabric_->PushControlMessage(rank_, peer, bytes);
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<WireLink::ControlMessage>> FabricWire::PollControlMessage() {
+absl::StatusOr<std::optional<WireLink::ControlMessage>> FabricLink::PollControlMessage() {
   return fabric_->PopControlMessage(rank_);
 }
 

@@ -1,4 +1,4 @@
-#include "src/mesh/base/wire_checks.h"
+#include "src/mesh/base/link_checks.h"
 
 #include "weft/core/status.h"
 

@@ -21,12 +21,12 @@
 
 namespace weft::internal {
 
-class MpiWire : public WireLink {
+class MpiLink : public WireLink {
  public:
   // `comm` belongs to the link alone.
   static absl::StatusOr<std::unique_ptr<WireLink>> Open(std::shared_ptr<MpiSession> session,
                                                         MpiCommunicator comm);
-  ~MpiWire() override;
+  ~MpiLink() override;
 
   // Errors: also kInvalidArgument above 1 GiB, because MPI counts bytes in an int.
   absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) override;
@@ -48,7 +48,7 @@ class MpiWire : public WireLink {
     std::shared_ptr<const std::string> bytes;
   };
 
-  MpiWire(std::shared_ptr<MpiSession> session, MpiCommunicator comm, int control_tag);
+  MpiLink(std::shared_ptr<MpiSession> session, MpiCommunicator comm, int control_tag);
   absl::Status PostControlReceive(size_t slot);
   absl::Status CheckMessage(int peer, int tag, size_t bytes) const;
 

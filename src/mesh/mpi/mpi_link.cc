@@ -1,8 +1,8 @@
-#include "src/mesh/mpi/mpi_wire.h"
+#include "src/mesh/mpi/mpi_link.h"
 
 #include <utility>
 
-#include "src/mesh/base/wire_checks.h"
+#include "src/mesh/base/link_checks.h"
 #include "weft/core/status.h"
 
 namespace weft::internal {
@@ -26,18 +26,18 @@ absl::StatusOr<int> LargestTag(MPI_Comm comm) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<WireLink>> MpiWire::Open(std::shared_ptr<MpiSession> session,
+absl::StatusOr<std::unique_ptr<WireLink>> MpiLink::Open(std::shared_ptr<MpiSession> session,
                                                         MpiCommunicator comm) {
   WEFT_ASSIGN_OR_RETURN(const int largest_tag, LargestTag(comm.get()));
-  std::unique_ptr<MpiWire> wire(new MpiWire(std::move(session), std::move(comm), largest_tag));
-  for (size_t i = 0; i < kControlReceives; ++i) WEFT_RETURN_IF_ERROR(wire->PostControlReceive(i));
-  return wire;
+  std::unique_ptr<MpiLink> link(new MpiLink(std::move(session), std::move(comm), largest_tag));
+  for (size_t i = 0; i < kControlReceives; ++i) WEFT_RETURN_IF_ERROR(link->PostControlReceive(i));
+  return link;
 }
 
-MpiWire::MpiWire(std::shared_ptr<MpiSession> session, MpiCommunicator comm, int control_tag)
+MpiLink::MpiLink(std::shared_ptr<MpiSession> session, MpiCommunicator comm, int control_tag)
     : session_(std::move(session)), comm_(std::move(comm)), ranks_(comm_.size()), control_tag_(control_tag) {}
 
-MpiWire::~MpiWire() {
+MpiLink::~MpiLink() {
   // No peer matches the requests in flight any more. Abandon them without waiting: see Note [MPI teardown].
   const auto abandon = [&](RequestId request, bool receive, std::shared_ptr<const void> memory) {
     MPI_Request handle = requests_.Remove(request);
@@ -54,14 +54,14 @@ MpiWire::~MpiWire() {
   comm_.Retire();
 }
 
-absl::Status MpiWire::CheckMessage(int peer, int tag, size_t bytes) const {
+absl::Status MpiLink::CheckMessage(int peer, int tag, size_t bytes) const {
   WEFT_RETURN_IF_ERROR(CheckEnvelope(peer, ranks_, tag, max_tag()));
   if (bytes <= kMaxMessageBytes) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("message of ", bytes, " bytes: the maximum over MPI is ", kMaxMessageBytes, "; split it"));
 }
 
-absl::StatusOr<WireLink::RequestId> MpiWire::Send(int peer, int tag, const void* data, size_t bytes) {
+absl::StatusOr<WireLink::RequestId> MpiLink::Send(int peer, int tag, const void* data, size_t bytes) {
   WEFT_RETURN_IF_ERROR(CheckMessage(peer, tag, bytes));
   WEFT_ASSIGN_OR_RETURN(const RequestId request, requests_.Start("MPI_Isend", [&](MPI_Request* handle) {
     return MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_.get(), handle);
@@ -70,7 +70,7 @@ absl::StatusOr<WireLink::RequestId> MpiWire::Send(int peer, int tag, const void*
   return request;
 }
 
-absl::StatusOr<WireLink::RequestId> MpiWire::Receive(int peer, int tag, void* data, size_t bytes,
+absl::StatusOr<WireLink::RequestId> MpiLink::Receive(int peer, int tag, void* data, size_t bytes,
                                                      Length length) {
   WEFT_RETURN_IF_ERROR(CheckMessage(peer, tag, bytes));
   WEFT_ASSIGN_OR_RETURN(const RequestId request, requests_.Start("MPI_Irecv", [&](MPI_Request* handle) {
@@ -80,7 +80,7 @@ absl::StatusOr<WireLink::RequestId> MpiWire::Receive(int peer, int tag, void* da
   return request;
 }
 
-absl::Status MpiWire::Poll() {
+absl::Status MpiLink::Poll() {
   WEFT_RETURN_IF_ERROR(requests_.Poll(data_.empty() ? 1 : kDataTests));
   for (auto sent = sent_control_messages_.begin(); sent != sent_control_messages_.end();) {
     const std::optional<MpiRequests::Outcome> outcome = requests_.Take(sent->request);
@@ -90,7 +90,7 @@ absl::Status MpiWire::Poll() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> MpiWire::Test(RequestId request) {
+absl::StatusOr<bool> MpiLink::Test(RequestId request) {
   const std::optional<MpiRequests::Outcome> outcome = requests_.Take(request);
   if (!outcome) return false;
   const auto found = data_.find(request);
@@ -107,7 +107,7 @@ absl::StatusOr<bool> MpiWire::Test(RequestId request) {
   return true;
 }
 
-bool MpiWire::Cancel(RequestId request) {
+bool MpiLink::Cancel(RequestId request) {
   const auto found = data_.find(request);
   WEFT_CHECK(found != data_.end(), "Cancel of a request that is not in flight");
   const bool is_send = !found->second.has_value();
@@ -118,7 +118,7 @@ bool MpiWire::Cancel(RequestId request) {
   return true;
 }
 
-absl::Status MpiWire::SendControlMessage(int peer, std::string_view bytes) {
+absl::Status MpiLink::SendControlMessage(int peer, std::string_view bytes) {
   WEFT_RETURN_IF_ERROR(CheckControlMessage(peer, ranks_, bytes.size()));
   auto message = std::make_shared<const std::string>(bytes);
   WEFT_ASSIGN_OR_RETURN(const MpiRequests::Id request,
@@ -130,7 +130,7 @@ absl::Status MpiWire::SendControlMessage(int peer, std::string_view bytes) {
   return absl::OkStatus();
 }
 
-absl::Status MpiWire::PostControlReceive(size_t slot) {
+absl::Status MpiLink::PostControlReceive(size_t slot) {
   ControlBuffer& bytes = (*control_ring_)[slot];
   WEFT_ASSIGN_OR_RETURN(control_receives_[slot],
                         requests_.Start("MPI_Irecv (control message)", [&](MPI_Request* handle) {
@@ -140,7 +140,7 @@ absl::Status MpiWire::PostControlReceive(size_t slot) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<WireLink::ControlMessage>> MpiWire::PollControlMessage() {
+absl::StatusOr<std::optional<WireLink::ControlMessage>> MpiLink::PollControlMessage() {
   MpiRequests::Id& receive = control_receives_[next_control_receive_];
   if (receive == 0) WEFT_RETURN_IF_ERROR(PostControlReceive(next_control_receive_));
   const std::optional<MpiRequests::Outcome> outcome = requests_.Take(receive);

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/mesh/support/wire_conformance.h"
+#include "tests/mesh/support/link_conformance.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft {
@@ -12,32 +12,32 @@ namespace {
 
 using ::weft::testing::RunRanks;
 
-class ThreadWireConformance : public ::testing::TestWithParam<weft::testing::ConformanceTest> {};
+class ThreadLinkConformance : public ::testing::TestWithParam<weft::testing::ConformanceTest> {};
 
 // Links work the same for local and remote peers.
-TEST_P(ThreadWireConformance, Holds) {
+TEST_P(ThreadLinkConformance, Holds) {
   for (const int ranks : {1, 2, 3, 4, 7}) RunRanks(NodeMap::RanksPerNode(ranks, 2), GetParam().body);
 }
-INSTANTIATE_TEST_SUITE_P(AllTests, ThreadWireConformance,
-                         ::testing::ValuesIn(weft::testing::WireConformance()), weft::testing::NameOf);
+INSTANTIATE_TEST_SUITE_P(AllTests, ThreadLinkConformance,
+                         ::testing::ValuesIn(weft::testing::LinkConformance()), weft::testing::NameOf);
 
-class ThreadWire : public ::testing::TestWithParam<int> {};
+class ThreadLink : public ::testing::TestWithParam<int> {};
 
-TEST_P(ThreadWire, OpensALinkAfterSomeRanksMissedEarlierLinks) {
+TEST_P(ThreadLink, OpensALinkAfterSomeRanksMissedEarlierLinks) {
   RunRanks(NodeMap::RanksPerNode(GetParam(), 2), [](Bootstrap& bootstrap) -> absl::Status {
     std::vector<std::unique_ptr<WireLink>> links(static_cast<size_t>(bootstrap.rank()));
     for (auto& link : links) {
-      WEFT_ASSIGN_OR_RETURN(link, bootstrap.OpenWire(absl::Seconds(60)));
+      WEFT_ASSIGN_OR_RETURN(link, bootstrap.OpenLink(absl::Seconds(60)));
     }
     return weft::testing::OpensALinkAfterSkipping(bootstrap);
   });
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, ThreadWire, ::testing::Values(1, 2, 3, 4, 7));
+INSTANTIATE_TEST_SUITE_P(Ranks, ThreadLink, ::testing::Values(1, 2, 3, 4, 7));
 
-TEST(ThreadWireOnALostPeer, AnUnmatchedSendNeverCompletesAndIsWithdrawnWithItsLink) {
+TEST(ThreadLinkOnALostPeer, AnUnmatchedSendNeverCompletesAndIsWithdrawnWithItsLink) {
   const auto ranks = MakeThreadBootstraps(NodeMap::RanksPerNode(2, 1));
-  ASSERT_OK_AND_ASSIGN(auto sender, ranks[0]->OpenWire(absl::Seconds(60)));
-  ASSERT_OK_AND_ASSIGN(const auto receiver, ranks[1]->OpenWire(absl::Seconds(60)));
+  ASSERT_OK_AND_ASSIGN(auto sender, ranks[0]->OpenLink(absl::Seconds(60)));
+  ASSERT_OK_AND_ASSIGN(const auto receiver, ranks[1]->OpenLink(absl::Seconds(60)));
   auto buffer = std::make_unique<int64_t>(1);
   ASSERT_OK_AND_ASSIGN(const auto send, sender->Send(1, 0, buffer.get(), sizeof(*buffer)));
   ASSERT_OK_AND_ASSIGN(const bool sent, sender->Test(send));
@@ -52,10 +52,10 @@ TEST(ThreadWireOnALostPeer, AnUnmatchedSendNeverCompletesAndIsWithdrawnWithItsLi
   EXPECT_EQ(value, 7);
 }
 
-TEST(ThreadWireOnALostPeer, ReceivesOfADestroyedLinkMatchNothing) {
+TEST(ThreadLinkOnALostPeer, ReceivesOfADestroyedLinkMatchNothing) {
   const auto ranks = MakeThreadBootstraps(NodeMap::RanksPerNode(2, 1));
-  ASSERT_OK_AND_ASSIGN(const auto sender, ranks[0]->OpenWire(absl::Seconds(60)));
-  ASSERT_OK_AND_ASSIGN(auto receiver, ranks[1]->OpenWire(absl::Seconds(60)));
+  ASSERT_OK_AND_ASSIGN(const auto sender, ranks[0]->OpenLink(absl::Seconds(60)));
+  ASSERT_OK_AND_ASSIGN(auto receiver, ranks[1]->OpenLink(absl::Seconds(60)));
   auto buffer = std::make_unique<int64_t>(1);
   ASSERT_OK(receiver->Receive(0, 0, buffer.get(), sizeof(*buffer), WireLink::Length::kExact));
   receiver.reset();

@@ -1,4 +1,4 @@
-#include "src/mesh/tcp/tcp_wire.h"
+#include "src/mesh/tcp/tcp_link.h"
 
 #include <unistd.h>
 
@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <utility>
 
-#include "src/mesh/base/wire_checks.h"
+#include "src/mesh/base/link_checks.h"
 #include "src/mesh/tcp/connection_options.h"
 #include "weft/core/status.h"
 
@@ -51,7 +51,7 @@ enum class Source : uint32_t { kListener, kSender, kReceiver };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TcpWire>> TcpWire::Listen(int rank, const std::string& network) {
+absl::StatusOr<std::unique_ptr<TcpLink>> TcpLink::Listen(int rank, const std::string& network) {
   WEFT_ASSIGN_OR_RETURN(TcpEndpoint endpoint, TcpEndpoint::OfThisHost(network));
   FileHandle events(epoll_create1(EPOLL_CLOEXEC));
   if (!events.is_open()) return SystemError("epoll_create1");
@@ -65,16 +65,16 @@ absl::StatusOr<std::unique_ptr<TcpWire>> TcpWire::Listen(int rank, const std::st
   WEFT_ASSIGN_OR_RETURN(endpoint.port, ListenAt(listener.get(), family));
   epoll_event event = {EPOLLIN, {.u64 = 0}};
   if (epoll_ctl(events.get(), EPOLL_CTL_ADD, listener.get(), &event) != 0) return SystemError("epoll_ctl");
-  return std::unique_ptr<TcpWire>(
-      new TcpWire(rank, std::move(endpoint), std::move(listener), std::move(events)));
+  return std::unique_ptr<TcpLink>(
+      new TcpLink(rank, std::move(endpoint), std::move(listener), std::move(events)));
 }
 
-void TcpWire::SetPeers(std::vector<TcpEndpoint> endpoints) {
+void TcpLink::SetPeers(std::vector<TcpEndpoint> endpoints) {
   peers_.resize(endpoints.size());
   for (size_t rank = 0; rank < endpoints.size(); ++rank) peers_[rank].endpoint = std::move(endpoints[rank]);
 }
 
-TcpWire::~TcpWire() {
+TcpLink::~TcpLink() {
   if (getpid() != owner_) return;
   for (const auto& [id, request] : requests_) {
     if (!request->is_send && !request->done) Withdraw(id, *request);  // The last Poll writes to no buffer.
@@ -89,7 +89,7 @@ TcpWire::~TcpWire() {
   }
 }
 
-absl::Status TcpWire::Loss(int peer) const {
+absl::Status TcpLink::Loss(int peer) const {
   const Peer& state = Of(peer);
   if (state.closed) return absl::InternalError(absl::StrCat("rank ", peer, " has closed its link"));
   const TcpSender& sender = state.sender;
@@ -108,7 +108,7 @@ absl::Status TcpWire::Loss(int peer) const {
                                           "WEFT_NETWORK, as in WEFT_NETWORK=eth0"));
 }
 
-void TcpWire::NoteLoss(int peer) {
+void TcpLink::NoteLoss(int peer) {
   if (Of(peer).closed) return;
   const auto is_peer = [&](const LostPeer& other) { return other.peer == peer; };
   if (std::any_of(lost_.begin(), lost_.end(), is_peer)) return;
@@ -117,7 +117,7 @@ void TcpWire::NoteLoss(int peer) {
 
 // Connections.
 
-absl::Status TcpWire::StartConnection(int peer) {
+absl::Status TcpLink::StartConnection(int peer) {
   Peer& state = Of(peer);
   if (state.sender.is_started()) return absl::OkStatus();
   TcpGreeting greeting;
@@ -129,7 +129,7 @@ absl::Status TcpWire::StartConnection(int peer) {
   return WatchSender(peer);
 }
 
-absl::Status TcpWire::WatchSender(int peer) {
+absl::Status TcpLink::WatchSender(int peer) {
   const TcpSender& sender = Of(peer).sender;
   if (sender.descriptor() < 0) return absl::OkStatus();
   epoll_event event = {};
@@ -143,7 +143,7 @@ absl::Status TcpWire::WatchSender(int peer) {
   return absl::OkStatus();
 }
 
-absl::Status TcpWire::AcceptConnections() {
+absl::Status TcpLink::AcceptConnections() {
   while (true) {
     FileHandle socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket.is_open() && errno == EAGAIN) return absl::OkStatus();
@@ -165,7 +165,7 @@ absl::Status TcpWire::AcceptConnections() {
   }
 }
 
-void TcpWire::ReadFrom(TcpReceiver* receiver) {
+void TcpLink::ReadFrom(TcpReceiver* receiver) {
   if (receiver->Read(*this)) {
     if (receiver->peer() >= 0) Of(receiver->peer()).receiver = receiver;
     return;
@@ -180,7 +180,7 @@ void TcpWire::ReadFrom(TcpReceiver* receiver) {
   std::erase_if(receivers_, [&](const auto& other) { return other.get() == receiver; });
 }
 
-absl::Status TcpWire::Poll() {
+absl::Status TcpLink::Poll() {
   constexpr int kEvents = 64;
   std::array<epoll_event, kEvents> events = {};
   const int count = epoll_wait(events_.get(), events.data(), kEvents, /*timeout=*/0);
@@ -205,18 +205,18 @@ absl::Status TcpWire::Poll() {
   return absl::OkStatus();
 }
 
-void TcpWire::Flush(int peer) {
+void TcpLink::Flush(int peer) {
   std::vector<TcpSender::MessageId> sent;
   Of(peer).sender.Write(sent);
   for (const RequestId id : sent) Complete(id, absl::OkStatus());
   if (!Loss(peer).ok()) DropSends(peer);
 }
 
-void TcpWire::DropSends(int peer) {
+void TcpLink::DropSends(int peer) {
   for (const RequestId id : Of(peer).sender.Drop()) Complete(id, Loss(peer));
 }
 
-void TcpWire::Complete(RequestId id, absl::Status outcome) {
+void TcpLink::Complete(RequestId id, absl::Status outcome) {
   Request& request = *requests_.at(id);
   request.done = true;
   request.outcome = std::move(outcome);
@@ -224,14 +224,14 @@ void TcpWire::Complete(RequestId id, absl::Status outcome) {
 
 // Messages that arrive.
 
-bool TcpWire::Accept(const TcpGreeting& greeting) {
+bool TcpLink::Accept(const TcpGreeting& greeting) {
   const bool is_peer = greeting.rank >= 0 && greeting.rank < static_cast<int64_t>(peers_.size());
   const bool is_ours = greeting.magic == TcpGreeting::kMagic &&
                        std::string_view(greeting.token.data(), greeting.token.size()) == endpoint_.token;
   return is_peer && is_ours && Of(static_cast<int>(greeting.rank)).receiver == nullptr;
 }
 
-absl::StatusOr<TcpReceiver::Client::Place> TcpWire::Begin(int peer, const TcpHeader& header) {
+absl::StatusOr<TcpReceiver::Client::Place> TcpLink::Begin(int peer, const TcpHeader& header) {
   Peer& state = Of(peer);
   state.receive = 0;
   state.arrival = nullptr;
@@ -249,7 +249,7 @@ absl::StatusOr<TcpReceiver::Client::Place> TcpWire::Begin(int peer, const TcpHea
 }
 
 // An arrival grows with the bytes that have arrived: a header alone takes no memory.
-TcpReceiver::Client::Place TcpWire::Continue(int peer, const TcpHeader& header) {
+TcpReceiver::Client::Place TcpLink::Continue(int peer, const TcpHeader& header) {
   constexpr uint64_t kLeastGrowth = uint64_t{1} << 16;
   std::string& bytes = Of(peer).arrival->bytes;
   const uint64_t known = bytes.size();
@@ -257,7 +257,7 @@ TcpReceiver::Client::Place TcpWire::Continue(int peer, const TcpHeader& header) 
   return {bytes.data() + known, bytes.size() - known};
 }
 
-TcpReceiver::Client::Place TcpWire::BeginData(Peer& state, int peer, const TcpHeader& header) {
+TcpReceiver::Client::Place TcpLink::BeginData(Peer& state, int peer, const TcpHeader& header) {
   const auto posted = posted_.find(Channel{peer, header.tag});
   if (posted == posted_.end()) {
     state.arrival = std::make_shared<Arrival>();
@@ -274,11 +274,11 @@ TcpReceiver::Client::Place TcpWire::BeginData(Peer& state, int peer, const TcpHe
   return {nullptr, header.bytes};
 }
 
-absl::Status TcpWire::OutcomeOf(const Request& receive, size_t bytes) {
+absl::Status TcpLink::OutcomeOf(const Request& receive, size_t bytes) {
   return CheckLength(receive.bytes, receive.length, bytes);
 }
 
-void TcpWire::End(int peer, const TcpHeader& header) {
+void TcpLink::End(int peer, const TcpHeader& header) {
   Peer& state = Of(peer);
   if (header.kind == TcpHeader::Kind::kControl) {
     control_messages_.push_back({peer, std::move(state.text)});
@@ -302,7 +302,7 @@ void TcpWire::End(int peer, const TcpHeader& header) {
 
 // Requests.
 
-absl::StatusOr<WireLink::RequestId> TcpWire::Send(int peer, int tag, const void* data, size_t bytes) {
+absl::StatusOr<WireLink::RequestId> TcpLink::Send(int peer, int tag, const void* data, size_t bytes) {
   WEFT_RETURN_IF_ERROR(CheckEnvelope(peer, static_cast<int>(peers_.size()), tag, max_tag()));
   const RequestId id = next_request_++;
   auto request = std::make_unique<Request>();
@@ -319,7 +319,7 @@ absl::StatusOr<WireLink::RequestId> TcpWire::Send(int peer, int tag, const void*
   return id;
 }
 
-absl::StatusOr<WireLink::RequestId> TcpWire::Receive(int peer, int tag, void* data, size_t bytes,
+absl::StatusOr<WireLink::RequestId> TcpLink::Receive(int peer, int tag, void* data, size_t bytes,
                                                      Length length) {
   WEFT_RETURN_IF_ERROR(CheckEnvelope(peer, static_cast<int>(peers_.size()), tag, max_tag()));
   const RequestId id = next_request_++;
@@ -348,7 +348,7 @@ absl::StatusOr<WireLink::RequestId> TcpWire::Receive(int peer, int tag, void* da
   return id;
 }
 
-absl::StatusOr<bool> TcpWire::Test(RequestId id) {
+absl::StatusOr<bool> TcpLink::Test(RequestId id) {
   const auto found = requests_.find(id);
   WEFT_CHECK(found != requests_.end(), "Test of a request that is not in flight");
   const Request& request = *found->second;
@@ -364,7 +364,7 @@ absl::StatusOr<bool> TcpWire::Test(RequestId id) {
   return true;
 }
 
-bool TcpWire::Cancel(RequestId id) {
+bool TcpLink::Cancel(RequestId id) {
   const auto found = requests_.find(id);
   WEFT_CHECK(found != requests_.end(), "Cancel of a request that is not in flight");
   const std::unique_ptr<Request> request = std::move(found->second);
@@ -373,7 +373,7 @@ bool TcpWire::Cancel(RequestId id) {
   return true;
 }
 
-void TcpWire::Withdraw(RequestId id, const Request& request) {
+void TcpLink::Withdraw(RequestId id, const Request& request) {
   Peer& state = Of(request.peer);
   if (request.is_send) {
     state.sender.Detach(id);
@@ -388,7 +388,7 @@ void TcpWire::Withdraw(RequestId id, const Request& request) {
   }
 }
 
-absl::Status TcpWire::SendControlMessage(int peer, std::string_view bytes) {
+absl::Status TcpLink::SendControlMessage(int peer, std::string_view bytes) {
   WEFT_RETURN_IF_ERROR(CheckControlMessage(peer, static_cast<int>(peers_.size()), bytes.size()));
   if (!Loss(peer).ok()) return absl::OkStatus();  // See Note [Closed links].
   WEFT_RETURN_IF_ERROR(StartConnection(peer));
@@ -397,12 +397,12 @@ absl::Status TcpWire::SendControlMessage(int peer, std::string_view bytes) {
   return absl::OkStatus();
 }
 
-bool TcpWire::HasUnsentControlMessages() const {
+bool TcpLink::HasUnsentControlMessages() const {
   return std::any_of(started_.begin(), started_.end(),
                      [&](int peer) { return Of(peer).sender.has_unsent_text(); });
 }
 
-absl::StatusOr<std::optional<WireLink::ControlMessage>> TcpWire::PollControlMessage() {
+absl::StatusOr<std::optional<WireLink::ControlMessage>> TcpLink::PollControlMessage() {
   if (control_messages_.empty()) return std::optional<ControlMessage>();
   ControlMessage message = std::move(control_messages_.front());
   control_messages_.pop_front();

@@ -38,6 +38,6 @@ absl::Status OpensALinkAfterSkipping(Bootstrap& bootstrap);
 absl::Status RejectsArgumentsOutOfRange(Bootstrap& bootstrap);
 
 // All of them.
-std::vector<ConformanceTest> WireConformance();
+std::vector<ConformanceTest> LinkConformance();
 
 }  // namespace weft::testing

@@ -1,5 +1,5 @@
 // Links over TCP between two ranks of one thread, so that each step of a transfer can be chosen.
-#include "src/mesh/tcp/tcp_wire.h"
+#include "src/mesh/tcp/tcp_link.h"
 
 #include <unistd.h>
 
@@ -35,13 +35,13 @@ constexpr size_t kLong = size_t{64} << 20;
 
 // Two connected links.
 struct Pair {
-  std::unique_ptr<TcpWire> first;   // Rank 0.
-  std::unique_ptr<TcpWire> second;  // Rank 1.
+  std::unique_ptr<TcpLink> first;   // Rank 0.
+  std::unique_ptr<TcpLink> second;  // Rank 1.
 
   static absl::StatusOr<Pair> Make() {
     Pair pair;
-    WEFT_ASSIGN_OR_RETURN(pair.first, TcpWire::Listen(0, ""));
-    WEFT_ASSIGN_OR_RETURN(pair.second, TcpWire::Listen(1, ""));
+    WEFT_ASSIGN_OR_RETURN(pair.first, TcpLink::Listen(0, ""));
+    WEFT_ASSIGN_OR_RETURN(pair.second, TcpLink::Listen(1, ""));
     const std::vector<TcpEndpoint> endpoints = {pair.first->endpoint(), pair.second->endpoint()};
     pair.first->SetPeers(endpoints);
     pair.second->SetPeers(endpoints);
@@ -51,11 +51,11 @@ struct Pair {
     EXPECT_OK(first->Poll());
     EXPECT_OK(second->Poll());
   }
-  absl::Status Finish(TcpWire& wire, WireLink::RequestId request) const {
+  absl::Status Finish(TcpLink& link, WireLink::RequestId request) const {
     constexpr int kManyPolls = 10'000'000;
     for (int i = 0; i < kManyPolls; ++i) {
       Poll();
-      WEFT_ASSIGN_OR_RETURN(const bool done, wire.Test(request));
+      WEFT_ASSIGN_OR_RETURN(const bool done, link.Test(request));
       if (done) return absl::OkStatus();
     }
     return absl::DeadlineExceededError("a message did not arrive");
@@ -76,7 +76,7 @@ bool IsFilledWith(const std::string& bytes, char value) {
 }
 
 // A host that is cut off ends neither end of a connection by itself.
-TEST(TcpWire, BothEndsOfAConnectionSendProbes) {
+TEST(TcpLink, BothEndsOfAConnectionSendProbes) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
   ASSERT_OK_AND_ASSIGN(const int64_t received, pair.Exchange(5));
   EXPECT_EQ(received, 5);
@@ -104,7 +104,7 @@ TEST(TcpWire, BothEndsOfAConnectionSendProbes) {
 
 // The peer connects, sends, and closes its link between two polls. The first of these has found that the
 // connection to it is made, so that the end of that one is the first event of the second.
-TEST(TcpWire, APeerThatClosesItsLinkIsNotLost) {
+TEST(TcpLink, APeerThatClosesItsLinkIsNotLost) {
   ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
   EXPECT_OK(pair.first->SendControlMessage(1, "hello"));
   EXPECT_OK(pair.first->Poll());
@@ -131,7 +131,7 @@ TEST(TcpWire, APeerThatClosesItsLinkIsNotLost) {
 }
 
 // The data is longer than the kernel takes, but the connection is not made yet, so none of it is sent.
-TEST(TcpWire, ALinkThatIsClosedWithUnsentDataIsNotLost) {
+TEST(TcpLink, ALinkThatIsClosedWithUnsentDataIsNotLost) {
   ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
   const std::string sent(kLong, 's');
   ASSERT_OK(pair.first->SendControlMessage(1, "before"));
@@ -154,7 +154,7 @@ TEST(TcpWire, ALinkThatIsClosedWithUnsentDataIsNotLost) {
   }
 }
 
-TEST(TcpWire, ACancelledReceiveSkipsTheRestOfItsMessage) {
+TEST(TcpLink, ACancelledReceiveSkipsTheRestOfItsMessage) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
   const std::string sent(kLong, 's');
   std::string received(kLong, '-');
@@ -171,7 +171,7 @@ TEST(TcpWire, ACancelledReceiveSkipsTheRestOfItsMessage) {
   EXPECT_TRUE(IsFilledWith(received, 'x'));
 }
 
-TEST(TcpWire, ACancelledSendStillDeliversWhatItHasBegun) {
+TEST(TcpLink, ACancelledSendStillDeliversWhatItHasBegun) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
   std::string sent(kLong, 's');
   std::string received(kLong, '-');
@@ -189,7 +189,7 @@ TEST(TcpWire, ACancelledSendStillDeliversWhatItHasBegun) {
 }
 
 // The first message fills the sockets, so that the second has not begun.
-TEST(TcpWire, ACancelledSendThatHasNotBegunIsNotDelivered) {
+TEST(TcpLink, ACancelledSendThatHasNotBegunIsNotDelivered) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
   const std::string first(kLong, '1');
   const std::string second(100, '2');
@@ -210,7 +210,7 @@ TEST(TcpWire, ACancelledSendThatHasNotBegunIsNotDelivered) {
 }
 
 // The receive is posted while its message arrives, which goes to memory of the link until then.
-TEST(TcpWire, AReceiveTakesAMessageThatHasBegunToArrive) {
+TEST(TcpLink, AReceiveTakesAMessageThatHasBegunToArrive) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
   std::string sent(kLong, 's');
   sent.back() = 'e';
@@ -225,7 +225,7 @@ TEST(TcpWire, AReceiveTakesAMessageThatHasBegunToArrive) {
   EXPECT_EQ(received, sent);
 }
 
-TEST(TcpWire, SendsToAClosedPeerFailAndNameIt) {
+TEST(TcpLink, SendsToAClosedPeerFailAndNameIt) {
   ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
   ASSERT_OK(pair.Exchange(1));
   ASSERT_OK(pair.second->SendControlMessage(0, "hello"));
@@ -240,7 +240,7 @@ TEST(TcpWire, SendsToAClosedPeerFailAndNameIt) {
   EXPECT_THAT(done, StatusIs(absl::StatusCode::kInternal, HasSubstr("rank 1 has closed its link")));
 }
 
-TEST(TcpWire, APeerThatCannotBeReachedIsNamedWithTheRemedy) {
+TEST(TcpLink, APeerThatCannotBeReachedIsNamedWithTheRemedy) {
   ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
   pair.second.reset();  // Nobody listens at its port any more.
   char byte = 0;
@@ -256,7 +256,7 @@ TEST(TcpWire, APeerThatCannotBeReachedIsNamedWithTheRemedy) {
 }
 
 // Another program, or a rank of another job, connects to the port of a link.
-TEST(TcpWire, IgnoresStrangers) {
+TEST(TcpLink, IgnoresStrangers) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
   ASSERT_OK_AND_ASSIGN(const SocketAddress address,
                        MakeSocketAddress("127.0.0.1", pair.second->endpoint().port));
@@ -282,7 +282,7 @@ TEST(TcpWire, IgnoresStrangers) {
   EXPECT_EQ(after, 6);
 }
 
-TEST(TcpWire, AMalformedMessageEndsTheConnectionAndNamesThePeer) {
+TEST(TcpLink, AMalformedMessageEndsTheConnectionAndNamesThePeer) {
   constexpr auto kUnknown = static_cast<TcpHeader::Kind>(7);
   constexpr uint64_t kTooLong = WireLink::kMaxControlMessageBytes + 1;
   for (const TcpHeader& header :
@@ -312,7 +312,7 @@ TEST(TcpWire, AMalformedMessageEndsTheConnectionAndNamesThePeer) {
 }
 
 // The header of a message that no rank expects, and that never arrives.
-TEST(TcpWire, AHeaderAloneTakesNoMemory) {
+TEST(TcpLink, AHeaderAloneTakesNoMemory) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
   const RawTcpPeer peer(pair.first->endpoint());
   peer.WriteFrame(RawTcpPeer::GreetingOf(pair.first->endpoint(), 1));

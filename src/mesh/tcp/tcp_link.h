@@ -38,13 +38,13 @@
 
 namespace weft::internal {
 
-class TcpWire final : public WireLink, private TcpReceiver::Client {
+class TcpLink final : public WireLink, private TcpReceiver::Client {
  public:
   // Starts to listen. `network`: see StoreBootstrapOptions::network.
   // Errors: those of TcpEndpoint::OfThisHost; kInternal (no socket; has the system's message).
-  static absl::StatusOr<std::unique_ptr<TcpWire>> Listen(int rank, const std::string& network);
+  static absl::StatusOr<std::unique_ptr<TcpLink>> Listen(int rank, const std::string& network);
   // In a child process of fork() it closes the child's copies of the sockets, which ends no connection.
-  ~TcpWire() override;
+  ~TcpLink() override;
 
   const TcpEndpoint& endpoint() const { return endpoint_; }
   // REQUIRES: called once, before any message. `endpoints` are those of all ranks.
@@ -95,7 +95,7 @@ class TcpWire final : public WireLink, private TcpReceiver::Client {
   };
   using Channel = std::pair<int, int>;  // Peer, tag.
 
-  TcpWire(int rank, TcpEndpoint endpoint, FileHandle listener, FileHandle events)
+  TcpLink(int rank, TcpEndpoint endpoint, FileHandle listener, FileHandle events)
       : owner_(getpid()),
         rank_(rank),
         endpoint_(std::move(endpoint)),

@@ -1,4 +1,4 @@
-#include "tests/mesh/support/wire_conformance.h"
+#include "tests/mesh/support/link_conformance.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -24,24 +24,24 @@ constexpr absl::Duration kTimeout = absl::Seconds(60);
 absl::Status Barrier(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
 
 // Polls until the request is done or has failed.
-absl::Status Finish(Runtime& runtime, WireLink& wire, WireLink::RequestId request) {
+absl::Status Finish(Runtime& runtime, WireLink& link, WireLink::RequestId request) {
   const Deadline deadline(runtime, kTimeout);
   while (!deadline.HasPassed()) {
-    WEFT_RETURN_IF_ERROR(wire.Poll());
-    WEFT_ASSIGN_OR_RETURN(const bool done, wire.Test(request));
+    WEFT_RETURN_IF_ERROR(link.Poll());
+    WEFT_ASSIGN_OR_RETURN(const bool done, link.Test(request));
     if (done) return absl::OkStatus();
     runtime.Yield();
   }
   return absl::DeadlineExceededError("a message did not arrive");
 }
 
-absl::StatusOr<std::optional<WireLink::ControlMessage>> NextControlMessage(WireLink& wire) {
-  WEFT_RETURN_IF_ERROR(wire.Poll());
-  return wire.PollControlMessage();
+absl::StatusOr<std::optional<WireLink::ControlMessage>> NextControlMessage(WireLink& link) {
+  WEFT_RETURN_IF_ERROR(link.Poll());
+  return link.PollControlMessage();
 }
 
-absl::Status FinishAll(Runtime& runtime, WireLink& wire, const std::vector<WireLink::RequestId>& requests) {
-  for (const auto request : requests) WEFT_RETURN_IF_ERROR(Finish(runtime, wire, request));
+absl::Status FinishAll(Runtime& runtime, WireLink& link, const std::vector<WireLink::RequestId>& requests) {
+  for (const auto request : requests) WEFT_RETURN_IF_ERROR(Finish(runtime, link, request));
   return absl::OkStatus();
 }
 
@@ -51,16 +51,16 @@ absl::Status FinishOnBoth(Runtime& runtime, WireLink& first, std::vector<WireLin
   const Deadline deadline(runtime, kTimeout);
   while (!deadline.HasPassed()) {
     size_t waiting = 0;
-    for (auto [wire, requests] : {std::pair(&first, &on_first), std::pair(&second, &on_second)}) {
-      WEFT_RETURN_IF_ERROR(wire->Poll());
+    for (auto [link, requests] : {std::pair(&first, &on_first), std::pair(&second, &on_second)}) {
+      WEFT_RETURN_IF_ERROR(link->Poll());
       absl::Status failed;
-      std::erase_if(*requests, [&failed, link = wire](WireLink::RequestId request) {
-        const absl::StatusOr<bool> done = link->Test(request);
+      std::erase_if(*requests, [&failed, from = link](WireLink::RequestId request) {
+        const absl::StatusOr<bool> done = from->Test(request);
         failed.Update(done.status());
         return !done.ok() || *done;
       });
       WEFT_RETURN_IF_ERROR(failed);
-      waiting += requests->size() + (wire->HasUnsentControlMessages() ? 1 : 0);
+      waiting += requests->size() + (link->HasUnsentControlMessages() ? 1 : 0);
     }
     if (waiting == 0) return absl::OkStatus();
     runtime.Yield();
@@ -69,8 +69,8 @@ absl::Status FinishOnBoth(Runtime& runtime, WireLink& first, std::vector<WireLin
 }
 
 // Polls until all control messages have left.
-absl::Status FinishControlMessages(Runtime& runtime, WireLink& wire) {
-  return FinishOnBoth(runtime, wire, {}, wire, {});
+absl::Status FinishControlMessages(Runtime& runtime, WireLink& link) {
+  return FinishOnBoth(runtime, link, {}, link, {});
 }
 
 // Bytes that depend on the sender, the receiver and the position in the message.
@@ -80,22 +80,22 @@ std::vector<uint8_t> Pattern(int from, int to, size_t bytes) {
   return pattern;
 }
 
-absl::Status SendValue(WireLink& wire, int peer, int tag, const int64_t& value,
+absl::Status SendValue(WireLink& link, int peer, int tag, const int64_t& value,
                        std::vector<WireLink::RequestId>& requests) {
-  WEFT_ASSIGN_OR_RETURN(const auto request, wire.Send(peer, tag, &value, sizeof(value)));
+  WEFT_ASSIGN_OR_RETURN(const auto request, link.Send(peer, tag, &value, sizeof(value)));
   requests.push_back(request);
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> ReceiveValue(Runtime& runtime, WireLink& wire, int peer, int tag) {
+absl::StatusOr<int64_t> ReceiveValue(Runtime& runtime, WireLink& link, int peer, int tag) {
   int64_t value = -1;
   WEFT_ASSIGN_OR_RETURN(const auto request,
-                        wire.Receive(peer, tag, &value, sizeof(value), WireLink::Length::kExact));
-  WEFT_RETURN_IF_ERROR(Finish(runtime, wire, request));
+                        link.Receive(peer, tag, &value, sizeof(value), WireLink::Length::kExact));
+  WEFT_RETURN_IF_ERROR(Finish(runtime, link, request));
   return value;
 }
 
-absl::Status ExchangePatterns(Bootstrap& bootstrap, WireLink& wire, size_t bytes, bool receive_first) {
+absl::Status ExchangePatterns(Bootstrap& bootstrap, WireLink& link, size_t bytes, bool receive_first) {
   const int rank = bootstrap.rank();
   std::vector<std::vector<uint8_t>> sent;
   std::vector<std::vector<uint8_t>> received(bootstrap.size(), std::vector<uint8_t>(bytes, 0xee));
@@ -103,13 +103,13 @@ absl::Status ExchangePatterns(Bootstrap& bootstrap, WireLink& wire, size_t bytes
   std::vector<WireLink::RequestId> requests;
   for (const bool receiving : {receive_first, !receive_first}) {
     for (int peer = 0; peer < bootstrap.size(); ++peer) {
-      WEFT_ASSIGN_OR_RETURN(const auto request, receiving ? wire.Receive(peer, 5, received[peer].data(),
+      WEFT_ASSIGN_OR_RETURN(const auto request, receiving ? link.Receive(peer, 5, received[peer].data(),
                                                                          bytes, WireLink::Length::kExact)
-                                                          : wire.Send(peer, 5, sent[peer].data(), bytes));
+                                                          : link.Send(peer, 5, sent[peer].data(), bytes));
       requests.push_back(request);
     }
   }
-  WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), wire, requests));
+  WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), link, requests));
   for (int peer = 0; peer < bootstrap.size(); ++peer) EXPECT_EQ(received[peer], Pattern(peer, rank, bytes));
   return absl::OkStatus();
 }
@@ -117,10 +117,10 @@ absl::Status ExchangePatterns(Bootstrap& bootstrap, WireLink& wire, size_t bytes
 }  // namespace
 
 absl::Status DeliversEveryMessage(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
   for (const size_t bytes : {0, 1, 64, 4099, 70001, 200003}) {
     for (const bool receive_first : {true, false}) {
-      WEFT_RETURN_IF_ERROR(ExchangePatterns(bootstrap, *wire, bytes, receive_first));
+      WEFT_RETURN_IF_ERROR(ExchangePatterns(bootstrap, *link, bytes, receive_first));
     }
   }
   return Barrier(bootstrap);
@@ -128,8 +128,8 @@ absl::Status DeliversEveryMessage(Bootstrap& bootstrap) {
 
 absl::Status MatchesInOrderPerPeerAndTag(Bootstrap& bootstrap) {
   constexpr int64_t kMessages = 50;
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
-  const int tags[] = {0, 1, wire->max_tag()};
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
+  const int tags[] = {0, 1, link->max_tag()};
   const auto value = [](int from, int to, int tag, int64_t i) {
     return ((from * 8 + to) * 4 + tag % 4) * 1000 + i;
   };
@@ -141,7 +141,7 @@ absl::Status MatchesInOrderPerPeerAndTag(Bootstrap& bootstrap) {
     for (const int tag : tags) {
       for (int peer = 0; peer < bootstrap.size(); ++peer) {
         values.push_back(value(bootstrap.rank(), peer, tag, i));
-        WEFT_RETURN_IF_ERROR(SendValue(*wire, peer, tag, values.back(), requests));
+        WEFT_RETURN_IF_ERROR(SendValue(*link, peer, tag, values.back(), requests));
       }
     }
   }
@@ -149,18 +149,18 @@ absl::Status MatchesInOrderPerPeerAndTag(Bootstrap& bootstrap) {
   for (const int tag : {tags[2], tags[0], tags[1]}) {
     for (int64_t i = 0; i < kMessages; ++i) {
       for (int peer = bootstrap.size() - 1; peer >= 0; --peer) {
-        WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(bootstrap.runtime(), *wire, peer, tag));
+        WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(bootstrap.runtime(), *link, peer, tag));
         EXPECT_EQ(received, value(peer, bootstrap.rank(), tag, i));
       }
     }
   }
-  WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *wire, requests));
+  WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *link, requests));
   return Barrier(bootstrap);
 }
 
 absl::Status DeliversControlMessagesInOrder(Bootstrap& bootstrap) {
   constexpr int kMessages = 200;
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
   const auto message = [](int from, int to, int i) {
     std::string text = absl::StrCat(from, ">", to, "#", i);
     text.resize(i % 3 == 0 ? WireLink::kMaxControlMessageBytes : text.size(), '.');
@@ -168,7 +168,7 @@ absl::Status DeliversControlMessagesInOrder(Bootstrap& bootstrap) {
   };
   for (int i = 0; i < kMessages; ++i) {
     for (int peer = 0; peer < bootstrap.size(); ++peer) {
-      WEFT_RETURN_IF_ERROR(wire->SendControlMessage(peer, message(bootstrap.rank(), peer, i)));
+      WEFT_RETURN_IF_ERROR(link->SendControlMessage(peer, message(bootstrap.rank(), peer, i)));
     }
   }
   std::map<int, int> arrived;
@@ -176,7 +176,7 @@ absl::Status DeliversControlMessagesInOrder(Bootstrap& bootstrap) {
   for (int missing = kMessages * bootstrap.size(); missing > 0;) {
     if (deadline.HasPassed())
       return absl::DeadlineExceededError(absl::StrCat(missing, " control messages did not arrive"));
-    WEFT_ASSIGN_OR_RETURN(const auto received, NextControlMessage(*wire));
+    WEFT_ASSIGN_OR_RETURN(const auto received, NextControlMessage(*link));
     if (!received) {
       bootstrap.runtime().Yield();
       continue;
@@ -184,16 +184,16 @@ absl::Status DeliversControlMessagesInOrder(Bootstrap& bootstrap) {
     --missing;
     EXPECT_EQ(received->bytes, message(received->peer, bootstrap.rank(), arrived[received->peer]++));
   }
-  WEFT_RETURN_IF_ERROR(FinishControlMessages(bootstrap.runtime(), *wire));
+  WEFT_RETURN_IF_ERROR(FinishControlMessages(bootstrap.runtime(), *link));
   WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
-  WEFT_ASSIGN_OR_RETURN(const auto extra, NextControlMessage(*wire));
+  WEFT_ASSIGN_OR_RETURN(const auto extra, NextControlMessage(*link));
   EXPECT_FALSE(extra.has_value());
   return Barrier(bootstrap);
 }
 
 absl::Status MessagesOfDifferentLinksDoNotMatch(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto first, bootstrap.OpenWire(kTimeout));
-  WEFT_ASSIGN_OR_RETURN(const auto second, bootstrap.OpenWire(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto first, bootstrap.OpenLink(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto second, bootstrap.OpenLink(kTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   const int64_t one = 100 + bootstrap.rank();
@@ -206,8 +206,8 @@ absl::Status MessagesOfDifferentLinksDoNotMatch(Bootstrap& bootstrap) {
   // A link need not make progress while a rank polls another one. So post everything, then poll both.
   int64_t from_first = -1;
   int64_t from_second = -1;
-  const auto receive = [&](WireLink& wire, int64_t& value) {
-    return wire.Receive(previous, 3, &value, sizeof(value), WireLink::Length::kExact);
+  const auto receive = [&](WireLink& link, int64_t& value) {
+    return link.Receive(previous, 3, &value, sizeof(value), WireLink::Length::kExact);
   };
   WEFT_ASSIGN_OR_RETURN(const auto receive_second, receive(*second, from_second));
   WEFT_ASSIGN_OR_RETURN(const auto receive_first, receive(*first, from_first));
@@ -223,39 +223,39 @@ absl::Status MessagesOfDifferentLinksDoNotMatch(Bootstrap& bootstrap) {
 }
 
 absl::Status CancelledReceivesTakeNoMessage(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   int64_t cancelled = -1;
   WEFT_ASSIGN_OR_RETURN(const auto given_up,
-                        wire->Receive(previous, 1, &cancelled, sizeof(cancelled), WireLink::Length::kExact));
-  EXPECT_TRUE(wire->Cancel(given_up));
+                        link->Receive(previous, 1, &cancelled, sizeof(cancelled), WireLink::Length::kExact));
+  EXPECT_TRUE(link->Cancel(given_up));
   WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
   const int64_t value = bootstrap.rank();
   std::vector<WireLink::RequestId> requests;
-  WEFT_RETURN_IF_ERROR(SendValue(*wire, next, 1, value, requests));
-  WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(bootstrap.runtime(), *wire, previous, 1));
+  WEFT_RETURN_IF_ERROR(SendValue(*link, next, 1, value, requests));
+  WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(bootstrap.runtime(), *link, previous, 1));
   EXPECT_EQ(received, previous);
   EXPECT_EQ(cancelled, -1);
-  WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *wire, requests));
+  WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *link, requests));
   return Barrier(bootstrap);
 }
 
 absl::Status CancellingAMatchedReceiveIsSafe(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   // Longer than a transport's eager limit, so that the transfer needs a rendezvous.
   const std::vector<int64_t> sent(size_t{1} << 17, bootstrap.rank());
   std::vector<int64_t> received(sent.size(), -1);
   const size_t bytes = sent.size() * sizeof(int64_t);
-  WEFT_ASSIGN_OR_RETURN(const auto send, wire->Send(next, 1, sent.data(), bytes));
+  WEFT_ASSIGN_OR_RETURN(const auto send, link->Send(next, 1, sent.data(), bytes));
   static_cast<void>(send);  // It may never match; the link's destructor withdraws it.
   WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
   WEFT_ASSIGN_OR_RETURN(const auto receive,
-                        wire->Receive(previous, 1, received.data(), bytes, WireLink::Length::kExact));
-  if (!wire->Cancel(receive)) {
-    WEFT_RETURN_IF_ERROR(Finish(bootstrap.runtime(), *wire, receive));
+                        link->Receive(previous, 1, received.data(), bytes, WireLink::Length::kExact));
+  if (!link->Cancel(receive)) {
+    WEFT_RETURN_IF_ERROR(Finish(bootstrap.runtime(), *link, receive));
     EXPECT_EQ(received, std::vector<int64_t>(sent.size(), previous));
   }
   // In both cases the link no longer accesses the buffer.
@@ -266,57 +266,57 @@ absl::Status CancellingAMatchedReceiveIsSafe(Bootstrap& bootstrap) {
 }
 
 absl::Status ReportsDifferentLengths(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   const int64_t value = bootstrap.rank();
   for (const size_t length : {sizeof(value) / 2, sizeof(value) * 2}) {
     std::vector<WireLink::RequestId> requests;
-    WEFT_RETURN_IF_ERROR(SendValue(*wire, next, 1, value, requests));
+    WEFT_RETURN_IF_ERROR(SendValue(*link, next, 1, value, requests));
     std::vector<char> received(length);
     WEFT_ASSIGN_OR_RETURN(const auto request,
-                          wire->Receive(previous, 1, received.data(), length, WireLink::Length::kExact));
-    EXPECT_THAT(Finish(bootstrap.runtime(), *wire, request),
+                          link->Receive(previous, 1, received.data(), length, WireLink::Length::kExact));
+    EXPECT_THAT(Finish(bootstrap.runtime(), *link, request),
                 StatusIs(absl::StatusCode::kInternal, ::testing::Not("")));
-    WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *wire, requests));
+    WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *link, requests));
   }
   std::vector<WireLink::RequestId> requests;
-  WEFT_RETURN_IF_ERROR(SendValue(*wire, next, 1, value, requests));
-  WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(bootstrap.runtime(), *wire, previous, 1));
+  WEFT_RETURN_IF_ERROR(SendValue(*link, next, 1, value, requests));
+  WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(bootstrap.runtime(), *link, previous, 1));
   EXPECT_EQ(received, previous);
-  WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *wire, requests));
+  WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *link, requests));
   return Barrier(bootstrap);
 }
 
 absl::Status AcceptsMessagesUpToTheReceivesMaximum(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   constexpr size_t kMaxBytes = 1000;
   for (const size_t bytes : {size_t{0}, size_t{1}, kMaxBytes - 1, kMaxBytes}) {
     const std::vector<uint8_t> sent = Pattern(bootstrap.rank(), next, bytes);
     std::vector<uint8_t> received(kMaxBytes, 0xee);
-    WEFT_ASSIGN_OR_RETURN(const auto receive, wire->Receive(previous, 1, received.data(), received.size(),
+    WEFT_ASSIGN_OR_RETURN(const auto receive, link->Receive(previous, 1, received.data(), received.size(),
                                                             WireLink::Length::kAtMost));
-    WEFT_ASSIGN_OR_RETURN(const auto send, wire->Send(next, 1, sent.data(), sent.size()));
-    WEFT_RETURN_IF_ERROR(Finish(bootstrap.runtime(), *wire, receive));
+    WEFT_ASSIGN_OR_RETURN(const auto send, link->Send(next, 1, sent.data(), sent.size()));
+    WEFT_RETURN_IF_ERROR(Finish(bootstrap.runtime(), *link, receive));
     std::vector<uint8_t> expected = Pattern(previous, bootstrap.rank(), bytes);
     expected.resize(kMaxBytes, 0xee);
     EXPECT_EQ(received, expected);
-    WEFT_RETURN_IF_ERROR(Finish(bootstrap.runtime(), *wire, send));
+    WEFT_RETURN_IF_ERROR(Finish(bootstrap.runtime(), *link, send));
   }
   return Barrier(bootstrap);
 }
 
 absl::Status CanBeDestroyedWithUnmatchedReceives(Bootstrap& bootstrap) {
   auto buffer = std::make_unique<std::vector<char>>(200'000);
-  WEFT_ASSIGN_OR_RETURN(auto wire, bootstrap.OpenWire(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(auto link, bootstrap.OpenLink(kTimeout));
   for (int peer = 0; peer < bootstrap.size(); ++peer) {
     WEFT_RETURN_IF_ERROR(
-        wire->Receive(peer, 9, buffer->data(), buffer->size(), WireLink::Length::kExact).status());
-    WEFT_RETURN_IF_ERROR(wire->SendControlMessage(peer, "never read"));
+        link->Receive(peer, 9, buffer->data(), buffer->size(), WireLink::Length::kExact).status());
+    WEFT_RETURN_IF_ERROR(link->SendControlMessage(peer, "never read"));
   }
-  wire.reset();
+  link.reset();
   buffer.reset();
   return DeliversEveryMessage(bootstrap);
 }
@@ -328,28 +328,28 @@ absl::Status OpensALinkAfterSkipping(Bootstrap& bootstrap) {
   for (const std::string& count : counts) highest = std::max<int64_t>(highest, std::stoll(count));
   bootstrap.SkipLinks(highest);
   EXPECT_EQ(bootstrap.link_count(), highest);
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
-  WEFT_RETURN_IF_ERROR(ExchangePatterns(bootstrap, *wire, 100, /*receive_first=*/false));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
+  WEFT_RETURN_IF_ERROR(ExchangePatterns(bootstrap, *link, 100, /*receive_first=*/false));
   return Barrier(bootstrap);
 }
 
 absl::Status RejectsArgumentsOutOfRange(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
   char byte = 0;
   const auto invalid = [](const char* text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };
-  EXPECT_THAT(wire->Send(bootstrap.size(), 0, &byte, 1), invalid("rank"));
-  EXPECT_THAT(wire->Receive(-1, 0, &byte, 1, WireLink::Length::kExact), invalid("rank -1"));
-  EXPECT_THAT(wire->Send(0, -1, &byte, 1), invalid("tag -1"));
-  EXPECT_THAT(wire->Receive(0, wire->max_tag() + 1, &byte, 1, WireLink::Length::kExact), invalid("tag"));
-  EXPECT_THAT(wire->SendControlMessage(bootstrap.size(), "x"), invalid("rank"));
-  EXPECT_THAT(wire->SendControlMessage(0, std::string(WireLink::kMaxControlMessageBytes + 1, 'x')),
+  EXPECT_THAT(link->Send(bootstrap.size(), 0, &byte, 1), invalid("rank"));
+  EXPECT_THAT(link->Receive(-1, 0, &byte, 1, WireLink::Length::kExact), invalid("rank -1"));
+  EXPECT_THAT(link->Send(0, -1, &byte, 1), invalid("tag -1"));
+  EXPECT_THAT(link->Receive(0, link->max_tag() + 1, &byte, 1, WireLink::Length::kExact), invalid("tag"));
+  EXPECT_THAT(link->SendControlMessage(bootstrap.size(), "x"), invalid("rank"));
+  EXPECT_THAT(link->SendControlMessage(0, std::string(WireLink::kMaxControlMessageBytes + 1, 'x')),
               invalid("1025 bytes"));
   return Barrier(bootstrap);
 }
 
-std::vector<ConformanceTest> WireConformance() {
+std::vector<ConformanceTest> LinkConformance() {
   return {
       {"DeliversEveryMessage", DeliversEveryMessage},
       {"MatchesInOrderPerPeerAndTag", MatchesInOrderPerPeerAndTag},
