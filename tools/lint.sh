@@ -88,7 +88,9 @@ sources_to_read() {
 
 # Prints all findings in one source together, because several sources are read in parallel.
 lint_source() {
-  if ((EPOCHSECONDS >= LINT_END)); then
+  local now
+  read -r now _ </proc/uptime
+  if ((${now%.*} >= LINT_END)); then
     echo "$1" >>"$LINT_LEFT_OUT"
     return
   fi
@@ -106,14 +108,15 @@ main() {
   is_commit "$base" || skip "there is no commit '$base' to compare with"
   [[ -e $commands ]] || cmake --preset debug >/dev/null || fail "build/debug cannot be configured"
 
-  local sources result=0
+  local sources now result=0
   mapfile -t sources < <(sources_to_read)
   echo "lint: ${#sources[@]} sources to read for the changes since $(git log -1 --format='%h (%s)' "$base")"
   ((${#sources[@]})) || return 0
 
   LINT_LEFT_OUT=$(mktemp)
   trap 'rm -f "$LINT_LEFT_OUT"' EXIT
-  LINT_END=$((EPOCHSECONDS + seconds))
+  read -r now _ </proc/uptime
+  LINT_END=$((${now%.*} + seconds))
   export LINT_LEFT_OUT LINT_END
   export -f lint_source
   printf '%s\0' "${sources[@]}" | xargs -0 -n 1 -P "$(nproc)" bash -c 'lint_source "$0"' || result=1

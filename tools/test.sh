@@ -41,9 +41,11 @@ run() {
 
 # timed DONE STEP PRESET: takes a step and prints the minutes that it took, as in `== release: built in 6.1 min`.
 timed() {
-  local done="$1 in" step=$2 preset=$3 start=$EPOCHREALTIME result=0
+  local done="$1 in" step=$2 preset=$3 start end result=0
+  read -r start _ </proc/uptime
   "$step" "$preset" || { result=$?; done="$step failed after"; }
-  awk -v what="$preset: $done" -v from="$start" -v to="$EPOCHREALTIME" \
+  read -r end _ </proc/uptime
+  awk -v what="$preset: $done" -v from="$start" -v to="$end" \
     'BEGIN {printf "== %s %.1f min\n", what, (to - from) / 60}'
   return "$result"
 }

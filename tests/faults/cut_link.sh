@@ -44,8 +44,10 @@ left() {
     find /dev/shm "$TMPDIR" -name "*$host*" -printf "left of $host: %p\n"
   done 2>/dev/null
 }
-deadline=$((SECONDS + 90))
-until [[ -z $(left) ]] || ((SECONDS > deadline)); do sleep 1; done
+for ((second = 0; second < 90; ++second)); do
+  [[ -n $(left) ]] || break
+  sleep 1
+done
 left
 kill "$server"
 rm -f "$output"*

@@ -31,6 +31,28 @@ class CheckClocks(SmallTree):
             "python/weft/a.py:1: time.time( is the system's time; use a monotonic clock",
         ])
 
+    def test_finds_every_way_to_read_it(self):
+        for name, reads in {
+            "src/comm/a.cc": ["time(0)", "time(NULL)", "time(nullptr)", "time(&now)", "std::time(", "timespec_get(", "gettimeofday(",
+                              "ftime(", "CLOCK_REALTIME", "CLOCK_REALTIME_COARSE", "CLOCK_TAI", "absl::GetCurrentTimeNanos",
+                              "system_clock", "high_resolution_clock", "utc_clock", "file_clock", "file_time_type::clock"],
+            "tools/a.py": ["time.time(", "time.time_ns(", "datetime.now(", "datetime.utcnow(", "datetime.today(", "date.today(",
+                           "from time import sleep, time"],
+            "tools/a.sh": ["$(date", "date +", "`date", "EPOCHSECONDS", "EPOCHREALTIME", "$SECONDS", "${SECONDS", "((SECONDS"],
+            "examples/a.sbatch": ["EPOCHSECONDS", "((end = SECONDS"],
+        }.items():
+            for read in reads:
+                with self.subTest(read):
+                    self.write(name, f"first\n  x = {read} + 1)\n")
+                    self.assertEqual(self.violations(), [f"{name}:2: {read} is the system's time; use a monotonic clock"])
+            (self.root / name).unlink()
+
+    def test_accepts_what_only_looks_alike(self):
+        self.write("src/comm/a.cc", "Wait(run_time(0), time(step));\nclock_gettime(CLOCK_MONOTONIC, &now);\n")
+        self.write("tools/a.py", "import time\nfrom time import monotonic\nupdated = update(today)\n")
+        self.write("tools/a.sh", "# wait SECONDS WHAT\nread -r now _ </proc/uptime\nup-to-date=1 candidate=2 --date=$day\n")
+        self.assertEqual(self.violations(), [])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -78,10 +78,13 @@ CONF
 
 # wait_until SECONDS WHAT COMMAND...
 wait_until() {
-  local deadline=$((SECONDS + $1)) what=$2
+  local what=$2 now deadline
+  read -r now _ </proc/uptime
+  deadline=$((${now%.*} + $1))
   shift 2
   until "$@" >/dev/null 2>&1; do
-    ((SECONDS < deadline)) || { tail -n 5 "$folder"/logs/* >&2; fail "$what is not ready in time"; }
+    read -r now _ </proc/uptime
+    ((${now%.*} < deadline)) || { tail -n 5 "$folder"/logs/* >&2; fail "$what is not ready in time"; }
     sleep 0.2
   done
 }
