@@ -24,6 +24,9 @@ inline absl::string_view ToAbsl(std::string_view text) { return {text.data(), te
 // Returns `status` with "<context>: " in front of its message. OK stays OK.
 absl::Status Annotate(const absl::Status& status, std::string_view context);
 
+// Ends the message of an error about data of another rank that no rank of this version sends.
+inline constexpr const char* kSameVersionRemedy = ": run the same version of weft on all ranks";
+
 // Writes an error to standard error. For code that cannot return a status, such as a destructor.
 void Report(const absl::Status& status);
 

@@ -1,6 +1,5 @@
 #include "src/comm/base/descriptor.h"
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -8,6 +7,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/comm/base/field_ranges.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
 
@@ -28,24 +28,18 @@ bool SharesOutput(const Descriptor& d) {
 
 }  // namespace
 
-bool IsDescriptor(const char* bytes) {
-  struct Field {
-    size_t offset;
-    uint8_t greatest;
-  };
-  constexpr std::array<Field, 9> kFields = {
-      {{offsetof(Descriptor, kind), static_cast<uint8_t>(OpKind::kReceive)},
-       {offsetof(Descriptor, dtype), static_cast<uint8_t>(DType::kU8)},
-       {offsetof(Descriptor, reduce), static_cast<uint8_t>(ReduceOp::kBitXor)},
-       {offsetof(Descriptor, wire_compression), static_cast<uint8_t>(WireCompression::kLossless)},
-       {offsetof(Descriptor, elements), static_cast<uint8_t>(ElementKind::kBytes)},
-       {offsetof(Descriptor, any_dtype), 1},
-       {offsetof(Descriptor, leaves), 1},
-       {offsetof(Descriptor, input_in_ring), 1},
-       {offsetof(Descriptor, output_in_ring), 1}}};
-  return std::all_of(kFields.begin(), kFields.end(), [bytes](const Field& field) {
-    return static_cast<uint8_t>(bytes[field.offset]) <= field.greatest;
-  });
+std::optional<std::string> UnknownField(const char* descriptor) {
+  constexpr std::array<FieldRange, 9> kFields = {
+      {{"kind", offsetof(Descriptor, kind), kGreatest<OpKind>},
+       {"dtype", offsetof(Descriptor, dtype), kGreatest<DType>},
+       {"reduction", offsetof(Descriptor, reduce), kGreatest<ReduceOp>},
+       {"wire compression", offsetof(Descriptor, wire_compression), kGreatest<WireCompression>},
+       {"kind of elements", offsetof(Descriptor, elements), kGreatest<ElementKind>},
+       {"field any_dtype", offsetof(Descriptor, any_dtype), kGreatest<bool>},
+       {"field leaves", offsetof(Descriptor, leaves), kGreatest<bool>},
+       {"field input_in_ring", offsetof(Descriptor, input_in_ring), kGreatest<bool>},
+       {"field output_in_ring", offsetof(Descriptor, output_in_ring), kGreatest<bool>}}};
+  return UnknownField(kFields, descriptor);
 }
 
 bool IsSameCollective(const Descriptor& a, const Descriptor& b) {

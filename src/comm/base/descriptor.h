@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "weft/comm/types.h"
@@ -45,8 +46,9 @@ struct Descriptor {
   bool output_in_ring = false;
 };
 
-// True if `bytes`, as many as a Descriptor has, are one: enumerators and bools are in range.
-bool IsDescriptor(const char* bytes);
+// The first enumerator or bool that is out of range in the bytes of a descriptor of another rank, such as
+// "unknown dtype 77". Nothing if there is none.
+std::optional<std::string> UnknownField(const char* descriptor);
 
 // True if both describe the same collective. Ignores memory addresses, which differ between ranks.
 bool IsSameCollective(const Descriptor& a, const Descriptor& b);

@@ -259,7 +259,7 @@ class TreeCollective final : public Collective {
     if (message.size() == bytes) return absl::OkStatus();
     return absl::InternalError(absl::StrCat("rank ", rank, " has sent ", message.size(),
                                             " bytes for a sum of ", bytes, " in ", Describe(*context.record),
-                                            ": run the same version of weft on all ranks"));
+                                            kSameVersionRemedy));
   }
 
   absl::StatusOr<bool> ReceiveResult(OperationContext& context) {

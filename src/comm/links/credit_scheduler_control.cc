@@ -3,52 +3,20 @@
 #include <cstddef>
 #include <cstring>
 #include <string>
-#include <type_traits>
 
 #include <absl/strings/str_cat.h>
 
+#include "src/comm/links/control_messages.h"
 #include "src/comm/links/credit_scheduler.h"
 #include "weft/core/status.h"
 
 namespace weft {
 namespace {
 
-enum class ControlKind : uint8_t { kCredit, kFailure, kQuestion, kAnswer, kSignal, kPartial };
-
-struct CreditMessage {
-  ControlKind kind = ControlKind::kCredit;
-  int32_t lane = 0;
-  int32_t number = 0;
-  int32_t slices = 0;
-  uint64_t sequence = 0;  // That of the channel.
-  PartShape part;
-  Descriptor descriptor;
-};
-static_assert(std::is_trivially_copyable_v<CreditMessage> &&
-              sizeof(CreditMessage) <= WireLink::kMaxControlMessageBytes);
-
-// The text of the failure follows.
-struct FailureHeader {
-  ControlKind kind = ControlKind::kFailure;
-  int32_t code = 0;
-  int32_t origin = 0;  // The rank that failed first.
-};
-
-// The payload follows.
-struct PartialHeader {
-  ControlKind kind = ControlKind::kPartial;
-  int32_t lane = 0;
-  int32_t edge = 0;
-  Descriptor descriptor;
-};
-static_assert(std::is_trivially_copyable_v<PartialHeader> &&
-              sizeof(PartialHeader) + CreditScheduler::kMaxPartialBytes <= WireLink::kMaxControlMessageBytes);
-
-constexpr const char* kRemedy = ": run the same version of weft on all ranks";
-
 absl::Status Malformed(absl::string_view what, const WireLink::ControlMessage& message,
                        absl::string_view problem) {
-  return absl::InternalError(absl::StrCat(what, " from rank ", message.peer, " has ", problem, kRemedy));
+  return absl::InternalError(
+      absl::StrCat(what, " from rank ", message.peer, " has ", problem, kSameVersionRemedy));
 }
 
 // `expected`: the number of bytes.
@@ -118,8 +86,8 @@ absl::Status CreditScheduler::HandleCredit(const WireLink::ControlMessage& messa
   if (message.bytes.size() != sizeof(credit)) {
     return WrongLength("a credit message", message, absl::StrCat(sizeof(credit)));
   }
-  if (!IsDescriptor(message.bytes.data() + offsetof(CreditMessage, descriptor)))
-    return Malformed("a credit message", message, "an invalid descriptor");
+  if (const auto unknown = UnknownField(message.bytes.data() + offsetof(CreditMessage, descriptor)))
+    return Malformed("a credit message", message, "the " + *unknown);
   std::memcpy(&credit, message.bytes.data(), sizeof(credit));
   if (credit.slices < 0 || credit.part.dims < 0 || credit.part.dims > PartShape::kMaxDims) {
     return Malformed("a credit message", message,
@@ -143,8 +111,8 @@ absl::Status CreditScheduler::HandlePartial(const WireLink::ControlMessage& mess
   PartialHeader header;
   if (message.bytes.size() < sizeof(header))
     return WrongLength("a partial sum", message, absl::StrCat(sizeof(header), " and more"));
-  if (!IsDescriptor(message.bytes.data() + offsetof(PartialHeader, descriptor)))
-    return Malformed("a partial sum", message, "an invalid descriptor");
+  if (const auto unknown = UnknownField(message.bytes.data() + offsetof(PartialHeader, descriptor)))
+    return Malformed("a partial sum", message, "the " + *unknown);
   std::memcpy(&header, message.bytes.data(), sizeof(header));
   partials_[Key{header.lane, header.descriptor.sequence, message.peer, header.edge}] =
       message.bytes.substr(sizeof(header));

@@ -7,12 +7,11 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "weft/core/status.h"
 #include "weft/mesh/wire_link.h"
 
 namespace weft {
 namespace {
-
-constexpr const char* kRemedy = ": run the same version of weft on all ranks";
 
 struct HeartbeatMessage {
   int32_t lane = 0;
@@ -47,7 +46,7 @@ absl::StatusOr<HeartbeatAnswer> ParseHeartbeat(int peer, std::string_view bytes)
   HeartbeatMessage message;
   if (bytes.size() != sizeof(message)) {
     return absl::InternalError(absl::StrCat("a heartbeat from rank ", peer, " has ", bytes.size(),
-                                            " bytes, expected ", sizeof(message), kRemedy));
+                                            " bytes, expected ", sizeof(message), kSameVersionRemedy));
   }
   std::memcpy(&message, bytes.data(), sizeof(message));
   const auto is_count = [](int count) {
@@ -56,7 +55,7 @@ absl::StatusOr<HeartbeatAnswer> ParseHeartbeat(int peer, std::string_view bytes)
   if (!is_count(message.late_count) || !is_count(message.silent_count)) {
     return absl::InternalError(absl::StrCat("a heartbeat from rank ", peer, " names ", message.late_count,
                                             " late and ", message.silent_count, " silent ranks, at most ",
-                                            HeartbeatAnswer::kMaxRanks, " of each", kRemedy));
+                                            HeartbeatAnswer::kMaxRanks, " of each", kSameVersionRemedy));
   }
   const auto late_end = message.ranks.begin() + message.late_count;
   return HeartbeatAnswer{{peer, {message.lane, message.sequence}},

@@ -373,7 +373,7 @@ absl::StatusOr<std::unique_ptr<NodeLink>> MakeSharedMemoryLink(Bootstrap& bootst
     if (offsets[peer].size() == sizeof(offset)) continue;
     return absl::InternalError(absl::StrCat("rank ", peer, " has sent the place of its flags in ",
                                             offsets[peer].size(), " bytes, expected ", sizeof(offset),
-                                            ": run the same version of weft on all ranks"));
+                                            kSameVersionRemedy));
   }
   for (const int peer : ranks) {
     if (peer == bootstrap.rank()) continue;

@@ -125,7 +125,7 @@ absl::StatusOr<bool> MessageBoard::HandleSignals() {
           !found->second->is_remote()) {
         return absl::InternalError(absl::StrCat("rank ", received.peer, " has sent a credit for message ",
                                                 received.number, ", which this rank does not send to it",
-                                                ": run the same version of weft on all ranks"));
+                                                kSameVersionRemedy));
       }
       if (!found->second->granted()) events_.OnMessageStarted(*found->second->record());
       found->second->OnCredit(ContextOf(found->second->record()));

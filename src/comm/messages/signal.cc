@@ -1,18 +1,18 @@
 #include "src/comm/messages/signal.h"
 
+#include <array>
 #include <cstddef>
 #include <cstring>
 
 #include <absl/strings/str_cat.h>
 
+#include "src/comm/base/field_ranges.h"
 #include "weft/core/status.h"
 
 namespace weft {
-namespace {
 
-constexpr const char* kRemedy = ": run the same version of weft on all ranks";
-
-}  // namespace
+template <>
+inline constexpr auto kGreatest<SignalKind> = static_cast<uint8_t>(SignalKind::kNoMoreReceives);
 
 std::string_view Name(SignalKind kind) {
   switch (kind) {
@@ -43,24 +43,17 @@ std::string_view Name(SignalKind kind) {
 absl::StatusOr<Signal> ParseSignal(int peer, std::string_view bytes) {
   if (bytes.size() != sizeof(Signal)) {
     return absl::InternalError(absl::StrCat("a message signal from rank ", peer, " has ", bytes.size(),
-                                            " bytes, expected ", sizeof(Signal), kRemedy));
+                                            " bytes, expected ", sizeof(Signal), kSameVersionRemedy));
   }
-  // Before the bytes become enumerators and bools.
-  struct Field {
-    const char* name;
-    size_t offset;
-    uint8_t greatest;
-  };
-  for (const Field& field :
-       {Field{"kind", offsetof(Signal, kind), static_cast<uint8_t>(SignalKind::kNoMoreReceives)},
-        Field{"dtype", offsetof(Signal, dtype), static_cast<uint8_t>(DType::kU8)},
-        Field{"kind of elements", offsetof(Signal, elements), static_cast<uint8_t>(ElementKind::kBytes)},
-        Field{"field tells_node", offsetof(Signal, tells_node), 1},
-        Field{"field is_unused", offsetof(Signal, is_unused), 1}}) {
-    const auto value = static_cast<uint8_t>(bytes[field.offset]);
-    if (value <= field.greatest) continue;
-    return absl::InternalError(absl::StrCat("a message signal from rank ", peer, " has the unknown ",
-                                            field.name, " ", static_cast<int>(value), kRemedy));
+  constexpr std::array<FieldRange, 5> kFields = {
+      {{"kind", offsetof(Signal, kind), kGreatest<SignalKind>},
+       {"dtype", offsetof(Signal, dtype), kGreatest<DType>},
+       {"kind of elements", offsetof(Signal, elements), kGreatest<ElementKind>},
+       {"field tells_node", offsetof(Signal, tells_node), kGreatest<bool>},
+       {"field is_unused", offsetof(Signal, is_unused), kGreatest<bool>}}};
+  if (const auto unknown = UnknownField(kFields, bytes.data())) {
+    return absl::InternalError(
+        absl::StrCat("a message signal from rank ", peer, " has the ", *unknown, kSameVersionRemedy));
   }
   Signal signal;
   std::memcpy(&signal, bytes.data(), sizeof(signal));
@@ -70,7 +63,8 @@ absl::StatusOr<Signal> ParseSignal(int peer, std::string_view bytes) {
 
 absl::Status UnexpectedSignal(int peer, const Signal& signal, std::string_view problem) {
   return absl::InternalError(absl::StrCat("rank ", peer, " has sent the signal '", ToAbsl(Name(signal.kind)),
-                                          "' of message ", signal.number, ", ", ToAbsl(problem), kRemedy));
+                                          "' of message ", signal.number, ", ", ToAbsl(problem),
+                                          kSameVersionRemedy));
 }
 
 }  // namespace weft

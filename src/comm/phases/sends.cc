@@ -20,9 +20,9 @@ absl::StatusOr<int64_t> CreditedSlices(const OperationContext& context,
   responded = true;
   if (credit->part == part && credit->slices <= slices) return credit->slices;
   if (credit->part == part) {
-    return absl::InternalError(absl::StrCat(
-        "rank ", channel.peer, " has given credits for ", credit->slices, " slices of a part of ", slices,
-        " in ", Describe(*context.record), ": run the same version of weft on all ranks"));
+    return absl::InternalError(absl::StrCat("rank ", channel.peer, " has given credits for ", credit->slices,
+                                            " slices of a part of ", slices, " in ",
+                                            Describe(*context.record), kSameVersionRemedy));
   }
   const int own_rank = context.placement.BootstrapRank(context.placement.me());
   return PartMismatch(*context.record, own_rank, part, channel.peer, credit->part);

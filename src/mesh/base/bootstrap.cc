@@ -161,9 +161,9 @@ absl::Status AgreeOnOptions(Bootstrap& bootstrap, std::string_view what,
                                                             " on rank 0, but ", values[i], " on rank ", rank,
                                                             ": ", option.remedy, " alike on all ranks")));
     }
-    return Agreed(absl::InvalidArgumentError(
-        absl::StrCat(ToAbsl(what), ": rank 0 has ", first.size(), " options, but rank ", rank, " has ",
-                     values.size(), ": run the same version of weft and the same program on all ranks")));
+    return Agreed(absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": rank 0 has ", first.size(),
+                                                          " options, but rank ", rank, " has ", values.size(),
+                                                          kSameVersionRemedy, ", and the same program")));
   }
   return absl::OkStatus();
 }

@@ -32,8 +32,8 @@ absl::StatusOr<std::vector<int>> CpusOf(int rank, std::string_view ranges) {
     int first = 0;
     int last = 0;
     if (!absl::SimpleAtoi(ends.front(), &first) || !absl::SimpleAtoi(ends.back(), &last)) {
-      return absl::InternalError(absl::StrCat("rank ", rank, " sent no list of CPUs: '", ToAbsl(ranges),
-                                              "'; run the same version of weft on all ranks"));
+      return absl::InternalError(
+          absl::StrCat("rank ", rank, " sent no list of CPUs: '", ToAbsl(ranges), "'", kSameVersionRemedy));
     }
     for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
   }

@@ -135,8 +135,8 @@ absl::StatusOr<TcpEndpoint> TcpEndpoint::Decode(std::string_view text) {
     if (valid) endpoint.interfaces.push_back({parts[0], parts[1], bits});
   }
   if (!valid) {
-    return absl::InternalError(absl::StrCat(
-        "'", ToAbsl(text), "' is no address of a link: run the same version of weft on all ranks"));
+    return absl::InternalError(
+        absl::StrCat("'", ToAbsl(text), "' is no address of a link", kSameVersionRemedy));
   }
   endpoint.token = words[0];
   endpoint.host = words[1];

@@ -98,8 +98,8 @@ absl::Status TcpLink::Loss(int peer) const {
       state.has_ended || (cannot_send && (state.receiver == nullptr || !sender.has_connected()));
   if (!is_lost) return absl::OkStatus();
   if (state.has_ended && state.is_malformed) {
-    return absl::InternalError(absl::StrCat("the connection from rank ", peer, " was closed: ", state.failure,
-                                            ". Run the same version of weft on all ranks"));
+    return absl::InternalError(
+        absl::StrCat("the connection from rank ", peer, " was closed: ", state.failure, kSameVersionRemedy));
   }
   return absl::InternalError(absl::StrCat("the connection to rank ", peer,
                                           " was lost: ", state.has_ended ? state.failure : sender.failure(),

@@ -1,0 +1,46 @@
+// Control messages of the credit scheduler as bytes: credits, partial sums and failure notices. Signals and
+// heartbeats follow the byte of their kind: see src/comm/messages/signal.h and heartbeat.h.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "src/comm/base/descriptor.h"
+#include "src/comm/base/part_shape.h"
+#include "src/comm/links/credit_scheduler.h"
+#include "weft/mesh/wire_link.h"
+
+namespace weft {
+
+enum class ControlKind : uint8_t { kCredit, kFailure, kQuestion, kAnswer, kSignal, kPartial };
+
+struct CreditMessage {
+  ControlKind kind = ControlKind::kCredit;
+  int32_t lane = 0;
+  int32_t number = 0;
+  int32_t slices = 0;
+  uint64_t sequence = 0;  // That of the channel.
+  PartShape part;
+  Descriptor descriptor;
+};
+static_assert(std::is_trivially_copyable_v<CreditMessage> &&
+              sizeof(CreditMessage) <= WireLink::kMaxControlMessageBytes);
+
+// The text of the failure follows.
+struct FailureHeader {
+  ControlKind kind = ControlKind::kFailure;
+  int32_t code = 0;
+  int32_t origin = 0;  // The rank that failed first.
+};
+
+// The payload follows.
+struct PartialHeader {
+  ControlKind kind = ControlKind::kPartial;
+  int32_t lane = 0;
+  int32_t edge = 0;
+  Descriptor descriptor;
+};
+static_assert(std::is_trivially_copyable_v<PartialHeader> &&
+              sizeof(PartialHeader) + CreditScheduler::kMaxPartialBytes <= WireLink::kMaxControlMessageBytes);
+
+}  // namespace weft
