@@ -48,7 +48,10 @@ int64_t EvenPartIndex(int64_t tokens, int64_t parts, int64_t token) {
 }
 
 SequenceLayout::SequenceLayout(const SequenceSplit& split)
-    : split_(split), ranges_(static_cast<size_t>(split.ranks())), runs_(static_cast<size_t>(split.ranks())) {}
+    : split_(split),
+      ranges_(static_cast<size_t>(split.ranks())),
+      runs_(static_cast<size_t>(split.ranks())),
+      tokens_of_(static_cast<size_t>(split.ranks())) {}
 
 absl::StatusOr<SequenceLayout> SequenceLayout::Create(absl::Span<const int64_t> document_lengths,
                                                       const SequenceSplit& split) {
@@ -80,7 +83,6 @@ absl::StatusOr<SequenceLayout> SequenceLayout::Create(absl::Span<const int64_t> 
       document_start += document_lengths[document];
     }
   }
-  layout.BuildIndex();
   return layout;
 }
 
@@ -90,11 +92,6 @@ absl::StatusOr<SequenceLayout> SequenceLayout::Contiguous(int64_t tokens, int ra
 
 absl::StatusOr<SequenceLayout> SequenceLayout::HeadTail(int64_t tokens, int ranks) {
   return Create({tokens}, {.outer = ranks, .order = SequenceOrder::kHeadTail});
-}
-
-absl::StatusOr<SequenceLayout> SequenceLayout::Documents(absl::Span<const int64_t> lengths, int outer,
-                                                         int inner) {
-  return Create(lengths, {.outer = outer, .inner = inner});
 }
 
 void SequenceLayout::Append(int rank, const TokenRange& range, const TokenRun& run) {
@@ -111,69 +108,23 @@ void SequenceLayout::Append(int rank, const TokenRange& range, const TokenRun& r
   } else {
     runs.push_back(run);
   }
-}
-
-void SequenceLayout::BuildIndex() {
-  starts_.push_back(0);
-  for (int rank = 0; rank < ranks(); ++rank) {
-    int64_t index = 0;
-    for (const TokenRange& range : RangesOf(rank)) {
-      by_rank_order_.push_back({range, rank, index});
-      index += range.count;
-    }
-    starts_.push_back(starts_.back() + index);
-  }
-  tokens_ = starts_.back();
-  by_token_ = by_rank_order_;
-  std::sort(by_token_.begin(), by_token_.end(),
-            [](const Piece& a, const Piece& b) { return a.range.begin < b.range.begin; });
-}
-
-int64_t SequenceLayout::TokensOf(int rank) const {
-  return starts_[static_cast<size_t>(rank) + 1] - starts_[static_cast<size_t>(rank)];
+  tokens_of_[static_cast<size_t>(rank)] += range.count;
+  tokens_ += range.count;
 }
 
 bool SequenceLayout::is_in_order() const {
-  return std::is_sorted(by_rank_order_.begin(), by_rank_order_.end(),
-                        [](const Piece& a, const Piece& b) { return a.range.begin < b.range.begin; });
+  int64_t next = 0;
+  for (const std::vector<TokenRange>& ranges : ranges_) {
+    for (const TokenRange& range : ranges) {
+      if (range.begin != next) return false;
+      next = range.end();
+    }
+  }
+  return true;
 }
 
 std::shared_ptr<const SequenceParts> SequenceLayout::Parts(int own) const {
   return std::make_shared<SequenceParts>(SequenceParts{runs_, own});
-}
-
-std::vector<int64_t> SequenceLayout::PositionIds(int rank) const { return Positions(RunsOf(rank)); }
-
-SequenceLayout::Location SequenceLayout::LocationOf(int64_t token) const {
-  WEFT_CHECK(token >= 0 && token < tokens_, "a token index outside the sequence");
-  const auto after =
-      std::upper_bound(by_token_.begin(), by_token_.end(), token,
-                       [](int64_t wanted, const Piece& piece) { return wanted < piece.range.begin; });
-  const Piece& piece = *std::prev(after);
-  return {.rank = piece.rank, .index = piece.index + token - piece.range.begin};
-}
-
-int64_t SequenceLayout::RankOrderOf(int64_t token) const {
-  const Location location = LocationOf(token);
-  return starts_[static_cast<size_t>(location.rank)] + location.index;
-}
-
-int64_t SequenceLayout::TokenOfRankOrder(int64_t index) const {
-  WEFT_CHECK(index >= 0 && index < tokens_, "a rank-order index outside the sequence");
-  const auto first = [this](const Piece& piece) {
-    return starts_[static_cast<size_t>(piece.rank)] + piece.index;
-  };
-  const auto after =
-      std::upper_bound(by_rank_order_.begin(), by_rank_order_.end(), index,
-                       [&](int64_t wanted, const Piece& piece) { return wanted < first(piece); });
-  const Piece& piece = *std::prev(after);
-  return piece.range.begin + index - first(piece);
-}
-
-int64_t SequenceLayout::TokenAt(const Location& location) const {
-  WEFT_CHECK(location.index >= 0 && location.index < TokensOf(location.rank),
-             "an index outside the tokens of its rank");
-  return TokenOfRankOrder(starts_[static_cast<size_t>(location.rank)] + location.index);
 }
 
 }  // namespace weft

@@ -57,11 +57,9 @@ class PipelineLanes {
   const ProcessGroup& shard_group() const { return shard_group_; }
   // This rank's regather group of `size` ranks. REQUIRES: there is one.
   const ProcessGroup& regather_group(int size) const { return regathers_.at(size).group; }
-  const std::vector<int>& regather_sizes() const { return options_.regather_sizes; }
   const ProcessGroup& replicate_group(int bucket) const {
     return replicate_groups_[static_cast<size_t>(bucket)];
   }
-  int bucket_count() const { return static_cast<int>(replicate_groups_.size()); }
   bool shards_optimizer_over_replicas() const { return options_.shard_optimizer_over_replicas; }
   // Slices of a group's shard that this rank updates; `dtype`: reduce dtype of the group.
   std::vector<ReplicaSlice> SlicesOf(const FlatLayout& layout, DType dtype) const;

@@ -14,9 +14,7 @@
 // are 3, 2, 3, 2. For Ulysses all ranks are inner, for gather and ring all are outer, hybrids have both
 // levels: ContextScheme::Split returns the split of a scheme.
 //
-// A token has three coordinates: its index in the sequence (0 to tokens() - 1), its rank with the index
-// there, and its index in *rank order*, in which the ranks' tokens lie end to end, as an all-gather returns
-// them. Conversions are computed from ranges, in O(log ranges).
+// In *rank order* the ranks' tokens lie end to end, as an all-gather returns them.
 //
 // Pure: every rank builds the same layout from the same numbers. Thread safety: a value.
 #pragma once
@@ -65,13 +63,11 @@ class SequenceLayout {
   // One document over one level of ranks.
   static absl::StatusOr<SequenceLayout> Contiguous(int64_t tokens, int ranks);
   static absl::StatusOr<SequenceLayout> HeadTail(int64_t tokens, int ranks);
-  // A pack of documents, each contiguous over the outer ranks.
-  static absl::StatusOr<SequenceLayout> Documents(absl::Span<const int64_t> lengths, int outer, int inner);
 
   int ranks() const { return split_.ranks(); }
   const SequenceSplit& split() const { return split_; }
   int64_t tokens() const { return tokens_; }
-  int64_t TokensOf(int rank) const;
+  int64_t TokensOf(int rank) const { return tokens_of_[static_cast<size_t>(rank)]; }
   // True if rank order is the order of the sequence.
   bool is_in_order() const;
 
@@ -82,40 +78,15 @@ class SequenceLayout {
   // The runs of all ranks, as input of Invocation::SetSequence on rank `own`.
   std::shared_ptr<const SequenceParts> Parts(int own) const;
 
-  // Positions of a rank's tokens within their documents, in the rank's order.
-  std::vector<int64_t> PositionIds(int rank) const;
-
-  struct Location {
-    int rank;
-    int64_t index;  // In the rank's order.
-    friend bool operator==(const Location&, const Location&) = default;
-  };
-  // Inverse functions. `token`: index in the sequence.
-  Location LocationOf(int64_t token) const;
-  int64_t TokenAt(const Location& location) const;
-  // Inverse functions of indices in the sequence and in rank order.
-  int64_t RankOrderOf(int64_t token) const;
-  int64_t TokenOfRankOrder(int64_t index) const;
-
  private:
-  // A range of the sequence, its rank, and the index of its first token there.
-  struct Piece {
-    TokenRange range;
-    int rank;
-    int64_t index;
-  };
-
   explicit SequenceLayout(const SequenceSplit& split);
   void Append(int rank, const TokenRange& range, const TokenRun& run);
-  void BuildIndex();
 
   SequenceSplit split_;
   int64_t tokens_ = 0;
   std::vector<std::vector<TokenRange>> ranges_;  // [rank]
   std::vector<TokenRuns> runs_;                  // [rank]
-  std::vector<int64_t> starts_;                  // First rank-order index of each rank; then tokens_.
-  std::vector<Piece> by_token_;                  // All ranges, ascending in the sequence.
-  std::vector<Piece> by_rank_order_;             // All ranges, ascending in rank order.
+  std::vector<int64_t> tokens_of_;               // [rank]
 };
 
 }  // namespace weft

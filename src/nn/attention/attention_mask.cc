@@ -47,9 +47,16 @@ int64_t VisiblePairs(const AttentionMask& mask, const TokenRun& queries, const T
 }
 
 int64_t VisiblePairs(const AttentionMask& mask, const TokenRuns& queries, const TokenRuns& keys) {
+  constexpr size_t kFewPairsOfRuns = 64;  // They take less time than a table.
+  int64_t pairs = 0;
+  if (queries.size() * keys.size() <= kFewPairsOfRuns) {
+    for (const TokenRun& query_run : queries) {
+      for (const TokenRun& key_run : keys) pairs += VisiblePairs(mask, query_run, key_run);
+    }
+    return pairs;
+  }
   absl::flat_hash_map<int64_t, std::vector<TokenRun>> keys_of_document;
   for (const TokenRun& run : keys) keys_of_document[run.document].push_back(run);
-  int64_t pairs = 0;
   for (const TokenRun& query_run : queries) {
     const auto found = keys_of_document.find(query_run.document);
     if (found == keys_of_document.end()) continue;

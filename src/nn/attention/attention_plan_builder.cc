@@ -15,14 +15,6 @@ constexpr int64_t kTrim = 64;
 constexpr int64_t kMergeCost = 32;
 static_assert(kPartRows % kTileAlignment == 0 && kTrim % kTileAlignment == 0);
 
-int64_t PairsOf(const AttentionMask& mask, const TokenRuns& queries, const TokenRuns& keys) {
-  int64_t pairs = 0;
-  for (const TokenRun& query_run : queries) {
-    for (const TokenRun& key_run : keys) pairs += VisiblePairs(mask, query_run, key_run);
-  }
-  return pairs;
-}
-
 AttentionTile Merged(const AttentionTile& upper, const AttentionTile& lower) {
   AttentionTile merged = upper;
   merged.rows = lower.first_row + lower.rows - upper.first_row;
@@ -49,7 +41,7 @@ ColumnSpan VisibleKeysOfRun(const AttentionMask& mask, int64_t position, const T
 
 void AttentionPlan::Builder::Add(const AttentionTile& whole, const TokenRuns& queries,
                                  const TokenRuns& keys) {
-  int64_t pairs = PairsOf(mask_, queries, keys);
+  int64_t pairs = VisiblePairs(mask_, queries, keys);
   if (pairs == 0) return;
   const int64_t all = whole.rows * whole.columns;
   const bool has_spans = pairs < all || !pairs_.AllVisible();

@@ -68,8 +68,8 @@ PartTimes Times(double factor, const PartTimes& times) {
   return {factor * times.forward_ns, factor * times.backward_ns};
 }
 
-double PairsOf(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
-               absl::Span<const KeyBlock> keys) {
+double PairsOfAllHeads(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
+                       absl::Span<const KeyBlock> keys) {
   int64_t pairs = 0;
   for (const KeyBlock& block : keys) pairs += VisiblePairs(problem.mask, q_runs, *block.runs);
   return static_cast<double>(pairs * q.shape[0] * q.shape[2]);
@@ -101,12 +101,13 @@ AttentionKernels TimedKernels(const PartTimes& of_pair, const PassTime& pass_tim
   AttentionKernels kernels;
   kernels.forward = [=](const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
                         absl::Span<const KeyBlock> keys, const TensorView&, const TensorView&) {
-    pass_time(PairsOf(problem, q, q_runs, keys) * of_pair.forward_ns);
+    pass_time(PairsOfAllHeads(problem, q, q_runs, keys) * of_pair.forward_ns);
   };
   kernels.backward = [=](const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
                          absl::Span<const KeyBlock> keys, const TensorView&, const TensorView&,
-                         const TensorView&, const TensorView&, float, absl::Span<const KeyGradients>,
-                         float) { pass_time(PairsOf(problem, q, q_runs, keys) * of_pair.backward_ns); };
+                         const TensorView&, const TensorView&, float, absl::Span<const KeyGradients>, float) {
+    pass_time(PairsOfAllHeads(problem, q, q_runs, keys) * of_pair.backward_ns);
+  };
   return kernels;
 }
 

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/context_parallel/support/layout_tokens.h"
 #include "tests/context_parallel/support/sequence_module_sweep.h"
 #include "tests/context_parallel/support/split_model.h"
 #include "tests/support/thread_ranks.h"
@@ -47,9 +48,8 @@ TEST(SequenceModules, SplitTokensOfAnyDtype) {
     Invocation invocation;
     WEFT_ASSIGN_OR_RETURN(const Tensors parts, split.Forward(invocation, {ids}));
     EXPECT_EQ(parts[0].shape(), (Shape{2, layout.TokensOf(exchange.rank())}));
-    for (int64_t i = 0; i < layout.TokensOf(exchange.rank()); ++i) {
-      EXPECT_EQ(parts[0].As<int32_t>()[i], layout.TokenAt({exchange.rank(), i}));
-    }
+    const std::vector<int64_t> tokens = TokensOfRank(layout, exchange.rank());
+    for (size_t i = 0; i < tokens.size(); ++i) EXPECT_EQ(parts[0].As<int32_t>()[i], tokens[i]);
     return absl::OkStatus();
   });
 }

@@ -162,7 +162,7 @@ TEST(UnshardBuffers, GivesTheWholeOnEveryRankForAnyDimAndLayout) {
                             BufferSharder::Create(*fixture.engine, WorldGroup(bootstrap)));
       for (const SequenceLayout& layout :
            {*SequenceLayout::Contiguous(11, ranks), *SequenceLayout::HeadTail(11, ranks),
-            *SequenceLayout::Documents({1, 7, 3}, ranks, 1), *SequenceLayout::Contiguous(2, ranks)}) {
+            *SequenceLayout::Create({1, 7, 3}, {.outer = ranks}), *SequenceLayout::Contiguous(2, ranks)}) {
         const int64_t tokens = layout.tokens();
         const Tensor rows = Counting({tokens, 3});
         const Tensor columns = Counting({2, 2, tokens}, 100);

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/context_parallel/support/layout_tokens.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::testing {
@@ -105,9 +106,10 @@ TEST(PackSplit, HasTheRangesOfALayout) {
       const PackSplit pack = PackSplit::Of(layout, 1);
       EXPECT_EQ(pack.ByRank().sizes, DimSplit::ByRank(layout, 1).sizes);
       for (int rank = 0; rank < layout.ranks(); ++rank) {
+        const std::vector<int64_t> tokens = TokensOfRank(layout, rank);
         for (const PackSplit::Piece& piece : pack.PiecesOf(rank)) {
           for (int64_t i = 0; i < piece.count; ++i) {
-            EXPECT_EQ(layout.TokenAt({rank, piece.part_begin + i}), piece.whole_begin + i);
+            EXPECT_EQ(tokens[static_cast<size_t>(piece.part_begin + i)], piece.whole_begin + i);
           }
         }
       }

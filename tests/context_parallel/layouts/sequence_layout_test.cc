@@ -8,6 +8,7 @@
 #include <absl/strings/str_join.h>
 #include <gtest/gtest.h>
 
+#include "tests/context_parallel/support/layout_tokens.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::testing {
@@ -68,15 +69,11 @@ void ExpectReference(const Lengths& lengths, const SequenceSplit& split) {
   ASSERT_EQ(layout.tokens(), tokens);
   std::vector<int64_t> starts = {0};
   for (const int64_t length : lengths) starts.push_back(starts.back() + length);
-  int64_t in_rank_order = 0;
+  std::vector<int64_t> in_rank_order;
   for (int rank = 0; rank < layout.ranks(); ++rank) {
     SCOPED_TRACE(absl::StrCat("rank ", rank));
     const auto& expected = reference[static_cast<size_t>(rank)];
-    std::vector<int64_t> by_ranges;
-    for (const TokenRange& range : layout.RangesOf(rank)) {
-      ASSERT_GT(range.count, 0);
-      for (int64_t token = range.begin; token < range.end(); ++token) by_ranges.push_back(token);
-    }
+    for (const TokenRange& range : layout.RangesOf(rank)) ASSERT_GT(range.count, 0);
     std::vector<int64_t> by_runs;
     for (const TokenRun& run : layout.RunsOf(rank)) {
       ASSERT_GT(run.count, 0);
@@ -84,21 +81,12 @@ void ExpectReference(const Lengths& lengths, const SequenceSplit& split) {
       ASSERT_LE(start + run.position + run.count, starts[static_cast<size_t>(run.document) + 1]);
       for (int64_t i = 0; i < run.count; ++i) by_runs.push_back(start + run.position + i);
     }
-    ASSERT_EQ(by_ranges, expected);
+    ASSERT_EQ(TokensOfRank(layout, rank), expected);
     ASSERT_EQ(by_runs, expected);
     ASSERT_EQ(layout.TokensOf(rank), static_cast<int64_t>(expected.size()));
-    const std::vector<int64_t> positions = layout.PositionIds(rank);
-    for (size_t i = 0; i < expected.size(); ++i, ++in_rank_order) {
-      const SequenceLayout::Location location{rank, static_cast<int64_t>(i)};
-      ASSERT_EQ(layout.LocationOf(expected[i]), location);
-      ASSERT_EQ(layout.TokenAt(location), expected[i]);
-      ASSERT_EQ(layout.RankOrderOf(expected[i]), in_rank_order);
-      ASSERT_EQ(layout.TokenOfRankOrder(in_rank_order), expected[i]);
-      const auto next = std::upper_bound(starts.begin(), starts.end(), expected[i]);
-      ASSERT_EQ(positions[i], expected[i] - *std::prev(next));
-    }
+    in_rank_order.insert(in_rank_order.end(), expected.begin(), expected.end());
   }
-  EXPECT_EQ(in_rank_order, tokens);
+  ASSERT_EQ(layout.is_in_order(), std::is_sorted(in_rank_order.begin(), in_rank_order.end()));
 }
 
 TEST(EvenPart, GivesRemaindersToTheFirstPartsAndIsInvertible) {
@@ -123,7 +111,7 @@ TEST(SequenceLayout, SplitsContiguouslyWithTheRemainderAtTheFirstRanks) {
 }
 
 TEST(SequenceLayout, SplitsInTwoLevelsForHybrids) {
-  ASSERT_OK_AND_ASSIGN(const SequenceLayout layout, SequenceLayout::Documents({10}, 2, 2));
+  ASSERT_OK_AND_ASSIGN(const SequenceLayout layout, SequenceLayout::Create({10}, {.outer = 2, .inner = 2}));
   EXPECT_THAT(TokensByRank(layout), ElementsAre(3, 2, 3, 2));
 }
 
@@ -138,25 +126,27 @@ TEST(SequenceLayout, FollowsTheClosedFormOfHeadTailChunks) {
   for (const int ranks : {1, 2, 3, 8, 64}) {
     constexpr int64_t kChunk = 3;
     ASSERT_OK_AND_ASSIGN(const SequenceLayout layout, SequenceLayout::HeadTail(kChunk * 2 * ranks, ranks));
-    for (int64_t gathered = 0; gathered < 2 * ranks; ++gathered) {
-      const int64_t chunk = gathered % 2 == 1 ? 2 * ranks - 1 - gathered / 2 : gathered / 2;
-      EXPECT_EQ(layout.TokenOfRankOrder(gathered * kChunk), chunk * kChunk);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::vector<int64_t> tokens = TokensOfRank(layout, rank);
+      ASSERT_EQ(tokens.size(), 2 * kChunk);
+      EXPECT_EQ(tokens.front(), rank * kChunk);
+      EXPECT_EQ(tokens[kChunk], (2 * ranks - 1 - rank) * kChunk);
     }
   }
 }
 
 TEST(SequenceLayout, LeavesRanksEmptyIfDocumentsAreShort) {
-  ASSERT_OK_AND_ASSIGN(const SequenceLayout layout, SequenceLayout::Documents({1, 5, 2}, 4, 1));
+  ASSERT_OK_AND_ASSIGN(const SequenceLayout layout, SequenceLayout::Create({1, 5, 2}, {.outer = 4}));
   EXPECT_THAT(TokensByRank(layout), ElementsAre(4, 2, 1, 1));
   EXPECT_THAT(layout.RunsOf(0), ElementsAre(TokenRun{0, 0, 1}, TokenRun{1, 0, 2}, TokenRun{2, 0, 1}));
   EXPECT_THAT(layout.RunsOf(3), ElementsAre(TokenRun{1, 4, 1}));
-  ASSERT_OK_AND_ASSIGN(const SequenceLayout nothing, SequenceLayout::Documents({1, 1}, 3, 1));
+  ASSERT_OK_AND_ASSIGN(const SequenceLayout nothing, SequenceLayout::Create({1, 1}, {.outer = 3}));
   EXPECT_THAT(TokensByRank(nothing), ElementsAre(2, 0, 0));
   EXPECT_TRUE(nothing.RunsOf(2).empty());
 }
 
 TEST(SequenceLayout, SplitsAPackAsAWholeOverInnerRanks) {
-  ASSERT_OK_AND_ASSIGN(const SequenceLayout layout, SequenceLayout::Documents({3, 5}, 1, 2));
+  ASSERT_OK_AND_ASSIGN(const SequenceLayout layout, SequenceLayout::Create({3, 5}, {.inner = 2}));
   EXPECT_THAT(layout.RangesOf(0), ElementsAre(TokenRange{0, 4}));
   EXPECT_THAT(layout.RunsOf(0), ElementsAre(TokenRun{0, 0, 3}, TokenRun{1, 0, 1}));
   EXPECT_THAT(layout.RunsOf(1), ElementsAre(TokenRun{1, 1, 4}));
@@ -205,9 +195,9 @@ TEST(SequenceLayout, RefusesEmptyLevelsAndDocuments) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("0 x 1 ranks")));
   EXPECT_THAT(SequenceLayout::Create({8}, {.outer = 2, .inner = -1}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("2 x -1 ranks")));
-  EXPECT_THAT(SequenceLayout::Documents({}, 2, 1),
+  EXPECT_THAT(SequenceLayout::Create({}, {.outer = 2}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("without documents")));
-  EXPECT_THAT(SequenceLayout::Documents({4, 0, 3}, 2, 1),
+  EXPECT_THAT(SequenceLayout::Create({4, 0, 3}, {.outer = 2}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("document 1 of 3 has 0 tokens")));
 }
 

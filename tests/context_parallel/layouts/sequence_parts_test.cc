@@ -34,7 +34,7 @@ std::vector<SequenceLayout> Layouts(int64_t tokens) {
     layouts.push_back(*SequenceLayout::Contiguous(tokens, ranks));
     layouts.push_back(*SequenceLayout::HeadTail(tokens, ranks));
   }
-  layouts.push_back(*SequenceLayout::Documents({1, tokens - 4, 3}, 2, 2));
+  layouts.push_back(*SequenceLayout::Create({1, tokens - 4, 3}, {.outer = 2, .inner = 2}));
   return layouts;
 }
 

@@ -9,6 +9,7 @@
 #include <absl/strings/str_join.h>
 #include <gtest/gtest.h>
 
+#include "tests/context_parallel/support/layout_tokens.h"
 #include "tests/support/schedule_count.h"
 #include "weft/core/status.h"
 #include "weft/memory/pool_tensor.h"
@@ -54,11 +55,12 @@ void ExpectPart(const char* name, const std::vector<double>& whole, const std::v
                 const Tolerance& tolerance) {
   double largest = 1.0;
   for (const double value : whole) largest = std::max(largest, std::isfinite(value) ? std::abs(value) : 0.0);
-  const int64_t tokens = layout.TokensOf(rank);
-  ASSERT_EQ(static_cast<int64_t>(part.size()), batch * tokens * width) << name;
-  for (int64_t row = 0; row < batch * tokens; ++row) {
-    const int64_t token = layout.TokenAt({rank, row % tokens});
-    const double* expected = whole.data() + (row / tokens * layout.tokens() + token) * width;
+  const std::vector<int64_t> tokens = TokensOfRank(layout, rank);
+  const auto count = static_cast<int64_t>(tokens.size());
+  ASSERT_EQ(static_cast<int64_t>(part.size()), batch * count * width) << name;
+  for (int64_t row = 0; row < batch * count; ++row) {
+    const int64_t token = tokens[static_cast<size_t>(row % count)];
+    const double* expected = whole.data() + (row / count * layout.tokens() + token) * width;
     const double* met = part.data() + row * width;
     for (int64_t i = 0; i < width; ++i) {
       // == accepts equal infinities and rejects NaN.
@@ -254,8 +256,9 @@ absl::StatusOr<AttentionParallel*> SchemeRunner::SchemeOf(const ContextScheme& s
 absl::StatusOr<Tensor> SchemeRunner::LocalOf(const AttentionCase& attention, const SequenceLayout& layout,
                                              const std::vector<double>& whole, int64_t heads, int64_t dim) {
   const int64_t batch = attention.shape.batch;
-  const int64_t tokens = layout.TokensOf(bootstrap_->rank());
-  Shape shape = {batch, tokens, heads, dim};
+  const std::vector<int64_t> tokens = TokensOfRank(layout, bootstrap_->rank());
+  const auto count = static_cast<int64_t>(tokens.size());
+  Shape shape = {batch, count, heads, dim};
   if (attention.heads_first) std::swap(shape[1], shape[2]);
   Tensor local = Tensor::Empty(attention.shape.dtype, shape);
   if (attention.in_node_memory) {
@@ -263,11 +266,11 @@ absl::StatusOr<Tensor> SchemeRunner::LocalOf(const AttentionCase& attention, con
   }
   if (attention.heads_first) local = local.Window(local.view().Permute({0, 2, 1, 3}));
   const TensorView& view = local.view();
-  for (int64_t row = 0; row < batch * tokens * heads; ++row) {
+  for (int64_t row = 0; row < batch * count * heads; ++row) {
     const int64_t head = row % heads;
-    const int64_t index = row / heads % tokens;
-    const int64_t b = row / heads / tokens;
-    const int64_t token = layout.TokenAt({bootstrap_->rank(), index});
+    const int64_t index = row / heads % count;
+    const int64_t b = row / heads / count;
+    const int64_t token = tokens[static_cast<size_t>(index)];
     const auto from = static_cast<size_t>(((b * layout.tokens() + token) * heads + head) * dim);
     const std::vector<float> values(whole.begin() + static_cast<ptrdiff_t>(from),
                                     whole.begin() + static_cast<ptrdiff_t>(from) + dim);

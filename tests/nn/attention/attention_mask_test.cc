@@ -47,10 +47,16 @@ TEST(VisiblePairs, CountsThePairsThatTheMaskAllows) {
 }
 
 TEST(VisiblePairs, CountsNoPairAcrossDocuments) {
-  const TokenRuns queries = {{1, 0, 5}, {2, 3, 4}, {1, 9, 2}, {4, 0, 3}};
-  const TokenRuns keys = {{2, 0, 7}, {1, 4, 6}, {3, 0, 8}};
-  for (const AttentionMask& mask : kMasks) {
-    EXPECT_EQ(VisiblePairs(mask, queries, keys), CountPairs(mask, queries, keys));
+  TokenRuns queries = {{1, 0, 5}, {2, 3, 4}, {1, 9, 2}, {4, 0, 3}};
+  TokenRuns keys = {{2, 0, 7}, {1, 4, 6}, {3, 0, 8}};
+  for (const int64_t documents : {0, 30}) {  // Few runs and many.
+    for (int64_t i = 0; i < documents; ++i) {
+      queries.push_back({i % 17, i, 3});
+      keys.push_back({i % 11, i % 5, 6});
+    }
+    for (const AttentionMask& mask : kMasks) {
+      EXPECT_EQ(VisiblePairs(mask, queries, keys), CountPairs(mask, queries, keys)) << documents;
+    }
   }
 }
 

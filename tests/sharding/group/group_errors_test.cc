@@ -101,7 +101,7 @@ TEST(GroupErrors, ReachEveryRankInEveryStateAndCanBeReset) {
         SCOPED_TRACE(situation.name);
         WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 2, options));
         CommContext& context = *fixture.context;
-        for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
+        for (const ShardingPolicy& policy : PolicyOfEachLayout(/*regather_size=*/2)) {
           const auto parameters = MakeParameters({{9, 5}, {70}});
           WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));
           const absl::Status reached = situation.steps(context, *group);
@@ -189,7 +189,7 @@ TEST(GroupErrors, AreNotReturnedForRepeatedCalls) {
   options.lanes.regather_sizes = {2};
   RunRanks(NodeMap::OneNode(2), [&options](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 1, options));
-    for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
+    for (const ShardingPolicy& policy : PolicyOfEachLayout(/*regather_size=*/2)) {
       const auto parameters = MakeParameters({{8}});
       WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));
       const int64_t before = fixture.context->state().counters().all_gathers;

@@ -48,12 +48,13 @@ class RandomUse {
     };
     WEFT_ASSIGN_OR_RETURN(const ReplicateBuckets buckets,
                           PlanReplicateBuckets(parameters_, policy_, shard, replicate));
+    const std::vector<int> regather_sizes(static_cast<size_t>(Pick(0, 1)), 2);
+    policy_.reshard_after_forward_size = regather_sizes.empty() ? 0 : regather_sizes.front();
     WEFT_ASSIGN_OR_RETURN(
         const auto context,
-        CommContext::Create(
-            *engine.engine, shard, buckets.groups,
-            {.bounds = {policy_.max_reduce_scatters, policy_.max_all_reduces},
-             .lanes = {.regather_sizes = std::vector<int>(static_cast<size_t>(Pick(0, 1)), 2)}}));
+        CommContext::Create(*engine.engine, shard, buckets.groups,
+                            {.bounds = {policy_.max_reduce_scatters, policy_.max_all_reduces},
+                             .lanes = {.regather_sizes = regather_sizes}}));
     WEFT_ASSIGN_OR_RETURN(const auto group,
                           MakeGroup(*context, parameters_, policy_, "group", buckets.BucketsOf(parameters_)));
     WEFT_RETURN_IF_ERROR(group->Load(LoadIndices));

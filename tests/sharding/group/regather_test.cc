@@ -32,7 +32,7 @@ TEST(Regather, GathersTheParametersFromNeighborsOnly) {
   for (const auto& [ranks, size] : {std::pair{2, 2}, {4, 2}, {4, 4}, {6, 3}, {6, 2}}) {
     RunRanks(NodeMap::OneNode(ranks), [&, ranks = ranks, size = size](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 1, RegatherOver(size)));
-      for (ShardingPolicy policy : PolicyOfEachLayout()) {
+      for (ShardingPolicy policy : PolicyOfEachLayout(size)) {
         for (const DType dtype : {DType::kF32, DType::kBF16}) {
           policy.param_dtype = dtype;
           const auto parameters = MakeParameters({{7, 9}, {0}, {33}, {1}, {}});
@@ -80,7 +80,7 @@ TEST(Regather, KeepsNoPartOfEmptyGroupsOrWithoutARegatherGroup) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     for (const int size : {0, 2}) {
       WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 1, RegatherOver(size)));
-      for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
+      for (const ShardingPolicy& policy : PolicyOfEachLayout(size)) {
         WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{0}}), policy));
         WEFT_RETURN_IF_ERROR(group->ReshardAfterForward());
         EXPECT_EQ(group->state(), State::kSharded);

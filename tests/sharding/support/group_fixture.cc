@@ -38,12 +38,10 @@ absl::StatusOr<std::unique_ptr<ParamGroup>> MakeGroup(
     CommContext& context, const std::vector<std::shared_ptr<Parameter>>& parameters,
     const ShardingPolicy& policy, const std::string& name, const std::vector<int>& buckets) {
   WEFT_RETURN_IF_ERROR(policy.Validate());
-  const PipelineLanes& lanes = context.lanes();
-  ShardingPolicy of_context = policy;
-  if (!lanes.regather_sizes().empty()) of_context.reshard_after_forward_size = lanes.regather_sizes().front();
+  const int bucket_count = buckets.empty() ? 1 : *std::max_element(buckets.begin(), buckets.end()) + 1;
   WEFT_ASSIGN_OR_RETURN(GroupSpec spec,
-                        SpecifyGroup({name, -1, parameters}, of_context, lanes.shard_group().size(), buckets,
-                                     lanes.bucket_count()));
+                        SpecifyGroup({name, -1, parameters}, policy, context.lanes().shard_group().size(),
+                                     buckets, bucket_count));
   return ParamGroup::Create(context, std::move(spec), policy);
 }
 
@@ -73,9 +71,12 @@ absl::Status Gather(ParamGroup& group) {
   return group.WaitUnshard();
 }
 
-std::vector<ShardingPolicy> PolicyOfEachLayout() {
+std::vector<ShardingPolicy> PolicyOfEachLayout(int regather_size) {
   std::vector<ShardingPolicy> policies;
-  for (const FlatKind layout : kFlatKinds) policies.emplace_back().layout = layout;
+  for (const FlatKind layout : kFlatKinds) {
+    policies.emplace_back().layout = layout;
+    policies.back().reshard_after_forward_size = regather_size;
+  }
   return policies;
 }
 

@@ -45,7 +45,7 @@ struct GroupFixture {
 // Unshards the group and waits for it.
 absl::Status Gather(ParamGroup& group);
 
-// A default policy with each layout.
-std::vector<ShardingPolicy> PolicyOfEachLayout();
+// A default policy with each layout. `regather_size`: ShardingPolicy::reshard_after_forward_size.
+std::vector<ShardingPolicy> PolicyOfEachLayout(int regather_size = 0);
 
 }  // namespace weft::testing
