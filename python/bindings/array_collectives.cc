@@ -173,6 +173,26 @@ OperationPtr Broadcast(EngineGroup& group, const Array& array, int root) {
 
 OperationPtr Barrier(EngineGroup& group) { return group.Barrier({Stream::kOther, "barrier", nullptr}); }
 
+// Of a dtype that travels as bytes. `code`: that of DLPack 1.1, which older versions of nanobind do not name.
+ElementKind KindOfBytes(uint8_t code) {
+  switch (code) {
+    case 10:
+      return ElementKind::kFloat8E4M3Fn;
+    case 11:
+      return ElementKind::kFloat8E4M3Fnuz;
+    case 12:
+      return ElementKind::kFloat8E5M2;
+    case 13:
+      return ElementKind::kFloat8E5M2Fnuz;
+    case 14:
+      return ElementKind::kFloat8E8M0Fnu;
+    case 17:
+      return ElementKind::kFloat4E2M1Fn;
+    default:
+      return ElementKind::kBytes;
+  }
+}
+
 // The elements of a message. Those of a dtype that the engine does not know travel in a form of the same
 // size.
 struct MessageElements {
@@ -197,7 +217,7 @@ MessageElements ElementsOf(const AnyArray& array) {
     dtype.bits /= 2;
     if (const auto type = KnownTypeOf(dtype)) return {*type, 2 * size, ElementKind::kComplex};
   }
-  return {ElementType::kU8, static_cast<int64_t>(array.nbytes()), ElementKind::kBytes};
+  return {ElementType::kU8, static_cast<int64_t>(array.nbytes()), KindOfBytes(dtype.code)};
 }
 
 OperationPtr Send(EngineGroup& group, const ConstArray& array, int to, int tag) {

@@ -27,6 +27,18 @@ static_assert(static_cast<int>(ElementKind::kPlain) == static_cast<int>(::weft::
 static_assert(static_cast<int>(ElementKind::kComplex) == static_cast<int>(::weft::ElementKind::kComplex));
 static_assert(static_cast<int>(ElementKind::kBool) == static_cast<int>(::weft::ElementKind::kBool));
 static_assert(static_cast<int>(ElementKind::kUnsigned) == static_cast<int>(::weft::ElementKind::kUnsigned));
+static_assert(static_cast<int>(ElementKind::kFloat8E4M3Fn) ==
+              static_cast<int>(::weft::ElementKind::kFloat8E4M3Fn));
+static_assert(static_cast<int>(ElementKind::kFloat8E4M3Fnuz) ==
+              static_cast<int>(::weft::ElementKind::kFloat8E4M3Fnuz));
+static_assert(static_cast<int>(ElementKind::kFloat8E5M2) ==
+              static_cast<int>(::weft::ElementKind::kFloat8E5M2));
+static_assert(static_cast<int>(ElementKind::kFloat8E5M2Fnuz) ==
+              static_cast<int>(::weft::ElementKind::kFloat8E5M2Fnuz));
+static_assert(static_cast<int>(ElementKind::kFloat8E8M0Fnu) ==
+              static_cast<int>(::weft::ElementKind::kFloat8E8M0Fnu));
+static_assert(static_cast<int>(ElementKind::kFloat4E2M1Fn) ==
+              static_cast<int>(::weft::ElementKind::kFloat4E2M1Fn));
 static_assert(static_cast<int>(ElementKind::kBytes) == static_cast<int>(::weft::ElementKind::kBytes));
 static_assert(static_cast<int>(Reduction::kSum) == static_cast<int>(ReduceOp::kSum));
 static_assert(static_cast<int>(Reduction::kAverage) == static_cast<int>(ReduceOp::kAverage));

@@ -112,6 +112,26 @@ void CheckFactor(const TorchReduction& op, at::ScalarType dtype) {
                     tensor.scalar_type(), ", but the tensor is ", dtype, "; give a real factor");
 }
 
+// Of a dtype that travels as bytes.
+ElementKind KindOfBytes(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat8_e4m3fn:
+      return ElementKind::kFloat8E4M3Fn;
+    case at::kFloat8_e4m3fnuz:
+      return ElementKind::kFloat8E4M3Fnuz;
+    case at::kFloat8_e5m2:
+      return ElementKind::kFloat8E5M2;
+    case at::kFloat8_e5m2fnuz:
+      return ElementKind::kFloat8E5M2Fnuz;
+    case at::kFloat8_e8m0fnu:
+      return ElementKind::kFloat8E8M0Fnu;
+    case at::kFloat4_e2m1fn_x2:
+      return ElementKind::kFloat4E2M1Fn;
+    default:
+      return ElementKind::kBytes;
+  }
+}
+
 }  // namespace
 
 ElementKind ElementKindOf(at::ScalarType dtype) {
@@ -123,7 +143,7 @@ ElementKind ElementKindOf(at::ScalarType dtype) {
     case Kind::kComplex:
       return ElementKind::kComplex;
     case Kind::kBytes:
-      return ElementKind::kBytes;
+      return KindOfBytes(dtype);
     case Kind::kInteger:
     case Kind::kFloat:
       break;

@@ -22,11 +22,23 @@ namespace weft::python {
 
 // The name of the capsule, and with it the version of this interface. The capsule holds a
 // std::shared_ptr<GroupCollectives>*.
-inline constexpr char kGroupCapsule[] = "weft.GroupCollectives.3";
+inline constexpr char kGroupCapsule[] = "weft.GroupCollectives.4";
 
 enum class ElementType : uint8_t { kF32, kBF16, kF16, kI32, kI64, kF64, kI16, kI8, kU8 };
 // Kind of the caller's elements. Ranks that differ get an error, as with element types.
-enum class ElementKind : uint8_t { kPlain, kComplex, kBool, kUnsigned, kBytes };
+enum class ElementKind : uint8_t {
+  kPlain,
+  kComplex,
+  kBool,
+  kUnsigned,
+  kFloat8E4M3Fn,
+  kFloat8E4M3Fnuz,
+  kFloat8E5M2,
+  kFloat8E5M2Fnuz,
+  kFloat8E8M0Fnu,
+  kFloat4E2M1Fn,
+  kBytes
+};
 enum class Reduction : uint8_t { kSum, kAverage, kMax, kMin, kProduct, kBitAnd, kBitOr, kBitXor };
 // Ordered streams of a group. Operations of different streams overlap.
 enum class Stream : uint8_t { kAllGather, kReduceScatter, kAllReduce, kOther };

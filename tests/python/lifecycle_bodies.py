@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from rank_worker import init_group
 
+import weft
 import weft.torch
 from weft.torch._store import StoreAdapter
 
@@ -248,10 +249,13 @@ def different_dtypes(kind: str) -> str:
     """The error of this rank. The buffers have the same bytes on all ranks. All can begin again."""
     first = dist.get_rank() == 0
     tensor = torch.ones(4, dtype=torch.float32 if first else torch.int32)
+    narrow = torch.ones(16).to(torch.float8_e4m3fn if first else torch.float8_e5m2)
     with pytest.raises(dist.DistBackendError) as caught:
         if kind == "complex":
             # dist.all_reduce itself turns complex tensors into real ones.
             dist.group.WORLD.allreduce([torch.ones(4, dtype=torch.complex64) if first else torch.ones(8)]).wait()
+        elif kind == "broadcast":
+            dist.broadcast(narrow, 0)
         elif first:
             dist.send(tensor, 1)
         else:
@@ -259,6 +263,19 @@ def different_dtypes(kind: str) -> str:
     dist.destroy_process_group()
     init_group(f"-after-{kind}")
     dist.barrier()
+    return str(caught.value)
+
+
+def different_dtypes_of_arrays(folder: str) -> str:
+    """The error of this rank of a group of arrays, whose elements have the same size on both ranks."""
+    rank = dist.get_rank()
+    session = weft.Session(folder, rank, 2, timeout_s=60)
+    group = weft.Group(session, "world", [0, 1])
+    with pytest.raises(RuntimeError) as caught:
+        if rank == 0:
+            group.send(torch.ones(16).to(torch.float8_e4m3fn), 1).wait()
+        else:
+            group.receive(torch.ones(16).to(torch.float8_e5m2), 0).wait()
     return str(caught.value)
 
 

@@ -98,11 +98,21 @@ def test_an_abort_reaches_all_ranks(pool_of) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind, names", [("send", ["16 bytes of f32", "16 bytes of i32"]), ("complex", ["8 f32 (complex) by sum", "8 f32 by sum"])]
+    "kind, names",
+    [
+        ("send", ["16 bytes of f32", "16 bytes of i32"]),
+        ("complex", ["8 f32 (complex) by sum", "8 f32 by sum"]),
+        ("broadcast", ["16 u8 (float8_e4m3fn)", "16 u8 (float8_e5m2)"]),
+    ],
 )
 def test_different_dtypes_are_an_error_on_all_ranks(pool_of, kind: str, names: list[str]) -> None:
     for message in pool_of(2).run(bodies.different_dtypes, kind):
         assert all(name in message for name in names), message
+
+
+def test_different_dtypes_of_arrays_are_an_error_on_all_ranks(pool_of, tmp_path) -> None:
+    for message in pool_of(2).run(bodies.different_dtypes_of_arrays, str(tmp_path)):
+        assert "16 bytes of u8 (float8_e4m3fn)" in message and "16 bytes of u8 (float8_e5m2)" in message, message
 
 
 def test_a_group_of_weft_under_gloo(pool_of) -> None:

@@ -44,8 +44,20 @@ enum class LanePurpose : uint8_t { kAllGather, kReduceScatter, kAllReduce, kCont
 enum class WireCompression : uint8_t { kNone, kLossless };
 
 // The form of elements whose own dtype is none of the engine's: complex numbers travel as pairs of real ones,
-// bool and unsigned integers as integers, all others as bytes.
-enum class ElementKind : uint8_t { kPlain, kComplex, kBool, kUnsigned, kBytes };
+// bool and unsigned integers as integers, all others as bytes. Narrow floats have a kind for each format.
+enum class ElementKind : uint8_t {
+  kPlain,
+  kComplex,
+  kBool,
+  kUnsigned,
+  kFloat8E4M3Fn,
+  kFloat8E4M3Fnuz,
+  kFloat8E5M2,
+  kFloat8E5M2Fnuz,
+  kFloat8E8M0Fnu,
+  kFloat4E2M1Fn,
+  kBytes
+};
 
 std::string_view Name(OpKind kind);
 std::string_view Name(ReduceOp op);

@@ -64,6 +64,18 @@ std::string_view Name(ElementKind elements) {
       return "bool";
     case ElementKind::kUnsigned:
       return "unsigned";
+    case ElementKind::kFloat8E4M3Fn:
+      return "float8_e4m3fn";
+    case ElementKind::kFloat8E4M3Fnuz:
+      return "float8_e4m3fnuz";
+    case ElementKind::kFloat8E5M2:
+      return "float8_e5m2";
+    case ElementKind::kFloat8E5M2Fnuz:
+      return "float8_e5m2fnuz";
+    case ElementKind::kFloat8E8M0Fnu:
+      return "float8_e8m0fnu";
+    case ElementKind::kFloat4E2M1Fn:
+      return "float4_e2m1fn";
     case ElementKind::kBytes:
       return "bytes";
   }
