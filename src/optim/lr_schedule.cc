@@ -7,7 +7,7 @@
 namespace weft {
 
 double LrSchedule::At(int64_t step) const {
-  if (step <= warmup_steps) return lr * static_cast<double>(step) / static_cast<double>(warmup_steps);
+  if (step <= warmup_steps) return lr * (static_cast<double>(step) / static_cast<double>(warmup_steps));
   const int64_t decay_steps = std::max<int64_t>(1, total_steps - warmup_steps);
   const double x = std::min(1.0, static_cast<double>(step - warmup_steps) / static_cast<double>(decay_steps));
   switch (decay) {

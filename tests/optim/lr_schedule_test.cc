@@ -17,6 +17,16 @@ TEST(LrSchedule, RisesLinearlyThroughTheWarmUp) {
   }
 }
 
+// As transformers' schedules, which multiply the rate by step / warmup.
+TEST(LrSchedule, HasTheExactRateAtTheEndOfTheWarmUp) {
+  for (const double lr : {5e-5, 1e-4, 3e-4, 7e-4, 3e-3, 5e-3}) {
+    for (int64_t warmup = 1; warmup <= 2000; ++warmup) {
+      const LrSchedule schedule = {.lr = lr, .warmup_steps = warmup, .total_steps = 2000};
+      ASSERT_EQ(schedule.At(warmup), lr) << warmup;
+    }
+  }
+}
+
 TEST(LrSchedule, FollowsItsDecayFromTheWarmUpToTheEnd) {
   LrSchedule schedule = {.lr = 2.0, .warmup_steps = 2, .total_steps = 10, .min_ratio = 0.1};
   for (int64_t step = 3; step <= 10; ++step) {

@@ -14,7 +14,7 @@ struct LrSchedule {
   int64_t total_steps = 1;
   double min_ratio = 0.0;  // The floor as a fraction of `lr`.
 
-  // The learning rate of update `step`, counted from 1. Up to warmup_steps it is lr * step / warmup_steps.
+  // The learning rate of update `step`, counted from 1. Up to warmup_steps it is lr * (step / warmup_steps).
   // After that, with x = (step - warmup_steps) / (total_steps - warmup_steps), at most 1:
   //   kConstant  lr
   //   kLinear    lr * (1 - (1 - min_ratio) * x)
