@@ -311,8 +311,52 @@ TEST(TcpLink, AMalformedMessageEndsTheConnectionAndNamesThePeer) {
   }
 }
 
+// The receive is posted before the message arrives, or after it has arrived in memory of the link.
+TEST(TcpLink, AMessageLongerThanItsReceiveFailsItAndIsSkipped) {
+  constexpr size_t kReceived = 8;
+  const std::string sent(100, 's');
+  for (const WireLink::Length length : {WireLink::Length::kExact, WireLink::Length::kAtMost}) {
+    for (const bool arrives_first : {false, true}) {
+      SCOPED_TRACE(arrives_first);
+      ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
+      std::string memory(sent.size(), '-');
+      const auto receive = [&] { return pair.second->Receive(0, 1, memory.data(), kReceived, length); };
+      absl::StatusOr<WireLink::RequestId> request;
+      if (!arrives_first) request = receive();
+      ASSERT_OK_AND_ASSIGN(const auto send, pair.first->Send(1, 1, sent.data(), sent.size()));
+      EXPECT_OK(pair.Finish(*pair.first, send));
+      ASSERT_OK_AND_ASSIGN(const int64_t next, pair.Exchange(5));  // The message has arrived before.
+      EXPECT_EQ(next, 5);
+      if (arrives_first) request = receive();
+      ASSERT_OK(request);
+      EXPECT_THAT(
+          pair.second->Test(*request),
+          StatusIs(absl::StatusCode::kInternal, AllOf(HasSubstr("a receive of "), HasSubstr("8 bytes"),
+                                                      HasSubstr("matched a message of 100 bytes"))));
+      EXPECT_TRUE(IsFilledWith(memory, '-'));
+      EXPECT_TRUE(pair.second->LostPeers().empty());
+    }
+  }
+}
+
+// The rest of the message may never arrive.
+TEST(TcpLink, TheLengthOfALongerMessageIsEnoughToFailItsReceive) {
+  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
+  char byte = 0;
+  ASSERT_OK_AND_ASSIGN(const auto receive, pair.first->Receive(1, 1, &byte, 1, WireLink::Length::kExact));
+  const RawTcpPeer peer(pair.first->endpoint());
+  peer.WriteFrame(RawTcpPeer::GreetingOf(pair.first->endpoint(), 1));
+  peer.WriteFrame(TcpHeader{TcpHeader::Kind::kData, 1, 2});
+  absl::StatusOr<bool> done = false;
+  for (int i = 0; i < 1'000'000 && done.ok() && !*done; ++i) {
+    ASSERT_OK(pair.first->Poll());
+    done = pair.first->Test(receive);
+  }
+  EXPECT_THAT(done, StatusIs(absl::StatusCode::kInternal, HasSubstr("matched a message of 2 bytes")));
+}
+
 // The header of a message that no rank expects, and that never arrives.
-TEST(TcpLink, AHeaderAloneTakesNoMemory) {
+TEST(TcpLink, AllocatesNothingForAMessageBeforeItsBytesArrive) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
   const RawTcpPeer peer(pair.first->endpoint());
   peer.WriteFrame(RawTcpPeer::GreetingOf(pair.first->endpoint(), 1));

@@ -1,40 +1,25 @@
-// Control messages that do not fit the state of what they are about. They are outside input: each is a
+// Signals that do not fit the state of the message that they are about. They are outside input: each is a
 // failure of the engine, which names the peer, the message and the remedy, and which all ranks learn.
+#include <cstring>
 #include <functional>
 #include <string>
-#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "src/comm/messages/signal.h"
 #include "tests/comm/links/scheduler_end.h"
-#include "tests/comm/support/core_end.h"
+#include "tests/comm/support/told_failure.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 Signal Of(SignalKind kind, uint64_t number) {
   Signal signal;
   signal.kind = kind;
   signal.number = number;
   return signal;
-}
-
-void ExpectToldFailure(CoreEnd& end, const std::vector<std::string>& texts) {
-  end.Poll();
-  const absl::Status& status = end.core().status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
-  for (const std::string& text : texts) EXPECT_THAT(std::string(status.message()), HasSubstr(text));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("run the same version of weft on all ranks"));
-  ASSERT_TRUE(CoreEnd::FailureOnNode().has_value());
-  EXPECT_EQ(CoreEnd::FailureOnNode()->cause, status);
-  ASSERT_FALSE(end.wire().sent_messages.empty());
-  EXPECT_EQ(end.wire().sent_messages.back().peer, 2);
-  EXPECT_THAT(end.wire().sent_messages.back().bytes, HasSubstr(std::string(status.message())));
 }
 
 TEST(BadSignals, AboutAMessageThatIsNotKnownFailTheEngine) {
@@ -120,6 +105,21 @@ TEST(BadSignals, AboutGrantedAndStagedDataFailTheEngine) {
     ExpectToldFailure(end, {"rank 1", "message 5", "5 pieces of 4"});
   }
   {
+    Signal outside = staged(2);
+    outside.address = {7, 0};
+    CoreEnd end;
+    receive(end);
+    end.SendOnNode(BytesOf(outside));
+    ExpectToldFailure(end, {"rank 1", "message 5", "not in node memory"});
+  }
+  {
+    CoreEnd end;
+    receive(end);
+    end.SendOnNode(BytesOf(staged(2)));
+    end.SendOnNode(BytesOf(staged(2)));  // No more than before.
+    ExpectToldFailure(end, {"rank 1", "message 5", "2 pieces of 4"});
+  }
+  {
     CoreEnd end;
     receive(end);
     end.SendOnNode(BytesOf(staged(2)));
@@ -130,61 +130,109 @@ TEST(BadSignals, AboutGrantedAndStagedDataFailTheEngine) {
   }
 }
 
-TEST(BadSignals, OfUnknownKindsAndRanksFailTheEngine) {
-  Signal about_nobody = Of(SignalKind::kNoMoreSends, 0);
-  about_nobody.leaver = 3;
-  std::string unknown(BytesOf(Of(SignalKind::kInterest, 0)));
-  unknown[offsetof(Signal, kind)] = 77;
-  std::string no_bool(BytesOf(Of(SignalKind::kInterest, 0)));
-  no_bool[offsetof(Signal, tells_node)] = 2;
-  for (const auto& [bytes, text] :
-       {std::pair{std::string(BytesOf(about_nobody)), "about rank 3"}, std::pair{unknown, "unknown kind 77"},
-        std::pair{no_bool, "unknown field tells_node 2"}}) {
+// Bytes of a legal signal, with one field changed.
+struct Mutation {
+  const char* name;
+  std::function<void(Signal&)> change;
+  std::string text;
+};
+
+template <typename T>
+void SetByte(T& field, uint8_t value) {
+  static_assert(sizeof(T) == 1);
+  std::memcpy(&field, &value, 1);
+}
+
+TEST(BadSignals, WithAFieldOutOfRangeFailTheEngine) {
+  for (const Mutation& mutation :
+       {Mutation{"kind", [](Signal& s) { SetByte(s.kind, 77); }, "has the unknown kind 77"},
+        Mutation{"dtype", [](Signal& s) { SetByte(s.dtype, 78); }, "has the unknown dtype 78"},
+        Mutation{"elements", [](Signal& s) { SetByte(s.elements, 79); },
+                 "has the unknown kind of elements 79"},
+        Mutation{"tells_node", [](Signal& s) { SetByte(s.tells_node, 2); },
+                 "has the unknown field tells_node 2"},
+        Mutation{"is_unused", [](Signal& s) { SetByte(s.is_unused, 3); },
+                 "has the unknown field is_unused 3"},
+        Mutation{"bytes", [](Signal& s) { s.bytes = -1; },
+                 "'no more sends' of message 0, with a negative size"},
+        Mutation{"pieces", [](Signal& s) { s.pieces = -1; },
+                 "'no more sends' of message 0, with a negative size"},
+        Mutation{"leaver", [](Signal& s) { s.leaver = -1; }, "about rank -1, but the last rank is 2"},
+        Mutation{"leaver", [](Signal& s) { s.leaver = 3; }, "about rank 3, but the last rank is 2"}}) {
+    SCOPED_TRACE(mutation.name);
+    Signal signal = Of(SignalKind::kNoMoreSends, 0);
+    signal.leaver = 1;
+    {
+      CoreEnd end;
+      end.SendOnNode(BytesOf(signal));
+      end.Poll();
+      ASSERT_OK(end.core().status()) << "the signal is legal before the change";
+    }
+    mutation.change(signal);
+    CoreEnd end;
+    end.SendOnNode(BytesOf(signal));
+    ExpectToldFailure(end, {"rank 1", mutation.text});
+  }
+}
+
+TEST(BadSignals, OfAnotherLengthFailTheEngine) {
+  const std::string legal(BytesOf(Of(SignalKind::kInterest, 0)));
+  for (const std::string& bytes : {legal.substr(1), legal + "x", std::string()}) {
     CoreEnd end;
     end.SendOnNode(bytes);
-    ExpectToldFailure(end, {"rank 1", text});
+    ExpectToldFailure(end, {"a message signal from rank 1 has " + std::to_string(bytes.size()) + " bytes"});
   }
 }
 
-// The bytes of a credit that rank 2 gives this rank.
-std::string Credit(const CreditScheduler::Channel& channel, const PartShape& part, int64_t slices) {
-  SchedulerEnd peer;
-  std::vector<std::byte> memory(4096);
-  EXPECT_OK(peer.scheduler.Receive(channel, WirePhase::kGather, Priority::kBulk, Descriptor{}, part,
-                                   {0, memory.data(), memory.size(), WireLink::Length::kExact, true, slices},
-                                   &peer.owner));
-  return peer.link.sent_messages.back().bytes;
-}
-
-TEST(BadCredits, ForAMessageThatIsNotKnownFailTheEngine) {
-  CoreEnd end;
-  end.SendOverWire(Credit({kMessageLane, 9, 0, 1}, PartShape::OneDim(100), 1));
-  ExpectToldFailure(end, {"rank 2", "message 9"});
-}
-
-TEST(BadCredits, ForMoreSlicesThanAMessageHasFailTheEngine) {
-  CoreEnd end;
-  end.SubmitMessage(OpKind::kSend, /*peer=*/2, 1000, /*in_node_memory=*/false);
-  end.Poll();
-  end.SendOverWire(Credit({kMessageLane, 1, 0, 1 % TagLayout::kMessages}, PartShape::OneDim(1000), 3));
-  ExpectToldFailure(end, {"rank 2", "3 slices of a part of 2", "send of 1000 bytes"});
-}
-
-TEST(BadControlMessages, FailTheEngine) {
-  const std::string credit = Credit({0, 1, 0, 1}, PartShape::OneDim(100), 1);
-  const auto with = [](std::string bytes, size_t offset, char value) {
-    bytes[offset] = value;
-    return bytes;
-  };
-  for (const auto& [bytes, text] :
-       {std::pair{with(credit, 0, 66), "unknown kind 66"},
-        // The number of slices, and the last byte, of a bool or padding of the descriptor.
-        std::pair{with(credit, 15, '\x80'), "slices of a part"},
-        std::pair{std::string(1, '\4'), "message signal"}}) {
+// The address of the sender's buffer. Rank 1 names one that node memory does not hold.
+TEST(BadSignals, WithABufferOutsideOfNodeMemoryFailTheEngine) {
+  for (const NodeAddress& address :
+       {NodeAddress{7, 0}, NodeAddress{1, uint64_t{1} << 22}, NodeAddress{2, 0}}) {
+    Signal announcement = Of(SignalKind::kAnnounce, 5);
+    announcement.bytes = 1000;
+    announcement.address = address;
     CoreEnd end;
-    end.SendOverWire(bytes);
-    ExpectToldFailure(end, {"rank 2", text});
+    end.SendOnNode(BytesOf(announcement));
+    end.SubmitMessage(OpKind::kReceive, /*peer=*/1, 1000, /*in_node_memory=*/false);
+    ExpectToldFailure(end, {"rank 1", "message 5", "not in node memory"});
   }
+}
+
+TEST(BadSignals, OfAGrantedMessageFailTheEngine) {
+  for (const SignalKind kind : {SignalKind::kGrant, SignalKind::kPulled}) {
+    SCOPED_TRACE(Name(kind));
+    CoreEnd end;
+    end.SubmitMessage(OpKind::kSend, /*peer=*/1, 5000, /*in_node_memory=*/false);
+    end.Poll();
+    end.SendOnNode(BytesOf(Of(SignalKind::kGrant, 1)));
+    end.Poll();
+    ASSERT_OK(end.core().status());
+    end.SendOnNode(BytesOf(Of(kind, 1)));
+    ExpectToldFailure(end, {"rank 1", "message 1", "which has been granted before"});
+  }
+}
+
+// Rank 2 is on another node: its messages get credits.
+TEST(BadSignals, OfTheNodeAboutAMessageToAnotherNodeFailTheEngine) {
+  CoreEnd end;
+  end.SubmitMessage(OpKind::kSend, /*peer=*/2, 100, /*in_node_memory=*/false);
+  end.Poll();
+  SchedulerEnd peer;
+  EXPECT_OK(peer.scheduler.SendSignal(0, BytesOf(Of(SignalKind::kPulled, 1))));
+  end.SendOverWire(peer.link.sent_messages.back().bytes);
+  ExpectToldFailure(end, {"rank 2", "message 1", "which goes to another node"});
+}
+
+// The receiver copies out of the sender's node memory, and awaits no signal.
+TEST(BadSignals, OfDataThatNoReceiveAwaitsFailTheEngine) {
+  Signal announcement = Of(SignalKind::kAnnounce, 5);
+  announcement.bytes = int64_t{1} << 15;
+  announcement.address = CoreEnd::AddressOnNode();
+  CoreEnd end;
+  end.SubmitMessage(OpKind::kReceive, /*peer=*/1, announcement.bytes, /*in_node_memory=*/false);
+  end.SendOnNode(BytesOf(announcement));
+  end.SendOnNode(BytesOf(Of(SignalKind::kPushed, 5)));
+  ExpectToldFailure(end, {"rank 1", "message 5", "which awaits no data"});
 }
 
 }  // namespace

@@ -14,7 +14,6 @@ namespace weft::testing {
 namespace {
 
 constexpr int kRanks = 3;
-constexpr int kLane = 0;
 
 // The ranks' node memory and flags. They are made by a thread for each rank, once.
 struct World {
@@ -48,7 +47,13 @@ World& TheWorld() {
   return *world;
 }
 
-GroupPlacement Pair() { return {ProcessGroup{"pair", {0, 2}, 0}, TheWorld().nodes}; }
+GroupPlacement PairOf(int lane) {
+  const ProcessGroup pair =
+      lane == CoreEnd::kLane ? ProcessGroup{"pair", {0, 2}, 0} : ProcessGroup{"reversed", {2, 0}, 1};
+  return {pair, TheWorld().nodes};
+}
+
+const char* NameOf(int lane) { return lane == CoreEnd::kLane ? "pair/control" : "reversed/control"; }
 
 }  // namespace
 
@@ -67,7 +72,8 @@ CoreEnd::CoreEnd() {
       0, world.nodes, *world.links[0], wire_, TagLayout::Of(wire_.max_tag(), world.nodes), *scratch_,
       recorder_, trace_, counters_, options_, CreditRules{}, /*shares_core=*/false,
       /*moves_take_virtual_time=*/false});
-  WEFT_CHECK(core_->AddLane(kLane, "pair/control", Pair(), LanePurpose::kControl).ok(), "no lane");
+  for (const int lane : {kLane, kReversedLane})
+    WEFT_CHECK(core_->AddLane(lane, NameOf(lane), PairOf(lane), LanePurpose::kControl).ok(), "no lane");
 }
 
 void CoreEnd::SendOnNode(std::string_view bytes) { TheWorld().links[1]->SendMessage(0, bytes); }
@@ -112,35 +118,36 @@ std::shared_ptr<OperationRecord> CoreEnd::SubmitMessage(OpKind kind, int peer, i
   return record;
 }
 
-std::shared_ptr<OperationRecord> CoreEnd::NewCollective(OpKind kind, int64_t count) {
+std::shared_ptr<OperationRecord> CoreEnd::NewCollective(OpKind kind, int64_t count, int lane) {
   auto record = std::make_shared<OperationRecord>();
-  record->lane = kLane;
-  record->lane_name = "pair/control";
+  record->lane = lane;
+  record->lane_name = NameOf(lane);
   record->descriptor.kind = kind;
   record->descriptor.total_count = count;
-  record->descriptor.sequence = ++collectives_;
+  record->descriptor.sequence = ++collectives_[static_cast<size_t>(lane)];
   return record;
 }
 
 void CoreEnd::SubmitAllGather(int64_t count) {
   const auto bytes = count * static_cast<int64_t>(sizeof(float));
-  auto record = NewCollective(OpKind::kAllGather, 2 * count);
+  auto record = NewCollective(OpKind::kAllGather, 2 * count, kLane);
   CollectivePlan plan;
   std::byte* const output = Memory(2 * bytes, /*in_node_memory=*/false);
   plan.SetContiguous(OpKind::kAllGather, DType::kF32, ReduceOp::kSum, output, output,
                      PartLayout::Equal(count, 2));
-  record->operation = MakeAllGather(Pair(), std::move(plan));
+  record->operation = MakeAllGather(PairOf(kLane), std::move(plan));
   core_->Submit(std::move(record));
 }
 
-void CoreEnd::SubmitSum(int64_t count) {
-  auto record = NewCollective(OpKind::kAllReduce, count);
+std::shared_ptr<OperationRecord> CoreEnd::SubmitSum(int64_t count, int lane) {
+  auto record = NewCollective(OpKind::kAllReduce, count, lane);
   CollectivePlan plan;
   std::byte* const sum = Memory(count * static_cast<int64_t>(sizeof(float)), /*in_node_memory=*/false);
   plan.SetContiguous(OpKind::kAllReduce, DType::kF32, ReduceOp::kSum, sum, sum,
                      PartLayout::FromCounts(std::array<int64_t, 1>{count}));
-  record->operation = MakeTreeCollective(Pair(), std::move(plan), /*mirrored=*/false);
-  core_->Submit(std::move(record));
+  record->operation = MakeTreeCollective(PairOf(lane), std::move(plan), /*mirrored=*/false);
+  core_->Submit(record);
+  return record;
 }
 
 NodeAddress CoreEnd::AddressOnNode() { return *TheWorld().heaps[1]->AddressOf(TheWorld().block_of_peer); }

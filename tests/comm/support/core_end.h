@@ -2,6 +2,7 @@
 // send.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -17,6 +18,10 @@ namespace weft::testing {
 
 class CoreEnd {
  public:
+  // Lanes of rank 0 and rank 2, in this order and in the other.
+  static constexpr int kLane = 0;
+  static constexpr int kReversedLane = 1;
+
   // REQUIRES: there is no other.
   CoreEnd();
 
@@ -32,16 +37,16 @@ class CoreEnd {
 
   // A message of `bytes` bytes of tag 0, to or from a rank.
   std::shared_ptr<OperationRecord> SubmitMessage(OpKind kind, int peer, int64_t bytes, bool in_node_memory);
-  // Collectives of rank 0 and rank 2 on lane 0: an all-gather, and a small all-reduce, of this many f32.
+  // An all-gather on kLane, and a small all-reduce, of this many f32.
   void SubmitAllGather(int64_t count);
-  void SubmitSum(int64_t count);
+  std::shared_ptr<OperationRecord> SubmitSum(int64_t count, int lane = kLane);
 
   // Tells peers that this rank submits nothing more.
   void Leave();
 
   EngineCore& core() { return *core_; }
   // Operations that have been submitted.
-  int64_t operations() const { return static_cast<int64_t>(messages_ + collectives_); }
+  int64_t operations() const { return static_cast<int64_t>(messages_ + collectives_[0] + collectives_[1]); }
   const FakeWireLink& wire() const { return wire_; }
   // An address in node memory that rank 1 owns.
   static NodeAddress AddressOnNode();
@@ -51,7 +56,7 @@ class CoreEnd {
  private:
   static EngineOptions SmallPieces();
   std::byte* Memory(int64_t bytes, bool in_node_memory);
-  std::shared_ptr<OperationRecord> NewCollective(OpKind kind, int64_t count);
+  std::shared_ptr<OperationRecord> NewCollective(OpKind kind, int64_t count, int lane);
 
   const EngineOptions options_ = SmallPieces();
   Recorder recorder_{/*rank=*/0, /*ranks=*/3, /*entries=*/16};
@@ -65,7 +70,7 @@ class CoreEnd {
   std::vector<std::unique_ptr<std::byte[]>> memory_;
   std::unique_ptr<EngineCore> core_;
   uint64_t messages_ = 0;
-  uint64_t collectives_ = 0;
+  std::array<uint64_t, 2> collectives_{};  // By lane.
   int64_t now_ns_ = 0;
 };
 
