@@ -220,8 +220,8 @@ class SharedMemoryLink final : public NodeLink {
       const FailureSlot& failure = known.flags->failure;
       const uint32_t code = failure.code.load(std::memory_order_acquire);
       if (code == 0) continue;
-      return FailureNotice{failure.rank,
-                           absl::Status(static_cast<absl::StatusCode>(code), failure.text.data())};
+      const absl::string_view text(failure.text.data(), strnlen(failure.text.data(), failure.text.size()));
+      return FailureNotice{failure.rank, absl::Status(static_cast<absl::StatusCode>(code), text)};
     }
     return std::nullopt;
   }
@@ -379,6 +379,11 @@ absl::StatusOr<std::unique_ptr<NodeLink>> MakeSharedMemoryLink(Bootstrap& bootst
     if (peer == bootstrap.rank()) continue;
     uint64_t peer_offset = 0;
     std::memcpy(&peer_offset, offsets[static_cast<size_t>(peer)].data(), sizeof(peer_offset));
+    if (!heap.Holds({peer, peer_offset}, sizeof(RankFlags))) {
+      return absl::InternalError(absl::StrCat("rank ", peer, " has sent the place ", peer_offset,
+                                              " of its flags, which is not in node memory",
+                                              kSameVersionRemedy));
+    }
     link->AddPeer(peer, position_of(peer), reinterpret_cast<RankFlags*>(heap.Resolve({peer, peer_offset})));
   }
   return link;

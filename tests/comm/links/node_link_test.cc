@@ -1,6 +1,8 @@
 // Visibility of published state between the ranks of a node.
 #include "src/comm/links/node_link.h"
 
+#include <algorithm>
+#include <cstring>
 #include <set>
 #include <string>
 #include <thread>
@@ -11,13 +13,16 @@
 #include <absl/strings/str_split.h>
 #include <gtest/gtest.h>
 
+#include "src/comm/links/node_flags.h"
 #include "src/comm/links/shared_memory_link.h"
 #include "tests/comm/support/engine_fixture.h"
+#include "tests/support/forwarding_bootstrap.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int kLane = 5;
@@ -290,6 +295,57 @@ TEST(NodeLink, MapsMemoryOfPeers) {
     std::byte* theirs = fixture.link->Map({peer, std::stoull(offsets[static_cast<size_t>(peer)])});
     EXPECT_EQ(*theirs, static_cast<std::byte>(40 + peer));
     EXPECT_EQ(fixture.link->AddressOf(theirs)->rank, peer);
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
+// A peer that fails because its memory is overwritten may leave a text without an end.
+TEST(NodeLink, ReadsNoMoreThanTheTextOfAFailureNotice) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const LinkFixture fixture, LinkFixture::Make(bootstrap));
+    const std::string text = "the text of this notice";
+    if (bootstrap.rank() == 1) {
+      fixture.link->PublishFailure({1, absl::AbortedError(text)});
+      char* const segment = reinterpret_cast<char*>(fixture.heap->Resolve({1, 0}));
+      const std::string_view memory(segment, fixture.heap->segment_bytes());
+      std::fill_n(segment + memory.find(text), sizeof(shared_memory::FailureSlot), 'x');
+    }
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    if (bootstrap.rank() == 0) {
+      const auto failure = fixture.link->ReadFailure();
+      EXPECT_TRUE(failure.has_value());
+      const std::string all(shared_memory::FailureSlot::kTextBytes, 'x');
+      EXPECT_EQ(failure ? failure->cause.message() : "", all);
+    }
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
+// Changes the place of rank 1's flags that it tells the others.
+class MisplacedFlags final : public ForwardingBootstrap {
+ public:
+  using ForwardingBootstrap::ForwardingBootstrap;
+  absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
+                                                         absl::Duration timeout) override {
+    std::string sent(blob);
+    if (rank() == 1 && sent.find("flags of an engine") != std::string::npos) {
+      const uint64_t offset = (1 << 22) - 64;
+      std::memcpy(sent.data() + sent.size() - sizeof(offset), &offset, sizeof(offset));
+    }
+    return ForwardingBootstrap::AllGatherBlob(sent, timeout);
+  }
+};
+
+TEST(NodeLink, RefusesFlagsOutsideOfNodeMemory) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    MisplacedFlags misplaced(bootstrap);
+    WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(misplaced, {.segment_bytes = 1 << 22}));
+    const auto link = MakeSharedMemoryLink(misplaced, *heap, absl::Seconds(60));
+    if (bootstrap.rank() == 0) {
+      EXPECT_THAT(link, StatusIs(absl::StatusCode::kInternal,
+                                 AllOf(HasSubstr("rank 1"), HasSubstr("not in node memory"),
+                                       HasSubstr("same version of weft"))));
+    }
     return BootstrapBarrier(bootstrap);
   });
 }
