@@ -105,13 +105,24 @@ absl::Status RunCheckpoints::Resume() {
     }
   }
   WEFT_ASSIGN_OR_RETURN(resumed_, Checkpoint::OpenOnAllRanks(bootstrap_, path, timeout_));
-  last_saved_step_ = resumed_->step();
   const std::string in_folder = absl::StrCat(config_.folder, "/", CheckpointName(resumed_->step()));
   std::error_code missing;
   if (std::filesystem::equivalent(path, in_folder, missing)) parent_ = resumed_->step();
   messages_.push_back(absl::StrCat("resume   ", path, ", after step ", resumed_->step()));
   NoteChanges();
-  return AgreeOnStatus(bootstrap_, CheckProperties(), timeout_);
+  absl::Status status = CheckFolderIsOfThisRun();
+  if (status.ok()) status = CheckProperties();
+  return AgreeOnStatus(bootstrap_, status, timeout_);
+}
+
+absl::Status RunCheckpoints::CheckFolderIsOfThisRun() const {
+  if (bootstrap_.rank() != 0 || config_.folder.empty() || parent_) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> present, ListCheckpoints(config_.folder));
+  if (present.empty()) return absl::OkStatus();
+  return BadFlag("checkpoint-dir", config_.folder,
+                 absl::StrCat("has checkpoints of another run than --resume ", config_.resume,
+                              ", which would replace them; the newest is ", present.front(),
+                              ": name another folder, or give --resume auto to go on from it"));
 }
 
 absl::StatusOr<std::string> RunCheckpoints::FindIn(const std::string& folder) {
@@ -172,7 +183,7 @@ absl::Status RunCheckpoints::Save(const TrainingState& training, int64_t step, c
   state.properties = properties_;
   for (const RunProperty& property : noted_) state.properties[property.name] = property.value;
   state.files = std::move(files);
-  state.parent = parent_;
+  state.parent = std::exchange(parent_, std::nullopt);
   WEFT_RETURN_IF_ERROR(saver_->Start(std::move(state)));
   return config_.async ? absl::OkStatus() : Finish();
 }
@@ -193,9 +204,8 @@ absl::Status RunCheckpoints::Finish() {
 }
 
 void RunCheckpoints::SetSaved(int64_t step) {
-  saved_ = absl::StrCat(config_.folder, "/", CheckpointName(step));
-  last_saved_step_ = step;
-  parent_ = step;
+  last_saved_ = absl::StrCat(config_.folder, "/", CheckpointName(step));
+  saved_ = last_saved_;
 }
 
 }  // namespace weft

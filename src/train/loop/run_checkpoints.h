@@ -28,8 +28,9 @@ class RunCheckpoints {
   // Opens --checkpoint-dir and finds the checkpoint of --resume. Checks that the run has the same fixed
   // properties as the one that saved it, and that a checkpoint of `state_bytes` fits on the disk.
   // Errors: kInvalidArgument (another run has the folder, or the folder has checkpoints and --resume is not
-  //   given, or a flag differs from the checkpoint's), kNotFound, kDataLoss (no checkpoint is usable, or it
-  //   is one of other data or of another model, or another one on some rank), and those of the system.
+  //   given or names a checkpoint that is not in it, or a flag differs from the checkpoint's), kNotFound,
+  //   kDataLoss (no checkpoint is usable, or it is one of other data or of another model, or another one on
+  //   some rank), those of FindCheckpoint, and those of the system.
   static absl::StatusOr<std::unique_ptr<RunCheckpoints>> Open(Bootstrap& bootstrap,
                                                               const CheckpointConfig& config,
                                                               const RunPlan& plan,
@@ -65,7 +66,8 @@ class RunCheckpoints {
   absl::Status Finish();
   // Returns the path of the newest checkpoint that was committed since the last call; empty without one.
   std::string TakeSaved() { return std::exchange(saved_, ""); }
-  int64_t last_saved_step() const { return last_saved_step_; }
+  // The path of the last checkpoint that this run has saved; empty without one.
+  const std::string& last_saved() const { return last_saved_; }
 
  private:
   RunCheckpoints(Bootstrap& bootstrap, const CheckpointConfig& config, const RunPlan& plan,
@@ -75,6 +77,7 @@ class RunCheckpoints {
   absl::Status Resume();
   absl::StatusOr<std::string> FindIn(const std::string& folder);
   void NoteChanges();
+  absl::Status CheckFolderIsOfThisRun() const;
   absl::Status CheckProperties() const;
   void SetSaved(int64_t step);
 
@@ -89,8 +92,8 @@ class RunCheckpoints {
   std::optional<Checkpoint> resumed_;
   std::unique_ptr<CheckpointSaver> saver_;  // Null without --checkpoint-dir.
   std::string saved_;
-  int64_t last_saved_step_ = 0;
-  std::optional<int64_t> parent_;  // See CheckpointState.
+  std::string last_saved_;
+  std::optional<int64_t> parent_;  // Of the next save: see CheckpointState.
 };
 
 }  // namespace weft

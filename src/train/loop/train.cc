@@ -336,10 +336,7 @@ class Run {
       std::fprintf(output(), "weights xxh64:%016llx\n",
                    static_cast<unsigned long long>(report_.weights_hash));
     }
-    if (checkpoints_->enabled() && checkpoints_->last_saved_step() > 0) {
-      report_.checkpoint =
-          absl::StrCat(config_.checkpoint.folder, "/", CheckpointName(checkpoints_->last_saved_step()));
-    }
+    report_.checkpoint = checkpoints_->last_saved();
     if (report_.stopped || config_.output.export_folder.empty()) {
       return absl::OkStatus();
     }

@@ -8,7 +8,6 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
-#include "src/train/config/flag_error.h"
 #include "src/train/files/file_io.h"
 #include "src/train/trace/chrome_trace.h"
 #include "weft/core/status.h"
@@ -39,12 +38,7 @@ absl::StatusOr<int64_t> ReceiveValue(CommEngine& engine, int peer, Tag tag) {
 
 absl::StatusOr<StepRange> TracedSteps(const std::string& text, int64_t next, int64_t last) {
   if (text.empty()) return StepRange{std::min(next + 2, last), std::min(next + 4, last)};
-  WEFT_ASSIGN_OR_RETURN(const StepRange steps, StepRange::Parse(text));
-  if (steps.first < next) {
-    return BadFlag("trace-steps", text,
-                   absl::StrCat("the resumed run goes on at step ", next, "; name later steps"));
-  }
-  return steps;
+  return StepRange::Parse(text);
 }
 
 RunTrace::RunTrace(CommEngine& engine, std::string path, StepRange steps, absl::Duration timeout)

@@ -29,8 +29,8 @@
 
 namespace weft {
 
-// The steps that --trace-steps names (`text`). Without it, the third to fifth step of a run that does steps
-// `next` to `last`. Errors: those of StepRange::Parse; kInvalidArgument (the first is before `next`).
+// The steps that --trace-steps names (`text`); a resumed run does only those from `next` on. Without it, the
+// third to fifth step of a run that does steps `next` to `last`. Errors: those of StepRange::Parse.
 absl::StatusOr<StepRange> TracedSteps(const std::string& text, int64_t next, int64_t last);
 
 class RunTrace {

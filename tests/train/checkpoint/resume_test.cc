@@ -267,6 +267,55 @@ TEST_F(ResumeTest, RefusesToMixRuns) {
   expect_refused("data of --data", absl::StatusCode::kDataLoss);
 }
 
+TEST_F(ResumeTest, RefusesToGoOnFromAnotherRunInAFolderWithCheckpoints) {
+  const std::string other = folder_ / "other";
+  config_.optimizer.steps = kStop;
+  config_.checkpoint.folder = root();
+  Run({1, 2});
+  config_.checkpoint.folder = other;
+  Run({1, 2});
+  config_.checkpoint.folder = root();
+  config_.optimizer.steps = kSteps;
+  for (const std::string& resume : {other, other + "/step-00000004"}) {
+    config_.checkpoint.resume = resume;
+    EXPECT_THAT(RunError(2),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr("--checkpoint-dir " + root()), HasSubstr("--resume " + resume),
+                               HasSubstr("name another folder"), HasSubstr("--resume auto"))));
+  }
+  EXPECT_FALSE(fs::exists(root() + "/step-00000008"));
+  // By a link, and into a folder without checkpoints.
+  fs::create_directory_symlink(root(), folder_ / "link");
+  config_.checkpoint.resume = folder_ / "link/step-00000004";
+  EXPECT_EQ(Run({1, 2}).report.checkpoint, root() + "/step-00000008");
+  config_.checkpoint.resume = other;
+  config_.checkpoint.folder = folder_ / "new";
+  EXPECT_EQ(Run({1, 2}).report.checkpoint, folder_ / "new/step-00000008");
+}
+
+TEST_F(ResumeTest, ReportsOnlyTheCheckpointsThatItHasSaved) {
+  config_.checkpoint.folder = root();
+  Run({1, 2});
+  config_.checkpoint.folder = folder_ / "new";
+  config_.checkpoint.resume = root();
+  EXPECT_EQ(Run({1, 2}).report.checkpoint, "");
+}
+
+TEST_F(ResumeTest, TracesTheStepsThatAreLeftOfTheTrace) {
+  config_.checkpoint.folder = root();
+  config_.output.trace_file = folder_ / "trace.json";
+  config_.optimizer.steps = kStop;
+  Run({1, 2});
+  config_.checkpoint.resume = "auto";
+  config_.output.trace_steps = "3:4";
+  config_.optimizer.steps = 5;
+  EXPECT_THAT(Printed({1, 2}, NodeMap::OneNode(2)),
+              HasSubstr("trace.json is not written: the run did none of the steps"));
+  config_.output.trace_steps = "3:7";
+  config_.optimizer.steps = kSteps;
+  EXPECT_THAT(Printed({1, 2}, NodeMap::OneNode(2)), HasSubstr("trace of steps 6 to 7 in"));
+}
+
 TEST_F(ResumeTest, RefusesToMixRunsOfDifferentAttention) {
   config_.checkpoint.folder = root();
   Run({1, 2});
