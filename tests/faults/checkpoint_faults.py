@@ -27,7 +27,7 @@ import threading
 import time
 
 import fault_run
-from checkpoint_damage import FILES, damaged, file_of_another_step, flip_a_bit, link_out_of_folder, remove, truncate, wrong_array
+from checkpoint_damage import FILES, damaged, file_of_another_step, flip_a_bit, link_out_of_folder, refused, remove, truncate, wrong_array
 from checkpoint_place import CHECKPOINTS, FLAGS, LONG, LONG_FLAGS, Harness, Outcome, Place, hash_of
 from fault_results import Results
 
@@ -303,7 +303,7 @@ def cases():
     yield "every file cut at every boundary", False, damaged(truncate, r"ck/step-00000008", 40)
     yield "a missing file", False, damaged(remove, r"ck/step-00000008", len(FILES))
     yield "a file of another step", False, damaged(file_of_another_step, "model.safetensors")
-    yield "a link out of the folder", False, damaged(link_out_of_folder, "model.safetensors")
+    yield "a link out of the folder", False, refused(link_out_of_folder, "which may be whole")
     yield "latest is missing", False, single(1, (0,), "after step 8", damage=unlink_latest)
     yield "a run of another model", False, other_model
     yield "an array of another shape", False, wrong_array([4, 8], None, "shape")

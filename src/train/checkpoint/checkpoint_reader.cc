@@ -224,6 +224,11 @@ absl::StatusOr<std::string> FindCheckpoint(Bootstrap& bootstrap, const std::stri
     const absl::Status status = check();
     if (status.ok()) return path;
     if (!IsAgreedError(status)) return status;
+    // The run would remove a newer checkpoint that it has passed over.
+    if (!absl::IsNotFound(status) && !absl::IsDataLoss(status))
+      return Annotate(status,
+                      absl::StrCat("cannot use '", path,
+                                   "', which may be whole; mend the cause, or name another checkpoint"));
     skipped.push_back({path, status});
   }
   if (skipped.empty()) return std::string();

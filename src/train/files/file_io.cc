@@ -31,6 +31,9 @@ absl::Status ErrnoStatus(int error, const char* what, const std::string& path) {
       return absl::PermissionDeniedError(message);
     case ENOSPC:
     case EDQUOT:
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM:
       return absl::ResourceExhaustedError(message);
     default:
       return absl::DataLossError(message);

@@ -13,7 +13,8 @@
 namespace weft {
 
 // The status of an errno value, with the message "cannot <what> '<path>': <reason>". Codes: kNotFound (no
-// such path), kPermissionDenied, kResourceExhausted (the disk is full), kDataLoss (anything else).
+// such path), kPermissionDenied, kResourceExhausted (the disk or a table of open files is full, or no
+// memory), kDataLoss (anything else).
 absl::Status ErrnoStatus(int error, const char* what, const std::string& path);
 
 // An open regular file. The destructor closes it.

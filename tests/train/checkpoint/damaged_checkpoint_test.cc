@@ -17,6 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::StatusIs;
 
@@ -102,6 +103,20 @@ TEST_F(CheckpointTest, ChoosesTheNewestUsableOneAndNamesTheOthers) {
   ASSERT_EQ(skipped.size(), 1);
   EXPECT_EQ(skipped[0].path, Path(3));
   EXPECT_THAT(skipped[0].reason, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("model.safetensors")));
+}
+
+TEST_F(CheckpointTest, PassesOverNoCheckpointThatMayBeWhole) {
+  ASSERT_OK(Save(ArrayCut::kByRows, 2, {1, 2}));
+  const std::string outside = folder_.Write("outside.json", ReadFile(Path(2) + "/config.json"));
+  fs::remove(Path(2) + "/config.json");
+  fs::create_symlink(outside, Path(2) + "/config.json");
+  EXPECT_THAT(OnRanks(2,
+                      [&](Bootstrap& bootstrap) -> absl::Status {
+                        std::vector<SkippedCheckpoint> skipped;
+                        return FindCheckpoint(bootstrap, root(), skipped, absl::Seconds(60)).status();
+                      }),
+              StatusIs(absl::StatusCode::kPermissionDenied,
+                       AllOf(HasSubstr(Path(2) + "/config.json"), HasSubstr("mend the cause, or name"))));
 }
 
 TEST_F(CheckpointTest, SaysThatNoCheckpointIsUsable) {
