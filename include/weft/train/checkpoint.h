@@ -23,8 +23,10 @@
 // Problem: a run may be killed at any instant of a save.
 // Rule: files are written to a hidden folder `.saving-…`, and flushed to the device. Then the folder is
 //   renamed, and after that `latest` replaced. Each is one system call.
+//   A checkpoint of the same step is exchanged with the new one. File systems without exchanges, as NFS, give
+//   it a hidden name first; the next run restores it if the new one has not taken its place.
 // Why it suffices: a folder that is named step-… is complete. `latest` names an older one until the new one
-//   is on the device. The next run removes hidden folders.
+//   is on the device. The next run removes hidden folders, if it holds the lock of the folder.
 // Without it: a torn checkpoint replaces a good one.
 //
 // Note [Saving while training goes on]
@@ -75,7 +77,8 @@ struct CheckpointArrays {
 struct CheckpointState {
   int64_t step = 0;
   // Step of the checkpoint in the saver's folder from which the training went on. Later ones of the training
-  // that it left count as older, and are removed first. Only rank 0's counts.
+  // that it left count as older, and are removed first. Only rank 0's counts. A program that resumes sets
+  // it for its first save; later ones follow the last save.
   std::optional<int64_t> parent = std::nullopt;
   std::vector<CheckpointArrays> arrays;
   // Values for the caller, which a loader does not interpret. Equal on all ranks.
@@ -102,7 +105,7 @@ struct CheckpointOptions {
   std::optional<absl::Duration> timeout = std::nullopt;
 };
 
-// Saver of checkpoints into one folder, which it locks against other runs.
+// Saver of checkpoints into one folder, which it locks against other runs if the file system has locks.
 //
 // Thread safety: none; one thread of each rank drives it.
 // Collective: Open, Start, Advance and Finish, by all ranks in one order.
@@ -110,13 +113,14 @@ struct CheckpointOptions {
 //   destructor has returned.
 class CheckpointSaver {
  public:
-  // Creates the folder if it does not exist. Removes the remains of saves that were killed.
+  // Creates the folder if it does not exist. Removes the remains of saves that were killed, if it
+  // holds the lock.
   // Errors: kInvalidArgument (another run has the folder, or an option is out of range), kNotFound,
   //   kPermissionDenied, kResourceExhausted, kDataLoss (names the path). All ranks return the same.
   static absl::StatusOr<std::unique_ptr<CheckpointSaver>> Open(Bootstrap& bootstrap,
                                                                const std::string& folder,
                                                                const CheckpointOptions& options);
-  // Ends a save that is under way without a commit, and removes its files.
+  // Ends a save that is under way, and removes its files. A commit that has begun may still end.
   ~CheckpointSaver();
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
@@ -218,7 +222,8 @@ struct SkippedCheckpoint {
 // ranks share. An empty path means that the folder has no checkpoint. Sets `skipped` to the newer checkpoints
 // that are damaged, or that some rank does not have.
 // Collective: all ranks. Errors: kDataLoss (there are checkpoints, but none is usable; names each), and those
-//   of Checkpoint::OpenOnAllRanks if the ranks have different checkpoints of one name.
+//   of Checkpoint::OpenOnAllRanks for a checkpoint that may be whole (another format, no permission, no
+//   memory).
 absl::StatusOr<std::string> FindCheckpoint(Bootstrap& bootstrap, const std::string& folder,
                                            std::vector<SkippedCheckpoint>& skipped, absl::Duration timeout);
 

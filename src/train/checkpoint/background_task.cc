@@ -19,7 +19,8 @@ struct BackgroundTask::Shared {
   absl::Status result ABSL_GUARDED_BY(mutex);
 };
 
-BackgroundTask::BackgroundTask(std::function<absl::Status()> task) : shared_(std::make_shared<Shared>()) {
+BackgroundTask::BackgroundTask(std::function<absl::Status()> task, absl::Duration last_wait)
+    : shared_(std::make_shared<Shared>()), last_wait_(last_wait) {
   std::thread([shared = shared_, task = std::move(task)]() mutable {
     absl::Status result = task();
     task = nullptr;  // Frees the captured objects before `done` becomes visible.
@@ -32,7 +33,7 @@ BackgroundTask::BackgroundTask(std::function<absl::Status()> task) : shared_(std
   }).detach();
 }
 
-BackgroundTask::~BackgroundTask() { Wait(absl::Seconds(5)).IgnoreError(); }
+BackgroundTask::~BackgroundTask() { Wait(last_wait_).IgnoreError(); }
 
 bool BackgroundTask::done() const {
   const MutexLock lock(shared_->mutex);

@@ -15,8 +15,8 @@ namespace weft {
 class BackgroundTask {
  public:
   // Starts `task`. Lifetime: what the task uses must live until it has ended; it may outlive this object.
-  explicit BackgroundTask(std::function<absl::Status()> task);
-  // Waits for the end of the task, but no longer than 5 seconds.
+  explicit BackgroundTask(std::function<absl::Status()> task, absl::Duration last_wait = absl::Seconds(5));
+  // Waits for the end of the task, but no longer than `last_wait`.
   ~BackgroundTask();
   BackgroundTask(const BackgroundTask&) = delete;
   BackgroundTask& operator=(const BackgroundTask&) = delete;
@@ -28,6 +28,7 @@ class BackgroundTask {
  private:
   struct Shared;
   std::shared_ptr<Shared> shared_;  // Shared with the thread.
+  const absl::Duration last_wait_;
 };
 
 }  // namespace weft

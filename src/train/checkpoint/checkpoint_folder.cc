@@ -1,8 +1,5 @@
 #include "src/train/checkpoint/checkpoint_folder.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -21,6 +18,7 @@
 
 #include "src/train/checkpoint/manifest.h"
 #include "src/train/files/file_io.h"
+#include "src/train/files/file_moves.h"
 #include "src/train/files/folder_entries.h"
 #include "weft/core/status.h"
 #include "weft/train/checkpoint.h"
@@ -31,6 +29,7 @@ namespace {
 constexpr const char* kPrefix = "step-";
 constexpr const char* kStaging = ".saving-";     // Files of a save that is under way.
 constexpr const char* kRemoving = ".removing-";  // A checkpoint that is being removed.
+constexpr const char* kReplaced = ".replaced-";  // A checkpoint that another one of its step replaces.
 constexpr const char* kLatest = "latest";
 constexpr int64_t kMaxLatestBytes = 16 << 20;
 
@@ -47,12 +46,27 @@ void MoveToFront(std::vector<std::string>& names, const std::string& name) {
   if (found != names.end()) std::rotate(names.begin(), found, found + 1);
 }
 
-// Renames a folder. If the target exists, exchanges the two.
-absl::Status MoveOrExchange(const std::string& from, const std::string& to) {
-  if (std::rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
-  if (errno != ENOTEMPTY && errno != EEXIST) return ErrnoStatus(errno, "write", to);
-  if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) return absl::OkStatus();
-  return ErrnoStatus(errno, "replace", to);
+// Name of the checkpoint in the name of a folder that ReplaceInSteps has moved away; empty for other names.
+std::string ReplacedName(const std::string& name) {
+  absl::string_view rest = name;
+  if (!absl::ConsumePrefix(&rest, kReplaced)) return "";
+  std::string replaced(rest.substr(0, rest.rfind('-')));
+  return IsCheckpointName(replaced) ? replaced : "";
+}
+
+// As MoveOrExchange, by renames alone. A run that is killed between two of them leaves the checkpoint in a
+// hidden folder, from which Claim restores it.
+absl::Status ReplaceInSteps(const std::string& from, const std::string& folder, const std::string& name) {
+  const std::string to = InFolder(folder, name);
+  const std::string aside = InFolder(folder, absl::StrCat(kReplaced, name, "-", UniqueSuffix()));
+  if (std::rename(to.c_str(), aside.c_str()) != 0) return ErrnoStatus(errno, "replace", to);
+  if (std::rename(from.c_str(), to.c_str()) != 0) {
+    const int error = errno;
+    std::rename(aside.c_str(), to.c_str());
+    return ErrnoStatus(error, "replace", to);
+  }
+  return std::rename(aside.c_str(), from.c_str()) == 0 ? absl::OkStatus()
+                                                       : ErrnoStatus(errno, "remove", aside);
 }
 
 }  // namespace
@@ -79,8 +93,14 @@ absl::StatusOr<std::shared_ptr<CheckpointFolder>> CheckpointFolder::Claim(const 
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<OutputFolder> claim, OutputFolder::Claim(path));
   std::shared_ptr<CheckpointFolder> folder(new CheckpointFolder(std::move(claim)));
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder->path()));
+  if (!folder->claim_->is_locked()) return folder;  // The remains could be the files of a live run.
   for (const std::string& name : names) {
-    if (!absl::StartsWith(name, kStaging) && !absl::StartsWith(name, kRemoving)) continue;
+    if (const std::string replaced = ReplacedName(name); !replaced.empty()) {
+      const std::string to = InFolder(folder->path(), replaced);
+      if (!Exists(to) && std::rename(InFolder(folder->path(), name).c_str(), to.c_str()) == 0) continue;
+    } else if (!absl::StartsWith(name, kStaging) && !absl::StartsWith(name, kRemoving)) {
+      continue;
+    }
     folder->removed_.push_back(InFolder(folder->path(), name));
     RemoveTree(folder->removed_.back());
   }
@@ -99,21 +119,25 @@ absl::StatusOr<std::string> CheckpointFolder::Stage(int64_t step) {
 
 void CheckpointFolder::Discard(const std::string& staged) { RemoveTree(staged); }
 
-absl::Status CheckpointFolder::Commit(const std::string& staged, int64_t step, std::optional<int64_t> parent,
-                                      int64_t keep) const {
-  const std::string name = CheckpointName(step);
+absl::Status CheckpointFolder::Commit(const std::string& staged, const Place& place,
+                                      const std::atomic<bool>& abandoned) const {
+  const std::string name = CheckpointName(place.step);
   absl::Status status = SyncFolder(staged);
+  const MutexLock lock(commit_);
+  if (status.ok() && abandoned) status = absl::CancelledError("the save was abandoned before its commit");
   if (status.ok()) status = MoveOrExchange(staged, InFolder(path(), name));
+  if (absl::IsUnimplemented(status)) status = ReplaceInSteps(staged, path(), name);
   if (status.ok()) status = SyncFolder(path());
   RemoveTree(staged);  // After an exchange this is the replaced checkpoint.
   WEFT_RETURN_IF_ERROR(status);
   WEFT_ASSIGN_OR_RETURN(std::vector<std::string> names, ListCheckpoints(path()));
   // The parent and those before it come ahead of the later ones that the training left.
-  const auto found = parent ? std::find(names.begin(), names.end(), CheckpointName(*parent)) : names.end();
+  const auto found =
+      place.parent ? std::find(names.begin(), names.end(), CheckpointName(*place.parent)) : names.end();
   std::rotate(names.begin(), found, names.end());
   MoveToFront(names, name);
   std::vector<std::string> old;
-  if (const auto kept = static_cast<size_t>(keep); kept != 0 && names.size() > kept) {
+  if (const auto kept = static_cast<size_t>(place.keep); kept != 0 && names.size() > kept) {
     old.assign(names.begin() + static_cast<std::ptrdiff_t>(kept), names.end());
     names.resize(kept);
   }

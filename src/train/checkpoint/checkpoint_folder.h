@@ -1,8 +1,10 @@
 // Folder of all checkpoints of a run, on rank 0: staging, commit and removal.
 //
-// Thread safety: none. See Note [Commit of a checkpoint] in weft/train/checkpoint.h.
+// Thread safety: none, but commits may come from several threads. See Note [Commit of a checkpoint] in
+// weft/train/checkpoint.h.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -14,6 +16,7 @@
 #include <absl/status/statusor.h>
 
 #include "src/train/files/output_folder.h"
+#include "weft/core/mutex.h"
 
 namespace weft {
 
@@ -25,8 +28,8 @@ absl::Status CheckIsNoCheckpoint(const std::string& folder);
 
 class CheckpointFolder {
  public:
-  // Creates and locks the folder, and removes the remains of killed saves. Errors: those of
-  // OutputFolder::Claim.
+  // Creates and locks the folder, and removes the remains of killed saves if the lock is held. Errors:
+  // those of OutputFolder::Claim.
   static absl::StatusOr<std::shared_ptr<CheckpointFolder>> Claim(const std::string& path);
 
   const std::string& path() const { return claim_->path(); }
@@ -36,12 +39,17 @@ class CheckpointFolder {
   absl::Status CheckSpace(int64_t bytes, int64_t largest_file) const;
   // Makes an empty folder for the files of a checkpoint, and returns its path.
   absl::StatusOr<std::string> Stage(int64_t step);
-  // Makes the staged checkpoint visible, lists it first in `latest`, and keeps the `keep` newest checkpoints
-  // (0: all), this one among them. `parent`: see CheckpointState. After an error the staged folder is gone,
-  // and the first one of `latest` is complete: this one or the one before. REQUIRES: all files are flushed
-  // and closed.
-  absl::Status Commit(const std::string& staged, int64_t step, std::optional<int64_t> parent,
-                      int64_t keep) const;
+  struct Place {
+    int64_t step;
+    std::optional<int64_t> parent;  // See CheckpointState.
+    int64_t keep;                   // Newest checkpoints to keep, this one among them; 0: all.
+  };
+  // Makes the staged checkpoint visible, lists it first in `latest`, and removes old ones. After an error the
+  // staged folder is gone, and the first one of `latest` is complete: this one or the one before. Errors:
+  // kCancelled (`abandoned` is true: see Note [Late commits]), and those of the system. REQUIRES: all files
+  // are flushed and closed.
+  absl::Status Commit(const std::string& staged, const Place& place,
+                      const std::atomic<bool>& abandoned) const;
   // Removes a staged folder.
   static void Discard(const std::string& staged);
 
@@ -49,6 +57,7 @@ class CheckpointFolder {
   explicit CheckpointFolder(std::unique_ptr<OutputFolder> claim) : claim_(std::move(claim)) {}
   absl::Status Remove(const std::string& name) const;
 
+  mutable Mutex commit_;  // Held by the commit that changes the folder.
   std::unique_ptr<OutputFolder> claim_;
   std::vector<std::string> removed_;
 };

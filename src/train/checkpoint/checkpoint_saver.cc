@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -18,6 +20,8 @@ namespace weft {
 namespace {
 
 using Blobs = std::vector<std::string>;
+
+constexpr absl::Duration kLastWait = absl::Seconds(5);
 
 // Creates a file of its full size with its header. Flushes nothing: its writers do.
 absl::Status CreateFile(const std::string& path, const SafetensorsLayout& layout) {
@@ -178,8 +182,11 @@ class CheckpointSaver::Impl {
     phase_ = Phase::kCommitting;
     if (!first()) return absl::OkStatus();
     // The task has copies of its inputs: it outlives this object if the device does not answer.
-    SaveCommit commit{folder_, staged_, *layout_, std::move(state_), options_.keep};
-    commit_ = std::make_unique<BackgroundTask>([commit, parts] { return commit.Run(parts); });
+    abandoned_ = std::make_shared<std::atomic<bool>>(false);
+    SaveCommit commit{folder_,   std::exchange(staged_, ""), *layout_, std::move(state_), options_.keep,
+                      abandoned_};
+    commit_ = std::make_unique<BackgroundTask>([commit, parts] { return commit.Run(parts); },
+                                               std::min(timeout_, kLastWait));
     return absl::OkStatus();
   }
 
@@ -192,10 +199,11 @@ class CheckpointSaver::Impl {
     return absl::OkStatus();
   }
 
-  // Ends a save without a commit.
+  // Ends a save. A commit that has begun may end soon; a late one makes nothing visible.
   void Abandon() {
     writer_.reset();
     commit_.reset();
+    if (abandoned_ != nullptr) *abandoned_ = true;
     if (first() && !staged_.empty()) CheckpointFolder::Discard(staged_);
     staged_.clear();
     phase_ = Phase::kIdle;
@@ -209,9 +217,10 @@ class CheckpointSaver::Impl {
   CheckpointState state_;  // Until the commit.
   int64_t step_ = 0;
   std::optional<CheckpointLayout> layout_;
-  std::string staged_;  // Folder of the save under way.
+  std::string staged_;  // Folder of the save under way. On rank 0, the commit takes it over.
   std::unique_ptr<SnapshotWriter> writer_;
-  std::unique_ptr<BackgroundTask> commit_;  // On rank 0.
+  std::unique_ptr<BackgroundTask> commit_;        // On rank 0.
+  std::shared_ptr<std::atomic<bool>> abandoned_;  // On rank 0: shared with the last commit.
 };
 
 absl::StatusOr<std::unique_ptr<CheckpointSaver>> CheckpointSaver::Open(Bootstrap& bootstrap,

@@ -74,11 +74,12 @@ absl::StatusOr<CheckpointManifest> MergeParts(const CheckpointLayout& layout, co
   return manifest;
 }
 
+}  // namespace
+
 // Writes the files that are not data, and the manifest.
-absl::Status WriteDescription(const std::string& staged, const CheckpointLayout& layout,
-                              CheckpointManifest manifest,
-                              const std::map<std::string, std::string>& extra_files) {
-  for (const auto* files : {&layout.indexes(), &extra_files}) {
+absl::Status SaveCommit::WriteDescription(const std::vector<std::string>& parts) const {
+  WEFT_ASSIGN_OR_RETURN(CheckpointManifest manifest, MergeParts(layout, state, parts));
+  for (const auto* files : {&layout.indexes(), &state.files}) {
     for (const auto& [name, content] : *files) {
       if (!manifest.files
                .emplace(name,
@@ -92,12 +93,12 @@ absl::Status WriteDescription(const std::string& staged, const CheckpointLayout&
   return WriteWholeFile(absl::StrCat(staged, "/", kManifestName), FormatManifest(manifest));
 }
 
-}  // namespace
-
 absl::Status SaveCommit::Run(const std::vector<std::string>& parts) const {
-  WEFT_ASSIGN_OR_RETURN(CheckpointManifest manifest, MergeParts(layout, state, parts));
-  WEFT_RETURN_IF_ERROR(WriteDescription(staged, layout, std::move(manifest), state.files));
-  return folder->Commit(staged, state.step, state.parent, keep);
+  if (absl::Status status = WriteDescription(parts); !status.ok()) {
+    CheckpointFolder::Discard(staged);
+    return status;
+  }
+  return folder->Commit(staged, {state.step, state.parent, keep}, *abandoned);
 }
 
 }  // namespace weft

@@ -1,5 +1,6 @@
 #include "src/train/files/file_moves.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -82,6 +83,16 @@ void RemoveBackup(const std::string& folder, const std::string& backup) {
 }
 
 }  // namespace
+
+absl::Status MoveOrExchange(const std::string& from, const std::string& to) {
+  if (std::rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+  if (errno != ENOTEMPTY && errno != EEXIST) return ErrnoStatus(errno, "write", to);
+  if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) return absl::OkStatus();
+  const int error = errno;
+  const absl::Status status = ErrnoStatus(error, "replace", to);
+  const bool can_exchange = error != EINVAL && error != ENOSYS && error != EOPNOTSUPP;
+  return can_exchange ? status : absl::UnimplementedError(status.message());
+}
 
 absl::StatusOr<std::vector<std::string>> LastingNamesIn(const std::string& folder) {
   WEFT_ASSIGN_OR_RETURN(Names names, NamesIn(folder));

@@ -1,4 +1,5 @@
-// Moves of the files of an export one by one, with a backup of the old files. See Note [Output folders].
+// Moves of folders as a whole, and of the files of an export one by one, with a backup of the old files. See
+// Note [Output folders].
 #pragma once
 
 #include <string>
@@ -12,6 +13,11 @@ namespace weft {
 // Prefixes of the names of temporary folders.
 inline constexpr const char* kStagingPrefix = ".weft-new-";
 inline constexpr const char* kBackupPrefix = ".weft-old-";
+
+// Renames the folder `from` to `to`. If `to` is a folder with entries, exchanges the two. Either is one
+// system call. Errors: kUnimplemented (the file system cannot exchange folders, as NFS; nothing has changed),
+// and those of the system.
+absl::Status MoveOrExchange(const std::string& from, const std::string& to);
 
 // The names in a folder, without temporary folders. Errors: those of the system.
 absl::StatusOr<std::vector<std::string>> LastingNamesIn(const std::string& folder);

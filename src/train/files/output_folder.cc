@@ -62,10 +62,6 @@ std::optional<std::string> StagingPrefixBeside(const std::string& path) {
   return absl::StrCat(parent, "/.", NameOf(path));
 }
 
-bool Exchange(const std::string& a, const std::string& b) {
-  return renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
-}
-
 // Errors: the path is empty, or it is relative and the working folder has been removed.
 absl::StatusOr<fs::path> AbsolutePath(const std::string& path) {
   if (path.empty()) return absl::InvalidArgumentError("the path of the folder to write is empty: name one");
@@ -241,14 +237,16 @@ bool OutputFolder::Replace(const Names& old, const Names& kept) const {
   struct stat info {};
   if (ParentOf(staging_) != ParentOf(path_) || IsWorkingFolder(path_) || stat(path_.c_str(), &info) != 0)
     return false;
+  const auto is_backup = [](const std::string& name) { return absl::StartsWith(name, kBackupPrefix); };
+  const Names present = NamesIn(path_).value_or(Names{});
+  if (std::any_of(present.begin(), present.end(), is_backup)) return false;  // A backup stays where it is.
   size_t linked = 0;
   for (; linked < kept.size(); ++linked) {
     const std::string from = InFolder(path_, kept[linked]);
     if (IsFolder(from) || link(from.c_str(), InFolder(staging_, kept[linked]).c_str()) != 0) break;
   }
   const bool replaced = linked == kept.size() && chmod(staging_.c_str(), info.st_mode & 07777U) == 0 &&
-                        (old.empty() && kept.empty() ? std::rename(staging_.c_str(), path_.c_str()) == 0
-                                                     : Exchange(staging_, path_));
+                        MoveOrExchange(staging_, path_).ok();
   if (!replaced) {
     for (size_t i = 0; i < linked; ++i) unlink(InFolder(staging_, kept[i]).c_str());
     return false;

@@ -42,6 +42,8 @@ class OutputFolder {
   OutputFolder& operator=(const OutputFolder&) = delete;
 
   const std::string& path() const { return path_; }
+  // False if the file system has no locks: another run may use the folder.
+  bool is_locked() const { return fd_ >= 0; }
   // Messages about exports that were killed while they moved files: the files that Claim has restored, and
   // the backups that it could not restore.
   const std::vector<std::string>& messages() const { return messages_; }

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -29,7 +30,9 @@ std::function<void()> after_rename;
 extern "C" int rename(const char* from, const char* to) noexcept {
   if (renames_before_death > 0 && --renames_before_death == 0) _exit(kDeath);
   const auto result = static_cast<int>(syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+  const int error = errno;
   if (after_rename) after_rename();
+  errno = error;
   return result;
 }
 
@@ -225,6 +228,8 @@ TEST_F(OutputFolderTest, NamesABackupThatItCannotRestore) {
   const auto folder = Claim();
   EXPECT_THAT(folder->messages(),
               ElementsAre(HasSubstr(".weft-old-1': move them back, or remove that folder")));
+  EXPECT_EQ(ReadFile(out_ + "/.weft-old-1/weights"), "old");
+  EXPECT_OK(Replace(*folder));
   EXPECT_EQ(ReadFile(out_ + "/.weft-old-1/weights"), "old");
 }
 

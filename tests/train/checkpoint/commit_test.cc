@@ -1,0 +1,174 @@
+// Commits of checkpoints on file systems without exchanges of folders, without locks, and on a device that
+// delays its answer.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <filesystem>
+#include <mutex>
+#include <string>
+#include <sys/file.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/train/checkpoint/checkpoint_fixture.h"
+
+namespace {
+
+constexpr int kDeath = 9;
+std::atomic<int> exchange_error = 0;        // errno of exchanges; 0: they are made.
+std::atomic<int> renames_before_death = 0;  // Counts down after an exchange has failed. 0: no death.
+std::atomic<bool> has_locks = true;
+
+// While it is held, fsync waits.
+std::mutex device;
+std::condition_variable device_answers;
+bool device_hangs = false;
+
+void SetHanging(bool hangs) {
+  const std::lock_guard lock(device);
+  device_hangs = hangs;
+  device_answers.notify_all();
+}
+
+}  // namespace
+
+// Replace the functions of the C library.
+extern "C" int renameat2(int from_folder, const char* from, int to_folder, const char* to,
+                         unsigned flags) noexcept {
+  if (flags != 0 && exchange_error != 0) {
+    errno = exchange_error;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_renameat2, from_folder, from, to_folder, to, flags));
+}
+
+extern "C" int rename(const char* from, const char* to) noexcept {
+  if (renames_before_death > 0 && --renames_before_death == 0) _exit(kDeath);
+  return renameat2(AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
+extern "C" int flock(int file, int operation) noexcept {
+  if (has_locks) return static_cast<int>(syscall(SYS_flock, file, operation));
+  errno = ENOLCK;
+  return -1;
+}
+
+extern "C" int fsync(int file) {
+  std::unique_lock lock(device);
+  device_answers.wait(lock, [] { return !device_hangs; });
+  return static_cast<int>(syscall(SYS_fsync, file));
+}
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+using testing::StatusIs;
+
+class CommitTest : public CheckpointTest {
+ protected:
+  ~CommitTest() override {
+    exchange_error = 0;
+    renames_before_death = 0;
+    has_locks = true;
+    SetHanging(false);
+  }
+};
+
+TEST_F(CommitTest, ReplacesACheckpointWithoutExchanges) {
+  ASSERT_OK(Save(ArrayCut::kByRows, 2, {1, 2}));
+  for (const int error : {EINVAL, ENOSYS, EOPNOTSUPP}) {
+    exchange_error = error;
+    folder_.Write("checkpoints/step-00000002/model.safetensors", "damaged");
+    ASSERT_OK(Save(ArrayCut::kByRows, 2, {2}, /*parent=*/1));
+    EXPECT_OK(Load(ArrayCut::kByRows, 2, 2));
+    EXPECT_THAT(Names(), ElementsAre("latest", "step-00000001", "step-00000002"));
+  }
+}
+
+TEST_F(CommitTest, NamesTheCheckpointThatItCannotReplace) {
+  ASSERT_OK(Save(ArrayCut::kByRows, 2, {1}));
+  exchange_error = EIO;
+  EXPECT_THAT(Save(ArrayCut::kByRows, 2, {1}),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("cannot replace '" + Path(1))));
+  EXPECT_OK(Load(ArrayCut::kByRows, 2, 1));
+  EXPECT_THAT(Names(), ElementsAre("latest", "step-00000001"));
+}
+
+// Kills the run at each rename of a save that replaces a checkpoint.
+TEST_F(CommitTest, HasAWholeCheckpointAfterAKillBetweenTwoRenames) {
+  exchange_error = EINVAL;
+  bool killed = true;
+  int number = 0;
+  while (killed) {
+    ++number;
+    ASSERT_LT(number, 20);
+    fs::remove_all(root());
+    ASSERT_OK(Save(ArrayCut::kByRows, 1, {1}));
+    const pid_t child = fork();
+    if (child == 0) {
+      renames_before_death = number;
+      _exit(Save(ArrayCut::kByRows, 1, {1}).ok() ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    killed = WEXITSTATUS(status) == kDeath;
+    ASSERT_TRUE(killed || WEXITSTATUS(status) == 0);
+    ASSERT_OK(OnRanks(1, [&](Bootstrap& bootstrap) {
+      return CheckpointSaver::Open(bootstrap, root(), options_).status();
+    }));
+    EXPECT_OK(Load(ArrayCut::kByRows, 1, 1)) << number;
+    EXPECT_THAT(Names(), Not(Contains(StartsWith(".")))) << number;
+  }
+  EXPECT_GT(number, 4);
+}
+
+TEST_F(CommitTest, KeepsTheFilesOfOtherSavesWithoutLocks) {
+  const char* files[] = {".saving-step-00000002-1/model.safetensors", ".removing-step-00000001-1/latest",
+                         ".replaced-step-00000004-1/model.safetensors"};
+  for (const char* file : files) folder_.Write(std::string("checkpoints/") + file, "of another run");
+  has_locks = false;
+  ASSERT_OK(Save(ArrayCut::kByRows, 2, {3}));
+  for (const char* file : files) EXPECT_TRUE(fs::exists(root() + "/" + file)) << file;
+}
+
+TEST_F(CommitTest, LeavesTheFilesToACommitThatTheDeviceDelays) {
+  ASSERT_OK(Save(ArrayCut::kByRows, 1, {1}));
+  ASSERT_OK(OnRanks(1, [&](Bootstrap& bootstrap) -> absl::Status {
+    SavedArrays state(ArrayCut::kByRows, 0, 1);
+    options_.timeout = absl::Milliseconds(100);
+    WEFT_ASSIGN_OR_RETURN(const auto saver, CheckpointSaver::Open(bootstrap, root(), options_));
+    WEFT_RETURN_IF_ERROR(saver->Start(state.ToSave(2)));
+    while (!saver->CanAdvance()) std::this_thread::yield();  // The data are written.
+    SetHanging(true);
+    EXPECT_THAT(saver->Finish(), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("the device")));
+    return absl::OkStatus();
+  }));
+  const auto held = [&] {
+    const std::vector<std::string> names = Names();
+    const auto name = std::find_if(names.begin(), names.end(),
+                                   [](const std::string& text) { return text.rfind(".saving-", 0) == 0; });
+    return name == names.end() ? "" : root() + "/" + *name + "/model.safetensors";
+  };
+  EXPECT_TRUE(fs::exists(held()));
+  SetHanging(false);
+  while (!held().empty()) std::this_thread::yield();
+  EXPECT_THAT(Names(), ElementsAre("latest", "step-00000001"));
+}
+
+}  // namespace
+}  // namespace weft
