@@ -39,6 +39,9 @@ absl::Status Train(Bootstrap& ranks, const std::string& folder, int64_t last) {
     optimizer.set_steps(resumed->step());
   }
 
+  // The first save lists the checkpoint from which this run goes on before newer ones that are damaged.
+  std::optional<int64_t> parent;
+  if (resumed) parent = resumed->step();
   for (int64_t step = resumed ? resumed->step() + 1 : 1; step <= last; ++step) {
     // The whole batch has kRows rows, which the ranks divide among themselves.
     const int64_t begin = kRows * ranks.rank() / ranks.size(),
@@ -66,6 +69,7 @@ absl::Status Train(Bootstrap& ranks, const std::string& folder, int64_t last) {
     if (step % 2 != 0) continue;
     CheckpointState state;
     state.step = step;
+    state.parent = std::exchange(parent, std::nullopt);
     state.arrays = {{"model", "", model->Shards()},
                     {"optimizer", ".exp_avg", optimizer.FirstMoments()},
                     {"optimizer", ".exp_avg_sq", optimizer.SecondMoments()}};
