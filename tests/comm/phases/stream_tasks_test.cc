@@ -10,6 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/comm/base/view_table.h"
 #include "src/comm/links/shared_memory_link.h"
 #include "src/comm/phases/reduce_phase.h"
 #include "tests/comm/links/scheduler_end.h"
@@ -187,18 +188,31 @@ TEST(CopyTask, HasOneSliceOfARing) {
 }
 
 // Two remote ranks send their inputs, and the sum of three is the result. A task that writes many copies of
-// it moves as many bytes as one of several slices.
+// it moves as many bytes as one of several slices. Zeros in place of a view have the memory of one slice.
 TEST(ReduceTask, AddsARunOfSlicesOnAFastLink) {
   struct Case {
     bool is_fast;
     size_t copies;
+    bool own_is_zero = false;
   };
-  for (const auto& [is_fast, copies] : {Case{false, 0}, Case{true, 0}, Case{true, 1}, Case{true, 30}}) {
-    WithOperation([is_fast = is_fast, copies = copies](const OperationFixture& operation) -> absl::Status {
+  for (const auto& [is_fast, copies, own_is_zero] :
+       {Case{false, 0}, Case{true, 0}, Case{true, 1}, Case{true, 30}, Case{true, 0, /*own_is_zero=*/true}}) {
+    WithOperation([is_fast = is_fast, copies = copies,
+                   own_is_zero = own_is_zero](const OperationFixture& operation) -> absl::Status {
       if (is_fast) operation.MakeLinkFast();
       const OperationContext& context = operation.context;
       const Slicing slicing{90 * kSliceElements - 3, kSliceElements};
-      std::vector<float> own = Numbers(slicing.elements, 1);
+      std::vector<float> own = own_is_zero ? std::vector<float>(static_cast<size_t>(slicing.elements))
+                                           : Numbers(slicing.elements, 1);
+      const std::vector<std::byte> zeros(static_cast<size_t>(kSlice));
+      const std::vector<SourceView> views = {{{0, slicing.elements}, nullptr}};
+      const ViewTable no_data(views, {nullptr}, sizeof(float), zeros);
+      const std::vector<PartRanges::PlacedRange> whole = {{{0, slicing.elements}}};
+      SliceMemory own_memory = MemoryOf(own);
+      if (own_is_zero) {
+        own_memory.ranges = whole;
+        own_memory.views = &no_data;
+      }
       std::vector<std::vector<float>> sums(1 + copies, std::vector<float>(own.size()));
       ReduceTarget target{MemoryOf(sums[0]).base, DType::kF32};
       for (size_t copy = 1; copy <= copies; ++copy) target.copies.push_back(MemoryOf(sums[copy]).base);
@@ -209,7 +223,7 @@ TEST(ReduceTask, AddsARunOfSlicesOnAFastLink) {
           WindowedReduce::Create(context, {slicing, DType::kF32, ReduceOp::kSum, std::move(target),
                                            /*crossing_outputs=*/0, StagesOf(context.placement, /*fan_in=*/32),
                                            [&](const StageInput& /*input*/) -> ReduceStream::Leaf {
-                                             return {MemoryOf(own), DType::kF32};
+                                             return {own_memory, DType::kF32};
                                            },
                                            [](int subtree) -> WindowedReduce::Remote {
                                              return {{.lane = 2, .sequence = 1, .peer = subtree, .number = 1},
@@ -237,7 +251,7 @@ TEST(ReduceTask, AddsARunOfSlicesOnAFastLink) {
       std::vector<float> expected(own.size());
       for (size_t i = 0; i < own.size(); ++i) expected[i] = inputs[0][i] + inputs[1][i] + inputs[2][i];
       EXPECT_THAT(sums, Each(expected));
-      if (is_fast && copies <= 1) {
+      if (is_fast && copies <= 1 && !own_is_zero) {
         EXPECT_LT(slices.size() * CreditScheduler::kFewestInRun, 90U);
       } else {
         EXPECT_THAT(slices, Each(1));
