@@ -77,16 +77,18 @@ absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, Lane
 }
 
 absl::StatusOr<LaneId> CommEngine::Impl::AddLaneOfAll(const ProcessGroup& group, LanePurpose purpose) {
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, MakeLane(group, purpose));
-  const int index = IndexOfLaneOfAll(lanes_of_all_);
+  const int number = lanes_of_all_;
+  const int index = IndexOfLaneOfAll(number);
   if (index >= lane_limit_) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "lane ", lane->name, " of ", RankList(group.ranks), " is one too many: this engine has at most ",
-        lanes_of_all_, " lanes that all ranks add; use one lane for several uses of a group, or GroupLane"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("lane ", LaneName(group, purpose), " of ", RankList(group.ranks),
+                     " is one too many: this engine has at most ", number,
+                     " lanes that all ranks add; use one lane for several uses of a group, or GroupLane"));
   }
-  WEFT_ASSIGN_OR_RETURN(const LaneId id, Install(index, std::move(lane)));
+  // A lane that fails on this rank alone uses up its index: the other ranks have it.
   ++lanes_of_all_;
-  return id;
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, MakeLane(group, purpose));
+  return Install(index, std::move(lane));
 }
 
 absl::StatusOr<LaneId> CommEngine::Impl::GroupLane(const ProcessGroup& group, LanePurpose purpose, int number,

@@ -327,6 +327,30 @@ TEST(SharedLanes, EndWithTheErrorOfARankThatFailsBetweenThem) {
   });
 }
 
+// A lane that cannot be added on one rank uses up its index on all.
+TEST(SharedLanes, HaveOneIndexAfterOneForWhichARankHadNoMemory) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    EngineOptions options;
+    options.timeout = absl::Seconds(20);
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options, size_t{8} << 20));
+    std::vector<std::byte*> taken;
+    for (size_t bytes = size_t{8} << 20; bootstrap.rank() == 1 && bytes >= 64;) {
+      const absl::StatusOr<std::byte*> block = fixture.heap->Allocate(bytes);
+      if (block.ok()) {
+        taken.push_back(*block);
+      } else {
+        bytes /= 2;
+      }
+    }
+    EXPECT_THAT(fixture.engine->SharedLane(WorldGroup(bootstrap), LanePurpose::kContext),
+                StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("flags of lane")));
+    for (std::byte* block : taken) fixture.heap->Free(block);
+    WEFT_ASSIGN_OR_RETURN(fixture.lane,
+                          fixture.engine->SharedLane(WorldGroup(bootstrap), LanePurpose::kContext));
+    return fixture.engine->Barrier(fixture.lane).WaitReleased();
+  });
+}
+
 TEST(SharedLanes, RefuseAGroupWithoutTheRankOnAllRanks) {
   RunRanksOnEveryNodeMap(3, [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
