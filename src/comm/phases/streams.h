@@ -87,8 +87,8 @@ struct SliceMemory {
     if (ranges.empty()) return At(slicing, slice);
     return {base, element_bytes, ranges, slicing.Begin(slice), slicing.Length(slice, slices), views};
   }
-  // Slices from `slice` on, at most `slices`, that lie end to end, or in ranges. At least one. A view of zeros
-  // has the memory of one slice.
+  // Slices from `slice` on, at most `slices`, that lie end to end, or in ranges. At least one.
+  // A view of zeros has the memory of one slice.
   int64_t LongestRun(int64_t slice, int64_t slices) const {
     if (encoding != WireEncoding::kPlain || window || views != nullptr) return 1;
     return ring_slices == 0 ? slices : std::min(slices, ring_slices - slice % ring_slices);
