@@ -173,7 +173,8 @@ OperationPtr Broadcast(EngineGroup& group, const Array& array, int root) {
 
 OperationPtr Barrier(EngineGroup& group) { return group.Barrier({Stream::kOther, "barrier", nullptr}); }
 
-// Of a dtype that travels as bytes. `code`: that of DLPack 1.1, which older versions of nanobind do not name.
+// Returns the kind of a dtype that travels as bytes. `code` is that of DLPack 1.1, which older versions of
+// nanobind do not name.
 ElementKind KindOfBytes(uint8_t code) {
   switch (code) {
     case 10:

@@ -112,7 +112,7 @@ void CheckFactor(const TorchReduction& op, at::ScalarType dtype) {
                     tensor.scalar_type(), ", but the tensor is ", dtype, "; give a real factor");
 }
 
-// Of a dtype that travels as bytes.
+// Returns the kind of a dtype that travels as bytes.
 ElementKind KindOfBytes(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat8_e4m3fn:

@@ -16,7 +16,7 @@
 // its threads waits. When it has written an output, it tells its owner, for which the operation is then
 // *ready*, and adds one to the count in the word. The last rank claims outputs until none is left: it waits
 // for outputs alone that others are about to write. The rank that writes the last output wakes the others.
-// Of an all-reduce, a claim is not an output but a part of all outputs, each of which has an owner. The
+// A claim of an all-reduce is not an output but a part of all outputs, each of which has an owner. The
 // operation is ready once all parts are written.
 // Outputs that are too large for one rank: the last rank wakes the others, because its submission would take
 // long, and its rank would be late for the next operation. It then claims outputs like the others, and
@@ -63,7 +63,7 @@ enum class ClaimRule : uint8_t {
   kWaitingRanks  // Those that wait.
 };
 
-// What ranks claim.
+// The unit that ranks claim.
 enum class Claimed : uint8_t {
   kOutput,  // The output of a rank, for which the operation is ready once that is written.
   kPart     // The part of all outputs that a rank owns.
