@@ -22,10 +22,10 @@ class AdamW(torch.optim.Optimizer):
     """torch.optim.AdamW with weft's kernel: the same update within rounding, the same state_dict.
 
     Parameters, gradients and moments are read and written once a step. Parameters are DTensors or tensors in
-    float32 or float64 on the CPU, with gradients and moments in the same dtype. `step(gradient_scale=...)`
+    float32 or float64 on the CPU, with gradients and moments in the same dtype and placements. `step(gradient_scale=...)`
     multiplies the gradients, for example by a clipping factor.
 
-    Errors: ValueError (an option out of range), RuntimeError (a parameter or gradient of another dtype or layout;
+    Errors: ValueError (an option out of range), RuntimeError (a parameter or gradient of another dtype, layout or placement;
     then nothing has changed).
     """
 
@@ -54,6 +54,13 @@ class AdamW(torch.optim.Optimizer):
             "decoupled_weight_decay": True,
         }
         super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for loaded in self.state.values():
+            # Older versions of PyTorch saved a number.
+            if "step" in loaded and not isinstance(loaded["step"], Tensor):
+                loaded["step"] = torch.tensor(float(loaded["step"]))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None, *, gradient_scale: float = 1.0) -> float | None:
@@ -105,7 +112,14 @@ class AdamW(torch.optim.Optimizer):
     def _check(self, param: Tensor) -> None:
         """Raises RuntimeError if a step cannot update the parameter with its gradient, and its moments if it has any."""
         state = self.state.get(param) or {}
-        tensors = [_local(t) for t in (param, param.grad, *(state[name] for name in ("exp_avg", "exp_avg_sq") if state))]
+        wholes = {"gradient": param.grad, **{name: state[name] for name in ("exp_avg", "exp_avg_sq") if state}}
+        for name, tensor in wholes.items():
+            if _placed(tensor) != _placed(param):
+                raise RuntimeError(
+                    f"the {name} of a parameter of shape {tuple(param.shape)} with placements {_placements(param)} has "
+                    f"{_placements(tensor)}: call redistribute(placements=parameter.placements), or use torch.optim.AdamW"
+                )
+        tensors = [_local(t) for t in (param, *wholes.values())]
         count, dtype = tensors[0].numel(), tensors[0].dtype
         for tensor in tensors:
             if dtype not in _STEPS or tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.numel() != count:
@@ -125,6 +139,15 @@ class AdamW(torch.optim.Optimizer):
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _placed(tensor: Tensor) -> tuple[Any, ...] | None:
+    """The mesh and the placements of a DTensor."""
+    return (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
+
+
+def _placements(tensor: Tensor) -> str:
+    return str(tensor.placements) if isinstance(tensor, DTensor) else "none"
 
 
 def _like(param: Tensor, local: Tensor) -> Tensor:

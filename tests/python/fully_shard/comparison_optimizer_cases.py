@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 import weft
 from fsdp2_comparison import (
     compare,
@@ -21,6 +22,8 @@ from fsdp2_comparison import (
 )
 from sharded_support import Cases, expect_error, whole
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from weft.torch.sharding.direct import DirectEmbedding, DirectLinear
 
 case = Cases()
@@ -50,6 +53,36 @@ def weft_adamw_equals_torchs() -> None:
     for model, optimizer in results:
         train(model, steps=1, optimizer=optimizer)
     expect_same_state(ours, theirs, exact=False, tolerance=1e-5)
+
+
+@case
+def a_step_that_is_loaded_as_a_number_counts() -> None:
+    params = []
+    for make in (torch.optim.AdamW, weft.AdamW):
+        param = torch.ones(4, requires_grad=True)
+        optimizer = make([param], lr=0.1)
+        state = {"step": 1, "exp_avg": torch.full((4,), 0.5), "exp_avg_sq": torch.full((4,), 0.25)}
+        optimizer.load_state_dict({"state": {0: state}, "param_groups": optimizer.state_dict()["param_groups"]})
+        for _ in range(4):
+            param.grad = torch.full((4,), 0.1)
+            optimizer.step()
+        assert optimizer.state_dict()["state"][0]["step"] == 5
+        params.append(param.detach())
+    expect_equal(params[1], params[0], "parameter", exact=False, tolerance=1e-6)
+
+
+@case
+def a_gradient_of_another_placement_is_an_error() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    param = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Replicate()]))
+    optimizer = weft.AdamW([param], lr=0.1)
+    param.grad = DTensor.from_local(torch.ones(4), mesh, [Partial()], run_check=False)
+    with expect_error(RuntimeError, "redistribute"):
+        optimizer.step()
+    assert not optimizer.state
+    param.grad = param.grad.redistribute(placements=param.placements)
+    optimizer.step()
+    assert (param.to_local() < 1).all()
 
 
 @case
