@@ -11,7 +11,7 @@ from sharded_support import Cases, expect_error, whole
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
-from unsharded_oracle import Interface, Mlp, mesh_1d, mlps, seeded, squares, trains_as_unsharded
+from unsharded_oracle import Interface, Mlp, expect_close, mesh_1d, mlps, seeded, squares, trains_as_unsharded
 
 case = Cases()
 
@@ -86,9 +86,8 @@ def parameters_are_registered_sharded_or_whole(api: Interface) -> None:
         all_are(list(model.parameters()), True)
         model(torch.ones(2, 3))
         found = dict(model.named_parameters())
-        if api.name == "torch":  # weft keeps whole parameters that cost nothing.
-            all_are([found[name] for name in inner_names], reshard is not False)
-            all_are([param for name, param in found.items() if name not in inner_names], bool(reshard))
+        all_are([found[name] for name in inner_names], reshard is not False)
+        all_are([param for name, param in found.items() if name not in inner_names], bool(reshard))
         for param, value in zip(model.parameters(), values, strict=True):
             assert torch.equal(whole(param), value)
         for module in model.modules():
@@ -98,6 +97,43 @@ def parameters_are_registered_sharded_or_whole(api: Interface) -> None:
         assert all(param is other for param, other in zip(inner, [dict(model.named_parameters())[n] for n in inner_names], strict=True))
         model(torch.ones(2, 3)).sum().backward()
         all_are(list(model.parameters()), True)
+
+
+@case
+def parameters_may_be_changed_between_forward_and_backward(api: Interface) -> None:
+    def sharded() -> nn.Sequential:
+        model = seeded(lambda: nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4))))
+        for module in (*model, model):
+            api.shard(module)
+        return model
+
+    def loss_of(model: nn.Module) -> torch.Tensor:
+        return model(torch.ones(2, 4)).square().sum()
+
+    model = sharded()
+    gradients = []
+    for _ in range(3):
+        loss = loss_of(model)
+        model.zero_grad()
+        loss.backward()
+        gradients.append([whole(param.grad).clone() for param in model.parameters()])
+    for later in gradients[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(later, gradients[0], strict=True))
+
+    loss_of(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    total = nn.utils.clip_grad_norm_(model.parameters(), max_norm=1e9)
+    expect_close(whole(total), torch.stack([gradient.norm() for gradient in gradients[0]]).norm(), "norm")
+    before = [whole(param).clone() for param in model.parameters()]
+    loss_of(model).backward()
+    optimizer.step()
+    assert all(not torch.equal(whole(param), old) for param, old in zip(model.parameters(), before, strict=True))
+
+    model = sharded()
+    loss_of(model)
+    model[-1].requires_grad_(False)
+    loss_of(model).backward()
+    assert [param.grad is None for param in model.parameters()] == [False, False, False, True]
 
 
 @case

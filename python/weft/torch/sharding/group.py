@@ -79,6 +79,7 @@ class Group:
         self.methods: set[nn.Module] = set()  # Modules of which a method that is registered as a forward runs.
         self.parameters: list[ShardedParameter] = []
         self._registered: list[int] | None = None  # Addresses of the gathered parameters, if the modules have these.
+        self._has_values = False  # The gathered parameters have the values that backward needs, also if they are not registered.
         self._shard(shard_placement_fn, ignored)
         all_groups.add(self)
 
@@ -140,12 +141,14 @@ class Group:
     def adopt_registered(self) -> None:
         """Takes the parameters that the modules have now. REQUIRES: shards may be written."""
         self._registered = None
+        self._has_values = False
         for parameter in self.parameters:
             parameter.adopt_registered()
 
     # Registration of the sharded or the unsharded parameters in the modules.
 
     def register_sharded(self) -> None:
+        self._has_values = False
         if self._registered is None:
             return
         self._registered = None
@@ -155,6 +158,7 @@ class Group:
     def register_unsharded(self) -> None:
         """Registers the gathered parameters. REQUIRES: they are gathered."""
         addresses = self.root.groups.data_addresses(self.number)
+        self._has_values = True
         if addresses == self._registered:
             for parameter in self.parameters:
                 parameter.follow_requires_grad()
@@ -170,12 +174,26 @@ class Group:
         else:
             self.register_sharded()
 
+    def register_after_forward(self) -> None:
+        """Registers the sharded parameters if the group reshards after forward, also where the schedule keeps the gathered values."""
+        if not self.reshards_after_forward:
+            self.register_current()
+            return
+        has_values = self.root.groups.is_unsharded(self.number)
+        self.register_sharded()
+        self._has_values = has_values
+
+    @property
+    def reshards_after_forward(self) -> bool:
+        reshard = self.settings.reshard_after_forward
+        return self is not self.root.group if reshard is None else bool(reshard)
+
     # Gradients.
 
     def check_backward(self, name: str) -> None:
         """Raises RuntimeError if a backward read other values than the parameters', as nothing told of it. `name`: of a parameter
         whose gradient it computed."""
-        if self._registered is None and not self.has_begun_backward and self is not self.root.group:
+        if not self._has_values and not self.has_begun_backward and self is not self.root.group:
             raise RuntimeError(
                 f"a backward computed the gradient of '{name}', but passed through no output of '{self.name}' that weft sees, so it had "
                 "other values than the parameters. Return tensors in tuples, lists, dicts or types registered with torch.utils._pytree, "
@@ -201,8 +219,7 @@ class Group:
         if self.root is None:
             return
         groups, number, settings = self.root.groups, self.number, self.settings
-        reshard = settings.reshard_after_forward
-        groups.set_reshard_after_forward(number, self is not self.root.group if reshard is None else bool(reshard))
+        groups.set_reshard_after_forward(number, self.reshards_after_forward)
         groups.set_reshard_after_backward(number, settings.reshard_after_backward)
         groups.set_requires_gradient_sync(number, settings.requires_gradient_sync)
         groups.set_requires_all_reduce(number, settings.requires_all_reduce)

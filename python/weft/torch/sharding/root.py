@@ -173,16 +173,14 @@ class Root:
         group, current = call.group, call.owner
         if group is not self.group:
             self.groups.after_forward(group.number, current.number, current.gradients)
-            group.register_current()
+            group.register_after_forward()
         self.forward_depth = call.depth  # Calls inside may have failed.
         if self.forward_depth > 0:
             return
         self.forward_pass = None
         self.groups.after_forward(0, current.number, current.gradients)
-        if current.gradients:
-            self.group.register_current()
-        else:
-            self.register_all_current()
+        for group in [self.group] if current.gradients else self.all_groups:
+            group.register_after_forward()
 
     # Backward.
 
