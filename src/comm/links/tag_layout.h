@@ -5,7 +5,7 @@
 // Rule: a lane has a tag for each channel number of its operations. Number 0 is that of gathers and
 // exchanges. The others are those of the partial sums that a node sends, at most one for each of its ranks.
 // Why it suffices: the numbers do not depend on the number of nodes. With 64 ranks a node, 32,768 tags give
-// 440 lanes between nodes to any number of ranks. Messages that share a number are sent one after the other.
+// 441 lanes between nodes to any number of ranks. Messages that share a number are sent one after the other.
 #pragma once
 
 #include <algorithm>

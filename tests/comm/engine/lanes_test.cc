@@ -108,7 +108,7 @@ TEST(Lanes, OperationsCompleteInTheOrderOfSubmission) {
   });
 }
 
-// More barriers than the lane has sets of barrier buffers.
+// More barriers than the descriptor ring has slots.
 TEST(Lanes, ManyBarriersOverlap) {
   RunRanks(NodeMap{{0, 0, 1}}, [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
@@ -270,7 +270,7 @@ TEST(SharedLanes, AreTheSameForTheSameGroupPurposeAndNumber) {
   RunRanksOnEveryNodeMap(4, [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
     std::set<int> indices = {fixture.lane.index};
-    for (int round = 0; round < 50; ++round) {  // More than an engine has lanes.
+    for (int round = 0; round < 50; ++round) {
       for (const LanePurpose purpose : {LanePurpose::kAllGather, LanePurpose::kControl}) {
         for (const int number : {0, 1}) {
           WEFT_ASSIGN_OR_RETURN(const LaneId lane,
