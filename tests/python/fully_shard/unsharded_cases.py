@@ -1,5 +1,6 @@
 """All cases of both interfaces against unsharded models."""
 
+import container_cases
 import frozen_cases
 import gradient_cases
 import grouped_module_cases
@@ -16,6 +17,7 @@ _MODULES = [
     training_cases,
     grouped_module_cases,
     gradient_cases,
+    container_cases,
     frozen_cases,
     value_cases,
     optimizer_cases,

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from weft.torch.sharding.containers import map_tensors, replace_trained_tensors, trained_tensors
 from weft.torch.sharding.group import Group
 from weft.torch.sharding.root import Call, root_of
 
@@ -34,26 +34,13 @@ class _EndOfBackward(torch.autograd.Function):
         return (None, *gradients)
 
 
-def _is_leaf(value: object) -> bool:
-    return value is None or isinstance(value, (Tensor, bool, int, float, str))
-
-
 def _watch_inputs(call: Call, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     if not torch.is_grad_enabled():
         return args, kwargs
-    if not kwargs and all(map(_is_leaf, args)):  # The common case, which needs no tree.
-        return _watch_leaves(call, list(args), tuple), kwargs
-    leaves, structure = tree_flatten((args, kwargs))
-    return _watch_leaves(call, leaves, lambda watched: tree_unflatten(watched, structure))
-
-
-def _watch_leaves(call: Call, leaves: list, assemble: Callable[[list], tuple]) -> tuple:
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if not places:
-        return assemble(leaves)
-    for place, passed in zip(places, _EndOfBackward.apply(call, *(leaves[i] for i in places)), strict=True):
-        leaves[place] = passed
-    return assemble(leaves)
+    trained = trained_tensors((args, kwargs))
+    if not trained:
+        return args, kwargs
+    return replace_trained_tensors((args, kwargs), _EndOfBackward.apply(call, *trained))
 
 
 @torch._disable_dynamo
@@ -62,19 +49,24 @@ def _begin_backward(call: Call, gradient: Tensor) -> Tensor:
     return gradient
 
 
-def _watch_outputs(call: Call, output: Any) -> None:
+def _watch_outputs(call: Call, output: Any) -> Any:
+    """Returns the output. A parameter in it is replaced by a view: a hook on the parameter would stay for later passes."""
     if not torch.is_grad_enabled():
-        return
-    for leaf in (output,) if isinstance(output, Tensor) else tree_flatten(output)[0]:
-        if isinstance(leaf, Tensor) and leaf.requires_grad:
-            leaf.register_hook(functools.partial(_begin_backward, call))
+        return output
+    trained = trained_tensors(output)
+    if any(tensor.is_leaf for tensor in trained):
+        trained = [tensor.view_as(tensor) if tensor.is_leaf else tensor for tensor in trained]
+        output = replace_trained_tensors(output, trained)
+    for tensor in trained:
+        tensor.register_hook(functools.partial(_begin_backward, call))
+    return output
 
 
 def cast_floating(dtype: torch.dtype | None, tree: Any) -> Any:
     """Casts all floating-point tensors; None: nothing."""
     if dtype is None:
         return tree
-    return tree_map(lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, tree)
+    return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, tree)
 
 
 def before_forward(group: Group, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -107,24 +99,24 @@ def after_forward(group: Group, module: nn.Module, output: Any) -> Any:
     if root.is_in_backward:
         call = group.recomputes.pop()
         if group.open_backwards == 0 and group is not root.group:
-            _watch_outputs(call, output)
+            output = _watch_outputs(call, output)
         return cast_floating(group.mp_policy.output_dtype, output)
     group.to_run.discard(module)
     is_outermost = group.calls[-1].depth == 0
     if is_outermost:
         for other in reversed(root.all_groups):  # Groups of several modules, some of which did not run.
             if other.to_run and other is not group:
-                _end_call(other, output)
+                output = _end_call(other, output)
     if not group.to_run or is_outermost:
-        _end_call(group, output)
+        output = _end_call(group, output)
     return cast_floating(group.mp_policy.output_dtype, output)
 
 
-def _end_call(group: Group, output: Any) -> None:
+def _end_call(group: Group, output: Any) -> Any:
     group.to_run.clear()
     call = group.calls.pop()
     group.root.end_forward(call)
-    _watch_outputs(call, output)
+    return _watch_outputs(call, output)
 
 
 def add_hooks(group: Group) -> None:

@@ -145,7 +145,7 @@ class Root:
         if self.unreduced is not None:
             raise RuntimeError(
                 f"no gradient was reduced: a backward computed that of '{self.unreduced}', but passed through no output of "
-                f"'{self.group.name}' that weft sees. Return tensors in tuples, lists, dicts or types registered with "
+                f"'{self.group.name}' that weft sees. Return tensors in tuples, lists, dicts, dataclasses or types registered with "
                 "torch.utils._pytree, and run backward after the forward; to go on, call weft.reset(model) on all ranks"
             )
         while self.dead_passes:
