@@ -164,3 +164,23 @@ def ddp_may_contain_sharded_modules(api: Interface) -> None:
             with torch.no_grad():
                 local.sub_(gradient, alpha=0.05)
             param.grad = None
+
+
+@case
+def a_parameter_of_the_root_may_be_frozen_between_passes(api: Interface) -> None:
+    """Also while the root keeps its whole parameters, as it does between forward and backward."""
+    model = seeded(lambda: nn.Sequential(nn.Linear(9, 9), *mlps(2)))
+    for module in (*model[1:], model):
+        api.shard(module)
+    weight = model[0].weight
+    x = batch(0, 0, 4, 9)
+    for trains in (False, True, False):
+        model(x)
+        model[0].weight.requires_grad_(trains)
+        model(x).square().mean().backward()
+        assert api.name == "torch" or weight.requires_grad == trains
+        assert (weight.grad is not None) == trains
+        model.zero_grad()
+    weight.requires_grad_(True)
+    model(x).square().mean().backward()
+    assert weight.grad is not None

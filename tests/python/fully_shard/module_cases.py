@@ -7,11 +7,12 @@ import gc
 
 import torch
 import torch.distributed as dist
+import weft
 from sharded_support import Cases, expect_error, whole
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
-from unsharded_oracle import Interface, Mlp, expect_close, mesh_1d, mlps, seeded, squares, trains_as_unsharded
+from unsharded_oracle import Interface, Mlp, batch, expect_close, mesh_1d, mlps, seeded, squares, trains_as_unsharded
 
 case = Cases()
 
@@ -159,3 +160,50 @@ def layers_may_be_made_and_sharded_one_by_one(api: Interface) -> None:
         gc.collect()
     api.shard(model)
     trains_as_unsharded(model, reference, squares(3, 6), steps=2)
+
+
+@case
+def other_parameters_for_a_forward_are_an_error(api: Interface) -> None:
+    """FSDP2 takes them in some models, and raises in others."""
+    if api.name == "torch":
+        return
+    model = seeded(mlps)
+    for module in (*model, model):
+        api.shard(module)
+    x = batch(0, 0, 4, 9)
+    expected = model(x)
+    weights = {"0.in_proj.weight": torch.zeros(36, 9)}
+    with expect_error(RuntimeError, "parameter '0.in_proj.weight' of '0' was replaced"):
+        torch.func.functional_call(model, weights, (x,))
+    weft.reset(model)
+    torch.testing.assert_close(model(x), expected)
+
+
+class TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(9, 9), nn.Linear(9, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+@case
+def a_refused_module_stays_as_it_was(api: Interface) -> None:
+    """fully_shard may be called again once what it refused is mended."""
+    if api.name == "torch":
+        return
+    model, reference = seeded(TwoLayers), seeded(TwoLayers)
+    model.second.half()
+    before = dict(model.named_parameters())
+    with expect_error(ValueError, "parameter 'second.weight' of 'TwoLayers' is torch.float16"):
+        api.shard(model)
+    after = dict(model.named_parameters())
+    assert before.keys() == after.keys()
+    assert all(before[name] is after[name] for name in before)
+    model.second.float()
+    with expect_error(ValueError, "for a parameter of shape"):
+        api.shard(model, shard_placement_fn=lambda param: Shard(5) if param is model.second.weight else None)
+    model.load_state_dict(reference.state_dict())
+    api.shard(model)
+    trains_as_unsharded(model, reference, squares(4, 9), steps=2)

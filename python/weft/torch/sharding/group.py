@@ -90,21 +90,26 @@ class Group:
     # Construction.
 
     def _shard(self, shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None, ignored: set[int]) -> None:
+        """Makes the sharded parameters and registers them. If it raises, the modules are as before."""
+        managed = managed_modules(self.modules)
         owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
-        for module in managed_modules(self.modules):
-            module._is_fsdp_managed_module = True  # Dynamo reads both.
-            module._fsdp_use_orig_params = True
+        for module in managed:
             for name, param in module._parameters.items():
                 if param is not None and id(param) not in ignored:
                     owners.setdefault(param, []).append((module, name))
+            check_module(module, ignored)
+        paths = {id(param): path for module in self.modules for path, param in reversed(list(module.named_parameters()))}
         for param, places in owners.items():
-            check_parameter(param, places[0][1], self.name)
+            check_parameter(param, paths[id(param)], self.name)
             shard = shard_placement_fn(param) if shard_placement_fn is not None else None
-            dim = shard_dim_of(shard, param, places[0][1], self.mesh)
-            sharded = ShardedParameter(self, len(self.parameters), param, places, Placement.of(param, self.mesh, dim))
+            dim = shard_dim_of(shard, param, paths[id(param)], self.mesh)
+            self.parameters.append(ShardedParameter(self, len(self.parameters), param, places, Placement.of(param, self.mesh, dim)))
+        for module in managed:
+            module._is_fsdp_managed_module = True  # Dynamo reads both.
+            module._fsdp_use_orig_params = True
+        for param, sharded in zip(owners, self.parameters, strict=True):
             param._weft_sharded_by = self.name  # Another module may still have it.
             sharded.register_sharded()
-            self.parameters.append(sharded)
 
     def agree_on_dtype(self) -> None:
         """Takes the dtype of the masters from the parameters. Raises ValueError unless they agree on one that masters may have."""
@@ -157,6 +162,8 @@ class Group:
 
     def register_unsharded(self) -> None:
         """Registers the gathered parameters. REQUIRES: they are gathered."""
+        for parameter in self.parameters:
+            parameter.check_registered()
         addresses = self.root.groups.data_addresses(self.number)
         self._has_values = True
         if addresses == self._registered:
@@ -196,8 +203,8 @@ class Group:
         if not self._has_values and not self.has_begun_backward and self is not self.root.group:
             raise RuntimeError(
                 f"a backward computed the gradient of '{name}', but passed through no output of '{self.name}' that weft sees, so it had "
-                "other values than the parameters. Return tensors in tuples, lists, dicts or types registered with torch.utils._pytree, "
-                "or set reshard_after_forward=False"
+                "other values than the parameters. Return tensors in tuples, lists, dicts, dataclasses or types registered with "
+                "torch.utils._pytree, or set reshard_after_forward=False"
             )
 
     def assign_gradients(self) -> list[ShardedParameter]:
@@ -273,6 +280,14 @@ def managed_modules(modules: tuple[nn.Module, ...]) -> list[nn.Module]:
     for module in modules:
         visit(module)
     return list(found)
+
+
+def check_module(module: nn.Module, ignored: set[int]) -> None:
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None and id(module.weight) not in ignored:
+        raise ValueError(
+            f"{type(module).__name__} has max_norm={module.max_norm}, so each forward would change its weight, which the ranks of a node "
+            "share: set max_norm=None and normalize the rows after optimizer.step(), or list the weight in ignored_params"
+        )
 
 
 def check_parameter(param: nn.Parameter, name: str, group: str) -> None:

@@ -33,6 +33,7 @@ class ShardedParameter:
         self.unsharded: nn.Parameter | None = None
         self.address = 0  # Address of the unsharded values; 0 before the first use.
         self.trained = param.requires_grad  # True if its group has a place for its gradient.
+        self._required_gradient = False  # As both forms did when the unsharded one was last registered.
         self._is_hooked = False  # True if the unsharded form has the hook that takes its gradient.
         self._gradient: DTensor | None = None  # The gradient that assign_gradient set.
         self._views: dict[int, Tensor] = {}  # Views of gradient images, by address.
@@ -46,6 +47,16 @@ class ShardedParameter:
             else:
                 setattr(module, name, param)
 
+    def check_registered(self) -> None:
+        """Raises RuntimeError if a module has another parameter, as during torch.func.functional_call: it would have no effect."""
+        for module, name in self.owners:
+            registered = module._parameters.get(name)
+            if registered is not None and registered is not self.sharded and registered is not self.unsharded:
+                raise RuntimeError(
+                    f"parameter '{self.name}' of '{self.group.name}' was replaced, but forward computes with the weights that weft gathers: "
+                    "copy the values by load_state_dict, or call torch.func.functional_call on a model that is not sharded"
+                )
+
     def register_sharded(self) -> None:
         self._register(self.sharded)
 
@@ -55,6 +66,7 @@ class ShardedParameter:
             with torch.inference_mode(False):  # The first forward may be one that cannot be trained.
                 view = self.group.root.groups.data_view(self.group.number, self.index)
                 self.unsharded = nn.Parameter(view, requires_grad=self.sharded.requires_grad)
+            self._required_gradient = self.sharded.requires_grad
             self.unsharded._weft_parameter = self
             self.address = address
             self._hook_gradient()
@@ -65,13 +77,16 @@ class ShardedParameter:
         self._register(self.unsharded)
 
     def follow_requires_grad(self) -> None:
-        """Freezes the unsharded form, or lets it have gradients, as the caller did with the sharded one."""
+        """Freezes both forms, or lets them have gradients, as the caller did with the one that was registered."""
+        if self.unsharded.requires_grad != self._required_gradient:
+            self.sharded.requires_grad_(self.unsharded.requires_grad)
+        self._required_gradient = self.sharded.requires_grad
         if self.unsharded.requires_grad == self.sharded.requires_grad:
             return
         if self.sharded.requires_grad and not self.trained:
             raise RuntimeError(
-                f"parameter '{self.name}' requires a gradient now, but was frozen at the first forward, and has no place for one: "
-                "set requires_grad before the first forward"
+                f"parameter '{self.name}' requires a gradient now, but was frozen at the first forward, which lays out the memory of "
+                "gradients: set requires_grad before the first forward"
             )
         self.unsharded.requires_grad_(self.sharded.requires_grad)
         self._hook_gradient()
