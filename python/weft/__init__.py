@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         fully_shard,
         gradient_norm,
         register_fsdp_forward_method,
+        prepare_writes,
         reset,
         write_gradients_directly,
     )
@@ -38,6 +39,7 @@ __all__ = [
     "fully_shard",
     "gradient_norm",
     "register_fsdp_forward_method",
+    "prepare_writes",
     "reset",
     "write_gradients_directly",
 ]
@@ -53,6 +55,7 @@ _MODULE_OF = {
     "fully_shard": "weft.torch",
     "gradient_norm": "weft.torch",
     "register_fsdp_forward_method": "weft.torch",
+    "prepare_writes": "weft.torch",
     "reset": "weft.torch",
     "write_gradients_directly": "weft.torch",
 }

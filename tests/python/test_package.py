@@ -3,11 +3,13 @@
 import ast
 import importlib
 import inspect
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
 import weft
 import weft._core
@@ -54,14 +56,21 @@ def test_all_lists_every_name_that_weft_loads_on_demand() -> None:
         assert getattr(weft, name) is getattr(importlib.import_module(module), name)
 
 
+def expect_same_arguments(ours: Callable, theirs: Callable) -> None:
+    found, expected = (inspect.signature(function).parameters for function in (ours, theirs))
+    assert list(found) == list(expected), theirs.__name__
+    for name, parameter in expected.items():
+        assert (found[name].kind, found[name].default) == (parameter.kind, parameter.default), theirs.__name__
+
+
 def test_sharded_modules_have_every_method_of_fsdp2() -> None:
     for name, theirs in vars(TorchFSDPModule).items():
-        if not inspect.isfunction(theirs) or name in ("__new__", "_apply"):
-            continue
-        ours = inspect.signature(getattr(weft.FSDPModule, name)).parameters
-        assert list(ours) == list(inspect.signature(theirs).parameters), name
-        for parameter in inspect.signature(theirs).parameters.values():
-            assert (ours[parameter.name].kind, ours[parameter.name].default) == (parameter.kind, parameter.default), name
+        if inspect.isfunction(theirs) and name not in ("__new__", "_apply"):
+            expect_same_arguments(getattr(weft.FSDPModule, name), theirs)
+
+
+def test_fully_shard_has_every_argument_of_fsdp2s() -> None:
+    expect_same_arguments(weft.fully_shard, torch_fully_shard)
 
 
 def stub_functions(body: list[ast.stmt]) -> dict[str, ast.FunctionDef]:

@@ -32,6 +32,7 @@ from weft.torch.sharding import (  # noqa: E402
     fully_shard,
     gradient_norm,
     register_fsdp_forward_method,
+    prepare_writes,
     reset,
     write_gradients_directly,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "gradient_norm",
     "node_memory",
     "register_fsdp_forward_method",
+    "prepare_writes",
     "reset",
     "write_gradients_directly",
 ]

@@ -37,7 +37,7 @@ def refuses_what_it_cannot_do() -> None:
         weft.fully_shard([])
     with expect_error(ValueError, "torch's fully_shard"):
         weft.fully_shard(torch_fully_shard(make_llama()))
-    from torch.distributed.fsdp import CPUOffloadPolicy
+    from torch.distributed.fsdp import CPUOffloadPolicy, DataParallelMeshDims
 
     with expect_error(ValueError, "leave offload_policy out"):
         weft.fully_shard(make_llama(), offload_policy=CPUOffloadPolicy())
@@ -54,8 +54,16 @@ def refuses_what_it_cannot_do() -> None:
         model.set_reduce_scatter_max_input_buffers(0)
     with expect_error(TypeError, "must be an int"):
         model.set_reduce_scatter_max_input_buffers(True)
-    with expect_error(ValueError, "whose forward has run"):
-        weft.reset(weft.fully_shard(make_llama()))
+    for collective in (weft.reset, weft.prepare_writes):
+        with expect_error(ValueError, "whose forward has run"):
+            collective(weft.fully_shard(make_llama()))
+    for kind in (nn.Embedding, nn.EmbeddingBag):
+        embedding = kind(20, 4, max_norm=1.0)
+        with expect_error(ValueError, f"{kind.__name__} has max_norm=1.0"):
+            weft.fully_shard(nn.Sequential(embedding))
+        weft.fully_shard(nn.Sequential(embedding), ignored_params={embedding.weight})
+    with expect_error(ValueError, "give it the submesh"):
+        weft.fully_shard(make_llama(), dp_mesh_dims=DataParallelMeshDims(shard="shard"))
 
 
 class Failing(Exception):

@@ -113,3 +113,22 @@ def gradients_outlive_their_step() -> None:
         loss_of(model, tokens_of(step + 1)).backward()
         model.zero_grad()
     assert torch.equal(held.to_local(), copy_of)
+
+
+@case
+def shards_may_be_written_once_no_rank_reads_them() -> None:
+    """After a forward with gradients that gets no backward."""
+    models = {name: shard_all(make_llama(), shard) for name, shard in BOTH.items()}
+    for name, model in models.items():
+        for step in range(3):
+            loss_of(model, tokens_of(step))
+            if name == "weft":
+                weft.prepare_writes(model)
+            model.reshard()
+            with torch.no_grad():
+                for param in model.parameters():
+                    param.to_local().mul_(0.5)
+    expect_same_state(models["weft"], models["torch"], exact=True)
+    with torch.no_grad():
+        losses = {name: loss_of(model, tokens_of(0)) for name, model in models.items()}
+    expect_equal(losses["weft"], losses["torch"], "loss")

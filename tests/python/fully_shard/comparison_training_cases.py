@@ -64,8 +64,11 @@ def trains_with_hsdp() -> None:
 
 @case
 def no_schedule_knob_changes_a_bit() -> None:
-    def run(change: Callable[[nn.Module], None] | None = None, **options: object) -> list[Tensor]:
-        model = shard_all(make_llama(), weft.fully_shard, **options)
+    def run(change: Callable[[nn.Module], None] | None = None, skips_gather: bool = False, **options: object) -> list[Tensor]:
+        model = make_llama()
+        if skips_gather:  # The backward of an embedding reads no parameter.
+            weft.fully_shard(model.embed_tokens).set_unshard_in_backward(False)
+        shard_all(model, weft.fully_shard, **options)
         if change is not None:
             change(model)
         return train(model) + list(whole_state(model).values())
@@ -80,7 +83,8 @@ def no_schedule_knob_changes_a_bit() -> None:
         (None, {"reshard_after_forward": False}),
         (prefetch, {}),
         (lambda model: model.set_reshard_after_forward(True), {}),
-        (lambda model: model.set_unshard_in_backward(True), {}),
+        (lambda model: model.set_reshard_after_forward(False), {}),
+        (None, {"skips_gather": True}),
         (lambda model: [layer.unshard(async_op=True) for layer in model.layers] and None, {}),
     ]
     if dist.get_world_size() == 4:

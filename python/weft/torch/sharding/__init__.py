@@ -15,6 +15,7 @@ from weft.torch.sharding.api import (
     UnshardHandle,
     fully_shard,
     register_fsdp_forward_method,
+    prepare_writes,
     reset,
 )
 from weft.torch.sharding.direct import write_gradients_directly
@@ -27,6 +28,7 @@ __all__ = [
     "fully_shard",
     "gradient_norm",
     "register_fsdp_forward_method",
+    "prepare_writes",
     "reset",
     "write_gradients_directly",
 ]

@@ -14,9 +14,10 @@ from torch.distributed.tensor import Shard
 from weft.torch.sharding.group import Group
 from weft.torch.sharding.hooks import add_hooks, as_forward
 from weft.torch.sharding.placement import check_mesh, default_mesh
-from weft.torch.sharding.root import outermost, root_of
+from weft.torch.sharding.root import Root, outermost, root_of
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp import DataParallelMeshDims
     from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 
@@ -27,7 +28,7 @@ class UnshardHandle:
         self._group: Group | None = group
 
     def wait(self) -> None:
-        """Blocks until the module has its whole parameters. Later calls do nothing."""
+        """Blocks until the module is unsharded. Later calls do nothing."""
         group, self._group = self._group, None
         if group is not None:
             group.root.groups.wait_unshard(group.number)
@@ -63,7 +64,7 @@ class FSDPModule:
         return None
 
     def reshard(self) -> None:
-        """Gives the module's whole parameters back, and registers the sharded ones."""
+        """Reshards the module: frees its unsharded parameters, and registers the sharded ones."""
         group = self._weft_group
         if group.root is not None:
             if group.root.groups.is_being_unsharded(group.number):
@@ -92,7 +93,7 @@ class FSDPModule:
         self._set(recurse, requires_all_reduce=requires_all_reduce)
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
-        """Sets whether parameters are given back between forward and backward."""
+        """Sets whether the module is resharded between forward and backward."""
         if not isinstance(reshard_after_forward, bool):
             raise ValueError(f"reshard_after_forward must be a bool, but is {reshard_after_forward!r}")
         self._set(recurse, reshard_after_forward=reshard_after_forward)
@@ -226,6 +227,7 @@ def fully_shard(
     mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
     offload_policy: OffloadPolicy = OffloadPolicy(),
     ignored_params: set[nn.Parameter] | None = None,
+    dp_mesh_dims: DataParallelMeshDims | None = None,
 ) -> nn.Module | list[nn.Module]:
     """Shards the parameters of a module over ranks, in place, as torch.distributed.fsdp.fully_shard does.
 
@@ -237,7 +239,7 @@ def fully_shard(
     Args:
         module: a module, or several that form one group.
         mesh: (shard) or (replicate, shard), over all ranks. Default: (shard) over all ranks.
-        reshard_after_forward: whether parameters are given back between forward and backward. None: yes, but no
+        reshard_after_forward: whether modules are resharded between forward and backward. None: yes, but no
             for the root. An int k > 1: between nodes, one of k parts is kept, and backward gathers the rest from
             the other k - 1 ranks of its regather group.
         shard_placement_fn: returns `Shard(dim)` for a parameter that is to be cut on another dim, or None.
@@ -245,6 +247,7 @@ def fully_shard(
             gradients need torch.amp.GradScaler("cpu").
         offload_policy: must be the default; weft trains on CPUs.
         ignored_params: parameters that stay whole, with the caller.
+        dp_mesh_dims: must be None: weft takes no mesh with dims of other kinds.
 
     Errors: ValueError (mesh; a parameter that is neither float32 nor float64, is a DTensor, or is shared with a module that is
     sharded already; options), which names the parameter and the remedy.
@@ -258,6 +261,11 @@ def fully_shard(
         raise ValueError(
             f"offload_policy is {type(offload_policy).__name__}, but weft trains on CPUs, so there is nothing to offload to: "
             "leave offload_policy out"
+        )
+    if dp_mesh_dims is not None:
+        raise ValueError(
+            f"dp_mesh_dims is {dp_mesh_dims!r}, but weft.fully_shard takes meshes of data parallelism alone: leave it out, and give it the "
+            "submesh of the shard dim, or of the replicate and the shard dim"
         )
     mesh = mesh if mesh is not None else default_mesh()
     check_mesh(mesh)
@@ -289,14 +297,27 @@ def reset(model: nn.Module) -> None:
     Collective: all ranks, in one order if several models are reset. Peers that wait get an exception first.
     Errors: RuntimeError if a rank does not call it before the timeout.
     """
-    roots = {}
-    for module in model.modules():
-        if isinstance(module, FSDPModule) and module._weft_group.root is not None:
-            roots[id(module._weft_group.root)] = module._weft_group.root
-    if not roots:
-        raise ValueError("reset takes a model sharded by weft.fully_shard whose forward has run")
-    for root in roots.values():
+    for root in _roots_of(model, "reset"):
         root.reset()
+
+
+def prepare_writes(model: nn.Module) -> None:
+    """Waits until no rank reads the shards of `model`, so that they may be written by hand.
+
+    It is needed after a forward with gradients that got no backward, and after a backward with set_is_last_backward(False).
+    Collective: all ranks of the mesh.
+    """
+    for root in _roots_of(model, "prepare_writes"):
+        root.prepare_writes()
+
+
+def _roots_of(model: nn.Module, caller: str) -> list[Root]:
+    """The roots of a model whose forward has run."""
+    groups = [module._weft_group for module in model.modules() if isinstance(module, FSDPModule)]
+    roots = list(dict.fromkeys(group.root for group in groups if group.root is not None))
+    if not roots:
+        raise ValueError(f"{caller} takes a model sharded by weft.fully_shard whose forward has run")
+    return roots
 
 
 _classes: dict[type, type] = {}
