@@ -96,7 +96,7 @@ std::vector<int64_t> WeftBackend::EqualParts(int64_t count) const {
 WeftBackend::WorkPtr WeftBackend::broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& options) {
   CheckSingle(tensors, "broadcast");
   CheckRank(options.rootRank, "broadcast");
-  Submission submission(*group_, Stream::kOther, "broadcast", tensors);
+  Submission submission(*group_, copying_, Stream::kOther, "broadcast", tensors);
   const TensorData data = submission.InOut(tensors[0], "tensor");
   submission.Add(group_->Broadcast(submission.call(), data.data, data.type, data.count,
                                    static_cast<int>(options.rootRank)));
@@ -105,14 +105,14 @@ WeftBackend::WorkPtr WeftBackend::broadcast(Tensors& tensors, const ::c10d::Broa
 
 WeftBackend::WorkPtr WeftBackend::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& options) {
   CheckSingle(tensors, "all_reduce");
-  Submission submission(*group_, Stream::kAllReduce, "all_reduce", tensors);
+  Submission submission(*group_, copying_, Stream::kAllReduce, "all_reduce", tensors);
   submission.AllReduce(tensors[0], options.reduceOp);
   return submission.Finish(TorchOp::ALLREDUCE, "weft:all_reduce", TimeoutOf(options.timeout), ++sequence_);
 }
 
 WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
                                                       const ::c10d::AllreduceCoalescedOptions& options) {
-  Submission submission(*group_, Stream::kAllReduce, "all_reduce", tensors);
+  Submission submission(*group_, copying_, Stream::kAllReduce, "all_reduce", tensors);
   for (const at::Tensor& tensor : tensors) submission.CheckAllReduce(tensor, options.reduceOp);
   for (at::Tensor& tensor : tensors) submission.AllReduce(tensor, options.reduceOp);
   return submission.Finish(TorchOp::ALLREDUCE_COALESCED, "weft:all_reduce", TimeoutOf(options.timeout),
@@ -124,7 +124,7 @@ WeftBackend::WorkPtr WeftBackend::reduce(Tensors& tensors, const ::c10d::ReduceO
   CheckSingle(tensors, "reduce");
   CheckRank(options.rootRank, "reduce");
   const at::Tensor& tensor = tensors[0];
-  Submission submission(*group_, Stream::kOther, "reduce", tensors);
+  Submission submission(*group_, copying_, Stream::kOther, "reduce", tensors);
   CheckTensor(tensor, "reduce", "tensor");
   const Reduction reduction = ReductionOf(options.reduceOp, tensor.scalar_type());
   const TensorData input = submission.Input(ScaledInput(tensor, options.reduceOp), "tensor");
@@ -140,14 +140,14 @@ WeftBackend::WorkPtr WeftBackend::allgather(TensorLists& outputs, Tensors& input
   CheckSingle(inputs, "all_gather");
   TORCH_CHECK_VALUE(outputs.size() == 1, "weft: all_gather: expected one list of outputs, got ",
                     outputs.size());
-  Submission submission(*group_, Stream::kAllGather, "all_gather", outputs[0]);
+  Submission submission(*group_, copying_, Stream::kAllGather, "all_gather", outputs[0]);
   submission.GatherParts(inputs[0], outputs[0], /*root=*/-1);
   return submission.Finish(TorchOp::ALLGATHER, "weft:all_gather", TimeoutOf(options.timeout), ++sequence_);
 }
 
 WeftBackend::WorkPtr WeftBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                   const ::c10d::AllgatherOptions& options) {
-  Submission submission(*group_, Stream::kAllGather, "all_gather", {output});
+  Submission submission(*group_, copying_, Stream::kAllGather, "all_gather", {output});
   submission.AllGather(output, input);
   return submission.Finish(TorchOp::_ALLGATHER_BASE, "weft:_all_gather_base", TimeoutOf(options.timeout),
                            ++sequence_);
@@ -162,7 +162,7 @@ WeftBackend::WorkPtr WeftBackend::allgather_coalesced(TensorLists& outputs, Tens
                       " inputs, but a list of ", list.size(), " outputs");
     results.insert(results.end(), list.begin(), list.end());
   }
-  Submission submission(*group_, Stream::kAllGather, "all_gather", results);
+  Submission submission(*group_, copying_, Stream::kAllGather, "all_gather", results);
   std::vector<Tensors> parts(inputs.size());
   for (size_t index = 0; index < inputs.size(); ++index) {
     for (const Tensors& list : outputs) parts[index].push_back(list[index]);
@@ -179,7 +179,7 @@ WeftBackend::WorkPtr WeftBackend::allgather_into_tensor_coalesced(Tensors& outpu
                                                                   const ::c10d::AllgatherOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "weft: all_gather: ", inputs.size(), " inputs for ",
                     outputs.size(), " outputs");
-  Submission submission(*group_, Stream::kAllGather, "all_gather", outputs);
+  Submission submission(*group_, copying_, Stream::kAllGather, "all_gather", outputs);
   for (size_t index = 0; index < inputs.size(); ++index) {
     submission.CheckAllGather(outputs[index], inputs[index]);
   }
@@ -194,7 +194,7 @@ WeftBackend::WorkPtr WeftBackend::gather(TensorLists& outputs, Tensors& inputs,
   const bool is_root = getRank() == options.rootRank;
   TORCH_CHECK_VALUE(outputs.size() == (is_root ? 1U : 0U), "weft: gather: the root, rank ", options.rootRank,
                     ", gives one list of outputs and the other ranks none; got ", outputs.size());
-  Submission submission(*group_, Stream::kOther, "gather", is_root ? outputs[0] : Tensors{});
+  Submission submission(*group_, copying_, Stream::kOther, "gather", is_root ? outputs[0] : Tensors{});
   submission.GatherParts(inputs[0], is_root ? outputs[0] : Tensors{}, static_cast<int>(options.rootRank));
   return submission.Finish(TorchOp::GATHER, "weft:gather", TimeoutOf(options.timeout), ++sequence_);
 }
@@ -206,7 +206,7 @@ WeftBackend::WorkPtr WeftBackend::scatter(Tensors& outputs, TensorLists& inputs,
   const bool is_root = getRank() == options.rootRank;
   TORCH_CHECK_VALUE(inputs.size() == (is_root ? 1U : 0U), "weft: scatter: the root, rank ", options.rootRank,
                     ", gives one list of inputs and the other ranks none; got ", inputs.size());
-  Submission submission(*group_, Stream::kOther, "scatter", outputs);
+  Submission submission(*group_, copying_, Stream::kOther, "scatter", outputs);
   submission.ScatterParts(is_root ? inputs[0] : Tensors{}, outputs[0], static_cast<int>(options.rootRank));
   return submission.Finish(TorchOp::SCATTER, "weft:scatter", TimeoutOf(options.timeout), ++sequence_);
 }
@@ -217,7 +217,7 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& 
   TORCH_CHECK_VALUE(inputs.size() == 1, "weft: reduce_scatter: expected one list of inputs, got ",
                     inputs.size());
   CheckListSize(inputs[0].size(), getSize(), "reduce_scatter", "inputs");
-  Submission submission(*group_, Stream::kReduceScatter, "reduce_scatter", outputs);
+  Submission submission(*group_, copying_, Stream::kReduceScatter, "reduce_scatter", outputs);
   std::vector<int64_t> numels;
   for (size_t rank = 0; rank < inputs[0].size(); ++rank) {
     CheckTensor(inputs[0][rank], "reduce_scatter", Numbered("input", rank));
@@ -239,7 +239,7 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& 
 
 WeftBackend::WorkPtr WeftBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                        const ::c10d::ReduceScatterOptions& options) {
-  Submission submission(*group_, Stream::kReduceScatter, "reduce_scatter", {output});
+  Submission submission(*group_, copying_, Stream::kReduceScatter, "reduce_scatter", {output});
   submission.ReduceScatter(output, input, EqualParts(output.numel()), options.reduceOp);
   return submission.Finish(TorchOp::_REDUCE_SCATTER_BASE, "weft:_reduce_scatter_base",
                            TimeoutOf(options.timeout), ++sequence_);
@@ -249,7 +249,7 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const ::c10d::ReduceScatterOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "weft: reduce_scatter: ", inputs.size(), " inputs for ",
                     outputs.size(), " outputs");
-  Submission submission(*group_, Stream::kReduceScatter, "reduce_scatter", outputs);
+  Submission submission(*group_, copying_, Stream::kReduceScatter, "reduce_scatter", outputs);
   for (size_t index = 0; index < inputs.size(); ++index) {
     submission.CheckReduceScatter(outputs[index], inputs[index], EqualParts(outputs[index].numel()),
                                   options.reduceOp);
@@ -266,7 +266,7 @@ WeftBackend::WorkPtr WeftBackend::alltoall_base(at::Tensor& output, at::Tensor& 
                                                 std::vector<int64_t>& output_splits,
                                                 std::vector<int64_t>& input_splits,
                                                 const ::c10d::AllToAllOptions& options) {
-  Submission submission(*group_, Stream::kOther, "all_to_all", {output});
+  Submission submission(*group_, copying_, Stream::kOther, "all_to_all", {output});
   CheckTensor(input, "all_to_all", "input");
   CheckTensor(output, "all_to_all", "output");
   submission.Exchange(input, SplitElements(input, input_splits, getSize(), "input"), output,
@@ -279,7 +279,7 @@ WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                            const ::c10d::AllToAllOptions& options) {
   CheckListSize(outputs.size(), getSize(), "all_to_all", "outputs");
   CheckListSize(inputs.size(), getSize(), "all_to_all", "inputs");
-  Submission submission(*group_, Stream::kOther, "all_to_all", outputs);
+  Submission submission(*group_, copying_, Stream::kOther, "all_to_all", outputs);
   submission.ExchangeParts(inputs, outputs);
   return submission.Finish(TorchOp::ALLTOALL, "weft:all_to_all", TimeoutOf(options.timeout), ++sequence_);
 }
@@ -287,7 +287,7 @@ WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
 WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
   CheckSingle(tensors, "send");
   CheckRank(to, "send");
-  Submission submission(*group_, Stream::kOther, "send", tensors);
+  Submission submission(*group_, copying_, Stream::kOther, "send", tensors);
   const TensorData data = submission.Input(tensors[0], "tensor");
   submission.Add(group_->Send(submission.call(), data.data, data.type, data.count, to, tag));
   return submission.Finish(TorchOp::SEND, "weft:send", TimeoutOf({}), sequence_);
@@ -296,7 +296,7 @@ WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
 WeftBackend::WorkPtr WeftBackend::Receive(Tensors& tensors, int from, int tag, TorchOp type,
                                           const char* title) {
   CheckSingle(tensors, "recv");
-  Submission submission(*group_, Stream::kOther, "recv", tensors);
+  Submission submission(*group_, copying_, Stream::kOther, "recv", tensors);
   const TensorData data = submission.Output(tensors[0], "tensor");
   submission.Add(group_->Receive(submission.call(), data.data, data.type, data.count, from, tag));
   return submission.Finish(type, title, TimeoutOf({}), sequence_);
@@ -312,8 +312,8 @@ WeftBackend::WorkPtr WeftBackend::recvAnysource(Tensors& tensors, int tag) {
 }
 
 WeftBackend::WorkPtr WeftBackend::barrier(const ::c10d::BarrierOptions& options) {
-  Submission submission(*group_, Stream::kOther, "barrier", {});
-  submission.Add(group_->Barrier(submission.call()));
+  Submission submission(*group_, copying_, Stream::kOther, "barrier", {});
+  submission.Barrier();
   return submission.Finish(TorchOp::BARRIER, "weft:barrier", TimeoutOf(options.timeout), ++sequence_);
 }
 

@@ -2,7 +2,7 @@
 //
 // Each group has four ordered streams: all-gathers, reduce-scatters, all-reduces, and the other collectives.
 // Collectives of one stream run in the order of submission, which must be the same on all ranks of the group;
-// collectives of different streams overlap.
+// collectives of different streams overlap. A barrier is in all streams, and so waits for all earlier ones.
 //
 // A tensor outside of node memory is staged through it, a large one piece by piece. Non-contiguous tensors
 // are copied. A tensor of allocateTensor is moved in place.
@@ -100,6 +100,7 @@ class WeftBackend final : public ::c10d::Backend {
   const Settings settings_;
   std::atomic<int64_t> timeout_ms_;
   std::atomic<uint64_t> sequence_{0};
+  CopyingWorks copying_;
   MonitoredBarrier monitored_barrier_;
 };
 

@@ -102,6 +102,8 @@ bool BackendWork::isSuccess() const {
 int BackendWork::sourceRank() const { return contents_.operations.front()->Source(); }
 
 void BackendWork::Complete(std::exception_ptr error) {
+  // Not under completion_mutex_, as earlier works may have futures with callbacks, too.
+  if (error == nullptr) error = CompleteEarlier();
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     const std::lock_guard lock(completion_mutex_);
@@ -113,6 +115,18 @@ void BackendWork::Complete(std::exception_ptr error) {
   }
   // Callbacks of the future may take the interpreter's lock, whose holder may wait for completion_mutex_.
   if (future) CompleteFuture(future);
+}
+
+std::exception_ptr BackendWork::CompleteEarlier() {
+  std::exception_ptr error;
+  for (const auto& work : contents_.earlier) {
+    try {
+      work->wait();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  return error;
 }
 
 std::exception_ptr BackendWork::CopyOut() {
@@ -192,12 +206,24 @@ c10::intrusive_ptr<c10::ivalue::Future> BackendWork::getFuture() {
 }
 
 void BackendWork::CompleteLater() {
+  WhenAllDone([this](const std::exception_ptr& error) { Complete(error); });
+}
+
+void BackendWork::CopyOutLater() {
+  WhenAllDone([this](const std::exception_ptr& error) {
+    if (error == nullptr) Complete(nullptr);
+  });
+}
+
+void BackendWork::WhenAllDone(std::function<void(std::exception_ptr)> done) {
   struct Remaining {
+    std::function<void(std::exception_ptr)> done;
     std::atomic<size_t> operations;
     std::mutex mutex;
     std::exception_ptr error;
   };
   auto remaining = std::make_shared<Remaining>();
+  remaining->done = std::move(done);
   remaining->operations = contents_.operations.size();
   auto self = c10::intrusive_ptr<BackendWork>::unsafe_reclaim_from_nonowning(this);
   for (const auto& operation : contents_.operations) {
@@ -210,10 +236,25 @@ void BackendWork::CompleteLater() {
       }
       if (--remaining->operations > 0) return;
       runs_callbacks = true;
-      self->Complete(remaining->error);
+      remaining->done(remaining->error);
       runs_callbacks = false;
     });
   }
+}
+
+void CopyingWorks::Add(const c10::intrusive_ptr<BackendWork>& work) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(works_, [](const auto& earlier) { return earlier.expired(); });
+  works_.emplace_back(work);
+}
+
+std::vector<c10::intrusive_ptr<::c10d::Work>> CopyingWorks::All() {
+  std::vector<c10::intrusive_ptr<::c10d::Work>> works;
+  const std::lock_guard lock(mutex_);
+  for (const auto& work : works_) {
+    if (auto held = work.lock()) works.push_back(std::move(held));
+  }
+  return works;
 }
 
 }  // namespace weft::python

@@ -3,6 +3,14 @@
 // It is completed when its outputs are valid and its tensors may be reused. A missed deadline of wait()
 // raises DistBackendError, and the operation continues: the message names the ranks that it waits for.
 //
+// Note [Dropped works]
+// Problem: the result of a non-contiguous output is copied to it from temporary memory. The caller may drop
+//   the work, and wait for a barrier instead, or look at the output later.
+// Rule: a thread of the session copies when the operations are done, and holds the work until then. A barrier
+//   completes all earlier works that still copy.
+// Why it suffices: each copies once, under a mutex, for which the other waits.
+// Without it: such an output never gets its result.
+//
 // Thread safety: any thread may call any member.
 #pragma once
 
@@ -27,6 +35,8 @@ class BackendWork final : public ::c10d::Work {
     std::vector<std::shared_ptr<Operation>> operations;
     std::vector<at::Tensor> outputs;
     std::function<void()> copy_out;  // Moves results from temporary memory to the outputs. May be empty.
+    // Works of earlier operations, which are done when `operations` are. They complete before this work.
+    std::vector<c10::intrusive_ptr<::c10d::Work>> earlier;
     std::chrono::milliseconds timeout{0};
     uint64_t sequence = 0;
   };
@@ -44,9 +54,15 @@ class BackendWork final : public ::c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return contents_.sequence; }
 
+  // Completes the work on a thread of the session, unless an operation fails or misses its deadline.
+  // Note [Dropped works].
+  void CopyOutLater();
+
  private:
   // Marks the work as completed, once. `error` is null after a success.
   void Complete(std::exception_ptr error);
+  // Completes earlier works. Returns an exception of them, null after a success.
+  std::exception_ptr CompleteEarlier();
   // Runs `copy_out`, once. Returns its exception, null after a success.
   std::exception_ptr CopyOut();
   void CompleteFuture(const c10::intrusive_ptr<c10::ivalue::Future>& future) const;
@@ -55,11 +71,28 @@ class BackendWork final : public ::c10d::Work {
   void WaitAtTheEndOfBackward();
   // Completes the work when all operations are done, on a thread of the session.
   void CompleteLater();
+  // Calls `done` once on a thread of the session, which holds the work until then: with null when all
+  // operations are done, otherwise with the error of one.
+  void WhenAllDone(std::function<void(std::exception_ptr)> done);
 
   Contents contents_;
   std::mutex completion_mutex_;
   bool is_complete_ = false;                        // Guarded by completion_mutex_.
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // Guarded by completion_mutex_; set once.
+};
+
+// The works of a group's collectives that still copy results to their outputs.
+//
+// Thread safety: any thread may call any member.
+class CopyingWorks {
+ public:
+  void Add(const c10::intrusive_ptr<BackendWork>& work);
+  std::vector<c10::intrusive_ptr<::c10d::Work>> All();
+
+ private:
+  std::mutex mutex_;
+  // A work is held until it has copied, by Note [Dropped works]. Guarded by mutex_.
+  std::vector<c10::weak_intrusive_ptr<BackendWork>> works_;
 };
 
 }  // namespace weft::python

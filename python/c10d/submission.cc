@@ -37,8 +37,9 @@ const void* PlaceIn(const at::Tensor& tensor, int64_t first) {
 
 }  // namespace
 
-Submission::Submission(GroupCollectives& group, Stream stream, const char* operation, Tensors outputs)
-    : group_(group), stream_(stream), operation_(operation) {
+Submission::Submission(GroupCollectives& group, CopyingWorks& copying, Stream stream, const char* operation,
+                       Tensors outputs)
+    : group_(group), copying_(copying), stream_(stream), operation_(operation) {
   contents_.outputs = std::move(outputs);
 }
 
@@ -222,9 +223,20 @@ void Submission::Exchange(const at::Tensor& input, const std::vector<int64_t>& i
                       PartsOf(output, to, output_numels)));
 }
 
+// An operation of a stream starts when the earlier ones are *ready*. So after the barriers, all earlier
+// collectives are *ready* on all ranks.
+void Submission::Barrier() {
+  contents_.earlier = copying_.All();
+  for (const Stream stream :
+       {Stream::kAllGather, Stream::kReduceScatter, Stream::kAllReduce, Stream::kOther}) {
+    Add(group_.Barrier({stream, operation_, nullptr}));
+  }
+}
+
 c10::intrusive_ptr<::c10d::Work> Submission::Finish(::c10d::OpType type, const char* title,
                                                     std::chrono::milliseconds timeout, uint64_t sequence) {
-  if (!copies_.empty()) {
+  const bool copies = !copies_.empty();
+  if (copies) {
     contents_.copy_out = [copies = std::move(copies_)] {
       for (const auto& [output, copy] : copies) output.copy_(copy);
     };
@@ -232,7 +244,13 @@ c10::intrusive_ptr<::c10d::Work> Submission::Finish(::c10d::OpType type, const c
   contents_.timeout = timeout;
   contents_.sequence = sequence;
   Tensors inputs = contents_.outputs;
-  return c10::make_intrusive<BackendWork>(group_.rank(), type, title, inputs, std::move(contents_));
+  auto work = c10::make_intrusive<BackendWork>(group_.rank(), type, title, inputs, std::move(contents_));
+  if (copies) {
+    const bool is_receive = type == ::c10d::OpType::RECV || type == ::c10d::OpType::RECVANYSOURCE;
+    if (!is_receive) copying_.Add(work);
+    work->CopyOutLater();
+  }
+  return work;
 }
 
 }  // namespace weft::python

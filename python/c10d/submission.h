@@ -30,8 +30,10 @@ class Submission {
  public:
   using Tensors = std::vector<at::Tensor>;
 
-  // `outputs`: the result of the work. `operation` is a literal.
-  Submission(GroupCollectives& group, Stream stream, const char* operation, Tensors outputs);
+  // `outputs`: the result of the work. `operation` is a literal. `copying` gets the works of collectives that
+  // copy results.
+  Submission(GroupCollectives& group, CopyingWorks& copying, Stream stream, const char* operation,
+             Tensors outputs);
 
   // The elements of a tensor that the engine reads, writes, or both. A non-contiguous tensor is represented
   // by a copy; results are copied back when the work completes.
@@ -68,6 +70,8 @@ class Submission {
   // far.
   GroupCollectives::Call call();
   void Add(std::shared_ptr<Operation> operation) { contents_.operations.push_back(std::move(operation)); }
+  // A barrier in every stream. Completes all works so far.
+  void Barrier();
 
   c10::intrusive_ptr<::c10d::Work> Finish(::c10d::OpType type, const char* title,
                                           std::chrono::milliseconds timeout, uint64_t sequence);
@@ -76,6 +80,7 @@ class Submission {
   bool ReceivesParts(int root) const { return root < 0 || root == group_.rank(); }
 
   GroupCollectives& group_;
+  CopyingWorks& copying_;
   const Stream stream_;
   const char* const operation_;
   Tensors buffers_;                                        // Tensors that the engine accesses.

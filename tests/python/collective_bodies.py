@@ -329,10 +329,49 @@ def futures_and_works() -> None:
     while not work.is_completed():
         pass
     check(work.get_future().wait()[0], torch.full((3,), float(ranks())), "future of a completed work")
-    # Works that nobody waits for end all the same.
-    for _ in range(50):
-        dist.all_reduce(torch.ones(100), async_op=True)
+    # Works that nobody waits for end all the same, and write their outputs.
+    dropped = [torch.ones(4, 25).t() if index % 2 else torch.ones(25, 4) for index in range(50)]
+    for tensor in dropped:
+        dist.all_reduce(tensor, async_op=True)
     dist.barrier()
+    for tensor in dropped:
+        check(tensor, torch.full((25, 4), float(ranks())), "a dropped work before a barrier")
+    dropped = [torch.ones(4, 25).t(), torch.ones(25, 4)]
+    for tensor in dropped:
+        dist.all_reduce(tensor, async_op=True)
+    while not all((tensor == ranks()).all() for tensor in dropped):
+        pass
+
+
+def a_barrier_waits_for_earlier_collectives() -> None:
+    """Of all streams, and also for the outputs of works that were dropped. Earlier receives may still wait."""
+    numel = 1 << 20
+    transposed = (1 << 10, 1 << 10)
+    for asynchronous in [False, True] * 3:
+        gathered = [torch.zeros(numel * ranks()), torch.zeros(numel)]
+        others = [torch.ones(numel), torch.full((numel,), float(rank())), torch.ones(transposed).t()]
+        works = [
+            dist.all_gather_into_tensor(gathered[0], torch.ones(numel), async_op=True),
+            dist.reduce_scatter_tensor(gathered[1], torch.ones(numel * ranks()), async_op=True),
+            dist.all_reduce(others[0], async_op=True),
+            dist.broadcast(others[1], ranks() - 1, async_op=True),
+        ]
+        dist.all_reduce(others[2], async_op=True)
+        received = torch.zeros(1)
+        receive = dist.irecv(received, (rank() - 1) % ranks()) if ranks() > 1 else None
+        if asynchronous:
+            dist.barrier(async_op=True).get_future().wait()
+        else:
+            dist.barrier()
+        assert all(work.is_completed() for work in works), [work.is_completed() for work in works]
+        check(gathered[0], torch.ones(numel * ranks()), "all_gather before a barrier")
+        check(gathered[1], torch.full((numel,), float(ranks())), "reduce_scatter before a barrier")
+        check(others[0], torch.full((numel,), float(ranks())), "all_reduce before a barrier")
+        check(others[1], torch.full((numel,), float(ranks() - 1)), "broadcast before a barrier")
+        check(others[2], torch.full(transposed, float(ranks())), "all_reduce of a transpose before a barrier")
+        if receive is not None:
+            dist.send(torch.ones(1), (rank() + 1) % ranks())
+            receive.wait()
 
 
 def futures_in_callbacks() -> None:

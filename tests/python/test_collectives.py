@@ -32,6 +32,7 @@ def test_gives_the_result_of_a_plain_loop(pool: RankPool, body, from_backend: bo
         bodies.barriers,
         bodies.objects,
         bodies.futures_and_works,
+        bodies.a_barrier_waits_for_earlier_collectives,
         bodies.large_gather_and_reductions,
         bodies.futures_in_callbacks,
         bodies.overlapping_kinds,
