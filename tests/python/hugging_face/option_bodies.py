@@ -81,6 +81,28 @@ def evaluate(model: PreTrainedModel) -> None:
     model.train()
 
 
+def generate(option: str) -> list[int]:
+    """Each rank continues a text of its own, as the unsharded model does. Returns the lengths of the ranks' texts."""
+    plain = make_model("llama").eval()
+    start = rows_of_rank(batch_of(0))[:1, : 5 + dist.get_rank()]
+
+    def continued(model: PreTrainedModel, **options: Any) -> Tensor:
+        return model.generate(start, attention_mask=torch.ones_like(start), max_new_tokens=6, do_sample=False, use_cache=True, **options)
+
+    own = continued(plain, min_new_tokens=6)
+    if option == "min_new_tokens":
+        options = {"min_new_tokens": 6}
+    else:  # The text of rank 0 ends with its first new token, those of the others do not end before the limit.
+        options = {"eos_token_id": own[0, start.shape[1]].item() if dist.get_rank() == 0 else None}
+    model = shard_blocks(make_model("llama"), weft.fully_shard).eval()
+    ahead = {"synced_gpus": True} if option == "synced_gpus" else {}
+    text = continued(model, **options, **ahead)
+    assert torch.equal(text, continued(plain, **options)), (text, own)
+    lengths = [0] * dist.get_world_size()
+    dist.all_gather_object(lengths, text.shape[1] - start.shape[1])
+    return lengths
+
+
 def gradient_of_an_input(kind: str) -> None:
     """torch.autograd.grad after the forward leaves the parameters without gradients."""
     plain = make_model(kind)

@@ -23,6 +23,11 @@ def test_equals_fsdp2_to_the_bit(pool_of, kind: str, option: str) -> None:
     assert (results["weft"] != results["without"]) == OPTIONS[option]
 
 
+@pytest.mark.parametrize(("option", "lengths"), [("synced_gpus", [1, 6]), ("min_new_tokens", [6, 6])])
+def test_ranks_generate_texts_of_their_own(pool_of, option: str, lengths: list[int]) -> None:
+    assert pool_of(2).run(bodies.generate, option) == [lengths] * 2
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gradient_of_an_input_leaves_parameters_alone(pool_of, kind: str) -> None:
     pool_of(2).run(bodies.gradient_of_an_input, kind)
