@@ -2,11 +2,18 @@
 
 #include <array>
 #include <cmath>
+#include <cstdio>
+#include <fstream>
 #include <limits>
 #include <set>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
 
 #include "src/train/generate/prompt.h"
 #include "src/train/generate/sampler.h"
+#include "src/train/generate/token_printer.h"
 #include "tests/train/train_run.h"
 
 namespace weft {
@@ -14,6 +21,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::weft::testing::StatusIs;
 
 // Tokens 0 to 3 with the probabilities 0.1, 0.4, 0.2 and 0.3.
@@ -64,6 +72,41 @@ TEST(Sampler, RepeatsItsDrawsWithItsSeedOnly) {
 TEST(Sampler, RefusesLogitsThatAreNotFinite) {
   const std::array<float, 2> logits = {0, std::numeric_limits<float>::quiet_NaN()};
   EXPECT_THAT(Sampler({}).Next(logits), StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("token 1")));
+}
+
+// The output for tokens that are bytes.
+std::string Printed(std::string_view bytes) {
+  std::FILE* file = std::tmpfile();
+  TokenPrinter printer(file, /*as_ids=*/false);
+  for (const char byte : bytes) printer.Print(static_cast<unsigned char>(byte));
+  printer.Finish();
+  std::string text(static_cast<size_t>(std::ftell(file)), '\0');
+  std::rewind(file);
+  EXPECT_EQ(std::fread(text.data(), 1, text.size(), file), text.size());
+  std::fclose(file);
+  return text;
+}
+
+TEST(TokenPrinter, EscapesControlCharacters) {
+  EXPECT_EQ(Printed("a\nb \x1b[2J"), "a\nb \\x1b[2J\n");
+  EXPECT_EQ(Printed("\xC2\x9B\x32J \xC2\xC2\x9B"), "\\x9b2J \xC2\\x9b\n");
+}
+
+TEST(TokenPrinter, KeepsAllOtherBytes) {
+  for (const std::string text : {"ü€ \xC2\xA0 \xC2\xC2\xC3\x9B", "\xC2", ""}) {
+    EXPECT_EQ(Printed(text), text + "\n");
+  }
+}
+
+TEST(TokenPrinter, PrintsACharacterAtOnce) {
+  std::FILE* file = std::tmpfile();
+  TokenPrinter printer(file, /*as_ids=*/false);
+  printer.Print('a');
+  EXPECT_EQ(std::ftell(file), 1);
+  printer.Print(0xC2);
+  printer.Print(0xA0);
+  EXPECT_EQ(std::ftell(file), 3);
+  std::fclose(file);
 }
 
 // The status of a generation after a prompt, in a model of 128 positions.
@@ -144,6 +187,20 @@ TEST_F(GenerateRun, TakesMemoryForTheCacheAndNoneForGradients) {
   EXPECT_EQ(report.peak_gradient_bytes, 0);
   constexpr int64_t kLayers = 2, kTokens = 3 + 5, kKvHeads = 1, kHeadDim = 8;
   EXPECT_EQ(report.kv_cache_bytes, 2 * kLayers * kTokens * kKvHeads * kHeadDim * int64_t{sizeof(float)});
+}
+
+TEST_F(GenerateRun, NamesTheCacheIfItDoesNotFit) {
+  const std::string file = generate_.hf_folder + "/config.json";
+  nlohmann::json model = nlohmann::json::parse(std::ifstream(file));
+  model["max_position_embeddings"] = int64_t{1} << 40;
+  std::ofstream(file) << model;
+  generate_.max_new_tokens = int64_t{1} << 38;  // 128 bytes each.
+  const absl::Status error = RunThreadRanks(
+      NodeMap::OneNode(2), [&](Bootstrap& bootstrap) { return Generate(bootstrap, generate_, {}).status(); });
+  EXPECT_THAT(error, StatusIs(absl::StatusCode::kResourceExhausted,
+                              AllOf(HasSubstr("32768.0 GiB of the key-value cache"),
+                                    Not(HasSubstr("optimizer")), Not(HasSubstr("gradients")),
+                                    Not(HasSubstr("activations")), HasSubstr("a smaller --max-new-tokens"))));
 }
 
 TEST_F(GenerateRun, EndsOnAllRanksIfTheirPromptsDiffer) {

@@ -224,7 +224,7 @@ TEST_F(MemoryNeedTest, NamesFiguresAndRemediesIfItDoesNotFit) {
       CheckFits(need, 2, (int64_t{24} << 30) / 9 * 10 - 20, ": remedies"),
       StatusIs(absl::StatusCode::kResourceExhausted,
                AllOf(HasSubstr("2 ranks of a node need 24.0 GiB"), HasSubstr("only 24.0 GiB of the 26.7 GiB"),
-                     HasSubstr("8.0 GiB of optimizer states"), HasSubstr(": remedies"))));
+                     HasSubstr("A rank needs 4.0 GiB of weights, 8.0 GiB of optimizer states: remedies"))));
 }
 
 TEST(SegmentBytes, LeaveRoomForMomentsAndActivations) {

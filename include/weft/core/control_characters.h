@@ -3,6 +3,7 @@
 // Escape sequences in it would act on a terminal.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -17,11 +18,20 @@ inline std::string HexEscape(char c) {
   return absl::StrCat("\\x", absl::Hex(static_cast<unsigned char>(c), absl::kZeroPad2));
 }
 
-// The text with control characters as hex escapes, but for line feeds and tabs.
+// First byte of U+0080 to U+00BF in UTF-8. The control characters among them, to U+009F, have their number as
+// second byte.
+inline constexpr char kLatinLeadByte = '\xC2';
+
+// UTF-8 text with control characters as hex escapes of their numbers, but for line feeds and tabs.
 inline std::string EscapeForTerminal(std::string_view text) {
   std::string printable;
-  for (const char c : text) {
-    if (IsControlCharacter(c) && c != '\n' && c != '\t') {
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const char next = i + 1 < text.size() ? text[i + 1] : '\0';
+    if (c == kLatinLeadByte && (next & '\xE0') == '\x80') {
+      printable += HexEscape(next);
+      ++i;
+    } else if (IsControlCharacter(c) && c != '\n' && c != '\t') {
       printable += HexEscape(c);
     } else {
       printable += c;

@@ -12,12 +12,12 @@
 #include "src/train/config/flag_error.h"
 #include "src/train/generate/prompt.h"
 #include "src/train/generate/sampler.h"
+#include "src/train/generate/token_printer.h"
 #include "src/train/plan/agreement.h"
 #include "src/train/plan/inputs.h"
 #include "src/train/plan/memory_need.h"
 #include "src/train/plan/run_properties.h"
 #include "weft/comm/wire_compression.h"
-#include "weft/core/control_characters.h"
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"
 #include "weft/memory/node_heap.h"
@@ -42,33 +42,6 @@ double SecondsSince(Clock::time_point start) {
 }
 
 std::string TextOf(const std::optional<int64_t>& value) { return value ? absl::StrCat(*value) : "not given"; }
-
-// Prints tokens as they are chosen.
-class TokenPrinter {
- public:
-  // `output` may be null.
-  TokenPrinter(std::FILE* output, bool as_ids) : output_(output), as_ids_(as_ids) {}
-
-  void Print(int32_t token) {
-    if (output_ == nullptr) return;
-    if (as_ids_) {
-      std::fprintf(output_, "%d\n", token);
-    } else {
-      const char byte = static_cast<char>(token);
-      std::fputs(EscapeForTerminal({&byte, 1}).c_str(), output_);
-    }
-    std::fflush(output_);
-  }
-  void Finish() {
-    if (output_ == nullptr || as_ids_) return;
-    std::fputc('\n', output_);
-    std::fflush(output_);
-  }
-
- private:
-  std::FILE* output_;
-  bool as_ids_;
-};
 
 class Generation {
  public:
@@ -142,7 +115,7 @@ class Generation {
     MemoryNeed need = NeedOfForward(*model_, policy, domains, residency.residency, bootstrap_.size());
     const LlamaConfig& model = inputs_.model;
     const int64_t cached = 2 * model.layers * model.kv_heads * model.head_dim * capacity();
-    need.activations = cached * static_cast<int64_t>(SizeOf(parallel.param_dtype));
+    need.key_value_cache = cached * static_cast<int64_t>(SizeOf(parallel.param_dtype));
     return need;
   }
 

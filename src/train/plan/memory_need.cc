@@ -1,10 +1,15 @@
 #include "src/train/plan/memory_need.h"
 
 #include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include <absl/container/flat_hash_set.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
 
 #include "weft/core/dtype.h"
 #include "weft/core/rounding.h"
@@ -70,11 +75,22 @@ std::string GiB(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 <<
 }  // namespace
 
 std::string MemoryNeed::ToString() const {
-  const auto part = [](int64_t bytes) { return GiB(static_cast<double>(bytes)); };
-  return absl::StrCat(part(weights), " of weights, ", part(gradients), " of gradients, ", part(moments),
-                      " of optimizer states, ", part(images + full_gradients),
-                      " of gathered weights and gradients, ", part(activations + exchanges),
-                      " of activations and exchanges, ", part(scratch + program), " of scratch and program");
+  const std::pair<int64_t, std::string_view> parts[] = {
+      {weights, "weights"},
+      {gradients, "gradients"},
+      {moments, "optimizer states"},
+      {images, "gathered weights"},
+      {full_gradients, "gradients before their reduction"},
+      {key_value_cache, "the key-value cache"},
+      {activations, "activations"},
+      {exchanges, "exchanges"},
+      {scratch + program, "scratch and program"},
+  };
+  std::vector<std::string> texts;
+  for (const auto& [bytes, what] : parts) {
+    if (bytes > 0) texts.push_back(absl::StrCat(GiB(static_cast<double>(bytes)), " of ", ToAbsl(what)));
+  }
+  return absl::StrJoin(texts, ", ");
 }
 
 int64_t CollectedMatrixBytes(const LlamaConfig& model, const RunPlan& plan) {
@@ -148,6 +164,7 @@ MemoryNeed NeedOfForward(LlamaModel& model, const ShardingPolicy& policy, const 
   for (const auto& parameter : model.AllParameters()) elements += parameter->elements();
   MemoryNeed need =
       NeedOfGroups(model, CeilDiv(elements, shard_size), policy, shape, /*updates_in_backward=*/false);
+  need.weights += std::exchange(need.gradients, 0);  // Padding of shards: no parameter has a gradient.
   need.exchanges = kEngineBytes;
   return need;
 }

@@ -33,15 +33,18 @@ struct MemoryNeed {
   int64_t full_gradients = 0;  // Gradients of whole groups, until they are reduced.
   int64_t exchanges = 0;       // Buffers of attention over split sequences, of Muon, and of the engine.
   // Other memory.
-  int64_t moments = 0;      // States of the optimizer in fp32.
+  int64_t moments = 0;  // States of the optimizer in fp32.
+  int64_t key_value_cache = 0;
   int64_t activations = 0;  // Those of one microbatch from forward to backward, and of the block that runs.
   int64_t scratch = 0;      // Logits of the head in fp32, and scratch of products.
   int64_t program = 0;      // Code, libraries and tables.
 
   int64_t node_memory() const { return weights + gradients + images + full_gradients + exchanges; }
-  int64_t outside_of_node_memory() const { return moments + activations + scratch + program; }
+  int64_t outside_of_node_memory() const {
+    return moments + key_value_cache + activations + scratch + program;
+  }
   int64_t total() const { return node_memory() + outside_of_node_memory(); }
-  // "4.0 GiB of weights, 4.0 GiB of gradients, …".
+  // "4.0 GiB of weights, 4.0 GiB of gradients, …", without parts that are 0.
   std::string ToString() const;
 };
 
@@ -64,8 +67,8 @@ int64_t StateElements(const LlamaConfig& model, const RunPlan& plan);
 MemoryNeed NeedOf(LlamaModel& model, const RunPlan& plan);
 
 // The need of a rank of one shard group that runs forwards only: its shard, gathered and cast weights, the
-// engine and the program. A caller adds its activations. REQUIRES: no parameter requires a gradient; no part
-// of the model is sharded yet.
+// engine and the program. A caller adds its activations and key-value cache. REQUIRES: no parameter requires
+// a gradient; no part of the model is sharded yet.
 MemoryNeed NeedOfForward(LlamaModel& model, const ShardingPolicy& policy, const ShareDomains& domains,
                          Residency residency, int shard_size);
 
