@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/train/plan/memory_need.h"
 #include "weft/core/dtype.h"
 
 namespace weft {
@@ -32,7 +33,7 @@ int64_t PeerBytes(const LlamaConfig& model, const RunPlan& plan, const NodeMap& 
   // A reduction reads a part of each peer's gradients. Their buffers lie elsewhere in other steps, so in time
   // the parts are all pages.
   const int64_t reduced = gradients * (local_shards - 1);
-  const int64_t replicas = (shards == 1 ? gradients : model.ParameterCount() * 4 / shards) *
+  const int64_t replicas = (shards == 1 ? gradients : TrainedElements(model, plan) * 4 / shards) *
                            (local_replicas - 1) / plan.replicate_size;
   return shared_images + masters + reduced + replicas;
 }

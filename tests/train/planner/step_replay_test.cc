@@ -5,6 +5,7 @@
 #include "src/train/plan/inputs.h"
 #include "src/train/plan/memory_need.h"
 #include "src/train/plan/run_plan.h"
+#include "src/train/planner/memory_forecast.h"
 #include "src/train/planner/plan_json.h"
 #include "src/train/planner/replay.h"
 #include "tests/train/train_run.h"
@@ -247,6 +248,23 @@ TEST_F(Replay, TakesLongerIfLinksAreSlowerAndNeverLessThanTheComputation) {
   EXPECT_GT(nodes.step_ms - nodes.compute_ms, one.step_ms - one.compute_ms);
   EXPECT_GT(nodes.wire_bytes, 0);
   EXPECT_EQ(one.wire_bytes, 0);
+}
+
+// On one node each rank reads half of its peer's masters, and half of the gradients of its peer's shard.
+TEST_F(Replay, ReadsGradientsOfReplicasForTrainedParametersOnly) {
+  const NodeMap nodes = NodeMap::OneNode(4);
+  for (const std::optional<int64_t> rank : {std::optional<int64_t>(), std::optional<int64_t>(2)}) {
+    config_.lora = {.rank = rank, .targets = "all-linear"};
+    auto inputs = OpenModel(ConfigOf({2, 2}));
+    ASSERT_OK(inputs);
+    const auto model = CreateModel(*inputs);
+    ASSERT_OK(model);
+    const auto plan = MakeRunPlan(ConfigOf({2, 2}), *inputs, nodes);
+    ASSERT_OK(plan);
+    const MemoryForecast memory = ForecastMemory(inputs->model, NeedOf(**model, *plan), *plan, nodes, {});
+    EXPECT_EQ(memory.peers,
+              inputs->model.ParameterCount() * 4 / 2 + TrainedElements(inputs->model, *plan) * 4 / 4);
+  }
 }
 
 TEST_F(Replay, OfAllMeshesNamesTheFastestAndTheCommand) {
