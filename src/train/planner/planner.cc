@@ -19,6 +19,7 @@
 #include "src/train/planner/plan_report.h"
 #include "src/train/planner/replay.h"
 #include "weft/core/status.h"
+#include "weft/core/topology.h"
 #include "weft/mesh/host_memory.h"
 
 namespace weft {
@@ -124,12 +125,18 @@ class Planner {
     return std::vector<MeshSize>{{plan.replicate_size, plan.shard_size, plan.context.size}};
   }
 
-  // mpirun's flags that place the ranks as the forecast does.
+  // mpirun's flags that place the ranks as the forecast does. Without them, mpirun binds each rank to a core
+  // or a socket, and starts at most one rank on each physical core.
   std::string Mapping() const {
+    const int64_t slots = options_.cores ? cores_ : HostTopology().cores;
+    const char* const oversubscribe = ranks_per_host() > slots ? " --oversubscribe" : "";
     if (options_.numa_nodes > 1) {
-      return absl::StrCat(" --map-by ppr:", ranks_per_host() / options_.numa_nodes, ":numa --bind-to numa");
+      return absl::StrCat(oversubscribe, " --map-by ppr:", ranks_per_host() / options_.numa_nodes,
+                          ":numa --bind-to numa:overload-allowed");
     }
-    return options_.hosts > 1 ? absl::StrCat(" --map-by ppr:", ranks_per_host(), ":node") : "";
+    return absl::StrCat(oversubscribe,
+                        options_.hosts > 1 ? absl::StrCat(" --map-by ppr:", ranks_per_host(), ":node") : "",
+                        " --bind-to none");
   }
 
   NodeMap Nodes() const {

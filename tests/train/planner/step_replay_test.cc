@@ -283,7 +283,7 @@ TEST_F(Replay, OfAllMeshesNamesTheFastestAndTheCommand) {
   EXPECT_THAT(*report, HasSubstr("1 sequence of 16 tokens for each data-parallel rank and microbatch,"));
   EXPECT_THAT(*report, HasSubstr("\n1 x 2 "));
   EXPECT_THAT(*report, HasSubstr("\n2 x 1 "));
-  EXPECT_THAT(*report, HasSubstr("run:\n  mpirun -n 2 weft train --dp-replicate "));
+  EXPECT_THAT(*report, HasSubstr("run:\n  mpirun -n 2 --bind-to none weft train --dp-replicate "));
   options.memory_gib = 1e-3;
   EXPECT_THAT(PlanTraining(config_, options).value_or(""), HasSubstr("No mesh fits."));
   config_.lora.rank = 4;
@@ -293,7 +293,7 @@ TEST_F(Replay, OfAllMeshesNamesTheFastestAndTheCommand) {
   options.memory_gib = 4;
   const std::string bound = PlanTraining(config_, options).value_or("");
   EXPECT_THAT(bound, HasSubstr("on each, 2 NUMA nodes"));
-  EXPECT_THAT(bound, HasSubstr("mpirun -n 2 --map-by ppr:1:numa --bind-to numa weft train"));
+  EXPECT_THAT(bound, HasSubstr("mpirun -n 2 --map-by ppr:1:numa --bind-to numa:overload-allowed weft train"));
   options.numa_nodes = 3;
   EXPECT_THAT(
       PlanTraining(config_, options).status(),
@@ -301,6 +301,20 @@ TEST_F(Replay, OfAllMeshesNamesTheFastestAndTheCommand) {
   options.hosts = 3;
   EXPECT_THAT(PlanTraining(config_, options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--hosts 3")));
+}
+
+TEST_F(Replay, NamesACommandThatStartsMoreRanksThanCores) {
+  PlanOptions options;
+  options.ranks = 4;
+  options.cores = 2;
+  options.memory_gib = 4;
+  options.flops = "1gf";
+  options.costs_file = folder_.Write("costs.json", FormatCosts({}));
+  EXPECT_THAT(PlanTraining(config_, options).value_or(""),
+              HasSubstr("mpirun -n 4 --oversubscribe --bind-to none weft train"));
+  options.hosts = 2;
+  EXPECT_THAT(PlanTraining(config_, options).value_or(""),
+              HasSubstr("mpirun -n 4 --map-by ppr:2:node --bind-to none weft train"));
 }
 
 }  // namespace
