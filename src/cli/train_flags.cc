@@ -219,8 +219,8 @@ void AddPlanFlags(CLI::App& app, PlanOptions& options) {
   machine.Number("--cores", options.cores, "Cores of each host [those of this machine]");
   machine.Number("--memory", options.memory_gib, "GiB of each host [available on this machine]");
   machine.Text("--link", options.link, "Rate and latency of each host's link, as 100gbit:5us", "LINK");
-  machine.Text("--flops", options.flops, "Operations a second of each core, as 80gf or 2tf [measured]",
-               "RATE");
+  machine.Text("--flops", options.flops,
+               "Operations a second of each core, as 80gf or 2tf [those of the file of costs]", "RATE");
   FlagGroup costs(app, "Costs and output");
   costs.Switch("--measure", options.measure,
                "Measure the costs of this model on this machine, and store them");

@@ -43,7 +43,7 @@ struct PlanOptions {
   std::optional<int64_t> cores;      // Of each host. Unset: those of this machine.
   std::optional<double> memory_gib;  // Of each host. Unset: what is available on this machine.
   std::string link = "10gbit:50us";
-  std::string flops;       // Of each core, in products of matrices. Empty: measured.
+  std::string flops;       // Of each core, in products of matrices. Empty: those of the file of costs.
   bool all_meshes = true;  // All meshes of the ranks. False: the one that the configuration names.
   bool measure = false;    // Measures the costs of the model first, and stores them.
   std::string costs_file;  // Empty: a file in the user's cache folder.

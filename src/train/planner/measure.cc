@@ -21,6 +21,7 @@
 #include "weft/core/tensor.h"
 #include "weft/nn/llama.h"
 #include "weft/nn/materialize.h"
+#include "weft/nn/matmul.h"
 #include "weft/nn/sparse/sparse_attention.h"
 #include "weft/optim/adamw.h"
 
@@ -203,10 +204,29 @@ absl::StatusOr<MeasuredModel> MeasureModel(const LlamaConfig& model, const std::
   return measured;
 }
 
+namespace {
+
+// Operations of one thread in a second, in products of large matrices.
+double MeasureFlops(DType dtype, int cores) {
+  constexpr int64_t kDim = 768;
+  const auto product = [dtype] {
+    return [dtype, a = Tensor::Zeros(dtype, {kDim, kDim}), b = Tensor::Zeros(dtype, {kDim, kDim}),
+            c = Tensor::Zeros(DType::kF32, {kDim, kDim})]() {
+      Matmul(kDim, kDim, kDim, dtype, {a.view().data, kDim}, {b.view().data, kDim}, 0.0F, DType::kF32,
+             c.view().data, kDim);
+    };
+  };
+  return 2.0 * kDim * kDim * kDim / TimeOnAllCores(cores, product) * 1e9;
+}
+
+}  // namespace
+
 CoreRates MeasureRates(int cores) {
   constexpr int64_t kElements = int64_t{4} << 20;  // More than a core's cache holds.
   constexpr double kBytes = kElements * sizeof(float);
   CoreRates rates;
+  rates.flops_f32 = MeasureFlops(DType::kF32, cores);
+  rates.flops_bf16 = MeasureFlops(DType::kBF16, cores);
   const auto copy = [] {
     return [from = std::vector<float>(kElements, 1.0F), to = std::vector<float>(kElements)]() mutable {
       std::memcpy(to.data(), from.data(), static_cast<size_t>(kBytes));

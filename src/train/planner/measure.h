@@ -18,8 +18,8 @@ namespace weft {
 absl::StatusOr<MeasuredModel> MeasureModel(const LlamaConfig& model, const std::optional<LoraOptions>& lora,
                                            const PartShape& shape, int cores);
 
-// Rates of one core with all `cores` busy. Takes about two seconds. The rates of products and of the network
-// stack are left as they are.
+// Rates of one core with all `cores` busy. Takes about two seconds. The rate of the network stack is left as
+// it is.
 CoreRates MeasureRates(int cores);
 
 }  // namespace weft

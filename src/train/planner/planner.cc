@@ -69,6 +69,9 @@ class Planner {
   absl::StatusOr<std::vector<MeshSize>> Prepare() {
     WEFT_RETURN_IF_ERROR(CheckOptions());
     WEFT_ASSIGN_OR_RETURN(link_, LinkSpeed::Parse(options_.link));
+    if (!options_.flops.empty()) {
+      WEFT_ASSIGN_OR_RETURN(flops_, ParseFlops(options_.flops));
+    }
     WEFT_ASSIGN_OR_RETURN(inputs_, OpenModel(config_));
     WEFT_ASSIGN_OR_RETURN(model_, CreateModel(*inputs_));  // Counts the elements of adapters.
     cores_ = CoresOf(options_);
@@ -78,6 +81,7 @@ class Planner {
     WEFT_ASSIGN_OR_RETURN(costs_, ReadCosts(options_, path));
     WEFT_ASSIGN_OR_RETURN(std::vector<MeshSize> meshes, Meshes());
     if (options_.measure) WEFT_RETURN_IF_ERROR(Measure(meshes, path));
+    if (flops_) costs_.rates.flops_f32 = costs_.rates.flops_bf16 = *flops_;  // Not in the file of costs.
     return meshes;
   }
 
@@ -157,11 +161,15 @@ class Planner {
 
   absl::Status Measure(const std::vector<MeshSize>& meshes, const std::string& path) {
     const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-    const CoreRates before = costs_.rates;
+    if (threads_ > cores) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--measure with ", threads_, " threads a rank: this machine has ", cores,
+                       cores == 1 ? " core" : " cores", ". Measure with --cores ", cores * ranks_per_host(),
+                       " at most, then plan without --measure, which scales the times"));
+    }
+    const double wire_gb_s = costs_.rates.wire_gb_s;
     costs_.rates = MeasureRates(cores);
-    costs_.rates.flops_f32 = before.flops_f32;
-    costs_.rates.flops_bf16 = before.flops_bf16;
-    costs_.rates.wire_gb_s = before.wire_gb_s;
+    costs_.rates.wire_gb_s = wire_gb_s;
     std::vector<PartShape> shapes;
     for (const MeshSize& mesh : meshes) {
       const absl::StatusOr<RunPlan> plan = MakeRunPlan(ConfigOf(mesh), *inputs_, Nodes());
@@ -248,7 +256,7 @@ class Planner {
       candidate.error = std::string(refused.message());
       return candidate;
     }
-    WEFT_ASSIGN_OR_RETURN(const TimesChoice choice, TimesOf(*plan));
+    const TimesChoice choice = TimesOf(*plan);
     ReplayInput input = InputOf(*plan, choice.times);
     input.divisor = divisor;
     WEFT_ASSIGN_OR_RETURN(candidate.step, ReplayStep(input));
@@ -260,19 +268,17 @@ class Planner {
     return candidate;
   }
 
-  absl::StatusOr<TimesChoice> TimesOf(const RunPlan& plan) const {
+  TimesChoice TimesOf(const RunPlan& plan) const {
     const PartShape shape = ShapeOfMicrobatch(inputs_->model, plan, threads_);
-    if (options_.flops.empty()) return ChooseTimes(costs_, shape);
-    WEFT_ASSIGN_OR_RETURN(const double flops, ParseFlops(options_.flops));
-    return TimesChoice{TimesAtRate(shape, flops), "computation at --flops", nullptr, false};
+    if (!flops_) return ChooseTimes(costs_, shape);
+    return TimesChoice{TimesAtRate(shape, *flops_), "computation at --flops", nullptr, false};
   }
 
   // Says where times come from, for the last mesh that has a plan.
   std::string ReasonOfTimes(const std::vector<MeshSize>& meshes) const {
     for (auto mesh = meshes.rbegin(); mesh != meshes.rend(); ++mesh) {
       const absl::StatusOr<RunPlan> plan = MakeRunPlan(ConfigOf(*mesh), *inputs_, Nodes());
-      if (!plan.ok()) continue;
-      if (const auto choice = TimesOf(*plan); choice.ok()) return choice->reason;
+      if (plan.ok()) return TimesOf(*plan).reason;
     }
     return "";
   }
@@ -338,6 +344,7 @@ class Planner {
   const PlanOptions& options_;
   const std::shared_ptr<const ScheduleRules> rules_;
   LinkSpeed link_;
+  std::optional<double> flops_;  // Given by --flops.
   std::optional<TrainInputs> inputs_;
   std::unique_ptr<LlamaModel> model_;  // Without weights.
   MachineCosts costs_;

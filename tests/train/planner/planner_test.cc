@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "src/train/planner/costs.h"
+#include "src/train/planner/measure.h"
 #include "src/train/planner/plan_json.h"
 #include "src/train/planner/plan_report.h"
 #include "src/train/planner/replay.h"
@@ -110,6 +111,24 @@ TEST(Plan, RefusesMemoryThatNoHostHas) {
     EXPECT_THAT(PlanTraining({}, options).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--memory")));
   }
+}
+
+TEST(Plan, MeasuresNoMoreThreadsThanThisMachineHas) {
+  PlanOptions options;
+  options.cores = 4096;
+  options.measure = true;
+  options.costs_file = "/nonexistent/costs.json";  // Would be written after the measurement.
+  EXPECT_THAT(
+      PlanTraining({}, options).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--measure with 4096 threads a rank: ")));
+}
+
+TEST(MachineCosts, HaveMeasuredRatesOfProducts) {
+  const CoreRates measured = MeasureRates(1);
+  EXPECT_GT(measured.flops_f32, 0);
+  EXPECT_GT(measured.flops_bf16, 0);
+  EXPECT_NE(measured.flops_f32, CoreRates().flops_f32);
+  EXPECT_NE(measured.flops_bf16, CoreRates().flops_bf16);
 }
 
 TEST(Meshes, AreAllProductsOfTheRanks) {

@@ -200,6 +200,25 @@ TEST_F(Replay, MovesTheMatricesOfMuon) {
   EXPECT_GT(Forecast({1, 2}, NodeMap::OneNode(2)).optimizer_bytes, 0);
 }
 
+TEST_F(Replay, TakesTheProductsOfMuonAtTheGivenRate) {
+  const auto products_ms = [this](const char* flops) {
+    PlanOptions options;
+    options.flops = flops;
+    options.all_meshes = false;
+    options.costs_file = folder_.Write("costs.json", FormatCosts({}));
+    TrainConfig config = config_;
+    const auto others = ForecastStep(config, options);
+    config.optimizer.kind = OptimizerKind::kMuon;
+    const auto all = ForecastStep(config, options);
+    EXPECT_OK(others);
+    EXPECT_OK(all);
+    return all.ok() && others.ok() ? all->step_ms - others->step_ms : 0;
+  };
+  const double slow_ms = products_ms("0.01gf");
+  EXPECT_GT(slow_ms, 0);
+  EXPECT_NEAR(slow_ms / products_ms("0.1gf"), 10, 0.1);
+}
+
 TEST_F(Replay, FreesGradientsThatAreUpdatedInBackward) {
   config_.model.layers = 6;
   const size_t after = Forecast({1, 2}, NodeMap::OneNode(2)).peaks.shard_bytes;
