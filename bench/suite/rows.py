@@ -48,12 +48,15 @@ class Verdict:
     at_least: float
     measured: Ratio | None  # None: weft or all others are missing.
     note: str = ""  # The baseline, or the reason why something is missing.
+    without: Sequence[str] = ()  # Those of the goal's contestants that failed. They might be better than the baseline.
 
     @property
     def word(self) -> str:
         if self.measured is None:
             return "not measured"
-        return "met" if self.measured.value >= self.at_least else "**missed**"
+        if self.measured.value < self.at_least:
+            return "**missed**"
+        return f"met, without {', '.join(self.without)}" if self.without else "met"
 
 
 def verdicts_of(rows: Sequence[Row]) -> list[Verdict]:
@@ -66,7 +69,8 @@ def _verdict(row: Row, goal: Goal) -> Verdict:
     best = row.best_of(goal.others)
     if best is None:
         return Verdict(row.what, goal.says, goal.at_least, None, row.missing.get(goal.others[0], ""))
-    return Verdict(row.what, goal.says, goal.at_least, row.ratio_to(best), best)
+    without = [other for other in goal.others if other in row.missing]
+    return Verdict(row.what, goal.says, goal.at_least, row.ratio_to(best), best, without)
 
 
 def measurements_table(rows: Sequence[Row]) -> str:

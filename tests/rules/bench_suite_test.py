@@ -87,6 +87,13 @@ class Rows(unittest.TestCase):
         self.assertIn("not installed / at all", verdicts_table([verdict]))
         self.assertIn("| AG | slow | not measured: not installed / at all |", measurements_table([row]))
 
+    def test_a_goal_is_not_met_without_note_if_a_contestant_is_missing(self):
+        for rounds, word in (({"weft": [10], "slow": [40]}, "met, without fast"), ({"weft": [10], "slow": [20]}, "**missed**")):
+            self.assertEqual(verdicts_of([self.row(rounds, {"fast": "it crashed"})])[0].word, word)
+
+    def test_a_contestant_that_a_row_does_not_have_is_not_missing(self):
+        self.assertEqual(verdicts_of([self.row({"weft": [10], "slow": [40]})])[0].word, "met")
+
     def test_a_row_without_weft_is_not_measured(self):
         verdict = verdicts_of([self.row({"fast": [30]}, {"weft": "it crashed"})])[0]
         self.assertEqual((verdict.word, verdict.note), ("not measured", "it crashed"))
