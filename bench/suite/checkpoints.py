@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from suite import launch
+from suite.contestants import ContestantError
 from suite.emulated import MODEL_ELEMENTS
 from suite.progress import log
 from suite.rounds import Variant, measure_interleaved
@@ -87,7 +88,8 @@ def read_by_dd(folder: Path) -> float:
 def seconds_of(commands: list[list[str]]) -> float:
     begin = time.perf_counter()
     processes = [subprocess.Popen(command) for command in commands]
-    for process in processes:
-        if process.wait() != 0:
-            raise RuntimeError(f"{process.args} failed")
-    return time.perf_counter() - begin
+    codes = [process.wait() for process in processes]
+    seconds = time.perf_counter() - begin
+    if failed := [command for command, code in zip(commands, codes, strict=True) if code != 0]:
+        raise ContestantError(f"{failed[0]} failed")
+    return seconds

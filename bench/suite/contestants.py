@@ -40,14 +40,20 @@ CommandMaker = Callable[[Path], Command]
 
 
 class Contestant:
-    """All ranks of one program. Use as a context manager; leaving it ends the program."""
+    """All ranks of one program. Use as a context manager; leaving it ends the program.
 
-    def __init__(self, name: str, ranks: int, make: CommandMaker) -> None:
+    A program that does not answer a request is ended. All later requests fail with the reason of the first.
+    """
+
+    def __init__(self, name: str, ranks: int, make: CommandMaker, request_seconds: float = REQUEST_SECONDS) -> None:
         self.name = name
         self.ranks = ranks
+        self._request_seconds = request_seconds
+        self._failure = ""
         self._folder = Path(tempfile.mkdtemp(prefix="weft-bench-"))
         self._log = (self._folder / "output").open("w+")
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._sockets: list[socket.socket] = []
         self._connections: list[TextIO] = []
         self.pids: list[int] = []
         try:
@@ -58,12 +64,19 @@ class Contestant:
 
     def request(self, verb: str, **arguments: object) -> list[Reply]:
         """Sends the request to all ranks; returns their replies in the order of ranks."""
+        if self._failure:
+            raise ContestantError(self._failure)
         words = [verb, *(f"{key}={value}" for key, value in arguments.items())]
         for connection in self._connections:
-            with contextlib.suppress(BrokenPipeError):  # The read below reports the cause.
+            with contextlib.suppress(OSError):  # The read below reports the cause.
                 connection.write(" ".join(words) + "\n")
                 connection.flush()
-        return [self._read(connection) for connection in self._connections]
+        try:
+            return [self._read(connection, self._request_seconds) for connection in self._connections]
+        except ContestantError as error:
+            self._failure = str(error)
+            self.close()
+            raise
 
     def seconds(self, verb: str, **arguments: object) -> list[float]:
         """Seconds of each repeat: those of its slowest rank."""
@@ -71,7 +84,7 @@ class Contestant:
         return [max(times) for times in zip(*(reply["seconds"] for reply in replies), strict=True)]
 
     def close(self) -> None:
-        for connection in self._connections:
+        for connection in (*self._connections, *self._sockets):
             with contextlib.suppress(OSError):  # Closing flushes, which fails if the program has ended.
                 connection.close()
         for process in self._processes:
@@ -99,7 +112,9 @@ class Contestant:
                     )
                 )
             accepted = [self._accept(listener) for _ in range(self.ranks)]
-        hellos = [(json.loads(connection.readline()), connection) for connection in accepted]
+        hellos = [(self._read(connection, START_SECONDS), connection) for connection in accepted]
+        for connection in self._sockets:
+            connection.settimeout(self._request_seconds)
         hellos.sort(key=lambda hello: hello[0]["rank"])
         self.pids = [hello["pid"] for hello, _ in hellos]
         self._connections = [connection for _, connection in hellos]
@@ -108,22 +123,25 @@ class Contestant:
         for _ in range(START_SECONDS):
             with contextlib.suppress(TimeoutError):
                 connection, _ = listener.accept()
-                connection.settimeout(REQUEST_SECONDS)
+                connection.settimeout(START_SECONDS)
+                self._sockets.append(connection)
                 return connection.makefile("rw", encoding="ascii")
             if any(process.poll() is not None for process in self._processes):
                 raise ContestantError(f"{self.name} ended before all ranks had connected:\n{self._output()}")
         raise ContestantError(f"{self.name}: not all ranks connected within {START_SECONDS} s:\n{self._output()}")
 
-    def _read(self, connection: TextIO) -> Reply:
+    def _read(self, connection: TextIO, seconds: float) -> Reply:
         try:
-            line = connection.readline()
+            if line := connection.readline():
+                return json.loads(line)
+            reason = "has ended"
         except TimeoutError:
-            raise ContestantError(f"{self.name} did not answer within {REQUEST_SECONDS} s:\n{self._output()}") from None
-        except ConnectionError:
-            line = ""
-        if not line:
-            raise ContestantError(f"{self.name} has ended:\n{self._output()}")
-        return json.loads(line)
+            reason = f"did not answer within {seconds} s"
+        except OSError:
+            reason = "has ended"
+        except ValueError:  # Such as a reply that breaks off.
+            reason = "sent what is no reply"
+        raise ContestantError(f"{self.name} {reason}:\n{self._output()}")
 
     def _output(self) -> str:
         self._log.flush()

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests of the pure parts of the benchmark suite: statistics, verdicts, tables, rounds, memory, cases and goals."""
+"""Tests of the benchmark suite on made-up results and a made-up program: statistics, verdicts, tables, rounds, contestants,
+memory, cases and goals."""
 
 import os
 import subprocess
@@ -10,12 +11,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from suite import compute, emulated, kernels, launch, machine, proportional_set, torch_package  # noqa: E402
+from suite import checkpoints, compute, emulated, kernels, launch, machine, proportional_set, torch_package  # noqa: E402
 from suite.checksums import checked, largest_difference, sum_over_ranks  # noqa: E402
-from suite.contestants import ContestantError  # noqa: E402
+from suite.contestants import Command, Contestant, ContestantError  # noqa: E402
 from suite.rounds import Measurements, Variant, measure_interleaved  # noqa: E402
 from suite.rows import Goal, Row, measurements_table, verdicts_of, verdicts_table  # noqa: E402
-from suite.statistics import geometric_mean, quantile, ratio, summarize  # noqa: E402
+from suite.statistics import geometric_mean, median, quantile, ratio, summarize  # noqa: E402
 from suite.steps import LARGE, SHORT, Case, Mesh, losses_agree, variants_of  # noqa: E402
 
 
@@ -130,6 +131,71 @@ class Rounds(unittest.TestCase):
         measured = measure_interleaved([Variant("a", lambda: [1]), Variant("b", fail)], rounds=2)
         self.assertEqual(measured.rounds, {"a": [1, 1]})
         self.assertEqual(measured.missing, {"b": "it crashed"})
+
+
+# A program of one rank. It answers `half` with a part of a reply, and `wait` never.
+FAKE = """
+import json, os, socket, sys
+peer = socket.socket(socket.AF_UNIX)
+peer.connect(os.environ["WEFT_BENCH_SOCKET"])
+print("the log of the fake", file=sys.stderr, flush=True)
+stream = peer.makefile("rw")
+def send(text):
+    stream.write(text)
+    stream.flush()
+send(sys.argv[1] if len(sys.argv) > 1 else json.dumps({"rank": 0, "pid": os.getpid()}) + "\\n")
+for line in stream if len(sys.argv) == 1 else ():
+    verb = line.split()[0]
+    if verb == "half":
+        send('{"seconds": [')
+        break
+    if verb != "wait":
+        send(json.dumps({"seconds": [1.0, 3.0, 2.0]}) + "\\n")
+"""
+
+
+class Contestants(unittest.TestCase):
+    def contestant(self, *arguments, request_seconds=60):
+        command = Command([[sys.executable, "-c", FAKE, *arguments]], {})
+        return Contestant("fake", 1, lambda _: command, request_seconds)
+
+    def fails(self, contestant, verb):
+        with self.assertRaises(ContestantError) as caught:
+            contestant.seconds(verb)
+        self.assertIn("the log of the fake", str(caught.exception))
+        return str(caught.exception).splitlines()[0]
+
+    def test_a_program_answers_one_request_after_the_other(self):
+        with self.contestant() as fake:
+            self.assertEqual(fake.seconds("run", size=1), [1.0, 3.0, 2.0])
+            self.assertEqual(median(fake.seconds("run")), 2)
+
+    def test_a_program_that_does_not_answer_in_time_fails_with_this_reason_from_then_on(self):
+        with self.contestant(request_seconds=0.01) as fake:
+            for verb in ("wait", "run", "run"):
+                self.assertEqual(self.fails(fake, verb), "fake did not answer within 0.01 s:")
+            self.assertFalse(Path(f"/proc/{fake.pids[0]}").exists())  # It must not take time of others.
+
+    def test_all_variants_of_a_program_that_does_not_answer_are_left_out(self):
+        with self.contestant(request_seconds=0.01) as fake:
+            variants = [Variant(verb, lambda verb=verb: fake.seconds(verb)) for verb in ("wait", "run")]
+            measured = measure_interleaved([*variants, Variant("other", lambda: [1])], rounds=1)
+        self.assertEqual(measured.rounds, {"other": [1]})
+        self.assertEqual(list(measured.missing), ["wait", "run"])
+
+    def test_a_program_that_ends_within_a_reply_fails_from_then_on(self):
+        with self.contestant() as fake:
+            for verb in ("half", "run"):
+                self.assertEqual(self.fails(fake, verb), "fake sent what is no reply:")
+
+    def test_a_program_that_ends_before_its_first_line_does_not_start(self):
+        for hello, reason in (("", "has ended"), ('{"rank"', "sent what is no reply")):
+            with self.assertRaisesRegex(ContestantError, f"fake {reason}:\nthe log of the fake"):
+                self.contestant(hello)
+
+    def test_a_command_that_fails_is_a_contestant_that_fails(self):
+        with self.assertRaisesRegex(ContestantError, "false"):
+            checkpoints.seconds_of([["false"], ["true"]])
 
 
 class Memory(unittest.TestCase):
