@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 WEFT = ROOT / "build/release/bin/weft"
 DIM_320 = "--layers 6 --dim 320 --heads 5 --ffn-dim 900"
 BF16 = "--model small --batch-size 4 --seq-len 256 --grad-accum 2 --param-dtype bf16"
-# Flags, replicate x shard, hosts. Each host has one core in the forecast.
+# Flags, replicate x shard, hosts. Each rank has one thread, in the forecast as in the run.
 ROWS = [
     (f"{DIM_320} --batch-size 4 --seq-len 512", (1, 2), 2),
     (f"{DIM_320} --batch-size 8 --seq-len 256", (2, 2), 2),
@@ -40,6 +40,12 @@ def ranks_of(flags: str, mesh: tuple[int, int]) -> int:
     return mesh[0] * mesh[1] * (2 if "--cp 2" in flags else 1)
 
 
+def cores_of(row: tuple[str, tuple[int, int], int]) -> int:
+    """Cores of each host in the forecast: no more than ranks of it, whose threads they are."""
+    flags, mesh, hosts = row
+    return 1 if hosts > 1 else min(os.cpu_count(), ranks_of(flags, mesh))
+
+
 def flags_of(row: tuple[str, tuple[int, int], int]) -> list[str]:
     flags, (replicate, shard), _ = row
     return [*flags.split(), "--dp-replicate", str(replicate), "--dp-shard", str(shard), "--wire-compression", "none"]
@@ -47,9 +53,8 @@ def flags_of(row: tuple[str, tuple[int, int], int]) -> list[str]:
 
 def forecast(row: tuple[str, tuple[int, int], int], costs: pathlib.Path) -> dict[str, float]:
     flags, mesh, hosts = row
-    cores = 1 if hosts > 1 else os.cpu_count()
     command = [str(WEFT), "plan", *flags_of(row), "--ranks", str(ranks_of(flags, mesh)), "--hosts", str(hosts), "--cores",
-               str(cores), "--link", "1gbit:50us", "--costs", str(costs), "--measure", "--json"]
+               str(cores_of(row)), "--link", "1gbit:50us", "--costs", str(costs), "--measure", "--json"]
     candidate = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["candidates"][0]
     return {"step": candidate["step_ms"], "resident": candidate["memory"]["resident"] / 2**20}
 

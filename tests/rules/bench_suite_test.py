@@ -8,9 +8,11 @@ import sys
 import threading
 import unittest
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
+import forecasts  # noqa: E402
 from suite import checkpoints, compute, emulated, kernels, launch, machine, proportional_set, torch_package  # noqa: E402
 from suite.checksums import checked, largest_difference, sum_over_ranks  # noqa: E402
 from suite.contestants import Command, Contestant, ContestantError  # noqa: E402
@@ -349,6 +351,16 @@ class TorchPackage(unittest.TestCase):
     def test_without_gloo_there_is_nothing_to_compare(self):
         weft = self.StepPeer(fsdp2=[8.0], weft=[8.0], weft_direct=[8.0])
         self.assertEqual(self.missing(weft, self.StepPeer()), {})
+
+
+class Forecasts(unittest.TestCase):
+    def test_a_rank_has_one_thread_on_every_machine_as_in_its_run(self):
+        for cpus in (1, 2, 3, 64):
+            with mock.patch("os.cpu_count", return_value=cpus):
+                for row in forecasts.ROWS:
+                    cores = forecasts.cores_of(row)
+                    self.assertLessEqual(cores, cpus)
+                    self.assertLessEqual(cores // (forecasts.ranks_of(*row[:2]) // row[2]), 1)
 
 
 class Kernels(unittest.TestCase):
