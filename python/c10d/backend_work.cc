@@ -39,6 +39,17 @@ constexpr int kNoGraphTask = -1;
 // Without it: DDP with such a hook hangs in its first backward.
 thread_local bool runs_callbacks = false;
 
+// The exception of a copy; null after a success.
+std::exception_ptr ErrorOf(const std::function<void()>& copy_out) {
+  const c10::InferenceMode guard;  // Writes tensors of inference, too, and records no gradient.
+  try {
+    copy_out();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
 c10::intrusive_ptr<c10::ivalue::Future> MakeFuture() {
   return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
 }
@@ -105,10 +116,13 @@ void BackendWork::Complete(std::exception_ptr error) {
   // Not under completion_mutex_, as earlier works may have futures with callbacks, too.
   if (error == nullptr) error = CompleteEarlier();
   c10::intrusive_ptr<c10::ivalue::Future> future;
+  std::function<void()>
+      copy_out;  // Destroyed without the mutex, as its tensors may take the interpreter's lock.
   {
     const std::lock_guard lock(completion_mutex_);
     if (is_complete_) return;
-    if (error == nullptr) error = CopyOut();
+    copy_out = std::exchange(contents_.copy_out, nullptr);
+    if (error == nullptr && copy_out) error = ErrorOf(copy_out);
     is_complete_ = true;
     future = future_;
     finish(error);
@@ -127,18 +141,6 @@ std::exception_ptr BackendWork::CompleteEarlier() {
     }
   }
   return error;
-}
-
-std::exception_ptr BackendWork::CopyOut() {
-  if (!contents_.copy_out) return nullptr;
-  const auto copy_out = std::exchange(contents_.copy_out, nullptr);
-  const c10::InferenceMode guard;  // Writes tensors of inference, too, and records no gradient.
-  try {
-    copy_out();
-  } catch (...) {
-    return std::current_exception();
-  }
-  return nullptr;
 }
 
 void BackendWork::CompleteFuture(const c10::intrusive_ptr<c10::ivalue::Future>& future) const {

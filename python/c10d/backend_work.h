@@ -63,8 +63,6 @@ class BackendWork final : public ::c10d::Work {
   void Complete(std::exception_ptr error);
   // Completes earlier works. Returns an exception of them, null after a success.
   std::exception_ptr CompleteEarlier();
-  // Runs `copy_out`, once. Returns its exception, null after a success.
-  std::exception_ptr CopyOut();
   void CompleteFuture(const c10::intrusive_ptr<c10::ivalue::Future>& future) const;
   // Makes the end of the backward under way wait for an all-reduce.
   // Note [Signals in DistributedDataParallel].
