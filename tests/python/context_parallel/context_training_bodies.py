@@ -16,6 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from weft.torch.context_parallel import context_parallel
 
+import weft
+
 VOCABULARY, WIDTH, HEADS, KV_HEADS, LAYERS = 61, 32, 4, 2, 2
 ROWS, STEPS = 4, 5
 
@@ -69,8 +71,8 @@ class OwnLlama(nn.Module):
 
 @dataclass(frozen=True)
 class Training:
-    """model: "own" or "transformers". wrapper: "sum", "ddp" or "fsdp2", see _wrap. dp: ranks with rows of their
-    own."""
+    """model: "own" or "transformers". wrapper: "sum", "ddp", "fsdp2" or "weft", see _wrap. dp: ranks with rows of
+    their own."""
 
     model: str = "own"
     wrapper: str = "sum"
@@ -153,16 +155,18 @@ def losses_of_one_rank(training: Training) -> list[float]:
 
 
 def _wrap(training: Training, model: nn.Module, mesh: DeviceMesh) -> tuple[nn.Module, float, Callable[[], None]]:
-    """The model, the factor of the loss, and what to do between backward and the update. DDP and FSDP2 average over
-    all ranks, so the loss of a rank is multiplied by their number. "sum" adds the gradients in the loop."""
+    """The model, the factor of the loss, and what to do between backward and the update. DDP, FSDP2 and
+    weft.fully_shard average over all ranks, so the loss of a rank is multiplied by their number. "sum" adds the gradients
+    in the loop."""
     ranks = mesh["dp", "cp"]._flatten("dp_cp")
     if training.wrapper == "ddp":
         return DistributedDataParallel(model, process_group=ranks.get_group()), float(ranks.size()), lambda: None
-    if training.wrapper == "fsdp2":
+    if training.wrapper in ("fsdp2", "weft"):
+        shard = fully_shard if training.wrapper == "fsdp2" else weft.fully_shard
         blocks = model.blocks if training.model == "own" else model.model.layers
         for block in blocks:
-            fully_shard(block, mesh=ranks)
-        return fully_shard(model, mesh=ranks), float(ranks.size()), lambda: None
+            shard(block, mesh=ranks)
+        return shard(model, mesh=ranks), float(ranks.size()), lambda: None
 
     def add_gradients() -> None:
         for parameter in model.parameters():

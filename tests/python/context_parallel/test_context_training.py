@@ -41,14 +41,14 @@ def test_context_parallel_training(ranks_of, ranks, options, model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("wrapper", ["sum", "ddp", "fsdp2"])
+@pytest.mark.parametrize("wrapper", ["sum", "ddp", "fsdp2", "weft"])
 @pytest.mark.parametrize("scheme", ["auto", "ring"])
 def test_training_over_rows_and_sequences(ranks_of, scheme, wrapper, model):
     check(ranks_of(4), Training(model, wrapper, dp=2, options={"scheme": scheme}))
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("wrapper", ["sum", "fsdp2"])
+@pytest.mark.parametrize("wrapper", ["sum", "fsdp2", "weft"])
 def test_training_with_activation_checkpoints(ranks_of, wrapper, model):
     check(ranks_of(4), Training(model, wrapper, dp=2, uses_checkpoints=True, options={"scheme": "gather"}))
 
