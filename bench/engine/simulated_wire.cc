@@ -1,117 +1,35 @@
-// Benchmark of collectives between simulated nodes of one rank: the real engine, on virtual time.
+// Benchmark of collectives between simulated nodes: the real engine, on virtual time.
 //
-//   weft_bench_simulated_wire [MIB] [NODES] [GBIT LATENCY_US]
+//   weft_bench_simulated_wire [--mib N] [--nodes N] [--per-node N] [--ops NAME,...] [--modes NAME,...]
+//                             [--seed N] [--link GBIT LATENCY_US]
 //
 // Each row is a link, by default each of a grid of rates and latencies. Each number is the share of the
-// link's speed that a collective of MIB mebibytes reaches: the time that its bytes and two latencies take
-// (of a credit and of the data), divided by the time from its submission, at the same time on all ranks,
-// to its end on all. Copies and sums take no time.
+// link's speed that a collective reaches: see tests/comm/support/link_share.h. Copies and sums take no time.
 //
 //   waited      a thread waits
 //   overlapped  all threads compute, so only the progress thread polls
 //   constant    the same, with windows of constant size
-#include <algorithm>
-#include <array>
 #include <cstdio>
-#include <cstdlib>
+#include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "bench/or_die.h"
-#include "tests/support/rank_engine.h"
-#include "weft/core/status.h"
-#include "weft/mesh/simulation.h"
-#include "weft/mesh/world_group.h"
+#include <CLI/CLI.hpp>
+#include <absl/strings/str_join.h>
+
+#include "tests/comm/support/link_share.h"
 
 namespace weft::bench {
 namespace {
 
-enum class Op : uint8_t { kAllGather, kReduceScatter, kAllReduce };
-enum class Mode : uint8_t { kWaited, kOverlapped, kConstant };
+using testing::LinkExperiment;
+using testing::LinkOp;
 
-struct Experiment {
-  Op op = Op::kAllGather;
-  Mode mode = Mode::kWaited;
-  double gigabits = 0;
-  int64_t latency_ns = 0;
-  int64_t bytes = 0;
-  int nodes = 0;
-
-  // On each link and in each direction.
-  int64_t wire_bytes() const { return bytes / nodes * (nodes - 1) * (op == Op::kAllReduce ? 2 : 1); }
-  double shortest_ns() const {
-    return static_cast<double>(wire_bytes()) * 8 / gigabits + static_cast<double>(2 * latency_ns);
-  }
-};
-
-// Values that all ranks of a simulation set and read. They take turns in one thread.
-struct Shared {
-  int round = -1;
-  int64_t begin_ns = 0;  // Of this round.
-  int64_t elapsed_ns = 0;
-};
-
-// Waits until all ranks have left a barrier, and returns at the same time on all.
-void BeginTogether(Runtime& runtime, const Experiment& experiment, int round, Shared& shared) {
-  constexpr int64_t kMillisecond = 1'000'000;
-  if (std::exchange(shared.round, round) != round)
-    shared.begin_ns = runtime.NowNs() + 4 * experiment.latency_ns + kMillisecond;
-  while (runtime.NowNs() < shared.begin_ns)
-    runtime.SleepFor(std::max<int64_t>(100, (shared.begin_ns - runtime.NowNs()) / 2));
-}
-
-absl::Status Exchange(Bootstrap& bootstrap, const Experiment& experiment, Shared& shared) {
-  constexpr int64_t kSlack = 1 << 20;
-  EngineOptions options;
-  if (experiment.mode == Mode::kConstant) options.max_budget_bytes = 1;
-  WEFT_ASSIGN_OR_RETURN(
-      const testing::RankEngine rank,
-      testing::RankEngine::Make(bootstrap, options,
-                                {.segment_bytes = static_cast<size_t>(2 * experiment.bytes + 64 * kSlack)}));
-  CommEngine& engine = *rank.engine;
-  WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.SharedLane(WorldGroup(bootstrap), LanePurpose::kAllGather));
-  const int64_t elements = experiment.bytes / static_cast<int64_t>(sizeof(float));
-  BufferPool pool(*rank.heap, "benchmark");
-  WEFT_ASSIGN_OR_RETURN(Buffer whole, pool.Acquire(static_cast<size_t>(experiment.bytes)));
-  WEFT_ASSIGN_OR_RETURN(Buffer part, pool.Acquire(static_cast<size_t>(experiment.bytes)));
-  constexpr int kRounds = 8;  // The first ones find a rate that is not measured yet.
-  for (int round = 0; round < kRounds; ++round) {
-    WEFT_RETURN_IF_ERROR(engine.Barrier(lane, {}).WaitReleased());
-    BeginTogether(bootstrap.runtime(), experiment, round, shared);
-    const int64_t begin = bootstrap.runtime().NowNs();
-    Work work;
-    if (experiment.op == Op::kAllGather) {
-      work = engine.AllGather(lane, part.data(), whole.data(), DType::kF32, elements, {}, {});
-    } else if (experiment.op == Op::kReduceScatter) {
-      work = engine.ReduceScatter(lane, whole.data(), part.data(), DType::kF32, elements, ReduceOp::kSum, {},
-                                  {});
-    } else {
-      work = engine.AllReduce(lane, whole.data(), whole.data(), DType::kF32, elements, ReduceOp::kSum, {});
-    }
-    if (experiment.mode != Mode::kWaited) {
-      while (!work.TestReleased()) bootstrap.runtime().SleepFor(5'000);
-    }
-    WEFT_RETURN_IF_ERROR(work.WaitReleased());
-    const int64_t end = bootstrap.runtime().NowNs();
-    if (round == kRounds - 1) shared.elapsed_ns = std::max(shared.elapsed_ns, end - begin);
-  }
-  return absl::OkStatus();
-}
-
-double ShareOfWire(const Experiment& experiment) {
-  SimOptions machine;
-  machine.jitter = 0.05;
-  machine.memory_speed = 1e6;
-  machine.wire_latency_ns = experiment.latency_ns;
-  machine.wire_speed = experiment.gigabits / 8;
-  Shared shared;
-  const SimReport report =
-      RunSimulatedRanks(NodeMap::RanksPerNode(experiment.nodes, 1), machine,
-                        [&](Bootstrap& bootstrap) { return Exchange(bootstrap, experiment, shared); });
-  OrDie(report.status());
-  return experiment.shortest_ns() / static_cast<double>(shared.elapsed_ns);
-}
+const std::map<std::string, LinkOp> kOps = {
+    {"all-gather", LinkOp::kAllGather},    {"reduce-scatter", LinkOp::kReduceScatter},
+    {"all-reduce", LinkOp::kAllReduce},    {"all-to-all", LinkOp::kAllToAll},
+    {"strided", LinkOp::kStridedAllToAll}, {"broadcast", LinkOp::kBroadcast}};
+const std::vector<std::string> kModes = {"waited", "overlapped", "constant"};
 
 struct Link {
   double gigabits;
@@ -130,18 +48,30 @@ std::vector<Link> Grid(int64_t bytes) {
   return links;
 }
 
-void Run(int64_t bytes, int nodes, const std::vector<Link>& links) {
-  std::printf("%s of %lld MiB on %d nodes, share of the wire\n\n", "all-gather, reduce-scatter, all-reduce",
-              static_cast<long long>(bytes >> 20), nodes);
-  std::printf("%10s %10s |%18s |%18s |%18s\n", "Gbit/s", "latency us", "waited", "overlapped", "constant");
+double ShareOf(LinkExperiment experiment, const std::string& op, const std::string& mode) {
+  experiment.op = kOps.at(op);
+  experiment.waited = mode == "waited";
+  if (mode == "constant") experiment.options.max_budget_bytes = 1;
+  return testing::UseOfLink(experiment).share;
+}
+
+void Run(LinkExperiment experiment, const std::vector<std::string>& ops,
+         const std::vector<std::string>& modes, const std::vector<Link>& links) {
+  std::printf("%s of %lld MiB on %d nodes of %d ranks, share of the wire\n\n",
+              absl::StrJoin(ops, ", ").c_str(), static_cast<long long>(experiment.bytes >> 20),
+              experiment.nodes, experiment.ranks_of_node);
+  std::printf("%10s %10s", "Gbit/s", "latency us");
+  for (const std::string& mode : modes) std::printf(" |%*s", static_cast<int>(6 * ops.size()), mode.c_str());
+  std::printf("\n");
   for (const auto& [gigabits, latency_us] : links) {
-    std::printf("%10.0f %10lld |", gigabits, static_cast<long long>(latency_us));
-    for (const Mode mode : {Mode::kWaited, Mode::kOverlapped, Mode::kConstant}) {
-      for (const Op op : {Op::kAllGather, Op::kReduceScatter, Op::kAllReduce}) {
-        std::printf(" %5.2f", ShareOfWire({op, mode, gigabits, latency_us * 1000, bytes, nodes}));
-      }
-      std::printf(mode == Mode::kConstant ? "\n" : " |");
+    std::printf("%10.0f %10lld", gigabits, static_cast<long long>(latency_us));
+    experiment.gigabits = gigabits;
+    experiment.latency_ns = latency_us * 1000;
+    for (const std::string& mode : modes) {
+      std::printf(" |");
+      for (const std::string& op : ops) std::printf(" %5.2f", ShareOf(experiment, op, mode));
     }
+    std::printf("\n");
     std::fflush(stdout);
   }
 }
@@ -150,17 +80,27 @@ void Run(int64_t bytes, int nodes, const std::vector<Link>& links) {
 }  // namespace weft::bench
 
 int main(int argc, char** argv) {
-  const int mebibytes = argc > 1 ? std::atoi(argv[1]) : 64;
-  const int nodes = argc > 2 ? std::atoi(argv[2]) : 2;
-  const double gigabits = argc > 3 ? std::atof(argv[3]) : 1;
-  const int latency_us = argc > 4 ? std::atoi(argv[4]) : 1;
-  if (argc == 4 || argc > 5 || mebibytes < 1 || nodes < 2 || gigabits <= 0 || latency_us < 1) {
-    std::fprintf(stderr, "usage: %s [MIB] [NODES] [GBIT LATENCY_US], at least 1 and 2\n", argv[0]);
-    return 2;
-  }
-  const int64_t bytes = int64_t{mebibytes} << 20;
-  const auto links =
-      argc > 4 ? std::vector<weft::bench::Link>{{gigabits, latency_us}} : weft::bench::Grid(bytes);
-  weft::bench::Run(bytes, nodes, links);
+  using weft::bench::kModes;
+  using weft::bench::kOps;
+  CLI::App app("Share of a link's speed that collectives reach between simulated nodes");
+  weft::testing::LinkExperiment experiment;
+  experiment.memory_speed = 1e6;
+  int mebibytes = 64;
+  std::vector<std::string> ops = {"all-gather", "reduce-scatter", "all-reduce"};
+  std::vector<std::string> modes = kModes;
+  std::vector<double> link;
+  app.add_option("--mib", mebibytes)->check(CLI::Range(1, 1024));
+  app.add_option("--nodes", experiment.nodes)->check(CLI::Range(2, 64));
+  app.add_option("--per-node", experiment.ranks_of_node)->check(CLI::Range(1, 64));
+  app.add_option("--ops", ops)->delimiter(',')->check(CLI::IsMember(kOps));
+  app.add_option("--modes", modes)->delimiter(',')->check(CLI::IsMember(kModes));
+  app.add_option("--seed", experiment.seed, "of the schedule");
+  app.add_option("--link", link, "Gbit/s and microseconds")->expected(2)->check(CLI::PositiveNumber);
+  CLI11_PARSE(app, argc, argv);
+  experiment.bytes = int64_t{mebibytes} << 20;
+  const std::vector<weft::bench::Link> links =
+      link.empty() ? weft::bench::Grid(experiment.bytes)
+                   : std::vector<weft::bench::Link>{{link[0], static_cast<int64_t>(link[1])}};
+  weft::bench::Run(experiment, ops, modes, links);
   return 0;
 }
