@@ -252,6 +252,7 @@ absl::StatusOr<bool> EngineCore::StepLane(int index) {
     record->after.reset();
     record->gate.reset();
     SetRunning(*record);
+    if (lane.placement.spans_nodes()) wire_.BeginOperation(now_ns_);
     lane.running.push_back(std::move(record));
     advanced = true;
     WEFT_ASSIGN_OR_RETURN(const bool stepped, StepRunning(index));

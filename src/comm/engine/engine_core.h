@@ -110,8 +110,8 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // True if an unfinished operation waits for something that rings no doorbell and must be polled: messages
   // of other nodes, or a slot of the descriptor ring whose operation was released before all had consumed it.
   bool must_be_polled() const { return wire_.busy() || uses_wire_ || awaits_slot_; }
-  // Interval between polls of the wire, from its measured rate. See Note [Wire budget].
-  int64_t poll_interval_ns() const { return wire_.poll_interval_ns(); }
+  // Interval between polls of the wire. See Note [Poll intervals].
+  int64_t poll_interval_ns() const { return wire_.PollIntervalNs(now_ns_); }
   // Sends the remaining control messages and signals. False once all have been sent, or the transport has
   // failed.
   bool FlushControlMessages() {

@@ -21,7 +21,7 @@ int64_t WirePollInterval(int64_t waited_ns, int64_t shortest_ns) {
   return std::clamp(waited_ns / kWirePollsPerWait, shortest_ns, kMaxWirePollIntervalNs);
 }
 // The shortest interval on any link. On fast links, the intervals below are cut down to it.
-constexpr int64_t kFastestWirePollIntervalNs = 25 * kMicrosecond;
+constexpr int64_t kFastestWirePollIntervalNs = 10 * kMicrosecond;
 int64_t CutToWire(int64_t interval_ns, int64_t wire_interval_ns) {
   return std::clamp(wire_interval_ns, kFastestWirePollIntervalNs, interval_ns);
 }

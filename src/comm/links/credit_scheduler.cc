@@ -61,6 +61,8 @@ void CreditScheduler::FinishTransfer(const Transfer& transfer) {
     CountShared(transfer, -bytes);
     budget_.Arrived(transfer.credit, bytes, transfer.slices);
     if (transfer.yielded) yielded_bytes_ -= bytes;
+  } else {
+    poll_times_.EndSend(bytes);
   }
   trace_.AddSlice(transfer.lane, {.lane = {},
                                   .sequence = transfer.sequence,
@@ -167,6 +169,7 @@ absl::Status CreditScheduler::Send(const Channel& channel, int64_t slice, const 
   in_flight_.push_back({request, owner, slice, false, bytes, channel.peer, channel.lane, channel.sequence,
                         channel.number, trace_.Begin(), WirePhase::kGather, Priority::kBulk});
   in_flight_.back().slices = slices;
+  poll_times_.BeginSend(static_cast<int64_t>(bytes), budget_.now_ns());
   ++counters_.wire_messages;
   counters_.wire_bytes += static_cast<int64_t>(bytes);
   CountPeer(channel.peer);
@@ -204,6 +207,7 @@ void CreditScheduler::Abandon() {
     if (!link_.Cancel(transfer.request)) uncancelled_.push_back(transfer);
   }
   in_flight_.clear();
+  poll_times_.Abandon();
   bytes_in_flight_.clear();
   bytes_by_priority_ = {};
   all_bytes_ = 0;

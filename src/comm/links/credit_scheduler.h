@@ -96,6 +96,7 @@
 #include "src/comm/links/credit_rules.h"
 #include "src/comm/links/heartbeat.h"
 #include "src/comm/links/node_link.h"
+#include "src/comm/links/poll_times.h"
 #include "src/comm/links/tag_layout.h"
 #include "src/comm/links/wire_budget.h"
 #include "weft/comm/engine_options.h"
@@ -145,8 +146,12 @@ class CreditScheduler {
   // Bytes that all lanes together may have in flight to this rank beyond their windows. See Note [Wire
   // budget]. 0 until something has arrived.
   int64_t budget_bytes() const { return budget_.bytes(); }
-  // Interval between polls of the wire, from its measured rate. See Note [Wire budget].
-  int64_t poll_interval_ns() const { return budget_.poll_interval_ns(); }
+  // Interval between polls of the wire. Very long until a rate is measured. See Note [Poll intervals].
+  int64_t PollIntervalNs(int64_t now_ns) const {
+    return poll_times_.IntervalNs(now_ns, budget_.rate(), all_bytes_, silent_bytes_ > 0);
+  }
+  // An operation between nodes has begun.
+  void BeginOperation(int64_t now_ns) { poll_times_.BeginOperation(now_ns); }
 
   // Slices of `slice_bytes` bytes that the longest run has; 1 if slices travel alone. See Note [Runs of
   // slices].
@@ -376,6 +381,7 @@ class CreditScheduler {
   int64_t silent_bytes_ = 0;     // Those of them without `shared`.
   int64_t ran_ahead_bytes_ = 0;  // Those of them beyond the first kSilentSlices of their streams.
   WireBudget budget_;
+  PollTimes poll_times_;
   int64_t yielded_bytes_ = 0;  // Bytes of posted receives with `yielded` set.
   bool uses_background_window_ = false;
   Priority demand_now_ = Priority::kBulk;       // Highest registered in this poll so far.

@@ -8,7 +8,6 @@ namespace {
 constexpr int64_t kSlicesOfRate = 1024;
 // Two intervals between polls of the progress thread, and a part of one.
 constexpr int64_t kPollsNs = 600'000;
-constexpr double kBytesOfPoll = 1 << 20;
 // The longest message takes this time on the link: several times as long as the work for a message.
 constexpr double kMessageNs = 100'000;
 // Messages in flight, at least, if they are as long as they may be.
@@ -39,11 +38,9 @@ void WireBudget::EndPoll() {
   const int64_t ns = std::max(flight_ns, granting_ns);
   const auto arrived = static_cast<double>(arrived_bytes_ - newest_.arrived_bytes);
   rate_ = std::max(rate_, arrived / static_cast<double>(ns));
-  const double rate = std::max(rate_, previous_rate_);
-  poll_interval_ns_ = static_cast<int64_t>(kBytesOfPoll / rate);
-  const double budget = rate * static_cast<double>(kPollsNs + 2 * shortest_ns_);
+  const double budget = rate() * static_cast<double>(kPollsNs + 2 * shortest_ns_);
   bytes_ = static_cast<int64_t>(std::min(budget, static_cast<double>(max_bytes_)));
-  message_bytes_ = std::min(static_cast<int64_t>(rate * kMessageNs), max_bytes_ / kMessages);
+  message_bytes_ = std::min(static_cast<int64_t>(rate() * kMessageNs), max_bytes_ / kMessages);
 }
 
 }  // namespace weft

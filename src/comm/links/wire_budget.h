@@ -14,9 +14,7 @@
 //     limit.
 //   - The shortest time is that since the engine was created. Slices that queue behind others do not
 //     lengthen it, so a queue does not feed itself.
-// Polls: a link that brings a mebibyte in less than the poll interval is polled once for each mebibyte,
-// but at most every 25 us. A poll takes little time beside the data. Otherwise two polls, of a credit and
-// of its slice, would take as long as the data of a whole operation.
+// Polls: see Note [Poll intervals].
 // Messages: one message may hold what the link brings in 0.1 ms. See Note [Runs of slices].
 // On a short link of any speed, an urgent exchange thus finds less than a millisecond of other data ahead of
 // it, or the constant windows.
@@ -24,8 +22,8 @@
 // Thread safety: none.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <limits>
 
 namespace weft {
 
@@ -41,6 +39,7 @@ class WireBudget {
     int64_t arrived_credit_ns = 0;  // The time of the newest credit whose slice had arrived.
   };
   void BeginPoll(int64_t now_ns) { now_ns_ = now_ns; }
+  int64_t now_ns() const { return now_ns_; }  // The time of the last poll.
   Credit Grant() const { return {now_ns_, arrived_bytes_, newest_.at_ns}; }
   // The slices of a credit have arrived. Those that arrive in one poll count together, in EndPoll.
   void Arrived(const Credit& credit, int64_t bytes, int64_t slices);
@@ -48,8 +47,8 @@ class WireBudget {
 
   // 0 until the first slice has arrived.
   int64_t bytes() const { return bytes_; }
-  // The time in which the link brings kBytesOfPoll. Very long until the first slice has arrived.
-  int64_t poll_interval_ns() const { return poll_interval_ns_; }
+  // Bytes in a nanosecond. 0 until the first slice has arrived.
+  double rate() const { return std::max(rate_, previous_rate_); }
   // Bytes that one message may have, at most a sixth of the budget. 0 until the first slice has arrived.
   int64_t message_bytes() const { return message_bytes_; }
 
@@ -65,7 +64,6 @@ class WireBudget {
   int64_t slices_of_period_ = 0;
   int64_t bytes_ = 0;
   int64_t message_bytes_ = 0;
-  int64_t poll_interval_ns_ = std::numeric_limits<int64_t>::max();
 };
 
 }  // namespace weft

@@ -70,14 +70,6 @@ TEST(WireBudget, GrowsToWhatALinkOfAnyRateAndLengthHoldsAndNotMuchFurther) {
   }
 }
 
-TEST(WireBudget, WantsAPollForEachMebibyteThatTheLinkBrings) {
-  WireBudget budget(kNoLimit);
-  EXPECT_GT(budget.poll_interval_ns(), 1'000 * 1'000 * kMicrosecond) << "no rate is known";
-  Link(12.5, 20 * kMicrosecond, kMicrosecond).Receive(budget, 10'000, 8);
-  // A poll finds up to a slice more than its time would bring.
-  EXPECT_NEAR(static_cast<double>(budget.poll_interval_ns()), (1 << 20) / 12.5, 0.2 * (1 << 20) / 12.5);
-}
-
 TEST(WireBudget, FollowsALinkThatBecomesSlower) {
   WireBudget budget(kNoLimit);
   Link(12.5, 20 * kMicrosecond, kMicrosecond).Receive(budget, 10'000, 8);
