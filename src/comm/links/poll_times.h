@@ -10,12 +10,13 @@
 // is shorter at both ends of an operation, but at least 10 us:
 //   - Start: an eighth of the time since an operation has begun, and at least an eighth of a mebibyte's.
 //   - End: at most half of the time that the bytes in flight take at the measured rate. They come faster once
-//     the other ranks of the node have theirs. A peer that may not have started does not count: its bytes
-//     could come at any time (Note [Silent peers]).
+//     the other ranks of the node have theirs. This does not apply while some of the bytes are those of a
+//     peer that may not have started: they could come at any time (Note [Silent peers]).
 // Why it suffices: the first credits are found an eighth late, and the last bytes soon after they are there.
 // The intervals grow, so the start of an operation adds about 25 polls at most, and its end a few. There are
 // fewer on slower links, and none at the start if a mebibyte takes more than 2 ms: the progress thread polls
-// every 250 us in any case.
+// every 250 us in any case. If windows hold few bytes, polls are frequent in the middle of an operation, too:
+// the link would be idle until the next one.
 // Rate: that of the bytes that arrive (WireBudget). A rank that has only sent, such as the root of a
 // broadcast, takes the rate of its sends, which the credits of their receivers bound.
 //
