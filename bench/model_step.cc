@@ -187,7 +187,8 @@ class ProductsAlone {
         tokens_(tokens),
         dtype_(dtype),
         x_(Filled(tokens * Widest(), dtype)),
-        y_(Filled(tokens * Widest(), dtype)),
+        dy_(Filled(tokens * Widest(), dtype)),
+        result_(Tensor::Zeros(dtype, {tokens * Widest()})),
         weight_(Filled(Widest() * config_.dim, dtype)),
         weight_gradient_(Filled(Widest() * config_.dim, DType::kF32)) {}
 
@@ -213,6 +214,12 @@ class ProductsAlone {
     return 6.0 *
            static_cast<double>(tokens_ * (config_.layers * projections + config_.vocab_size * config_.dim));
   }
+  // The processor must not multiply values that are not finite: a step does not.
+  void CheckThatResultsAreFinite() const {
+    if (!std::isfinite(TwoNormOf(SumSquares(weight_gradient_.As<float>(), weight_gradient_.elements())))) {
+      OrDie(absl::InternalError("the products alone have results that are not finite"));
+    }
+  }
   // Operations of causal attention: queries attend to half of the keys; two products forward, four backward.
   double AttentionFlops() const {
     return 6.0 * static_cast<double>(config_.layers * config_.heads * config_.head_dim * tokens_ * tokens_);
@@ -223,10 +230,10 @@ class ProductsAlone {
 
   void Multiply(int64_t out, int64_t in) const {
     const Factor x = {x_.view().data, in};
-    const Factor dy = {y_.view().data, out};
+    const Factor dy = {dy_.view().data, out};
     const void* weight = weight_.view().data;
-    Matmul(tokens_, out, in, dtype_, x, {weight, in, true}, 0.0F, dtype_, y_.view().data, out);
-    Matmul(tokens_, in, out, dtype_, dy, {weight, in}, 0.0F, dtype_, x_.view().data, in);
+    Matmul(tokens_, out, in, dtype_, x, {weight, in, true}, 0.0F, dtype_, result_.view().data, out);
+    Matmul(tokens_, in, out, dtype_, dy, {weight, in}, 0.0F, dtype_, result_.view().data, in);
     Matmul(out, in, tokens_, dtype_, {dy.data, out, true}, x, 0.0F, DType::kF32, weight_gradient_.view().data,
            in);
   }
@@ -234,7 +241,8 @@ class ProductsAlone {
   LlamaConfig config_;
   int64_t tokens_;
   DType dtype_;
-  Tensor x_, y_, weight_, weight_gradient_;
+  Tensor x_, dy_, result_, weight_,
+      weight_gradient_;  // Results are not factors: they would grow without limit.
 };
 
 void Measure(const std::string& model, int64_t tokens, int repeats, DType dtype) {
@@ -253,6 +261,7 @@ void Measure(const std::string& model, int64_t tokens, int repeats, DType dtype)
     backwards.push_back(measured.backward);
     alone.push_back(products_ms);
   }
+  products.CheckThatResultsAreFinite();
   const double step_ms = Median(steps);
   const double alone_ms = Median(alone);
   std::printf("%s, %lld tokens, %s, %d threads, %d repeats\n", model.c_str(), static_cast<long long>(tokens),
