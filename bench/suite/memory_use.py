@@ -14,9 +14,9 @@ from suite.steps import PYTORCH, WEFT, Mesh, request_of
 
 LENGTH = 128
 RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # Larger blocks return to the system when freed.
+# Endings of PyTorch's variants, and malloc's settings; None: those of all contestants. Goals use the first two.
+MALLOC_SETTINGS = {"": None, ", malloc's defaults": {}, ", 1 MB and more given back at once": RETURN_FREED_MEMORY}
 TORCH = "PyTorch"
-TORCH_DEFAULT = "PyTorch, malloc's defaults"
-TORCH_LEAN = "PyTorch, 1 MB and more given back at once"
 
 
 def measure(setting: Setting) -> Iterator[Row]:
@@ -33,17 +33,22 @@ def measure(setting: Setting) -> Iterator[Row]:
                 continue
             rounds[name] = [peak.total / 1e6]
             rounds[f"{name}: without programs and libraries"] = [peak.data / 1e6]
-        goal = Goal((TORCH, TORCH_DEFAULT), at_least, f"PyTorch's peak / weft's (weft takes at most {1 / at_least:.1f})")
+        goal = Goal(usual_settings(TORCH), at_least, f"PyTorch's peak / weft's (weft takes at most {1 / at_least:.1f})")
         yield Row(what, "MB", "weft", rounds, missing, [goal])
 
 
 def contestants(setting: Setting, ranks: int) -> list[tuple[str, CommandMaker | str, dict[str, int]]]:
     program = launch.open_mpi(setting.program("training_step"), ranks)
     listed: list[tuple[str, CommandMaker | str, dict[str, int]]] = [(name, program, options) for name, options in WEFT.items()]
-    for name, environment in ((TORCH, None), (TORCH_DEFAULT, {}), (TORCH_LEAN, RETURN_FREED_MEMORY)):
+    for ending, environment in MALLOC_SETTINGS.items():
         make = launch.c10d(setting.peers.python, "training_step.py", ranks, environment)
-        listed.append((name, setting.peer("PyTorch", make), PYTORCH))
+        listed.append((TORCH + ending, setting.peer("PyTorch", make), PYTORCH))
     return listed
+
+
+def usual_settings(name: str) -> tuple[str, ...]:
+    """The variants of `name` that goals use."""
+    return tuple(name + ending for ending in list(MALLOC_SETTINGS)[:2])
 
 
 def peak_of(name: str, ranks: int, make: CommandMaker | str, options: dict[str, int]) -> proportional_set.ProportionalSet:

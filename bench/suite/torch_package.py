@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from suite import launch, proportional_set
 from suite.collectives import NAMES
-from suite.contestants import ContestantError
+from suite.contestants import CommandMaker, ContestantError
 from suite.hosts import EmulatedHosts, HostsError
+from suite.memory_use import MALLOC_SETTINGS, usual_settings
 from suite.peers import WEFT_PACKAGE
 from suite.progress import log
 from suite.rounds import Variant, measure_interleaved
@@ -143,17 +144,26 @@ def measure_memory(setting: Setting) -> Iterator[Row]:
         log(f"  {what}")
         rounds: dict[str, list[float]] = {}
         missing: dict[str, str] = {}
-        for name, backend, api, needs in ((FULLY_SHARD, "weft", "weft", WEFT_PACKAGE), (GLOO, "gloo", "fsdp2", "PyTorch")):
-            make = launch.c10d(setting.peers.python, "training_step.py", mesh.ranks, backend=backend)
+        for name, make, api in memory_contestants(setting, mesh.ranks):
             try:
-                rounds[name] = [peak_above_start(name, mesh, setting.peer(needs, make), api) / 1e6]
+                rounds[name] = [peak_above_start(name, mesh, make, api) / 1e6]
             except ContestantError as error:
                 missing[name] = str(error)
-        goal = Goal((GLOO,), 2.0, "FSDP2's peak over gloo / weft's (weft takes at most 0.5)")
+        goal = Goal(usual_settings(GLOO), 2.0, "FSDP2's peak over gloo / weft's (weft takes at most 0.5)")
         yield Row(what, "MB", FULLY_SHARD, rounds, missing, [goal])
 
 
-def peak_above_start(name: str, mesh: Mesh, make, api: str) -> int:
+def memory_contestants(setting: Setting, ranks: int) -> list[tuple[str, CommandMaker | str, str]]:
+    """weft, and gloo with each setting of malloc: names, commands and apis."""
+
+    def maker(backend: str, needs: str, environment: dict[str, str] | None = None) -> CommandMaker | str:
+        return setting.peer(needs, launch.c10d(setting.peers.python, "training_step.py", ranks, environment, backend=backend))
+
+    gloo = [(GLOO + ending, maker("gloo", "PyTorch", malloc), "fsdp2") for ending, malloc in MALLOC_SETTINGS.items()]
+    return [(FULLY_SHARD, maker("weft", WEFT_PACKAGE), "weft"), *gloo]
+
+
+def peak_above_start(name: str, mesh: Mesh, make: CommandMaker | str, api: str) -> int:
     """Bytes of all ranks during a step, less those before the model was made."""
     with ExitStack() as stack:
         contestant = start(stack, name, mesh.ranks, make)

@@ -13,11 +13,13 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import forecasts  # noqa: E402
-from suite import checkpoints, compute, emulated, kernels, launch, machine, proportional_set, torch_package  # noqa: E402
+from suite import checkpoints, compute, emulated, kernels, launch, machine, memory_use, proportional_set, torch_package  # noqa: E402
 from suite.checksums import checked, largest_difference, sum_over_ranks  # noqa: E402
 from suite.contestants import Command, Contestant, ContestantError  # noqa: E402
+from suite.peers import Peers  # noqa: E402
 from suite.rounds import Measurements, Variant, measure_interleaved  # noqa: E402
 from suite.rows import Goal, Row, measurements_table, verdicts_of, verdicts_table  # noqa: E402
+from suite.setting import Setting  # noqa: E402
 from suite.statistics import geometric_mean, median, quantile, ratio, summarize  # noqa: E402
 from suite.steps import LARGE, SHORT, Case, Mesh, losses_agree, variants_of  # noqa: E402
 
@@ -204,6 +206,16 @@ class Memory(unittest.TestCase):
     def test_a_rollup_counts_files_in_the_total_only(self):
         text = "55 7ffe ---p 00:00 0 [rollup]\nRss: 900 kB\nPss: 700 kB\nPss_Anon: 300 kB\nPss_File: 150 kB\nPss_Shmem: 250 kB\n"
         self.assertEqual(proportional_set.parse_rollup(text), proportional_set.ProportionalSet(700 * 1024, 550 * 1024))
+
+
+    def test_both_sections_measure_pytorch_with_three_settings_of_malloc_of_which_goals_use_two(self):
+        setting = Setting(Path(), Peers(Path()), quick=False)
+        of_steps = [(name, make) for name, make, _ in memory_use.contestants(setting, 2) if name.startswith("PyTorch")]
+        of_backends = [(name, make) for name, make, _ in torch_package.memory_contestants(setting, 2) if name.startswith("backend")]
+        for name, found in (("PyTorch", of_steps), (torch_package.GLOO, of_backends)):
+            self.assertEqual([variant for variant, _ in found][:2], list(memory_use.usual_settings(name)))
+            settings = [make(Path()).environment.get("MALLOC_MMAP_THRESHOLD_") for _, make in found]
+            self.assertEqual(settings, [launch.KEEP_FREED_MEMORY["MALLOC_MMAP_THRESHOLD_"], None, "1000000"])
 
 
 class Steps(unittest.TestCase):
