@@ -113,7 +113,10 @@ def measure_one(
     setting: Setting, contestants: dict[str, Contestant | MissingContestant], op: str, size: int, ranks: int
 ) -> list[Row]:
     arguments = {"op": op, "bytes": size, "repeats": REPEATS[size]}
+    has_goals = size == GOAL_BYTES
     variants = mpi_variants(contestants, op, size, REPEATS[size])
+    if has_goals:  # weft's other buffers lie in node memory.
+        variants.append(variant_of(contestants, "weft, ordinary memory", "weft", "weft_ordinary", arguments))
     if op == "all_gather":
         variants.append(variant_of(contestants, "weft node-shared", "weft", "weft_shared", arguments))
     if op != "all_to_all":  # The other libraries have no strided exchange.
@@ -121,7 +124,6 @@ def measure_one(
     measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
 
     what = f"{NAMES[op]}, {size // MIB} MiB, one node, {ranks} ranks"
-    has_goals = size == GOAL_BYTES
     rows = [Row(what, "ms", "weft", measured.rounds, measured.missing, goals_of(op, ranks) if has_goals else ())]
     shared = {name: measured.rounds[name] for name in ("weft node-shared", OPEN_MPI[0]) if name in measured.rounds}
     if has_goals and op == "all_gather":
