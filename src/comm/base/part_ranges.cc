@@ -1,6 +1,7 @@
 #include "weft/comm/part_ranges.h"
 
 #include <algorithm>
+#include <limits>
 
 #include <absl/strings/str_cat.h>
 
@@ -57,6 +58,11 @@ absl::StatusOr<std::shared_ptr<const PartRanges>> PartRanges::Make(
         return absl::InvalidArgumentError(absl::StrCat("part range of rank ", rank, " begins at ",
                                                        range.begin, " and has ", range.count,
                                                        " elements; neither may be negative"));
+      }
+      if (range.count > std::numeric_limits<int64_t>::max() - std::max(range.begin, table->total_ + count)) {
+        return absl::InvalidArgumentError(absl::StrCat("part range of rank ", rank, " begins at ",
+                                                       range.begin, " and has ", range.count,
+                                                       " elements: more than 64 bits count"));
       }
       if (range.count == 0) continue;
       all.push_back({range, rank});

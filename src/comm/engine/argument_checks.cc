@@ -11,14 +11,20 @@
 
 namespace weft {
 
-absl::Status CheckTotal(int64_t total_count, std::string_view what) {
-  if (total_count >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": a count of ", total_count, " is negative"));
+absl::Status CheckTotal(int64_t total_count, DType dtype, std::string_view what) {
+  if (total_count < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(ToAbsl(what), ": a count of ", total_count, " is negative"));
+  }
+  if (total_count <= kMaxBufferBytes / static_cast<int64_t>(SizeOf(dtype))) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": a count of ", total_count, " ",
+                                                 ToAbsl(Name(dtype)),
+                                                 " is too large; a buffer has at most 32 TiB"));
 }
 
-absl::Status CheckCounts(absl::Span<const int64_t> counts, int64_t total_count, int size,
+absl::Status CheckCounts(absl::Span<const int64_t> counts, int64_t total_count, DType dtype, int size,
                          std::string_view what) {
-  WEFT_RETURN_IF_ERROR(CheckTotal(total_count, what));
+  WEFT_RETURN_IF_ERROR(CheckTotal(total_count, dtype, what));
   if (counts.empty()) {
     if (total_count % size == 0) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": ", total_count,
@@ -29,9 +35,7 @@ absl::Status CheckCounts(absl::Span<const int64_t> counts, int64_t total_count, 
     return absl::InvalidArgumentError(
         absl::StrCat(ToAbsl(what), ": ", counts.size(), " counts for a group of ", size, " ranks"));
   }
-  if (std::any_of(counts.begin(), counts.end(), [](int64_t count) { return count < 0; })) {
-    return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": a negative count"));
-  }
+  for (const int64_t count : counts) WEFT_RETURN_IF_ERROR(CheckTotal(count, dtype, what));
   const int64_t sum = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   if (sum == total_count) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": counts add up to ", sum, ", not to the ",
@@ -67,7 +71,13 @@ absl::Status CheckReduce(ReduceOp op, DType dtype, double scale, std::string_vie
   return absl::OkStatus();
 }
 
-absl::Status CheckInNodeMemory(const NodeHeap& heap, const SharedBuffer& buffer, DType dtype, OpKind kind) {
+absl::Status CheckNotNull(const NamedBuffer& buffer, OpKind kind) {
+  if (buffer.data != nullptr || buffer.elements == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(Name(kind)), ": the ", ToAbsl(buffer.name), " of ",
+                                                 buffer.elements, " elements is null"));
+}
+
+absl::Status CheckInNodeMemory(const NodeHeap& heap, const NamedBuffer& buffer, DType dtype, OpKind kind) {
   if (buffer.elements == 0) return absl::OkStatus();
   const int64_t bytes = buffer.elements * static_cast<int64_t>(SizeOf(dtype));
   const auto first = heap.AddressOf(buffer.data);
@@ -79,8 +89,9 @@ absl::Status CheckInNodeMemory(const NodeHeap& heap, const SharedBuffer& buffer,
       kind == OpKind::kAllGatherShared ? "a block that the node's ranks share" : "the node heap"));
 }
 
-absl::Status CheckRanges(const PartRanges* parts, const ProcessGroup& group, OpKind kind) {
-  if (parts != nullptr && parts->ranks() == group.size()) return absl::OkStatus();
+absl::Status CheckRanges(const PartRanges* parts, const ProcessGroup& group, DType dtype, OpKind kind) {
+  if (parts != nullptr && parts->ranks() == group.size())
+    return CheckTotal(parts->extent(), dtype, Name(kind));
   return absl::InvalidArgumentError(absl::StrCat(
       ToAbsl(Name(kind)), ": ",
       parts == nullptr ? "no part ranges" : absl::StrCat("part ranges of ", parts->ranks(), " ranks"),

@@ -19,10 +19,13 @@
 
 namespace weft {
 
-// A number of elements is not negative.
-absl::Status CheckTotal(int64_t total_count, std::string_view what);
+// More bytes than a node has. Their product with the number of ranks fits 64 bits.
+inline constexpr int64_t kMaxBufferBytes = int64_t{1} << 45;
+
+// A number of elements is not negative, and has at most kMaxBufferBytes bytes.
+absl::Status CheckTotal(int64_t total_count, DType dtype, std::string_view what);
 // Counts by rank add up to `total_count`. Without counts, the ranks divide it evenly.
-absl::Status CheckCounts(absl::Span<const int64_t> counts, int64_t total_count, int size,
+absl::Status CheckCounts(absl::Span<const int64_t> counts, int64_t total_count, DType dtype, int size,
                          std::string_view what);
 // `earlier`, the `after` or the gate of a new operation, is of the same engine and has not failed: a failed
 // operation never becomes *ready*. Errors: also kFailedPrecondition (it failed).
@@ -30,17 +33,18 @@ absl::Status CheckPredecessor(const OperationRecord& earlier, bool same_engine, 
 // The reduction is defined for the dtype, and for the factor.
 absl::Status CheckReduce(ReduceOp op, DType dtype, double scale, std::string_view what);
 
-// A buffer that peers read or write in place.
-struct SharedBuffer {
+struct NamedBuffer {
   std::string_view name;
   const void* data;
   int64_t elements;
 };
-// The buffer lies in one segment of node memory.
-absl::Status CheckInNodeMemory(const NodeHeap& heap, const SharedBuffer& buffer, DType dtype, OpKind kind);
+// The buffer is not null, or has no elements.
+absl::Status CheckNotNull(const NamedBuffer& buffer, OpKind kind);
+// The buffer, which peers read or write in place, lies in one segment of node memory.
+absl::Status CheckInNodeMemory(const NodeHeap& heap, const NamedBuffer& buffer, DType dtype, OpKind kind);
 
-// There are part ranges for each rank of the group.
-absl::Status CheckRanges(const PartRanges* parts, const ProcessGroup& group, OpKind kind);
+// There are part ranges for each rank of the group, in at most kMaxBufferBytes bytes.
+absl::Status CheckRanges(const PartRanges* parts, const ProcessGroup& group, DType dtype, OpKind kind);
 // Views ascend, and have all elements of the parts.
 absl::Status CheckViews(absl::Span<const SourceView> views, const PartRanges& parts);
 

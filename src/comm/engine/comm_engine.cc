@@ -83,7 +83,8 @@ Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buf
                               const Work* after) {
   return SubmitChecked(
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
-        WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, group.size(), Name(kind)));
+        WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, dtype, group.size(), Name(kind)));
+        WEFT_RETURN_IF_ERROR(CheckNotNull({"output", buffers.output, total_count}, kind));
         if (kind != OpKind::kAllGather && !request.lane->placement.local_peers().empty()) {
           WEFT_RETURN_IF_ERROR(
               CheckInNodeMemory(heap(), {"output", buffers.output, total_count}, dtype, kind));
@@ -93,8 +94,11 @@ Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buf
         const PartLayout& parts = request.plan.parts;
         const auto me = static_cast<size_t>(group.group_rank);
         if (kind == OpKind::kAllGatherDelta) {
+          WEFT_RETURN_IF_ERROR(CheckNotNull({"base", buffers.base, parts.counts[me]}, kind));
           request.plan.input = Bytes(buffers.output) + static_cast<size_t>(parts.offsets[me]) * SizeOf(dtype);
           request.plan.base = Bytes(buffers.base);
+        } else {
+          WEFT_RETURN_IF_ERROR(CheckNotNull({"input", buffers.input, parts.counts[me]}, kind));
         }
         request.total_count = total_count;
         request.counts_hash = HashOf(parts);
@@ -127,14 +131,16 @@ Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DTy
                                const Work* after) {
   return SubmitChecked(
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
-        WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, group.size(), "reduce_scatter"));
+        WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, dtype, group.size(), "reduce_scatter"));
         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "reduce_scatter"));
+        WEFT_RETURN_IF_ERROR(CheckNotNull({"input", input, total_count}, OpKind::kReduceScatter));
         request.plan.SetContiguous(OpKind::kReduceScatter, dtype, op, Bytes(input), Bytes(output),
                                    Parts(counts, total_count, group.size()));
         const PartLayout& parts = request.plan.parts;
         request.total_count = total_count;
         request.counts_hash = HashOf(parts);
         const int64_t own = parts.counts[static_cast<size_t>(group.group_rank)];
+        WEFT_RETURN_IF_ERROR(CheckNotNull({"output", output, own}, OpKind::kReduceScatter));
         request.logical_bytes = own * (group.size() - 1) * static_cast<int64_t>(SizeOf(dtype));
         return absl::OkStatus();
       });
@@ -144,8 +150,12 @@ Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buf
                               std::shared_ptr<const PartRanges> parts, OpOptions options, const Work* after) {
   return SubmitChecked(
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
-        WEFT_RETURN_IF_ERROR(CheckRanges(parts.get(), group, kind));
+        WEFT_RETURN_IF_ERROR(CheckRanges(parts.get(), group, dtype, kind));
         const int64_t own = parts->counts()[static_cast<size_t>(group.group_rank)];
+        WEFT_RETURN_IF_ERROR(CheckNotNull({"output", buffers.output, parts->extent()}, kind));
+        if (kind == OpKind::kAllGather) WEFT_RETURN_IF_ERROR(CheckNotNull({"input", buffers.input, own}, kind));
+        if (kind == OpKind::kAllGatherDelta)
+          WEFT_RETURN_IF_ERROR(CheckNotNull({"base", buffers.base, own}, kind));
         if (!request.lane->placement.local_peers().empty()) {
           WEFT_RETURN_IF_ERROR(
               CheckInNodeMemory(heap(), {"output", buffers.output, parts->extent()}, dtype, kind));
@@ -191,10 +201,11 @@ Work CommEngine::SubmitReduceScatter(LaneId lane, const Input& input, void* outp
   return SubmitChecked(
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         constexpr OpKind kKind = OpKind::kReduceScatter;
-        WEFT_RETURN_IF_ERROR(CheckRanges(parts.get(), group, kKind));
+        WEFT_RETURN_IF_ERROR(CheckRanges(parts.get(), group, dtype, kKind));
         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "reduce_scatter"));
         const PartRanges& ranges = *parts;
         const int64_t own = ranges.counts()[static_cast<size_t>(group.group_rank)];
+        WEFT_RETURN_IF_ERROR(CheckNotNull({"output", output, own}, kKind));
         request.total_count = ranges.total();
         request.logical_bytes = own * (group.size() - 1) * static_cast<int64_t>(SizeOf(dtype));
         request.plan.SetContiguous(kKind, dtype, op, nullptr, Bytes(output),
@@ -208,6 +219,7 @@ Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DTy
                                std::shared_ptr<const PartRanges> parts, OpOptions options,
                                const Work* after) {
   const auto block = [&](const PartRanges& ranges, Impl::Request& request) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(CheckNotNull({"input", input, ranges.extent()}, OpKind::kReduceScatter));
     request.plan.input = Bytes(input);
     if (request.lane->placement.local_peers().empty()) return absl::OkStatus();
     return CheckInNodeMemory(heap(), {"input", input, ranges.extent()}, dtype, OpKind::kReduceScatter);
@@ -233,8 +245,10 @@ Work CommEngine::AllReduce(LaneId lane, const void* input, void* output, DType d
                            ReduceOp op, OpOptions options, const Work* after) {
   return SubmitChecked(
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
-        WEFT_RETURN_IF_ERROR(CheckTotal(count, "all_reduce"));
+        WEFT_RETURN_IF_ERROR(CheckTotal(count, dtype, "all_reduce"));
         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "all_reduce"));
+        WEFT_RETURN_IF_ERROR(CheckNotNull({"input", input, count}, OpKind::kAllReduce));
+        WEFT_RETURN_IF_ERROR(CheckNotNull({"output", output, count}, OpKind::kAllReduce));
         request.plan.SetContiguous(OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
                                    PartLayout::FromCounts(impl_->FormAllReduce(dtype, count, request)));
         request.total_count = count;
@@ -284,15 +298,16 @@ Work CommEngine::AllToAll(LaneId lane, const void* input, absl::Span<const int64
   return SubmitExchange(
       lane, OpKind::kAllToAll, dtype, std::move(options), after,
       [&](const ProcessGroup& group, std::vector<TensorView>& to, std::vector<TensorView>& from) {
-        const auto sum = [](absl::Span<const int64_t> counts) {
-          return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-        };
         if (send_counts.empty() || receive_counts.empty()) {
           return absl::InvalidArgumentError("all_to_all: send and receive counts must both be given");
         }
-        WEFT_RETURN_IF_ERROR(CheckCounts(send_counts, sum(send_counts), group.size(), "all_to_all, send"));
-        WEFT_RETURN_IF_ERROR(
-            CheckCounts(receive_counts, sum(receive_counts), group.size(), "all_to_all, receive"));
+        const auto check = [&](absl::Span<const int64_t> counts, std::string_view what) -> absl::Status {
+          for (const int64_t count : counts) WEFT_RETURN_IF_ERROR(CheckTotal(count, dtype, what));
+          const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+          return CheckCounts(counts, total, dtype, group.size(), what);
+        };
+        WEFT_RETURN_IF_ERROR(check(send_counts, "all_to_all, send"));
+        WEFT_RETURN_IF_ERROR(check(receive_counts, "all_to_all, receive"));
         // TensorView has no const form. Sends are only read.
         to = ContiguousParts(const_cast<void*>(input), dtype, {send_counts.begin(), send_counts.end()});
         from = ContiguousParts(output, dtype, {receive_counts.begin(), receive_counts.end()});
@@ -323,7 +338,7 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
                            const Work* after) {
   return SubmitChecked(
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
-        WEFT_RETURN_IF_ERROR(CheckTotal(count, "broadcast"));
+        WEFT_RETURN_IF_ERROR(CheckTotal(count, dtype, "broadcast"));
         if (root < 0 || root >= group.size()) {
           return absl::InvalidArgumentError(absl::StrCat("broadcast: root ", root, " is not a rank of group ",
                                                          group.name, " of size ", group.size()));
@@ -333,6 +348,7 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
               "broadcast: its traffic differs between nodes, which mirrored nodes cannot simulate; simulate "
               "all");
         }
+        WEFT_RETURN_IF_ERROR(CheckNotNull({"buffer", buffer, count}, OpKind::kBroadcast));
         std::vector<int64_t> counts(static_cast<size_t>(group.size()), 0);
         counts[static_cast<size_t>(root)] = count;
         request.plan.SetContiguous(OpKind::kBroadcast, dtype, ReduceOp::kSum, Bytes(buffer), Bytes(buffer),

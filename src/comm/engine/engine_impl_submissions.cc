@@ -1,5 +1,5 @@
 // Submissions: requests become records and operations.
-#include <limits>
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -144,9 +144,8 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::SubmitMessage(OpKind kind, co
   record->descriptor.total_count = count;
   record->descriptor.generation = reset_rounds_.attempt();
   record->label = std::move(options.label);
-  const auto element_bytes = static_cast<int64_t>(SizeOf(dtype));
-  const bool fits = count <= std::numeric_limits<int64_t>::max() / element_bytes;
-  const int64_t bytes = fits ? count * element_bytes : -1;  // CheckMessage refuses that.
+  // CheckMessage refuses larger ones.
+  const int64_t bytes = std::min(count, kMaxBufferBytes) * static_cast<int64_t>(SizeOf(dtype));
   record->message = MessageRequest{address.peer, address.tag, address.channel, data, bytes};
   if (const absl::Status valid = CheckMessage(*record, options); !valid.ok()) {
     record->error = valid;
@@ -179,13 +178,8 @@ absl::Status CommEngine::Impl::CheckMessage(const OperationRecord& record, const
     return invalid(message.peer, " is not a rank of the bootstrap, which has ranks 0 to ",
                    bootstrap_.size() - 1, "; a receive from every rank takes kAnySource");
   }
-  WEFT_RETURN_IF_ERROR(CheckTotal(record.descriptor.total_count, Name(kind)));
-  if (message.bytes < 0) {
-    return invalid("a count of ", record.descriptor.total_count, " ", ToAbsl(Name(record.descriptor.dtype)),
-                   " is too large");
-  }
-  if (message.data == nullptr && message.bytes > 0)
-    return invalid("null buffer of ", message.bytes, " bytes");
+  WEFT_RETURN_IF_ERROR(CheckTotal(record.descriptor.total_count, record.descriptor.dtype, Name(kind)));
+  WEFT_RETURN_IF_ERROR(CheckNotNull({"buffer", message.data, record.descriptor.total_count}, kind));
   if (options.gate != nullptr) return invalid("a message has no gate; submit it once the gate is released");
   if (options.wire_compression != WireCompression::kNone)
     return invalid("messages are not compressed; set wire_compression to kNone");

@@ -1,5 +1,7 @@
 #include "weft/comm/part_ranges.h"
 
+#include <limits>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -62,6 +64,10 @@ TEST(PartRanges, RefuseNegativeAndOverlappingRanges) {
   refuses({{{0, -2}}}, "has -2 elements");
   refuses({{{0, 4}}, {{3, 2}}}, "[0, 4) of rank 0 and [3, 5) of rank 1 overlap");
   refuses({{{5, 2}, {6, 1}}}, "overlap");
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  refuses({{{1, kMax}}}, "more than 64 bits count");
+  refuses({{{0, kMax}}, {{0, 1}}}, "more than 64 bits count");
+  refuses({{{0, kMax - 1}, {kMax - 1, 1}, {0, 1}}}, "more than 64 bits count");
 }
 
 }  // namespace

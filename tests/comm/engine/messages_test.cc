@@ -384,7 +384,7 @@ TEST(Messages, RefuseInvalidArguments) {
                  "-2 is not a rank");
   expect_refused([&](CommEngine& engine) { return engine.Receive({0}, &value, DType::kU8, -1); }, "negative");
   expect_refused([&](CommEngine& engine) { return engine.Receive({0}, nullptr, DType::kU8, 1); },
-                 "null buffer");
+                 "the buffer of 1 elements is null");
   for (const int64_t count : {int64_t{1} << 62, std::numeric_limits<int64_t>::max()}) {
     expect_refused([&](CommEngine& engine) { return engine.Send({0}, &value, DType::kF32, count); },
                    "is too large");
