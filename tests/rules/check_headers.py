@@ -4,8 +4,8 @@
     check_headers.py ROOT
 
 Every header has `#pragma once`. A public header include/weft/<layer>/x.h is the first include of the source x.cc of its layer.
-Compiling this source then proves that the header needs no other one before it. The build compiles alone each public header that
-has no such source (tests/rules/CMakeLists.txt).
+The target weft_header_checks compiles each public header alone (tests/rules/CMakeLists.txt). Sources do not prove that a header
+needs no other one before it: in most presets they have a precompiled header, or are compiled together.
 
 Prints one line for each violation. Exit code: 0 without violations, 1 with violations.
 """

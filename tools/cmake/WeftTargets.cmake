@@ -1,8 +1,9 @@
 # weft_precompiled_headers(<name> HEADERS ... [LINK targets...] [OPTIONS compile options...])
 # Defines a set of precompiled headers, which targets use with weft_precompile(<target> <name>). Headers of other libraries take half
 # of the compile time of most sources. They are precompiled once for the layers and once for the tests, whose options differ.
-# Precompiled headers hide a missing #include. Layers therefore use them only if WEFT_PRECOMPILE is `all`, as under the sanitizers.
-# Other builds find a missing #include.
+# Precompiled headers hide a missing #include. Of the presets, `release`, `asan` and `tsan` have them (WEFT_PRECOMPILE is `all`). Their
+# builds find a missing #include in public headers only, which weft_header_checks compiles alone. Builds without them, such as the
+# preset `debug`, find it in every source.
 function(weft_precompiled_headers name)
   cmake_parse_arguments(ARG "" "" "HEADERS;LINK;OPTIONS" ${ARGN})
   file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/${name}.cc CONTENT "")
