@@ -3,8 +3,8 @@
 
     check_notes.py ROOT
 
-A line of a comment that begins with `Note [Name]`, and has nothing or a colon after it, defines the note. Every other `Note [Name]` cites
-it, also across the end of a line. Where a file follows (`Note [Name] in path/file.h`), it must be the one that defines the note.
+A line of a comment that begins with `Note [Name]`, and has nothing or a colon after it, defines the note, unless the line before it breaks
+off in a sentence. Every other `Note [Name]` cites it, also across the end of a line. Where a file follows (`Note [Name] in path/file.h`), it must be the one that defines the note.
 `Note [...]` stands for any note.
 
 Prints one line for each violation. Exit code: 0 without violations, 1 with violations.
@@ -16,7 +16,8 @@ import sys
 FOLDERS = ["include", "src", "sharding", "context_parallel", "python", "tests", "bench", "examples", "tools", "docs"]
 SUFFIXES = {".h", ".cc", ".py", ".md", ".cmake", ".sh"}
 PAGES = ["README.md", "CONTRIBUTING.md"]
-DEFINITION = re.compile(r"^[ \t]*(?://|#)?[ \t]*Note \[([^\]\n]+)\](?=:|$)", re.MULTILINE)
+DEFINITION = re.compile(r"^[ \t]*(//|#|)[ \t]*Note \[([^\]\n]+)\](:|$)", re.MULTILINE)
+BREAKS_OFF = re.compile(r"[\w,(-]$")
 LINE_END = re.compile(r"\n[ \t]*(?://|#|>)?[ \t]*")
 CITATION = re.compile(r"Note \[([^\]\[]+)\](?: in `?([\w/]+\.\w+))?")
 
@@ -27,13 +28,23 @@ def files_of(root):
         yield from (path for path in sorted((root / folder).rglob("*")) if path.suffix in SUFFIXES)
 
 
+def definitions(text):
+    """Names of the notes that a source defines."""
+    for found in DEFINITION.finditer(text):
+        mark, name, colon = found.groups()
+        before = text[:found.start()].removesuffix("\n").rpartition("\n")[2]
+        comment = before.partition(mark)[2] if mark else before
+        if colon or not BREAKS_OFF.search(comment.rstrip()):
+            yield name
+
+
 def violations(root):
     texts = {path.relative_to(root): path.read_text() for path in files_of(root) if not path.name.startswith("check_notes")}
     defined = {}
     for path, text in texts.items():
         if path.suffix == ".md":
             continue
-        for name in DEFINITION.findall(text):
+        for name in definitions(text):
             if name in defined:
                 yield f"{path}: defines Note [{name}], as {defined[name]} does"
             defined.setdefault(name, path)

@@ -27,6 +27,16 @@ class CheckNotes(SmallTree):
         self.write("src/comm/a.cc", "// See Note [Fast\n// peers].\n")
         self.assertEqual(self.violations(), ["src/comm/a.cc: cites Note [Fast peers], which no file defines"])
 
+    def test_finds_a_note_that_does_not_exist_on_a_line_of_its_own(self):
+        self.write("src/comm/a.cc", "int a;  // The rule is in\n// Note [Fast peers]\nint b;\n")
+        self.write("src/comm/b.cc", "// Ranks wait, see\n//   Note [Slow peers]\n")
+        self.assertEqual(self.violations(), ["src/comm/a.cc: cites Note [Fast peers], which no file defines"])
+
+    def test_accepts_notes_after_a_sentence_code_or_an_empty_line(self):
+        for number, before in enumerate(("// A sentence.\n", "int a;\n", "//\n", "// A list:\n", "", "\n", '"""\n')):
+            self.write("src/comm/b.cc", f"{before}// Note [Number {number}]\n")
+            self.assertEqual(self.violations(), [])
+
     def test_finds_a_note_of_another_file(self):
         self.write("src/comm/a.cc", "// See Note [Slow peers] in src/comm/links/wire.h.\n")
         self.assertEqual(self.violations(),
