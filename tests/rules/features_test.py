@@ -16,7 +16,7 @@ def named_tests(page):
 def has_test(source, suite, name):
     """True if a C++ or Python source defines the test."""
     in_cpp = re.search(rf"^TEST(_F|_P)?\({suite}, {name}\)", source, re.MULTILINE)
-    in_python = re.search(rf"^class {suite}\(.*?^    def {name}\(self\)", source, re.MULTILINE | re.DOTALL)
+    in_python = re.search(rf"^class {suite}\((?:(?!^class ).)*?^    def {name}\(self\)", source, re.MULTILINE | re.DOTALL)
     return bool(in_cpp or in_python)
 
 
@@ -45,6 +45,9 @@ class Finder(unittest.TestCase):
         self.assertFalse(has_test(source, "Suite", "Other"))
         self.assertFalse(has_test(source, "Suite", "Nam"))
         self.assertFalse(has_test(source, "Case", "test_that"))
+        later = source + "\n\nclass Later(unittest.TestCase):\n    def test_that(self):\n"
+        self.assertFalse(has_test(later, "Case", "test_that"))
+        self.assertTrue(has_test(later, "Later", "test_that"))
 
 
 if __name__ == "__main__":
