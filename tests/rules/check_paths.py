@@ -4,7 +4,7 @@
     check_paths.py ROOT
 
 In every Markdown page, these are checked:
-- links to files, from the folder of the page;
+- links to files, from the folder of the page, and to parts of pages;
 - code spans that are a path below a folder of the tree, such as `src/comm/links`;
 - names of sources and scripts with a folder, such as `weft/comm/work.h` or tools/test.sh. They may lie below the page's folder,
   include/, include/weft/ or python/, too.
@@ -12,6 +12,7 @@ In every Markdown page, these are checked:
 
 Prints one line for each violation. Exit code: 0 without violations, 1 with violations.
 """
+import collections
 import pathlib
 import re
 import sys
@@ -19,6 +20,8 @@ import sys
 SUFFIXES = "h|cc|py|sh|md|cmake|sbatch"
 BASES = ["", "include", "include/weft", "python"]
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
+PART = re.compile(r"\]\(([^)#:\s]*)#([^)\s]*)\)")
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([\w.<>*-]+(?:/[\w.<>*-]+)*/?)`")
 WORD = re.compile(rf"(?<![\w./<>*$-])([A-Za-z_][\w.<>*-]*(?:/[\w.<>*-]+)+\.(?:{SUFFIXES}))(?![\w/])")
 # Files of other projects, and of the build.
@@ -43,6 +46,16 @@ def paths_of(text, folders):
     return sorted(path for path in spans | set(WORD.findall(text)) if not FOREIGN.match(path))
 
 
+def parts_of(text):
+    """The anchors of a page's headings, as GitHub makes them."""
+    counts = collections.Counter()
+    for heading in re.findall(r"^#+ (.+)$", FENCED.sub("", text), re.MULTILINE):
+        heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        anchor = re.sub(r"[^\w -]", "", heading).replace(" ", "-")
+        yield f"{anchor}-{counts[anchor]}" if counts[anchor] else anchor
+        counts[anchor] += 1
+
+
 def violations(root):
     folders = {path.name for path in root.iterdir() if path.is_dir() and path.name != "build" and not path.name.startswith(".")}
     for page in pages_of(root, sorted(folders)):
@@ -50,6 +63,10 @@ def violations(root):
         for link in sorted(set(LINK.findall(text))):
             if not exists(page.parent, link):
                 yield f"{page.relative_to(root)}: links to {link}, which does not exist"
+        for link, part in sorted(set(PART.findall(text))):
+            target = page.parent / link if link else page
+            if target.suffix == ".md" and target.exists() and part not in parts_of(target.read_text()):
+                yield f"{page.relative_to(root)}: links to {link}#{part}, but that page has no such part"
         for path in paths_of(text, folders):
             if not any(exists(base, path) for base in [page.parent, *(root / base for base in BASES)]):
                 yield f"{page.relative_to(root)}: names {path}, which does not exist"

@@ -18,8 +18,9 @@ class CheckPaths(SmallTree):
             self.write(file, "")
 
     def test_accepts_paths_that_exist(self):
-        self.write("docs/engine.md", "The [tests](../tools/test.sh) and [goals](engine.md#goals) of `bench/engine/`, `weft/comm/work.h`, "
-                                     "`comm/work.h`, `include/weft/<layer>/` and `bench/engine/*.cc`:\n\n    tools/test.sh\n")
+        self.write("docs/engine.md", "## Goals\n\nThe [tests](../tools/test.sh) and [goals](engine.md#goals) of `bench/engine/`, "
+                                     "`weft/comm/work.h`, `comm/work.h`, `include/weft/<layer>/` and `bench/engine/*.cc`:\n\n"
+                                     "    tools/test.sh\n")
         self.write("bench/README.md", "The model is that of `peers/llama.py`.\n")
         self.assertEqual(self.violations(), [])
 
@@ -35,6 +36,14 @@ class CheckPaths(SmallTree):
     def test_finds_a_link_to_a_file_that_does_not_exist(self):
         self.write("README.md", "[engine](docs/engines.md#lanes)\n")
         self.assertEqual(self.violations(), ["README.md: links to docs/engines.md, which does not exist"])
+
+    def test_finds_a_link_to_a_part_that_does_not_exist(self):
+        self.write("docs/engine.md", "# The engine\n\n```sh\n# Lanes\n```\n## Goals, at `1gbit`: [all](a)\n## Goals\n### Goals\n")
+        self.write("README.md", "[a](docs/engine.md#the-engine), [b](docs/engine.md#goals-at-1gbit-all), [c](docs/engine.md#goals-1), "
+                                "[d](docs/engine.md#lanes), [e](docs/engine.md#goals-2), [f](#start), [g](tools/test.sh#l1)\n")
+        self.write("docs/a", "")
+        self.assertEqual(self.violations(), [f"README.md: links to {link}, but that page has no such part"
+                                             for link in ("#start", "docs/engine.md#goals-2", "docs/engine.md#lanes")])
 
     def test_finds_a_pattern_without_files(self):
         self.write("README.md", "`include/weft/<layer>/types.h` and `bench/*.cc`\n")
