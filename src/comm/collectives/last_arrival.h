@@ -3,7 +3,8 @@
 //
 // Note [Last arrival]
 // Problem: if every rank moved its own part of a small collective, it would wait twice: until all ranks have
-// arrived, and until all have read its input. Each wait may take a wake-up, which costs more than the data.
+// arrived, and until all have read its input. A wait may end with a wake-up, which takes longer than the
+// copy.
 // Rule: the rank that publishes the operation last (Note [Arrivals]) moves everything: it copies or reduces
 // all parts, and writes the outputs of all ranks. It then sets the operation's word, and wakes the others.
 // The move is *immediate*: the thread that finds that its rank is the last one performs it, even if it only

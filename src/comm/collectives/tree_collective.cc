@@ -43,7 +43,9 @@
 namespace weft {
 namespace {
 
-constexpr int kResultEdge = 0;      // The message that brings the result. Others have the rank `lo`, or more.
+// The edge of the result. A partial sum of T(lo, n) travels on edge `lo`, and the arrival of node k on edge
+// 1 + k: BeginArrivals sends it only to a peer that gets no partial sum.
+constexpr int kResultEdge = 0;
 constexpr int64_t kLineBytes = 64;  // A cache line, which AllReduceCounts never splits.
 // Most bytes of the inputs of a node, which its leader adds in a poll.
 constexpr int64_t kMostInputBytes = int64_t{32} * 1024;
