@@ -153,7 +153,8 @@ Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buf
         WEFT_RETURN_IF_ERROR(CheckRanges(parts.get(), group, dtype, kind));
         const int64_t own = parts->counts()[static_cast<size_t>(group.group_rank)];
         WEFT_RETURN_IF_ERROR(CheckNotNull({"output", buffers.output, parts->extent()}, kind));
-        if (kind == OpKind::kAllGather) WEFT_RETURN_IF_ERROR(CheckNotNull({"input", buffers.input, own}, kind));
+        if (kind == OpKind::kAllGather)
+          WEFT_RETURN_IF_ERROR(CheckNotNull({"input", buffers.input, own}, kind));
         if (kind == OpKind::kAllGatherDelta)
           WEFT_RETURN_IF_ERROR(CheckNotNull({"base", buffers.base, own}, kind));
         if (!request.lane->placement.local_peers().empty()) {
