@@ -49,8 +49,9 @@ class WeftAndMpiCase : public CollectiveCase {
     std::copy(mpi_input_.begin(), mpi_input_.end(), input_.data());
   }
 
-  // `make` returns a run of weft with the given input and output.
-  void AddWeft(const std::function<std::function<void()>(float* input, float* output)>& make) {
+  // `make(float* input, float* output)` returns a run of weft.
+  template <typename MakeRun>
+  void AddWeft(const MakeRun& make) {
     variants_["weft"] = make(input_.data(), output_.data());
     variants_["weft_ordinary"] = [this, run = make(mpi_input_.data(), mpi_output_.data()),
                                   is_first = true]() mutable {
