@@ -112,6 +112,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   bool must_be_polled() const { return wire_.busy() || uses_wire_ || awaits_slot_; }
   // Interval between polls of the wire. See Note [Poll intervals].
   int64_t poll_interval_ns() const { return wire_.PollIntervalNs(now_ns_); }
+  bool has_fast_link() const { return wire_.has_fast_link(); }
   // Sends the remaining control messages and signals. False once all have been sent, or the transport has
   // failed.
   bool FlushControlMessages() {

@@ -27,7 +27,6 @@ int64_t CutToWire(int64_t interval_ns, int64_t wire_interval_ns) {
 }
 // The shortest interval while a thread waits, after it has yielded for a while.
 constexpr int64_t kWirePollIntervalNs = 50 * kMicrosecond;
-constexpr int64_t kYieldBeforePollNs = 30 * kMicrosecond;
 // The shortest interval while no thread waits. Each poll takes time from a rank that computes, and the
 // system's buffers hold what arrives meanwhile.
 constexpr int64_t kUnattendedWirePollIntervalNs = 250 * kMicrosecond;
@@ -143,7 +142,8 @@ EngineShell::PollResult EngineShell::PollLocked(int64_t now_ns) {
           core_->has_tasks(),
           core_->must_be_polled() || broadcasting,
           now_ns,
-          core_->poll_interval_ns()};
+          core_->poll_interval_ns(),
+          core_->has_fast_link()};
 }
 
 EngineShell::PollResult EngineShell::PollAndRunTask(int64_t now_ns, const AwaitedEvent* raised) {
@@ -199,28 +199,29 @@ bool EngineShell::PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool(
       begin + std::max<int64_t>(0, absl::ToInt64Nanoseconds(std::min(timeout, kLongestWait)));
   waits_.fetch_add(1, std::memory_order_relaxed);
   waiters_.fetch_add(1);
-  int64_t idle_since = begin;
   bool reached = true;
   uint32_t seen = node_.Doorbell();
   PollResult poll = PollAndRunTask(begin, awaited);
+  WaitSteps steps(times_, begin);
   while (!done()) {
     const int64_t now = poll.advanced ? runtime_.NowNs() : poll.now_ns;  // A task may have taken long.
-    if (poll.advanced) {
-      idle_since = now;
-      // With more ranks than cores, another rank must use the wire before this one's time slice ends.
-      if (poll.uses_wire && !times_.has_core) runtime_.Yield();
-    } else if (now - idle_since < (poll.uses_wire ? kYieldBeforePollNs : times_.yield_ns)) {
-      if (now - idle_since >= times_.poll_ns) {
-        runtime_.Yield();
-      } else if (!poll.uses_wire) {
+    switch (steps.Next({poll.advanced, poll.uses_wire, poll.has_fast_link, now})) {
+      case WaitSteps::Step::kPoll:
+        break;
+      case WaitSteps::Step::kWatchDoorbell:
         PollDoorbell(seen);
+        break;
+      case WaitSteps::Step::kYield:
+        runtime_.Yield();
+        break;
+      case WaitSteps::Step::kSleep: {
+        const int64_t interval =
+            poll.uses_wire ? WirePollInterval(steps.idle_ns(now),
+                                              CutToWire(kWirePollIntervalNs, poll.wire_interval_ns))
+                           : kMaxDoorbellWaitNs;
+        node_.Wait(seen, std::min(interval, std::max<int64_t>(1, limit - now)));
+        break;
       }
-    } else {
-      const int64_t interval =
-          poll.uses_wire
-              ? WirePollInterval(now - idle_since, CutToWire(kWirePollIntervalNs, poll.wire_interval_ns))
-              : kMaxDoorbellWaitNs;
-      node_.Wait(seen, std::min(interval, std::max<int64_t>(1, limit - now)));
     }
     if (now >= limit && !done()) {
       reached = false;

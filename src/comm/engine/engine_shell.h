@@ -25,8 +25,9 @@
 //     loses its core before the system call, operations wait until it runs again, or until the sleep of the
 //     progress thread ends.
 //   - A submission runs an immediate task itself, if that is the most urgent one. See Note [Last arrival].
-//   - A waiting thread polls, then yields, then sleeps. It polls without yielding only for a time as short as
-//     a wake-up, and only if its rank has a hardware thread for itself (RankCpus::Share). Between two polls
+//   - A waiting thread polls, then yields, then sleeps (wait_times.h). It polls without yielding only for a
+//     time as short as a wake-up, and only if its rank has a hardware thread for itself (RankCpus::Share).
+//     If data moves between nodes and ranks share hardware threads, it yields after 200 us. Between two polls
 //     it watches its doorbell alone, unless it must poll for what rings no doorbell: a poll of the core takes
 //     longer, and takes cache lines from the peer that writes them.
 //
@@ -117,7 +118,8 @@ class EngineShell {
     bool has_tasks;
     bool uses_wire;
     int64_t now_ns;            // The time of the poll.
-    int64_t wire_interval_ns;  // Of polls of the wire, by its rate. See Note [Wire budget].
+    int64_t wire_interval_ns;  // Of polls of the wire. See Note [Poll intervals].
+    bool has_fast_link;        // Slices travel in runs.
   };
   // Destroyed without the lock: the destructors may call the engine.
   using ReleasedMemory = std::vector<std::shared_ptr<void>>;

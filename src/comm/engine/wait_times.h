@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include <absl/time/time.h>
 
@@ -19,6 +20,11 @@ struct WaitTimes {
   bool has_core;     // No other rank needs the hardware thread of a thread that polls.
   int64_t poll_ns;   // A waiting thread polls for this long before it yields.
   int64_t yield_ns;  // It then yields, until it has found nothing to do for this long, and sleeps.
+  int64_t wire_yield_ns;       // In place of yield_ns while the wire is in use,
+  int64_t fast_wire_yield_ns;  // and if the link is fast.
+  // A thread that moves data between nodes yields when it has run for this long, if ranks share hardware
+  // threads.
+  int64_t turn_ns;
   // Sleep of the progress thread while another thread waits and polls. It bounds the delay of data that an
   // operation moves if it is submitted soon after a wait, and for which no thread waits.
   int64_t beside_waiter_ns;
@@ -34,12 +40,84 @@ struct WaitTimes {
 // Ranks that share hardware threads yield at once, and for longer: others run meanwhile, and if all ranks
 // slept, the last one would have to wake them one by one. Their progress threads wake less often. Several
 // waits between two looks of a progress thread are those of small operations.
+// While the wire is in use, a rank sleeps sooner: socket buffers hold what arrives. On a fast link it yields
+// for as long as two messages take. MPI moves the data of large messages within a node in polls of both
+// ranks, so a sleep would stall them. See Note [Runs of slices].
+// Each change of threads costs microseconds and what the caches hold, but other ranks must use the wire
+// before the time slice of one ends.
 inline WaitTimes TimesOf(Runtime& runtime, bool has_core) {
   // Virtual time passes only while a fiber yields.
-  if (runtime.simulation() != nullptr) return {false, 0, 30 * kMicrosecond, 125 * kMicrosecond, 0, 0};
-  if (has_core)
-    return {true, 10 * kMicrosecond, 30 * kMicrosecond, 125 * kMicrosecond, 125 * kMicrosecond, 1};
-  return {false, 0, 250 * kMicrosecond, kMillisecond, kMillisecond, 4};
+  if (runtime.simulation() != nullptr) {
+    return {.has_core = false,
+            .poll_ns = 0,
+            .yield_ns = 30 * kMicrosecond,
+            .wire_yield_ns = 30 * kMicrosecond,
+            .fast_wire_yield_ns = 30 * kMicrosecond,
+            .turn_ns = 0,
+            .beside_waiter_ns = 125 * kMicrosecond,
+            .after_wait_ns = 0,
+            .series_waits = 0};
+  }
+  WaitTimes times{.has_core = has_core,
+                  .poll_ns = 0,
+                  .yield_ns = 250 * kMicrosecond,
+                  .wire_yield_ns = 30 * kMicrosecond,
+                  .fast_wire_yield_ns = 200 * kMicrosecond,
+                  .turn_ns = 200 * kMicrosecond,
+                  .beside_waiter_ns = kMillisecond,
+                  .after_wait_ns = kMillisecond,
+                  .series_waits = 4};
+  if (has_core) {
+    times.poll_ns = 10 * kMicrosecond;
+    times.yield_ns = 30 * kMicrosecond;
+    times.beside_waiter_ns = times.after_wait_ns = 125 * kMicrosecond;
+    times.series_waits = 1;
+  }
+  return times;
 }
+
+// What a waiting thread does between two polls of the core.
+class WaitSteps {
+ public:
+  enum class Step : uint8_t { kPoll, kWatchDoorbell, kYield, kSleep };
+  // The outcome of a poll.
+  struct Polled {
+    bool advanced;
+    bool uses_wire;
+    bool has_fast_link;
+    int64_t now_ns;
+  };
+
+  WaitSteps(const WaitTimes& times, int64_t begin_ns)
+      : times_(times), idle_since_ns_(begin_ns), turn_began_ns_(begin_ns) {}
+
+  Step Next(const Polled& polled) {
+    if (std::exchange(has_yielded_, false)) turn_began_ns_ = polled.now_ns;
+    const Step step = Choose(polled);
+    has_yielded_ = step == Step::kYield;
+    return step;
+  }
+  // Time for which the polls up to the last one have found nothing to do.
+  int64_t idle_ns(int64_t now_ns) const { return now_ns - idle_since_ns_; }
+
+ private:
+  Step Choose(const Polled& polled) {
+    if (polled.advanced) {
+      idle_since_ns_ = polled.now_ns;
+      const bool turn_ends =
+          polled.uses_wire && !times_.has_core && polled.now_ns - turn_began_ns_ >= times_.turn_ns;
+      return turn_ends ? Step::kYield : Step::kPoll;
+    }
+    const int64_t wire_yield_ns = polled.has_fast_link ? times_.fast_wire_yield_ns : times_.wire_yield_ns;
+    if (idle_ns(polled.now_ns) >= (polled.uses_wire ? wire_yield_ns : times_.yield_ns)) return Step::kSleep;
+    if (idle_ns(polled.now_ns) >= times_.poll_ns) return Step::kYield;
+    return polled.uses_wire ? Step::kPoll : Step::kWatchDoorbell;
+  }
+
+  const WaitTimes& times_;
+  int64_t idle_since_ns_;
+  int64_t turn_began_ns_;  // The first poll after the last yield.
+  bool has_yielded_ = false;
+};
 
 }  // namespace weft

@@ -161,6 +161,8 @@ class CreditScheduler {
     const int64_t slices = bytes / slice_bytes;
     return slices < kFewestInRun ? 1 : slices;
   }
+  // True if slices of the engine's size travel in runs.
+  bool has_fast_link() const { return LongestRun(Priority::kCritical, options_.slice_bytes) > 1; }
   static constexpr int64_t kFewestInRun = 4;
   // Runs that fit the yield window, the rest of a stream, and its receive ring, at least.
   static constexpr int64_t kRunsOfWindow = 4;
