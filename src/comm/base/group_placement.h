@@ -66,19 +66,20 @@ class GroupPlacement {
   // True if, in addition, all nodes have as many members, a power of two, but for the last, which may have
   // fewer. The reduction tree is then a canonical tree over the nodes, and one over the members of each.
   bool nodes_are_subtrees() const { return tables_->nodes_are_subtrees; }
-  // The first member on `node`. It exchanges the control messages of the node: see Note [Node graphs].
-  int FirstMember(int node) const { return MembersOf(node).front(); }
-  // The member of the caller's node that keeps what its local ranks share. See Note [Arrivals].
-  int node_host() const { return FirstMember(NodeOf(me())); }
+  // The *node leader*: the first member on `node`. It exchanges the control messages of the node: see Note
+  // [Node graphs].
+  int NodeLeader(int node) const { return MembersOf(node).front(); }
+  // That of the caller's node. It keeps what the local ranks share: see Note [Arrivals].
+  int node_leader() const { return NodeLeader(NodeOf(me())); }
   // Ranks of the group on the caller's node, with the caller.
   int local_size() const { return static_cast<int>(local_peers_.size()) + 1; }
 
   // Position of `member` among the group's ranks of its node.
   int IndexInNode(int member) const { return tables_->index_in_node[static_cast<size_t>(member)]; }
 
-  // The leader of `node` for `member`'s part: the rank that sends or receives the part for its node. Parts
-  // are dealt round robin to a node's ranks, so that each drives a share of the node's traffic. On the
-  // member's own node, the leader is the member.
+  // The *part leader* of `node` for `member`: the rank that sends or receives the member's part for its node.
+  // Parts are dealt round robin to a node's ranks, so that each drives a share of the node's traffic. On the
+  // member's own node it is the member.
   int PartLeader(int node, int member) const;
 
   bool AreInOneDomain(int a, int b) const { return DomainOf(a) == DomainOf(b); }

@@ -5,14 +5,14 @@
 namespace weft {
 namespace {
 
-// Calls body(offset, length, data) for each contiguous run of a slice of `count` elements.
+// Calls body(offset, length, data) for each contiguous span of a slice of `count` elements.
 template <typename Body>
-void ForEachRun(const SlicePlace& slice, int64_t count, size_t element_bytes, Body body) {
+void ForEachSpan(const SlicePlace& slice, int64_t count, size_t element_bytes, Body body) {
   if (slice.is_contiguous()) {
     body(int64_t{0}, count, slice.data);
     return;
   }
-  ForEachRun(slice.ranges, slice.first, count, [&](int64_t offset, int64_t length, int64_t begin) {
+  ForEachSpan(slice.ranges, slice.first, count, [&](int64_t offset, int64_t length, int64_t begin) {
     body(offset, length, slice.At(begin, element_bytes));
   });
 }
@@ -54,9 +54,9 @@ std::byte* SlicePlace::At(int64_t element, size_t element_bytes) const {
 
 void CopySlice(const SlicePlace& source, const SlicePlace& target, int64_t count, size_t element_bytes,
                bool nontemporal) {
-  ForEachRun(source, count, element_bytes, [&](int64_t offset, int64_t length, const std::byte* from) {
+  ForEachSpan(source, count, element_bytes, [&](int64_t offset, int64_t length, const std::byte* from) {
     const SlicePlace to = SkipElements(target, offset, element_bytes);
-    ForEachRun(to, length, element_bytes, [&](int64_t begin, int64_t run, std::byte* data) {
+    ForEachSpan(to, length, element_bytes, [&](int64_t begin, int64_t run, std::byte* data) {
       const size_t size = element_bytes;
       CopyBytes(data, from + static_cast<size_t>(begin) * size, static_cast<size_t>(run) * size, nontemporal);
     });

@@ -34,11 +34,11 @@ struct SlicePlace {
   int64_t first = 0;  // Number of the slice's first element in the part.
 };
 
-// Calls body(offset, length, begin) for each contiguous run of elements [first, first + count) of a part, in
+// Calls body(offset, length, begin) for each contiguous span of elements [first, first + count) of a part, in
 // order: elements [begin, begin + length) of the buffer, after `offset` others. `ranges`: those of the part,
 // from that of the first element on.
 template <typename Body>
-void ForEachRun(absl::Span<const PartRanges::PlacedRange> ranges, int64_t first, int64_t count, Body body) {
+void ForEachSpan(absl::Span<const PartRanges::PlacedRange> ranges, int64_t first, int64_t count, Body body) {
   int64_t offset = 0;
   for (auto range = ranges.begin(); offset < count; ++range) {
     const int64_t within = first + offset - range->place;

@@ -1,8 +1,8 @@
-// Broadcast over several nodes. One rank of each node, its *leader*, takes part in the traffic between nodes:
-// the root on its own node, and the leader for the root's part on every other node. Each half of the message
-// travels along a tree of nodes, slice by slice: see Note [Broadcast trees]. A leader sends a slice on as
-// soon as it has arrived. The other ranks of a node copy slices from the root's input, or from their leader's
-// output as its counters grow.
+// Broadcast over several nodes. One rank of each node, here its *leader*, takes part in the traffic between
+// nodes: the root on its own node, and the part leader for the root on every other node. Each half of the
+// message travels along a tree of nodes, slice by slice: see Note [Broadcast trees]. A leader sends a slice
+// on as soon as it has arrived. The other ranks of a node copy slices from the root's input, or from their
+// leader's output as its counters grow.
 //
 // Note [Confirmed edges]
 // Problem: a rank must not finish while a rank of a neighboring node runs a different operation: neither
@@ -118,7 +118,7 @@ class BroadcastOperation final : public Collective {
 
   int64_t ElementBytes() const { return static_cast<int64_t>(SizeOf(plan().dtype)); }
   // The half that begins at `element` of a buffer. The buffer may be one that is only read.
-  SliceMemory RunAt(const std::byte* buffer, int64_t element) const {
+  SliceMemory HalfAt(const std::byte* buffer, int64_t element) const {
     return {const_cast<std::byte*>(buffer) + element * ElementBytes(), SizeOf(plan().dtype)};
   }
   // This rank's memory that has the message in the end.
@@ -139,7 +139,8 @@ class BroadcastOperation final : public Collective {
       const std::byte* from = leader == plan().root ? InputOf(context, leader) : OutputOf(context, leader);
       const bool nontemporal = ShouldBypassCaches(static_cast<size_t>(plan().parts.total() * ElementBytes()) *
                                                   (1 + placement.local_peers().size()));
-      half.pull.emplace(slicing, plan().dtype, RunAt(from, begin), RunAt(plan().output, begin), nontemporal);
+      half.pull.emplace(slicing, plan().dtype, HalfAt(from, begin), HalfAt(plan().output, begin),
+                        nontemporal);
       return absl::OkStatus();
     }
     const BroadcastEdges edges = EdgesOfBroadcast(tree, placement.node_count(), placement.NodeOf(plan().root),
@@ -155,7 +156,7 @@ class BroadcastOperation final : public Collective {
     for (const int node : edges.targets) {
       half.targets.push_back(channel_to(node, AnnouncementChannel(tree)));
       half.sends.AddPart(channel_to(node, DataChannel(tree)),
-                         {slicing, plan().dtype, RunAt(Message(placement), begin), encoding}, half.slots);
+                         {slicing, plan().dtype, HalfAt(Message(placement), begin), encoding}, half.slots);
     }
     return absl::OkStatus();
   }
@@ -166,7 +167,7 @@ class BroadcastOperation final : public Collective {
     const WirePhase window = halves_.size() == 1 ? WirePhase::kGather : WirePhase::kReduce;
     const bool from_root = channel.peer == context.placement.BootstrapRank(plan().root);
     const auto source = from_root ? ReceiveStream::Source::kReady : ReceiveStream::Source::kProduced;
-    const SliceMemory output = RunAt(plan().output, begin);
+    const SliceMemory output = HalfAt(plan().output, begin);
     const bool encoded = ring.encoding != WireEncoding::kPlain;
     if (encoded && half.slicing.elements > 0) {
       if (ring_slices_ == 0) ring_slices_ = RingSlices(context, kBroadcastTrees);

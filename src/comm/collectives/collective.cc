@@ -229,21 +229,21 @@ absl::StatusOr<bool> Collective::ComparePeer(const OperationContext& context, in
 }
 
 // See Note [Arrivals].
-absl::StatusOr<bool> Collective::MeetPeers(OperationContext& context) {
+absl::StatusOr<bool> Collective::AwaitArrivals(OperationContext& context) {
   const std::vector<int>& peers = context.placement.local_peers();
   if (peers.empty()) return true;
   const Descriptor& mine = context.record->descriptor;
-  const NodeLink::Meeting meeting = NodeLink::MeetingOf(context.record->lane, context.placement);
+  const NodeLink::LocalGroup group = NodeLink::LocalGroupOf(context.record->lane, context.placement);
   const bool arrives = arrival_ == Arrival::kNone;
   if (arrives) {
-    const std::optional<bool> is_last = context.node.Arrive(meeting, mine.sequence, node_hash_);
+    const std::optional<bool> is_last = context.node.Arrive(group, mine.sequence, node_hash_);
     if (is_last) arrival_ = *is_last ? Arrival::kLast : Arrival::kCounted;
-    // Peers that published the first operation before the host opened the lane could not arrive.
-    const bool opens = context.placement.me() == context.placement.node_host() && mine.sequence == 1;
+    // Peers that published the first operation before the node leader opened the lane could not arrive.
+    const bool opens = context.placement.me() == context.placement.node_leader() && mine.sequence == 1;
     if (opens || (arrived_last() && wakes_peers_on_arrival())) context.RingLocalPeers();
   }
   if (arrival_ != Arrival::kNone) {
-    const std::optional<bool> all_equal = context.node.HaveArrived(meeting, mine.sequence, node_hash_);
+    const std::optional<bool> all_equal = context.node.HaveArrived(group, mine.sequence, node_hash_);
     if (all_equal && *all_equal) return true;
     if (all_equal) {
       // Either operations that match have different hashes, or ranks of another group were counted.
@@ -336,7 +336,7 @@ absl::StatusOr<Operation::Progress> Collective::Step(OperationContext& context) 
     if (IsStagingDone()) Publish(context);
   }
   if (stage_ == Stage::kAwaitingPeers) {
-    WEFT_ASSIGN_OR_RETURN(const bool met, MeetPeers(context));
+    WEFT_ASSIGN_OR_RETURN(const bool met, AwaitArrivals(context));
     if (met) {
       if (!plan_.views.empty()) ReadViewTables(context);
       WEFT_RETURN_IF_ERROR(BeginMove(context));

@@ -36,10 +36,10 @@ class Collective : public Operation {
     bool input;
     bool output;
   };
-  // The host of a node reads the inputs of the node, whose other ranks read its output.
+  // The node leader reads the inputs of the node, whose other ranks read its output.
   static Sharing SharingThroughHost(const GroupPlacement& placement) {
-    const bool is_host = placement.node_host() == placement.me();
-    return {.input = !is_host, .output = is_host && !placement.local_peers().empty()};
+    const bool is_leader = placement.node_leader() == placement.me();
+    return {.input = !is_leader, .output = is_leader && !placement.local_peers().empty()};
   }
   Collective(CollectivePlan&& plan, Sharing sharing) : plan_(std::move(plan)), sharing_(sharing) {}
 
@@ -105,7 +105,7 @@ class Collective : public Operation {
   void ReadViewTables(OperationContext& context);
   void Publish(OperationContext& context);
   // Returns true if all local peers have published the same operation.
-  absl::StatusOr<bool> MeetPeers(OperationContext& context);
+  absl::StatusOr<bool> AwaitArrivals(OperationContext& context);
   // Returns false if the peer has not published the operation yet. Errors: kFailedPrecondition (mismatch).
   absl::StatusOr<bool> ComparePeer(const OperationContext& context, int peer) const;
   // The descriptor of a local peer. REQUIRES: all have published.

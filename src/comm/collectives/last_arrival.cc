@@ -18,12 +18,12 @@ constexpr int64_t kOutputs = 1;  // Pieces of a rank that others may claim.
 LastArrival::Word::Word(const OperationContext& context)
     : node_(context.node),
       placement_(context.placement),
-      meeting_(NodeLink::MeetingOf(context.record->lane, context.placement)),
+      group_(NodeLink::LocalGroupOf(context.record->lane, context.placement)),
       sequence_(context.record->descriptor.sequence) {}
 
 void LastArrival::Word::Tell(Moved moved) const {
   const int rank = placement_.BootstrapRank(placement_.me());
-  node_.SetWord(meeting_, sequence_, kStates * rank + static_cast<int64_t>(moved));
+  node_.SetWord(group_, sequence_, kStates * rank + static_cast<int64_t>(moved));
 }
 
 void LastArrival::Word::TellAndWakePeers(Moved moved) const {
@@ -50,17 +50,17 @@ int64_t LastArrival::Word::claims_moved() const { return value() / kClaim; }
 
 void LastArrival::Word::AddClaimMoved(int member, Claimed claimed) const {
   const int owner = placement_.BootstrapRank(member);
-  node_.FinishPiece(meeting_.lane, owner, sequence_);
+  node_.FinishPiece(group_.lane, owner, sequence_);
   if (claimed == Claimed::kOutput && member != placement_.me()) node_.Ring(owner);
-  if (node_.AddToWord(meeting_, sequence_, kClaim) / kClaim == placement_.size()) WakePeers();
+  if (node_.AddToWord(group_, sequence_, kClaim) / kClaim == placement_.size()) WakePeers();
 }
 
 void LastArrival::Word::ShowClaim(bool is_moving) const {
-  node_.SetCounter(meeting_.lane, sequence_, kClaimCounter, is_moving ? 1 : 0);
+  node_.SetCounter(group_.lane, sequence_, kClaimCounter, is_moving ? 1 : 0);
 }
 
 bool LastArrival::Word::IsMovingClaim(int member) const {
-  return node_.Counter(meeting_.lane, placement_.BootstrapRank(member), sequence_, kClaimCounter) == 1;
+  return node_.Counter(group_.lane, placement_.BootstrapRank(member), sequence_, kClaimCounter) == 1;
 }
 
 void LastArrival::MoveAsLast(OperationContext& context, Moved outcome, MoveSize size,

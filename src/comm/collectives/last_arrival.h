@@ -135,12 +135,12 @@ class LastArrival final : private TaskOwner, private WholeMove {
     bool IsMovingClaim(int member) const;
 
    private:
-    int64_t value() const { return node_.Word(meeting_, sequence_); }
+    int64_t value() const { return node_.Word(group_, sequence_); }
     void WakePeers() const;
 
     NodeLink& node_;
     const GroupPlacement& placement_;
-    const NodeLink::Meeting meeting_;
+    const NodeLink::LocalGroup group_;
     const uint64_t sequence_;
   };
 

@@ -32,7 +32,7 @@ class RelayedAllReduce final : public Collective {
     const GroupPlacement& placement = context.placement;
     const int64_t slice = SliceElements(context, plan().dtype);
     if (!LeadsNode(placement)) {
-      copy_.emplace(context, plan(), slice, OutputOf(context, placement.node_host()));
+      copy_.emplace(context, plan(), slice, OutputOf(context, placement.node_leader()));
       return absl::OkStatus();
     }
     WEFT_ASSIGN_OR_RETURN(gather_,
@@ -98,7 +98,7 @@ std::vector<int64_t> RelayedAllReduceCounts(const GroupPlacement& placement, DTy
   const std::vector<int64_t> of_owners = AllReduceCounts(count, owners, dtype);
   std::vector<int64_t> counts(static_cast<size_t>(placement.size()));
   for (int node = 0; node < owners; ++node) {
-    counts[static_cast<size_t>(placement.FirstMember(node))] = of_owners[static_cast<size_t>(node)];
+    counts[static_cast<size_t>(placement.NodeLeader(node))] = of_owners[static_cast<size_t>(node)];
   }
   return counts;
 }

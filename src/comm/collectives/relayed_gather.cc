@@ -32,7 +32,7 @@ class RelayedGather final : public Collective {
     const GroupPlacement& placement = context.placement;
     const int64_t slice = SliceElements(context, plan().dtype);
     if (!LeadsNode(placement)) {
-      copy_.emplace(context, plan(), slice, OutputOf(context, placement.node_host()));
+      copy_.emplace(context, plan(), slice, OutputOf(context, placement.node_leader()));
       return absl::OkStatus();
     }
     WEFT_ASSIGN_OR_RETURN(gather_, RelayedGatherPhase::Create(context, plan(), slice, kChannel, mirrored_));

@@ -70,7 +70,7 @@ class RelayedReduceScatter final : public Collective {
 
   void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
     if (halving_ != nullptr) return halving_->AddAwaited(ranks);
-    if (!has_result_) ranks.insert(context.placement.BootstrapRank(context.placement.node_host()));
+    if (!has_result_) ranks.insert(context.placement.BootstrapRank(context.placement.node_leader()));
   }
 
  private:

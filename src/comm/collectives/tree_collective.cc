@@ -63,7 +63,7 @@ class TreeCollective final : public Collective {
  protected:
   absl::Status BeginMove(OperationContext& context) override {
     const GroupPlacement& placement = context.placement;
-    leader_ = placement.FirstMember(placement.NodeOf(placement.me()));
+    leader_ = placement.NodeLeader(placement.NodeOf(placement.me()));
     if (!placement.spans_nodes()) has_result_ = true;
     if (leader_ != placement.me() || has_result_) return absl::OkStatus();
     if (elements() > 0) {
@@ -113,7 +113,7 @@ class TreeCollective final : public Collective {
   }
   // Bootstrap rank of the first member on a node.
   static int LeaderOf(const OperationContext& context, int node) {
-    return context.placement.BootstrapRank(context.placement.FirstMember(node));
+    return context.placement.BootstrapRank(context.placement.NodeLeader(node));
   }
   static int LeaderOfMember(const OperationContext& context, int member) {
     return LeaderOf(context, context.placement.NodeOf(member));

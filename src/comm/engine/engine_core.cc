@@ -238,7 +238,7 @@ bool EngineCore::IsConsumedByAll(int index, uint64_t sequence) {
   if (sequence <= lane.consumed_by_all) return true;
   lane.consumed_by_all = lane.placement.local_peers().empty()
                              ? lane.consumed
-                             : env_.node.ConsumedByAll(NodeLink::MeetingOf(index, lane.placement));
+                             : env_.node.ConsumedByAll(NodeLink::LocalGroupOf(index, lane.placement));
   return sequence <= lane.consumed_by_all;
 }
 
@@ -353,7 +353,7 @@ void EngineCore::Consume(int index, const OperationRecord& record) {
   if (placement.local_peers().empty()) return;
   const uint64_t sequence = record.descriptor.sequence;
   env_.node.Release(index, sequence);
-  const bool is_last = env_.node.Consume(NodeLink::MeetingOf(index, placement), sequence);
+  const bool is_last = env_.node.Consume(NodeLink::LocalGroupOf(index, placement), sequence);
   if (!is_last || record.operation->is_released_when_drained()) return;
   for (const int peer : placement.local_peers()) env_.node.Ring(placement.BootstrapRank(peer));
 }

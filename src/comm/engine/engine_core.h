@@ -116,7 +116,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // Sends the remaining control messages and signals. False once all have been sent, or the transport has
   // failed.
   bool FlushControlMessages() {
-    const bool any_on_node = env_.node.FlushMessages();
+    const bool any_on_node = env_.node.FlushMail();
     return wire_.FlushControlMessages() || any_on_node;
   }
   // True if a failure notice may not have been sent yet. Poll continues to send it.
@@ -151,17 +151,17 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   void ReleaseQuarantine();
 
   // An inquiry after the ranks for which an operation waits. See Note [Late ranks].
-  struct HeartbeatCheck {
+  struct Inquiry {
     int64_t begun_ns = 0;
     OperationNumber waits_in;
     std::map<int, uint64_t> heartbeats;  // Of the ranks of this node, when the inquiry began.
   };
-  HeartbeatCheck Inquire(const OperationRecord& record);
+  Inquiry Inquire(const OperationRecord& record);
   // True if every rank of this node has had a heartbeat since the check began, or a second for it, and every
   // rank that was asked has answered.
-  bool IsAnswered(const HeartbeatCheck& inquiry) const;
+  bool IsAnswered(const Inquiry& inquiry) const;
   // "no heartbeat from rank(s) 3; "; empty if no rank is known to be late or silent.
-  std::string DescribeInquiry(const HeartbeatCheck& inquiry) const;
+  std::string DescribeInquiry(const Inquiry& inquiry) const;
   // For messages: "waits for rank(s) 2, 3".
   std::string DescribeWait(const OperationRecord& record);
 
@@ -233,7 +233,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   const OperationRecord* OfWaitingThread() const;
   void AnswerQuestions();
   void Send(const LateRanks::Messages& messages);
-  std::set<int> SilentOnNode(const HeartbeatCheck& inquiry) const;
+  std::set<int> SilentOnNode(const Inquiry& inquiry) const;
   // Writes into the flight recorder what the first unfinished operation of each slow lane waits for.
   void RecordSlowOperations();
   void RecordWaitOfFirst(const Lane& lane);

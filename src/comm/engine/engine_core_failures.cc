@@ -32,7 +32,7 @@ absl::Status EngineCore::LeaveLane(int index) {
   lane.left = true;
   if (!placement.local_peers().empty()) {
     env_.node.Publish(index, descriptor);
-    env_.node.Arrive(NodeLink::MeetingOf(index, placement), descriptor.sequence, HashOnNode(descriptor));
+    env_.node.Arrive(NodeLink::LocalGroupOf(index, placement), descriptor.sequence, HashOnNode(descriptor));
   }
   for (const int peer : placement.local_peers()) env_.node.Ring(placement.BootstrapRank(peer));
   for (const int node : NeighborNodes(placement.NodeOf(placement.me()), placement.node_count())) {

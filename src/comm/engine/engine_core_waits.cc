@@ -123,8 +123,8 @@ const OperationRecord* EngineCore::OfWaitingThread() const {
   return nullptr;
 }
 
-EngineCore::HeartbeatCheck EngineCore::Inquire(const OperationRecord& record) {
-  HeartbeatCheck inquiry{now_ns_, {}, {}};
+EngineCore::Inquiry EngineCore::Inquire(const OperationRecord& record) {
+  Inquiry inquiry{now_ns_, {}, {}};
   for (const int rank : env_.nodes.RanksOf(env_.nodes.node_of_rank[static_cast<size_t>(env_.rank)])) {
     if (rank == env_.rank) continue;
     inquiry.heartbeats[rank] = env_.node.Heartbeats(rank);
@@ -142,19 +142,19 @@ EngineCore::HeartbeatCheck EngineCore::Inquire(const OperationRecord& record) {
 void EngineCore::AnswerQuestions() {
   LateRanks::Messages messages;
   const auto lookup = [this](const OperationNumber& number) { return AwaitedBy(number); };
-  for (const HeartbeatQuestion& question : wire_.TakeQuestions())
+  for (const LateRankQuestion& question : wire_.TakeQuestions())
     late_ranks_.OnQuestion(question, lookup, now_ns_, messages);
-  for (const HeartbeatAnswer& answer : wire_.TakeAnswers()) late_ranks_.OnAnswer(answer, messages);
+  for (const LateRankAnswer& answer : wire_.TakeAnswers()) late_ranks_.OnAnswer(answer, messages);
   late_ranks_.Poll(now_ns_, messages);
   Send(messages);
 }
 
 void EngineCore::Send(const LateRanks::Messages& messages) {
-  for (const HeartbeatQuestion& question : messages.questions) wire_.Ask(question);
+  for (const LateRankQuestion& question : messages.questions) wire_.Ask(question);
   for (const auto& [peer, answer] : messages.answers) wire_.Answer(peer, answer);
 }
 
-std::set<int> EngineCore::SilentOnNode(const HeartbeatCheck& inquiry) const {
+std::set<int> EngineCore::SilentOnNode(const Inquiry& inquiry) const {
   std::set<int> silent;
   for (const auto& [rank, beats] : inquiry.heartbeats) {
     if (env_.node.Heartbeats(rank) == beats) silent.insert(rank);
@@ -162,12 +162,12 @@ std::set<int> EngineCore::SilentOnNode(const HeartbeatCheck& inquiry) const {
   return silent;
 }
 
-bool EngineCore::IsAnswered(const HeartbeatCheck& inquiry) const {
+bool EngineCore::IsAnswered(const Inquiry& inquiry) const {
   return (SilentOnNode(inquiry).empty() || now_ns_ - inquiry.begun_ns >= LateRanks::kAnswerNs) &&
          (!job_spans_nodes_ || late_ranks_.is_final(inquiry.waits_in));
 }
 
-std::string EngineCore::DescribeInquiry(const HeartbeatCheck& inquiry) const {
+std::string EngineCore::DescribeInquiry(const Inquiry& inquiry) const {
   return late_ranks_.Describe(inquiry.waits_in, SilentOnNode(inquiry));
 }
 

@@ -183,7 +183,7 @@ absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& reco
   const bool is_longer = timeout && *timeout > timeout_;
   const auto extension = is_longer ? ExtendWatchdog(Watchdog::Task::kWait, *timeout) : std::nullopt;
   absl::Status status =
-      shell_->Wait(*record, event, timeout.value_or(timeout_), /*checks_heartbeats=*/!timeout.has_value());
+      shell_->Wait(*record, event, timeout.value_or(timeout_), /*asks_for_late_ranks=*/!timeout.has_value());
   if (!timeout) missed_deadline_ = absl::IsDeadlineExceeded(status);
   return status;
 }

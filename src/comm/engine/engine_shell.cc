@@ -216,9 +216,9 @@ bool EngineShell::PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool(
         break;
       case WaitSteps::Step::kSleep: {
         const int64_t interval =
-            poll.uses_wire ? WirePollInterval(steps.idle_ns(now),
-                                              CutToWire(kWirePollIntervalNs, poll.wire_interval_ns))
-                           : kMaxDoorbellWaitNs;
+            poll.uses_wire
+                ? WirePollInterval(steps.idle_ns(now), CutToWire(kWirePollIntervalNs, poll.wire_interval_ns))
+                : kMaxDoorbellWaitNs;
         node_.Wait(seen, std::min(interval, std::max<int64_t>(1, limit - now)));
         break;
       }
@@ -250,12 +250,11 @@ bool EngineShell::HasOccurred(const AwaitedEvent& awaited) const {
   return awaited.event == Event::kReady || failed_.load(std::memory_order_acquire);
 }
 
-absl::Status EngineShell::DeadlineError(const AwaitedEvent& awaited, bool checks_heartbeats) {
+absl::Status EngineShell::DeadlineError(const AwaitedEvent& awaited, bool asks_for_late_ranks) {
   const OperationRecord& record = *awaited.record;
   std::string others;
-  if (checks_heartbeats) {
-    const EngineCore::HeartbeatCheck inquiry =
-        WithCore([&](EngineCore& core) { return core.Inquire(record); });
+  if (asks_for_late_ranks) {
+    const EngineCore::Inquiry inquiry = WithCore([&](EngineCore& core) { return core.Inquire(record); });
     PollUntil(
         &awaited,
         [&] {
@@ -274,11 +273,11 @@ absl::Status EngineShell::DeadlineError(const AwaitedEvent& awaited, bool checks
 }
 
 absl::Status EngineShell::Wait(OperationRecord& record, Event event, absl::Duration timeout,
-                               bool checks_heartbeats) {
+                               bool asks_for_late_ranks) {
   const AwaitedEvent awaited{&record, event};
   if (!PollUntil(
           &awaited, [&] { return HasOccurred(awaited); }, timeout)) {
-    WEFT_RETURN_IF_ERROR(DeadlineError(awaited, checks_heartbeats));
+    WEFT_RETURN_IF_ERROR(DeadlineError(awaited, asks_for_late_ranks));
   }
   const OperationState state = record.State();
   if (state == OperationState::kReleased) return absl::OkStatus();

@@ -73,10 +73,10 @@ class EngineShell {
   void Kick(int64_t now_ns) ABSL_LOCKS_EXCLUDED(mutex_);
 
   enum class Event : uint8_t { kReady, kReleased };
-  // Polls until the event, or until `timeout` has passed. `checks_heartbeats`: then asks for the ranks that
+  // Polls until the event, or until `timeout` has passed. `asks_for_late_ranks`: then asks for the ranks that
   // are late or silent, and names them, which takes up to two more seconds. See Note [Late ranks].
   // Errors: the operation's; kDeadlineExceeded.
-  absl::Status Wait(OperationRecord& record, Event event, absl::Duration timeout, bool checks_heartbeats)
+  absl::Status Wait(OperationRecord& record, Event event, absl::Duration timeout, bool asks_for_late_ranks)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Call it if a thread waits for an event that is past: see Note [Progress].
   void CountPastWait() {
@@ -137,7 +137,8 @@ class EngineShell {
   void RunCounted(const DataTask& task) ABSL_LOCKS_EXCLUDED(mutex_);
   void TakeSubmissions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasOccurred(const AwaitedEvent& awaited) const;
-  absl::Status DeadlineError(const AwaitedEvent& awaited, bool checks_heartbeats) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status DeadlineError(const AwaitedEvent& awaited, bool asks_for_late_ranks)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Polls until `done`. False if `timeout` has passed first. `awaited`: what it waits for; null if that is
   // not one operation.
   bool PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool()> done, absl::Duration timeout)

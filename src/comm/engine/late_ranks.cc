@@ -16,7 +16,7 @@ constexpr size_t kMostAsked = 64;
 
 std::vector<int> FirstOf(const std::set<int>& ranks) {
   auto end = ranks.begin();
-  std::advance(end, std::min(ranks.size(), HeartbeatAnswer::kMaxRanks));
+  std::advance(end, std::min(ranks.size(), LateRankAnswer::kMaxRanks));
   return {ranks.begin(), end};
 }
 
@@ -48,18 +48,18 @@ void LateRanks::Inquire(const Awaited& awaited, int64_t now_ns, Messages& messag
   Begin(awaited, now_ns, messages);
 }
 
-HeartbeatAnswer LateRanks::AnswerTo(const HeartbeatQuestion& asker, const Inquiry& inquiry) const {
-  HeartbeatAnswer answer{
+LateRankAnswer LateRanks::AnswerTo(const LateRankQuestion& asker, const Inquiry& inquiry) const {
+  LateRankAnswer answer{
       {rank_, asker.about}, inquiry.is_final(), FirstOf(inquiry.late), FirstOf(inquiry.silent)};
   const bool is_cause = answer.is_final && answer.late.empty() && answer.silent.empty();
   if (is_cause && inquiry.askers.at(asker)) answer.late = {rank_};
   return answer;
 }
 
-void LateRanks::OnQuestion(const HeartbeatQuestion& from, Lookup lookup, int64_t now_ns, Messages& messages) {
+void LateRanks::OnQuestion(const LateRankQuestion& from, Lookup lookup, int64_t now_ns, Messages& messages) {
   const Awaited awaited = lookup(from.about);
   if (awaited.ranks.empty()) {
-    HeartbeatAnswer answer{{rank_, from.about}, /*is_final=*/true, {}, {}};
+    LateRankAnswer answer{{rank_, from.about}, /*is_final=*/true, {}, {}};
     if (!awaited.is_submitted) answer.late = {rank_};
     messages.answers.emplace_back(from.peer, std::move(answer));
     return;
@@ -69,7 +69,7 @@ void LateRanks::OnQuestion(const HeartbeatQuestion& from, Lookup lookup, int64_t
   messages.answers.emplace_back(from.peer, AnswerTo(from, inquiry));
 }
 
-void LateRanks::OnAnswer(const HeartbeatAnswer& answer, Messages& messages) {
+void LateRanks::OnAnswer(const LateRankAnswer& answer, Messages& messages) {
   const auto found = inquiries_.find(answer.question.about);
   if (found == inquiries_.end()) return;
   Inquiry& inquiry = found->second;

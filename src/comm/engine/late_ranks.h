@@ -22,7 +22,7 @@
 
 #include <absl/functional/function_ref.h>
 
-#include "src/comm/links/heartbeat.h"
+#include "src/comm/links/late_rank_messages.h"
 
 namespace weft {
 
@@ -39,16 +39,16 @@ class LateRanks {
   };
   using Lookup = absl::FunctionRef<Awaited(const OperationNumber&)>;
   struct Messages {
-    std::vector<HeartbeatQuestion> questions;
-    std::vector<std::pair<int, HeartbeatAnswer>> answers;  // With the rank that gets the answer.
+    std::vector<LateRankQuestion> questions;
+    std::vector<std::pair<int, LateRankAnswer>> answers;  // With the rank that gets the answer.
   };
 
   explicit LateRanks(int rank) : rank_(rank) {}
 
   // Starts an inquiry of this rank's own.
   void Inquire(const Awaited& awaited, int64_t now_ns, Messages& messages);
-  void OnQuestion(const HeartbeatQuestion& from, Lookup lookup, int64_t now_ns, Messages& messages);
-  void OnAnswer(const HeartbeatAnswer& answer, Messages& messages);
+  void OnQuestion(const LateRankQuestion& from, Lookup lookup, int64_t now_ns, Messages& messages);
+  void OnAnswer(const LateRankAnswer& answer, Messages& messages);
   // Ranks that have not answered in time count as silent.
   void Poll(int64_t now_ns, Messages& messages);
 
@@ -67,7 +67,7 @@ class LateRanks {
   struct Inquiry {
     int64_t begun_ns = 0;
     std::map<int, Peer> peers;
-    std::map<HeartbeatQuestion, bool> askers;  // True: this rank has not submitted what the rank asks about.
+    std::map<LateRankQuestion, bool> askers;  // True: this rank has not submitted what the rank asks about.
     std::set<int> late;
     std::set<int> silent;
 
@@ -76,7 +76,7 @@ class LateRanks {
   Inquiry& Begin(const Awaited& awaited, int64_t now_ns, Messages& messages);
   // Tells all askers what is known.
   void Tell(const Inquiry& inquiry, Messages& messages) const;
-  HeartbeatAnswer AnswerTo(const HeartbeatQuestion& asker, const Inquiry& inquiry) const;
+  LateRankAnswer AnswerTo(const LateRankQuestion& asker, const Inquiry& inquiry) const;
 
   const int rank_;
   std::map<OperationNumber, Inquiry> inquiries_;

@@ -17,9 +17,9 @@ inline constexpr int64_t kMillisecond = 1'000'000;
 inline constexpr absl::Duration kLongestWait = absl::Hours(24 * 365);
 
 struct WaitTimes {
-  bool has_core;     // No other rank needs the hardware thread of a thread that polls.
-  int64_t poll_ns;   // A waiting thread polls for this long before it yields.
-  int64_t yield_ns;  // It then yields, until it has found nothing to do for this long, and sleeps.
+  bool has_core;               // No other rank needs the hardware thread of a thread that polls.
+  int64_t poll_ns;             // A waiting thread polls for this long before it yields.
+  int64_t yield_ns;            // It then yields, until it has found nothing to do for this long, and sleeps.
   int64_t wire_yield_ns;       // In place of yield_ns while the wire is in use,
   int64_t fast_wire_yield_ns;  // and if the link is fast.
   // A thread that moves data between nodes yields when it has run for this long, if ranks share hardware

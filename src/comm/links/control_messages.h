@@ -1,5 +1,6 @@
-// Control messages of the credit scheduler as bytes: credits, partial sums and failure notices. Signals and
-// heartbeats follow the byte of their kind: see src/comm/messages/signal.h and heartbeat.h.
+// Control messages of the credit scheduler as bytes: credits, partial sums and failure notices. Signals
+// (src/comm/messages/signal.h) and messages about late ranks (late_rank_messages.h) follow the byte of their
+// kind.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Credit-based flow control of the transfers between nodes. Also exchanges heartbeats and failure notices
-// with ranks of other nodes.
+// Credit-based flow control of the transfers between nodes. Also exchanges messages about late ranks and
+// failure notices with ranks of other nodes.
 //
 // Note [Credits]
 // Problem: slices that a sender pushes queue in sockets in the order of sending. An urgent slice waits behind
@@ -94,7 +94,7 @@
 #include "src/comm/base/part_shape.h"
 #include "src/comm/base/trace_log.h"
 #include "src/comm/links/credit_rules.h"
-#include "src/comm/links/heartbeat.h"
+#include "src/comm/links/late_rank_messages.h"
 #include "src/comm/links/node_link.h"
 #include "src/comm/links/poll_times.h"
 #include "src/comm/links/tag_layout.h"
@@ -243,7 +243,7 @@ class CreditScheduler {
 
   // Signals of point-to-point messages. They arrive in order, also relative to credits of messages.
 
-  struct Signal {
+  struct RawSignal {
     int peer;
     std::string bytes;  // Empty: a credit for this rank's message `number` has arrived.
     uint64_t number = 0;
@@ -251,7 +251,7 @@ class CreditScheduler {
   // Longest signal in bytes.
   static constexpr size_t kMaxSignalBytes = WireLink::kMaxControlMessageBytes - 1;
   absl::Status SendSignal(int peer, std::string_view bytes);
-  std::vector<Signal> TakeSignals() { return std::exchange(signals_, {}); }
+  std::vector<RawSignal> TakeSignals() { return std::exchange(signals_, {}); }
   // Declares that the channel's peer has started to send a message to this rank. See Note [Silent peers].
   void SetStarted(const Channel& channel) {
     credit_senders_.insert({channel.lane, channel.sequence, channel.peer});
@@ -272,11 +272,11 @@ class CreditScheduler {
   const std::optional<NodeLink::FailureNotice>& failure() const { return failure_; }
 
   // Best effort: a rank that a question does not reach counts as one that does not answer.
-  void Ask(const HeartbeatQuestion& question);
-  void Answer(int peer, const HeartbeatAnswer& answer);
+  void Ask(const LateRankQuestion& question);
+  void Answer(int peer, const LateRankAnswer& answer);
   // Questions of others, and answers to this rank, that have arrived.
-  std::vector<HeartbeatQuestion> TakeQuestions() { return std::exchange(questions_, {}); }
-  std::vector<HeartbeatAnswer> TakeAnswers() { return std::exchange(answers_, {}); }
+  std::vector<LateRankQuestion> TakeQuestions() { return std::exchange(questions_, {}); }
+  std::vector<LateRankAnswer> TakeAnswers() { return std::exchange(answers_, {}); }
 
   // Abandons all transfers after a failure. Their owners get no callback.
   void Abandon();
@@ -393,10 +393,10 @@ class CreditScheduler {
   absl::flat_hash_set<int> peers_;  // Ranks to which this one has sent anything.
   // By lane and sequence.
   absl::flat_hash_map<std::pair<int, uint64_t>, PeerReports> peer_reports_;
-  std::vector<Signal> signals_;
+  std::vector<RawSignal> signals_;
   std::optional<NodeLink::FailureNotice> failure_;
-  std::vector<HeartbeatQuestion> questions_;
-  std::vector<HeartbeatAnswer> answers_;
+  std::vector<LateRankQuestion> questions_;
+  std::vector<LateRankAnswer> answers_;
 };
 
 }  // namespace weft

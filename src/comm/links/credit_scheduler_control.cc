@@ -61,12 +61,12 @@ absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessag
     return absl::OkStatus();
   }
   if (kind == ControlKind::kQuestion || kind == ControlKind::kAnswer) {
-    WEFT_ASSIGN_OR_RETURN(HeartbeatAnswer heartbeat,
-                          ParseHeartbeat(message.peer, std::string_view(message.bytes).substr(sizeof(kind))));
+    WEFT_ASSIGN_OR_RETURN(LateRankAnswer answer,
+                          ParseLateRanks(message.peer, std::string_view(message.bytes).substr(sizeof(kind))));
     if (kind == ControlKind::kQuestion) {
-      questions_.push_back(heartbeat.question);
+      questions_.push_back(answer.question);
     } else {
-      answers_.push_back(std::move(heartbeat));
+      answers_.push_back(std::move(answer));
     }
     return absl::OkStatus();
   }
@@ -180,12 +180,12 @@ void CreditScheduler::BroadcastFailure(const NodeLink::FailureNotice& notice, co
   for (int rank : ranks) TrySend(rank, bytes);
 }
 
-void CreditScheduler::Ask(const HeartbeatQuestion& question) {
-  TrySend(question.peer, absl::StrCat(ToAbsl(KindOnly(ControlKind::kQuestion)), EncodeHeartbeat(question)));
+void CreditScheduler::Ask(const LateRankQuestion& question) {
+  TrySend(question.peer, absl::StrCat(ToAbsl(KindOnly(ControlKind::kQuestion)), EncodeLateRanks(question)));
 }
 
-void CreditScheduler::Answer(int peer, const HeartbeatAnswer& answer) {
-  TrySend(peer, absl::StrCat(ToAbsl(KindOnly(ControlKind::kAnswer)), EncodeHeartbeat(answer)));
+void CreditScheduler::Answer(int peer, const LateRankAnswer& answer) {
+  TrySend(peer, absl::StrCat(ToAbsl(KindOnly(ControlKind::kAnswer)), EncodeLateRanks(answer)));
 }
 
 void CreditScheduler::TrySend(int peer, std::string_view bytes) {

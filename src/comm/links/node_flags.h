@@ -22,7 +22,7 @@ struct Slot {
 };
 
 // See Note [Arrivals].
-struct Gate {
+struct Arrivals {
   alignas(kLine) std::atomic<int32_t> arrived{0};
   std::atomic<int32_t> consumed{0};
   std::atomic<uint64_t> hashes{0};  // Sum over the ranks that have arrived.
@@ -51,13 +51,13 @@ struct LaneFlags {
                           static_cast<uint64_t>(index)];
   }
   Slot& At(uint64_t sequence) { return slots[sequence % NodeLink::kSlots]; }
-  Gate& GateOf(uint64_t sequence) { return gates[sequence % NodeLink::kSlots]; }
+  Arrivals& ArrivalsOf(uint64_t sequence) { return arrivals[sequence % NodeLink::kSlots]; }
 
   alignas(kLine) std::atomic<uint64_t> consumed{0};
   alignas(kLine) const int64_t counter_count;
   std::array<Slot, NodeLink::kSlots> slots;
-  // Used only in the flags of the host.
-  std::array<Gate, NodeLink::kSlots> gates;
+  // Used only in the flags of the node leader.
+  std::array<Arrivals, NodeLink::kSlots> arrivals;
   alignas(kLine) std::atomic<uint64_t> consumed_by_all{0};
 
  private:

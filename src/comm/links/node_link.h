@@ -17,10 +17,10 @@
 // an operation. If each rank told each other, an operation would take as many wake-ups and reads as there are
 // pairs.
 // Rule: the ranks count themselves in two counters of the operation, which lie in the memory of one of them,
-// the *host*: one of ranks that have published it, and one of ranks that have consumed it. Each also adds the
-// hash of its descriptor to a sum. The rank that arrives last knows, and wakes the others, once. If the sum
-// is that of equal hashes, no rank reads another's descriptor to compare it. The rank that consumes last
-// clears the counters, and then publishes the sequence as consumed by all.
+// the *node leader*: one of ranks that have published it, and one of ranks that have consumed it. Each also
+// adds the hash of its descriptor to a sum. The rank that arrives last knows, and wakes the others, once. If
+// the sum is that of equal hashes, no rank reads another's descriptor to compare it. The rank that consumes
+// last clears the counters, and then publishes the sequence as consumed by all.
 // Why it suffices: the counts are read-modify-writes, so a rank that sees a full count sees everything that
 // the counted ranks wrote before. No rank starts the next operation of a slot before it is cleared: see Note
 // [Descriptor ring]. A rank that waits for others still looks at their descriptors one by one, so that a
@@ -87,46 +87,47 @@ class NodeLink {
   // The last sequence for which `peer` has called Release.
   virtual uint64_t Consumed(int lane, int peer) const = 0;
 
-  // Counters of a group's ranks on this node. See Note [Arrivals]. `host` and `ranks` are the same for all.
-  struct Meeting {
+  // Counters of a group's ranks on this node. See Note [Arrivals]. `leader` and `ranks` are the same for all.
+  struct LocalGroup {
     int lane;
-    int host;   // Bootstrap rank.
-    int ranks;  // Their number.
+    int leader;  // Bootstrap rank of the node leader.
+    int ranks;   // Their number.
   };
   // Counts this rank, which has published `sequence` with a descriptor of this hash. Returns true if it is
-  // the last one, and nothing if the host has not opened the lane yet: call it again later.
-  virtual std::optional<bool> Arrive(const Meeting& meeting, uint64_t sequence, uint64_t hash) = 0;
+  // the last one, and nothing if the leader has not opened the lane yet: call it again later.
+  virtual std::optional<bool> Arrive(const LocalGroup& group, uint64_t sequence, uint64_t hash) = 0;
   // Nothing if some ranks have not arrived. Otherwise true if the hashes of all are `hash`.
   // REQUIRES: this rank has arrived, and has not consumed the operation.
-  virtual std::optional<bool> HaveArrived(const Meeting& meeting, uint64_t sequence, uint64_t hash) const = 0;
+  virtual std::optional<bool> HaveArrived(const LocalGroup& group, uint64_t sequence,
+                                          uint64_t hash) const = 0;
   // Counts this rank among those that have consumed `sequence`. Returns true if it is the last one.
   // REQUIRES: called once for each sequence, in order, after HaveArrived has returned a value.
-  virtual bool Consume(const Meeting& meeting, uint64_t sequence) = 0;
+  virtual bool Consume(const LocalGroup& group, uint64_t sequence) = 0;
   // The last sequence that all ranks have consumed.
-  virtual uint64_t ConsumedByAll(const Meeting& meeting) const = 0;
+  virtual uint64_t ConsumedByAll(const LocalGroup& group) const = 0;
   // A word of the operation, 0 at first. One rank sets it. All may read it and add to it.
-  virtual void SetWord(const Meeting& meeting, uint64_t sequence, int64_t value) = 0;
-  virtual int64_t Word(const Meeting& meeting, uint64_t sequence) const = 0;
+  virtual void SetWord(const LocalGroup& group, uint64_t sequence, int64_t value) = 0;
+  virtual int64_t Word(const LocalGroup& group, uint64_t sequence) const = 0;
   // Adds to the word once it has been written. All ranks may do that. Returns the sum.
-  virtual int64_t AddToWord(const Meeting& meeting, uint64_t sequence, int64_t value) = 0;
+  virtual int64_t AddToWord(const LocalGroup& group, uint64_t sequence, int64_t value) = 0;
 
-  static Meeting MeetingOf(int lane, const GroupPlacement& placement) {
-    return {lane, placement.BootstrapRank(placement.node_host()), placement.local_size()};
+  static LocalGroup LocalGroupOf(int lane, const GroupPlacement& placement) {
+    return {lane, placement.BootstrapRank(placement.node_leader()), placement.local_size()};
   }
 
-  // Messages between two ranks of the node, in order for each pair.
+  // Mail between two ranks of the node, in order for each pair.
 
-  struct Message {
+  struct Mail {
     int peer;
     std::string bytes;
   };
-  // Sends a copy of at most Mailbox::kMaxBytes bytes to another rank, and wakes it. Messages that find the
-  // mailbox full wait in this rank's memory for FlushMessages.
-  virtual void SendMessage(int peer, std::string_view bytes) = 0;
-  // Sends as many waiting messages as possible. True if some still wait.
-  virtual bool FlushMessages() = 0;
-  // The next message that has arrived; nothing if there is none.
-  virtual std::optional<Message> ReceiveMessage() = 0;
+  // Sends a copy of at most Mailbox::kMaxBytes bytes to another rank, and wakes it. Mail that finds the
+  // mailbox full waits in this rank's memory for FlushMail.
+  virtual void SendMail(int peer, std::string_view bytes) = 0;
+  // Sends as much waiting mail as possible. True if some still waits.
+  virtual bool FlushMail() = 0;
+  // The next mail that has arrived; nothing if there is none.
+  virtual std::optional<Mail> ReceiveMail() = 0;
 
   // This rank's pointer to an address in node memory.
   std::byte* Map(NodeAddress address) const { return heap_.Resolve(address); }

@@ -19,8 +19,8 @@
 namespace weft {
 namespace {
 
+using shared_memory::Arrivals;
 using shared_memory::FailureSlot;
-using shared_memory::Gate;
 using shared_memory::kBlockLanes;
 using shared_memory::LaneBlock;
 using shared_memory::LaneFlags;
@@ -125,40 +125,40 @@ class SharedMemoryLink final : public NodeLink {
     return Flags(peer, lane).At(sequence).finished.load(std::memory_order_acquire);
   }
 
-  std::optional<bool> Arrive(const Meeting& meeting, uint64_t sequence, uint64_t hash) override {
-    LaneFlags* flags = Find(meeting.host, meeting.lane);
+  std::optional<bool> Arrive(const LocalGroup& group, uint64_t sequence, uint64_t hash) override {
+    LaneFlags* flags = Find(group.leader, group.lane);
     if (flags == nullptr) return std::nullopt;
-    Gate& gate = flags->GateOf(sequence);
-    gate.hashes.fetch_add(hash, std::memory_order_relaxed);
-    return gate.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == meeting.ranks;
+    Arrivals& arrivals = flags->ArrivalsOf(sequence);
+    arrivals.hashes.fetch_add(hash, std::memory_order_relaxed);
+    return arrivals.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == group.ranks;
   }
-  std::optional<bool> HaveArrived(const Meeting& meeting, uint64_t sequence, uint64_t hash) const override {
-    const Gate& gate = Flags(meeting.host, meeting.lane).GateOf(sequence);
-    if (gate.arrived.load(std::memory_order_acquire) < meeting.ranks) return std::nullopt;
-    return gate.hashes.load(std::memory_order_relaxed) == hash * static_cast<uint64_t>(meeting.ranks);
+  std::optional<bool> HaveArrived(const LocalGroup& group, uint64_t sequence, uint64_t hash) const override {
+    const Arrivals& arrivals = Flags(group.leader, group.lane).ArrivalsOf(sequence);
+    if (arrivals.arrived.load(std::memory_order_acquire) < group.ranks) return std::nullopt;
+    return arrivals.hashes.load(std::memory_order_relaxed) == hash * static_cast<uint64_t>(group.ranks);
   }
-  bool Consume(const Meeting& meeting, uint64_t sequence) override {
-    LaneFlags& flags = Flags(meeting.host, meeting.lane);
-    Gate& gate = flags.GateOf(sequence);
-    if (gate.consumed.fetch_add(1, std::memory_order_acq_rel) + 1 != meeting.ranks) return false;
-    gate.Clear();
+  bool Consume(const LocalGroup& group, uint64_t sequence) override {
+    LaneFlags& flags = Flags(group.leader, group.lane);
+    Arrivals& arrivals = flags.ArrivalsOf(sequence);
+    if (arrivals.consumed.fetch_add(1, std::memory_order_acq_rel) + 1 != group.ranks) return false;
+    arrivals.Clear();
     flags.consumed_by_all.store(sequence, std::memory_order_release);
     return true;
   }
-  uint64_t ConsumedByAll(const Meeting& meeting) const override {
-    const LaneFlags* flags = Find(meeting.host, meeting.lane);
+  uint64_t ConsumedByAll(const LocalGroup& group) const override {
+    const LaneFlags* flags = Find(group.leader, group.lane);
     return flags == nullptr ? 0 : flags->consumed_by_all.load(std::memory_order_acquire);
   }
-  void SetWord(const Meeting& meeting, uint64_t sequence, int64_t value) override {
-    Flags(meeting.host, meeting.lane).GateOf(sequence).word.store(value, std::memory_order_release);
+  void SetWord(const LocalGroup& group, uint64_t sequence, int64_t value) override {
+    Flags(group.leader, group.lane).ArrivalsOf(sequence).word.store(value, std::memory_order_release);
   }
-  int64_t Word(const Meeting& meeting, uint64_t sequence) const override {
-    return Flags(meeting.host, meeting.lane).GateOf(sequence).word.load(std::memory_order_acquire);
+  int64_t Word(const LocalGroup& group, uint64_t sequence) const override {
+    return Flags(group.leader, group.lane).ArrivalsOf(sequence).word.load(std::memory_order_acquire);
   }
 
-  int64_t AddToWord(const Meeting& meeting, uint64_t sequence, int64_t value) override {
-    Gate& gate = Flags(meeting.host, meeting.lane).GateOf(sequence);
-    return gate.word.fetch_add(value, std::memory_order_acq_rel) + value;
+  int64_t AddToWord(const LocalGroup& group, uint64_t sequence, int64_t value) override {
+    Arrivals& arrivals = Flags(group.leader, group.lane).ArrivalsOf(sequence);
+    return arrivals.word.fetch_add(value, std::memory_order_acq_rel) + value;
   }
 
   void Release(int lane, uint64_t sequence) override {
@@ -169,7 +169,7 @@ class SharedMemoryLink final : public NodeLink {
     return flags == nullptr ? 0 : flags->consumed.load(std::memory_order_acquire);
   }
 
-  void SendMessage(int peer, std::string_view bytes) override {
+  void SendMail(int peer, std::string_view bytes) override {
     WEFT_CHECK(bytes.size() <= Mailbox::kMaxBytes, "a message to a rank of the node is too long");
     Rank& rank = RankOf(peer);
     if (!rank.unsent.empty() || !Write(rank, bytes)) {
@@ -178,7 +178,7 @@ class SharedMemoryLink final : public NodeLink {
     }
     Ring(peer);
   }
-  bool FlushMessages() override {
+  bool FlushMail() override {
     if (unsent_ == 0) return false;
     for (auto& [peer, rank] : peers_) {
       const bool had_unsent = !rank.unsent.empty();
@@ -190,7 +190,7 @@ class SharedMemoryLink final : public NodeLink {
     }
     return unsent_ > 0;
   }
-  std::optional<Message> ReceiveMessage() override {
+  std::optional<Mail> ReceiveMail() override {
     if (own_->mail.load(std::memory_order_acquire) == received_) return std::nullopt;
     for (auto& [peer, rank] : peers_) {
       const bool rings = rank.incoming->MayHoldBackWriter();
@@ -198,7 +198,7 @@ class SharedMemoryLink final : public NodeLink {
       if (!bytes) continue;
       ++received_;
       if (rings) Ring(peer);
-      return Message{peer, *std::move(bytes)};
+      return Mail{peer, *std::move(bytes)};
     }
     return std::nullopt;
   }
@@ -254,7 +254,7 @@ class SharedMemoryLink final : public NodeLink {
       if (flags == nullptr) continue;
       flags->consumed.store(0, std::memory_order_relaxed);
       for (Slot& slot : flags->slots) slot.published.store(0, std::memory_order_relaxed);
-      for (Gate& gate : flags->gates) gate.Clear();
+      for (Arrivals& arrivals : flags->arrivals) arrivals.Clear();
       flags->consumed_by_all.store(0, std::memory_order_relaxed);
     }
   }

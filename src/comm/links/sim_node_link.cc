@@ -41,17 +41,17 @@ struct LaneFlags {
 };
 
 // See Note [Arrivals].
-struct Gate {
+struct Arrivals {
   int arrived = 0;
   uint64_t hashes = 0;
   std::optional<SharedStore> all_arrived;
   int consumed = 0;
   std::deque<std::pair<int64_t, SharedStore>> words;
 };
-struct Gates {
-  std::array<Gate, NodeLink::kSlots> slots;
+struct LaneArrivals {
+  std::array<Arrivals, NodeLink::kSlots> slots;
   std::deque<std::pair<uint64_t, SharedStore>> consumed_by_all;
-  Gate& At(uint64_t sequence) { return slots[sequence % NodeLink::kSlots]; }
+  Arrivals& At(uint64_t sequence) { return slots[sequence % NodeLink::kSlots]; }
 };
 
 // Flags of one rank, as this rank or a peer sees them.
@@ -93,7 +93,7 @@ struct PeerView {
 struct RankState {
   int rank;
   RankFlags own;
-  std::map<int, Gates> gates;                // By lane, of groups whose host this rank is.
+  std::map<int, LaneArrivals> arrivals;      // By lane, of groups whose node leader this rank is.
   absl::flat_hash_map<int, PeerView> views;  // By local peer.
   int64_t seen_ns = 0;                       // This rank sees all stores of its node until this time.
   int unread_messages = 0;                   // To this rank, visible or not.
@@ -154,38 +154,38 @@ class SimNodeLink final : public NodeLink {
 
   // Counts are read-modify-writes: the last rank sees all stores of the others, and whoever sees its count
   // does.
-  std::optional<bool> Arrive(const Meeting& meeting, uint64_t sequence, uint64_t hash) override {
-    Gate& gate = GatesOf(meeting).At(sequence);
-    gate.hashes += hash;
-    if (++gate.arrived != meeting.ranks) return false;
-    gate.all_arrived = ShareNow();
+  std::optional<bool> Arrive(const LocalGroup& group, uint64_t sequence, uint64_t hash) override {
+    Arrivals& arrivals = ArrivalsOf(group).At(sequence);
+    arrivals.hashes += hash;
+    if (++arrivals.arrived != group.ranks) return false;
+    arrivals.all_arrived = ShareNow();
     return true;
   }
-  std::optional<bool> HaveArrived(const Meeting& meeting, uint64_t sequence, uint64_t hash) const override {
-    const Gate& gate = GatesOf(meeting).At(sequence);
-    if (!gate.all_arrived || !Sees(*gate.all_arrived)) return std::nullopt;
-    return gate.hashes == hash * static_cast<uint64_t>(meeting.ranks);
+  std::optional<bool> HaveArrived(const LocalGroup& group, uint64_t sequence, uint64_t hash) const override {
+    const Arrivals& arrivals = ArrivalsOf(group).At(sequence);
+    if (!arrivals.all_arrived || !Sees(*arrivals.all_arrived)) return std::nullopt;
+    return arrivals.hashes == hash * static_cast<uint64_t>(group.ranks);
   }
-  bool Consume(const Meeting& meeting, uint64_t sequence) override {
-    Gates& gates = GatesOf(meeting);
-    if (++gates.At(sequence).consumed != meeting.ranks) return false;
-    gates.At(sequence) = {};
-    gates.consumed_by_all.emplace_back(sequence, ShareNow());
-    if (gates.consumed_by_all.size() > 2 * kSlots) gates.consumed_by_all.pop_front();
+  bool Consume(const LocalGroup& group, uint64_t sequence) override {
+    LaneArrivals& arrivals = ArrivalsOf(group);
+    if (++arrivals.At(sequence).consumed != group.ranks) return false;
+    arrivals.At(sequence) = {};
+    arrivals.consumed_by_all.emplace_back(sequence, ShareNow());
+    if (arrivals.consumed_by_all.size() > 2 * kSlots) arrivals.consumed_by_all.pop_front();
     return true;
   }
-  uint64_t ConsumedByAll(const Meeting& meeting) const override {
-    return LastSeen(GatesOf(meeting).consumed_by_all);
+  uint64_t ConsumedByAll(const LocalGroup& group) const override {
+    return LastSeen(ArrivalsOf(group).consumed_by_all);
   }
-  void SetWord(const Meeting& meeting, uint64_t sequence, int64_t value) override {
-    GatesOf(meeting).At(sequence).words.emplace_back(value, ShareNow());
+  void SetWord(const LocalGroup& group, uint64_t sequence, int64_t value) override {
+    ArrivalsOf(group).At(sequence).words.emplace_back(value, ShareNow());
   }
-  int64_t Word(const Meeting& meeting, uint64_t sequence) const override {
-    return LastSeen(GatesOf(meeting).At(sequence).words);
+  int64_t Word(const LocalGroup& group, uint64_t sequence) const override {
+    return LastSeen(ArrivalsOf(group).At(sequence).words);
   }
 
-  int64_t AddToWord(const Meeting& meeting, uint64_t sequence, int64_t value) override {
-    auto& words = GatesOf(meeting).At(sequence).words;
+  int64_t AddToWord(const LocalGroup& group, uint64_t sequence, int64_t value) override {
+    auto& words = ArrivalsOf(group).At(sequence).words;
     const int64_t sum = words.back().first + value;
     words.emplace_back(sum, ShareNow());
     return sum;
@@ -196,7 +196,7 @@ class SimNodeLink final : public NodeLink {
   }
   uint64_t Consumed(int lane, int peer) const override { return VisibleFlags(peer).lanes[lane].consumed; }
 
-  void SendMessage(int peer, std::string_view bytes) override {
+  void SendMail(int peer, std::string_view bytes) override {
     WEFT_CHECK(bytes.size() <= Mailbox::kMaxBytes, "a message to a rank of the node is too long");
     const Store store = std::make_shared<const std::function<void(RankFlags&)>>(
         [message = std::string(bytes)](RankFlags& flags) { flags.messages.push_back(message); });
@@ -205,16 +205,16 @@ class SimNodeLink final : public NodeLink {
     ++receiver.unread_messages;
     Ring(peer);
   }
-  bool FlushMessages() override { return false; }
-  std::optional<Message> ReceiveMessage() override {
+  bool FlushMail() override { return false; }
+  std::optional<Mail> ReceiveMail() override {
     if (state_->unread_messages == 0) return std::nullopt;  // A cheap check: every poll calls this function.
     for (const auto& peer : peers_) {
       std::vector<std::string>& messages = VisibleFlags(peer->rank).messages;
       if (messages.empty()) continue;
-      Message message{peer->rank, std::move(messages.front())};
+      Mail mail{peer->rank, std::move(messages.front())};
       messages.erase(messages.begin());
       --state_->unread_messages;
-      return message;
+      return mail;
     }
     return std::nullopt;
   }
@@ -241,7 +241,7 @@ class SimNodeLink final : public NodeLink {
   // Visible to peers at once: no rank uses the flags during a reset, and a barrier follows it.
   void Reset() override {
     state_->own = {};
-    state_->gates.clear();
+    state_->arrivals.clear();
     state_->unread_messages = 0;
     state_->failures = 0;
     for (const auto& peer : peers_) {
@@ -315,7 +315,9 @@ class SimNodeLink final : public NodeLink {
   Slot& SlotOf(int lane, int peer, uint64_t sequence) const {
     return StateOf(peer).own.lanes[lane].At(sequence);
   }
-  Gates& GatesOf(const Meeting& meeting) const { return StateOf(meeting.host).gates[meeting.lane]; }
+  LaneArrivals& ArrivalsOf(const LocalGroup& group) const {
+    return StateOf(group.leader).arrivals[group.lane];
+  }
 
   // A store of this rank to memory that the ranks of the node share. This rank has seen the counts of the
   // others before, and with them everything that they stored.

@@ -54,12 +54,12 @@ absl::Status MessageBoard::Send(int peer, const Signal& signal) {
     return absl::OkStatus();
   }
   if (IsRemote(peer)) return env_.wire.SendSignal(peer, BytesOf(signal));
-  env_.node.SendMessage(peer, BytesOf(signal));
+  env_.node.SendMail(peer, BytesOf(signal));
   return absl::OkStatus();
 }
 
 absl::StatusOr<bool> MessageBoard::Poll() {
-  env_.node.FlushMessages();
+  env_.node.FlushMail();
   if (records_.empty()) return HandleSignals();
   bool advanced = !submitted_.empty();
   while (!submitted_.empty()) {
@@ -117,7 +117,7 @@ absl::Status MessageBoard::Match(const Record& record, const Announcement& annou
 
 absl::StatusOr<bool> MessageBoard::HandleSignals() {
   bool any = false;
-  for (const CreditScheduler::Signal& received : env_.wire.TakeSignals()) {
+  for (const CreditScheduler::RawSignal& received : env_.wire.TakeSignals()) {
     any = true;
     if (received.bytes.empty()) {
       const auto found = sends_.find(received.number);
@@ -134,7 +134,7 @@ absl::StatusOr<bool> MessageBoard::HandleSignals() {
     WEFT_ASSIGN_OR_RETURN(const Signal signal, ParseSignal(received.peer, received.bytes));
     WEFT_RETURN_IF_ERROR(HandleSignal(received.peer, signal));
   }
-  while (const std::optional<NodeLink::Message> received = env_.node.ReceiveMessage()) {
+  while (const std::optional<NodeLink::Mail> received = env_.node.ReceiveMail()) {
     any = true;
     WEFT_ASSIGN_OR_RETURN(const Signal signal, ParseSignal(received->peer, received->bytes));
     WEFT_RETURN_IF_ERROR(HandleSignal(received->peer, signal));

@@ -44,7 +44,7 @@ void RunPlainReduce(const ReduceTask& task, absl::Span<const LeafSource> leaves,
   }
   absl::InlinedVector<LeafSource, 8> run_leaves(leaves.begin(), leaves.end());
   ReduceTarget run_target = target;
-  ForEachRun(task.ranges, task.first, task.count, [&](int64_t offset, int64_t length, int64_t begin) {
+  ForEachSpan(task.ranges, task.first, task.count, [&](int64_t offset, int64_t length, int64_t begin) {
     for (size_t i = 0; i < leaves.size(); ++i) {
       const LeafSource& leaf = leaves[i];
       const bool in_views = leaf.in_ranges && leaf.views != nullptr;

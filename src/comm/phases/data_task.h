@@ -71,7 +71,7 @@ struct ReduceTask {
   ReduceOp op;
   ReduceTarget target;
   int64_t count;
-  // Place of the slice in the buffers of the leaves that are `in_ranges`: see ForEachRun.
+  // Place of the slice in the buffers of the leaves that are `in_ranges`: see ForEachSpan.
   absl::Span<const PartRanges::PlacedRange> ranges = {};
   int64_t first = 0;
 };

@@ -259,7 +259,7 @@ bool CopyOfLeader::Step(OperationContext& context) {
 }
 
 void CopyOfLeader::AddAwaited(const OperationContext& context, std::set<int>& ranks) const {
-  if (!complete()) ranks.insert(context.placement.BootstrapRank(context.placement.node_host()));
+  if (!complete()) ranks.insert(context.placement.BootstrapRank(context.placement.node_leader()));
 }
 
 }  // namespace weft

@@ -13,18 +13,18 @@ constexpr int kResultCounter = 0;  // Progress counter of a leader: 1 once it ha
 
 }  // namespace
 
-bool LeadsNode(const GroupPlacement& placement) { return placement.node_host() == placement.me(); }
+bool LeadsNode(const GroupPlacement& placement) { return placement.node_leader() == placement.me(); }
 
 void TellNode(OperationContext& context) { context.AnnounceToLocalPeers(kResultCounter, 1); }
 
 bool HasLeaderTold(const OperationContext& context) {
-  return context.CounterOf(context.placement.node_host(), kResultCounter) != 0;
+  return context.CounterOf(context.placement.node_leader(), kResultCounter) != 0;
 }
 
 CreditScheduler::Channel ChannelToLeader(const OperationContext& context, int node, int number) {
   const GroupPlacement& placement = context.placement;
   return {context.record->lane, context.record->descriptor.sequence,
-          placement.BootstrapRank(placement.FirstMember(node)), number};
+          placement.BootstrapRank(placement.NodeLeader(node)), number};
 }
 
 const ReceiveStream& OrderedReceives::Add(const CreditScheduler::Channel& channel, const Slicing& slicing,

@@ -3,7 +3,8 @@
 // Note [Relayed exchanges]
 // Problem: in a direct exchange, a rank has a message, a credit and a connection for each other node, even if
 // the parts are a few bytes.
-// Rule: the first member of each node, its *leader*, acts for the node, in as many rounds as log2(nodes).
+// Rule: the first member of each node, the *node leader*, acts for the node, in as many rounds as
+// log2(nodes).
 //   - All-gather: in round k, node i gets from node i + 2^k the parts that this node has by then, up to 2^k
 //     nodes' parts, and sends as many of its own to node i - 2^k (J. Bruck et al., "Efficient algorithms for
 //     all-to-all communications in multiport message-passing systems", IEEE TPDS 8, 1997).

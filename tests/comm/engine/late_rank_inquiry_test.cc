@@ -51,7 +51,7 @@ class Ranks {
       const auto [sender, messages] = std::move(pending.front());
       pending.pop_front();
       sent_ += static_cast<int>(messages.questions.size() + messages.answers.size());
-      for (HeartbeatQuestion question : messages.questions) {
+      for (LateRankQuestion question : messages.questions) {
         const int receiver = std::exchange(question.peer, sender);
         if (silent_.contains(receiver)) continue;
         LateRanks::Messages replies;

@@ -75,24 +75,24 @@ TEST(NodeLink, ShowsADescriptorOnceItIsPublished) {
   });
 }
 
-// More messages than the mailbox holds: the rest is sent by FlushMessages as the peer reads.
+// More messages than the mailbox holds: the rest is sent by FlushMail as the peer reads.
 TEST(NodeLink, BringsMessagesInOrder) {
   RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
     constexpr int kMessages = 100;
-    EXPECT_FALSE(link.ReceiveMessage());
+    EXPECT_FALSE(link.ReceiveMail());
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    for (int i = 0; i < kMessages; ++i) link.SendMessage(peer, absl::StrCat("message ", i));
+    for (int i = 0; i < kMessages; ++i) link.SendMail(peer, absl::StrCat("message ", i));
     for (int received = 0; received < kMessages;) {
-      link.FlushMessages();
-      const auto message = link.ReceiveMessage();
+      link.FlushMail();
+      const auto message = link.ReceiveMail();
       if (!message) continue;
       EXPECT_EQ(message->peer, peer);
       EXPECT_EQ(message->bytes, absl::StrCat("message ", received++));
     }
-    while (link.FlushMessages()) {
+    while (link.FlushMail()) {
     }
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    EXPECT_FALSE(link.ReceiveMessage());
+    EXPECT_FALSE(link.ReceiveMail());
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     return BootstrapBarrier(bootstrap);
   });
@@ -100,16 +100,16 @@ TEST(NodeLink, BringsMessagesInOrder) {
 
 TEST(NodeLink, DropsMessagesAtAReset) {
   RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
-    for (int i = 0; i < 100; ++i) link.SendMessage(peer, "old");
+    for (int i = 0; i < 100; ++i) link.SendMail(peer, "old");
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     link.Reset();
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    EXPECT_FALSE(link.ReceiveMessage());
-    EXPECT_FALSE(link.FlushMessages());
+    EXPECT_FALSE(link.ReceiveMail());
+    EXPECT_FALSE(link.FlushMail());
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    link.SendMessage(peer, "new");
+    link.SendMail(peer, "new");
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    const auto message = link.ReceiveMessage();
+    const auto message = link.ReceiveMail();
     EXPECT_EQ(message ? message->bytes : "none", "new");
     return absl::OkStatus();
   });
@@ -183,7 +183,7 @@ TEST(NodeLink, GivesEachPieceOfAnOperationToOneClaimer) {
   });
 }
 
-constexpr NodeLink::Meeting kMeeting{kLane, /*host=*/0, /*ranks=*/2};
+constexpr NodeLink::LocalGroup kMeeting{kLane, /*host=*/0, /*ranks=*/2};
 
 TEST(NodeLink, AddsUpWhatAllRanksAddToAWord) {
   RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int /*peer*/) -> absl::Status {
@@ -263,7 +263,7 @@ TEST(NodeLink, ClearsTheCountersOfAnOperationThatAllHaveConsumed) {
 
 TEST(NodeLink, CannotArriveBeforeTheHostHasOpenedTheLane) {
   RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int /*peer*/) -> absl::Status {
-    constexpr NodeLink::Meeting kOther{kLane + 1, /*host=*/0, /*ranks=*/2};
+    constexpr NodeLink::LocalGroup kOther{kLane + 1, /*host=*/0, /*ranks=*/2};
     if (bootstrap.rank() == 1) {
       EXPECT_EQ(link.Arrive(kOther, 1, 5), std::nullopt);
       EXPECT_EQ(link.ConsumedByAll(kOther), 0U);

@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "src/comm/links/control_messages.h"
-#include "src/comm/links/heartbeat.h"
+#include "src/comm/links/late_rank_messages.h"
 #include "tests/comm/links/scheduler_end.h"
 #include "tests/comm/support/told_failure.h"
 #include "tests/support/status_matchers.h"
@@ -190,8 +190,8 @@ TEST(BadFailureNotices, WithAFieldOutOfRangeFailTheEngine) {
   ExpectRefused(legal.substr(0, sizeof(FailureHeader) - 1), "a failure notice from rank 2 has 11 bytes");
 }
 
-TEST(BadHeartbeats, WithAFieldOutOfRangeFailTheEngine) {
-  constexpr HeartbeatQuestion kQuestion{0, {0, 1}};
+TEST(BadLateRankMessages, WithAFieldOutOfRangeFailTheEngine) {
+  constexpr LateRankQuestion kQuestion{0, {0, 1}};
   const auto answer = [&](size_t late, size_t silent) {
     return SentBy([&](SchedulerEnd& peer) {
       peer.scheduler.Answer(0, {kQuestion, true, std::vector<int>(late, 1), std::vector<int>(silent, 1)});
@@ -203,13 +203,14 @@ TEST(BadHeartbeats, WithAFieldOutOfRangeFailTheEngine) {
   ExpectAccepted(none);
   for (const std::string& legal : {question, none}) {
     for (const std::string& bytes : {legal.substr(0, legal.size() - 1), legal + "x"}) {
-      ExpectRefused(bytes, "a heartbeat from rank 2 has " + std::to_string(bytes.size() - 1) + " bytes");
+      ExpectRefused(
+          bytes, "a message about late ranks from rank 2 has " + std::to_string(bytes.size() - 1) + " bytes");
     }
   }
   const auto place_of = [&](const std::string& other) {
     return static_cast<size_t>(std::mismatch(none.begin(), none.end(), other.begin()).first - none.begin());
   };
-  constexpr int kMost = HeartbeatAnswer::kMaxRanks;
+  constexpr int kMost = LateRankAnswer::kMaxRanks;
   for (const auto& [place, names] :
        {std::pair{place_of(answer(1, 0)), std::function([](int count) {
                     return " names " + std::to_string(count) + " late and 0 silent ranks";
@@ -220,7 +221,7 @@ TEST(BadHeartbeats, WithAFieldOutOfRangeFailTheEngine) {
       std::string bytes = none;
       const auto value = static_cast<int16_t>(count);
       std::memcpy(bytes.data() + place, &value, sizeof(value));
-      ExpectRefused(bytes, "a heartbeat from rank 2" + names(count));
+      ExpectRefused(bytes, "a message about late ranks from rank 2" + names(count));
     }
   }
 }

@@ -76,20 +76,20 @@ CoreEnd::CoreEnd() {
     WEFT_CHECK(core_->AddLane(lane, NameOf(lane), PairOf(lane), LanePurpose::kControl).ok(), "no lane");
 }
 
-void CoreEnd::SendOnNode(std::string_view bytes) { TheWorld().links[1]->SendMessage(0, bytes); }
+void CoreEnd::SendOnNode(std::string_view bytes) { TheWorld().links[1]->SendMail(0, bytes); }
 
 void CoreEnd::Poll() {
   constexpr int kMostPolls = 1000;
   bool advanced = true;
   for (int poll = 0; advanced && poll < kMostPolls; ++poll) {
-    TheWorld().links[1]->FlushMessages();
+    TheWorld().links[1]->FlushMail();
     advanced = core_->Poll(++now_ns_);
     while (const std::optional<DataTask> task = core_->PopTask()) {
       core_->FinishTask(*task, RunTask(task->body));
       advanced = true;
     }
   }
-  while (TheWorld().links[1]->ReceiveMessage()) continue;
+  while (TheWorld().links[1]->ReceiveMail()) continue;
 }
 
 void CoreEnd::Leave() {

@@ -1,4 +1,4 @@
-// Questions of a rank to those for which it waits, and their answers. Each answer is a heartbeat.
+// Questions of a rank to those for which it waits about late ranks, and their answers.
 #pragma once
 
 #include <cstddef>
@@ -21,29 +21,29 @@ struct OperationNumber {
   }
 };
 
-struct HeartbeatQuestion {
+struct LateRankQuestion {
   int peer;
   OperationNumber about;
-  bool operator<(const HeartbeatQuestion& other) const {
+  bool operator<(const LateRankQuestion& other) const {
     return std::tie(peer, about) < std::tie(other.peer, other.about);
   }
 };
 
-struct HeartbeatAnswer {
+struct LateRankAnswer {
   // Ranks of one list that an answer can have.
   static constexpr size_t kMaxRanks = 24;
 
-  HeartbeatQuestion question;  // With the rank that answers as `peer`.
-  bool is_final = true;        // False: the rank itself awaits answers, and sends another one.
-  std::vector<int> late;       // Ranks that have not submitted what others wait for.
-  std::vector<int> silent;     // Ranks that have not answered.
+  LateRankQuestion question;  // With the rank that answers as `peer`.
+  bool is_final = true;       // False: the rank itself awaits answers, and sends another one.
+  std::vector<int> late;      // Ranks that have not submitted what others wait for.
+  std::vector<int> silent;    // Ranks that have not answered.
 };
 
 // The bytes of a question or answer. At most WireLink::kMaxControlMessageBytes - 1.
-std::string EncodeHeartbeat(const HeartbeatQuestion& question);
-std::string EncodeHeartbeat(const HeartbeatAnswer& answer);
+std::string EncodeLateRanks(const LateRankQuestion& question);
+std::string EncodeLateRanks(const LateRankAnswer& answer);
 // The answer that `peer` has sent, or its question: that of an answer without ranks.
 // Errors: kInternal (the bytes are malformed).
-absl::StatusOr<HeartbeatAnswer> ParseHeartbeat(int peer, std::string_view bytes);
+absl::StatusOr<LateRankAnswer> ParseLateRanks(int peer, std::string_view bytes);
 
 }  // namespace weft
