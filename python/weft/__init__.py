@@ -19,8 +19,8 @@ if TYPE_CHECKING:
         clip_grad_norm_,
         fully_shard,
         gradient_norm,
-        register_fsdp_forward_method,
         prepare_writes,
+        register_fsdp_forward_method,
         reset,
         write_gradients_directly,
     )
@@ -38,8 +38,8 @@ __all__ = [
     "context_parallel_unshard",
     "fully_shard",
     "gradient_norm",
-    "register_fsdp_forward_method",
     "prepare_writes",
+    "register_fsdp_forward_method",
     "reset",
     "write_gradients_directly",
 ]
@@ -54,8 +54,8 @@ _MODULE_OF = {
     "context_parallel_unshard": "weft.torch.context_parallel",
     "fully_shard": "weft.torch",
     "gradient_norm": "weft.torch",
-    "register_fsdp_forward_method": "weft.torch",
     "prepare_writes": "weft.torch",
+    "register_fsdp_forward_method": "weft.torch",
     "reset": "weft.torch",
     "write_gradients_directly": "weft.torch",
 }

@@ -31,8 +31,8 @@ from weft.torch.sharding import (  # noqa: E402
     clip_grad_norm_,
     fully_shard,
     gradient_norm,
-    register_fsdp_forward_method,
     prepare_writes,
+    register_fsdp_forward_method,
     reset,
     write_gradients_directly,
 )
@@ -52,8 +52,8 @@ __all__ = [
     "fully_shard",
     "gradient_norm",
     "node_memory",
-    "register_fsdp_forward_method",
     "prepare_writes",
+    "register_fsdp_forward_method",
     "reset",
     "write_gradients_directly",
 ]

@@ -59,7 +59,7 @@ def refuses_what_it_cannot_do() -> None:
             collective(weft.fully_shard(make_llama()))
     for kind in (nn.Embedding, nn.EmbeddingBag):
         embedding = kind(20, 4, max_norm=1.0)
-        with expect_error(ValueError, f"{kind.__name__} has max_norm=1.0"):
+        with expect_error(ValueError, f"the {kind.__name__} of '0.weight' has max_norm=1.0"):
             weft.fully_shard(nn.Sequential(embedding))
         weft.fully_shard(nn.Sequential(embedding), ignored_params={embedding.weight})
     with expect_error(ValueError, "give it the submesh"):

@@ -202,8 +202,41 @@ def a_refused_module_stays_as_it_was(api: Interface) -> None:
     assert before.keys() == after.keys()
     assert all(before[name] is after[name] for name in before)
     model.second.float()
-    with expect_error(ValueError, "for a parameter of shape"):
+    with expect_error(ValueError, "for parameter 'second.weight' of shape"):
         api.shard(model, shard_placement_fn=lambda param: Shard(5) if param is model.second.weight else None)
+    with expect_error(ValueError, "give each module once"):
+        api.shard([model.first, model.first])
+    with expect_error(ValueError, "from which torch.jit made it"):
+        api.shard(torch.jit.script(nn.Linear(9, 9)))
     model.load_state_dict(reference.state_dict())
+    api.shard(model)
+    trains_as_unsharded(model, reference, squares(4, 9), steps=2)
+
+
+class RefusesTheSecond(nn.Linear):
+    """A module that lets only some of its parameters be replaced."""
+
+    is_closed = False
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if self.is_closed and name == "bias":
+            raise RuntimeError("the bias cannot be replaced")
+        super().__setattr__(name, value)
+
+
+@case
+def a_module_that_refuses_a_parameter_stays_as_it_was(api: Interface) -> None:
+    if api.name == "torch":
+        return
+    model, reference = (seeded(lambda: RefusesTheSecond(9, 9)) for _ in range(2))
+    before = dict(model.named_parameters())
+    RefusesTheSecond.is_closed = True
+    try:
+        with expect_error(RuntimeError, "cannot be replaced"):
+            api.shard(model)
+    finally:
+        RefusesTheSecond.is_closed = False
+    assert type(model) is RefusesTheSecond
+    assert all(before[name] is param for name, param in model.named_parameters())
     api.shard(model)
     trains_as_unsharded(model, reference, squares(4, 9), steps=2)

@@ -4,6 +4,7 @@
     parameter    one parameter: its sharded and its unsharded form, its gradient
     group        the parameters of one fully_shard call, which are gathered and reduced together
     root         the groups of a model, the forward and backward under way, and the calls of the schedule
+    containers   tensors in the arguments and results of modules
     hooks        hooks on modules and tensors, which call the root
     norm         norm of the gradients, and clipping
     direct       linear layers that write their weights' gradients into the gradient image
@@ -14,8 +15,8 @@ from weft.torch.sharding.api import (
     FSDPModule,
     UnshardHandle,
     fully_shard,
-    register_fsdp_forward_method,
     prepare_writes,
+    register_fsdp_forward_method,
     reset,
 )
 from weft.torch.sharding.direct import write_gradients_directly
@@ -27,8 +28,8 @@ __all__ = [
     "clip_grad_norm_",
     "fully_shard",
     "gradient_norm",
-    "register_fsdp_forward_method",
     "prepare_writes",
+    "register_fsdp_forward_method",
     "reset",
     "write_gradients_directly",
 ]

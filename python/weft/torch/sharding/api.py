@@ -257,6 +257,8 @@ def fully_shard(
         raise ValueError("fully_shard got an empty list of modules: give it at least one")
     for each in modules:
         _check_module(each)
+    if len(set(modules)) != len(modules):
+        raise ValueError("fully_shard got a module twice in its list: give each module once")
     if type(offload_policy) is not OffloadPolicy:
         raise ValueError(
             f"offload_policy is {type(offload_policy).__name__}, but weft trains on CPUs, so there is nothing to offload to: "
@@ -271,10 +273,10 @@ def fully_shard(
     check_mesh(mesh)
     reshard_after_forward = _check_reshard(reshard_after_forward, mesh)
     ignored = {id(param) for param in ignored_params or ()}
+    classes = [sharded_class(type(each)) for each in modules]
     group = Group(modules, mesh, mp_policy, shard_placement_fn, ignored, reshard_after_forward)
-    for each in modules:
-        original = type(each)
-        each.__class__ = sharded_class(original)
+    for each, sharded in zip(modules, classes, strict=True):
+        each.__class__ = sharded
         object.__setattr__(each, "_weft_group", group)
     add_hooks(group)
     return module
@@ -332,6 +334,8 @@ def sharded_class(original: type) -> type:
 def _check_module(module: nn.Module) -> None:
     if isinstance(module, FSDPModule):
         raise ValueError(f"{type(module).__name__} is sharded already: call fully_shard once for each module")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ValueError(f"{type(module).__name__} takes no hooks: call fully_shard for the module from which torch.jit made it")
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
         raise ValueError(f"fully_shard takes modules with a forward, not a {type(module).__name__}: give it the modules in a list")
 

@@ -97,8 +97,9 @@ class Group:
             for name, param in module._parameters.items():
                 if param is not None and id(param) not in ignored:
                     owners.setdefault(param, []).append((module, name))
-            check_module(module, ignored)
         paths = {id(param): path for module in self.modules for path, param in reversed(list(module.named_parameters()))}
+        for module in managed:
+            check_module(module, paths, ignored)
         for param, places in owners.items():
             check_parameter(param, paths[id(param)], self.name)
             shard = shard_placement_fn(param) if shard_placement_fn is not None else None
@@ -108,8 +109,14 @@ class Group:
             module._is_fsdp_managed_module = True  # Dynamo reads both.
             module._fsdp_use_orig_params = True
         for param, sharded in zip(owners, self.parameters, strict=True):
+            try:
+                sharded.register_sharded()
+            except BaseException:  # A module with a __setattr__ of its own.
+                for original, registered in zip(owners, self.parameters, strict=True):
+                    registered.restore(original)
+                raise
+        for param in owners:
             param._weft_sharded_by = self.name  # Another module may still have it.
-            sharded.register_sharded()
 
     def agree_on_dtype(self) -> None:
         """Takes the dtype of the masters from the parameters. Raises ValueError unless they agree on one that masters may have."""
@@ -282,10 +289,10 @@ def managed_modules(modules: tuple[nn.Module, ...]) -> list[nn.Module]:
     return list(found)
 
 
-def check_module(module: nn.Module, ignored: set[int]) -> None:
+def check_module(module: nn.Module, paths: dict[int, str], ignored: set[int]) -> None:
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None and id(module.weight) not in ignored:
         raise ValueError(
-            f"{type(module).__name__} has max_norm={module.max_norm}, so each forward would change its weight, which the ranks of a node "
+            f"the {type(module).__name__} of '{paths.get(id(module.weight), 'weight')}' has max_norm={module.max_norm}, so each forward would change its weight, which the ranks of a node "
             "share: set max_norm=None and normalize the rows after optimizer.step(), or list the weight in ignored_params"
         )
 
@@ -324,11 +331,11 @@ def shard_dim_of(shard: Shard | None, param: nn.Parameter, name: str, mesh: Devi
         raise ValueError(f"shard_placement_fn must return Shard or None, but returned {shard!r}")
     dim = shard.dim + param.ndim if shard.dim < 0 else shard.dim
     if not 0 <= dim < param.ndim:
-        raise ValueError(f"shard_placement_fn returned {shard} for a parameter of shape {tuple(param.shape)}")
+        raise ValueError(f"shard_placement_fn returned {shard} for parameter '{name}' of shape {tuple(param.shape)}")
     ranks = mesh.size(mesh.ndim - 1)
     if dim > 0 and param.size(dim) % ranks != 0:
         raise NotImplementedError(
-            f"shard_placement_fn returned {shard} for a parameter of shape {tuple(param.shape)}: dims other than 0 must divide "
+            f"shard_placement_fn returned {shard} for parameter '{name}' of shape {tuple(param.shape)}: dims other than 0 must divide "
             f"into {ranks} equal parts"
         )
     return dim

@@ -60,6 +60,11 @@ class ShardedParameter:
     def register_sharded(self) -> None:
         self._register(self.sharded)
 
+    def restore(self, original: nn.Parameter) -> None:
+        """Undoes the first register_sharded, also one that has failed halfway."""
+        for module, name in self.owners:
+            module._parameters[name] = original
+
     def register_unsharded(self, address: int) -> None:
         """Registers the unsharded form, whose values lie at `address`."""
         if self.unsharded is None:
