@@ -24,6 +24,7 @@ struct Case {
   bool equal;                   // All counts are equal, and none are passed to the engine.
   bool in_place;
   Memory memory;
+  size_t number = 0;  // Of the case, in the order of the sweep.
 
   // True if the rank's buffer is in node memory. kMixed: inputs of every second rank, outputs of every third.
   bool HasNodeInput(int rank) const {
@@ -59,15 +60,34 @@ std::vector<double> ValuesOf(int rank, int64_t begin, int64_t count) {
   return values;
 }
 
+double ReducedTwo(double a, double b, ReduceOp op) {
+  const auto x = static_cast<int64_t>(a);
+  const auto y = static_cast<int64_t>(b);
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAverage:
+      return a + b;
+    case ReduceOp::kMax:
+      return std::max(a, b);
+    case ReduceOp::kMin:
+      return std::min(a, b);
+    case ReduceOp::kProduct:
+      return a * b;
+    case ReduceOp::kBitAnd:
+      return static_cast<double>(x & y);
+    case ReduceOp::kBitOr:
+      return static_cast<double>(x | y);
+    case ReduceOp::kBitXor:
+      return static_cast<double>(x ^ y);
+  }
+  return 0;
+}
+
 std::vector<double> Reduced(int ranks, int64_t begin, int64_t count, ReduceOp op) {
   std::vector<double> values = ValuesOf(0, begin, count);
   for (double& result : values) {
-    for (int rank = 1; rank < ranks; ++rank) {
-      const double value = ValueOf(rank, begin);
-      result = op == ReduceOp::kMax   ? std::max(result, value)
-               : op == ReduceOp::kMin ? std::min(result, value)
-                                      : result + value;
-    }
+    for (int rank = 1; rank < ranks; ++rank) result = ReducedTwo(result, ValueOf(rank, begin), op);
+    if (op == ReduceOp::kAverage) result /= ranks;
     ++begin;
   }
   return values;
@@ -78,9 +98,18 @@ struct ScaledOp {
   ReduceOp op;
   float scale;
 };
-std::vector<ScaledOp> OpsFor(DType dtype) {
+// Each case has one of the rarer reductions, in turn, where its results are exact: averages over a power of
+// two, and products of which the dtype holds all bits.
+std::vector<ScaledOp> OpsFor(const Case& c, int ranks) {
   std::vector<ScaledOp> ops = {{ReduceOp::kSum, 1.0F}, {ReduceOp::kMax, 1.0F}, {ReduceOp::kMin, 1.0F}};
-  if (IsFloating(dtype)) ops.push_back({ReduceOp::kSum, 0.5F});
+  std::vector<ReduceOp> rare = {ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor};
+  if (IsFloating(c.dtype)) {
+    ops.push_back({ReduceOp::kSum, 0.5F});
+    rare.clear();
+    if ((ranks & (ranks - 1)) == 0) rare.push_back(ReduceOp::kAverage);
+  }
+  if (SizeOf(c.dtype) >= 4 && ranks <= 6) rare.push_back(ReduceOp::kProduct);
+  if (!rare.empty()) ops.push_back({rare[c.number % rare.size()], 1.0F});
   return ops;
 }
 
@@ -101,6 +130,7 @@ std::vector<int64_t> CountsFor(int ranks, int64_t base, bool equal) {
 absl::Status ForEachCase(int ranks, const SweepOptions& options, bool has_counts,
                          absl::FunctionRef<absl::Status(const Case&)> body) {
   int first_count = 0;
+  size_t number = 0;
   for (DType dtype : options.dtypes) {
     int count_number = first_count++;
     for (const bool equal : {true, false}) {
@@ -108,7 +138,7 @@ absl::Status ForEachCase(int ranks, const SweepOptions& options, bool has_counts
       for (const bool in_place : {false, true}) {
         for (const Memory memory : {Memory::kNode, Memory::kOwn, Memory::kMixed}) {
           const int64_t base = options.counts[static_cast<size_t>(count_number++) % options.counts.size()];
-          const Case one{dtype, CountsFor(ranks, base, equal), equal, in_place, memory};
+          const Case one{dtype, CountsFor(ranks, base, equal), equal, in_place, memory, number++};
           SCOPED_TRACE(one.ToString());
           if (absl::Status status = body(one); !status.ok()) return Annotate(status, one.ToString());
         }
@@ -184,7 +214,7 @@ absl::Status SweepReduceScatter(EngineFixture& fixture, const SweepOptions& opti
   const int me = fixture.engine->group(fixture.lane).group_rank;
   return ForEachCase(ranks, options, true, [&](const Case& c) -> absl::Status {
     const int64_t own = c.counts[static_cast<size_t>(me)];
-    for (const auto [op, scale] : OpsFor(c.dtype)) {
+    for (const auto [op, scale] : OpsFor(c, ranks)) {
       OpOptions scaled = options.op;
       scaled.scale = scale;
       WEFT_ASSIGN_OR_RETURN(TestBuffer input,
@@ -209,7 +239,7 @@ absl::Status SweepAllReduce(EngineFixture& fixture, const SweepOptions& options)
   const int me = fixture.engine->group(fixture.lane).group_rank;
   return ForEachCase(ranks, options, false, [&](const Case& c) -> absl::Status {
     const int64_t count = c.counts[0];
-    for (const auto [op, scale] : OpsFor(c.dtype)) {
+    for (const auto [op, scale] : OpsFor(c, ranks)) {
       OpOptions scaled = options.op;
       scaled.scale = scale;
       WEFT_ASSIGN_OR_RETURN(TestBuffer input,
