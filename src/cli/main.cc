@@ -61,9 +61,9 @@ void PrintFailure(const absl::Status& status, int rank) {
   PrintError(weft::IsAgreedError(status) ? status : weft::Annotate(status, absl::StrCat("rank ", rank)));
 }
 
-// Prints how to resume a stopped run. `arguments`: those of the program.
-void PrintStopped(const weft::TrainReport& report, const Arguments& arguments) {
-  std::fprintf(stderr, "weft: stopped by a signal after step %lld\n", static_cast<long long>(report.steps));
+// Prints how to resume a stopped run. `cause`: of the stop. `arguments`: those of the program.
+void PrintStopped(const weft::TrainReport& report, const char* cause, const Arguments& arguments) {
+  std::fprintf(stderr, "weft: stopped %s after step %lld\n", cause, static_cast<long long>(report.steps));
   if (report.checkpoint.empty()) return;
   std::fprintf(stderr, "weft: saved %s; to go on, run the same command with --resume auto:\n  weft %s\n",
                report.checkpoint.c_str(), weft::ResumeArguments(arguments).c_str());
@@ -78,10 +78,16 @@ absl::StatusOr<int> RunCommand(weft::Bootstrap& bootstrap, const weft::TrainConf
   environment.save = &signals.save_requested();
   environment.output = stdout;
   environment.terminal = weft::IsOutputTerminal();
+  std::signal(SIGPIPE,
+              SIG_IGN);  // A lost reader of the output is an error of the write, which stops the run.
   WEFT_ASSIGN_OR_RETURN(const weft::TrainReport report, weft::Train(bootstrap, config, environment));
   if (!report.stopped) return weft::kExitDone;
-  if (bootstrap.rank() == 0) PrintStopped(report, arguments);
-  return weft::kExitInterrupted;
+  const bool lost_output = std::ferror(stdout) != 0 && !environment.stop->load();
+  if (bootstrap.rank() == 0) {
+    PrintStopped(report, lost_output ? "because standard output cannot be written," : "by a signal",
+                 arguments);
+  }
+  return lost_output ? weft::kExitFailed : weft::kExitInterrupted;
 }
 
 absl::StatusOr<int> RunCommand(weft::Bootstrap& bootstrap, const weft::GenerateConfig& config,
@@ -209,5 +215,5 @@ int main(int argc, char** argv) {
     return ExitCodeOf(command.status());
   }
   if (!command.ok()) return RunOnAllRanks<weft::TrainConfig>(command.status(), arguments);
-  return std::visit(RunAny{arguments}, *command);
+  return weft::EndOutput(std::visit(RunAny{arguments}, *command));
 }

@@ -53,4 +53,11 @@ void OpenStandardStreams() {
 
 void ReportUncaughtExceptions() { std::set_terminate(EndProcess); }
 
+int EndOutput(int code) {
+  const bool is_complete = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (is_complete || code != kExitDone) return code;
+  std::fputs("weft: not all of standard output could be written: is its disk full?\n", stderr);
+  return kExitFailed;
+}
+
 }  // namespace weft

@@ -95,6 +95,48 @@ class StopRequests(WeftCase):
 
 
 class LostReader(WeftCase):
+    def lose(self, process):
+        """Reads to the first step, and then no more."""
+        self.addCleanup(process.kill)
+        while not process.stdout.readline().startswith("step 1/"):
+            self.assertIsNone(process.poll(), "the run ended by itself")
+        process.stdout.close()
+
+    def start(self):
+        command = self.command(["train", *SMALL, "--data", self.text, "--steps", "1000000", "--checkpoint-dir", "ck"], None)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder)
+
+    def test_a_run_stops_and_saves_a_checkpoint(self):
+        with self.start() as process:
+            self.lose(process)
+            errors = process.stderr.read()
+        self.assertEqual(process.returncode, 1, errors)
+        self.assertIn("stopped because standard output cannot be written, after step", errors)
+        self.assertIn("saved ck/step-", errors)
+        self.assertTrue(list(self.folder.glob("ck/step-*")))
+
+    def test_a_signal_to_a_run_and_its_reader_stops_the_run(self):
+        with self.start() as process:
+            self.addCleanup(process.kill)
+            process.stdout.readline()
+            process.send_signal(signal.SIGSTOP)  # The signal and the end of the reader come together.
+            process.send_signal(signal.SIGINT)
+            process.stdout.close()
+            process.send_signal(signal.SIGCONT)
+            errors = process.stderr.read()
+        self.assertEqual(process.returncode, 130, errors)
+
+    def test_a_full_disk_is_an_error(self):
+        self.train("--steps", "1", "--checkpoint-dir", "ck")
+        commands = (["--help"], ["plan", "--ranks", "1", *SMALL], ["checkpoint", "ls", "ck"],
+                    ["train", *SMALL, "--data", self.text, "--steps", "1"])
+        for arguments in commands:
+            with open("/dev/full", "w") as full:
+                result = subprocess.run(self.command(arguments, None), stdout=full, stderr=subprocess.PIPE, text=True,
+                                        cwd=self.folder, timeout=60)
+            self.assertEqual(result.returncode, 1, f"{arguments}: {result.stderr}")
+            self.assertIn("standard output", result.stderr)
+
     def test_ends_a_launch_whose_output_nobody_reads(self):
         command = self.command(["launch", "-n", "1", "--restart-delay", "0", "--", "train", *SMALL, "--data", self.text,
                                 "--steps", "1000000", "--checkpoint-dir", "ck"], None)

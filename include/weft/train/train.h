@@ -30,7 +30,8 @@ struct TrainEnvironment {
   // Request for a checkpoint; may be null. The run resets it. If it is true on any rank at the start of a
   // step, all ranks save after that step. Without --checkpoint-dir it only prints a message.
   std::atomic<bool>* save = nullptr;
-  // The stream to which rank 0 writes the configuration, progress and result. Null: no output.
+  // The stream to which rank 0 writes the configuration, progress and result. Null: no output. If a write
+  // fails, as on a full disk, the run stops as if `stop` were true.
   std::FILE* output = nullptr;
   bool terminal = false;  // True if `output` is a terminal: progress then stays on one line.
   // Scheduling of communication (slices, windows, pieces), which changes no result. The run overwrites

@@ -273,7 +273,8 @@ class Run {
 
   StepFlags TakeRequests() {
     StepFlags flags;
-    flags.stop = environment_.stop != nullptr && environment_.stop->load();
+    const bool lost_output = output() != nullptr && std::ferror(output()) != 0;
+    flags.stop = lost_output || (environment_.stop != nullptr && environment_.stop->load());
     flags.save = environment_.save != nullptr && environment_.save->exchange(false);
     flags.can_advance_save = checkpoints_->CanAdvance();
     return flags;
