@@ -53,7 +53,8 @@ absl::Status CheckHosts(const LaunchOptions& options) {
   return absl::OkStatus();
 }
 
-// mpirun reports a missing file after each of all attempts, and as if a rank had failed.
+// mpirun reports a missing file after each of all attempts, and as if a rank had failed. It waits for the
+// writer of a pipe.
 absl::Status CheckHostfile(const std::string& path) {
   const auto error = [&](absl::StatusCode code, absl::string_view what) {
     return absl::Status(code, absl::StrCat("--hostfile ", path, ": ", what));
@@ -64,8 +65,10 @@ absl::Status CheckHostfile(const std::string& path) {
                  std::strerror(cause));
   }
   std::error_code ignored;
-  if (!std::filesystem::is_directory(path, ignored)) return absl::OkStatus();
-  return error(absl::StatusCode::kNotFound, "is a folder: name a file");
+  if (std::filesystem::is_regular_file(path, ignored)) return absl::OkStatus();
+  return error(absl::StatusCode::kNotFound, std::filesystem::is_directory(path, ignored)
+                                                ? "is a folder: name a file"
+                                                : "is no regular file: name one");
 }
 
 // Ranks on each host of --host if all have equally many. Nothing if that is not known.

@@ -63,6 +63,7 @@ TEST(LaunchCommandLine, NeedsAHostfileThatCanBeRead) {
   expect_not_found(folder / "none", "No such file or directory");
   expect_not_found(path + "/none", "Not a directory");
   expect_not_found(folder / ".", "is a folder: name a file");
+  expect_not_found("/dev/null", "is no regular file: name one");
 }
 
 TEST(LaunchCommandLine, HasDefaults) {

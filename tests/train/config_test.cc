@@ -1,5 +1,6 @@
 #include "weft/train/config.h"
 
+#include <cmath>
 #include <functional>
 
 #include <absl/strings/str_cat.h>
@@ -156,6 +157,21 @@ TEST(TrainConfig, NamesParallelOptionsOutOfRange) {
               HasSubstr("--prefetch-depth 3"));
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.parallel.param_dtype = DType::kF64; }),
               HasSubstr("--param-dtype f64: must be f32, bf16 or f16"));
+}
+
+TEST(TrainConfig, NeedsAnEpsThatIsNotZeroInFloat) {
+  for (const double eps : {0.0, -1e-8, 1e-320, 1e-60, 1e60, std::nan("")}) {
+    EXPECT_THAT(ErrorWith([&](TrainConfig& c) { c.optimizer.eps = eps; }),
+                HasSubstr("must be a positive number in the range of float"));
+  }
+}
+
+TEST(TrainConfig, NamesAnAdapterTargetThatIsGivenTwice) {
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) {
+                c.lora.rank = 2;
+                c.lora.targets = "q_proj,v_proj,q_proj";
+              }),
+              HasSubstr("has q_proj twice: write each name once"));
 }
 
 TEST(TrainConfig, NamesWhatALossScaleCannotBe) {

@@ -64,6 +64,25 @@ TEST_F(Outputs, MustNotBeAFileOfADataFolder) {
   ExpectCollision("text.txt: is a file that --data reads; name another one");
 }
 
+TEST_F(Outputs, MustNotLieInADataFolder) {
+  folder_.Write("data/text.txt", std::string(100, 'x'));
+  folder_.Write("eval/text.txt", std::string(100, 'x'));
+  config_.data.paths = {folder_ / "data"};
+  config_.eval.paths = {folder_ / "./eval/"};
+  EXPECT_OK(Check());
+  config_.checkpoint.folder = folder_ / "data/run";
+  ExpectCollision("--checkpoint-dir " + folder_.str() + "/data/run: lies in the folder " + folder_.str() +
+                  "/data, of which --data reads all files; name another one");
+  config_.checkpoint.folder = folder_ / "data";
+  ExpectCollision("of which --data reads all files");
+  config_.checkpoint.folder = folder_ / "data2";
+  config_.output.metrics_file = folder_ / "eval/m.jsonl";
+  ExpectCollision("of which --eval-data reads all files");
+  folder_.Write("data/.runs/text.txt", "");
+  config_.output.metrics_file = folder_ / "data/.runs/m.jsonl";  // Hidden ones are no data.
+  EXPECT_OK(Check());
+}
+
 TEST_F(Outputs, MustNotBeEvaluationDataOrTheConfigurationFile) {
   config_.eval.paths = {folder_.Write("eval.txt", std::string(100, 'x'))};
   config_.config_file = folder_.Write("run.toml", "");

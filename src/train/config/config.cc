@@ -140,7 +140,11 @@ absl::Status ValidateOptimizer(const OptimizerOptions& optimizer) {
   WEFT_RETURN_IF_ERROR(RequireNotNegative("lr", optimizer.lr));
   WEFT_RETURN_IF_ERROR(RequireBelowOne("beta1", optimizer.beta1));
   WEFT_RETURN_IF_ERROR(RequireBelowOne("beta2", optimizer.beta2));
-  WEFT_RETURN_IF_ERROR(RequireNotNegative("eps", optimizer.eps));
+  if (!(static_cast<float>(optimizer.eps) > 0 && std::isfinite(static_cast<float>(optimizer.eps)))) {
+    return BadFlag(
+        "eps", optimizer.eps,
+        "must be a positive number in the range of float: AdamW divides by it where gradients are 0");
+  }
   WEFT_RETURN_IF_ERROR(RequireNotNegative("weight-decay", optimizer.weight_decay));
   WEFT_RETURN_IF_ERROR(RequireRange({"warmup-steps", optimizer.warmup_steps}, 0));
   if (optimizer.warmup_steps > optimizer.steps) {

@@ -58,11 +58,14 @@ absl::Status Validate(const LoraConfig& lora) {
   if (lora.dropout && !(*lora.dropout >= 0 && static_cast<float>(*lora.dropout) < 1)) {
     return BadFlag("lora-dropout", *lora.dropout, "must be at least 0 and below 1");
   }
-  const std::vector<std::string> names = NamesOf(lora.targets);
-  if (lora.targets.empty() || std::find(names.begin(), names.end(), "") == names.end()) {
-    return absl::OkStatus();
-  }
-  return BadFlag("lora-targets", lora.targets, "has an empty name: write names with commas between them");
+  if (lora.targets.empty()) return absl::OkStatus();
+  std::vector<std::string> names = NamesOf(lora.targets);
+  if (std::find(names.begin(), names.end(), "") != names.end())
+    return BadFlag("lora-targets", lora.targets, "has an empty name: write names with commas between them");
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice == names.end()) return absl::OkStatus();
+  return BadFlag("lora-targets", lora.targets, absl::StrCat("has ", *twice, " twice: write each name once"));
 }
 
 }  // namespace weft

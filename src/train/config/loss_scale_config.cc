@@ -39,7 +39,8 @@ absl::Status ValidateLossScale(const TrainConfig& config) {
   const bool fixed = given && optimizer.loss_scale != kDynamic;
   const OptimizerOptions defaults;
   if (fixed && !FixedScale(optimizer.loss_scale)) {
-    return BadFlag("loss-scale", optimizer.loss_scale, "must be dynamic, or a positive number");
+    return BadFlag("loss-scale", optimizer.loss_scale,
+                   "must be dynamic, or a positive number in the range of float");
   }
   if (given && !IsInF16(config.parallel)) {
     return BadFlag("loss-scale", optimizer.loss_scale,

@@ -108,8 +108,8 @@ absl::Status CheckLength(const LlamaConfig& model, int64_t prompt_tokens, int64_
   return BadFlag(
       "max-new-tokens", max_new_tokens,
       absl::StrCat(
-          LimitOf(model, limit), " the prompt takes ", prompt_tokens, ": use at most ",
-          std::max<int64_t>(left, 0), left > 0 ? "" : ", or a shorter prompt",
+          LimitOf(model, limit), " the prompt takes ", prompt_tokens, ": use ",
+          left > 0 ? absl::StrCat("at most ", left) : "a shorter prompt",
           limit < model.max_positions ? absl::StrCat(", or a prompt of more than ", limit, " tokens") : ""));
 }
 

@@ -157,6 +157,35 @@ absl::Status CheckOutputsDiffer(const std::vector<OutputFile>& outputs) {
   return absl::OkStatus();
 }
 
+// True if ExpandDataPaths of the folder would find a file of this path. Both are resolved.
+bool IsDataOf(const fs::path& folder, const fs::path& path) {
+  const fs::path below = path.lexically_relative(folder);
+  return !below.empty() && below.begin()->string() != ".." &&
+         std::none_of(below.begin(), below.end(), [](const fs::path& part) {
+           return part.string().size() > 1 && part.string().front() == '.';  // Hidden.
+         });
+}
+
+// A resumed run would read the outputs of the first one as data.
+absl::Status CheckOutsideData(const TrainConfig& config, std::vector<OutputFile> outputs) {
+  const std::string& checkpoints = config.checkpoint.folder;
+  if (!checkpoints.empty()) outputs.push_back({"checkpoint-dir", checkpoints, /*in_place=*/false});
+  const auto check = [&](const char* flag, const std::vector<std::string>& paths) -> absl::Status {
+    for (const std::string& path : paths) {
+      std::error_code ignored;
+      if (!fs::is_directory(path, ignored)) continue;
+      for (const OutputFile& output : outputs) {
+        if (!IsDataOf(Resolved(path), Resolved(output.path))) continue;
+        return Collision(output,
+                         absl::StrCat("lies in the folder ", path, ", of which ", flag, " reads all files"));
+      }
+    }
+    return absl::OkStatus();
+  };
+  WEFT_RETURN_IF_ERROR(check("--data", config.data.paths));
+  return check("--eval-data", config.eval.paths);
+}
+
 // True if a checkpoint of the run may get this path, which is resolved.
 bool IsCheckpointPlace(const std::string& checkpoints, const fs::path& path) {
   return path.parent_path() == Resolved(checkpoints) && IsCheckpointName(path.filename());
@@ -183,7 +212,8 @@ absl::Status CheckCollisions(const TrainConfig& config, const TrainInputs& input
   }
   const std::vector<OutputFile> outputs = OutputsOf(config);
   WEFT_RETURN_IF_ERROR(CheckOutputsDiffer(outputs));
-  return CheckNoInputReplaced(outputs, InputsOf(config, inputs));
+  WEFT_RETURN_IF_ERROR(CheckNoInputReplaced(outputs, InputsOf(config, inputs)));
+  return CheckOutsideData(config, outputs);
 }
 
 // Opens the metrics file. Removes it again if it did not exist before.
