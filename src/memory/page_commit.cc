@@ -7,6 +7,7 @@
 #include <cstring>
 #include <sys/mman.h>
 
+#include "weft/core/huge_pages.h"
 #include "weft/core/page_bytes.h"
 #include "weft/core/status.h"
 
@@ -69,6 +70,7 @@ absl::Status PageCommitter::CommitChunks(size_t begin, size_t end,
   const std::byte* last = base_ + std::min(end * kChunkBytes, bytes_);
   const auto bytes = static_cast<size_t>(last - first);
   WEFT_RETURN_IF_ERROR(CheckFree(bytes, free_bytes));
+  PopulateHugePages(first, bytes);
   if (madvise(first, bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
   if (errno == EINVAL) {  // Kernels before 5.14 do not have MADV_POPULATE_WRITE.
     TouchPages(first, last, page);

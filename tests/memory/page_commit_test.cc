@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/status_matchers.h"
+#include "weft/core/huge_pages.h"
 #include "weft/core/page_bytes.h"
 
 namespace weft::internal {
@@ -20,33 +21,35 @@ using ::weft::testing::StatusIs;
 
 constexpr size_t kBytes = size_t{1} << 20;
 
-// A mapping of kBytes over a file that may be shorter. Pages past the end of the file cannot be committed, as
+// A mapping over a file that may be shorter. Pages past the end of the file cannot be committed, as
 // on a node without free memory.
 class Mapping {
  public:
-  explicit Mapping(size_t file_bytes) : file_(memfd_create("page_commit_test", MFD_CLOEXEC)) {
+  explicit Mapping(size_t file_bytes, size_t bytes = kBytes)
+      : file_(memfd_create("page_commit_test", MFD_CLOEXEC)), bytes_(bytes) {
     EXPECT_EQ(ftruncate(file_, static_cast<off_t>(file_bytes)), 0);
-    base_ = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
-    EXPECT_NE(base_, MAP_FAILED);
+    base_ = ReserveAddresses(bytes, 0);
+    EXPECT_EQ(mmap(base_, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_, 0), base_);
   }
   ~Mapping() {
-    munmap(base_, kBytes);
+    munmap(base_, bytes_);
     close(file_);
   }
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
 
-  std::byte* base() const { return static_cast<std::byte*>(base_); }
+  std::byte* base() const { return base_; }
   size_t ResidentPages() const {
-    std::vector<unsigned char> pages(kBytes / PageBytes());
-    EXPECT_EQ(mincore(base_, kBytes, pages.data()), 0);
+    std::vector<unsigned char> pages(bytes_ / PageBytes());
+    EXPECT_EQ(mincore(base_, bytes_, pages.data()), 0);
     return static_cast<size_t>(
         std::count_if(pages.begin(), pages.end(), [](auto page) { return (page & 1) != 0; }));
   }
 
  private:
   int file_;
-  void* base_;
+  size_t bytes_;
+  std::byte* base_;
 };
 
 absl::StatusOr<size_t> Plenty() { return size_t{1} << 40; }
@@ -64,6 +67,19 @@ TEST(PageCommitter, CommitsTheRequestedRangeAndKeepsItsContents) {
   ASSERT_OK(committer.Commit(0, kBytes - 64, Plenty));
   EXPECT_EQ(mapping.ResidentPages(), kBytes / PageBytes());
   EXPECT_EQ(segment[5], std::byte{42});
+}
+
+// Whether or not they become huge pages.
+TEST(PageCommitter, CommitsManyPagesAndNoneBeyondThem) {
+  constexpr size_t kLarge = 16 * kBytes;
+  const Mapping mapping(kLarge, kLarge);
+  PageCommitter committer(mapping.base(), kLarge);
+  mapping.base()[kBytes] = mapping.base()[9 * kBytes] = std::byte{42};
+  ASSERT_OK(committer.Commit(kBytes, 8 * kBytes, Plenty));
+  EXPECT_EQ(mapping.ResidentPages(), 8 * kBytes / PageBytes() + 1);
+  EXPECT_EQ(mapping.base()[kBytes], std::byte{42});
+  EXPECT_EQ(mapping.base()[kBytes + 1], std::byte{0});
+  EXPECT_EQ(mapping.base()[9 * kBytes], std::byte{42});
 }
 
 TEST(PageCommitter, ReturnsAnErrorWithoutMemoryAndKeepsCommittedPages) {

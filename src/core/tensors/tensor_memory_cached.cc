@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "src/core/tensors/tensor_memory.h"
+#include "weft/core/huge_pages.h"
 
 namespace weft::internal {
 namespace {
@@ -24,6 +25,13 @@ constexpr size_t kAlignment = 64;
 size_t BlockSize(size_t bytes) {
   const size_t step = std::max(kAlignment, std::bit_floor(bytes) / 8);
   return std::max<size_t>((bytes + step - 1) / step, 1) * step;
+}
+
+// Null if there is no memory.
+void* AllocateBlock(size_t size) {
+  void* const block = std::aligned_alloc(kAlignment, size);
+  if (block != nullptr) AdviseHugePages(static_cast<std::byte*>(block), size);
+  return block;
 }
 
 class BlockCache {
@@ -61,10 +69,10 @@ class BlockCache {
     const size_t used = used_ + size;
     const size_t limit = std::max(peak_used_, used) / 4 * 5;
     while (!unused_.empty() && used + unused_bytes_ > limit) FreeLargest();
-    void* block = std::aligned_alloc(kAlignment, size);
+    void* block = AllocateBlock(size);
     while (block == nullptr && !unused_.empty()) {
       FreeLargest();
-      block = std::aligned_alloc(kAlignment, size);
+      block = AllocateBlock(size);
     }
     if (block == nullptr) throw std::bad_alloc();
     allocated_from_system_ += size;

@@ -1,5 +1,6 @@
 #include "src/mesh/mpi/mpi_node_memory.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "weft/core/status.h"
@@ -59,7 +60,15 @@ absl::StatusOr<MpiSharedWindow> MpiSharedWindow::Allocate(MpiSession& session, M
         MpiStatus(MPI_Win_shared_query(handle, rank, &bytes, &unit, &base), "MPI_Win_shared_query"));
     window.segments_.push_back(AlignUp(base));
   }
+  window.MapForHugePages(segment_bytes);
   return window;
+}
+
+void MpiSharedWindow::MapForHugePages(size_t segment_bytes) {
+  const auto [first, last] = std::minmax_element(segments_.begin(), segments_.end());
+  mapping_ = SecondMapping::ForHugePages(*first, *last + segment_bytes);
+  if (!mapping_) return;
+  for (std::byte*& segment : segments_) segment = mapping_->At(segment);
 }
 
 MpiSharedWindow::~MpiSharedWindow() {

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include <absl/status/statusor.h>
 
 #include "src/mesh/mpi/mpi_session.h"
+#include "src/mesh/mpi/second_mapping.h"
 
 namespace weft::internal {
 
@@ -24,7 +27,9 @@ class MpiSharedWindow {
   // Errors: kInternal (has MPI's error message).
   static absl::StatusOr<MpiSharedWindow> Allocate(MpiSession& session, MPI_Comm node, size_t segment_bytes);
   MpiSharedWindow(MpiSharedWindow&& other) noexcept
-      : window_(std::exchange(other.window_, MPI_WIN_NULL)), segments_(std::move(other.segments_)) {}
+      : window_(std::exchange(other.window_, MPI_WIN_NULL)),
+        mapping_(std::move(other.mapping_)),
+        segments_(std::move(other.segments_)) {}
   MpiSharedWindow& operator=(MpiSharedWindow&&) = delete;
   // Collective: all ranks of `node`. See Note [MPI teardown].
   ~MpiSharedWindow();
@@ -34,7 +39,11 @@ class MpiSharedWindow {
 
  private:
   explicit MpiSharedWindow(MPI_Win window) : window_(window) {}
+  // MPI maps the window at addresses where huge pages do not fit.
+  void MapForHugePages(size_t segment_bytes);
+
   MPI_Win window_;
+  std::optional<SecondMapping> mapping_;
   std::vector<std::byte*> segments_;
 };
 

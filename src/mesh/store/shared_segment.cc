@@ -17,6 +17,7 @@
 #include <climits>
 
 #include "src/mesh/base/identities.h"
+#include "weft/core/huge_pages.h"
 #include "weft/core/status.h"
 
 namespace weft::internal {
@@ -65,10 +66,17 @@ absl::StatusOr<SharedSegment> SharedSegment::Map(std::string_view handle, size_t
 }
 
 absl::StatusOr<SharedSegment> SharedSegment::MapFile(FileHandle file, std::string name, size_t bytes) {
+  std::byte* const reserved = ReserveAddresses(bytes, /*offset=*/0);
+  if (reserved == nullptr) return NoMemory("map", bytes);
   // Do not reserve swap space: pages are committed later, with a check.
   void* base =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file.get(), /*offset=*/0);
-  if (base == MAP_FAILED) return NoMemory("map", bytes);
+      mmap(reserved, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file.get(),
+           /*offset=*/0);
+  if (base == MAP_FAILED) {
+    const absl::Status failure = NoMemory("map", bytes);
+    munmap(reserved, bytes);
+    return failure;
+  }
   return SharedSegment(std::move(file), std::move(name), static_cast<std::byte*>(base), bytes);
 }
 
