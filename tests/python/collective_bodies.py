@@ -2,7 +2,6 @@
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -13,7 +12,6 @@ SIZES = [0, 1, 2, 7, 1000, 70001]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COMPLEX = [torch.complex64, torch.complex128]
-_numbers = itertools.count()  # Of calls, which all ranks make alike.
 MOVED = [*INTEGERS, *FLOATS, *COMPLEX, torch.bool, torch.float8_e4m3fn, torch.uint16, torch.uint64]
 
 
@@ -295,18 +293,6 @@ def batched_messages() -> None:
         check(incoming, values(5, torch.float32, left), "ring shift")
 
 
-def barriers() -> None:
-    for _ in range(20):
-        dist.barrier()
-    work = dist.barrier(async_op=True)
-    work.wait()
-    assert work.is_completed()
-    for wait_all_ranks in (False, True):
-        dist.monitored_barrier(timeout=timedelta(seconds=30), wait_all_ranks=wait_all_ranks)
-    dist.monitored_barrier()
-    dist.group.WORLD.monitored_barrier()
-
-
 def objects() -> None:
     gathered = [None] * ranks()
     dist.all_gather_object(gathered, {"rank": rank(), "text": "x" * rank()})
@@ -314,79 +300,6 @@ def objects() -> None:
     shared = [f"from {rank()}", rank()]
     dist.broadcast_object_list(shared, src=ranks() - 1)
     assert shared == [f"from {ranks() - 1}", ranks() - 1], shared
-
-
-def futures_and_works() -> None:
-    total = ranks() * (ranks() - 1) / 2
-    works = [dist.all_reduce(torch.full((n,), float(rank())), async_op=True) for n in (1, 1000, 3)]
-    found = [work.get_future().then(lambda future: future.value()[0].sum().item()) for work in works]
-    assert [future.wait() for future in found] == [total, 1000 * total, 3 * total]
-    for work in works:
-        assert work.wait() and work.is_completed() and work.is_success()
-        assert len(work.result()) == 1
-    # Completion without a wait: by polling, and a future of a completed work.
-    work = dist.all_reduce(torch.ones(3), async_op=True)
-    while not work.is_completed():
-        pass
-    check(work.get_future().wait()[0], torch.full((3,), float(ranks())), "future of a completed work")
-    # Works that nobody waits for end all the same, and write their outputs.
-    dropped = [torch.ones(4, 25).t() if index % 2 else torch.ones(25, 4) for index in range(50)]
-    for tensor in dropped:
-        dist.all_reduce(tensor, async_op=True)
-    dist.barrier()
-    for tensor in dropped:
-        check(tensor, torch.full((25, 4), float(ranks())), "a dropped work before a barrier")
-    dropped = [torch.ones(4, 25).t(), torch.ones(25, 4)]
-    for tensor in dropped:
-        dist.all_reduce(tensor, async_op=True)
-    while not all((tensor == ranks()).all() for tensor in dropped):
-        pass
-
-
-def a_barrier_waits_for_earlier_collectives() -> None:
-    """Of all streams, and also for the outputs of works that were dropped. Earlier receives may still wait."""
-    numel = 1 << 20
-    transposed = (1 << 10, 1 << 10)
-    for asynchronous in [False, True] * 3:
-        gathered = [torch.zeros(numel * ranks()), torch.zeros(numel)]
-        others = [torch.ones(numel), torch.full((numel,), float(rank())), torch.ones(transposed).t()]
-        works = [
-            dist.all_gather_into_tensor(gathered[0], torch.ones(numel), async_op=True),
-            dist.reduce_scatter_tensor(gathered[1], torch.ones(numel * ranks()), async_op=True),
-            dist.all_reduce(others[0], async_op=True),
-            dist.broadcast(others[1], ranks() - 1, async_op=True),
-        ]
-        dist.all_reduce(others[2], async_op=True)
-        received = torch.zeros(1)
-        receive = dist.irecv(received, (rank() - 1) % ranks()) if ranks() > 1 else None
-        if asynchronous:
-            dist.barrier(async_op=True).get_future().wait()
-        else:
-            dist.barrier()
-        assert all(work.is_completed() for work in works), [work.is_completed() for work in works]
-        check(gathered[0], torch.ones(numel * ranks()), "all_gather before a barrier")
-        check(gathered[1], torch.full((numel,), float(ranks())), "reduce_scatter before a barrier")
-        check(others[0], torch.full((numel,), float(ranks())), "all_reduce before a barrier")
-        check(others[1], torch.full((numel,), float(ranks() - 1)), "broadcast before a barrier")
-        check(others[2], torch.full(transposed, float(ranks())), "all_reduce of a transpose before a barrier")
-        if receive is not None:
-            dist.send(torch.ones(1), (rank() + 1) % ranks())
-            receive.wait()
-
-
-def futures_in_callbacks() -> None:
-    """A callback waits for the future of a collective that it submits itself, as those of PowerSGD do."""
-    store = dist.distributed_c10d._get_default_store()
-    prefix = f"callbacks-{next(_numbers)}"
-    if rank() == 0:  # The others chain their callbacks before the first collective can end.
-        store.wait([f"{prefix}-{r}" for r in range(1, ranks())])
-
-    def again(future: torch.futures.Future) -> Tensor:
-        return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0]
-
-    chain = dist.all_reduce(torch.ones(1000), async_op=True).get_future().then(again).then(lambda future: future.value() + 1)
-    store.set(f"{prefix}-{rank()}", "chained")
-    check(chain.wait(), torch.full((1000,), float(ranks() ** 2 + 1)), "sum of sums")
 
 
 def overlapping_kinds() -> None:

@@ -2,6 +2,7 @@
 
 import collective_argument_bodies as argument_bodies
 import collective_bodies as bodies
+import completion_bodies
 import overlap_bodies
 import pytest
 from rank_pool import RankPool
@@ -29,12 +30,12 @@ def test_gives_the_result_of_a_plain_loop(pool: RankPool, body, from_backend: bo
         bodies.send_and_receive,
         bodies.tags_and_any_source,
         bodies.batched_messages,
-        bodies.barriers,
+        completion_bodies.barriers,
         bodies.objects,
-        bodies.futures_and_works,
-        bodies.a_barrier_waits_for_earlier_collectives,
+        completion_bodies.futures_and_works,
+        completion_bodies.a_barrier_waits_for_earlier_collectives,
         bodies.large_gather_and_reductions,
-        bodies.futures_in_callbacks,
+        completion_bodies.futures_in_callbacks,
         bodies.overlapping_kinds,
         bodies.groups,
         argument_bodies.invalid_arguments,
