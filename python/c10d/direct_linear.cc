@@ -42,10 +42,12 @@ class DirectLinear : public torch::autograd::Function<DirectLinear> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias,
                             c10::intrusive_ptr<GradientTarget> target) {
-    context->save_for_backward({x, weight});
+    context->save_for_backward({x, x.requires_grad() ? weight : at::Tensor()});
     context->saved_data["has_bias"] = bias.has_value();  // Otherwise it is no input of the graph.
     context->saved_data["target"] = c10::IValue::make_capsule(std::move(target));
-    return at::linear(x, weight, bias);
+    const at::Tensor output = at::linear(x, weight, bias);
+    // A view that a function returns must not be changed in place, which the caller may do.
+    return output.is_view() ? at::_unsafe_view(output, output.sizes()) : output;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -66,6 +68,7 @@ class DirectLinear : public torch::autograd::Function<DirectLinear> {
     const auto target =
         c10::static_intrusive_pointer_cast<GradientTarget>(context->saved_data["target"].toCapsule());
     auto [place, accumulates] = target->BeginWrite();
+    const at::NoGradGuard no_grad;  // With create_graph, too: no graph leads through the gradient image.
     if (accumulates) {
       place.addmm_(rows.t(), inputs);
     } else {

@@ -258,3 +258,19 @@ def direct_linears_write_only_gradients_that_are_asked_for() -> None:
     model(x).sum().backward()
     for p, expected in zip(model.parameters(), reference, strict=True):
         expect_equal(whole(p.grad), expected, "gradient", exact=True)
+
+
+@case
+def direct_linears_may_be_followed_by_changes_in_place() -> None:
+    """Of an input with three dims, whose product is a view of rows. Also in a backward that makes a graph."""
+    for create_graph in (False, True):
+        models = []
+        for direct in (False, True):
+            torch.manual_seed(3)
+            model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8, bias=False), nn.ReLU(inplace=True))
+            if direct:
+                weft.write_gradients_directly(model)
+            weft.fully_shard(model)
+            model(torch.ones(2, 3, 8)).square().sum().backward(create_graph=create_graph)
+            models.append(model)
+        expect_same_gradients(models[1], models[0], exact=False)
