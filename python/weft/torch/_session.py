@@ -11,6 +11,7 @@ from weft.torch import _backend
 
 _own: _core.Session | None = None
 _group_of_own: weakref.ref[dist.ProcessGroup] | None = None  # The default process group that it was made for.
+_counts: tuple[_core.Session, _core.Group] | None = None  # The group in which ranks compare counts, and its session.
 
 
 def _timeout_of_default_group() -> timedelta:
@@ -39,3 +40,14 @@ def session_of_models() -> _core.Session:
         _own = _backend._make_session(store, dist.get_rank(), dist.get_world_size(), timeout)
         _group_of_own = weakref.ref(group)
     return _own
+
+
+def counts_of_ranks(count: int) -> list[int]:
+    """The `count` of each rank. Collective: all ranks of the session of models."""
+    global _counts
+    session = session_of_models()
+    if _counts is None or _counts[0] is not session:
+        _counts = session, _core.Group(session, "weft.counts", list(range(session.size)))
+    counts = torch.empty(session.size, dtype=torch.int64)
+    _counts[1].all_gather(torch.tensor([count]), counts).wait()
+    return counts.tolist()

@@ -76,7 +76,7 @@ inline WaitTimes TimesOf(Runtime& runtime, bool has_core) {
   return times;
 }
 
-// What a waiting thread does between two polls of the core.
+// The steps of a waiting thread between two polls of the core.
 class WaitSteps {
  public:
   enum class Step : uint8_t { kPoll, kWatchDoorbell, kYield, kSleep };

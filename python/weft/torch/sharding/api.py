@@ -297,7 +297,7 @@ def reset(model: nn.Module) -> None:
 
     All groups are sharded again, without gradients, and the engine works again; shards keep their values.
     Collective: all ranks, in one order if several models are reset. Peers that wait get an exception first.
-    Errors: RuntimeError if a rank does not call it before the timeout.
+    Errors: RuntimeError if a rank does not call it before the timeout, or if a rank lacks an update that others have made.
     """
     for root in _roots_of(model, "reset"):
         root.reset()

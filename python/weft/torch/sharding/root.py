@@ -16,7 +16,7 @@ from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from weft._core import Session, ShardedGroups, release_private_memory
-from weft.torch._session import session_of_models
+from weft.torch._session import counts_of_ranks, session_of_models
 from weft.torch.sharding.group import Group, all_groups
 from weft.torch.sharding.placement import check_mesh, mesh_axes
 
@@ -74,6 +74,7 @@ class Root:
         self.is_last_backward = group.is_last_backward
         self.begun_calls: list[Call] = []  # Calls whose backward is under way.
         self.unreduced: str | None = None  # A parameter whose gradient came before a backward of the root began.
+        self.updates = 0  # Steps of optimizers that have begun.
         self.groups = ShardedGroups.create(session, mesh_axes(group.mesh), groups, **options)
         with torch.inference_mode(False):  # Tensors of an evaluation could not be trained.
             for other in self.all_groups:
@@ -287,6 +288,21 @@ class Root:
             group.register_sharded()
             for parameter in group.parameters:
                 parameter.forget_gradient()
+        self._compare_updates()
+
+    def _compare_updates(self) -> None:
+        """Raises RuntimeError if a rank lacks a step of an optimizer that another has made. Collective.
+
+        An exception of a rank that is ahead ends the backward of its peers. They drop the gradients of a step that it has made.
+        """
+        updates = counts_of_ranks(self.updates)
+        self.updates = max(updates)  # A checkpoint makes the ranks equal.
+        late = [str(rank) for rank, count in enumerate(updates) if count < self.updates]
+        if late:
+            raise RuntimeError(
+                f"ranks without the last update of '{self.group.name}': {', '.join(late)}. An exception of a rank that was ahead ended their "
+                "backward, so the weights of the ranks differ: load a checkpoint on all ranks, then go on"
+            )
 
 
 class _EndOfBackward:
@@ -392,6 +408,7 @@ def _prepare_optimizer_step(optimizer: torch.optim.Optimizer, args: object, kwar
     for root in list(_roots):
         if any(id(p.sharded) in stepped for g in root.all_groups for p in g.parameters):
             root.prepare_writes()
+            root.updates += 1
 
 
 register_optimizer_step_pre_hook(_prepare_optimizer_step)
