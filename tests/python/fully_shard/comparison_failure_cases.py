@@ -119,6 +119,28 @@ def forwards_after_a_failed_one_raise_until_a_reset() -> None:
 
 
 @case
+def a_reset_names_ranks_that_lack_an_update() -> None:
+    """Rank 0 raises after a step, while its peers have not made it."""
+    model = shard_all(make_llama(), weft.fully_shard)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, steps=1, optimizer=optimizer)
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    size, is_ahead = dist.get_world_size(), dist.get_rank() == 0
+    loss_of(model, tokens_of(7)).backward()
+    if is_ahead:
+        optimizer.step()
+    dist.barrier()
+    if size == 1:
+        weft.reset(model)
+        return
+    with expect_error(RuntimeError, f"without the last update of 'FSDPLlama': {', '.join(map(str, range(1, size)))}. "):
+        weft.reset(model)
+    model.load_state_dict(saved)
+    weft.reset(model)  # The ranks agree again.
+    train(model, steps=1, optimizer=optimizer)
+
+
+@case
 def tells_peers_of_an_exception_in_backward() -> None:
     model = shard_all(make_llama(), weft.fully_shard)
     train(model, steps=1)
@@ -291,7 +313,8 @@ def a_part_that_hides_its_outputs_has_its_gradients_or_an_error() -> None:
         try:
             model(torch.ones(2, 4)).square().sum().backward()
         except RuntimeError as error:
-            assert "torch.utils._pytree" in str(error) or "stopped" in str(error), error
+            texts = ("torch.utils._pytree", "stopped", "modified by an inplace operation")
+            assert any(text in str(error) for text in texts), error
             weft.reset(model)
             return
         for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
@@ -299,6 +322,38 @@ def a_part_that_hides_its_outputs_has_its_gradients_or_an_error() -> None:
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
+
+
+@case
+def a_backward_that_begins_inside_a_frozen_module_is_right_or_an_error() -> None:
+    """A loss on an activation inside a module whose parameters were given back. They get no gradient that would tell of it."""
+
+    def make() -> nn.Sequential:
+        torch.manual_seed(3)
+        parts = [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh()) for _ in range(8)]
+        parts[1].requires_grad_(False)
+        return nn.Sequential(*parts)
+
+    model, expected = make(), make()
+    for part in model:
+        weft.fully_shard(part)
+    weft.fully_shard(model)
+    gradients = []
+    try:
+        for each in (expected, model):
+            activations: list[Tensor] = []
+            x = torch.full((2, 8), 0.5, requires_grad=True)
+            handle = each[1][1].register_forward_hook(lambda module, inputs, output, kept=activations: kept.append(output))
+            each(x)
+            handle.remove()
+            activations[0].square().sum().backward()
+            gradients.append(x.grad)
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error), error
+        dist.barrier()  # A reset stops ranks that have not come as far.
+        weft.reset(model)
+        return
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 @case

@@ -58,6 +58,7 @@ def test_trains_alike_on_every_placement(pool_of, nodes: list[str]) -> None:
         comparison_training_cases.trains_as_fsdp2,
         comparison_training_cases.checkpoints_activations,
         comparison_failure_cases.a_part_that_hides_its_outputs_has_its_gradients_or_an_error,
+        comparison_failure_cases.a_backward_that_begins_inside_a_frozen_module_is_right_or_an_error,
     ):
         pool.run(case)
 

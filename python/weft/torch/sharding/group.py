@@ -153,14 +153,14 @@ class Group:
     def adopt_registered(self) -> None:
         """Takes the parameters that the modules have now. REQUIRES: shards may be written."""
         self._registered = None
-        self._has_values = False
+        self._set_has_values(False)
         for parameter in self.parameters:
             parameter.adopt_registered()
 
     # Registration of the sharded or the unsharded parameters in the modules.
 
     def register_sharded(self) -> None:
-        self._has_values = False
+        self._set_has_values(False)
         if self._registered is None:
             return
         self._registered = None
@@ -172,7 +172,7 @@ class Group:
         for parameter in self.parameters:
             parameter.check_registered()
         addresses = self.root.groups.data_addresses(self.number)
-        self._has_values = True
+        self._set_has_values(True)
         if addresses == self._registered:
             for parameter in self.parameters:
                 parameter.follow_requires_grad()
@@ -195,7 +195,15 @@ class Group:
             return
         has_values = self.root.groups.is_unsharded(self.number)
         self.register_sharded()
+        self._set_has_values(has_values)
+
+    def _set_has_values(self, has_values: bool) -> None:
+        """Says whether the gathered parameters have their values. Autograd refuses to read one that has not."""
+        if has_values == self._has_values:
+            return
         self._has_values = has_values
+        for parameter in self.parameters:
+            parameter.mark_values(has_values)
 
     @property
     def reshards_after_forward(self) -> bool:

@@ -32,6 +32,7 @@ class ShardedParameter:
         self.master: Tensor | None = None  # None before the first forward, and if the rank owns nothing.
         self.unsharded: nn.Parameter | None = None
         self.address = 0  # Address of the unsharded values; 0 before the first use.
+        self._version = 0  # Of the unsharded form while it has its values.
         self.trained = param.requires_grad  # True if its group has a place for its gradient.
         self._required_gradient = False  # As both forms did when the unsharded one was last registered.
         self._is_hooked = False  # True if the unsharded form has the hook that takes its gradient.
@@ -95,6 +96,16 @@ class ShardedParameter:
             )
         self.unsharded.requires_grad_(self.sharded.requires_grad)
         self._hook_gradient()
+
+    def mark_values(self, are_there: bool) -> None:
+        """Lets autograd read the unsharded form that a forward has saved, or raise an error: by its version."""
+        if self.unsharded is None:
+            return
+        if are_there:
+            torch._C._autograd._unsafe_set_version_counter((self.unsharded,), (self._version,))
+        else:
+            self._version = self.unsharded._version
+            torch.autograd.graph.increment_version(self.unsharded)
 
     # Values.
 
