@@ -166,8 +166,8 @@ class ParamGroup {
   // True if backwards have left gradients at any place of Note [Accumulation], except for those of Note [Late
   // gradients]. The same on all ranks.
   bool has_gradients_of_any_rank() const { return keeps_gradients_ || sums_ != nullptr; }
-  // OK if the gradients are summed over all ranks and nothing is under way. Errors: kFailedPrecondition
-  // (names the group, the place where its gradients are, and the remedy).
+  // OK if the gradients are summed over all ranks, or were forgotten since, and nothing is under way.
+  // Errors: kFailedPrecondition (names the group, the place where its gradients are, and the remedy).
   absl::Status CheckGradientsReduced() const;
   bool has_reduced_gradients() const { return CheckGradientsReduced().ok(); }
 
@@ -231,6 +231,7 @@ class ParamGroup {
   GradientHook gradient_hook_;
   std::function<absl::Status()> reduced_hook_;
   std::shared_ptr<GradientSums> sums_;  // Null before the first reduction.
+  bool has_forgotten_all_ = false;      // ForgetReducedGradients has left none.
   std::vector<bool> written_;           // By parameter: Note [Unused parameters].
   std::vector<bool> used_;              // By parameter.
   bool awaits_used_ = false;

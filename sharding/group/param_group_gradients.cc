@@ -76,6 +76,7 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope, Priority priority) {
   WEFT_ASSIGN_OR_RETURN(Buffer input, TakeReduceInput(scales.before));
   ForgetGradients(parameters());
   if (sums_ == nullptr) sums_ = std::make_shared<GradientSums>();
+  has_forgotten_all_ = false;
   std::vector<int64_t> counts;
   counts.reserve(static_cast<size_t>(layout().shard_size()));
   for (int rank = 0; rank < layout().shard_size(); ++rank) counts.push_back(layout().reduced_elements(rank));
@@ -96,6 +97,7 @@ absl::Status ParamGroup::CountGradientsAsZero() {
   WEFT_ASSIGN_OR_RETURN(sums->reduced, context_.memory().AcquireShard(static_cast<size_t>(bytes)));
   std::memset(sums->reduced.data(), 0, sums->reduced.bytes());
   sums_ = std::move(sums);
+  has_forgotten_all_ = false;
   return absl::OkStatus();
 }
 
@@ -132,12 +134,12 @@ absl::Status ParamGroup::CheckGradientsReduced() const {
     return unfinished(
         "has unreduced gradients: run the last backward with gradient sync on before clipping or updating");
   }
-  if (sums_ == nullptr) {
+  if (sums_ == nullptr && !has_forgotten_all_) {
     return unfinished(
         "has no reduced gradients: run backward with gradient sync on before clipping or updating");
   }
-  if (sums_->under_way > 0) return unfinished(kNotLastBackward);
-  if (sums_->partial) {
+  if (sums_ != nullptr && sums_->under_way > 0) return unfinished(kNotLastBackward);
+  if (sums_ != nullptr && sums_->partial) {
     return unfinished(
         "has gradients that are summed over its shard group only: run the last backward with all-reduce on "
         "(SetRequiresAllReduce) before using them");
@@ -150,6 +152,7 @@ void ParamGroup::ZeroGradients() {
   if (gradient_image_) ForgetGradients(parameters());
   gradient_image_.Reset();
   sums_.reset();
+  has_forgotten_all_ = false;
   written_.assign(written_.size(), false);
   used_.assign(used_.size(), true);
   awaits_used_ = false;
@@ -183,7 +186,8 @@ absl::Status ParamGroup::ForgetReducedGradients(const std::function<bool(const P
   auto sums = std::make_shared<GradientSums>();  // Holders keep the memory of the old ones.
   sums->partial = std::move(sums_->partial);
   sums->has_partial = sums_->has_partial;
-  sums_ = sums->partial ? std::move(sums) : nullptr;
+  has_forgotten_all_ = !sums->partial;
+  sums_ = has_forgotten_all_ ? nullptr : std::move(sums);
   used_.assign(used_.size(), true);
   return absl::OkStatus();
 }

@@ -176,6 +176,23 @@ def a_norm_without_a_gradient_is_an_error() -> None:
 
 
 @case
+def clips_without_the_gradients_of_a_group() -> None:
+    model = shard_all(make_llama(), weft.fully_shard)
+    loss_of(model, tokens_of(0)).backward()
+    for param in model.layers[1].parameters():
+        param.grad = None
+    rest = [whole(param.grad) for param in model.parameters() if param.grad is not None]
+    norm = weft.clip_grad_norm_(model, 0.1)
+    expect_equal(norm, torch.stack([gradient.norm() for gradient in rest]).norm(), "norm", exact=False, tolerance=1e-5)
+    for param, before in zip((p for p in model.parameters() if p.grad is not None), rest, strict=True):
+        expect_equal(whole(param.grad), before * (0.1 / (norm + 1e-6)), "clipped", exact=False, tolerance=1e-5)
+    model.zero_grad()
+    assert weft.clip_grad_norm_(model, 0.1) == 0
+    loss_of(model, tokens_of(1)).backward()
+    assert weft.clip_grad_norm_(model, 0.1) > 0
+
+
+@case
 def a_factor_clips_in_the_update() -> None:
     states = []
     for clips_in_update in (False, True):
