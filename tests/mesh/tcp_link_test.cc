@@ -255,6 +255,54 @@ TEST(TcpLink, APeerThatCannotBeReachedIsNamedWithTheRemedy) {
                      AllOf(HasSubstr("rank 1"), HasSubstr("Connection refused"), HasSubstr("WEFT_NETWORK"))));
 }
 
+// The peer closes its link, or dies, before it has connected. Nothing tells which.
+TEST(TcpLink, APeerThatHasNeverConnectedMayHaveClosedItsLink) {
+  for (const bool was_reached : {false, true}) {
+    SCOPED_TRACE(was_reached);
+    ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
+    if (was_reached) {
+      ASSERT_OK(pair.Exchange(1));
+    }
+    pair.second.reset();
+    char byte = 0;
+    ASSERT_OK_AND_ASSIGN(const auto receive, pair.first->Receive(1, 1, &byte, 1, WireLink::Length::kExact));
+    ASSERT_OK(pair.first->SendControlMessage(1, "are you there?"));
+    for (int i = 0; i < 1'000'000 && pair.first->LostPeers().empty(); ++i) ASSERT_OK(pair.first->Poll());
+    ASSERT_EQ(pair.first->LostPeers().size(), 1);
+    EXPECT_TRUE(pair.first->LostPeers()[0].may_have_closed);
+    EXPECT_THAT(pair.first->LostPeers()[0].cause,
+                StatusIs(absl::StatusCode::kInternal, HasSubstr("the connection to rank 1 was lost")));
+    ASSERT_OK_AND_ASSIGN(const bool done, pair.first->Test(receive));
+    EXPECT_FALSE(done);
+    EXPECT_TRUE(pair.first->Cancel(receive));
+  }
+}
+
+// Nobody can be reached at the port of the peer when its connection ends without a farewell.
+TEST(TcpLink, APeerWhoseConnectionEndsWithoutAFarewellHasNotClosedItsLink) {
+  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
+  pair.second.reset();
+  char byte = 0;
+  ASSERT_OK_AND_ASSIGN(const auto receive, pair.first->Receive(1, 1, &byte, 1, WireLink::Length::kExact));
+  ASSERT_OK(pair.first->SendControlMessage(1, "are you there?"));
+  for (int i = 0; i < 1'000'000 && pair.first->LostPeers().empty(); ++i) ASSERT_OK(pair.first->Poll());
+  ASSERT_EQ(pair.first->LostPeers().size(), 1);
+  ASSERT_TRUE(pair.first->LostPeers()[0].may_have_closed);
+  {
+    const RawTcpPeer peer(pair.first->endpoint());
+    peer.WriteFrame(RawTcpPeer::GreetingOf(pair.first->endpoint(), 1));
+    for (int i = 0; i < 10; ++i) ASSERT_OK(pair.first->Poll());
+  }
+  absl::StatusOr<bool> done = false;
+  for (int i = 0; i < 1'000'000 && done.ok() && !*done; ++i) {
+    ASSERT_OK(pair.first->Poll());
+    done = pair.first->Test(receive);
+  }
+  EXPECT_THAT(done, StatusIs(absl::StatusCode::kInternal, HasSubstr("the connection to rank 1 was lost")));
+  ASSERT_EQ(pair.first->LostPeers().size(), 1);
+  EXPECT_FALSE(pair.first->LostPeers()[0].may_have_closed);
+}
+
 // Another program, or a rank of another job, connects to the port of a link.
 TEST(TcpLink, IgnoresStrangers) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());

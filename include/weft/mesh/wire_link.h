@@ -68,6 +68,9 @@ class WireLink {
   struct LostPeer {
     int peer;
     absl::Status cause;  // kInternal. Names the peer, and says what to do.
+    // The peer cannot be reached, but this may be because it has closed its link: the transport cannot tell.
+    // Receives from it stay pending.
+    bool may_have_closed = false;
   };
   virtual absl::Span<const LostPeer> LostPeers() const { return {}; }
 

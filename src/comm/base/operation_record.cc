@@ -40,6 +40,11 @@ std::string Describe(const OperationRecord& record) {
                       " (", ToString(record.descriptor), "), ", ToAbsl(Name(record.State())));
 }
 
+absl::Status HasLeft(int rank, std::string_view missed, const OperationRecord& record) {
+  return absl::AbortedError(absl::StrCat("rank ", rank, " destroyed its engine before it ", ToAbsl(missed),
+                                         " ", Describe(record), "; see the error of that rank"));
+}
+
 absl::Status PartMismatch(const OperationRecord& record, int sender, const PartShape& part, int receiver,
                           const PartShape& expected) {
   return absl::FailedPreconditionError(

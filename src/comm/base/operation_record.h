@@ -83,6 +83,9 @@ std::string Describe(const OperationRecord& record);
 std::string DescribeMessage(const OperationRecord& record);
 std::string_view Name(OperationState state);
 
+// The error of an operation that needs a rank which has destroyed its engine. `missed`: what that rank did
+// not do, such as "submitted".
+absl::Status HasLeft(int rank, std::string_view missed, const OperationRecord& record);
 // The error of a part that `sender` sends in another shape than `receiver` expects. Both are bootstrap ranks.
 absl::Status PartMismatch(const OperationRecord& record, int sender, const PartShape& part, int receiver,
                           const PartShape& expected);

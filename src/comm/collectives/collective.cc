@@ -12,10 +12,7 @@ namespace {
 
 absl::Status Mismatch(const OperationContext& context, int peer_rank, const Descriptor& theirs) {
   const Descriptor& mine = context.record->descriptor;
-  if (theirs.leaves) {
-    return absl::AbortedError(absl::StrCat("rank ", peer_rank, " destroyed its engine before it submitted ",
-                                           Describe(*context.record), "; see the error of that rank"));
-  }
+  if (theirs.leaves) return HasLeft(peer_rank, "submitted", *context.record);
   return absl::FailedPreconditionError(
       absl::StrCat("lane ", ToAbsl(context.record->lane_name), ": rank ",
                    context.placement.BootstrapRank(context.placement.me()), " submitted ", ToString(mine),

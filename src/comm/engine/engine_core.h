@@ -24,6 +24,10 @@
 // all ranks as a mismatch.
 // Why it suffices: all ranks of a lane submit the same operations, and a failure reaches every rank. Earlier
 // operations are not affected: leaving is legal at any time, also while peers still finish them.
+// Closed links: a rank that is no neighbor may wait for the one that has left before any neighbor submits the
+// operation and fails. It may find that it cannot reach that rank, which has closed its link, and cannot tell
+// this from a death. It then asks the witnesses of that rank (Note [Messages]) for two seconds. If one has
+// heard of the leaving, the operation fails as that of a neighbor would. Otherwise the rank counts as lost.
 //
 // Thread safety: none. EngineShell guards the core with its mutex.
 #pragma once
@@ -239,9 +243,15 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   void RecordWaitOfFirst(const Lane& lane);
   // Sets heard_, and returns its notice as an error.
   absl::Status CheckPeerFailures();
-  // Errors: the cause (an unfinished operation or message waits for a rank whose connection was lost). A
-  // receive from any rank that no sender has announced waits for none in particular.
+  // The first unfinished operation or message that waits for each rank. A receive from any rank that no
+  // sender has announced waits for none in particular.
+  std::map<int, const OperationRecord*> FirstAwaiting();
+  // Errors: the cause (an unfinished operation or message waits for a rank whose connection was lost), or
+  // those of CheckClosedPeer.
   absl::Status CheckLostPeers();
+  // Errors: kAborted (the peer has left), the cause (it has not, as far as its witnesses know). See Note
+  // [Leaving].
+  absl::Status CheckClosedPeer(const WireLink::LostPeer& lost, const OperationRecord& waiting);
   // Ranks of other nodes that this rank tells of a failure. See Note [Node graphs].
   std::vector<int> RanksToTell() const;
 
@@ -267,6 +277,12 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   bool leaving_ = false;
   int64_t next_slow_check_ns_ = 0;
   LateRanks late_ranks_;
+  // Questions after a rank that may have closed its link.
+  struct Questions {
+    int64_t begun_ns;
+    int64_t next_ns;
+  };
+  std::map<int, Questions> questions_;  // By rank.
   absl::Status status_;
   std::optional<NodeLink::FailureNotice> heard_;  // The failure notice of another rank.
   bool broadcasting_failure_ = false;

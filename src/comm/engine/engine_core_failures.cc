@@ -50,21 +50,46 @@ absl::Status EngineCore::CheckPeerFailures() {
                       absl::StrCat("rank ", heard_->rank, ": ", heard_->cause.message()));
 }
 
-absl::Status EngineCore::CheckLostPeers() {
-  if (wire_.LostPeers().empty()) return absl::OkStatus();
-  std::set<int> awaited;
+std::map<int, const OperationRecord*> EngineCore::FirstAwaiting() {
+  std::map<int, const OperationRecord*> first;
   for (const int index : active_) {
     const Lane& lane = *lanes_[static_cast<size_t>(index)];
-    for (const std::shared_ptr<OperationRecord>& record : lane.running) awaited.merge(AwaitedRanks(*record));
+    for (const std::shared_ptr<OperationRecord>& record : lane.running) {
+      for (const int rank : AwaitedRanks(*record)) first.try_emplace(rank, record.get());
+    }
   }
   for (const std::shared_ptr<OperationRecord>& message : messages_.unfinished()) {
     const MessageRequest& request = *message->message;
-    awaited.insert(request.source == kAnySource ? request.peer : request.source);
+    first.try_emplace(request.source == kAnySource ? request.peer : request.source, message.get());
   }
+  return first;
+}
+
+absl::Status EngineCore::CheckLostPeers() {
+  if (wire_.LostPeers().empty()) return absl::OkStatus();
+  const std::map<int, const OperationRecord*> awaiting = FirstAwaiting();
   for (const WireLink::LostPeer& lost : wire_.LostPeers()) {
-    if (awaited.contains(lost.peer)) return lost.cause;
+    const auto found = awaiting.find(lost.peer);
+    if (found == awaiting.end()) continue;
+    if (!lost.may_have_closed) return lost.cause;
+    WEFT_RETURN_IF_ERROR(CheckClosedPeer(lost, *found->second));
   }
   return absl::OkStatus();
+}
+
+absl::Status EngineCore::CheckClosedPeer(const WireLink::LostPeer& lost, const OperationRecord& waiting) {
+  constexpr int64_t kQuestionNs = LateRanks::kAnswerNs / 4;
+  // The witnesses may have yet to hear of the leaving.
+  constexpr int64_t kQuestionsNs = 2 * LateRanks::kAnswerNs;
+  if (messages_.has_heard_leaving(lost.peer)) {
+    if (!waiting.message) return HasLeft(lost.peer, "submitted", waiting);
+    return HasLeft(lost.peer, waiting.descriptor.kind == OpKind::kSend ? "received" : "sent", waiting);
+  }
+  Questions& questions = questions_.try_emplace(lost.peer, Questions{now_ns_, now_ns_}).first->second;
+  if (now_ns_ - questions.begun_ns >= kQuestionsNs) return lost.cause;
+  if (now_ns_ < questions.next_ns) return absl::OkStatus();
+  questions.next_ns = now_ns_ + kQuestionNs;
+  return messages_.AskAbout(lost.peer);
 }
 
 std::vector<int> EngineCore::RanksToTell() const {

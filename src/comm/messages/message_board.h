@@ -60,6 +60,11 @@ class MessageBoard final : private SignalSender {
   absl::Status Leave();
   // Asks whether the other ends of messages that wait have left. Called about once a second.
   absl::Status AskWitnesses();
+  // Asks a witness of each neighbor node whether `rank` has left, and another one at each call: one that has
+  // left itself may not have passed the news on.
+  absl::Status AskAbout(int rank);
+  // True if this rank has heard that the rank submits nothing more.
+  bool has_heard_leaving(int rank) const { return left_senders_.contains(rank); }
 
   bool is_idle() const { return records_.empty(); }
   // True if an unfinished message may use the wire.
@@ -81,10 +86,8 @@ class MessageBoard final : private SignalSender {
   absl::StatusOr<bool> HandleSignals();
   absl::Status HandleSignal(int source, const Signal& signal);
   static bool IsSend(const OperationRecord& record) { return record.descriptor.kind == OpKind::kSend; }
-  static absl::Status HasLeft(int peer, std::string_view what, const OperationRecord& record);
   absl::Status HandleLeft(const Signal& signal);
   absl::Status HandleQuestion(int asker, int leaver);
-  absl::Status AskAbout(int rank);
   // A rank of each node that hears of the leaving of `leaver`. `place`: chooses among the ranks of a node.
   std::vector<int> WitnessesOf(int leaver, int place) const;
   absl::Status CheckAnySource() const;

@@ -3,18 +3,11 @@
 #include <algorithm>
 #include <numeric>
 
-#include <absl/strings/str_cat.h>
-
 #include "src/comm/messages/message_board.h"
 #include "src/comm/trees/node_graph.h"
 #include "weft/core/status.h"
 
 namespace weft {
-
-absl::Status MessageBoard::HasLeft(int peer, std::string_view what, const OperationRecord& record) {
-  return absl::AbortedError(absl::StrCat("rank ", peer, " destroyed its engine before it ", ToAbsl(what), " ",
-                                         Describe(record), "; see the error of that rank"));
-}
 
 absl::Status MessageBoard::HandleLeft(const Signal& signal) {
   const int leaver = signal.leaver;
@@ -108,7 +101,6 @@ absl::Status MessageBoard::AskWitnesses() {
   return absl::OkStatus();
 }
 
-// Asks another rank of each neighbor node at each call: one that has left may not have passed the news on.
 absl::Status MessageBoard::AskAbout(int rank) {
   Signal question;
   question.kind = SignalKind::kAsksWitness;

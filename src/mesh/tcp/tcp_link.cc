@@ -110,9 +110,14 @@ absl::Status TcpLink::Loss(int peer) const {
 
 void TcpLink::NoteLoss(int peer) {
   if (Of(peer).closed) return;
-  const auto is_peer = [&](const LostPeer& other) { return other.peer == peer; };
-  if (std::any_of(lost_.begin(), lost_.end(), is_peer)) return;
-  if (absl::Status loss = Loss(peer); !loss.ok()) lost_.push_back({peer, std::move(loss)});
+  const bool may_have_closed = !Of(peer).has_ended;
+  const auto known =
+      std::find_if(lost_.begin(), lost_.end(), [&](const LostPeer& other) { return other.peer == peer; });
+  if (known != lost_.end() && known->may_have_closed == may_have_closed) return;
+  absl::Status loss = Loss(peer);
+  if (loss.ok()) return;
+  LostPeer& lost = known == lost_.end() ? lost_.emplace_back() : *known;
+  lost = {peer, std::move(loss), may_have_closed};
 }
 
 // Connections.
@@ -354,7 +359,8 @@ absl::StatusOr<bool> TcpLink::Test(RequestId id) {
   const Request& request = *found->second;
   if (!request.done) {
     const absl::Status loss = Loss(request.peer);
-    if (loss.ok() || Of(request.peer).closed) return false;
+    const bool may_have_closed = !request.is_send && !Of(request.peer).has_ended;
+    if (loss.ok() || Of(request.peer).closed || may_have_closed) return false;
     Cancel(id);
     return loss;
   }

@@ -8,6 +8,9 @@
 // Rule: the destructor drops data that it has not begun to send, and sends a farewell on each connection. A
 //   peer whose incoming connection ends without one is *lost*: requests to and from it fail. After a farewell
 //   it is *closed*: messages to it are dropped, data sends fail, and receives stay pending.
+//   A peer that has no connection to this rank says no farewell. If it cannot be reached, it may be dead or
+//   may have closed its link: LostPeers says so, and receives stay pending. The engine asks other ranks
+//   (Note [Leaving]).
 // Why it suffices: the farewell precedes the end of the connection. A connection to a peer that fails while
 //   the one from it still lives decides nothing: the peer may just be closing both. An engine in order needs
 //   nothing from a peer that has closed its link. One case is left: the kernel may not take the rest of a
@@ -110,7 +113,7 @@ class TcpLink final : public WireLink, private TcpReceiver::Client {
 
   // OK, or why messages to and from the peer are lost. See Note [Closed links].
   absl::Status Loss(int peer) const;
-  // Adds the peer to the lost ones if it is lost.
+  // Adds the peer to the lost ones if it is lost, or notes that it is now known to have ended.
   void NoteLoss(int peer);
   // Errors: those of WatchSender.
   absl::Status StartConnection(int peer);

@@ -1,17 +1,22 @@
-// Order in which the core starts the operations of a lane and records them.
+// A core that the test polls: the order in which it starts the operations of a lane and records them, and
+// what it makes of a peer that it cannot reach.
 #include "src/comm/engine/engine_core.h"
 
 #include <functional>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <absl/functional/function_ref.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "src/comm/links/control_messages.h"
 #include "src/comm/links/shared_memory_link.h"
+#include "src/comm/messages/signal.h"
 #include "tests/comm/links/fake_wire_link.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/thread_ranks.h"
@@ -19,7 +24,10 @@
 namespace weft::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
 
 constexpr int kLane = 0;
 
@@ -30,6 +38,7 @@ class ScriptedOperation final : public Operation {
     std::function<void()> on_first_step;
     bool is_ready = false;
     bool is_drained = false;
+    std::set<int> awaited_ranks = {};
   };
   explicit ScriptedOperation(Script& script) : script_(script) {}
 
@@ -39,30 +48,35 @@ class ScriptedOperation final : public Operation {
   }
   bool ready() const override { return script_.is_ready; }
   bool drained() const override { return script_.is_drained; }
-  std::set<int> AwaitedRanks(const OperationContext& /*context*/) const override { return {}; }
+  std::set<int> AwaitedRanks(const OperationContext& /*context*/) const override {
+    return script_.awaited_ranks;
+  }
 
  private:
   Script& script_;
 };
 
-// A core with one lane of one rank, which the test polls.
+// A core of rank 0 with one lane of all ranks, which the test polls. Each rank has a node of its own; the
+// bootstrap is that of rank 0 alone.
 class PolledCore {
  public:
-  static absl::StatusOr<std::unique_ptr<PolledCore>> Make(Bootstrap& bootstrap) {
-    auto made = std::make_unique<PolledCore>(bootstrap);
+  static absl::StatusOr<std::unique_ptr<PolledCore>> Make(Bootstrap& bootstrap, int ranks = 1) {
+    auto made = std::make_unique<PolledCore>(bootstrap, ranks);
     WEFT_ASSIGN_OR_RETURN(made->heap_, NodeHeap::Create(bootstrap, {.segment_bytes = 1 << 22}));
     WEFT_ASSIGN_OR_RETURN(made->node_, MakeSharedMemoryLink(bootstrap, *made->heap_, absl::Seconds(60)));
     made->scratch_ = std::make_unique<BufferPool>(*made->heap_, "scratch");
-    made->core_ = std::make_unique<EngineCore>(
-        EngineCore::Environment{0, bootstrap.node_map(), *made->node_, made->wire_,
-                                TagLayout::Of(made->wire_.max_tag(), bootstrap.node_map()), *made->scratch_,
-                                made->recorder_, made->trace_, made->counters_, made->options_, CreditRules{},
-                                /*shares_core=*/false, /*moves_take_virtual_time=*/false});
-    WEFT_RETURN_IF_ERROR(made->core_->AddLane(
-        kLane, "test", GroupPlacement({"world", {0}, 0}, bootstrap.node_map()), LanePurpose::kAllGather));
+    made->core_ = std::make_unique<EngineCore>(EngineCore::Environment{
+        0, made->nodes_, *made->node_, made->wire_, TagLayout::Of(made->wire_.max_tag(), made->nodes_),
+        *made->scratch_, made->recorder_, made->trace_, made->counters_, made->options_, CreditRules{},
+        /*shares_core=*/false, /*moves_take_virtual_time=*/false});
+    ProcessGroup world{"world", std::vector<int>(static_cast<size_t>(ranks)), 0};
+    std::iota(world.ranks.begin(), world.ranks.end(), 0);
+    WEFT_RETURN_IF_ERROR(
+        made->core_->AddLane(kLane, "test", GroupPlacement(world, made->nodes_), LanePurpose::kAllGather));
     return made;
   }
-  explicit PolledCore(Bootstrap& bootstrap) : trace_(bootstrap.runtime()) {}
+  PolledCore(Bootstrap& bootstrap, int ranks)
+      : nodes_(NodeMap::RanksPerNode(ranks, 1)), trace_(bootstrap.runtime()) {}
 
   void Submit(ScriptedOperation::Script& script) {
     auto record = std::make_shared<OperationRecord>();
@@ -73,6 +87,26 @@ class PolledCore {
     core_->Submit(std::move(record));
   }
   void Poll() { core_->Poll(++now_ns_); }
+  void SleepFor(int64_t ns) { now_ns_ += ns; }
+  FakeWireLink& wire() { return wire_; }
+  const absl::Status& status() const { return core_->status(); }
+  void Receive(const Signal& signal, int from) {
+    const auto kind = ControlKind::kSignal;
+    std::string bytes(reinterpret_cast<const char*>(&kind), sizeof(kind));
+    wire_.messages.push_back({from, bytes.append(BytesOf(signal))});
+  }
+  // The ranks that this one has asked whether `rank` has left, since the last call.
+  std::vector<int> TakeAsked(int rank) {
+    std::vector<int> asked;
+    for (const WireLink::ControlMessage& message : std::exchange(wire_.sent_messages, {})) {
+      if (message.bytes.front() != static_cast<char>(ControlKind::kSignal)) continue;
+      const absl::StatusOr<Signal> signal = ParseSignal(0, std::string_view(message.bytes).substr(1));
+      EXPECT_OK(signal.status());
+      if (signal.ok() && signal->kind == SignalKind::kAsksWitness && signal->leaver == rank)
+        asked.push_back(message.peer);
+    }
+    return asked;
+  }
   bool is_idle() const { return core_->is_idle(); }
 
   // The recorded state of each operation, in the order of submission.
@@ -84,6 +118,7 @@ class PolledCore {
   }
 
  private:
+  const NodeMap nodes_;
   const EngineOptions options_;
   Recorder recorder_{/*rank=*/0, /*ranks=*/1, /*entries=*/16};
   TraceLog trace_;
@@ -117,6 +152,72 @@ TEST(EngineCore, RecordsThatAnOperationIsReadyBeforeTheNextOfItsLaneStarts) {
     EXPECT_TRUE(core->is_idle());
     EXPECT_THAT(core->RecordedStates(), ElementsAre("released", "released", "released"));
     return absl::OkStatus();
+  });
+}
+
+// Rank 0 waits for rank 3 of six nodes, which it cannot reach. All others are neighbors of rank 3.
+constexpr int kUnreached = 3;
+
+void WithUnreachedRank(bool may_have_closed,
+                       absl::FunctionRef<void(PolledCore& core, ScriptedOperation::Script& waiting)> body) {
+  RunRanks(NodeMap::OneNode(1), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<PolledCore> core, PolledCore::Make(bootstrap, 6));
+    ScriptedOperation::Script waiting;
+    waiting.awaited_ranks = {kUnreached};
+    core->Submit(waiting);
+    core->Poll();  // Starts it.
+    core->wire().lost_peers.push_back({kUnreached, absl::InternalError("lost"), may_have_closed});
+    core->Poll();
+    body(*core, waiting);
+    return absl::OkStatus();
+  });
+}
+
+TEST(UnreachedRank, IsLostAtOnceIfItHasNotClosedItsLink) {
+  WithUnreachedRank(false, [](PolledCore& core, auto& /*waiting*/) {
+    EXPECT_THAT(core.status(), StatusIs(absl::StatusCode::kInternal, HasSubstr("lost")));
+  });
+}
+
+TEST(UnreachedRank, HasLeftIfAWitnessHasHeardIt) {
+  WithUnreachedRank(true, [](PolledCore& core, auto& /*waiting*/) {
+    EXPECT_OK(core.status());
+    EXPECT_THAT(core.TakeAsked(kUnreached), UnorderedElementsAre(1, 2, 4, 5));
+    Signal answer;
+    answer.kind = SignalKind::kNoMoreSends;
+    answer.leaver = kUnreached;
+    answer.is_unused = true;
+    core.Receive(answer, /*from=*/2);
+    core.Poll();
+    core.Poll();
+    EXPECT_THAT(core.status(),
+                StatusIs(absl::StatusCode::kAborted,
+                         AllOf(HasSubstr("rank 3 destroyed its engine before it submitted"),
+                               HasSubstr("on lane test"), HasSubstr("see the error of that rank"))));
+  });
+}
+
+TEST(UnreachedRank, IsLostIfNoWitnessHasHeardOfItsLeavingInTwoSeconds) {
+  WithUnreachedRank(true, [](PolledCore& core, auto& /*waiting*/) {
+    int rounds = 0;
+    for (int quarter = 0; quarter < 8; ++quarter) {
+      core.Poll();
+      EXPECT_OK(core.status());
+      if (!core.TakeAsked(kUnreached).empty()) ++rounds;
+      core.SleepFor(LateRanks::kAnswerNs / 4);
+    }
+    EXPECT_EQ(rounds, 8);
+    core.Poll();
+    EXPECT_THAT(core.status(), StatusIs(absl::StatusCode::kInternal, HasSubstr("lost")));
+  });
+}
+
+TEST(UnreachedRank, IsNoFailureIfNothingWaitsForIt) {
+  WithUnreachedRank(true, [](PolledCore& core, auto& waiting) {
+    waiting.awaited_ranks = {1};
+    core.SleepFor(4 * LateRanks::kAnswerNs);
+    core.Poll();
+    EXPECT_OK(core.status());
   });
 }
 

@@ -1,5 +1,5 @@
-// Ranks over a store that die: the others get an error in bounded time that names the dead rank. Each rank is
-// a child process of the test.
+// Ranks over a store that die or leave: the others get an error in bounded time that names the rank. Each
+// rank is a child process of the test.
 #include <unistd.h>
 
 #include <array>
@@ -22,7 +22,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int kDead = 1;
+constexpr int kAbsent = 1;  // The rank that dies or leaves.
 
 struct Outcome {
   int status = 0;  // As from waitpid.
@@ -61,7 +61,7 @@ std::vector<Outcome> RunProcesses(int ranks, const std::function<std::string(int
   return outcomes;
 }
 
-// An operation that rank kDead does not submit, because it was killed after an earlier collective.
+// An operation that rank 1 does not submit, because it was killed after an earlier collective, or has left.
 enum class Orphaned : uint8_t { kAllReduce, kSmallAllReduce, kBarrier, kBroadcast, kSend, kReceive };
 
 Work Submit(Orphaned operation, EngineFixture& fixture, TestBuffer& buffer, int64_t count) {
@@ -77,31 +77,36 @@ Work Submit(Orphaned operation, EngineFixture& fixture, TestBuffer& buffer, int6
     case Orphaned::kBroadcast:
       return engine.Broadcast(fixture.lane, buffer.data(), DType::kF32, count, /*root=*/0);
     case Orphaned::kSend:
-      return engine.Send({.peer = kDead}, buffer.data(), DType::kU8, bytes);
+      return engine.Send({.peer = kAbsent}, buffer.data(), DType::kU8, bytes);
     case Orphaned::kReceive:
       break;
   }
-  return engine.Receive({.peer = kDead}, buffer.data(), DType::kU8, bytes);
+  return engine.Receive({.peer = kAbsent}, buffer.data(), DType::kU8, bytes);
+}
+
+constexpr int64_t kCount = 100'000;
+
+StoreBootstrapOptions OptionsOf(int rank, int size, int nodes) {
+  StoreBootstrapOptions options;
+  options.rank = rank;
+  options.size = size;
+  options.node_id = absl::StrCat("node ", rank % nodes);
+  return options;
 }
 
 // Returns the status of the operation on this rank. Ranks of different parity are on different nodes if there
 // are two.
 absl::Status RunWithoutTheDeadRank(const std::string& folder, int rank, int nodes, Orphaned operation,
                                    absl::Duration timeout) {
-  StoreBootstrapOptions options;
-  options.rank = rank;
-  options.size = 3;
-  options.node_id = absl::StrCat("node ", rank % nodes);
   WEFT_ASSIGN_OR_RETURN(const auto store, OpenFileStore(folder));
-  WEFT_ASSIGN_OR_RETURN(const auto bootstrap, MakeStoreBootstrap(store, options));
+  WEFT_ASSIGN_OR_RETURN(const auto bootstrap, MakeStoreBootstrap(store, OptionsOf(rank, 3, nodes)));
   EngineOptions engine_options;
   engine_options.timeout = timeout;
   WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
                         EngineFixture::Make(*bootstrap, engine_options, size_t{16} << 20));
   WEFT_RETURN_IF_ERROR(CheckEngineWorks(fixture));
   WEFT_RETURN_IF_ERROR(BootstrapBarrier(*bootstrap));
-  if (rank == kDead) raise(SIGKILL);
-  constexpr int64_t kCount = 100'000;
+  if (rank == kAbsent) raise(SIGKILL);
   WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
   return Submit(operation, fixture, buffer, kCount).WaitReleased();
 }
@@ -119,7 +124,7 @@ TEST(StoreFaults, ARankThatDiesOnAnotherNodeIsNamedAtOnce) {
                                    Orphaned::kBroadcast, Orphaned::kSend, Orphaned::kReceive}) {
     SCOPED_TRACE(static_cast<int>(operation));
     const std::vector<Outcome> outcomes = RunWithADeadRank(/*nodes=*/2, operation, absl::Minutes(10));
-    EXPECT_EQ(WTERMSIG(outcomes[kDead].status), SIGKILL);
+    EXPECT_EQ(WTERMSIG(outcomes[kAbsent].status), SIGKILL);
     for (const int survivor : {0, 2}) {
       EXPECT_EQ(outcomes[static_cast<size_t>(survivor)].status, 0);
       EXPECT_THAT(outcomes[static_cast<size_t>(survivor)].text,
@@ -130,7 +135,7 @@ TEST(StoreFaults, ARankThatDiesOnAnotherNodeIsNamedAtOnce) {
 
 TEST(StoreFaults, ARankThatDiesOnTheSameNodeIsNamedAtTheDeadline) {
   const std::vector<Outcome> outcomes = RunWithADeadRank(/*nodes=*/1, Orphaned::kAllReduce, absl::Seconds(1));
-  EXPECT_EQ(WTERMSIG(outcomes[kDead].status), SIGKILL);
+  EXPECT_EQ(WTERMSIG(outcomes[kAbsent].status), SIGKILL);
   for (const int survivor : {0, 2}) {
     EXPECT_EQ(outcomes[static_cast<size_t>(survivor)].status, 0);
     EXPECT_THAT(outcomes[static_cast<size_t>(survivor)].text,
@@ -149,12 +154,54 @@ TEST(StoreFaults, ARankThatDiesDuringStartUpIsNamed) {
     if (!store.ok()) return store.status().ToString();
     const auto bootstrap = MakeStoreBootstrap(*store, options);
     if (!bootstrap.ok()) return bootstrap.status().ToString();
-    if (rank == kDead) raise(SIGKILL);
+    if (rank == kAbsent) raise(SIGKILL);
     return (*bootstrap)->ReserveNodeMemory(1000).status().ToString();
   });
-  EXPECT_EQ(WTERMSIG(outcomes[kDead].status), SIGKILL);
+  EXPECT_EQ(WTERMSIG(outcomes[kAbsent].status), SIGKILL);
   for (const int survivor : {0, 2}) {
     EXPECT_THAT(outcomes[static_cast<size_t>(survivor)].text, HasSubstr("rank 1 did not arrive within 1s"));
+  }
+}
+
+// Six ranks, each on a node of its own. Rank 1 destroys its engine before it has sent anything to rank 4,
+// which then needs it. The other ranks, its neighbors, hear of it, but need nothing of it. Returns the status
+// of the operation on rank 4.
+absl::Status RunAfterALeaving(const std::string& folder, int rank, Orphaned operation) {
+  constexpr int kRanks = 6;
+  constexpr int kNoNeighbor = 4;
+  WEFT_ASSIGN_OR_RETURN(const auto store, OpenFileStore(folder));
+  WEFT_ASSIGN_OR_RETURN(const auto bootstrap, MakeStoreBootstrap(store, OptionsOf(rank, kRanks, kRanks)));
+  EngineOptions options;
+  options.timeout = absl::Minutes(10);
+  WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(*bootstrap, options, size_t{16} << 20));
+  if (rank == kAbsent) fixture.engine.reset();
+  WEFT_RETURN_IF_ERROR(BootstrapBarrier(*bootstrap));
+  absl::Status status;
+  if (rank == kNoNeighbor) {
+    WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
+    status = Submit(operation, fixture, buffer, kCount).WaitReleased();
+  }
+  WEFT_RETURN_IF_ERROR(BootstrapBarrier(*bootstrap));
+  return status;
+}
+
+TEST(StoreFaults, ARankThatHasLeftIsNotLost) {
+  for (const auto& [operation, missed] : {std::pair{Orphaned::kAllReduce, "submitted all_reduce"},
+                                          {Orphaned::kSend, "received send"},
+                                          {Orphaned::kReceive, "sent receive"}}) {
+    SCOPED_TRACE(missed);
+    const TempFolder folder;
+    const std::vector<Outcome> outcomes = RunProcesses(6, [&, orphaned = operation](int rank) {
+      return RunAfterALeaving(folder.str(), rank, orphaned).ToString();
+    });
+    for (size_t rank = 0; rank < outcomes.size(); ++rank) {
+      EXPECT_EQ(outcomes[rank].status, 0) << "rank " << rank;
+      EXPECT_EQ(outcomes[rank].text == "OK", rank != 4) << "rank " << rank << ": " << outcomes[rank].text;
+    }
+    EXPECT_THAT(
+        outcomes[4].text,
+        AllOf(HasSubstr("ABORTED"), HasSubstr(absl::StrCat("rank 1 destroyed its engine before it ", missed)),
+              HasSubstr("see the error of that rank")));
   }
 }
 

@@ -60,6 +60,7 @@ class FakeWireLink final : public WireLink {
     messages.pop_front();
     return std::optional<ControlMessage>(std::move(message));
   }
+  absl::Span<const LostPeer> LostPeers() const override { return lost_peers; }
   int max_tag() const override { return 1 << 20; }
 
   // Sets the result of the next Test of a request.
@@ -75,8 +76,9 @@ class FakeWireLink final : public WireLink {
   std::map<RequestId, absl::Status> outcomes;
   std::vector<ControlMessage> sent_messages;
   std::deque<ControlMessage> messages;  // Messages to be delivered.
-  absl::Status transport;               // Result of Poll.
-  int unsent_messages = 0;              // Each Poll sends one.
+  std::vector<LostPeer> lost_peers;
+  absl::Status transport;   // Result of Poll.
+  int unsent_messages = 0;  // Each Poll sends one.
   int cancelled = 0;
 
  private:
