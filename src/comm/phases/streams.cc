@@ -22,19 +22,20 @@ void CountCopy(OperationContext& context, int64_t elements, DType dtype) {
 }  // namespace
 
 int64_t RingSlices(const OperationContext& context, int64_t streams, bool may_have_runs) {
-  constexpr int64_t kMinSlices = 4;
+  constexpr int64_t kFewestInEach = 4;
   constexpr int64_t kFewestInAll = 16;
   constexpr int64_t kShareOfFree = 4;
   constexpr int64_t kFewestWithRuns = 96;
   const int64_t slice_bytes = context.options.slice_bytes;
   const bool has_runs = may_have_runs && context.wire.LongestRun(context.priority, slice_bytes) > 1;
-  int64_t all =
+  const int64_t wanted =
       std::max(has_runs ? kFewestWithRuns : kFewestInAll, context.wire.budget_bytes() / slice_bytes);
-  if (all > kFewestInAll) {
-    const auto free_bytes = static_cast<int64_t>(context.scratch.free_bytes());
-    all = std::clamp(free_bytes / kShareOfFree / slice_bytes, kFewestInAll, all);
-  }
-  return std::max(kMinSlices, all / std::max<int64_t>(1, streams));
+  const int64_t rings = std::max<int64_t>(1, streams);
+  const int64_t each = std::max(kFewestInEach, wanted / rings);
+  if (each * rings <= kFewestInAll) return each;
+  const auto free_bytes = static_cast<int64_t>(context.scratch.free_bytes());
+  const int64_t most = std::max(free_bytes / kShareOfFree / slice_bytes, kFewestInAll);
+  return std::clamp<int64_t>(most / rings, 1, each);
 }
 
 SliceMemory PartMemory(const PartLayout& parts, const WholeMemory& buffer, int member, size_t element_bytes) {

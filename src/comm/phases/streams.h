@@ -53,9 +53,9 @@ constexpr size_t RoundUpToCacheLine(size_t bytes) {
 // Number of slices of each receive ring, if `streams` streams share an operation's scratch. Called only if
 // there are rings, because it may ask the heap for its free memory, which takes a lock. The rings of few
 // streams are long enough to keep the wire busy while threads wait for a core. Together they hold the
-// wire's budget (see Note [Wire budget]), but take at most a quarter of the memory that is free, or 16
-// slices. `may_have_runs`: the streams receive runs if the link is fast; few rings are long enough for that,
-// too.
+// wire's budget (see Note [Wire budget]), and at least four slices each, but take at most a quarter of the
+// memory that is free, or 16 slices. If that is not enough for all streams, each has one slice.
+// `may_have_runs`: the streams receive runs if the link is fast; few rings are long enough for that, too.
 int64_t RingSlices(const OperationContext& context, int64_t streams, bool may_have_runs = false);
 
 // Memory that is addressed by slice: a whole part, or a ring of a few slices. The slices of a ring may be

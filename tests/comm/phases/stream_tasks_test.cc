@@ -1,4 +1,5 @@
 // Tasks of streams: how many slices they move on slow and fast links, and what they write.
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include <absl/functional/function_ref.h>
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -117,6 +119,31 @@ TEST(ScratchSlots, AreThoseForWhichThereIsMemory) {
     ScratchSlots others(kSlice);
     EXPECT_TRUE(absl::IsResourceExhausted(others.Take(operation.context).status()));
     return absl::OkStatus();
+  });
+}
+
+// The rings of many streams shrink, to a slice each if there is no memory for more.
+TEST(RingSlices, TakeAQuarterOfTheFreeMemoryOrASliceEach) {
+  constexpr int64_t kInAll = 16;
+  constexpr int64_t kInEach = 4;
+  WithOperation([&](const OperationFixture& operation) {
+    const BufferPool& pool = operation.context.scratch;
+    std::vector<Buffer> taken = TakeAll(operation.context.scratch);
+    while (true) {
+      const auto quarter = static_cast<int64_t>(pool.free_bytes() / 4 / kSlice);
+      for (const int64_t rings : {1, 2, 5, 16, 100, 1000, 20'000}) {
+        SCOPED_TRACE(absl::StrCat(rings, " rings, a quarter has ", quarter, " slices"));
+        const int64_t each = RingSlices(operation.context, rings);
+        const int64_t wanted = std::max(kInEach, kInAll / rings);
+        const int64_t most = std::max(kInAll, quarter);
+        EXPECT_GE(each, 1);
+        EXPECT_LE(each, wanted);
+        EXPECT_TRUE(each == 1 || each * rings <= most) << each;
+        EXPECT_TRUE(each == wanted || (each + 1) * rings > most) << each;
+      }
+      if (taken.empty()) return absl::OkStatus();
+      taken.pop_back();
+    }
   });
 }
 
