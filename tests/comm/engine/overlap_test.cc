@@ -7,44 +7,37 @@
 
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/forwarding_bootstrap.h"
+#include "tests/support/forwarding_link.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
 namespace {
 
 // Fails the test if a message is posted whose memory overlaps that of another in flight.
-class OverlapChecker final : public WireLink {
+class OverlapChecker final : public ForwardingLink {
  public:
-  explicit OverlapChecker(std::unique_ptr<WireLink> link) : link_(std::move(link)) {}
+  using ForwardingLink::ForwardingLink;
 
   absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) override {
     Check({static_cast<const std::byte*>(data), bytes, /*writes=*/false});
-    return Track(link_->Send(peer, tag, data, bytes), {static_cast<const std::byte*>(data), bytes, false});
+    return Track(ForwardingLink::Send(peer, tag, data, bytes),
+                 {static_cast<const std::byte*>(data), bytes, false});
   }
   absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes, Length length) override {
     Check({static_cast<const std::byte*>(data), bytes, /*writes=*/true});
-    return Track(link_->Receive(peer, tag, data, bytes, length),
+    return Track(ForwardingLink::Receive(peer, tag, data, bytes, length),
                  {static_cast<const std::byte*>(data), bytes, true});
   }
-  absl::Status Poll() override { return link_->Poll(); }
   absl::StatusOr<bool> Test(RequestId request) override {
-    const absl::StatusOr<bool> done = link_->Test(request);
+    const absl::StatusOr<bool> done = ForwardingLink::Test(request);
     if (!done.ok() || *done) in_flight_.erase(request);
     return done;
   }
   bool Cancel(RequestId request) override {
-    const bool cancelled = link_->Cancel(request);
+    const bool cancelled = ForwardingLink::Cancel(request);
     if (cancelled) in_flight_.erase(request);
     return cancelled;
   }
-  absl::Status SendControlMessage(int peer, std::string_view bytes) override {
-    return link_->SendControlMessage(peer, bytes);
-  }
-  bool HasUnsentControlMessages() const override { return link_->HasUnsentControlMessages(); }
-  absl::StatusOr<std::optional<ControlMessage>> PollControlMessage() override {
-    return link_->PollControlMessage();
-  }
-  int max_tag() const override { return link_->max_tag(); }
 
  private:
   struct Memory {
@@ -66,7 +59,6 @@ class OverlapChecker final : public WireLink {
     return request;
   }
 
-  std::unique_ptr<WireLink> link_;
   std::map<RequestId, Memory> in_flight_;
 };
 

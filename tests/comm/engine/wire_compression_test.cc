@@ -1,12 +1,17 @@
 #include "weft/comm/wire_compression.h"
 
+#include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/comm/links/tag_layout.h"
 #include "tests/comm/support/engine_fixture.h"
+#include "tests/support/forwarding_bootstrap.h"
+#include "tests/support/forwarding_link.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/mesh/simulation.h"
@@ -52,13 +57,42 @@ TEST(ChooseWireCompression, MakesTheSameChoiceOnUnevenNodes) {
   EXPECT_EQ(Choose(NodeMap::RanksPerNode(5, 3), machine).wire_compression, WireCompression::kLossless);
 }
 
+// A transport whose tags suffice for five lanes of all ranks, if each node has one rank.
+class LinkOfFewTags final : public ForwardingLink {
+ public:
+  using ForwardingLink::ForwardingLink;
+  int max_tag() const override {
+    constexpr int kLanes = 4 * 4 + 1;  // Every fourth is one of all ranks.
+    constexpr int kTagsPerLane = 2;
+    return TagLayout::kMessages + kTagsPerLane * kLanes - 1;
+  }
+};
+
+class BootstrapOfFewTags final : public ForwardingBootstrap {
+ public:
+  using ForwardingBootstrap::ForwardingBootstrap;
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override {
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> link, ForwardingBootstrap::OpenLink(timeout));
+    return std::make_unique<LinkOfFewTags>(std::move(link));
+  }
+};
+
 TEST(ChooseWireCompression, MayMeasureMoreOftenThanAnEngineHasLanes) {
+  constexpr int kLanes = 5;
   const SimReport report =
-      RunSimulatedRanks(NodeMap::RanksPerNode(2, 1), SimOptions(), [](Bootstrap& bootstrap) -> absl::Status {
+      RunSimulatedRanks(NodeMap::RanksPerNode(2, 1), SimOptions(), [](Bootstrap& base) -> absl::Status {
+        BootstrapOfFewTags bootstrap(base);
         WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
-        for (uint64_t i = 0; i < ScheduleCount(40); ++i) {
+        for (int i = 0; i < kLanes + 1; ++i) {
           WEFT_RETURN_IF_ERROR(ChooseWireCompression(*fixture.engine).status());
         }
+        // One is that of the fixture, and all measurements together have taken another one.
+        const auto add_lane = [&] {
+          return fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kControl).status();
+        };
+        for (int lane = 2; lane < kLanes; ++lane) WEFT_RETURN_IF_ERROR(add_lane());
+        EXPECT_THAT(add_lane(), StatusIs(absl::StatusCode::kResourceExhausted,
+                                         HasSubstr("this engine has at most 5 lanes")));
         return absl::OkStatus();
       });
   EXPECT_OK(report.status());
