@@ -1,4 +1,10 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "tests/comm/random_programs/random_program.h"
 #include "tests/comm/random_programs/seeded_random.h"
@@ -30,6 +36,37 @@ ProgramOp DrawOp(SeededRandom& random) {
   return op;
 }
 
+// The nodes of the ranks, numbered in the order of their lowest ranks.
+std::vector<int> InOrderOfLowestRanks(std::vector<int> node_of_rank) {
+  std::vector<int> numbers(node_of_rank.size(), -1);  // By drawn node.
+  int count = 0;
+  for (int& node : node_of_rank) {
+    int& number = numbers[static_cast<size_t>(node)];
+    if (number < 0) number = count++;
+    node = number;
+  }
+  return node_of_rank;
+}
+
+// Places of `ranks` ranks on at most as many nodes as a map with `per_node` ranks on each has: consecutive,
+// dealt round robin, or at random.
+std::vector<int> DrawNodes(int ranks, int per_node, SeededRandom& random) {
+  const NodeMap consecutive = NodeMap::RanksPerNode(ranks, per_node);
+  const int nodes = consecutive.node_count();
+  std::vector<int> node_of_rank;
+  switch (random.Between(0, 3)) {
+    case 0:
+      for (int rank = 0; rank < ranks; ++rank) node_of_rank.push_back(rank % nodes);
+      return node_of_rank;
+    case 1:
+      for (int rank = 0; rank < ranks; ++rank)
+        node_of_rank.push_back(static_cast<int>(random.Between(0, nodes - 1)));
+      return InOrderOfLowestRanks(std::move(node_of_rank));
+    default:
+      return consecutive.node_of_rank;
+  }
+}
+
 int DivisorOf(int number, SeededRandom& random) {
   std::vector<int> divisors;
   for (int i = 1; i <= number; ++i) {
@@ -56,9 +93,12 @@ std::vector<ProgramMessage> MessagesOf(const ProgramOp& op, int index, int ranks
 }
 
 std::string Program::ToString() const {
-  return absl::StrCat("seed ", seed, ": ", nodes.size(), " ranks on ", nodes.node_count(),
-                      " nodes, share domain ", ToAbsl(Name(engine.share_domain.value_or(ShareDomain::kAuto))),
-                      ", ", nodes.size() / shard_size, " x ", shard_size, ", ", ops.size(), " operations");
+  const bool is_consecutive = std::is_sorted(nodes.node_of_rank.begin(), nodes.node_of_rank.end());
+  const std::string places =
+      is_consecutive ? "" : absl::StrCat(" (", absl::StrJoin(nodes.node_of_rank, " "), ")");
+  return absl::StrCat("seed ", seed, ": ", nodes.size(), " ranks on ", nodes.node_count(), " nodes", places,
+                      ", share domain ", ToAbsl(Name(engine.share_domain.value_or(ShareDomain::kAuto))), ", ",
+                      nodes.size() / shard_size, " x ", shard_size, ", ", ops.size(), " operations");
 }
 
 Program DrawProgram(uint64_t seed, int max_ranks) {
@@ -66,7 +106,7 @@ Program DrawProgram(uint64_t seed, int max_ranks) {
   Program program;
   program.seed = seed;
   const int ranks = static_cast<int>(random.Between(2, max_ranks));
-  program.nodes = NodeMap::RanksPerNode(ranks, static_cast<int>(random.Between(1, ranks)));
+  const int per_node = static_cast<int>(random.Between(1, ranks));
   program.shard_size = DivisorOf(ranks, random);
   program.engine.timeout = absl::Seconds(60);
   program.engine.slice_bytes = random.OneOf<int64_t>({64, 256, 1024});
@@ -85,6 +125,7 @@ Program DrawProgram(uint64_t seed, int max_ranks) {
   program.engine.max_budget_bytes = program.engine.slice_bytes * random.OneOf<int64_t>({1, 8, 64, 1 << 16});
   program.engine.max_run_bytes = program.engine.slice_bytes * random.OneOf<int64_t>({1, 4, 16});
   program.engine.relaying = random.OneOf({Relaying::kWhereItPays, Relaying::kAlways, Relaying::kAlways});
+  program.nodes.node_of_rank = DrawNodes(ranks, per_node, random);
   return program;
 }
 

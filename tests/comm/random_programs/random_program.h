@@ -3,7 +3,8 @@
 //
 // Each rank sleeps, waits and frees memory at random times of its own. Programs use all features of the
 // engine: lanes over crossing groups, priorities, `after`, gates, uneven, empty and strided parts, parts in
-// ranges, and memory inside and outside the node heap.
+// ranges, and memory inside and outside the node heap. The ranks of a node are consecutive, dealt round
+// robin, or drawn at random.
 #pragma once
 
 #include <cstdint>

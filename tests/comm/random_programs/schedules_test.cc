@@ -1,5 +1,8 @@
 // Random schedules of the whole engine on simulated ranks. Also checks that schedules fail when a rule is
 // broken.
+#include <algorithm>
+#include <vector>
+
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 #include <gmock/gmock.h>
@@ -29,6 +32,32 @@ TEST(Schedules, EndWithTheRightBitsOnEveryRank) {
     EXPECT_OK(RunSchedule(program, DrawMachine(seed)).status()) << program.ToString() << "\n"
                                                                 << RepeatCommand(seed);
   }
+}
+
+// Ranks of a node are consecutive, each rank is on the node after that of the one before it, or neither.
+TEST(Schedules, HaveNodesOfConsecutiveCyclicAndScatteredRanks) {
+  constexpr int kSeeds = 400;
+  int consecutive = 0, cyclic = 0, scattered = 0;
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const NodeMap nodes = DrawProgram(seed).nodes;
+    const std::vector<int>& node_of_rank = nodes.node_of_rank;
+    bool is_cyclic = true;
+    int known = 0;  // Nodes of the ranks so far.
+    for (int rank = 0; rank < nodes.size(); ++rank) {
+      const int node = node_of_rank[static_cast<size_t>(rank)];
+      is_cyclic &= node == rank % nodes.node_count();
+      EXPECT_LE(node, known) << "seed " << seed;
+      known = std::max(known, node + 1);
+    }
+    if (std::is_sorted(node_of_rank.begin(), node_of_rank.end())) {
+      ++consecutive;
+    } else {
+      ++(is_cyclic ? cyclic : scattered);
+    }
+  }
+  EXPECT_GT(consecutive, kSeeds / 4);
+  EXPECT_GT(cyclic, kSeeds / 10);
+  EXPECT_GT(scattered, kSeeds / 10);
 }
 
 TEST(Schedule, IsDeterministic) {
