@@ -198,6 +198,90 @@ TEST(CopyTask, EndsWithWhatIsAvailable) {
   });
 }
 
+// A part in ranges of several lengths, in another order than in their buffer, with gaps between them. Some
+// slices lie in one range, such as the first, and others in several.
+class PartInRanges {
+ public:
+  explicit PartInRanges(int64_t elements) {
+    constexpr std::array<int64_t, 6> kLengths = {1, 60, 90, 24, 25, 2};
+    std::vector<ElementRange> cut;
+    int64_t left = elements;
+    int64_t end = 0;  // Of the last range in the buffer.
+    while (left > 0) {
+      cut.push_back({end + 2, std::min(kLengths[cut.size() % kLengths.size()], left)});
+      end = cut.back().end();
+      left -= cut.back().count;
+    }
+    for (size_t i = 0; i + 1 < cut.size(); i += 2) std::swap(cut[i], cut[i + 1]);
+    const std::vector<std::vector<ElementRange>> parts = {std::move(cut)};
+    parts_ = PartRanges::Make(parts).value();
+    buffer_.resize(static_cast<size_t>(parts_->extent()), kGap);
+  }
+  // A part with these elements.
+  explicit PartInRanges(const std::vector<float>& elements)
+      : PartInRanges(static_cast<int64_t>(elements.size())) {
+    for (const PartRanges::PlacedRange& placed : ranges())
+      std::copy_n(elements.begin() + placed.place, placed.range.count, buffer_.begin() + placed.range.begin);
+  }
+
+  absl::Span<const PartRanges::PlacedRange> ranges() const { return parts_->part(0); }
+  SliceMemory memory() {
+    SliceMemory memory = MemoryOf(buffer_);
+    memory.ranges = ranges();
+    return memory;
+  }
+  std::vector<float> elements() const {
+    std::vector<float> elements(static_cast<size_t>(parts_->total()));
+    for (const PartRanges::PlacedRange& placed : ranges())
+      std::copy_n(buffer_.begin() + placed.range.begin, placed.range.count, elements.begin() + placed.place);
+    return elements;
+  }
+  // Elements of the buffer that are in no range and still have their first value.
+  int64_t gaps() const { return std::count(buffer_.begin(), buffer_.end(), kGap); }
+  // A view for each range, in the order of the buffer.
+  std::vector<SourceView> views() const {
+    std::vector<SourceView> views;
+    for (const PartRanges::PlacedRange& placed : ranges())
+      views.push_back({placed.range, &buffer_[static_cast<size_t>(placed.range.begin)]});
+    std::sort(views.begin(), views.end(),
+              [](const SourceView& a, const SourceView& b) { return a.range.begin < b.range.begin; });
+    return views;
+  }
+
+ private:
+  static constexpr float kGap = -1;
+  std::shared_ptr<const PartRanges> parts_;
+  std::vector<float> buffer_;
+};
+
+TEST(CopyTask, HasARunOfSlicesOfPartsInRanges) {
+  WithOperation([](const OperationFixture& operation) {
+    operation.MakeLinkFast();
+    const Slicing slicing{25 * kSliceElements - 3, kSliceElements};
+    const auto copy = [&](SliceMemory source, SliceMemory target) {
+      CopyStream stream(slicing, DType::kF32, source, target, /*nontemporal=*/false);
+      EXPECT_THAT(Finish(operation, stream, slicing.slices()), ElementsAre(10, 10, 5));
+    };
+    std::vector<float> numbers = Numbers(slicing.elements, 1);
+    PartInRanges source(numbers);
+    std::vector<float> end_to_end(numbers.size());
+    copy(source.memory(), MemoryOf(end_to_end));
+    EXPECT_EQ(end_to_end, numbers);
+
+    PartInRanges target(slicing.elements);
+    const int64_t gaps = target.gaps() - slicing.elements;
+    copy(MemoryOf(numbers), target.memory());
+    EXPECT_EQ(target.elements(), numbers);
+    EXPECT_EQ(target.gaps(), gaps);
+
+    PartInRanges other(slicing.elements);
+    copy(source.memory(), other.memory());
+    EXPECT_EQ(other.elements(), numbers);
+    EXPECT_EQ(other.gaps(), gaps);
+    return absl::OkStatus();
+  });
+}
+
 // A peer reads a slice of the ring while the next one is written.
 TEST(CopyTask, HasOneSliceOfARing) {
   WithOperation([](const OperationFixture& operation) {
@@ -214,32 +298,42 @@ TEST(CopyTask, HasOneSliceOfARing) {
   });
 }
 
+// The input of the rank that reduces: one block, a part in ranges, a part in views, or zeros in place of a
+// view.
+enum class Own : uint8_t { kBlock, kRanges, kViews, kZeros };
+
 // Two remote ranks send their inputs, and the sum of three is the result. A task that writes many copies of
-// it moves as many bytes as one of several slices. Zeros in place of a view have the memory of one slice.
+// it moves as many bytes as one of several slices. Zeros in place of a view have the memory of one slice, so
+// a task has one slice of any input in views.
 TEST(ReduceTask, AddsARunOfSlicesOnAFastLink) {
   struct Case {
     bool is_fast;
     size_t copies;
-    bool own_is_zero = false;
+    Own own_input = Own::kBlock;
   };
-  for (const auto& [is_fast, copies, own_is_zero] :
-       {Case{false, 0}, Case{true, 0}, Case{true, 1}, Case{true, 30}, Case{true, 0, /*own_is_zero=*/true}}) {
+  for (const auto& [is_fast, copies, own_input] :
+       {Case{false, 0}, Case{true, 0}, Case{true, 1}, Case{true, 30}, Case{false, 0, Own::kRanges},
+        Case{true, 0, Own::kRanges}, Case{true, 1, Own::kRanges}, Case{true, 0, Own::kViews},
+        Case{true, 0, Own::kZeros}}) {
+    SCOPED_TRACE(
+        absl::StrCat(is_fast ? "fast, " : "slow, ", copies, " copies, input ", static_cast<int>(own_input)));
     WithOperation([is_fast = is_fast, copies = copies,
-                   own_is_zero = own_is_zero](const OperationFixture& operation) -> absl::Status {
+                   own_input = own_input](const OperationFixture& operation) -> absl::Status {
       if (is_fast) operation.MakeLinkFast();
       const OperationContext& context = operation.context;
       const Slicing slicing{90 * kSliceElements - 3, kSliceElements};
-      std::vector<float> own = own_is_zero ? std::vector<float>(static_cast<size_t>(slicing.elements))
-                                           : Numbers(slicing.elements, 1);
+      std::vector<float> own = own_input == Own::kZeros
+                                   ? std::vector<float>(static_cast<size_t>(slicing.elements))
+                                   : Numbers(slicing.elements, 1);
+      PartInRanges part(own);
       const std::vector<std::byte> zeros(static_cast<size_t>(kSlice));
-      const std::vector<SourceView> views = {{{0, slicing.elements}, nullptr}};
-      const ViewTable no_data(views, {nullptr}, sizeof(float), zeros);
-      const std::vector<PartRanges::PlacedRange> whole = {{{0, slicing.elements}}};
-      SliceMemory own_memory = MemoryOf(own);
-      if (own_is_zero) {
-        own_memory.ranges = whole;
-        own_memory.views = &no_data;
-      }
+      const std::vector<SourceView> views = part.views();
+      std::vector<const std::byte*> data;
+      for (const SourceView& view : views)
+        data.push_back(own_input == Own::kZeros ? nullptr : static_cast<const std::byte*>(view.data));
+      const ViewTable table(views, std::move(data), sizeof(float), zeros);
+      SliceMemory own_memory = own_input == Own::kBlock ? MemoryOf(own) : part.memory();
+      if (own_input >= Own::kViews) own_memory.views = &table;
       std::vector<std::vector<float>> sums(1 + copies, std::vector<float>(own.size()));
       ReduceTarget target{MemoryOf(sums[0]).base, DType::kF32};
       for (size_t copy = 1; copy <= copies; ++copy) target.copies.push_back(MemoryOf(sums[copy]).base);
@@ -278,7 +372,7 @@ TEST(ReduceTask, AddsARunOfSlicesOnAFastLink) {
       std::vector<float> expected(own.size());
       for (size_t i = 0; i < own.size(); ++i) expected[i] = inputs[0][i] + inputs[1][i] + inputs[2][i];
       EXPECT_THAT(sums, Each(expected));
-      if (is_fast && copies <= 1 && !own_is_zero) {
+      if (is_fast && copies <= 1 && own_input < Own::kViews) {
         EXPECT_LT(slices.size() * CreditScheduler::kFewestInRun, 90U);
       } else {
         EXPECT_THAT(slices, Each(1));
