@@ -95,8 +95,7 @@ Priority EngineCore::PriorityOf(const Lane& lane) const {
   return highest;
 }
 
-OperationContext EngineCore::ContextOf(Lane& lane, const std::shared_ptr<OperationRecord>& record,
-                                       bool head) {
+OperationContext EngineCore::ContextOf(Lane& lane, const std::shared_ptr<OperationRecord>& record) {
   return {lane.placement,
           env_.node,
           wire_,
@@ -106,7 +105,6 @@ OperationContext EngineCore::ContextOf(Lane& lane, const std::shared_ptr<Operati
           env_.options,
           record,
           PriorityOf(lane, *record),
-          head,
           record->descriptor.sequence <= lane.awaited_until_ready,
           record->descriptor.sequence <= lane.awaited_until_release,
           env_.shares_core};
@@ -275,17 +273,13 @@ void EngineCore::RecordReady(Lane& lane) {
 absl::StatusOr<bool> EngineCore::StepRunning(int index) {
   Lane& lane = *lanes_[static_cast<size_t>(index)];
   bool advanced = false;
-  bool head = true;
   for (size_t i = 0; i < lane.running.size(); ++i) {
     const std::shared_ptr<OperationRecord>& record = lane.running[i];
     if (record->operation->drained()) continue;
-    OperationContext context = ContextOf(lane, record, head);
+    OperationContext context = ContextOf(lane, record);
     WEFT_ASSIGN_OR_RETURN(const Operation::Progress progress, record->operation->Step(context));
     advanced |= progress == Operation::Progress::kAdvanced;
-    if (!record->IsReady()) {
-      head = false;
-      if (record->operation->ready()) SetReady(*record);
-    }
+    if (!record->IsReady() && record->operation->ready()) SetReady(*record);
   }
   return advanced;
 }

@@ -204,7 +204,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   absl::StatusOr<bool> PollLanes();
   Priority PriorityOf(const Lane& lane, const OperationRecord& record) const;
   Priority PriorityOf(const Lane& lane) const;
-  OperationContext ContextOf(Lane& lane, const std::shared_ptr<OperationRecord>& record, bool head);
+  OperationContext ContextOf(Lane& lane, const std::shared_ptr<OperationRecord>& record);
   absl::StatusOr<bool> StepLane(int index);
   bool MayStart(int index, const OperationRecord& next);
   absl::StatusOr<bool> StepRunning(int index);

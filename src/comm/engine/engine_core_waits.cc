@@ -51,7 +51,7 @@ std::set<int> EngineCore::AwaitedRanks(const OperationRecord& record) {
   std::set<int> ranks;
   for (const auto& running : lane.running) {
     if (running.get() != &record || record.operation == nullptr) continue;
-    ranks = record.operation->AwaitedRanks(ContextOf(lane, running, false));
+    ranks = record.operation->AwaitedRanks(ContextOf(lane, running));
     if (record.IsReady()) ranks.merge(RanksYetToConsume(record.lane, record.descriptor.sequence));
   }
   return ranks;

@@ -83,11 +83,11 @@ int64_t& CreditScheduler::BytesInFlight(int lane, WirePhase phase) {
 }
 
 bool CreditScheduler::MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes,
-                                 bool head) const {
+                                 int64_t slices) const {
   const size_t index = IndexOf(lane);
   const int64_t lane_bytes =
       index < bytes_in_flight_.size() ? bytes_in_flight_[index][static_cast<size_t>(phase)] : 0;
-  if (head && lane_bytes == 0 && rules_.head_always_has_credit) return true;
+  if (slices == 1 && lane_bytes == 0 && rules_.head_always_has_credit) return true;
   const int share = priority == Priority::kCritical ? 2 : 1;
   const auto more = static_cast<int64_t>(bytes);
   if (lane_bytes + more > share * options_.lane_window_bytes && all_bytes_ + more > share * budget_.bytes()) {

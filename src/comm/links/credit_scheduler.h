@@ -17,8 +17,8 @@
 //     all operations below kCritical together. An exchange on a context lane starts without notice while a
 //     rank already waits for it; this window, or the measured budget if that is larger, bounds the data that
 //     it finds ahead of it in the wire.
-//   - Head slice: the first operation of a lane that is not *ready* may always have one slice of each phase
-//     in flight, even if a window is full.
+//   - Head slice: a lane may always have one slice of each phase in flight, even if a window is full: one of
+//     its only operation that is not *ready* (Note [Lanes]), or of any message.
 // Why there is no deadlock: to produce a credited slice, its sender needs nothing from the wire but earlier
 // operations. The gather phase of an all-reduce also needs the reduce phase of the same operation, which has
 // a window of its own. Each credited slice therefore completes independently of all others. Without the head
@@ -168,8 +168,8 @@ class CreditScheduler {
   static constexpr int64_t kRunsOfWindow = 4;
   static constexpr int64_t kRunsOfRest = 2;
   static constexpr int64_t kRunsOfRing = 4;
-  // True if the windows admit another message. `head`: see OperationContext.
-  bool MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, bool head) const;
+  // True if the windows admit another message of `slices` slices, or it is a head slice.
+  bool MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, int64_t slices) const;
   struct Slice {
     int64_t number;
     std::byte* target;

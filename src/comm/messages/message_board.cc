@@ -37,9 +37,8 @@ MessageBoard::MessageBoard(const Environment& environment, MessageEvents& events
 
 OperationContext MessageBoard::ContextOf(const Record& record) const {
   const bool awaited = record->message->awaited;
-  // The head: a transfer needs no earlier operation. See Note [Messages].
-  return {self_,        env_.node, env_.wire,           env_.tasks,    env_.scratch, env_.counters,
-          env_.options, record,    PriorityOf(*record), /*head=*/true, awaited,      awaited};
+  return {self_,        env_.node, env_.wire,           env_.tasks, env_.scratch, env_.counters,
+          env_.options, record,    PriorityOf(*record), awaited,    awaited};
 }
 
 void MessageBoard::Submit(std::shared_ptr<OperationRecord> record) {

@@ -43,7 +43,6 @@ struct OperationContext {
   const EngineOptions& options;
   const std::shared_ptr<OperationRecord>& record;
   Priority priority;         // The operation's, or kCritical if a thread waits for it.
-  bool head;                 // All earlier operations of the lane are *ready*.
   bool is_ready_awaited;     // A thread waits until this or a later operation of the lane is *ready*.
   bool is_release_awaited;   // A thread waits until this or a later operation of the lane is *released*.
   bool shares_core = false;  // Ranks of the node share hardware threads.

@@ -36,7 +36,6 @@ absl::StatusOr<bool> OrderedReceives::Step(OperationContext& context) {
   if (!std::exchange(announced_empty_, true)) {
     for (ReceiveStream& receive : receives_) WEFT_RETURN_IF_ERROR(receive.AnnounceEmpty(context));
   }
-  if (!context.head) return false;
   bool advanced = false;
   for (size_t i = finished(); i < receives_.size(); ++i) {
     WEFT_ASSIGN_OR_RETURN(const bool credited, receives_[i].Step(context, /*consumed=*/0));

@@ -226,7 +226,7 @@ bool ReceiveStream::HasRoom(const OperationContext& context, const Bounds& bound
   const size_t bytes = BytesOf(slices);
   const bool runs_ahead = !bounds.started && issued() >= CreditScheduler::kSilentSlices;
   if (runs_ahead && !context.wire.MayRunAhead(context.priority, bytes)) return false;
-  return context.wire.MayReceive(channel_.lane, phase_, context.priority, bytes, context.head && slices == 1);
+  return context.wire.MayReceive(channel_.lane, phase_, context.priority, bytes, slices);
 }
 
 int64_t ReceiveStream::NextSlices(const OperationContext& context, const Bounds& bounds) const {

@@ -16,6 +16,7 @@ using ::testing::HasSubstr;
 
 constexpr int kLane = 2;
 constexpr int kOtherLane = 3;
+constexpr int64_t kRun = 2;  // Slices of a run, which is no head slice.
 
 class CreditSchedulerTest : public ::testing::Test {
  protected:
@@ -33,8 +34,8 @@ class CreditSchedulerTest : public ::testing::Test {
     return {lane, 1, peer, number};
   }
 
-  bool MayReceive(Priority priority, bool head = false, int lane = kLane, size_t bytes = kSlice) const {
-    return scheduler_.MayReceive(lane, WirePhase::kGather, priority, bytes, head);
+  bool MayReceive(Priority priority, int64_t slices = kRun, int lane = kLane, size_t bytes = kSlice) const {
+    return scheduler_.MayReceive(lane, WirePhase::kGather, priority, bytes, slices);
   }
   void Receive(Priority priority, int lane = kLane, WirePhase phase = WirePhase::kGather) {
     const int64_t slice = next_slice_++;
@@ -74,7 +75,7 @@ TEST_F(CreditSchedulerTest, LaneWindowBoundsTheBytesInFlightOfALane) {
   }
   EXPECT_FALSE(MayReceive(Priority::kBulk));
   EXPECT_FALSE(MayReceive(Priority::kPrefetch));
-  EXPECT_TRUE(MayReceive(Priority::kBulk, false, kOtherLane));
+  EXPECT_TRUE(MayReceive(Priority::kBulk, kRun, kOtherLane));
   link_.Finish(link_.in_flight.begin()->first);
   EXPECT_TRUE(Poll());
   EXPECT_THAT(owner_.done, ElementsAre(0));
@@ -100,13 +101,13 @@ TEST_F(CreditSchedulerTest, WindowsGrowToTheBudgetOfAllLanesTogether) {
   // 300 bytes in 0.1 ms, for the 0.6 ms of two polls and twice that time: 2400.
   ASSERT_EQ(scheduler_.budget_bytes(), 24 * static_cast<int64_t>(kSlice));
   int received = 0;
-  while (MayReceive(Priority::kBulk, false, received % 2 == 0 ? kLane : kOtherLane)) {
+  while (MayReceive(Priority::kBulk, kRun, received % 2 == 0 ? kLane : kOtherLane)) {
     Receive(Priority::kBulk, received % 2 == 0 ? kLane : kOtherLane);
     ++received;
   }
   EXPECT_EQ(received, 24);
   scheduler_.RegisterDemand(Priority::kPrefetch);
-  EXPECT_FALSE(MayReceive(Priority::kBulk, false, /*lane=*/9)) << "the yield window has no budget";
+  EXPECT_FALSE(MayReceive(Priority::kBulk, kRun, /*lane=*/9)) << "the yield window has no budget";
 }
 
 TEST_F(CreditSchedulerTest, BackgroundWindowBoundsAllTrafficBelowCritical) {
@@ -119,9 +120,9 @@ TEST_F(CreditSchedulerTest, BackgroundWindowBoundsAllTrafficBelowCritical) {
   EXPECT_TRUE(MayReceive(Priority::kReduce));
   scheduler_.EnableBackgroundWindow();
   EXPECT_FALSE(MayReceive(Priority::kReduce));
-  EXPECT_FALSE(MayReceive(Priority::kPrefetch, false, /*lane=*/9));
+  EXPECT_FALSE(MayReceive(Priority::kPrefetch, kRun, /*lane=*/9));
   EXPECT_TRUE(MayReceive(Priority::kCritical));
-  EXPECT_TRUE(MayReceive(Priority::kBulk, /*head=*/true, /*lane=*/9)) << "the head slice is always allowed";
+  EXPECT_TRUE(MayReceive(Priority::kBulk, /*slices=*/1, /*lane=*/9)) << "the head slice is always allowed";
   link_.Finish(link_.in_flight.begin()->first);
   Poll();
   EXPECT_TRUE(MayReceive(Priority::kReduce));
@@ -129,17 +130,17 @@ TEST_F(CreditSchedulerTest, BackgroundWindowBoundsAllTrafficBelowCritical) {
 
 TEST_F(CreditSchedulerTest, PhasesOfALaneHaveWindowsOfTheirOwn) {
   for (int i = 0; i < 4; ++i) Receive(Priority::kBulk, kLane, WirePhase::kReduce);
-  EXPECT_FALSE(scheduler_.MayReceive(kLane, WirePhase::kReduce, Priority::kBulk, kSlice, false));
-  EXPECT_TRUE(scheduler_.MayReceive(kLane, WirePhase::kGather, Priority::kBulk, kSlice, false));
+  EXPECT_FALSE(scheduler_.MayReceive(kLane, WirePhase::kReduce, Priority::kBulk, kSlice, kRun));
+  EXPECT_TRUE(scheduler_.MayReceive(kLane, WirePhase::kGather, Priority::kBulk, kSlice, kRun));
 }
 
 TEST_F(CreditSchedulerTest, HeadOfALaneMayAlwaysHaveOneSliceInFlight) {
   constexpr size_t kHuge = 100 * kSlice;
-  EXPECT_FALSE(MayReceive(Priority::kBulk, /*head=*/false, kLane, kHuge));
-  EXPECT_TRUE(MayReceive(Priority::kBulk, /*head=*/true, kLane, kHuge));
+  EXPECT_FALSE(MayReceive(Priority::kBulk, kRun, kLane, kHuge));
+  EXPECT_TRUE(MayReceive(Priority::kBulk, /*slices=*/1, kLane, kHuge));
   Receive(Priority::kBulk);
-  EXPECT_FALSE(MayReceive(Priority::kBulk, /*head=*/true, kLane, kHuge));
-  EXPECT_TRUE(MayReceive(Priority::kBulk, /*head=*/true, kOtherLane, kHuge));
+  EXPECT_FALSE(MayReceive(Priority::kBulk, /*slices=*/1, kLane, kHuge));
+  EXPECT_TRUE(MayReceive(Priority::kBulk, /*slices=*/1, kOtherLane, kHuge));
 }
 
 TEST_F(CreditSchedulerTest, YieldWindowBoundsAllLowerTrafficDuringHigherDemand) {
@@ -148,10 +149,10 @@ TEST_F(CreditSchedulerTest, YieldWindowBoundsAllLowerTrafficDuringHigherDemand) 
   EXPECT_TRUE(MayReceive(Priority::kBulk));
   scheduler_.RegisterDemand(Priority::kPrefetch);
   EXPECT_FALSE(MayReceive(Priority::kBulk));
-  EXPECT_FALSE(MayReceive(Priority::kReduce, false, kOtherLane));
+  EXPECT_FALSE(MayReceive(Priority::kReduce, kRun, kOtherLane));
   EXPECT_TRUE(MayReceive(Priority::kPrefetch));
   EXPECT_TRUE(MayReceive(Priority::kCritical));
-  EXPECT_TRUE(MayReceive(Priority::kBulk, /*head=*/true, /*lane=*/9)) << "the head slice is always allowed";
+  EXPECT_TRUE(MayReceive(Priority::kBulk, /*slices=*/1, /*lane=*/9)) << "the head slice is always allowed";
 }
 
 TEST_F(CreditSchedulerTest, DemandHoldsUntilTheEndOfTheNextPoll) {
@@ -297,7 +298,7 @@ TEST_F(CreditSchedulerTest, AbandonCancelsAllTransfers) {
   EXPECT_TRUE(link_.in_flight.empty());
   EXPECT_FALSE(scheduler_.busy());
   EXPECT_TRUE(owner_.done.empty());
-  EXPECT_TRUE(MayReceive(Priority::kBulk, false, kLane, 4 * kSlice)) << "windows are empty again";
+  EXPECT_TRUE(MayReceive(Priority::kBulk, kRun, kLane, 4 * kSlice)) << "windows are empty again";
 }
 
 TEST_F(CreditSchedulerTest, ReceiveThatCannotBeCancelledStaysPendingUntilItArrives) {
@@ -338,12 +339,12 @@ TEST_F(CreditSchedulerTest, SlicesOfAPeerThatHasNotStartedCountInTheLaneWindowOn
   for (int i = 0; i < 4; ++i) receive(/*sender_has_started=*/false);
   EXPECT_EQ(counters_.yielded_peak_bytes, 0);
   EXPECT_FALSE(MayReceive(Priority::kBulk)) << "the lane window is full";
-  EXPECT_TRUE(MayReceive(Priority::kBulk, false, kOtherLane, 2 * kSlice)) << "the yield window is empty";
+  EXPECT_TRUE(MayReceive(Priority::kBulk, kRun, kOtherLane, 2 * kSlice)) << "the yield window is empty";
   link_.FinishAll();
   Poll();
   receive(/*sender_has_started=*/true);
   EXPECT_EQ(counters_.yielded_peak_bytes, static_cast<int64_t>(kSlice));
-  EXPECT_FALSE(MayReceive(Priority::kBulk, false, kOtherLane, 2 * kSlice));
+  EXPECT_FALSE(MayReceive(Priority::kBulk, kRun, kOtherLane, 2 * kSlice));
 }
 
 TEST_F(CreditSchedulerTest, SilentPeersRunAheadInHalfOfTheBudgetUntilTheyStart) {
@@ -371,7 +372,7 @@ TEST_F(CreditSchedulerTest, SilentPeersRunAheadInHalfOfTheBudgetUntilTheyStart) 
   EXPECT_TRUE(scheduler_.MayRunAhead(Priority::kBulk, kSlice));
   scheduler_.RegisterDemand(Priority::kPrefetch);
   EXPECT_FALSE(scheduler_.MayRunAhead(Priority::kBulk, kSlice)) << "a higher priority wants the wire";
-  EXPECT_FALSE(MayReceive(Priority::kBulk, false, kOtherLane, 2 * kSlice)) << "it counts in the yield window";
+  EXPECT_FALSE(MayReceive(Priority::kBulk, kRun, kOtherLane, 2 * kSlice)) << "it counts in the yield window";
 }
 
 TEST_F(CreditSchedulerTest, KnowsThePeersThatHaveSentCreditMessagesForAnOperation) {

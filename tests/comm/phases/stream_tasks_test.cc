@@ -97,7 +97,6 @@ void WithOperation(absl::FunctionRef<absl::Status(const OperationFixture&)> body
                              end.options,
                              record,
                              Priority::kBulk,
-                             /*head=*/true,
                              /*is_ready_awaited=*/false,
                              /*is_release_awaited=*/false};
     return body({end, tasks, context});
