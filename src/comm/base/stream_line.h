@@ -8,9 +8,9 @@
 #include <immintrin.h>
 #endif
 
-namespace weft {
+#include "src/comm/base/cache_line.h"
 
-constexpr size_t kLineBytes = 64;
+namespace weft {
 
 // Copies one cache line with stores that bypass the caches. If the instruction set has no such stores
 // (`kStreamsLines` is false), the stores are ordinary. `source` needs no alignment.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "src/comm/base/cache_line.h"
+
 namespace weft {
 
 std::string_view Name(OpKind kind) {
@@ -119,8 +121,7 @@ std::string_view Name(WireCompression wire_compression) {
 }
 
 std::vector<int64_t> AllReduceCounts(int64_t elements, int ranks, DType dtype) {
-  constexpr int64_t kLineBytes = 64;
-  const int64_t line = kLineBytes / static_cast<int64_t>(SizeOf(dtype));
+  const auto line = static_cast<int64_t>(kLineBytes / SizeOf(dtype));
   const int64_t lines = (elements + line - 1) / line;
   const int64_t range = (lines + ranks - 1) / ranks * line;
   std::vector<int64_t> counts(static_cast<size_t>(ranks));

@@ -60,7 +60,7 @@ int64_t Collective::OutputElements(const OperationContext& context) const {
 }
 
 int64_t Collective::RingPieceElements(const OperationContext& context) const {
-  const int64_t bytes = std::min(StagedPhase::kMaxPieceBytes, context.options.piece_bytes);
+  const int64_t bytes = std::min(kMaxRingPieceBytes, context.options.piece_bytes);
   return std::max<int64_t>(1, bytes / static_cast<int64_t>(SizeOf(plan_.dtype)));
 }
 
@@ -68,7 +68,7 @@ int64_t Collective::RingPieceElements(const OperationContext& context) const {
 bool Collective::UsesRings(const OperationContext& context) const {
   if (!takes_rings()) return false;
   const PartLayout::Elements& counts = plan_.parts.counts;
-  const int64_t ring_elements = StagedPhase::kRingPieces * RingPieceElements(context);
+  const int64_t ring_elements = kRingPieces * RingPieceElements(context);
   switch (plan_.kind) {
     case OpKind::kAllGather:
     case OpKind::kBroadcast:

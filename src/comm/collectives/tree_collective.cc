@@ -32,6 +32,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/comm/base/cache_line.h"
 #include "src/comm/collectives/operations.h"
 #include "src/comm/phases/reduce_kernel.h"
 #include "src/comm/phases/reduce_phase.h"
@@ -46,7 +47,6 @@ namespace {
 // The edge of the result. A partial sum of T(lo, n) travels on edge `lo`, and the arrival of node k on edge
 // 1 + k: BeginArrivals sends it only to a peer that gets no partial sum.
 constexpr int kResultEdge = 0;
-constexpr int64_t kLineBytes = 64;  // A cache line, which AllReduceCounts never splits.
 // Most bytes of the inputs of a node, which its leader adds in a poll.
 constexpr int64_t kMostInputBytes = int64_t{32} * 1024;
 
@@ -329,7 +329,8 @@ class TreeCollective final : public Collective {
 
 bool TakesTree(const GroupPlacement& placement, DType dtype, int64_t count, Relaying relaying) {
   if (!placement.spans_nodes()) return false;
-  if (count <= kLineBytes / static_cast<int64_t>(SizeOf(dtype))) return true;
+  // AllReduceCounts never splits a cache line.
+  if (count <= static_cast<int64_t>(kLineBytes / SizeOf(dtype))) return true;
   constexpr auto kMost = static_cast<int64_t>(CreditScheduler::kMaxPartialBytes);
   if (relaying == Relaying::kNever || dtype == DType::kBF16 || !placement.nodes_are_subtrees() ||
       placement.spans_domains() || count > kMost / static_cast<int64_t>(SizeOf(SumDType(dtype)))) {

@@ -16,6 +16,8 @@
 #include <string>
 #include <string_view>
 
+#include "src/comm/base/cache_line.h"
+
 namespace weft {
 
 class Mailbox {
@@ -51,15 +53,14 @@ class Mailbox {
   void ResetReader() { read_.store(0, std::memory_order_relaxed); }
 
  private:
-  static constexpr size_t kLine = 64;
   static constexpr uint64_t kEntries = 16;
   struct Entry {
     size_t bytes;
     std::array<char, kMaxBytes> text;
   };
-  alignas(kLine) std::atomic<uint64_t> written_{0};
-  alignas(kLine) std::atomic<uint64_t> read_{0};
-  alignas(kLine) std::array<Entry, kEntries> entries_{};
+  alignas(kLineBytes) std::atomic<uint64_t> written_{0};
+  alignas(kLineBytes) std::atomic<uint64_t> read_{0};
+  alignas(kLineBytes) std::array<Entry, kEntries> entries_{};
 };
 
 }  // namespace weft

@@ -7,23 +7,22 @@
 #include <cstdint>
 #include <new>
 
+#include "src/comm/base/cache_line.h"
 #include "src/comm/base/descriptor.h"
 #include "src/comm/links/node_link.h"
 
 namespace weft::shared_memory {
 
-inline constexpr size_t kLine = 64;
-
 struct Slot {
-  alignas(kLine) std::atomic<uint64_t> published{0};  // Sequence of the descriptor in this slot.
+  alignas(kLineBytes) std::atomic<uint64_t> published{0};  // Sequence of the descriptor in this slot.
   Descriptor descriptor;
-  alignas(kLine) std::atomic<int64_t> claimed{0};  // Claimed pieces. May exceed their number.
-  std::atomic<int64_t> finished{0};                // Pieces that FinishPiece has counted.
+  alignas(kLineBytes) std::atomic<int64_t> claimed{0};  // Claimed pieces. May exceed their number.
+  std::atomic<int64_t> finished{0};                     // Pieces that FinishPiece has counted.
 };
 
 // See Note [Arrivals].
 struct Arrivals {
-  alignas(kLine) std::atomic<int32_t> arrived{0};
+  alignas(kLineBytes) std::atomic<int32_t> arrived{0};
   std::atomic<int32_t> consumed{0};
   std::atomic<uint64_t> hashes{0};  // Sum over the ranks that have arrived.
   std::atomic<int64_t> word{0};
@@ -53,12 +52,12 @@ struct LaneFlags {
   Slot& At(uint64_t sequence) { return slots[sequence % NodeLink::kSlots]; }
   Arrivals& ArrivalsOf(uint64_t sequence) { return arrivals[sequence % NodeLink::kSlots]; }
 
-  alignas(kLine) std::atomic<uint64_t> consumed{0};
-  alignas(kLine) const int64_t counter_count;
+  alignas(kLineBytes) std::atomic<uint64_t> consumed{0};
+  alignas(kLineBytes) const int64_t counter_count;
   std::array<Slot, NodeLink::kSlots> slots;
   // Used only in the flags of the node leader.
   std::array<Arrivals, NodeLink::kSlots> arrivals;
-  alignas(kLine) std::atomic<uint64_t> consumed_by_all{0};
+  alignas(kLineBytes) std::atomic<uint64_t> consumed_by_all{0};
 
  private:
   std::atomic<int64_t>* FirstCounter() { return reinterpret_cast<std::atomic<int64_t>*>(this + 1); }
@@ -71,26 +70,26 @@ using LaneBlock = std::array<std::atomic<uint64_t>, kBlockLanes>;
 
 struct FailureSlot {
   static constexpr size_t kTextBytes = 480;
-  alignas(kLine) std::atomic<uint32_t> code{0};  // absl::StatusCode. 0: no failure.
-  int32_t rank = 0;                              // The rank that failed first.
+  alignas(kLineBytes) std::atomic<uint32_t> code{0};  // absl::StatusCode. 0: no failure.
+  int32_t rank = 0;                                   // The rank that failed first.
   std::array<char, kTextBytes> text{};
 };
 
 // Flags that one rank writes and its local peers read. Peers also write the doorbell and the counters of
 // pieces.
 struct RankFlags {
-  alignas(kLine) std::atomic<uint32_t> doorbell{0};
-  alignas(kLine) std::atomic<uint32_t> sleepers{0};
-  alignas(kLine) std::atomic<uint64_t> heartbeats{0};
+  alignas(kLineBytes) std::atomic<uint32_t> doorbell{0};
+  alignas(kLineBytes) std::atomic<uint32_t> sleepers{0};
+  alignas(kLineBytes) std::atomic<uint64_t> heartbeats{0};
   // Messages that peers have written to their mailboxes for this rank.
-  alignas(kLine) std::atomic<uint64_t> mail{0};
+  alignas(kLineBytes) std::atomic<uint64_t> mail{0};
   // Failure notices of the node's ranks. Used only in the flags of the node's first rank.
-  alignas(kLine) std::atomic<int32_t> failures{0};
+  alignas(kLineBytes) std::atomic<int32_t> failures{0};
   // Offset of the mailboxes that this rank writes, by the reader's position in the node.
   uint64_t mailboxes = 0;
   FailureSlot failure;
   // By block of lanes: 1 + the offset of its LaneBlock in the owner's segment. 0 until a lane of it is open.
-  alignas(kLine) std::array<std::atomic<uint64_t>, NodeLink::kMaxLanes / kBlockLanes> blocks{};
+  alignas(kLineBytes) std::array<std::atomic<uint64_t>, NodeLink::kMaxLanes / kBlockLanes> blocks{};
 };
 
 }  // namespace weft::shared_memory

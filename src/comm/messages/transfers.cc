@@ -9,9 +9,6 @@
 namespace weft {
 namespace {
 
-// Pieces of a staged message that fit its ring.
-constexpr int64_t kRingPieces = 4;
-
 constexpr std::string_view kOutsideOfMemory = "whose address is not in node memory";
 
 SliceMemory Bytes(const std::byte* memory, int64_t ring_pieces = 0) {

@@ -8,16 +8,11 @@
 #include "weft/core/status.h"
 
 namespace weft {
-namespace {
-
-constexpr int64_t kMaxPieceBytes = int64_t{128} * 1024;
-
-}  // namespace
 
 DomainReduce::DomainReduce(const OperationContext& context, const CollectivePlan& plan, Memory memory)
     : plan_(plan),
       memory_(std::move(memory)),
-      piece_elements_(std::max<int64_t>(1, std::min(kMaxPieceBytes, context.options.piece_bytes) /
+      piece_elements_(std::max<int64_t>(1, std::min(kMaxRingPieceBytes, context.options.piece_bytes) /
                                                static_cast<int64_t>(SizeOf(AccumulationDType(plan.dtype))))),
       me_(context.placement.me()) {
   if (memory_.copies.empty()) return;

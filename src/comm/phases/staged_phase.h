@@ -30,10 +30,6 @@ namespace weft {
 
 class StagedPhase {
  public:
-  static constexpr int64_t kRingPieces = 4;
-  // The rings of this rank and of its peers should fit the second-level cache together.
-  static constexpr int64_t kMaxPieceBytes = int64_t{128} * 1024;
-
   // Bytes of one ring. `piece_elements` as for the constructor.
   static size_t RingBytes(int64_t piece_elements, DType dtype) {
     return static_cast<size_t>(kRingPieces) *

@@ -16,6 +16,7 @@
 
 #include <absl/status/statusor.h>
 
+#include "src/comm/base/cache_line.h"
 #include "src/comm/base/slice_place.h"
 #include "src/comm/phases/collective_plan.h"
 #include "src/comm/phases/operation.h"
@@ -44,11 +45,10 @@ inline constexpr int64_t kAllSlices = std::numeric_limits<int64_t>::max();
 // issues no task while the slices of two like it are outstanding.
 inline constexpr int64_t kPiecesInFlight = 2;
 
-// Slices in scratch start at cache lines.
-constexpr size_t RoundUpToCacheLine(size_t bytes) {
-  constexpr size_t kLine = 64;
-  return (bytes + kLine - 1) / kLine * kLine;
-}
+// A staging ring between two ranks of a node: its pieces, and the largest ones of collectives. The rings of
+// this rank and of its peers should fit the second-level cache together. See Note [Staging rings].
+inline constexpr int64_t kRingPieces = 4;
+inline constexpr int64_t kMaxRingPieceBytes = int64_t{128} * 1024;
 
 // Number of slices of each receive ring, if `streams` streams share an operation's scratch. Called only if
 // there are rings, because it may ask the heap for its free memory, which takes a lock. The rings of few
@@ -107,7 +107,7 @@ struct SliceMemory {
   size_t MaxSliceBytes(const Slicing& slicing, int64_t slice) const {
     return SliceCapacity(encoding, element_bytes, slicing.Length(slice));
   }
-  // Size in bytes of a slot that can hold any slice.
+  // Size in bytes of a slot that can hold any slice. Slots start at cache lines.
   size_t SlotBytes(const Slicing& slicing) const {
     return slicing.elements == 0 ? 0 : RoundUpToCacheLine(MaxSliceBytes(slicing, 0));
   }
