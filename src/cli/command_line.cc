@@ -13,6 +13,7 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_replace.h>
 
+#include "src/cli/flag_group.h"
 #include "src/cli/flag_parser.h"
 #include "src/cli/generate_flags.h"
 #include "src/cli/launch_flags.h"
@@ -58,11 +59,8 @@ std::string QuotedForShell(const Strings& arguments) {
 absl::StatusOr<std::optional<PrintText>> ParseRun(CLI::App& app, TrainConfig& config, const char* usage,
                                                   const Strings& arguments) {
   AddTrainFlags(app, config);
-  app.add_option("--config", config.config_file, "File with flags as keys, such as: steps = 100")
-      ->check(CLI::ExistingFile.description(""))
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
-      ->type_name("FILE.toml")
-      ->group("Other");
+  FlagGroup other(app, "Other");
+  other.Text("--config", config.config_file, "File with flags as keys, such as: steps = 100", "FILE.toml");
   WEFT_RETURN_IF_ERROR(CheckBrackets(arguments));
   WEFT_ASSIGN_OR_RETURN(const std::optional<PrintText> help, ParseFlags(app, usage, arguments));
   if (help) return help;

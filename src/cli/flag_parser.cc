@@ -1,6 +1,10 @@
 #include "src/cli/flag_parser.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -110,17 +114,29 @@ absl::Status ApplyConfigItem(CLI::App& app, const TomlItem& item, std::map<std::
   return absl::OkStatus();
 }
 
-// Refuses a FIFO, whose open would wait for a writer, and a file so large that it would fill the memory.
-absl::Status CheckConfigFile(const std::string& path) {
+// The text of the file of --config. Refuses a FIFO, whose open would wait for a writer, and a file so large
+// that it would fill the memory.
+absl::StatusOr<std::string> ReadConfigFile(const std::string& path) {
+  if (access(path.c_str(), R_OK) != 0) {
+    const int cause = errno;
+    return absl::Status(cause == EACCES ? absl::StatusCode::kPermissionDenied : absl::StatusCode::kNotFound,
+                        std::strerror(cause));
+  }
   std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    return absl::NotFoundError("is a folder: name a file");
+  }
   if (!std::filesystem::is_regular_file(path, error)) {
-    return absl::InvalidArgumentError("this is a FIFO, a socket or a device: copy its content to a file");
+    return absl::DataLossError("this is a FIFO, a socket or a device: copy its content to a file");
   }
   if (const uintmax_t bytes = std::filesystem::file_size(path, error); bytes > kMaxConfigBytes) {
-    return absl::InvalidArgumentError(
+    return absl::DataLossError(
         absl::StrCat("the file has ", bytes, " bytes, but at most ", kMaxConfigBytes, " are allowed"));
   }
-  return absl::OkStatus();
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file.good()) return absl::DataLossError("the file cannot be read");
+  return text;
 }
 
 std::string QuotedForToml(const std::string& value) {
@@ -151,10 +167,7 @@ absl::Status CheckBrackets(const Strings& values) {
 }
 
 absl::Status ApplyConfigFile(CLI::App& app, const std::string& path) {
-  WEFT_RETURN_IF_ERROR(CheckConfigFile(path));
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file.good()) return absl::InvalidArgumentError("the file cannot be read");
+  WEFT_ASSIGN_OR_RETURN(const std::string text, ReadConfigFile(path));
   WEFT_ASSIGN_OR_RETURN(const std::vector<TomlItem> items, ReadToml(text));
   std::map<std::string, int> lines;
   try {

@@ -23,7 +23,8 @@ absl::StatusOr<std::optional<PrintText>> ParseFlags(CLI::App& app, const char* u
 absl::Status CheckBrackets(const std::vector<std::string>& values);
 
 // Applies the keys of a file, unless the command line has set their flags.
-// Errors: kInvalidArgument (names the key, and the nearest one that exists).
+// Errors: kInvalidArgument (names the key, and the nearest one that exists), kNotFound, kPermissionDenied,
+//   kDataLoss (the file cannot be read, is no regular file, or is too large).
 absl::Status ApplyConfigFile(CLI::App& app, const std::string& path);
 
 // The flags that were given, on the command line or in a file, as a file of --config. Without those that

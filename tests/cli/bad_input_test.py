@@ -80,10 +80,12 @@ class BadUsage(WeftCase):
 
     def test_names_a_configuration_file_that_is_no_file(self):
         os.mkfifo(self.folder / "fifo")
-        self.assert_refused(2, ["fifo", "FIFO"], "train", "--config", "fifo", ranks=2)
+        self.assert_refused(3, ["fifo", "FIFO"], "train", "--config", "fifo", ranks=2)
         large = self.write("large.toml", "")
         os.truncate(large, 2**40)
-        self.assert_refused(2, ["large.toml", "1099511627776 bytes"], "train", "--config", large)
+        self.assert_refused(3, ["large.toml", "1099511627776 bytes"], "train", "--config", large)
+        for command in (["train"], ["plan", "--ranks", "1"], ["launch", "--max-restarts", "0", "--", "train"]):
+            self.assert_refused(3, ["--config none.toml", "No such file"], *command, "--config", "none.toml")
 
     def test_names_a_bad_timeout(self):
         before = self.files()

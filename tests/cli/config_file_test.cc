@@ -1,4 +1,5 @@
 // Configuration files of `weft train --config`.
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -57,8 +58,20 @@ TEST(CommandLine, NamesFileAndKeyOfABadConfigurationFile) {
   EXPECT_THAT(error("data = []\n"), HasSubstr("key 'data' has an empty list"));
   EXPECT_THAT(error("config = \"x\"\n"), HasSubstr("allowed on the command line only"));
   EXPECT_THAT(error("lr-schedule = \"cosin\"\n"), HasSubstr("did you mean cosine?"));
-  EXPECT_THAT(UsageErrorOf({"train", "--config", folder / "none.toml"}), HasSubstr("does not exist"));
-  EXPECT_THAT(UsageErrorOf({"train", "--config", folder.str()}), HasSubstr("is actually a directory"));
+}
+
+// The exit code of a file that cannot be read is that of data that cannot be read.
+TEST(CommandLine, TakesAConfigurationFileThatCannotBeReadForABadFile) {
+  const TempFolder folder;
+  const auto expect_bad_file = [](const std::string& path, const char* why) {
+    const absl::Status status = ParseCommandLine({"train", "--config", path}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+    EXPECT_EQ(status.message(), absl::StrCat("--config ", path, ": ", why));
+  };
+  expect_bad_file(folder / "none.toml", "No such file or directory");
+  expect_bad_file(folder.Write("run.toml", "") + "/none", "Not a directory");
+  expect_bad_file(folder.str(), "is a folder: name a file");
+  EXPECT_THAT(UsageErrorOf({"train", "--config", ""}), HasSubstr("--config: the value is empty"));
 }
 
 TEST(CommandLine, RefusesAListThatAFileGivesTwice) {
