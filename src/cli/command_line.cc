@@ -168,7 +168,8 @@ absl::StatusOr<Command> ParseHostDaemon(const Strings& arguments) {
 absl::StatusOr<Command> ParseDiagnose(const Strings& arguments) {
   static constexpr const char* kHelp =
       "Usage: weft diagnose PATH...\n\n"
-      "Tells which rank of a failed run is late or disagrees with the others, in one line.\n\n"
+      "Tells which rank of a failed run is late or disagrees with the others, in one\n"
+      "line.\n\n"
       "  PATH    A flight recorder, or a folder with those of a run, such as weft-dump\n";
   DiagnosePaths diagnose;
   for (const std::string& argument : arguments) {

@@ -19,6 +19,8 @@
 #include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_replace.h>
+#include <absl/strings/str_split.h>
+#include <absl/strings/string_view.h>
 
 #include "src/cli/nearest.h"
 #include "src/cli/toml_reader.h"
@@ -29,13 +31,41 @@ namespace {
 
 using Strings = std::vector<std::string>;
 
-constexpr size_t kHelpColumn = 48;
+constexpr size_t kHelpWidth = 80;
+constexpr size_t kHelpColumn = 32;  // Of the descriptions.
 constexpr uintmax_t kMaxConfigBytes = 1 << 20;
 
-// Formats options as "--flag TYPE    description [default]".
+// Appends the words of a line to `text`, whose last line has `column` columns. Begins a new line, with
+// `indent` spaces, before a word that would pass kHelpWidth.
+void AppendWords(absl::string_view line, size_t column, size_t indent, std::string& text) {
+  absl::string_view gap;
+  for (const absl::string_view word : absl::StrSplit(line, ' ')) {
+    if (!gap.empty() && column + gap.size() + word.size() > kHelpWidth) {
+      absl::StrAppend(&text, "\n", std::string(indent, ' '));
+      column = indent;
+      gap = "";
+    }
+    absl::StrAppend(&text, gap, word);
+    column += gap.size() + word.size();
+    gap = " ";
+  }
+}
+
+// Formats options as "--flag TYPE    description [default]". No line is wider than kHelpWidth.
 class HelpFormatter : public CLI::Formatter {
  public:
-  explicit HelpFormatter(std::string usage) : usage_(std::move(usage)) { column_width(kHelpColumn); }
+  explicit HelpFormatter(std::string usage) : usage_(std::move(usage)) {}
+  std::string make_option(const CLI::Option* option, bool is_positional) const override {
+    std::string text = absl::StrCat("  ", make_option_name(option, is_positional), make_option_opts(option));
+    constexpr size_t kGap = 2;
+    if (text.size() + kGap <= kHelpColumn) {
+      text.resize(kHelpColumn, ' ');
+    } else {
+      absl::StrAppend(&text, "\n", std::string(kHelpColumn, ' '));
+    }
+    AppendWords(make_option_desc(option), kHelpColumn, kHelpColumn, text);
+    return text + "\n";
+  }
   std::string make_option_opts(const CLI::Option* option) const override {
     return option->get_type_size() == 0 ? "" : " " + option->get_type_name();
   }
@@ -43,9 +73,24 @@ class HelpFormatter : public CLI::Formatter {
     const std::string& value = option->get_default_str();
     return option->get_description() + (value.empty() ? "" : " [" + value + "]");
   }
-  std::string make_usage(const CLI::App* /*app*/, std::string /*name*/) const override { return usage_; }
+  std::string make_description(const CLI::App* app) const override {
+    return Wrapped(app->get_description() + "\n");
+  }
+  std::string make_usage(const CLI::App* /*app*/, std::string /*name*/) const override {
+    return Wrapped(usage_);
+  }
 
  private:
+  static std::string Wrapped(const std::string& lines) {
+    std::string text;
+    for (const absl::string_view line : absl::StrSplit(lines, '\n')) {
+      AppendWords(line, 0, 0, text);
+      text += '\n';
+    }
+    text.pop_back();
+    return text;
+  }
+
   const std::string usage_;
 };
 

@@ -72,10 +72,11 @@ std::string CheckpointHelp() {
   return "Usage: weft checkpoint ls DIR\n"
          "       weft checkpoint verify PATH...\n"
          "       weft checkpoint export-hf CHECKPOINT DIR\n\n"
-         "  ls          List the checkpoints in DIR, newest first; checks sizes and headers\n"
+         "  ls          List the checkpoints in DIR, newest first; checks sizes and\n"
+         "              headers\n"
          "  verify      Check every byte of checkpoints, or of all checkpoints in folders\n"
-         "  export-hf   Write the weights of a checkpoint, with config.json and tokenizer, to a\n"
-         "              Hugging Face folder\n\n"
+         "  export-hf   Write the weights of a checkpoint, with config.json and tokenizer,\n"
+         "              to a Hugging Face folder\n\n"
          "Exit code 3: a checkpoint is damaged or missing.\n";
 }
 

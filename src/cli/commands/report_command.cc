@@ -11,17 +11,19 @@ namespace weft {
 
 std::string ReportHelp() {
   return "Usage: weft report METRICS.jsonl... -o REPORT.html [--trace TRACE.json]\n\n"
-         "Writes a page with the curves, bytes and configuration of one run, or of up to six beside each\n"
-         "other. The page is one file and loads nothing from elsewhere.\n\n"
+         "Writes a page with the curves, bytes and configuration of one run, or of up to\n"
+         "six beside each other. The page is one file and loads nothing from elsewhere.\n\n"
          "  METRICS.jsonl         A file of weft train --metrics\n"
          "  -o, --output FILE     The page to write\n"
-         "  --trace FILE          A file of weft train --trace, for the times of each parameter group\n";
+         "  --trace FILE          A file of weft train --trace, for the times of each\n"
+         "                        parameter group\n";
 }
 
 std::string TraceHelp() {
   return "Usage: weft trace TRACE.json\n\n"
-         "Prints the mean times of each parameter group: its gathers and reductions, its computation, and\n"
-         "the communication that computation waited for. A second table divides computation by modules.\n\n"
+         "Prints the mean times of each parameter group: its gathers and reductions, its\n"
+         "computation, and the communication that computation waited for. A second table\n"
+         "divides computation by modules.\n\n"
          "  TRACE.json    A file of weft train --trace\n";
 }
 
