@@ -162,6 +162,11 @@ class Runs(WeftCase):
         flags = [(self.folder / name).read_text() for name in ("m.config.toml", "again.config.toml")]
         self.assertEqual(flags[0], flags[1])
 
+    def test_replaces_no_file_beside_the_metrics_that_no_run_has_written(self):
+        own = self.write("m.config.toml", "lr = 0.01\n")
+        self.assert_refused(2, ["--metrics m.jsonl", "m.config.toml"], "train", *SMALL, "--steps", "1", "--metrics", "m.jsonl")
+        self.assertEqual(own.read_text(), "lr = 0.01\n")
+
     def test_evaluates_alone(self):
         trained = self.train("--steps", "3", "--eval-data", self.text, "--export-hf", "out")
         loss = re.search(r"^eval after step 3  loss (\S+)$", trained, re.MULTILINE).group(1)

@@ -2,9 +2,11 @@
 
 #include <filesystem>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/train/output/resolved_config.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 
@@ -39,10 +41,34 @@ TEST_F(Outputs, MayBeNewFilesBesideTheInputs) {
 }
 
 TEST_F(Outputs, MayReplaceFilesThatTheRunDoesNotRead) {
-  config_.output.metrics_file = folder_ / "m.jsonl";
-  folder_.Write("m.config.json", "old");
   config_.output.export_folder = folder_ / "out";
   folder_.Write("out/config.json", "old");
+  config_.output.trace_file = folder_.Write("t.json", "old");
+  EXPECT_OK(Check());
+}
+
+TEST_F(Outputs, MayReplaceTheConfigurationOfAnEarlierRun) {
+  config_.output.metrics_file = folder_ / "m.jsonl";
+  config_.given_flags = "# Flags.\nsteps = 3\n";
+  folder_.Write("m.config.json", ToJson({{"model", "large", "--model"}, {"steps", "9", ""}}));
+  folder_.Write("m.config.toml", "# Flags.\nsteps = 9\n");
+  EXPECT_OK(Check());
+  for (const char* name : {"m.config.json", "m.config.toml"}) folder_.Write(name, "");
+  EXPECT_OK(Check());
+}
+
+TEST_F(Outputs, MustNotReplaceAFileBesideTheMetricsThatNoRunHasWritten) {
+  config_.output.metrics_file = folder_ / "m.jsonl";
+  config_.given_flags = "# Flags.\nsteps = 3\n";
+  for (const char* name : {"m.config.json", "m.config.toml"}) {
+    for (const char* text : {"x", "{}\n", "# My own flags.\nsteps = 9\n", "{\n  \"models\": {}}\n"}) {
+      const std::string path = folder_.Write(name, text);
+      ExpectCollision(absl::StrCat("--metrics ", config_.output.metrics_file,
+                                   ": the run would save its configuration in '", path, "', which is"));
+      EXPECT_EQ(ReadFile(path), text);
+      fs::remove(path);
+    }
+  }
   EXPECT_OK(Check());
 }
 

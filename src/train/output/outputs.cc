@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <optional>
@@ -19,6 +20,7 @@
 #include "src/train/files/file_io.h"
 #include "src/train/files/model_folder.h"
 #include "src/train/output/export_hf.h"
+#include "src/train/output/resolved_config.h"
 #include "weft/core/status.h"
 #include "weft/train/metrics.h"
 
@@ -239,6 +241,37 @@ absl::Status CheckWritable(const std::string& path) {
   return absl::OkStatus();
 }
 
+// Refuses to replace a file beside the metrics that no run has written. `beginning`: of those of runs.
+absl::Status CheckWrittenByARun(const std::string& metrics_file, const std::string& path,
+                                absl::string_view beginning) {
+  const absl::StatusOr<File> file = File::OpenForReading(path);
+  if (absl::IsNotFound(file.status())) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(file.status());
+  WEFT_ASSIGN_OR_RETURN(const int64_t bytes, file->Size());
+  std::string found(std::min(static_cast<size_t>(bytes), beginning.size()), '\0');
+  WEFT_RETURN_IF_ERROR(file->ReadAt(0, found.data(), found.size()));
+  if (found.empty() || found == beginning) return absl::OkStatus();
+  return BadFlag("metrics", metrics_file,
+                 absl::StrCat("the run would save its configuration in '", path,
+                              "', which is a file that no run has written: move that file away, or name "
+                              "other metrics"));
+}
+
+absl::Status CheckConfigBeside(const TrainConfig& config) {
+  const std::string& metrics = config.output.metrics_file;
+  if (const auto resolved = ConfigPathBeside(metrics)) {
+    WEFT_RETURN_IF_ERROR(CheckWritable(*resolved));
+    WEFT_RETURN_IF_ERROR(CheckWrittenByARun(metrics, *resolved, ToAbsl(kBeginningOfJson)));
+  }
+  const std::string& flags = config.given_flags;
+  if (const auto path = FlagsPathBeside(metrics)) {
+    WEFT_RETURN_IF_ERROR(CheckWritable(*path));
+    if (flags.empty()) return absl::OkStatus();  // The run does not write it.
+    WEFT_RETURN_IF_ERROR(CheckWrittenByARun(metrics, *path, flags.substr(0, flags.find('\n'))));
+  }
+  return absl::OkStatus();
+}
+
 // Nothing for a device, beside which there is no place.
 std::optional<std::string> PathBeside(const std::string& metrics_file, const char* extension) {
   struct stat info {};
@@ -266,10 +299,7 @@ absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs) 
   const std::string& metrics = config.output.metrics_file;
   if (metrics.empty()) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(CheckMetrics(metrics, !config.checkpoint.resume.empty()));
-  for (const auto& beside : {ConfigPathBeside(metrics), FlagsPathBeside(metrics)}) {
-    if (beside) WEFT_RETURN_IF_ERROR(CheckWritable(*beside));
-  }
-  return absl::OkStatus();
+  return CheckConfigBeside(config);
 }
 
 std::optional<std::string> ConfigPathBeside(const std::string& metrics_file) {

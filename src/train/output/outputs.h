@@ -14,8 +14,8 @@ namespace weft {
 // Checks that no output replaces a file of the run, and that the metrics file, the configuration beside it
 // and the trace can be written. OpenExport checks the rest of an export. Leaves nothing behind.
 // Errors: kInvalidArgument (an output is an input's file, or another output's, whatever paths lead there;
-//   names both flags; or the metrics file is not empty), kNotFound, kPermissionDenied (an output cannot be
-//   written; names the path).
+//   names both flags; or the metrics file is not empty; or a file that no run has written is in the place of
+//   the configuration beside it), kNotFound, kPermissionDenied (an output cannot be written; names the path).
 absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs);
 
 // "run.jsonl" -> "run.config.json"; nullopt for a device.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/train/plan/inputs.h"
@@ -31,5 +32,7 @@ std::string MeasuredProductSpeed(DType dtype);
 std::string ToText(const std::vector<ResolvedItem>& items);
 // {"key": {"value": …, "reason": …}, …}, in order.
 std::string ToJson(const std::vector<ResolvedItem>& items);
+// That of the items of every run begins so.
+inline constexpr std::string_view kBeginningOfJson = "{\n  \"model\": {\n    \"value\": \"";
 
 }  // namespace weft
