@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -10,12 +11,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
+#include <absl/strings/string_view.h>
+#include <absl/strings/strip.h>
 #include <absl/time/clock.h>
 
 #include "src/launch/processes.h"
@@ -87,6 +91,18 @@ absl::Status SystemError(const char* call, int error) {
 
 }  // namespace
 
+std::optional<std::string> AgentHost(const Strings& command, const std::string& folder) {
+  const auto has_folder = [&](const std::string& word) { return absl::StrContains(word, folder); };
+  if (std::none_of(command.begin(), command.end(), has_folder)) return std::nullopt;
+  for (const std::string& word : command) {
+    if (absl::string_view hosts = word; absl::ConsumePrefix(&hosts, "--nodelist=")) return std::string(hosts);
+  }
+  // The host stands before the remote command. mpirun lets some shells read a profile first, in brackets.
+  const auto remote = std::find_if(command.begin(), command.end(),
+                                   [&](const std::string& word) { return word == "(" || has_folder(word); });
+  return remote == command.begin() ? *remote : *std::prev(remote);
+}
+
 absl::StatusOr<DaemonProcess> DaemonProcess::Start(
     const Strings& command, const std::vector<std::pair<std::string, std::string>>& variables,
     std::string folder) {
@@ -127,17 +143,21 @@ absl::StatusOr<DaemonProcess> DaemonProcess::Start(
 
 DaemonChildren DaemonProcess::Children() const {
   DaemonChildren children;
-  const std::string own = CommandLine(pid_);
+  const Strings own = CommandWords(pid_);
   for (const pid_t child : ChildrenOf(pid_)) {
-    const std::string command = CommandLine(child);
+    const Strings command = CommandWords(child);
     if (HasVariable(child, "OMPI_COMM_WORLD_RANK")) {
       children.ranks.push_back(child);
-    } else if (command != own && absl::StrContains(command, folder_)) {
-      ++children.agents;  // A child with the command of the daemon has not executed its program yet.
+    } else if (command != own) {  // Else the child has not executed its program yet.
+      std::optional<std::string> host = AgentHost(command, folder_);
+      if (host) children.agent_hosts.push_back(*std::move(host));
     }
   }
   return children;
 }
+
+// Daemons of other hosts open a connection to mpirun when they are ready, and keep it.
+size_t DaemonProcess::ConnectedDaemons() const { return AcceptedConnections(pid_); }
 
 void DaemonProcess::Signal(int signal) const {
   if (!wait_status_) kill(pid_, signal);

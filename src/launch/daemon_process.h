@@ -16,8 +16,13 @@ namespace weft::internal {
 // The processes that a daemon has started directly and that have not ended.
 struct DaemonChildren {
   std::vector<pid_t> ranks;  // Ranks on this host.
-  size_t agents = 0;         // Processes, such as ssh, that run a daemon on another host and end with it.
+  // The hosts of processes, such as ssh, that run a daemon on another host and end with it.
+  std::vector<std::string> agent_hosts;
 };
+
+// The host on which an agent with this command, such as ssh, runs a daemon; for srun, all its hosts. Nothing
+// if the command is that of no agent. `folder`: as DaemonProcess::Start.
+std::optional<std::string> AgentHost(const std::vector<std::string>& command, const std::string& folder);
 
 // REQUIRES: this process has one thread and no other children, and SIGCHLD is blocked.
 class DaemonProcess {
@@ -31,6 +36,9 @@ class DaemonProcess {
       const std::vector<std::pair<std::string, std::string>>& variables, std::string folder);
 
   DaemonChildren Children() const;
+
+  // The number of daemons of other hosts that have connected to this one and not through another daemon.
+  size_t ConnectedDaemons() const;
 
   void Signal(int signal) const;
 

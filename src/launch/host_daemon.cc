@@ -34,7 +34,7 @@ absl::StatusOr<int> RunHostDaemon(const HostDaemonOptions& options) {
       const auto daemon,
       internal::DaemonProcess::Start(command, internal::FolderVariables(folder.path()), folder.path()));
   internal::Requests none(/*ranks_are_local=*/true);
-  return ExitCodeOf(Supervise(daemon, signals, none, kLossLimit));
+  return ExitCodeOf(Supervise(daemon, signals, none, {.loss = kLossLimit}));
 }
 
 }  // namespace weft

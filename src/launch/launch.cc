@@ -129,7 +129,8 @@ class Launcher {
                               internal::MpirunCommand(options_, mapping_, agent,
                                                       internal::ExportedNames(CurrentEnvironment()), program),
                               AttemptVariables(folder.path()), folder.path()));
-    AttemptEnd end = Supervise(mpirun, signals_, requests_, kLossLimit);
+    AttemptEnd end =
+        Supervise(mpirun, signals_, requests_, {.start = options_.startup_timeout, .loss = kLossLimit});
     // Ranks of other hosts cannot be seen, and a rank that was killed was started.
     end.started_no_rank = end.started_no_rank && ranks_are_local_ && end.value < kExitSignalBase;
     return end;

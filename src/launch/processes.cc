@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 #include <string>
 #include <system_error>
@@ -11,6 +12,8 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
+#include <absl/strings/string_view.h>
+#include <absl/strings/strip.h>
 
 namespace weft::internal {
 namespace {
@@ -33,6 +36,48 @@ std::string StatusField(const std::string& status, absl::string_view field) {
     if (parts.first == field) return std::string(parts.second);
   }
   return "";
+}
+
+// States of a socket in /proc/PID/net/tcp.
+constexpr absl::string_view kEstablished = "01";
+constexpr absl::string_view kListening = "0A";
+
+struct TcpSocket {
+  std::string local_port;
+  std::string state;
+};
+
+// The inodes of the sockets that the process has open.
+std::set<std::string> SocketInodes(pid_t pid) {
+  std::set<std::string> inodes;
+  std::error_code error;
+  const fs::path descriptors = absl::StrCat("/proc/", pid, "/fd");
+  for (fs::directory_iterator fd(descriptors, error), end; !error && fd != end; fd.increment(error)) {
+    std::error_code closed;
+    const std::string target = fs::read_symlink(fd->path(), closed);  // socket:[12345]
+    absl::string_view inode = target;
+    if (absl::ConsumePrefix(&inode, "socket:[") && absl::ConsumeSuffix(&inode, "]")) inodes.emplace(inode);
+  }
+  return inodes;
+}
+
+std::vector<TcpSocket> TcpSocketsOf(pid_t pid) {
+  // Fields of a line of the tables. The local address ends with the port.
+  constexpr size_t kLocalAddress = 1;
+  constexpr size_t kState = 3;
+  constexpr size_t kInode = 9;
+  const std::set<std::string> inodes = SocketInodes(pid);
+  std::vector<TcpSocket> sockets;
+  for (const char* table : {"net/tcp", "net/tcp6"}) {
+    const std::string text = ReadProcFile(pid, table);
+    for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+      const std::vector<std::string> fields = absl::StrSplit(line, ' ', absl::SkipEmpty());
+      if (fields.size() <= kInode || !inodes.contains(fields[kInode])) continue;
+      const std::string& address = fields[kLocalAddress];
+      sockets.push_back({address.substr(address.rfind(':') + 1), fields[kState]});
+    }
+  }
+  return sockets;
 }
 
 bool IsZombie(pid_t pid) { return absl::StartsWith(StatusField(ReadProcFile(pid, "status"), "State"), "Z"); }
@@ -73,10 +118,21 @@ bool HasVariable(pid_t pid, std::string_view name) {
   return false;
 }
 
-std::string CommandLine(pid_t pid) {
-  std::string words = ReadProcFile(pid, "cmdline");
-  std::replace(words.begin(), words.end(), '\0', ' ');
+std::vector<std::string> CommandWords(pid_t pid) {
+  std::vector<std::string> words = absl::StrSplit(ReadProcFile(pid, "cmdline"), '\0');
+  if (words.back().empty()) words.pop_back();  // Every word ends with a NUL byte.
   return words;
+}
+
+size_t AcceptedConnections(pid_t pid) {
+  const std::vector<TcpSocket> sockets = TcpSocketsOf(pid);
+  std::set<std::string> listening_ports;
+  for (const TcpSocket& socket : sockets) {
+    if (socket.state == kListening) listening_ports.insert(socket.local_port);
+  }
+  return static_cast<size_t>(std::count_if(sockets.begin(), sockets.end(), [&](const TcpSocket& socket) {
+    return socket.state == kEstablished && listening_ports.contains(socket.local_port);
+  }));
 }
 
 bool TakesSignal(pid_t pid, int signal) {

@@ -1,9 +1,11 @@
-// Processes of this host as /proc shows them: children, environment, and the signals that a process takes.
+// Processes of this host as /proc shows them: children, command, environment, connections, and the signals
+// that a process takes.
 //
-// A process that has ended has no children and no variables, and takes no signal.
+// A process that has ended has no children, variables or connections, and takes no signal.
 // Thread safety: functions without state.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <sys/types.h>
@@ -20,8 +22,11 @@ std::vector<pid_t> DescendantsOf(pid_t pid);
 // True if the variable was set when the process executed its program.
 bool HasVariable(pid_t pid, std::string_view name);
 
-// The program and its arguments, with a space after each.
-std::string CommandLine(pid_t pid);
+// The program and its arguments.
+std::vector<std::string> CommandWords(pid_t pid);
+
+// The number of TCP connections that other processes have opened to this one and that are still established.
+size_t AcceptedConnections(pid_t pid);
 
 // True if the signal does not end the process at once: it is handled, or blocked until a thread takes it.
 bool TakesSignal(pid_t pid, int signal);

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include "src/launch/processes.h"
+#include "src/launch/start_watch.h"
 #include "weft/core/exit_codes.h"
 
 namespace weft::internal {
@@ -39,10 +40,13 @@ bool IsEndByStopSignal(const AttemptEnd& end) {
 }
 
 // Asks the daemon to end, so that it also ends the daemons of other hosts. Kills it if it does not.
-void Terminate(DaemonProcess& daemon, const SignalQueue& signals) {
+void Terminate(DaemonProcess& daemon, const SignalQueue& signals, Requests& requests) {
   daemon.Signal(SIGTERM);
   const Clock::time_point end = Clock::now() + absl::ToChronoNanoseconds(kTerminateLimit);
-  while (!daemon.Poll() && Clock::now() < end) signals.Next(kShortestInterval);
+  while (!daemon.Poll() && Clock::now() < end) {
+    const std::optional<int> signal = signals.Next(kShortestInterval);
+    if (signal && *signal != SIGCHLD) requests.Add(*signal);
+  }
   daemon.Signal(SIGKILL);
 }
 
@@ -56,9 +60,10 @@ class LossWatch {
   // True if the ranks of this host, or an agent, have ended longer ago than the limit.
   bool Expired(const DaemonChildren& children) {
     had_ranks_ = had_ranks_ || !children.ranks.empty();
-    most_agents_ = std::max(most_agents_, children.agents);
+    const size_t agents = children.agent_hosts.size();
+    most_agents_ = std::max(most_agents_, agents);
     const bool ranks_ended = had_ranks_ && children.ranks.empty();
-    if (!ranks_ended && children.agents == most_agents_) {
+    if (!ranks_ended && agents == most_agents_) {
       ending_since_.reset();
       return false;
     }
@@ -74,15 +79,22 @@ class LossWatch {
 };
 
 AttemptEnd WaitForEnd(DaemonProcess& daemon, const SignalQueue& signals, Requests& requests,
-                      LossWatch& loss) {
-  const Clock::time_point start = Clock::now();
+                      StartWatch& start, LossWatch& loss) {
+  const Clock::time_point begin = Clock::now();
   for (;;) {
     if (const std::optional<int> status = daemon.Poll()) return EndOf(*status);
     const DaemonChildren children = daemon.Children();
-    requests.Deliver(daemon, children.ranks);
+    start.Update(children, start.started() ? 0 : daemon.ConnectedDaemons());
+    requests.Deliver(daemon, children.ranks, !start.is_waiting());
     if (requests.end_at_once()) {
-      Terminate(daemon, signals);
+      Terminate(daemon, signals, requests);
       return {EndKind::kExited, kExitInterrupted};
+    }
+    if (start.Expired(absl::FromChrono(Clock::now() - begin))) {
+      AttemptEnd end{EndKind::kNotStarted};
+      end.cause = start.Cause();
+      Terminate(daemon, signals, requests);
+      return end;
     }
     if (loss.Expired(children)) {
       daemon.Signal(SIGKILL);
@@ -91,7 +103,7 @@ AttemptEnd WaitForEnd(DaemonProcess& daemon, const SignalQueue& signals, Request
     const absl::Duration interval =
         requests.pending()
             ? kPendingInterval
-            : std::clamp(absl::FromChrono(Clock::now() - start) / 10, kShortestInterval, kLongestInterval);
+            : std::clamp(absl::FromChrono(Clock::now() - begin) / 10, kShortestInterval, kLongestInterval);
     const std::optional<int> signal = signals.Next(interval);
     if (signal && *signal != SIGCHLD) requests.Add(*signal);
   }
@@ -120,7 +132,7 @@ void Requests::Add(int signal) {
   if (!stop_signals_.insert(signal).second) end_at_once_ = true;
 }
 
-void Requests::Deliver(const DaemonProcess& daemon, const std::vector<pid_t>& ranks) {
+void Requests::Deliver(const DaemonProcess& daemon, const std::vector<pid_t>& ranks, bool started) {
   const auto send = [&](int signal) {
     bool sent = false;
     for (const pid_t rank : ranks) sent = (TakesSignal(rank, signal) && kill(rank, signal) == 0) || sent;
@@ -133,6 +145,10 @@ void Requests::Deliver(const DaemonProcess& daemon, const std::vector<pid_t>& ra
     return sent;
   };
   const bool remote = ranks.empty() && !ranks_are_local_;
+  if (remote && !started) {
+    end_at_once_ = end_at_once_ || stop_pending_;
+    return;
+  }
   if (save_pending_) save_pending_ = !(remote ? send_to_mpirun(kSaveSignal) : send(kSaveSignal));
   if (!stop_pending_) return;
   stop_pending_ = remote;
@@ -148,10 +164,15 @@ void Requests::Deliver(const DaemonProcess& daemon, const std::vector<pid_t>& ra
 void Requests::EndAttempt() { save_pending_ = false; }
 
 AttemptEnd Supervise(DaemonProcess daemon, const SignalQueue& signals, Requests& requests,
-                     absl::Duration loss_limit) {
-  LossWatch loss(loss_limit);
-  AttemptEnd end = WaitForEnd(daemon, signals, requests, loss);
-  if (requests.stop_requested() && IsEndByStopSignal(end)) end = {EndKind::kExited, kExitInterrupted};
+                     const DaemonLimits& limits) {
+  StartWatch start(limits.start, requests.ranks_are_local());
+  LossWatch loss(limits.loss);
+  AttemptEnd end = WaitForEnd(daemon, signals, requests, start, loss);
+  // A stop request ends mpirun with exit code 0 if no daemon of another host has connected to it.
+  const bool ended_before_ranks = !start.started() && ExitCodeOf(end) == kExitDone;
+  if (requests.stop_requested() && (IsEndByStopSignal(end) || ended_before_ranks)) {
+    end = {EndKind::kExited, kExitInterrupted};
+  }
   DaemonProcess::EndDescendants(kGrace);
   requests.EndAttempt();
   end.started_no_rank = !loss.had_ranks();

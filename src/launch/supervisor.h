@@ -33,17 +33,19 @@ class SignalQueue {
 // Problem: until a rank has blocked the signals of requests, such a signal kills it.
 // Rule: a request goes to ranks of this host that take its signal, as /proc shows. A stop request that finds
 //   no such rank ends mpirun at once, as there is nothing to save; a save request waits for one.
-//   If ranks may run on other hosts only, mpirun passes the signal on.
+//   If ranks may run on other hosts only, mpirun passes the signal on, once the daemons of these hosts have
+//   connected to it.
 // Why it suffices: the ranks agree on a request that has reached one of them.
-// Without it: SIGUSR1 right after the start ends the run that it should save.
+// Without it: SIGUSR1 right after the start ends the run that it should save. mpirun ends with exit code 0
+//   if it passes a signal to a daemon that has not connected.
 class Requests {
  public:
   // `ranks_are_local`: all ranks run on this host.
   explicit Requests(bool ranks_are_local) : ranks_are_local_(ranks_are_local) {}
 
   void Add(int signal);
-  // Passes pending requests on. `ranks`: those of this host.
-  void Deliver(const DaemonProcess& daemon, const std::vector<pid_t>& ranks);
+  // Passes pending requests on. `ranks`: those of this host. `started`: ranks of other hosts may exist.
+  void Deliver(const DaemonProcess& daemon, const std::vector<pid_t>& ranks, bool started);
   // Drops a save request that the ended attempt has not taken.
   void EndAttempt();
 
@@ -62,12 +64,19 @@ class Requests {
   bool end_at_once_ = false;
 };
 
+// Deadlines of a daemon.
+struct DaemonLimits {
+  // From its start until it has ranks on this host, or daemons of all other hosts have connected to it.
+  absl::Duration start = absl::InfiniteDuration();
+  // From the end of its ranks on this host, or of one of its daemons on other hosts, until its own end.
+  absl::Duration loss = absl::InfiniteDuration();
+};
+
 // Waits until the daemon has ended. Adds signals to `requests` and delivers them. Ends the daemon if a
-// request demands it. Also ends it `loss_limit` after its ranks on this host, or one of its daemons on other
-// hosts, have ended.
+// request demands it, or if it misses a deadline.
 // `started_no_rank` of the result refers to this host.
 // On return no process of the daemon is left.
 AttemptEnd Supervise(DaemonProcess daemon, const SignalQueue& signals, Requests& requests,
-                     absl::Duration loss_limit);
+                     const DaemonLimits& limits);
 
 }  // namespace weft::internal

@@ -45,6 +45,7 @@ std::string SignalName(int signal) {
 }
 
 std::string CauseOf(const AttemptEnd& end) {
+  if (end.kind == EndKind::kNotStarted) return end.cause;
   if (end.kind == EndKind::kHostLost)
     return "the ranks of this host have ended, but mpirun waited for another host";
   if (end.kind == EndKind::kHung) return "all ranks have ended, but mpirun has not";
@@ -57,8 +58,9 @@ std::string CauseOf(const AttemptEnd& end) {
 }
 
 bool IsRetryable(const AttemptEnd& end, const AttemptNumber& number) {
+  const bool no_rank = end.started_no_rank || end.kind == EndKind::kNotStarted;
+  if (no_rank && number.attempt == 1) return false;
   if (end.kind != EndKind::kExited) return true;
-  if (end.started_no_rank && number.attempt == 1) return false;
   const KnownCode* known = FindCode(end.value);
   return known == nullptr || known->restart;
 }
@@ -75,6 +77,7 @@ int ExitCodeOf(const AttemptEnd& end) {
       return kExitSignalBase + end.value;
     case EndKind::kHostLost:
       return kExitRankMissing;
+    case EndKind::kNotStarted:
     case EndKind::kHung:  // Ranks end if they are asked to stop.
       return end.stop_requested ? kExitInterrupted : kExitRankMissing;
   }
@@ -91,7 +94,7 @@ Verdict Judge(const AttemptEnd& end, const AttemptNumber& number) {
   if (!IsRetryable(end, number)) {
     if (restarts > 0 && code == kExitDone)
       verdict.message = absl::StrCat("finished in ", attempt);
-    else if (restarts > 0 || end.started_no_rank)
+    else if (restarts > 0 || end.started_no_rank || end.kind == EndKind::kNotStarted)
       verdict.message = absl::StrCat(ended, ": not restarting");
     // Otherwise the program has said why it ended.
   } else if (end.stop_requested) {

@@ -15,6 +15,7 @@ enum class EndKind {
   kKilled,    // By a signal that killed mpirun itself.
   kHostLost,  // It waited for a host that did not respond, and was ended.
   kHung,  // It did not end after its ranks, all of this host, and was ended. Their exit codes are unknown.
+  kNotStarted,  // It started no rank, as a host did not answer, and was ended.
 };
 
 // The end of one attempt.
@@ -23,6 +24,7 @@ struct AttemptEnd {
   int value = 0;                 // The exit code, or the number of the signal.
   bool started_no_rank = false;  // mpirun is known to have started no rank.
   bool stop_requested = false;   // A signal has asked the launch to stop.
+  std::string cause = {};        // Of kNotStarted, in words.
 };
 
 // The place of an attempt in its launch.
@@ -46,7 +48,7 @@ int ExitCodeOf(const AttemptEnd& end);
 // have failed, or memory may have been short. It is not repeated if the program has finished, if it was
 // stopped, or if the command line, a file or the numbers are at fault: 0, 2, 3, 4 and 130. The first attempt
 // is not repeated either if mpirun is known to have started no rank, for example because there are too few
-// slots.
+// slots, or because a host did not answer.
 Verdict Judge(const AttemptEnd& end, const AttemptNumber& number);
 
 }  // namespace weft::internal

@@ -51,9 +51,26 @@ class LaunchRun(fault_run.Run):
     def kill_rank(self, rank, number=signal.SIGKILL):
         self.kill(fault_run.rank_processes(self.tag).get(rank), number)
 
+    def commands(self):
+        """The command lines of the children of mpirun."""
+        found = []
+        for mpirun in self.children(self.process.pid):
+            for child in self.children(mpirun):
+                try:
+                    found.append(pathlib.Path(f"/proc/{child}/cmdline").read_bytes())
+                except OSError:
+                    pass  # It has ended.
+        return found
+
     def kill_mpirun(self):
-        children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        self.kill(int(children[0]), signal.SIGKILL)
+        self.kill(self.children(self.process.pid)[0], signal.SIGKILL)
+
+    @staticmethod
+    def children(pid):
+        try:
+            return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        except OSError:
+            return []  # The process has ended.
 
 
 def launched(disturb, code, message, launch=("--restart-delay", "0"), flags=(), **case):
@@ -110,6 +127,12 @@ def stop_before_second_attempt(run):
     run.send(signal.SIGTERM)
 
 
+def stop_while_silent(run):
+    """Sends SIGTERM once mpirun waits for a host."""
+    fault_run.wait_until(lambda: any(b"orted" in command for command in run.commands()), run.process, run.end)
+    run.send(signal.SIGTERM)
+
+
 def cut_link(seconds, launch, codes, message, finishes):
     """The link between two hosts is cut. cut_link.sh prints what is left on them."""
     steps = 300
@@ -152,6 +175,10 @@ def cases():
     yield "Ctrl-C twice under weft launch, in a save", True, launched(at_step(99, twice(signal.SIGINT)), 130, "", **save)
     yield ("SIGTERM before the next attempt", False,
            launched(stop_before_second_attempt, 130, "stopped by a signal before attempt 2", launch=("--restart-delay", "1000")))
+    silent = ("--host", "far:2", "--mca", "plm_rsh_agent", str(pathlib.Path(__file__).with_name("silent_host.sh").resolve()))
+    yield ("a host does not answer", False,
+           launched(lambda run: None, 86, r"far did not answer mpirun within 12s: check that ssh [\s\S]*: not restarting", launch=silent))
+    yield "SIGTERM while a host does not answer", True, launched(stop_while_silent, 130, "", launch=silent)
     yield ("SIGUSR1 under weft launch", False,
            launched(at_step(210, lambda run: run.send(signal.SIGUSR1)), 0, r"saved ck/step-00000(?!\d00)\d+"))
     yield ("the link is cut for good under weft launch", False,

@@ -186,6 +186,53 @@ TEST_F(LaunchTest, EndsRanksThatDoNotTakeStopRequestsYet) {
   EXPECT_THAT(Calls(), SizeIs(1));
 }
 
+// In place of an ssh that hangs. mpirun ends with exit code 0 if it passes a signal on while it waits for
+// ssh.
+constexpr const char* kSilentHost = R"(
+trap 'exit 0' USR1 USR2
+"$FOLDER/agent" far "weft host-daemon $OMPI_MCA_orte_tmpdir_base orted" &
+while :; do wait; done
+)";
+
+TEST_F(LaunchTest, EndsAtTheFirstStopRequestWhileAHostDoesNotAnswer) {
+  folder_.Write("before", kSilentHost);
+  for (const char* name : {"INT", "TERM", "HUP"}) {
+    std::filesystem::remove(folder_ / "calls");
+    Script("agent", absl::StrCat("#!/bin/sh\nkill -", name, " $LAUNCHER\nwhile :; do sleep 0.01; done"));
+    EXPECT_EQ(LaunchRank("exit 0"), 130) << name;
+    EXPECT_THAT(Calls(), SizeIs(1));
+  }
+}
+
+TEST_F(LaunchTest, EndsWithTheCodeOfAStopThatMpirunHasTakenBeforeItsRanksExist) {
+  folder_.Write("before", "trap 'exit 0' USR2\nkill -TERM $LAUNCHER\nwhile :; do sleep 0.01; done");
+  EXPECT_EQ(LaunchRank("exit 0"), 130);
+  EXPECT_THAT(Calls(), SizeIs(1));
+}
+
+TEST_F(LaunchTest, NamesAHostThatDoesNotAnswerUntilTheDeadline) {
+  folder_.Write("before", kSilentHost);
+  Script("agent", "#!/bin/sh\nkill -USR1 $LAUNCHER\nwhile :; do sleep 0.01; done");  // A save ends nothing.
+  options_.startup_timeout = absl::Milliseconds(200);
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(LaunchRank("exit 0"), 86);
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(),
+      HasSubstr("weft launch: attempt 1 of 4 ended with exit code 86 (far did not answer mpirun within "
+                "200ms: check that ssh"));
+  EXPECT_THAT(Calls(), SizeIs(1));
+}
+
+TEST_F(LaunchTest, EndsAnMpirunThatStartsNoRankUntilTheDeadline) {
+  options_.hosts.clear();
+  folder_.Write("before", "while :; do sleep 0.01; done");
+  options_.startup_timeout = absl::Milliseconds(200);
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(LaunchRank("exit 0"), 86);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("mpirun started no rank within 200ms; see"));
+}
+
 TEST_F(LaunchTest, EndsEverythingAtTheSecondSignalOfAKind) {
   EXPECT_EQ(LaunchRank("trap 'kill -INT $LAUNCHER' USR2\nkill -INT $LAUNCHER\nwhile :; do sleep 0.01; done"),
             130);
@@ -258,27 +305,52 @@ TEST_F(LaunchTest, EndsAnMpirunThatOutlivesItsRanks) {
     ASSERT_OK_AND_ASSIGN(const auto daemon,
                          internal::DaemonProcess::Start(
                              {options_.mpirun}, {{"OMPI_MCA_orte_tmpdir_base", folder_.str()}}, "no agents"));
-    const internal::AttemptEnd end = Supervise(daemon, signals, requests, absl::Milliseconds(50));
+    const internal::AttemptEnd end = Supervise(daemon, signals, requests, {.loss = absl::Milliseconds(50)});
     EXPECT_EQ(end.kind, ranks_are_local ? internal::EndKind::kHung : internal::EndKind::kHostLost);
     EXPECT_THAT(internal::DescendantsOf(getpid()), IsEmpty());
   }
 }
 
+// mpirun with an agent, whose daemon has connected to it. It passes SIGUSR1 on to the agent.
+constexpr const char* kMpirunWithAHost = R"(#!/usr/bin/env python3
+import os, signal, socket, subprocess, time
+listener = socket.create_server(("127.0.0.1", 0))
+daemon = socket.create_connection(listener.getsockname())
+connection, _ = listener.accept()
+saves = []
+signal.signal(signal.SIGUSR1, lambda number, frame: saves.append(number))
+signal.signal(signal.SIGUSR2, lambda number, frame: os._exit(7))
+agent = subprocess.Popen([os.environ["FOLDER"] + "/agent", "far", "weft host-daemon the-folder orted"])
+while True:
+    time.sleep(0.01)
+    for number in saves:
+        agent.send_signal(number)
+)";
+
 // If no rank runs on this host, the launch detects a lost host by the end of another host's daemon.
 TEST_F(LaunchTest, EndsAnMpirunThatOutlivesTheDaemonOfAHost) {
-  const std::string agent =
-      Script("agent", "#!/bin/sh\ntrap 'exit 0' USR1\nkill -USR1 $LAUNCHER\nwhile :; do sleep 0.01; done");
-  options_.mpirun = Script("mpirun",
-                           "#!/bin/sh\n\"$FOLDER/agent\" host-daemon the-folder &\nagent=$!\n"
-                           "trap 'kill -USR1 $agent' USR1\nwhile :; do wait; sleep 1000 & done");
+  Script("agent", "#!/bin/sh\ntrap 'exit 0' USR1\nkill -USR1 $LAUNCHER\nwhile :; do sleep 0.01; done");
+  options_.mpirun = Script("mpirun", kMpirunWithAHost);
   const internal::SignalQueue signals({SIGCHLD, SIGUSR1});
   internal::Requests requests(/*ranks_are_local=*/false);
   ASSERT_OK_AND_ASSIGN(const auto daemon,
                        internal::DaemonProcess::Start({options_.mpirun}, {}, "the-folder"));
-  const internal::AttemptEnd end = Supervise(daemon, signals, requests, absl::Milliseconds(50));
+  const internal::AttemptEnd end = Supervise(daemon, signals, requests, {.loss = absl::Milliseconds(50)});
   EXPECT_EQ(end.kind, internal::EndKind::kHostLost);
   EXPECT_TRUE(end.started_no_rank);
   EXPECT_THAT(internal::DescendantsOf(getpid()), IsEmpty());
+}
+
+TEST_F(LaunchTest, PassesAStopRequestOnToMpirunOnceAllHostsHaveAnswered) {
+  Script("agent", "#!/bin/sh\nkill -TERM $LAUNCHER\nwhile :; do sleep 0.01; done");
+  options_.mpirun = Script("mpirun", kMpirunWithAHost);
+  const internal::SignalQueue signals({SIGCHLD, SIGTERM});
+  internal::Requests requests(/*ranks_are_local=*/false);
+  ASSERT_OK_AND_ASSIGN(const auto daemon,
+                       internal::DaemonProcess::Start({options_.mpirun}, {}, "the-folder"));
+  const internal::AttemptEnd end = Supervise(daemon, signals, requests, {});
+  EXPECT_EQ(end.kind, internal::EndKind::kExited);
+  EXPECT_EQ(end.value, 7);
 }
 
 }  // namespace

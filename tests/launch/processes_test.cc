@@ -3,9 +3,15 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <functional>
+#include <netinet/in.h>
+#include <string>
+#include <sys/socket.h>
 #include <sys/wait.h>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -99,6 +105,46 @@ TEST(Processes, KnowWhichSignalsEndAProcess) {
   EXPECT_FALSE(TakesSignal(child.pid(), SIGKILL));
 }
 
+TEST(Processes, HaveTheWordsOfTheirCommands) {
+  const std::vector<std::string> words = CommandWords(getpid());
+  ASSERT_FALSE(words.empty());
+  EXPECT_THAT(words.front(), ::testing::EndsWith("launch_test"));
+  EXPECT_NE(words.back(), "");
+}
+
+// A socket that listens on a port of the loopback interface, or that is connected to one.
+int OpenSocket(sockaddr_storage address, socklen_t bytes, bool listens) {
+  const int fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  const bool ready =
+      listens ? bind(fd, generic, bytes) == 0 && listen(fd, 8) == 0 : connect(fd, generic, bytes) == 0;
+  EXPECT_TRUE(ready) << std::strerror(errno);
+  return fd;
+}
+
+TEST(Processes, CountTheConnectionsThatTheyHaveAccepted) {
+  sockaddr_in loopback{};
+  loopback.sin_family = AF_INET;
+  loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  sockaddr_storage address{};
+  std::memcpy(&address, &loopback, sizeof(loopback));
+  EXPECT_EQ(AcceptedConnections(getpid()), 0u);
+  const int listener = OpenSocket(address, sizeof(loopback), /*listens=*/true);
+  socklen_t bytes = sizeof(address);
+  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &bytes), 0);
+  EXPECT_EQ(AcceptedConnections(getpid()), 0u);
+  std::vector<int> sockets = {listener};
+  for (size_t connections = 1; connections <= 3; ++connections) {
+    sockets.push_back(OpenSocket(address, bytes, /*listens=*/false));
+    sockets.push_back(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+    EXPECT_EQ(AcceptedConnections(getpid()), connections);
+  }
+  close(sockets.back());
+  EXPECT_EQ(AcceptedConnections(getpid()), 2u);
+  sockets.pop_back();
+  for (const int fd : sockets) close(fd);
+}
+
 TEST(Processes, KnowNothingOfProcessesThatHaveEnded) {
   WaitingChild child([] { std::signal(SIGUSR1, SIG_IGN); });
   const pid_t pid = child.pid();
@@ -107,6 +153,8 @@ TEST(Processes, KnowNothingOfProcessesThatHaveEnded) {
   EXPECT_THAT(DescendantsOf(pid), IsEmpty());
   EXPECT_FALSE(HasVariable(pid, "PATH"));
   EXPECT_FALSE(TakesSignal(pid, SIGUSR1));
+  EXPECT_THAT(CommandWords(pid), IsEmpty());
+  EXPECT_EQ(AcceptedConnections(pid), 0u);
 }
 
 }  // namespace

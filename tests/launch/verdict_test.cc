@@ -101,6 +101,19 @@ TEST(Verdict, DoesNotRepeatAFirstAttemptWithoutRanks) {
   EXPECT_TRUE(Judge(WithoutRanks(1), kSecond).restart);
 }
 
+TEST(Verdict, RepeatsAnAttemptWithASilentHostUnlessItIsTheFirst) {
+  AttemptEnd end{EndKind::kNotStarted};
+  end.cause = "node2 did not answer";
+  EXPECT_FALSE(Judge(end, kFirst).restart);
+  EXPECT_EQ(Judge(end, kFirst).message,
+            "attempt 1 of 4 ended with exit code 86 (node2 did not answer): not restarting");
+  EXPECT_TRUE(Judge(end, kSecond).restart);
+  EXPECT_EQ(Judge(end, kSecond).exit_code, 86);
+  end.stop_requested = true;
+  EXPECT_FALSE(Judge(end, kSecond).restart);
+  EXPECT_EQ(Judge(end, kSecond).exit_code, 130);
+}
+
 TEST(Verdict, DoesNotRestartOnceAStopIsRequested) {
   for (const int code : {0, 1, 86, 130, 137}) {
     EXPECT_FALSE(Judge(Stopped(code), kFirst).restart) << code;

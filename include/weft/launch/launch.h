@@ -11,6 +11,7 @@
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <absl/time/time.h>
 
 namespace weft {
 
@@ -34,6 +35,8 @@ struct LaunchOptions {
   int64_t max_restarts = 3;  // In the whole launch; progress does not reset the count.
   int64_t restart_delay_s = 5;
   std::string mpirun = "mpirun";  // A path, or a name that PATH finds.
+  // Limit from the start of mpirun until ranks run on this host, or all other hosts have answered mpirun.
+  absl::Duration startup_timeout = absl::Seconds(300);
 };
 
 // Checks the options. Errors: kInvalidArgument (names the flag of `weft launch` and what is wrong with its
@@ -53,7 +56,8 @@ struct RankProgram {
 // Prints a line on standard error for each restart, and one if ranks are bound.
 //
 // Signals: the first SIGINT, SIGTERM or SIGHUP reaches the ranks as SIGUSR2, and prevents further attempts. A
-//   second one of the same kind ends all processes at once. SIGUSR1 is passed on to the ranks.
+//   second one of the same kind ends all processes at once, and so does the first one before ranks can exist.
+//   SIGUSR1 is passed on to the ranks.
 // On return no process that the launch started is left on this host, and no file of Open MPI: each attempt
 //   has a folder of its own for them. A host daemon does the same on other hosts (weft/launch/host_daemon.h).
 // REQUIRES: the process has one thread and no children; it waits for every child and adopts orphans.

@@ -7,6 +7,8 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "weft/core/status.h"
+#include "weft/mesh/mpi_bootstrap.h"
 #include "weft/train/checkpoint.h"
 
 namespace weft {
@@ -34,7 +36,10 @@ absl::StatusOr<int> RunLaunchCommand(const LaunchCommand& command) {
   program.command.push_back(std::filesystem::read_symlink("/proc/self/exe", error));
   program.command.insert(program.command.end(), command.program.begin(), command.program.end());
   program.restart_arguments = RestartArguments(command.checkpoint);
-  return Launch(command.options, program);
+  LaunchOptions options = command.options;
+  WEFT_ASSIGN_OR_RETURN(const MpiBootstrapOptions of_ranks, MpiBootstrapOptions::FromEnvironment());
+  options.startup_timeout = of_ranks.startup_timeout;
+  return Launch(options, program);
 }
 
 }  // namespace weft

@@ -1,0 +1,27 @@
+#include "src/launch/daemon_process.h"
+
+#include <gtest/gtest.h>
+
+namespace weft::internal {
+namespace {
+
+TEST(AgentHost, StandsBeforeTheRemoteCommand) {
+  const auto host = [](const std::vector<std::string>& command) {
+    return AgentHost(command, "/dev/shm/job").value_or("none");
+  };
+  const std::string daemon = "PATH=/opt/bin:$PATH ; export PATH ; weft host-daemon /dev/shm/job orted";
+  EXPECT_EQ(host({"/usr/bin/ssh", "node2", daemon, "-mca", "ess", "env"}), "node2");
+  EXPECT_EQ(host({"ssh", "-p", "22", "me@node2", daemon}), "me@node2");
+  EXPECT_EQ(host({"ssh", "node2", "(", "test", "!", "-r", "./.profile", "||", ".", "./.profile;", daemon}),
+            "node2");
+  EXPECT_EQ(host({"srun", "--nodes=2", "--nodelist=a,b", "weft", "host-daemon", "/dev/shm/job", "orted"}),
+            "a,b");
+}
+
+TEST(AgentHost, IsOfAgentsOnly) {
+  EXPECT_EQ(AgentHost({"sh", "-c", "sleep 9"}, "/dev/shm/job"), std::nullopt);
+  EXPECT_EQ(AgentHost({}, "/dev/shm/job"), std::nullopt);
+}
+
+}  // namespace
+}  // namespace weft::internal
