@@ -10,7 +10,7 @@ import time
 import uuid
 
 DEADLINE_S = 6  # WEFT_TIMEOUT_S, unless a case sets another.
-STARTUP_S = 12  # WEFT_STARTUP_TIMEOUT_S.
+STARTUP_S = 12  # WEFT_STARTUP_TIMEOUT_S, unless a case sets another.
 CASE_TIMEOUT_S = 120  # A run that takes longer counts as hanging.
 TAG = "WEFT_FAULT_CASE"  # Environment variable that marks the processes of a case.
 MODEL = ["--layers", "2", "--dim", "32", "--heads", "2", "--ffn-dim", "48", "--seq-len", "32"]  # Later flags override these.
@@ -37,7 +37,9 @@ class Case:
     memory: str = ""  # Limit of a control group, in bytes.
     read_only: str = ""  # A folder that is mounted read-only.
     deadline_s: int = DEADLINE_S  # WEFT_TIMEOUT_S.
+    startup_s: int = STARTUP_S  # WEFT_STARTUP_TIMEOUT_S.
     cut: str = ""  # The time for which the link between two hosts is cut, as in cut_link.sh.
+    stop_remote: str = ""  # The time after which a launch with ranks on other hosts only is stopped, as in remote_ranks.sh.
     launch: tuple = ()  # Flags of weft launch, which replaces mpirun.
     send: tuple = ()  # (step before the signal, signal or signals, "rank N", "ranks" or "launch").
     start_signal: tuple = ()  # (seconds after the start, signal, rank).
@@ -127,7 +129,7 @@ class Run:
     def environment(self):
         case = self.case
         environment = os.environ | {
-            TAG: self.tag, "OMP_NUM_THREADS": "1", "WEFT_TIMEOUT_S": str(case.deadline_s), "WEFT_STARTUP_TIMEOUT_S": str(STARTUP_S),
+            TAG: self.tag, "OMP_NUM_THREADS": "1", "WEFT_TIMEOUT_S": str(case.deadline_s), "WEFT_STARTUP_TIMEOUT_S": str(case.startup_s),
             "WEFT": self.programs["weft"]}
         if case.fault:
             environment |= {"FAULT": case.fault, "FAULT_RANK": str(case.fault_rank), "FAULT_PATH": case.fault_path}
@@ -146,10 +148,10 @@ class Run:
             program = [weft, "train", *sizes, *data, *case.flags]
         preload = ["env", f"LD_PRELOAD={self.programs['shim']}"] if case.fault else []
         limit = ["sh", "-c", f'ulimit {case.limit}; exec "$@"', "sh"] if case.limit else []
-        if case.cut:
-            tools = pathlib.Path(self.programs["mpirun"]).parent
-            return [str(tools / "emulated_hosts.sh"), str(pathlib.Path(__file__).with_name("cut_link.sh")), case.cut,
-                    program[0], *case.launch, "--", *program[1:]]
+        if case.cut or case.stop_remote:
+            hosts = [str(pathlib.Path(self.programs["mpirun"]).with_name("emulated_hosts.sh")), "--hosts", "2" if case.cut else "3"]
+            script = pathlib.Path(__file__).with_name("cut_link.sh" if case.cut else "remote_ranks.sh")
+            return [*hosts, str(script), case.cut or case.stop_remote, program[0], *case.launch, "--", *program[1:]]
         if case.launch:
             return [*preload, program[0], "launch", "-n", str(case.ranks), "--oversubscribe", *case.launch, "--", *program[1:]]
         mounts = [f"mount -t tmpfs -o size={case.shm} tmpfs /dev/shm"] if case.shm else []
@@ -216,7 +218,7 @@ class Run:
         seconds = time.monotonic() - start
         complaints = self.leftovers(before, memory)
         output = self.output.read_text(errors="replace")
-        if self.case.cut:
+        if self.case.cut or self.case.stop_remote:
             complaints += re.findall(r"^left .*$", output, re.MULTILINE)
         return code, seconds, output, complaints
 
