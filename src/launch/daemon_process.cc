@@ -157,7 +157,7 @@ DaemonChildren DaemonProcess::Children() const {
 }
 
 // Daemons of other hosts open a connection to mpirun when they are ready, and keep it.
-size_t DaemonProcess::ConnectedDaemons() const { return AcceptedConnections(pid_); }
+std::optional<size_t> DaemonProcess::ConnectedDaemons() const { return AcceptedConnections(pid_); }
 
 void DaemonProcess::Signal(int signal) const {
   if (!wait_status_) kill(pid_, signal);

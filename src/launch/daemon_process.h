@@ -38,7 +38,8 @@ class DaemonProcess {
   DaemonChildren Children() const;
 
   // The number of daemons of other hosts that have connected to this one and not through another daemon.
-  size_t ConnectedDaemons() const;
+  // Nothing if that cannot be seen.
+  std::optional<size_t> ConnectedDaemons() const;
 
   void Signal(int signal) const;
 

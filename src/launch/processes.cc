@@ -124,12 +124,13 @@ std::vector<std::string> CommandWords(pid_t pid) {
   return words;
 }
 
-size_t AcceptedConnections(pid_t pid) {
+std::optional<size_t> AcceptedConnections(pid_t pid) {
   const std::vector<TcpSocket> sockets = TcpSocketsOf(pid);
   std::set<std::string> listening_ports;
   for (const TcpSocket& socket : sockets) {
     if (socket.state == kListening) listening_ports.insert(socket.local_port);
   }
+  if (listening_ports.empty()) return std::nullopt;
   return static_cast<size_t>(std::count_if(sockets.begin(), sockets.end(), [&](const TcpSocket& socket) {
     return socket.state == kEstablished && listening_ports.contains(socket.local_port);
   }));

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <sys/types.h>
@@ -26,7 +27,8 @@ bool HasVariable(pid_t pid, std::string_view name);
 std::vector<std::string> CommandWords(pid_t pid);
 
 // The number of TCP connections that other processes have opened to this one and that are still established.
-size_t AcceptedConnections(pid_t pid);
+// Nothing if the process listens on no port, or if the system does not show its sockets.
+std::optional<size_t> AcceptedConnections(pid_t pid);
 
 // True if the signal does not end the process at once: it is handled, or blocked until a thread takes it.
 bool TakesSignal(pid_t pid, int signal);

@@ -7,11 +7,12 @@
 
 namespace weft::internal {
 
-void StartWatch::Update(const DaemonChildren& children, size_t connected) {
+void StartWatch::Update(const DaemonChildren& children, std::optional<size_t> connected) {
   if (started_) return;
   hosts_ = children.agent_hosts;
   connected_ = connected;
-  started_ = !children.ranks.empty() || (connected_ > 0 && connected_ >= hosts_.size());
+  const size_t daemons = connected_.value_or(0);
+  started_ = !children.ranks.empty() || (daemons > 0 && daemons >= hosts_.size());
 }
 
 std::string StartWatch::Cause() const {
@@ -20,10 +21,10 @@ std::string StartWatch::Cause() const {
   if (hosts_.empty()) {
     return absl::StrCat("mpirun started no rank", within, "; see its messages, or ", kLonger);
   }
-  const std::string silent = hosts_.size() == 1
-                                 ? hosts_.front()
-                                 : absl::StrCat(hosts_.size() - std::min(connected_, hosts_.size()),
-                                                " of the hosts ", absl::StrJoin(hosts_, ", "));
+  const std::string silent =
+      hosts_.size() == 1 ? hosts_.front()
+                         : absl::StrCat(hosts_.size() - std::min(connected_.value_or(0), hosts_.size()),
+                                        " of the hosts ", absl::StrJoin(hosts_, ", "));
   return absl::StrCat(silent, " did not answer mpirun", within,
                       ": check that ssh runs a command there without a password, and that programs there can "
                       "connect to this host, or ",

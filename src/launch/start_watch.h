@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,12 +21,12 @@ class StartWatch {
   StartWatch(absl::Duration limit, bool ranks_are_local) : limit_(limit), ranks_are_local_(ranks_are_local) {}
 
   // `connected`: DaemonProcess::ConnectedDaemons.
-  void Update(const DaemonChildren& children, size_t connected);
+  void Update(const DaemonChildren& children, std::optional<size_t> connected);
 
   // True once ranks may exist: this host has some, or all other hosts have answered. Stays true.
   bool started() const { return started_; }
   // True while no rank can exist. Also false if that cannot be seen: mpirun may reach hosts without an agent.
-  bool is_waiting() const { return !started_ && (ranks_are_local_ || !hosts_.empty()); }
+  bool is_waiting() const { return !started_ && (ranks_are_local_ || (!hosts_.empty() && connected_)); }
   bool Expired(absl::Duration since_begin) const { return is_waiting() && since_begin >= limit_; }
   // For the user, once the limit has passed.
   std::string Cause() const;
@@ -34,7 +35,7 @@ class StartWatch {
   const absl::Duration limit_;
   const bool ranks_are_local_;
   std::vector<std::string> hosts_;  // Of agents.
-  size_t connected_ = 0;
+  std::optional<size_t> connected_;
   bool started_ = false;
 };
 

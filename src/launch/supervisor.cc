@@ -84,7 +84,7 @@ AttemptEnd WaitForEnd(DaemonProcess& daemon, const SignalQueue& signals, Request
   for (;;) {
     if (const std::optional<int> status = daemon.Poll()) return EndOf(*status);
     const DaemonChildren children = daemon.Children();
-    start.Update(children, start.started() ? 0 : daemon.ConnectedDaemons());
+    if (!start.started()) start.Update(children, daemon.ConnectedDaemons());
     requests.Deliver(daemon, children.ranks, !start.is_waiting());
     if (requests.end_at_once()) {
       Terminate(daemon, signals, requests);

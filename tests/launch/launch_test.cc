@@ -50,6 +50,28 @@ code=$?
 exit $code
 )";
 
+// mpirun with an agent, whose daemon has connected to it, unless $FOLDER/silent exists. It passes SIGUSR1 on
+// to the agent.
+constexpr const char* kMpirunWithAHost = R"(#!/usr/bin/env python3
+import os, signal, socket, subprocess, time
+folder, job = os.environ["FOLDER"], os.environ.get("OMPI_MCA_orte_tmpdir_base", "the-folder")
+for name, line in ("calls", "call"), ("folders", job):
+    with open(f"{folder}/{name}", "a") as file:
+        print(line, file=file)
+listener = socket.create_server(("127.0.0.1", 0))
+if not os.path.exists(folder + "/silent"):
+    daemon = socket.create_connection(listener.getsockname())
+    connection, _ = listener.accept()
+saves = []
+signal.signal(signal.SIGUSR1, lambda number, frame: saves.append(number))
+signal.signal(signal.SIGUSR2, lambda number, frame: os._exit(7))
+agent = subprocess.Popen([folder + "/agent", "far", f"weft host-daemon {job} orted"])
+while True:
+    time.sleep(0.01)
+    for number in saves:
+        agent.send_signal(number)
+)";
+
 class LaunchTest : public ::testing::Test {
  protected:
   LaunchTest() {
@@ -186,16 +208,9 @@ TEST_F(LaunchTest, EndsRanksThatDoNotTakeStopRequestsYet) {
   EXPECT_THAT(Calls(), SizeIs(1));
 }
 
-// In place of an ssh that hangs. mpirun ends with exit code 0 if it passes a signal on while it waits for
-// ssh.
-constexpr const char* kSilentHost = R"(
-trap 'exit 0' USR1 USR2
-"$FOLDER/agent" far "weft host-daemon $OMPI_MCA_orte_tmpdir_base orted" &
-while :; do wait; done
-)";
-
 TEST_F(LaunchTest, EndsAtTheFirstStopRequestWhileAHostDoesNotAnswer) {
-  folder_.Write("before", kSilentHost);
+  options_.mpirun = Script("mpirun", kMpirunWithAHost);
+  folder_.Write("silent", "");
   for (const char* name : {"INT", "TERM", "HUP"}) {
     std::filesystem::remove(folder_ / "calls");
     Script("agent", absl::StrCat("#!/bin/sh\nkill -", name, " $LAUNCHER\nwhile :; do sleep 0.01; done"));
@@ -211,7 +226,8 @@ TEST_F(LaunchTest, EndsWithTheCodeOfAStopThatMpirunHasTakenBeforeItsRanksExist) 
 }
 
 TEST_F(LaunchTest, NamesAHostThatDoesNotAnswerUntilTheDeadline) {
-  folder_.Write("before", kSilentHost);
+  options_.mpirun = Script("mpirun", kMpirunWithAHost);
+  folder_.Write("silent", "");
   Script("agent", "#!/bin/sh\nkill -USR1 $LAUNCHER\nwhile :; do sleep 0.01; done");  // A save ends nothing.
   options_.startup_timeout = absl::Milliseconds(200);
   ::testing::internal::CaptureStderr();
@@ -310,22 +326,6 @@ TEST_F(LaunchTest, EndsAnMpirunThatOutlivesItsRanks) {
     EXPECT_THAT(internal::DescendantsOf(getpid()), IsEmpty());
   }
 }
-
-// mpirun with an agent, whose daemon has connected to it. It passes SIGUSR1 on to the agent.
-constexpr const char* kMpirunWithAHost = R"(#!/usr/bin/env python3
-import os, signal, socket, subprocess, time
-listener = socket.create_server(("127.0.0.1", 0))
-daemon = socket.create_connection(listener.getsockname())
-connection, _ = listener.accept()
-saves = []
-signal.signal(signal.SIGUSR1, lambda number, frame: saves.append(number))
-signal.signal(signal.SIGUSR2, lambda number, frame: os._exit(7))
-agent = subprocess.Popen([os.environ["FOLDER"] + "/agent", "far", "weft host-daemon the-folder orted"])
-while True:
-    time.sleep(0.01)
-    for number in saves:
-        agent.send_signal(number)
-)";
 
 // If no rank runs on this host, the launch detects a lost host by the end of another host's daemon.
 TEST_F(LaunchTest, EndsAnMpirunThatOutlivesTheDaemonOfAHost) {

@@ -128,7 +128,7 @@ TEST(Processes, CountTheConnectionsThatTheyHaveAccepted) {
   loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   sockaddr_storage address{};
   std::memcpy(&address, &loopback, sizeof(loopback));
-  EXPECT_EQ(AcceptedConnections(getpid()), 0u);
+  EXPECT_EQ(AcceptedConnections(getpid()), std::nullopt);
   const int listener = OpenSocket(address, sizeof(loopback), /*listens=*/true);
   socklen_t bytes = sizeof(address);
   ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &bytes), 0);
@@ -154,7 +154,7 @@ TEST(Processes, KnowNothingOfProcessesThatHaveEnded) {
   EXPECT_FALSE(HasVariable(pid, "PATH"));
   EXPECT_FALSE(TakesSignal(pid, SIGUSR1));
   EXPECT_THAT(CommandWords(pid), IsEmpty());
-  EXPECT_EQ(AcceptedConnections(pid), 0u);
+  EXPECT_EQ(AcceptedConnections(pid), std::nullopt);
 }
 
 }  // namespace
