@@ -42,12 +42,12 @@ def session_of_models() -> _core.Session:
     return _own
 
 
-def counts_of_ranks(count: int) -> list[int]:
-    """The `count` of each rank. Collective: all ranks of the session of models."""
+def counts_of_ranks(own: list[int]) -> list[list[int]]:
+    """The counts of each rank; all have as many. Collective: all ranks of the session of models."""
     global _counts
     session = session_of_models()
     if _counts is None or _counts[0] is not session:
         _counts = session, _core.Group(session, "weft.counts", list(range(session.size)))
-    counts = torch.empty(session.size, dtype=torch.int64)
-    _counts[1].all_gather(torch.tensor([count]), counts).wait()
+    counts = torch.empty(session.size, len(own), dtype=torch.int64)
+    _counts[1].all_gather(torch.tensor(own), counts).wait()
     return counts.tolist()

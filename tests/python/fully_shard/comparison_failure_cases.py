@@ -141,6 +141,31 @@ def a_reset_names_ranks_that_lack_an_update() -> None:
 
 
 @case
+def a_reset_that_raises_has_reset_all_roots() -> None:
+    """All ranks raise in the second of two roots, after a step of the first that only rank 0 has made."""
+    if dist.get_world_size() == 1:
+        return
+    model = nn.ModuleList([weft.fully_shard(nn.Linear(4, 4)), weft.fully_shard(nn.Linear(4, 4))])
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    x = torch.ones(2, 4)
+    for part in model:
+        part(x).sum().backward()
+    if dist.get_rank() == 0:
+        first.step()
+    handle = model[1].register_forward_hook(raise_failing, prepend=True)
+    with contextlib.suppress(Failing, RuntimeError):
+        model[1](x)
+    handle.remove()
+    dist.barrier()  # A reset stops ranks that have not come as far.
+    with expect_error(RuntimeError, "load a checkpoint"):
+        weft.reset(model)
+    for part in model:
+        part.zero_grad()
+        part(x).sum().backward()
+        assert part.weight.grad is not None
+
+
+@case
 def tells_peers_of_an_exception_in_backward() -> None:
     model = shard_all(make_llama(), weft.fully_shard)
     train(model, steps=1)

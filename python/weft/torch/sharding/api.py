@@ -14,7 +14,7 @@ from torch.distributed.tensor import Shard
 from weft.torch.sharding.group import Group
 from weft.torch.sharding.hooks import add_hooks, as_forward
 from weft.torch.sharding.placement import check_mesh, default_mesh
-from weft.torch.sharding.root import Root, outermost, root_of
+from weft.torch.sharding.root import Root, compare_updates, outermost, root_of
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import DataParallelMeshDims
@@ -299,8 +299,10 @@ def reset(model: nn.Module) -> None:
     Collective: all ranks, in one order if several models are reset. Peers that wait get an exception first.
     Errors: RuntimeError if a rank does not call it before the timeout, or if a rank lacks an update that others have made.
     """
-    for root in _roots_of(model, "reset"):
+    roots = _roots_of(model, "reset")
+    for root in roots:
         root.reset()
+    compare_updates(roots)
 
 
 def prepare_writes(model: nn.Module) -> None:

@@ -288,21 +288,6 @@ class Root:
             group.register_sharded()
             for parameter in group.parameters:
                 parameter.forget_gradient()
-        self._compare_updates()
-
-    def _compare_updates(self) -> None:
-        """Raises RuntimeError if a rank lacks a step of an optimizer that another has made. Collective.
-
-        An exception of a rank that is ahead ends the backward of its peers. They drop the gradients of a step that it has made.
-        """
-        updates = counts_of_ranks(self.updates)
-        self.updates = max(updates)  # A checkpoint makes the ranks equal.
-        late = [str(rank) for rank, count in enumerate(updates) if count < self.updates]
-        if late:
-            raise RuntimeError(
-                f"ranks without the last update of '{self.group.name}': {', '.join(late)}. An exception of a rank that was ahead ended their "
-                "backward, so the weights of the ranks differ: load a checkpoint on all ranks, then go on"
-            )
 
 
 class _EndOfBackward:
@@ -333,6 +318,23 @@ def _tell_peers(session: Session, error: Exception) -> None:
     warnings.warn(f"{error} (this rank waits for the others, to tell them)", RuntimeWarning, stacklevel=2)
     with contextlib.suppress(Exception):  # The caller raises `error`, also if the peers do not come.
         ShardedGroups.create(session, [], [], error=str(error))
+
+
+def compare_updates(roots: list[Root]) -> None:
+    """Raises RuntimeError if a rank lacks a step of an optimizer that another has made. Collective.
+
+    An exception of a rank that is ahead ends the backward of its peers. They drop the gradients of a step that it has made.
+    """
+    counts = counts_of_ranks([root.updates for root in roots])
+    late: set[int] = set()
+    for number, root in enumerate(roots):
+        root.updates = max(of_rank[number] for of_rank in counts)  # A checkpoint makes the ranks equal.
+        late.update(rank for rank, of_rank in enumerate(counts) if of_rank[number] < root.updates)
+    if late:
+        raise RuntimeError(
+            f"ranks without the last update of '{roots[0].group.name}': {', '.join(map(str, sorted(late)))}. An exception of a rank that was "
+            "ahead ended their backward, so the weights of the ranks differ: load a checkpoint on all ranks, then go on"
+        )
 
 
 def root_of(group: Group) -> Root:
