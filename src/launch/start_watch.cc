@@ -17,18 +17,13 @@ void StartWatch::Update(const DaemonChildren& children, std::optional<size_t> co
 
 std::string StartWatch::Cause() const {
   const std::string within = absl::StrCat(" within ", absl::FormatDuration(limit_));
-  constexpr const char* kLonger = "set a longer WEFT_STARTUP_TIMEOUT_S";
-  if (hosts_.empty()) {
-    return absl::StrCat("mpirun started no rank", within, "; see its messages, or ", kLonger);
-  }
   const std::string silent =
       hosts_.size() == 1 ? hosts_.front()
                          : absl::StrCat(hosts_.size() - std::min(connected_.value_or(0), hosts_.size()),
                                         " of the hosts ", absl::StrJoin(hosts_, ", "));
   return absl::StrCat(silent, " did not answer mpirun", within,
                       ": check that ssh runs a command there without a password, and that programs there can "
-                      "connect to this host, or ",
-                      kLonger);
+                      "connect to this host, or set a longer WEFT_STARTUP_TIMEOUT_S");
 }
 
 }  // namespace weft::internal

@@ -27,7 +27,10 @@ class StartWatch {
   bool started() const { return started_; }
   // True while no rank can exist. Also false if that cannot be seen: mpirun may reach hosts without an agent.
   bool is_waiting() const { return !started_ && (ranks_are_local_ || (!hosts_.empty() && connected_)); }
-  bool Expired(absl::Duration since_begin) const { return is_waiting() && since_begin >= limit_; }
+  // Only if it waits for another host: a program in place of mpirun may hide the ranks of this one.
+  bool Expired(absl::Duration since_begin) const {
+    return is_waiting() && !hosts_.empty() && since_begin >= limit_;
+  }
   // For the user, once the limit has passed.
   std::string Cause() const;
 

@@ -239,14 +239,12 @@ TEST_F(LaunchTest, NamesAHostThatDoesNotAnswerUntilTheDeadline) {
   EXPECT_THAT(Calls(), SizeIs(1));
 }
 
-TEST_F(LaunchTest, EndsAnMpirunThatStartsNoRankUntilTheDeadline) {
+// A program in place of mpirun may hide them.
+TEST_F(LaunchTest, HasNoDeadlineForRanksOfThisHost) {
   options_.hosts.clear();
-  folder_.Write("before", "while :; do sleep 0.01; done");
-  options_.startup_timeout = absl::Milliseconds(200);
-  ::testing::internal::CaptureStderr();
-  EXPECT_EQ(LaunchRank("exit 0"), 86);
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
-              HasSubstr("mpirun started no rank within 200ms; see"));
+  folder_.Write("before", "sleep 0.3");
+  options_.startup_timeout = absl::Milliseconds(50);
+  EXPECT_EQ(LaunchRank("exit 0"), 0);
 }
 
 TEST_F(LaunchTest, EndsEverythingAtTheSecondSignalOfAKind) {

@@ -35,7 +35,7 @@ struct LaunchOptions {
   int64_t max_restarts = 3;  // In the whole launch; progress does not reset the count.
   int64_t restart_delay_s = 5;
   std::string mpirun = "mpirun";  // A path, or a name that PATH finds.
-  // Limit from the start of mpirun until ranks run on this host, or all other hosts have answered mpirun.
+  // Limit from the start of mpirun until all other hosts have answered it, unless ranks run on this host.
   absl::Duration startup_timeout = absl::Seconds(300);
 };
 
