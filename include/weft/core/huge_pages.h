@@ -6,7 +6,7 @@
 //   tables to walk. One core of a Xeon reads 9 GB/s from pages of 4 KiB, and 14 GB/s from pages of 2
 //   MiB.
 // Rule: those huge pages that lie wholly in a block are asked for; the rest of the block has small
-//   pages. Private memory is advised before its first use, so that a page fault takes a huge page.
+//   pages. Private memory is advised, so that the fault of its first use takes a huge page.
 //   Memory that processes share is mostly excluded by the kernel's settings, but MADV_COLLAPSE does not
 //   depend on them. So the first small page of each huge page is populated, and one call turns all of
 //   them into huge pages. This takes a fifth of the time of populating small pages.
@@ -25,11 +25,11 @@ namespace weft {
 // Bytes of a huge page, a power of two; 0 if there are none.
 size_t HugePageBytes();
 
-// Asks for huge pages in [begin, begin + bytes), private memory that has not been used.
+// Asks for huge pages in [begin, begin + bytes), private memory. Pages that were used stay as they are.
 void AdviseHugePages(std::byte* begin, size_t bytes);
 
 // Makes the huge pages of [begin, begin + bytes) resident, a part of a shared mapping that may be written.
-// Contents do not change. Has no effect if a huge page of the file is no huge page of the addresses.
+// Contents do not change. Has no effect unless address and place in the file agree modulo a huge page.
 void PopulateHugePages(std::byte* begin, size_t bytes);
 
 // An address at least `begin` that has the place of `offset` in a huge page. REQUIRES: HugePageBytes() > 0.
