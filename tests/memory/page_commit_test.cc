@@ -3,6 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cinttypes>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <string>
 #include <sys/mman.h>
 #include <vector>
 
@@ -39,11 +44,27 @@ class Mapping {
   Mapping& operator=(const Mapping&) = delete;
 
   std::byte* base() const { return base_; }
-  size_t ResidentPages() const {
-    std::vector<unsigned char> pages(bytes_ / PageBytes());
-    EXPECT_EQ(mincore(base_, bytes_, pages.data()), 0);
+  size_t ResidentPages() const { return ResidentPages(0, bytes_); }
+  size_t ResidentPages(size_t offset, size_t bytes) const {
+    std::vector<unsigned char> pages(bytes / PageBytes());
+    EXPECT_EQ(mincore(base_ + offset, bytes, pages.data()), 0);
     return static_cast<size_t>(
         std::count_if(pages.begin(), pages.end(), [](auto page) { return (page & 1) != 0; }));
+  }
+  // Bytes that are mapped by huge pages.
+  size_t HugeBytes() const {
+    std::ifstream file("/proc/self/smaps");
+    bool is_found = false;
+    for (std::string line; std::getline(file, line);) {
+      uintptr_t begin = 0;
+      size_t kilobytes = 0;
+      if (std::sscanf(line.c_str(), "%" SCNxPTR "-", &begin) == 1 && line.find('-') < line.find(' ')) {
+        is_found = begin == reinterpret_cast<uintptr_t>(base_);
+      } else if (is_found && std::sscanf(line.c_str(), "ShmemPmdMapped: %zu kB", &kilobytes) == 1) {
+        return kilobytes * 1024;
+      }
+    }
+    return 0;
   }
 
  private:
@@ -69,17 +90,31 @@ TEST(PageCommitter, CommitsTheRequestedRangeAndKeepsItsContents) {
   EXPECT_EQ(segment[5], std::byte{42});
 }
 
-// Whether or not they become huge pages.
+// They may become huge pages, and so may the page that a write beyond them touches.
 TEST(PageCommitter, CommitsManyPagesAndNoneBeyondThem) {
   constexpr size_t kLarge = 16 * kBytes;
   const Mapping mapping(kLarge, kLarge);
   PageCommitter committer(mapping.base(), kLarge);
   mapping.base()[kBytes] = mapping.base()[9 * kBytes] = std::byte{42};
   ASSERT_OK(committer.Commit(kBytes, 8 * kBytes, Plenty));
-  EXPECT_EQ(mapping.ResidentPages(), 8 * kBytes / PageBytes() + 1);
+  EXPECT_EQ(mapping.ResidentPages(kBytes, 8 * kBytes), 8 * kBytes / PageBytes());
+  EXPECT_EQ(mapping.ResidentPages(10 * kBytes, 6 * kBytes), 0);
   EXPECT_EQ(mapping.base()[kBytes], std::byte{42});
   EXPECT_EQ(mapping.base()[kBytes + 1], std::byte{0});
   EXPECT_EQ(mapping.base()[9 * kBytes], std::byte{42});
+}
+
+TEST(PageCommitter, CommitsHugePagesWhereTheKernelMakesThem) {
+  const size_t huge = HugePageBytes();
+  if (huge == 0) GTEST_SKIP() << "this kernel has no transparent huge pages";
+  const Mapping probe(huge, huge);
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers do not have.
+  *probe.base() = std::byte{1};
+  if (madvise(probe.base(), huge, kCollapse) != 0) GTEST_SKIP() << "this kernel makes none of shared memory";
+  const Mapping mapping(4 * huge, 4 * huge);
+  PageCommitter committer(mapping.base(), 4 * huge);
+  ASSERT_OK(committer.Commit(huge, 2 * huge, Plenty));
+  EXPECT_EQ(mapping.HugeBytes(), 2 * huge);
 }
 
 TEST(PageCommitter, ReturnsAnErrorWithoutMemoryAndKeepsCommittedPages) {
