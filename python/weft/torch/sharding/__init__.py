@@ -4,6 +4,7 @@
     parameter    one parameter: its sharded and its unsharded form, its gradient
     group        the parameters of one fully_shard call, which are gathered and reduced together
     root         the groups of a model, the forward and backward under way, and the calls of the schedule
+    updates      comparison of the updates that ranks have made
     containers   tensors in the arguments and results of modules
     hooks        hooks on modules and tensors, which call the root
     norm         norm of the gradients, and clipping

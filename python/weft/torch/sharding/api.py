@@ -14,7 +14,8 @@ from torch.distributed.tensor import Shard
 from weft.torch.sharding.group import Group
 from weft.torch.sharding.hooks import add_hooks, as_forward
 from weft.torch.sharding.placement import check_mesh, default_mesh
-from weft.torch.sharding.root import Root, compare_updates, outermost, root_of
+from weft.torch.sharding.root import Root, outermost, root_of
+from weft.torch.sharding.updates import compare_updates
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import DataParallelMeshDims

@@ -16,7 +16,7 @@ from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from weft._core import Session, ShardedGroups, release_private_memory
-from weft.torch._session import counts_of_ranks, session_of_models
+from weft.torch._session import session_of_models
 from weft.torch.sharding.group import Group, all_groups
 from weft.torch.sharding.placement import check_mesh, mesh_axes
 
@@ -318,23 +318,6 @@ def _tell_peers(session: Session, error: Exception) -> None:
     warnings.warn(f"{error} (this rank waits for the others, to tell them)", RuntimeWarning, stacklevel=2)
     with contextlib.suppress(Exception):  # The caller raises `error`, also if the peers do not come.
         ShardedGroups.create(session, [], [], error=str(error))
-
-
-def compare_updates(roots: list[Root]) -> None:
-    """Raises RuntimeError if a rank lacks a step of an optimizer that another has made. Collective.
-
-    An exception of a rank that is ahead ends the backward of its peers. They drop the gradients of a step that it has made.
-    """
-    counts = counts_of_ranks([root.updates for root in roots])
-    late: set[int] = set()
-    for number, root in enumerate(roots):
-        root.updates = max(of_rank[number] for of_rank in counts)  # A checkpoint makes the ranks equal.
-        late.update(rank for rank, of_rank in enumerate(counts) if of_rank[number] < root.updates)
-    if late:
-        raise RuntimeError(
-            f"ranks without the last update of '{roots[0].group.name}': {', '.join(map(str, sorted(late)))}. An exception of a rank that was "
-            "ahead ended their backward, so the weights of the ranks differ: load a checkpoint on all ranks, then go on"
-        )
 
 
 def root_of(group: Group) -> Root:
