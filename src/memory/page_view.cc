@@ -5,9 +5,9 @@
 #include <cerrno>
 #include <cstring>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <utility>
 
+#include "weft/core/page_bytes.h"
 #include "weft/core/status.h"
 
 namespace weft::internal {
@@ -23,9 +23,7 @@ absl::StatusOr<PageView> PageView::Map(absl::Span<const PageRange> ranges) {
   PageView view(static_cast<std::byte*>(base), bytes);
   std::byte* target = view.base_;
   for (const PageRange& range : ranges) {
-    // An old size of 0 maps the pages once more instead of moving them. The C library's mremap is not called:
-    // UCX, which MPI libraries load, replaces it by a function that ignores the target.
-    if (syscall(SYS_mremap, range.begin, 0UL, range.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target) == -1) {
+    if (!MapPagesAgain(range.begin, range.bytes, target)) {
       return absl::ResourceExhaustedError(absl::StrCat("the kernel refused to map ", range.bytes,
                                                        " bytes of a segment again: ", std::strerror(errno)));
     }

@@ -1,14 +1,11 @@
 #include "src/mesh/mpi/second_mapping.h"
 
-#include <unistd.h>
-
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <string>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <utility>
 
 #include "weft/core/huge_pages.h"
@@ -53,8 +50,7 @@ std::optional<SecondMapping> SecondMapping::ForHugePages(std::byte* begin, std::
   std::byte* const base = ReserveAddresses(bytes, offset);
   if (base == nullptr) return std::nullopt;
   SecondMapping second(first, base, bytes);
-  // See PageView on this call.
-  if (syscall(SYS_mremap, first, 0UL, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, base) == -1) return std::nullopt;
+  if (!MapPagesAgain(first, bytes, base)) return std::nullopt;
   return second;
 }
 
