@@ -1,7 +1,5 @@
 #include "weft/core/huge_pages.h"
 
-#include <unistd.h>
-
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
@@ -13,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/shared_mapping.h"
 #include "weft/core/page_bytes.h"
 
 namespace weft {
@@ -20,6 +19,8 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::weft::testing::CollapsesSharedMemory;
+using ::weft::testing::SharedMapping;
 
 class HugePages : public ::testing::Test {
  protected:
@@ -30,7 +31,7 @@ class HugePages : public ::testing::Test {
 
 uintptr_t Address(const std::byte* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
-// Which pages of a range are resident.
+// One flag for each page of a range: true if it is resident.
 std::vector<bool> Resident(std::byte* begin, size_t bytes) {
   std::vector<unsigned char> pages(bytes / PageBytes());
   EXPECT_EQ(mincore(begin, bytes, pages.data()), 0);
@@ -53,39 +54,6 @@ std::string FlagsAt(const std::byte* address) {
     }
   }
   return "";
-}
-
-// A shared mapping of some huge pages.
-class SharedMapping {
- public:
-  explicit SharedMapping(size_t huge_pages)
-      : bytes_(huge_pages * HugePageBytes()), file_(memfd_create("huge_pages_test", MFD_CLOEXEC)) {
-    EXPECT_EQ(ftruncate(file_, static_cast<off_t>(bytes_)), 0);
-    base_ = ReserveAddresses(bytes_, 0);
-    EXPECT_EQ(mmap(base_, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_, 0), base_);
-  }
-  ~SharedMapping() {
-    munmap(base_, bytes_);
-    close(file_);
-  }
-  SharedMapping(const SharedMapping&) = delete;
-  SharedMapping& operator=(const SharedMapping&) = delete;
-
-  std::byte* base() const { return base_; }
-  size_t bytes() const { return bytes_; }
-
- private:
-  size_t bytes_;
-  int file_;
-  std::byte* base_;
-};
-
-// Whether this kernel collapses the huge pages of shared memory.
-bool Collapses() {
-  const SharedMapping mapping(1);
-  *mapping.base() = std::byte{1};
-  constexpr int kCollapse = 25;
-  return madvise(mapping.base(), mapping.bytes(), kCollapse) == 0;
 }
 
 TEST_F(HugePages, AreAlignedToThePlaceOfAnOffset) {
@@ -135,7 +103,7 @@ TEST_F(HugePages, ThatLieWhollyInPrivateMemoryAreAdvised) {
 
 TEST_F(HugePages, OfSharedMemoryArePopulatedWithoutAChangeOfContents) {
   const size_t huge = HugePageBytes();
-  const SharedMapping mapping(4);
+  const SharedMapping mapping(4 * huge);
   std::byte* const base = mapping.base();
   base[huge + 5] = base[3 * huge - 1] = std::byte{42};
   PopulateHugePages(base + 1, 3 * huge);
@@ -144,7 +112,7 @@ TEST_F(HugePages, OfSharedMemoryArePopulatedWithoutAChangeOfContents) {
   EXPECT_EQ(base[huge + 6], std::byte{0});
   const std::vector<bool> resident = Resident(base, mapping.bytes());
   const size_t pages = huge / PageBytes();
-  const bool collapses = Collapses();
+  const bool collapses = CollapsesSharedMemory();
   for (size_t page = 0; page < resident.size(); ++page) {
     const bool is_inside = page >= pages && page < 3 * pages;
     if (!is_inside) {
@@ -157,14 +125,10 @@ TEST_F(HugePages, OfSharedMemoryArePopulatedWithoutAChangeOfContents) {
 
 TEST_F(HugePages, AreLeftOutWhereTheFileEnds) {
   const size_t huge = HugePageBytes();
-  std::byte* const base = ReserveAddresses(2 * huge, 0);
-  const int file = memfd_create("huge_pages_test", MFD_CLOEXEC);
-  ASSERT_EQ(ftruncate(file, static_cast<off_t>(huge)), 0);
-  ASSERT_EQ(mmap(base, 2 * huge, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0), base);
+  const SharedMapping mapping(2 * huge, /*file_bytes=*/huge);
+  std::byte* const base = mapping.base();
   PopulateHugePages(base, 2 * huge);  // A write to the second one would end the program.
   EXPECT_TRUE(Resident(base, huge).front());
-  munmap(base, 2 * huge);
-  close(file);
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include "src/memory/page_commit.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cinttypes>
 #include <cstdint>
@@ -14,6 +12,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/shared_mapping.h"
 #include "tests/support/status_matchers.h"
 #include "weft/core/huge_pages.h"
 #include "weft/core/page_bytes.h"
@@ -22,32 +21,21 @@ namespace weft::internal {
 namespace {
 
 using ::testing::HasSubstr;
+using ::weft::testing::CollapsesSharedMemory;
+using ::weft::testing::SharedMapping;
 using ::weft::testing::StatusIs;
 
 constexpr size_t kBytes = size_t{1} << 20;
 
-// A mapping over a file that may be shorter. Pages past the end of the file cannot be committed, as
-// on a node without free memory.
-class Mapping {
+// Pages past the end of the file cannot be committed, as on a node without free memory.
+class Mapping : public SharedMapping {
  public:
-  explicit Mapping(size_t file_bytes, size_t bytes = kBytes)
-      : file_(memfd_create("page_commit_test", MFD_CLOEXEC)), bytes_(bytes) {
-    EXPECT_EQ(ftruncate(file_, static_cast<off_t>(file_bytes)), 0);
-    base_ = ReserveAddresses(bytes, 0);
-    EXPECT_EQ(mmap(base_, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_, 0), base_);
-  }
-  ~Mapping() {
-    munmap(base_, bytes_);
-    close(file_);
-  }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
+  explicit Mapping(size_t file_bytes, size_t bytes = kBytes) : SharedMapping(bytes, file_bytes) {}
 
-  std::byte* base() const { return base_; }
-  size_t ResidentPages() const { return ResidentPages(0, bytes_); }
+  size_t ResidentPages() const { return ResidentPages(0, bytes()); }
   size_t ResidentPages(size_t offset, size_t bytes) const {
     std::vector<unsigned char> pages(bytes / PageBytes());
-    EXPECT_EQ(mincore(base_ + offset, bytes, pages.data()), 0);
+    EXPECT_EQ(mincore(base() + offset, bytes, pages.data()), 0);
     return static_cast<size_t>(
         std::count_if(pages.begin(), pages.end(), [](auto page) { return (page & 1) != 0; }));
   }
@@ -59,18 +47,13 @@ class Mapping {
       uintptr_t begin = 0;
       size_t kilobytes = 0;
       if (std::sscanf(line.c_str(), "%" SCNxPTR "-", &begin) == 1 && line.find('-') < line.find(' ')) {
-        is_found = begin == reinterpret_cast<uintptr_t>(base_);
+        is_found = begin == reinterpret_cast<uintptr_t>(base());
       } else if (is_found && std::sscanf(line.c_str(), "ShmemPmdMapped: %zu kB", &kilobytes) == 1) {
         return kilobytes * 1024;
       }
     }
     return 0;
   }
-
- private:
-  int file_;
-  size_t bytes_;
-  std::byte* base_;
 };
 
 absl::StatusOr<size_t> Plenty() { return size_t{1} << 40; }
@@ -105,12 +88,8 @@ TEST(PageCommitter, CommitsManyPagesAndNoneBeyondThem) {
 }
 
 TEST(PageCommitter, CommitsHugePagesWhereTheKernelMakesThem) {
+  if (!CollapsesSharedMemory()) GTEST_SKIP() << "this kernel makes no huge pages of shared memory";
   const size_t huge = HugePageBytes();
-  if (huge == 0) GTEST_SKIP() << "this kernel has no transparent huge pages";
-  const Mapping probe(huge, huge);
-  constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers do not have.
-  *probe.base() = std::byte{1};
-  if (madvise(probe.base(), huge, kCollapse) != 0) GTEST_SKIP() << "this kernel makes none of shared memory";
   const Mapping mapping(4 * huge, 4 * huge);
   PageCommitter committer(mapping.base(), 4 * huge);
   ASSERT_OK(committer.Commit(huge, 2 * huge, Plenty));
