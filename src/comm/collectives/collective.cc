@@ -231,18 +231,27 @@ absl::StatusOr<bool> Collective::AwaitArrivals(OperationContext& context) {
   if (peers.empty()) return true;
   const Descriptor& mine = context.record->descriptor;
   const NodeLink::LocalGroup group = NodeLink::LocalGroupOf(context.record->lane, context.placement);
+  NodeLink::Arrived arrived = NodeLink::Arrived::kSome;
   const bool arrives = arrival_ == Arrival::kNone;
   if (arrives) {
-    const std::optional<bool> is_last = context.node.Arrive(group, mine.sequence, node_hash_);
-    if (is_last) arrival_ = *is_last ? Arrival::kLast : Arrival::kCounted;
+    const auto counted = context.node.Arrive(group, mine.sequence, node_hash_);
+    if (counted) {
+      arrived = *counted;
+      arrival_ = arrived == NodeLink::Arrived::kSome ? Arrival::kCounted : Arrival::kLast;
+    }
     // Peers that published the first operation before the node leader opened the lane could not arrive.
     const bool opens = context.placement.me() == context.placement.node_leader() && mine.sequence == 1;
     if (opens || (arrived_last() && wakes_peers_on_arrival())) context.RingLocalPeers();
   }
-  if (arrival_ != Arrival::kNone) {
-    const std::optional<bool> all_equal = context.node.HaveArrived(group, mine.sequence, node_hash_);
-    if (all_equal && *all_equal) return true;
-    if (all_equal) {
+  // The next rank usually arrives soon. Reading the counters now would take their cache line from it. A rank
+  // that shares its hardware thread yields before it looks again, so it looks now.
+  if (arrives && arrival_ == Arrival::kCounted && !context.shares_core) return false;
+  if (arrival_ != Arrival::kNone && arrived == NodeLink::Arrived::kSome)
+    arrived = context.node.HaveArrived(group, mine.sequence, node_hash_);
+  switch (arrived) {
+    case NodeLink::Arrived::kAllEqual:
+      return true;
+    case NodeLink::Arrived::kAllDiffer: {
       // Either operations that match have different hashes, or ranks of another group were counted.
       bool all_published = true;
       for (const int peer : peers) {
@@ -251,10 +260,12 @@ absl::StatusOr<bool> Collective::AwaitArrivals(OperationContext& context) {
       }
       return all_published;
     }
+    case NodeLink::Arrived::kSome:
+      break;
   }
-  // The next rank usually arrives soon. Reading its descriptor now would take the cache lines from it.
-  if (arrives && arrival_ == Arrival::kCounted) return false;
-  // While ranks are missing, each later step compares the descriptor of another one.
+  // While ranks are missing, each later step compares the descriptor of another one, which takes more lines.
+  const bool is_early = arrives || (!context.shares_core && std::exchange(is_early_, false));
+  if (arrival_ == Arrival::kCounted && is_early) return false;
   WEFT_RETURN_IF_ERROR(ComparePeer(context, peers[next_compared_++ % peers.size()]).status());
   return false;
 }
@@ -338,7 +349,9 @@ absl::StatusOr<Operation::Progress> Collective::Step(OperationContext& context) 
       if (!plan_.views.empty()) ReadViewTables(context);
       WEFT_RETURN_IF_ERROR(BeginMove(context));
       stage_ = Stage::kMoving;
-      advanced = true;
+      // The last rank is about to move the data. Another poll now saves a rank that shares its hardware
+      // thread from yielding. Any other rank had better watch its doorbell.
+      advanced |= arrived_last() || wakes_peers_on_arrival() || context.shares_core;
     }
   }
   if (stage_ >= Stage::kMoving) {

@@ -20,17 +20,27 @@ struct Slot {
   std::atomic<int64_t> finished{0};                     // Pieces that FinishPiece has counted.
 };
 
-// See Note [Arrivals].
+// See Note [Arrivals]. The ranks that have arrived and the sum of their hashes are one number: a second
+// addition would often have to wait for the cache line once more.
 struct Arrivals {
-  alignas(kLineBytes) std::atomic<int32_t> arrived{0};
-  std::atomic<int32_t> consumed{0};
-  std::atomic<uint64_t> hashes{0};  // Sum over the ranks that have arrived.
-  std::atomic<int64_t> word{0};
+  static constexpr int kCountBits = 16;
+  static constexpr uint64_t kMaxRanks = (uint64_t{1} << kCountBits) - 1;
 
+  // Their number, and above it the sum of their hashes.
+  alignas(kLineBytes) std::atomic<uint64_t> arrived{0};
+  std::atomic<int64_t> word{0};
+  std::atomic<int32_t> consumed{0};
+
+  // What a rank adds to `arrived`.
+  static constexpr uint64_t Arrival(uint64_t hash) { return (hash << kCountBits) + 1; }
+  static NodeLink::Arrived Compare(uint64_t arrived, int ranks, uint64_t hash) {
+    const auto count = static_cast<uint64_t>(ranks);
+    if ((arrived & kMaxRanks) < count) return NodeLink::Arrived::kSome;
+    return arrived == count * Arrival(hash) ? NodeLink::Arrived::kAllEqual : NodeLink::Arrived::kAllDiffer;
+  }
   void Clear() {
     arrived.store(0, std::memory_order_relaxed);
     consumed.store(0, std::memory_order_relaxed);
-    hashes.store(0, std::memory_order_relaxed);
     word.store(0, std::memory_order_relaxed);
   }
 };

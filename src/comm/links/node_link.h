@@ -93,15 +93,18 @@ class NodeLink {
     int leader;  // Bootstrap rank of the node leader.
     int ranks;   // Their number.
   };
-  // Counts this rank, which has published `sequence` with a descriptor of this hash. Returns true if it is
-  // the last one, and nothing if the leader has not opened the lane yet: call it again later.
-  virtual std::optional<bool> Arrive(const LocalGroup& group, uint64_t sequence, uint64_t hash) = 0;
-  // Nothing if some ranks have not arrived. Otherwise true if the hashes of all are `hash`.
-  // REQUIRES: this rank has arrived, and has not consumed the operation.
-  virtual std::optional<bool> HaveArrived(const LocalGroup& group, uint64_t sequence,
-                                          uint64_t hash) const = 0;
+  enum class Arrived : uint8_t {
+    kSome,      // Some ranks have not arrived.
+    kAllEqual,  // All have, with equal hashes.
+    kAllDiffer  // All have, with other hashes.
+  };
+  // Counts this rank, which has published `sequence` with a descriptor of this hash. Returns kSome unless it
+  // is the last one, and nothing if the leader has not opened the lane yet: call it again later.
+  virtual std::optional<Arrived> Arrive(const LocalGroup& group, uint64_t sequence, uint64_t hash) = 0;
+  // REQUIRES: this rank has arrived with this hash, and has not consumed the operation.
+  virtual Arrived HaveArrived(const LocalGroup& group, uint64_t sequence, uint64_t hash) const = 0;
   // Counts this rank among those that have consumed `sequence`. Returns true if it is the last one.
-  // REQUIRES: called once for each sequence, in order, after HaveArrived has returned a value.
+  // REQUIRES: called once for each sequence, in order, once all have arrived.
   virtual bool Consume(const LocalGroup& group, uint64_t sequence) = 0;
   // The last sequence that all ranks have consumed.
   virtual uint64_t ConsumedByAll(const LocalGroup& group) const = 0;

@@ -125,17 +125,16 @@ class SharedMemoryLink final : public NodeLink {
     return Flags(peer, lane).At(sequence).finished.load(std::memory_order_acquire);
   }
 
-  std::optional<bool> Arrive(const LocalGroup& group, uint64_t sequence, uint64_t hash) override {
+  std::optional<Arrived> Arrive(const LocalGroup& group, uint64_t sequence, uint64_t hash) override {
     LaneFlags* flags = Find(group.leader, group.lane);
     if (flags == nullptr) return std::nullopt;
-    Arrivals& arrivals = flags->ArrivalsOf(sequence);
-    arrivals.hashes.fetch_add(hash, std::memory_order_relaxed);
-    return arrivals.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == group.ranks;
+    const uint64_t added = Arrivals::Arrival(hash);
+    const uint64_t before = flags->ArrivalsOf(sequence).arrived.fetch_add(added, std::memory_order_acq_rel);
+    return Arrivals::Compare(before + added, group.ranks, hash);
   }
-  std::optional<bool> HaveArrived(const LocalGroup& group, uint64_t sequence, uint64_t hash) const override {
+  Arrived HaveArrived(const LocalGroup& group, uint64_t sequence, uint64_t hash) const override {
     const Arrivals& arrivals = Flags(group.leader, group.lane).ArrivalsOf(sequence);
-    if (arrivals.arrived.load(std::memory_order_acquire) < group.ranks) return std::nullopt;
-    return arrivals.hashes.load(std::memory_order_relaxed) == hash * static_cast<uint64_t>(group.ranks);
+    return Arrivals::Compare(arrivals.arrived.load(std::memory_order_acquire), group.ranks, hash);
   }
   bool Consume(const LocalGroup& group, uint64_t sequence) override {
     LaneFlags& flags = Flags(group.leader, group.lane);
@@ -354,6 +353,10 @@ class SharedMemoryLink final : public NodeLink {
 absl::StatusOr<std::unique_ptr<NodeLink>> MakeSharedMemoryLink(Bootstrap& bootstrap, NodeHeap& heap,
                                                                absl::Duration timeout) {
   const std::vector<int> ranks = bootstrap.node_map().RanksOf(bootstrap.node());
+  if (ranks.size() > Arrivals::kMaxRanks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a node has ", ranks.size(), " ranks; an engine takes at most ", Arrivals::kMaxRanks));
+  }
   const absl::StatusOr<std::byte*> flags = heap.Allocate(sizeof(RankFlags));
   const absl::StatusOr<std::byte*> boxes = heap.Allocate(ranks.size() * sizeof(Mailbox));
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, flags.ok() ? boxes.status() : flags.status(), timeout));

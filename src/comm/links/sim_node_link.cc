@@ -154,17 +154,17 @@ class SimNodeLink final : public NodeLink {
 
   // Counts are read-modify-writes: the last rank sees all stores of the others, and whoever sees its count
   // does.
-  std::optional<bool> Arrive(const LocalGroup& group, uint64_t sequence, uint64_t hash) override {
+  std::optional<Arrived> Arrive(const LocalGroup& group, uint64_t sequence, uint64_t hash) override {
     Arrivals& arrivals = ArrivalsOf(group).At(sequence);
     arrivals.hashes += hash;
-    if (++arrivals.arrived != group.ranks) return false;
+    if (++arrivals.arrived != group.ranks) return Arrived::kSome;
     arrivals.all_arrived = ShareNow();
-    return true;
+    return Compare(arrivals, group, hash);
   }
-  std::optional<bool> HaveArrived(const LocalGroup& group, uint64_t sequence, uint64_t hash) const override {
+  Arrived HaveArrived(const LocalGroup& group, uint64_t sequence, uint64_t hash) const override {
     const Arrivals& arrivals = ArrivalsOf(group).At(sequence);
-    if (!arrivals.all_arrived || !Sees(*arrivals.all_arrived)) return std::nullopt;
-    return arrivals.hashes == hash * static_cast<uint64_t>(group.ranks);
+    if (!arrivals.all_arrived || !Sees(*arrivals.all_arrived)) return Arrived::kSome;
+    return Compare(arrivals, group, hash);
   }
   bool Consume(const LocalGroup& group, uint64_t sequence) override {
     LaneArrivals& arrivals = ArrivalsOf(group);
@@ -265,6 +265,11 @@ class SimNodeLink final : public NodeLink {
   }
 
  private:
+  // REQUIRES: all have arrived.
+  static Arrived Compare(const Arrivals& arrivals, const LocalGroup& group, uint64_t hash) {
+    return arrivals.hashes == hash * static_cast<uint64_t>(group.ranks) ? Arrived::kAllEqual
+                                                                        : Arrived::kAllDiffer;
+  }
   static void RingNow(RankState& state) {
     state.doorbell.fetch_add(1);
     state.runtime->WakeAll(state.doorbell);

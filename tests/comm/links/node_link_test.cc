@@ -22,6 +22,7 @@
 namespace weft::testing {
 namespace {
 
+using Arrived = NodeLink::Arrived;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -207,19 +208,19 @@ TEST(NodeLink, TellsWhetherAllHaveArrivedWithEqualHashes) {
     const int rank = bootstrap.rank();
     const auto hash = [&](uint64_t sequence) { return sequence == 1 ? 7 : 8 + static_cast<uint64_t>(rank); };
     if (rank == 0) {
-      EXPECT_EQ(link.Arrive(kMeeting, 1, hash(1)), false);
-      EXPECT_EQ(link.HaveArrived(kMeeting, 1, hash(1)), std::nullopt);
-      EXPECT_EQ(link.Arrive(kMeeting, 2, hash(2)), false);
+      EXPECT_EQ(link.Arrive(kMeeting, 1, hash(1)), Arrived::kSome);
+      EXPECT_EQ(link.HaveArrived(kMeeting, 1, hash(1)), Arrived::kSome);
+      EXPECT_EQ(link.Arrive(kMeeting, 2, hash(2)), Arrived::kSome);
     }
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     if (rank == 1) {
-      EXPECT_EQ(link.Arrive(kMeeting, 1, hash(1)), true);
-      EXPECT_EQ(link.Arrive(kMeeting, 2, hash(2)), true);
+      EXPECT_EQ(link.Arrive(kMeeting, 1, hash(1)), Arrived::kAllEqual);
+      EXPECT_EQ(link.Arrive(kMeeting, 2, hash(2)), Arrived::kAllDiffer);
       link.SetWord(kMeeting, 1, 42);
     }
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    EXPECT_EQ(link.HaveArrived(kMeeting, 1, hash(1)), true);
-    EXPECT_EQ(link.HaveArrived(kMeeting, 2, hash(2)), false);
+    EXPECT_EQ(link.HaveArrived(kMeeting, 1, hash(1)), Arrived::kAllEqual);
+    EXPECT_EQ(link.HaveArrived(kMeeting, 2, hash(2)), Arrived::kAllDiffer);
     EXPECT_EQ(link.Word(kMeeting, 1), 42);
     EXPECT_EQ(link.Word(kMeeting, 2), 0);
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
@@ -236,9 +237,9 @@ TEST(NodeLink, ClearsTheCountersOfAnOperationThatAllHaveConsumed) {
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));  // Rank 0 has opened the lane.
     for (uint64_t sequence = 1; sequence <= kLast; ++sequence) {
       while (sequence > link.ConsumedByAll(kMeeting) + NodeLink::kSlots) std::this_thread::yield();
-      if (*link.Arrive(kMeeting, sequence, sequence)) ++arrived_last;
-      while (!link.HaveArrived(kMeeting, sequence, sequence)) std::this_thread::yield();
-      EXPECT_EQ(link.HaveArrived(kMeeting, sequence, sequence), true) << sequence;
+      if (*link.Arrive(kMeeting, sequence, sequence) == Arrived::kAllEqual) ++arrived_last;
+      while (link.HaveArrived(kMeeting, sequence, sequence) == Arrived::kSome) std::this_thread::yield();
+      EXPECT_EQ(link.HaveArrived(kMeeting, sequence, sequence), Arrived::kAllEqual) << sequence;
       if (link.Consume(kMeeting, sequence)) ++consumed_last;
     }
     const auto last =
@@ -272,7 +273,7 @@ TEST(NodeLink, CannotArriveBeforeTheHostHasOpenedTheLane) {
     if (bootstrap.rank() == 0) WEFT_RETURN_IF_ERROR(link.OpenLane(kLane + 1, kCounters));
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     if (bootstrap.rank() == 1) {
-      EXPECT_EQ(link.Arrive(kOther, 1, 5), false);
+      EXPECT_EQ(link.Arrive(kOther, 1, 5), Arrived::kSome);
     }
     for (int i = 0; i < 2; ++i) WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     return absl::OkStatus();
