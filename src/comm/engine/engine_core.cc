@@ -40,12 +40,16 @@ void EngineCore::Submit(std::shared_ptr<OperationRecord> record) {
   }
   ++unfinished_;
   now_ns_ = std::max(now_ns_, record->submitted_ns);  // A poll may have read the clock before.
-  env_.recorder.Record(*record);
-  if (record->message) return messages_.Submit(std::move(record));
+  if (record->message) {
+    env_.recorder.RecordNew(*record);
+    return messages_.Submit(std::move(record));
+  }
   Lane& lane = *lanes_[static_cast<size_t>(record->lane)];
   if (!std::exchange(lane.active, true)) active_.push_back(record->lane);
   lane.submitted = record->descriptor.sequence;
   lane.queued.push_back(std::move(record));
+  // An operation that starts in the next poll, as most do, is recorded once it runs.
+  if (lane.queued.size() > 1 || !lane.running.empty()) RecordQueued(lane);
 }
 void EngineCore::RaisePriority(OperationRecord& operation, bool until_released) {
   if (operation.message) {
@@ -118,7 +122,7 @@ bool EngineCore::RunAtOnce(const WholeMoveTask& task) {
   if (static_cast<int64_t>(std::max(task.size.written, task.size.read)) > most_bytes) return false;
   task.move->Run();
   // The next poll continues the operation. A thread of this rank that should do that may be asleep.
-  must_ring_own_ = true;
+  must_wake_threads_ = true;
   return true;
 }
 
@@ -179,7 +183,6 @@ bool EngineCore::Poll(int64_t now_ns) {
     Fail(advanced.status());
     return true;
   }
-  if (std::exchange(must_ring_own_, false)) env_.node.Ring(env_.rank);
   RecordSlowOperations();
   return *advanced;
 }
@@ -250,6 +253,7 @@ absl::StatusOr<bool> EngineCore::StepLane(int index) {
     record->after.reset();
     record->gate.reset();
     SetRunning(*record);
+    if (!RecordNew(lane, *record)) env_.recorder.Record(*record);
     if (lane.placement.spans_nodes()) wire_.BeginOperation(now_ns_);
     lane.running.push_back(std::move(record));
     advanced = true;
@@ -258,7 +262,20 @@ absl::StatusOr<bool> EngineCore::StepLane(int index) {
   }
   advanced |= ReleaseInOrder(index);
   RecordReady(lane);
+  RecordQueued(lane);
   return advanced;
+}
+
+void EngineCore::RecordQueued(Lane& lane) {
+  if (lane.queued.empty() || lane.queued.back()->descriptor.sequence <= lane.recorded) return;
+  for (const auto& record : lane.queued) RecordNew(lane, *record);
+}
+
+bool EngineCore::RecordNew(Lane& lane, const OperationRecord& record) {
+  if (record.descriptor.sequence <= lane.recorded) return false;
+  lane.recorded = record.descriptor.sequence;
+  env_.recorder.RecordNew(record);
+  return true;
 }
 
 void EngineCore::RecordReady(Lane& lane) {
@@ -284,7 +301,10 @@ absl::StatusOr<bool> EngineCore::StepRunning(int index) {
   return advanced;
 }
 
-void EngineCore::OnMessageStarted(OperationRecord& record) { SetRunning(record); }
+void EngineCore::OnMessageStarted(OperationRecord& record) {
+  SetRunning(record);
+  env_.recorder.Record(record);
+}
 
 void EngineCore::OnMessageFinished(OperationRecord& record) {
   SetReady(record);
@@ -294,14 +314,13 @@ void EngineCore::OnMessageFinished(OperationRecord& record) {
 void EngineCore::SetRunning(OperationRecord& record) {
   record.started_ns = now_ns_;
   record.state.store(OperationState::kRunning, std::memory_order_release);
-  env_.recorder.Record(record);
 }
 
 void EngineCore::SetReady(OperationRecord& record) {
   record.ready_ns = now_ns_;
   record.state.store(OperationState::kReady, std::memory_order_release);
   QueueCallbacks(record, absl::OkStatus());
-  must_ring_own_ = true;
+  must_wake_threads_ = true;
 }
 
 void EngineCore::SetReleased(OperationRecord& record) {
@@ -314,7 +333,7 @@ void EngineCore::SetReleased(OperationRecord& record) {
   env_.trace.AddOperation(record);
   --unfinished_;
   ++env_.counters.operations;
-  must_ring_own_ = true;
+  must_wake_threads_ = true;
 }
 
 bool EngineCore::ReleaseInOrder(int index) {

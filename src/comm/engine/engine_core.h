@@ -114,6 +114,9 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // True if an unfinished operation waits for something that rings no doorbell and must be polled: messages
   // of other nodes, or a slot of the descriptor ring whose operation was released before all had consumed it.
   bool must_be_polled() const { return wire_.busy() || uses_wire_ || awaits_slot_; }
+  // True once after polls of which threads of this rank must hear that sleep: an operation has completed, or
+  // another poll can advance one.
+  bool TakeWakeUp() { return std::exchange(must_wake_threads_, false); }
   // Interval between polls of the wire. See Note [Poll intervals].
   int64_t poll_interval_ns() const { return wire_.PollIntervalNs(now_ns_); }
   bool has_fast_link() const { return wire_.has_fast_link(); }
@@ -189,6 +192,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
     uint64_t consumed = 0;               // Last sequence that this rank has told its peers it consumed.
     uint64_t consumed_by_all = 0;        // The last such sequence that this rank has read.
     uint64_t submitted = 0;              // Last sequence that was submitted.
+    uint64_t recorded = 0;               // Last sequence in the flight recorder.
     uint64_t recorded_ready = 0;         // Last sequence that RecordReady has recorded.
     bool active = false;                 // Is in active_.
     bool left = false;                   // See Note [Leaving].
@@ -209,6 +213,10 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   bool MayStart(int index, const OperationRecord& next);
   absl::StatusOr<bool> StepRunning(int index);
   void SetReady(OperationRecord& record);
+  // Adds the operation to the flight recorder. Returns false if it is there.
+  bool RecordNew(Lane& lane, const OperationRecord& record);
+  // Adds all operations that have not started.
+  void RecordQueued(Lane& lane);
   // Writes operations that are *ready* and not *released* into the flight recorder, once.
   void RecordReady(Lane& lane);
   // True if the slot of `sequence` in the descriptor ring is free. See Note [Descriptor ring].
@@ -273,7 +281,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   int64_t unfinished_ = 0;                                    // Submitted, neither *released* nor failed.
   bool uses_wire_ = false;                                    // A lane with operations spans nodes.
   bool awaits_slot_ = false;                                  // See must_be_polled.
-  bool must_ring_own_ = false;  // The poll rings this rank's doorbell at its end.
+  bool must_wake_threads_ = false;                            // See TakeWakeUp.
   bool leaving_ = false;
   int64_t next_slow_check_ns_ = 0;
   LateRanks late_ranks_;

@@ -78,7 +78,8 @@ int64_t EngineShell::Queue(std::shared_ptr<OperationRecord> record) {
   OperationRecord* raw = record.get();
   raw->self = std::move(record);
   raw->next = submitted_.load(std::memory_order_relaxed);
-  while (!submitted_.compare_exchange_weak(raw->next, raw, std::memory_order_release,
+  // Sequentially consistent, like the count of sleepers: see WakeSleepers.
+  while (!submitted_.compare_exchange_weak(raw->next, raw, std::memory_order_seq_cst,
                                            std::memory_order_relaxed)) {
   }
   return now;
@@ -107,7 +108,7 @@ void EngineShell::Kick(int64_t now_ns) {
     has_work = true;  // Until the next poll has continued the operation.
     is_idle = false;
   }
-  if (has_work) node_.Ring(rank_);
+  if (has_work) WakeSleepers();
   // The increment comes before the load: a progress thread that parks after the load sees it and does not
   // sleep.
   progress_wakeups_.fetch_add(1, std::memory_order_seq_cst);
@@ -118,7 +119,7 @@ void EngineShell::Kick(int64_t now_ns) {
 }
 
 void EngineShell::TakeSubmissions() {
-  if (submitted_.load(std::memory_order_relaxed) == nullptr) return;
+  if (submitted_.load(std::memory_order_seq_cst) == nullptr) return;
   OperationRecord* newest = submitted_.exchange(nullptr, std::memory_order_acquire);
   OperationRecord* oldest = nullptr;
   while (newest != nullptr) {
@@ -134,6 +135,7 @@ void EngineShell::TakeSubmissions() {
 
 EngineShell::PollResult EngineShell::PollLocked(int64_t now_ns) {
   const bool advanced = core_->Poll(now_ns);
+  if (core_->TakeWakeUp()) WakeSleepers();
   failed_.store(!core_->status().ok(), std::memory_order_release);
   const bool broadcasting = core_->is_broadcasting_failure();
   return {advanced,
@@ -167,12 +169,13 @@ EngineShell::PollResult EngineShell::PollAndRunTask(int64_t now_ns, const Awaite
   released.clear();
   if (!callbacks.empty()) {
     Call(callbacks);
-    result.advanced = true;
+  } else if (task) {
+    RunCounted(*task);
+  } else {
     return result;
   }
-  if (!task) return result;
-  RunCounted(*task);
   result.advanced = true;
+  result.now_ns = runtime_.NowNs();
   return result;
 }
 
@@ -184,7 +187,7 @@ void EngineShell::RunCounted(const DataTask& task) {
   --running_tasks_;
   core_->FinishTask(task, moved);
   // The next poll continues the operation. A waiting thread that should do that may be asleep.
-  if (waiters_.load() > 0) node_.Ring(rank_);
+  WakeSleepers();
 }
 
 bool EngineShell::PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool()> done,
@@ -200,11 +203,12 @@ bool EngineShell::PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool(
   waits_.fetch_add(1, std::memory_order_relaxed);
   waiters_.fetch_add(1);
   bool reached = true;
+  bool counts_as_sleeper = false;
   uint32_t seen = node_.Doorbell();
   PollResult poll = PollAndRunTask(begin, awaited);
   WaitSteps steps(times_, begin);
   while (!done()) {
-    const int64_t now = poll.advanced ? runtime_.NowNs() : poll.now_ns;  // A task may have taken long.
+    const int64_t now = poll.now_ns;
     switch (steps.Next({poll.advanced, poll.uses_wire, poll.has_fast_link, now})) {
       case WaitSteps::Step::kPoll:
         break;
@@ -215,6 +219,10 @@ bool EngineShell::PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool(
         runtime_.Yield();
         break;
       case WaitSteps::Step::kSleep: {
+        if (!std::exchange(counts_as_sleeper, true)) {
+          sleepers_.fetch_add(1, std::memory_order_seq_cst);
+          break;  // Polls once more.
+        }
         const int64_t interval =
             poll.uses_wire
                 ? WirePollInterval(steps.idle_ns(now), CutToWire(kWirePollIntervalNs, poll.wire_interval_ns))
@@ -231,11 +239,15 @@ bool EngineShell::PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool(
     poll = PollAndRunTask(runtime_.NowNs());
   }
   waiters_.fetch_sub(1);
+  if (counts_as_sleeper) sleepers_.fetch_sub(1, std::memory_order_relaxed);
   if (poll.has_local_work) WakeSleepingProgressThread();
-  const int64_t end = runtime_.NowNs();
-  wait_ns_.fetch_add(end - begin, std::memory_order_relaxed);
-  trace_.AddWait(awaited == nullptr ? nullptr : awaited->record, begin, end);
+  wait_ns_.fetch_add(poll.now_ns - begin, std::memory_order_relaxed);
+  trace_.AddWait(awaited == nullptr ? nullptr : awaited->record, begin, poll.now_ns);
   return reached;
+}
+
+void EngineShell::WakeSleepers() {
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) node_.Ring(rank_);
 }
 
 void EngineShell::PollDoorbell(uint32_t seen) const {
@@ -364,10 +376,13 @@ void EngineShell::RunProgressThread() {
   uint32_t seen_waits = 0;
   const auto sleep = [&](ProgressSleep state, uint32_t seen, int64_t ns) {
     progress_sleep_.store(state, std::memory_order_seq_cst);
+    sleepers_.fetch_sub(1, std::memory_order_relaxed);
     if (!stop_.load()) runtime_.SleepOn(progress_wakeups_, seen, ns);
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
     progress_sleep_.store(ProgressSleep::kNone, std::memory_order_relaxed);
     idle_since = runtime_.NowNs();  // Meanwhile another thread polled, or the engine was idle.
   };
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);  // Until it ends, but for the sleeps above.
   while (!stop_.load()) {
     const uint32_t wakeups = progress_wakeups_.load(std::memory_order_acquire);
     const uint32_t doorbell = node_.Doorbell();

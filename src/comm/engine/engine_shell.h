@@ -24,6 +24,10 @@
 //     between, and would then count as awake. Other submitters then skip their wake-up. If the waking thread
 //     loses its core before the system call, operations wait until it runs again, or until the sleep of the
 //     progress thread ends.
+//   - Threads of a rank that sleep on its doorbell count themselves, so that others of the rank ring it only
+//     if there are any: peers write the same cache line. A thread counts itself first, polls once more, and
+//     sleeps if that poll finds nothing to do. What another thread does is therefore either seen by that
+//     poll, or rings.
 //   - A submission runs an immediate task itself, if that is the most urgent one. See Note [Last arrival].
 //   - A waiting thread polls, then yields, then sleeps (wait_times.h). It polls without yielding only for a
 //     time as short as a wake-up, and only if its rank has a hardware thread for itself (RankCpus::Share).
@@ -117,7 +121,7 @@ class EngineShell {
     bool has_local_work;  // An operation needs more than releases by peers.
     bool has_tasks;
     bool uses_wire;
-    int64_t now_ns;            // The time of the poll.
+    int64_t now_ns;            // The time of the poll, or that after its task or callbacks.
     int64_t wire_interval_ns;  // Of polls of the wire. See Note [Poll intervals].
     bool has_fast_link;        // Slices travel in runs.
   };
@@ -146,6 +150,8 @@ class EngineShell {
   // Returns once the doorbell differs from `seen`, or after about a microsecond.
   void PollDoorbell(uint32_t seen) const;
   void RunProgressThread() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Wakes the threads of this rank that sleep on its doorbell.
+  void WakeSleepers();
   void WakeProgressThread();
   // The same if it sleeps and no other thread has woken it. It may take milliseconds until it runs: a thread
   // that polls may have its core.
@@ -163,6 +169,7 @@ class EngineShell {
   std::atomic<OperationRecord*> submitted_{nullptr};  // Stack of operations that the core has not yet taken.
   std::atomic<bool> failed_{false};                   // True if the core had failed at its last poll.
   std::atomic<int> waiters_{0};                       // Threads in PollUntil.
+  std::atomic<int> sleepers_{0};                      // Threads that sleep on the doorbell, or soon may.
   std::atomic<uint32_t> waits_{0};                    // Waits of threads. See CountPastWait.
   std::atomic<int64_t> wait_ns_{0};
 

@@ -76,15 +76,23 @@ Recorder::Entry& Recorder::Add(const OperationRecord& record) {
 
 void Recorder::Record(const OperationRecord& record) {
   const MutexLock lock(mutex_);
-  Entry* entry = record.State() == OperationState::kQueued ? nullptr : Find(record);
-  if (entry == nullptr) entry = &Add(record);
-  entry->state = record.State();
-  entry->submitted_ns = record.submitted_ns;
-  entry->started_ns = record.started_ns;
-  entry->ready_ns = record.ready_ns;
-  entry->released_ns = record.released_ns;
-  if (entry->state == OperationState::kReady || entry->state == OperationState::kReleased) {
-    entry->waiting_for.clear();
+  Entry* entry = Find(record);
+  Update(entry == nullptr ? Add(record) : *entry, record);
+}
+
+void Recorder::RecordNew(const OperationRecord& record) {
+  const MutexLock lock(mutex_);
+  Update(Add(record), record);
+}
+
+void Recorder::Update(Entry& entry, const OperationRecord& record) {
+  entry.state = record.State();
+  entry.submitted_ns = record.submitted_ns;
+  entry.started_ns = record.started_ns;
+  entry.ready_ns = record.ready_ns;
+  entry.released_ns = record.released_ns;
+  if (entry.state == OperationState::kReady || entry.state == OperationState::kReleased) {
+    entry.waiting_for.clear();
   }
 }
 

@@ -38,6 +38,8 @@ class Recorder {
 
   // Records the operation's current state. A later call for the same lane and sequence replaces the entry.
   void Record(const OperationRecord& record) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same for an operation that has no entry, without a search for one.
+  void RecordNew(const OperationRecord& record) ABSL_LOCKS_EXCLUDED(mutex_);
   // Records what a running operation waits for, such as "waits for rank(s) 2, 3".
   void RecordWait(const OperationRecord& record, std::string waiting_for) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -77,6 +79,7 @@ class Recorder {
   Entry* Find(const OperationRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Adds the entry of an operation, in place of an old one if the ring is full.
   Entry& Add(const OperationRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void Update(Entry& entry, const OperationRecord& record);
   // Moves next_ past entries of running operations, unless all are running: the watchdog must still find
   // them.
   void SkipRunning() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
