@@ -148,15 +148,14 @@ class Weft final : public Contestant {
   const std::byte* gather_input_;
 };
 
-// The buffers of MPI's contestants, and the number of elements that a rank exchanges with other nodes.
-struct MpiArena {
-  MpiArena(const Bootstrap& bootstrap, int64_t elements)
+// MPI, and the sizes of a collective.
+struct MpiSetting {
+  MpiSetting(const Bootstrap& bootstrap, int64_t elements)
       : size(bootstrap.size()),
         node_ranks(static_cast<int>(bootstrap.node_map().RanksOf(bootstrap.node()).size())),
-        input(static_cast<size_t>(2 * elements)),
-        output(static_cast<size_t>(2 * elements)),
         whole(elements) {}
 
+  // Elements that a rank sends to other nodes.
   int64_t Crossing(Op op) const {
     return whole * (size - node_ranks) / size / node_ranks * (op == Op::kAllReduce ? 2 : 1);
   }
@@ -164,42 +163,54 @@ struct MpiArena {
   MpiBaseline mpi;
   int size;
   int node_ranks;
-  std::vector<float> input, output;
   int64_t whole;
 };
 
-class Stream : public Contestant {
- public:
-  explicit Stream(MpiArena& arena, std::string name = "MPI stream")
-      : Contestant(std::move(name)), arena_(arena) {}
-  void Run(Op op) override {
-    arena_.mpi.Stream(arena_.input.data(), arena_.output.data(), arena_.Crossing(op), arena_.node_ranks,
-                      [&](int64_t begin, int64_t end) { OnReceived(op, begin, end); });
-  }
-
+// A contestant over MPI. Like each engine, it has buffers of its own: memory that others have used just before
+// would still be in the caches.
+class OverMpi : public Contestant {
  protected:
-  MpiArena& arena() const { return arena_; }
+  OverMpi(std::string name, MpiSetting& setting)
+      : Contestant(std::move(name)),
+        setting_(setting),
+        input_(static_cast<size_t>(2 * setting.whole)),
+        output_(static_cast<size_t>(2 * setting.whole)) {}
+
+  MpiSetting& setting() const { return setting_; }
+  const float* input() const { return input_.data(); }
+  float* output() { return output_.data(); }
 
  private:
-  // Elements [begin, end) of arena.output have been received.
-  virtual void OnReceived(Op /*op*/, int64_t /*begin*/, int64_t /*end*/) {}
+  MpiSetting& setting_;
+  std::vector<float> input_, output_;
+};
 
-  MpiArena& arena_;
+class Stream : public OverMpi {
+ public:
+  explicit Stream(MpiSetting& setting, std::string name = "MPI stream") : OverMpi(std::move(name), setting) {}
+  void Run(Op op) override {
+    setting().mpi.Stream(input(), output(), setting().Crossing(op), setting().node_ranks,
+                         [&](int64_t begin, int64_t end) { OnReceived(op, begin, end); });
+  }
+
+ private:
+  // Elements [begin, end) of the output have been received.
+  virtual void OnReceived(Op /*op*/, int64_t /*begin*/, int64_t /*end*/) {}
 };
 
 // A gather spreads the copy of the rank's own part over the messages. A sum adds what arrives to a part that
 // stays in memory; an all-reduce adds in its first half.
 class StreamWithWork final : public Stream {
  public:
-  explicit StreamWithWork(MpiArena& arena)
-      : Stream(arena, "MPI stream with work"),
-        part_(arena.whole / arena.size),
+  explicit StreamWithWork(MpiSetting& setting)
+      : Stream(setting, "MPI stream with work"),
+        part_(setting.whole / setting.size),
         own_(static_cast<size_t>(part_), 1),
         result_(static_cast<size_t>(part_)) {}
 
  private:
   void OnReceived(Op op, int64_t begin, int64_t end) override {
-    const int64_t crossing = arena().Crossing(op);
+    const int64_t crossing = setting().Crossing(op);
     if (op == Op::kAllGather) {
       const int64_t first = begin * part_ / crossing;
       std::copy(own_.begin() + first, own_.begin() + end * part_ / crossing, result_.begin() + first);
@@ -209,7 +220,7 @@ class StreamWithWork final : public Stream {
     for (int64_t i = begin; i < end;) {
       const int64_t at = i % part_;
       const int64_t run = std::min(end - i, part_ - at);
-      Add(arena().output.data() + i, (i < part_ ? own_ : result_).data() + at, result_.data() + at, run);
+      Add(output() + i, (i < part_ ? own_ : result_).data() + at, result_.data() + at, run);
       i += run;
     }
   }
@@ -221,25 +232,24 @@ class StreamWithWork final : public Stream {
   std::vector<float> own_, result_;
 };
 
-class OpenMpi final : public Contestant {
+class OpenMpi final : public OverMpi {
  public:
-  OpenMpi(std::string name, MpiArena& arena, MpiBaseline::Style style)
-      : Contestant(std::move(name)), arena_(arena), style_(style) {}
+  OpenMpi(std::string name, MpiSetting& setting, MpiBaseline::Style style)
+      : OverMpi(std::move(name), setting), style_(style) {}
   void Run(Op op) override {
-    const float* input = arena_.input.data();
-    float* output = arena_.output.data();
+    MpiBaseline& mpi = setting().mpi;
+    const int64_t part = setting().whole / setting().size;
     switch (op) {
       case Op::kAllGather:
-        return arena_.mpi.AllGather(style_, input, output, arena_.whole / arena_.size);
+        return mpi.AllGather(style_, input(), output(), part);
       case Op::kReduceScatter:
-        return arena_.mpi.ReduceScatter(style_, input, output, arena_.whole / arena_.size);
+        return mpi.ReduceScatter(style_, input(), output(), part);
       case Op::kAllReduce:
-        return arena_.mpi.AllReduce(style_, input, output, arena_.whole);
+        return mpi.AllReduce(style_, input(), output(), setting().whole);
     }
   }
 
  private:
-  MpiArena& arena_;
   MpiBaseline::Style style_;
 };
 
@@ -293,7 +303,7 @@ void Print(const std::string& name, const Series& series, const Series& stream, 
               Median(series.cpu_seconds) / Median(stream.cpu_seconds));
 }
 
-void Compare(Bootstrap& mpi, MpiArena& arena, const std::vector<std::unique_ptr<Contestant>>& contestants,
+void Compare(Bootstrap& mpi, MpiSetting& setting, const std::vector<std::unique_ptr<Contestant>>& contestants,
              const Options& options) {
   const size_t count = contestants.size();
   for (const Op op : {Op::kAllGather, Op::kReduceScatter, Op::kAllReduce}) {
@@ -301,17 +311,17 @@ void Compare(Bootstrap& mpi, MpiArena& arena, const std::vector<std::unique_ptr<
     for (int round = -1; round < options.rounds; ++round) {  // The first is a warm-up.
       for (size_t i = 0; i < count; ++i) {
         const size_t turn = (i + static_cast<size_t>(round + 1)) % count;
-        Measure(mpi, arena.mpi, *contestants[turn], op, round < 0 ? nullptr : &series[turn]);
+        Measure(mpi, setting.mpi, *contestants[turn], op, round < 0 ? nullptr : &series[turn]);
       }
     }
     if (mpi.rank() != 0) continue;
-    const double rank_bytes = static_cast<double>(arena.Crossing(op)) * sizeof(float);
+    const double rank_bytes = static_cast<double>(setting.Crossing(op)) * sizeof(float);
     std::printf("%s of %lld MiB", kOpNames[static_cast<size_t>(op)], static_cast<long long>(options.mib));
     if (options.gigabits > 0)
-      std::printf(", cable %.1f ms", rank_bytes * arena.node_ranks * 8 / options.gigabits * 1e-6);
+      std::printf(", cable %.1f ms", rank_bytes * setting.node_ranks * 8 / options.gigabits * 1e-6);
     std::printf("\n");
     for (size_t i = 0; i < count; ++i)
-      Print(contestants[i]->name(), series[i], series[0], rank_bytes * arena.size * 1e-9);
+      Print(contestants[i]->name(), series[i], series[0], rank_bytes * setting.size * 1e-9);
     std::fflush(stdout);
   }
 }
@@ -343,15 +353,15 @@ void Run(const Options& options) {
   const auto mpi = OrDie(MakeMpiBootstrap());
   const std::string folder = SharedFolder(*mpi);
   const auto store = OverStore(*mpi, folder, options.apart);
-  MpiArena arena(*mpi, options.elements());
+  MpiSetting setting(*mpi, options.elements());
   std::vector<std::unique_ptr<Contestant>> contestants;
-  contestants.push_back(std::make_unique<Stream>(arena));
-  contestants.push_back(std::make_unique<StreamWithWork>(arena));
+  contestants.push_back(std::make_unique<Stream>(setting));
+  contestants.push_back(std::make_unique<StreamWithWork>(setting));
   if (options.open_mpi) {
     contestants.push_back(
-        std::make_unique<OpenMpi>("Open MPI blocking", arena, MpiBaseline::Style::kBlocking));
+        std::make_unique<OpenMpi>("Open MPI blocking", setting, MpiBaseline::Style::kBlocking));
     contestants.push_back(
-        std::make_unique<OpenMpi>("Open MPI nonblocking", arena, MpiBaseline::Style::kNonblocking));
+        std::make_unique<OpenMpi>("Open MPI nonblocking", setting, MpiBaseline::Style::kNonblocking));
   }
   contestants.push_back(std::make_unique<Weft>("weft over MPI", *mpi, options.elements()));
   if (options.in_place) {
@@ -372,7 +382,7 @@ void Run(const Options& options) {
   }
   if (options.sockets)
     contestants.push_back(std::make_unique<Weft>("weft over sockets", *store, options.elements()));
-  Compare(*mpi, arena, contestants, options);
+  Compare(*mpi, setting, contestants, options);
   Gather(*mpi, "");
   if (mpi->rank() == 0) std::filesystem::remove_all(folder);
 }
