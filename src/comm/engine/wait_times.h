@@ -41,8 +41,9 @@ struct WaitTimes {
 // slept, the last one would have to wake them one by one. Their progress threads wake less often. Several
 // waits between two looks of a progress thread are those of small operations.
 // While the wire is in use, a rank sleeps sooner: socket buffers hold what arrives. On a fast link it yields
-// for as long as two messages take. MPI moves the data of large messages within a node in polls of both
-// ranks, so a sleep would stall them. See Note [Runs of slices].
+// for longer than all messages in flight take (Note [Wire budget]). MPI moves large messages within a node in
+// polls of both ranks, so a sleep would stall them, and it moves several at the same time, so that none may
+// end for as long. See Note [Runs of slices].
 // Each change of threads costs microseconds and what the caches hold, but other ranks must use the wire
 // before the time slice of one ends.
 inline WaitTimes TimesOf(Runtime& runtime, bool has_core) {
@@ -62,7 +63,7 @@ inline WaitTimes TimesOf(Runtime& runtime, bool has_core) {
                   .poll_ns = 0,
                   .yield_ns = 250 * kMicrosecond,
                   .wire_yield_ns = 30 * kMicrosecond,
-                  .fast_wire_yield_ns = 200 * kMicrosecond,
+                  .fast_wire_yield_ns = kMillisecond,
                   .turn_ns = 200 * kMicrosecond,
                   .beside_waiter_ns = kMillisecond,
                   .after_wait_ns = kMillisecond,
