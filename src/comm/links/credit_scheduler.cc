@@ -50,6 +50,7 @@ absl::StatusOr<bool> CreditScheduler::PollTransfers() {
   for (const Transfer& transfer : done) FinishTransfer(transfer);
   WEFT_RETURN_IF_ERROR(failed);
   budget_.EndPoll();
+  trials_.EndPoll(budget_.now_ns(), all_bytes_ > 0);
   return !done.empty();
 }
 
@@ -60,6 +61,7 @@ void CreditScheduler::FinishTransfer(const Transfer& transfer) {
     all_bytes_ -= bytes;
     CountShared(transfer, -bytes);
     budget_.Arrived(transfer.credit, bytes, transfer.slices);
+    trials_.Arrived(bytes, transfer.slices);
     if (transfer.yielded) yielded_bytes_ -= bytes;
   } else {
     poll_times_.EndSend(bytes);

@@ -54,7 +54,8 @@
 //   - A run has at most what the link brings in 0.1 ms (Note [Wire budget]), max_run_bytes, half of what is
 //     left of its stream, and a quarter of its receive ring and of the yield window if that applies: MPI
 //     sends several messages at the same time, so that their slices arrive together. If that is less than
-//     kFewestInRun slices, as for slices of 60 KiB on links up to 20 Gbit/s, slices travel alone.
+//     kFewestInRun slices, as for slices of 60 KiB on links up to 20 Gbit/s, slices travel alone. From 0.6
+//     of that rate on, runs of kFewestInRun are tried (Note [Trials of runs]).
 //   - If a whole run has no room in the windows or in the ring, the stream waits for it only while it has as
 //     many slices in flight itself. Otherwise the next slice gets a credit of its own, if that has room.
 // Why it suffices: windows count bytes, so other operations find no more data ahead of theirs. A full window
@@ -97,6 +98,7 @@
 #include "src/comm/links/late_rank_messages.h"
 #include "src/comm/links/node_link.h"
 #include "src/comm/links/poll_times.h"
+#include "src/comm/links/run_trials.h"
 #include "src/comm/links/tag_layout.h"
 #include "src/comm/links/wire_budget.h"
 #include "weft/comm/engine_options.h"
@@ -159,7 +161,11 @@ class CreditScheduler {
     int64_t bytes = std::min(budget_.message_bytes(), options_.max_run_bytes);
     if (priority > highest_demand()) bytes = std::min(bytes, options_.yield_window_bytes / kRunsOfWindow);
     const int64_t slices = bytes / slice_bytes;
-    return slices < kFewestInRun ? 1 : slices;
+    if (slices >= kFewestInRun) return slices;
+    // See Note [Trials of runs].
+    const int64_t tried_bytes = kFewestInRun * slice_bytes;
+    const bool may_try = tried_bytes <= options_.max_run_bytes && 3 * tried_bytes <= 5 * bytes;
+    return may_try && trials_.uses_runs() ? kFewestInRun : 1;
   }
   // True if slices of the engine's size travel in runs.
   bool has_fast_link() const { return LongestRun(Priority::kCritical, options_.slice_bytes) > 1; }
@@ -383,6 +389,7 @@ class CreditScheduler {
   int64_t silent_bytes_ = 0;     // Those of them without `shared`.
   int64_t ran_ahead_bytes_ = 0;  // Those of them beyond the first kSilentSlices of their streams.
   WireBudget budget_;
+  RunTrials trials_;
   PollTimes poll_times_;
   int64_t yielded_bytes_ = 0;  // Bytes of posted receives with `yielded` set.
   bool uses_background_window_ = false;

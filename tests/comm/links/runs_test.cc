@@ -1,4 +1,5 @@
 // Runs of slices that travel as one message, on fake wire links: credits, and the length of runs.
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -95,6 +96,28 @@ TEST_F(RunsTest, HaveWhatTheLinkBringsInATenthOfAMillisecond) {
   EXPECT_EQ(LongestRun(Priority::kBulk), 6);
   receiver_.options.max_run_bytes = 3 * kSlice;
   EXPECT_EQ(LongestRun(Priority::kBulk), 1) << "fewer than kFewestInRun slices travel alone";
+}
+
+// The fewest slices of a run are four: those of 100 us pay, and those of 160 us are tried.
+TEST_F(RunsTest, AreTriedIfTheyWouldTakeLittleLonger) {
+  int64_t now_ns = 1'000'000;
+  const auto longest_of_a_series = [&](int64_t ns_of_slice) {
+    int64_t longest = 0;
+    for (int64_t first = 0; first < 2 * RunTrials::kSlices;) {
+      EXPECT_OK(receiver_.scheduler.Poll(now_ns));
+      const int64_t slices = LongestRun(Priority::kBulk);
+      Receive(first, slices);
+      first += slices;
+      now_ns += slices * ns_of_slice;
+      Arrive(now_ns);
+      longest = std::max(longest, slices);
+    }
+    return longest;
+  };
+  EXPECT_EQ(longest_of_a_series(/*ns_of_slice=*/60'000), 1);
+  EXPECT_EQ(longest_of_a_series(/*ns_of_slice=*/40'000), CreditScheduler::kFewestInRun);
+  receiver_.options.max_run_bytes = 3 * kSlice;
+  EXPECT_EQ(longest_of_a_series(/*ns_of_slice=*/40'000), 1);
 }
 
 TEST_F(RunsTest, HaveAQuarterOfTheYieldWindowWhileAHigherPriorityWantsTheWire) {

@@ -1,0 +1,57 @@
+// Tells whether slices should travel in runs, by trying it.
+//
+// Note [Trials of runs]
+// Problem: on a link of 12 to 20 Gbit/s, the rate does not tell whether runs pay (Note [Runs of slices]).
+// Slices that travel alone may keep the CPU so busy that they reach no more: through the memory of a host,
+// 13 to 20 Gbit/s, and runs 24. Over TCP, runs are slower than slices.
+// Rule: the receiver tries both. After some thousand slices, eight blocks of slices travel alone and in runs
+// by turns. The other way is taken from then on if its slices have arrived faster by a quarter in three of
+// the four pairs of blocks.
+//   - Blocks are short, because the rate also depends on what the ranks do besides: a gather may first copy
+//     the rank's own part.
+//   - The rate of a way is that of the bytes which arrived while more were in flight. The first slices of a
+//     block do not count, because some were still sent the other way, nor do pauses of a millisecond.
+// Why it suffices: a trial sends 256 of 8,704 slices the slower way. A wrong choice lasts until the next one.
+//
+// Thread safety: none.
+#pragma once
+
+#include <cstdint>
+
+namespace weft {
+
+class RunTrials {
+ public:
+  static constexpr int64_t kBlockSlices = 64;
+  static constexpr int kBlocks = 8;
+  static constexpr int64_t kFirstSlices = 128;  // Before the first trial,
+  static constexpr int64_t kSlices = 8192;      // and between two trials.
+
+  // The way of the next slices.
+  bool uses_runs() const { return prefers_runs_ != is_other_way(); }
+  // Slices have arrived. Those that arrive in one poll count together, in EndPoll.
+  void Arrived(int64_t bytes, int64_t slices) {
+    bytes_of_poll_ += bytes;
+    slices_of_poll_ += slices;
+  }
+  // `any_in_flight`: more slices are on their way to this rank.
+  void EndPoll(int64_t now_ns, bool any_in_flight);
+
+ private:
+  struct Rate {
+    int64_t bytes = 0, ns = 0;
+    double bytes_per_ns() const { return ns == 0 ? 0 : static_cast<double>(bytes) / static_cast<double>(ns); }
+  };
+  void EndPair();
+  bool is_other_way() const { return block_ > 0 && block_ % 2 == 0; }
+
+  bool prefers_runs_ = false;
+  int block_ = 0;                       // Of a trial, from 1 on. 0: no trial.
+  int64_t slices_left_ = kFirstSlices;  // Of this block, or until the next trial.
+  int64_t bytes_of_poll_ = 0, slices_of_poll_ = 0;
+  int64_t last_ns_ = 0;     // The last arrival, if more were in flight then; otherwise 0.
+  Rate preferred_, other_;  // Of the two ways, in this pair of blocks.
+  int faster_pairs_ = 0;    // Pairs in which the other way was faster.
+};
+
+}  // namespace weft
