@@ -166,8 +166,8 @@ struct MpiSetting {
   int64_t whole;
 };
 
-// A contestant over MPI. Like each engine, it has buffers of its own: memory that others have used just before
-// would still be in the caches.
+// A contestant over MPI. Like each engine, it has buffers of its own: memory that another contestant has just
+// used would still be in the caches.
 class OverMpi : public Contestant {
  protected:
   OverMpi(std::string name, MpiSetting& setting)

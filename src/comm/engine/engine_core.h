@@ -114,8 +114,8 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // True if an unfinished operation waits for something that rings no doorbell and must be polled: messages
   // of other nodes, or a slot of the descriptor ring whose operation was released before all had consumed it.
   bool must_be_polled() const { return wire_.busy() || uses_wire_ || awaits_slot_; }
-  // True once after polls of which threads of this rank must hear that sleep: an operation has completed, or
-  // another poll can advance one.
+  // True, once, if an operation has completed or could advance in another poll. Threads of this rank that
+  // sleep must hear of it.
   bool TakeWakeUp() { return std::exchange(must_wake_threads_, false); }
   // Interval between polls of the wire. See Note [Poll intervals].
   int64_t poll_interval_ns() const { return wire_.PollIntervalNs(now_ns_); }

@@ -4,9 +4,9 @@
 // Problem: on a link of 12 to 20 Gbit/s, the rate does not tell whether runs pay (Note [Runs of slices]).
 // Slices that travel alone may keep the CPU so busy that they reach no more: through the memory of a host,
 // 13 to 20 Gbit/s, and runs 24. Over TCP, runs are slower than slices.
-// Rule: the receiver tries both. After some thousand slices, eight blocks of slices travel alone and in runs
-// by turns. The other way is taken from then on if its slices have arrived faster by a quarter in three of
-// the four pairs of blocks.
+// Rule: the receiver tries both ways. After some thousand slices, eight blocks of slices travel alone and in
+// runs by turns. If those of the other way arrive a quarter faster in three of the four pairs of blocks, that
+// is the way until the next trial.
 //   - Blocks are short, because the rate also depends on what the ranks do besides: a gather may first copy
 //     the rank's own part.
 //   - The rate of a way is that of the bytes which arrived while more were in flight. The first slices of a
