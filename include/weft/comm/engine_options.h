@@ -48,7 +48,7 @@ struct EngineOptions {
   int64_t max_budget_bytes = int64_t{64} << 20;
   // Largest message of a fast link, which holds several slices. A thread copies as much between two polls
   // there, and reads and writes up to four times as much for a sum. If it holds fewer than four slices, they
-  // travel alone, as they do if max_budget_bytes is below 15 slices.
+  // travel alone, as they do if max_budget_bytes is below 24 slices.
   int64_t max_run_bytes = int64_t{512} * 1024;
   // Partial sums of other nodes that a reduction adds in one step. A reduction that needs more of them adds
   // them in several steps. Sums have the same bits for every value.

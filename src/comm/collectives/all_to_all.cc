@@ -186,11 +186,7 @@ class AllToAllOperation final : public Collective {
       }
     }
     const int64_t bytes = elements * static_cast<int64_t>(SizeOf(plan().dtype));
-    // Ranks that run at the same time had better move their own parts if these take as long as a claim.
-    const int64_t most_bytes =
-        context.shares_core
-            ? MaxWholeBytes(context.options)
-            : std::min(MaxWholeBytes(context.options), placement.size() * LeastClaimedBytes(context.options));
+    const int64_t most_bytes = MaxWholeExchangeBytes(context.options, placement.size(), context.shares_core);
     if (bytes > most_bytes || parts > kMostWholeParts) {
       last_.LeaveToAll(context);
       return absl::OkStatus();

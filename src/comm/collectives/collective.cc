@@ -251,7 +251,7 @@ absl::StatusOr<bool> Collective::AwaitArrivals(OperationContext& context) {
   switch (arrived) {
     case NodeLink::Arrived::kAllEqual:
       return true;
-    case NodeLink::Arrived::kAllDiffer: {
+    case NodeLink::Arrived::kUnequal: {
       // Either operations that match have different hashes, or ranks of another group were counted.
       bool all_published = true;
       for (const int peer : peers) {
@@ -263,8 +263,10 @@ absl::StatusOr<bool> Collective::AwaitArrivals(OperationContext& context) {
     case NodeLink::Arrived::kSome:
       break;
   }
-  // While ranks are missing, each later step compares the descriptor of another one, which takes more lines.
-  const bool is_early = arrives || (!context.shares_core && std::exchange(is_early_, false));
+  // While ranks are missing, each later step compares the descriptor of another one. That takes more lines,
+  // so a rank with a hardware thread for itself begins one step later.
+  const bool is_first_look = !arrives && std::exchange(is_early_, false);
+  const bool is_early = arrives || (is_first_look && !context.shares_core);
   if (arrival_ == Arrival::kCounted && is_early) return false;
   WEFT_RETURN_IF_ERROR(ComparePeer(context, peers[next_compared_++ % peers.size()]).status());
   return false;

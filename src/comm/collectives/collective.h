@@ -137,7 +137,7 @@ class Collective : public Operation {
   enum class Arrival : uint8_t { kNone, kCounted, kLast };
   Arrival arrival_ = Arrival::kNone;  // See Note [Arrivals].
   uint64_t node_hash_ = 0;            // HashOnNode of the published descriptor.
-  bool is_early_ = true;              // This rank has looked at the counters at most once.
+  bool is_early_ = true;              // This rank has not looked at the counters since its arrival.
   size_t next_compared_ = 0;          // Index of the local peer whose descriptor is compared next.
   // Descriptors of the node's members that were read, by place in the node. Empty until the first one is.
   mutable std::vector<std::optional<Descriptor>> descriptors_;

@@ -29,6 +29,7 @@
 // ranks have consumed it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -41,14 +42,22 @@
 
 namespace weft {
 
-// The largest data that one rank moves for all: that of all outputs (gathers, all-reduce, all-to-all) or of
-// all inputs (reduce-scatter). To move as much in parts, the ranks of a node together take about as long for
+// The largest data that one rank moves for all: that of all outputs (gathers, all-reduce) or of all inputs
+// (reduce-scatter). To move as much in parts, the ranks of a node together take about as long for
 // their tasks, doorbells and second wait as for the data.
 inline int64_t MaxWholeBytes(const EngineOptions& options) { return 2 * options.piece_bytes; }
 
 // The fewest bytes that a claim writes if one rank could move the data of all. For each claim, ranks exchange
 // about three more cache lines and run one more task, which takes as long as to copy some tens of kilobytes.
 inline int64_t LeastClaimedBytes(const EngineOptions& options) { return MaxWholeBytes(options) / 8; }
+
+// The largest data of an all-to-all, whose parts are not claimed, that one rank moves for all. Ranks with
+// hardware threads of their own run at the same time, so each moves its own parts if they have
+// LeastClaimedBytes.
+inline int64_t MaxWholeExchangeBytes(const EngineOptions& options, int ranks, bool shares_core) {
+  const int64_t most = MaxWholeBytes(options);
+  return shares_core ? most : std::min(most, ranks * LeastClaimedBytes(options));
+}
 
 // The most bytes that a claim writes (gathers) or reads (reductions). The ranks of a node move larger ones in
 // pieces, because a task of this size delays a more urgent one by tens of microseconds.

@@ -267,8 +267,9 @@ absl::StatusOr<bool> EngineCore::StepLane(int index) {
 }
 
 void EngineCore::RecordQueued(Lane& lane) {
-  if (lane.queued.empty() || lane.queued.back()->descriptor.sequence <= lane.recorded) return;
-  for (const auto& record : lane.queued) RecordNew(lane, *record);
+  auto next = lane.queued.end();
+  while (next != lane.queued.begin() && (*std::prev(next))->descriptor.sequence > lane.recorded) --next;
+  for (; next != lane.queued.end(); ++next) RecordNew(lane, **next);
 }
 
 bool EngineCore::RecordNew(Lane& lane, const OperationRecord& record) {

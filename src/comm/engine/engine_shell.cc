@@ -169,13 +169,12 @@ EngineShell::PollResult EngineShell::PollAndRunTask(int64_t now_ns, const Awaite
   released.clear();
   if (!callbacks.empty()) {
     Call(callbacks);
+    result.advanced = true;
   } else if (task) {
     RunCounted(*task);
-  } else {
-    return result;
+    result.advanced = true;
   }
-  result.advanced = true;
-  result.now_ns = runtime_.NowNs();
+  if (result.advanced) result.now_ns = runtime_.NowNs();  // Data may have moved for long.
   return result;
 }
 
@@ -187,7 +186,7 @@ void EngineShell::RunCounted(const DataTask& task) {
   --running_tasks_;
   core_->FinishTask(task, moved);
   // The next poll continues the operation. A waiting thread that should do that may be asleep.
-  WakeSleepers();
+  if (waiters_.load() > 0) WakeSleepers();
 }
 
 bool EngineShell::PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool()> done,
@@ -382,7 +381,7 @@ void EngineShell::RunProgressThread() {
     progress_sleep_.store(ProgressSleep::kNone, std::memory_order_relaxed);
     idle_since = runtime_.NowNs();  // Meanwhile another thread polled, or the engine was idle.
   };
-  sleepers_.fetch_add(1, std::memory_order_seq_cst);  // Until it ends, but for the sleeps above.
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);  // But during the sleeps above.
   while (!stop_.load()) {
     const uint32_t wakeups = progress_wakeups_.load(std::memory_order_acquire);
     const uint32_t doorbell = node_.Doorbell();

@@ -121,7 +121,7 @@ class EngineShell {
     bool has_local_work;  // An operation needs more than releases by peers.
     bool has_tasks;
     bool uses_wire;
-    int64_t now_ns;            // The time of the poll, or that after its task or callbacks.
+    int64_t now_ns;            // The time of the poll, or that after it if it has advanced.
     int64_t wire_interval_ns;  // Of polls of the wire. See Note [Poll intervals].
     bool has_fast_link;        // Slices travel in runs.
   };

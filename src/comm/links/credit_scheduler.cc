@@ -50,7 +50,7 @@ absl::StatusOr<bool> CreditScheduler::PollTransfers() {
   for (const Transfer& transfer : done) FinishTransfer(transfer);
   WEFT_RETURN_IF_ERROR(failed);
   budget_.EndPoll();
-  trials_.EndPoll(budget_.now_ns(), all_bytes_ > 0);
+  trials_.EndPoll(budget_.now_ns(), all_bytes_ > 0, NeedsTrials());
   return !done.empty();
 }
 

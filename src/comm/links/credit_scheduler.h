@@ -54,8 +54,9 @@
 //   - A run has at most what the link brings in 0.1 ms (Note [Wire budget]), max_run_bytes, half of what is
 //     left of its stream, and a quarter of its receive ring and of the yield window if that applies: MPI
 //     sends several messages at the same time, so that their slices arrive together. If that is less than
-//     kFewestInRun slices, as for slices of 60 KiB on links up to 20 Gbit/s, slices travel alone. From 0.6
-//     of that rate on, runs of kFewestInRun are tried (Note [Trials of runs]).
+//     kFewestInRun slices, as for slices of 60 KiB on links up to 20 Gbit/s, slices travel alone.
+//   - From 12 Gbit/s on, runs of kFewestInRun are tried, and take up to 0.17 ms (Note [Trials of runs]).
+//     Lower priorities do not try them while a higher one wants the wire.
 //   - If a whole run has no room in the windows or in the ring, the stream waits for it only while it has as
 //     many slices in flight itself. Otherwise the next slice gets a credit of its own, if that has room.
 // Why it suffices: windows count bytes, so other operations find no more data ahead of theirs. A full window
@@ -162,10 +163,12 @@ class CreditScheduler {
     if (priority > highest_demand()) bytes = std::min(bytes, options_.yield_window_bytes / kRunsOfWindow);
     const int64_t slices = bytes / slice_bytes;
     if (slices >= kFewestInRun) return slices;
-    // See Note [Trials of runs].
-    const int64_t tried_bytes = kFewestInRun * slice_bytes;
-    const bool may_try = tried_bytes <= options_.max_run_bytes && 3 * tried_bytes <= 5 * bytes;
-    return may_try && trials_.uses_runs() ? kFewestInRun : 1;
+    const bool tries = priority <= highest_demand() && MayTryRuns(slice_bytes) && trials_.uses_runs();
+    return tries ? kFewestInRun : 1;
+  }
+  // True if slices travel in runs, or may do so in a trial. See Note [Trials of runs].
+  bool MayHaveRuns(Priority priority, int64_t slice_bytes) const {
+    return LongestRun(priority, slice_bytes) > 1 || MayTryRuns(slice_bytes);
   }
   // True if slices of the engine's size travel in runs.
   bool has_fast_link() const { return LongestRun(Priority::kCritical, options_.slice_bytes) > 1; }
@@ -354,6 +357,14 @@ class CreditScheduler {
   void CountPeer(int peer);
   absl::Status SendCredit(const Channel& channel, const Descriptor& descriptor, const PartShape& part,
                           int32_t slices);
+  bool MayTryRuns(int64_t slice_bytes) const {
+    const int64_t bytes = kFewestInRun * slice_bytes;
+    return bytes <= options_.max_run_bytes && budget_.MayTry(bytes);
+  }
+  // True if runs may be tried on a link that is not so fast that slices travel in runs anyway.
+  bool NeedsTrials() const {
+    return MayTryRuns(options_.slice_bytes) && budget_.message_bytes() < kFewestInRun * options_.slice_bytes;
+  }
   // Bytes in flight of all operations of a lower priority than this.
   int64_t BytesBelow(Priority priority) const;
   Priority highest_demand() const { return std::min(previous_demand_, demand_now_); }

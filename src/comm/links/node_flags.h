@@ -31,12 +31,12 @@ struct Arrivals {
   std::atomic<int64_t> word{0};
   std::atomic<int32_t> consumed{0};
 
-  // What a rank adds to `arrived`.
+  // What a rank adds to `arrived`. The upper 16 bits of its hash do not count.
   static constexpr uint64_t Arrival(uint64_t hash) { return (hash << kCountBits) + 1; }
   static NodeLink::Arrived Compare(uint64_t arrived, int ranks, uint64_t hash) {
     const auto count = static_cast<uint64_t>(ranks);
     if ((arrived & kMaxRanks) < count) return NodeLink::Arrived::kSome;
-    return arrived == count * Arrival(hash) ? NodeLink::Arrived::kAllEqual : NodeLink::Arrived::kAllDiffer;
+    return arrived == count * Arrival(hash) ? NodeLink::Arrived::kAllEqual : NodeLink::Arrived::kUnequal;
   }
   void Clear() {
     arrived.store(0, std::memory_order_relaxed);

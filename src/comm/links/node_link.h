@@ -96,7 +96,7 @@ class NodeLink {
   enum class Arrived : uint8_t {
     kSome,      // Some ranks have not arrived.
     kAllEqual,  // All have, with equal hashes.
-    kAllDiffer  // All have, with other hashes.
+    kUnequal    // As many ranks have arrived, but their hashes are not all equal.
   };
   // Counts this rank, which has published `sequence` with a descriptor of this hash. Returns kSome unless it
   // is the last one, and nothing if the leader has not opened the lane yet: call it again later.

@@ -12,8 +12,9 @@ constexpr int kFasterPairs = 3;
 
 }  // namespace
 
-void RunTrials::EndPoll(int64_t now_ns, bool any_in_flight) {
+void RunTrials::EndPoll(int64_t now_ns, bool any_in_flight, bool needs_trials) {
   if (slices_of_poll_ == 0) return;
+  if (!needs_trials) return BeginSlices(kFirstSlices);
   const int64_t bytes = std::exchange(bytes_of_poll_, 0);
   const int64_t slices = std::exchange(slices_of_poll_, 0);
   const int64_t last_ns = std::exchange(last_ns_, any_in_flight ? now_ns : 0);
@@ -28,9 +29,17 @@ void RunTrials::EndPoll(int64_t now_ns, bool any_in_flight) {
   if (is_other_way()) EndPair();
   slices_left_ = kBlockSlices;
   if (++block_ <= kBlocks) return;
-  if (std::exchange(faster_pairs_, 0) >= kFasterPairs) prefers_runs_ = !prefers_runs_;
+  if (faster_pairs_ >= kFasterPairs) prefers_runs_ = !prefers_runs_;
+  BeginSlices(kSlices);
+}
+
+void RunTrials::BeginSlices(int64_t slices) {
   block_ = 0;
-  slices_left_ = kSlices;
+  slices_left_ = slices;
+  faster_pairs_ = 0;
+  bytes_of_poll_ = slices_of_poll_ = 0;
+  last_ns_ = 0;
+  preferred_ = other_ = {};
 }
 
 void RunTrials::EndPair() {

@@ -4,14 +4,17 @@
 // Problem: on a link of 12 to 20 Gbit/s, the rate does not tell whether runs pay (Note [Runs of slices]).
 // Slices that travel alone may keep the CPU so busy that they reach no more: through the memory of a host,
 // 13 to 20 Gbit/s, and runs 24. Over TCP, runs are slower than slices.
-// Rule: the receiver tries both ways. After some thousand slices, eight blocks of slices travel alone and in
-// runs by turns. If those of the other way arrive a quarter faster in three of the four pairs of blocks, that
-// is the way until the next trial.
+// Rule: on such a link, the receiver tries both ways. After 128 slices, and then after every 8,192, eight
+// blocks of slices travel alone and in runs by turns. If those of the other way arrive a quarter faster in
+// three of the four pairs of blocks, that is the way until the next trial.
 //   - Blocks are short, because the rate also depends on what the ranks do besides: a gather may first copy
 //     the rank's own part.
 //   - The rate of a way is that of the bytes which arrived while more were in flight. The first slices of a
 //     block do not count, because some were still sent the other way, nor do pauses of a millisecond.
-// Why it suffices: a trial sends 256 of 8,704 slices the slower way. A wrong choice lasts until the next one.
+//   - Slices that cannot travel in runs, such as those of all-to-alls, count as well. They bring both rates
+//     nearer to each other, so that the way stays.
+// Why it suffices: at most 256 of 8,704 slices travel the slower way, unless a choice is wrong. That one
+// lasts until the next trial.
 //
 // Thread safety: none.
 #pragma once
@@ -24,18 +27,19 @@ class RunTrials {
  public:
   static constexpr int64_t kBlockSlices = 64;
   static constexpr int kBlocks = 8;
-  static constexpr int64_t kFirstSlices = 128;  // Before the first trial,
-  static constexpr int64_t kSlices = 8192;      // and between two trials.
+  static constexpr int64_t kFirstSlices = 128;  // Slices before the first trial.
+  static constexpr int64_t kSlices = 8192;      // Slices between two trials.
 
-  // The way of the next slices.
+  // True if the next slices should travel in runs.
   bool uses_runs() const { return prefers_runs_ != is_other_way(); }
   // Slices have arrived. Those that arrive in one poll count together, in EndPoll.
   void Arrived(int64_t bytes, int64_t slices) {
     bytes_of_poll_ += bytes;
     slices_of_poll_ += slices;
   }
-  // `any_in_flight`: more slices are on their way to this rank.
-  void EndPoll(int64_t now_ns, bool any_in_flight);
+  // `any_in_flight`: more slices are on their way to this rank. `needs_trials`: the rate does not tell
+  // whether runs pay. If that is false, a trial is given up, and the choice stays.
+  void EndPoll(int64_t now_ns, bool any_in_flight, bool needs_trials);
 
  private:
   struct Rate {
@@ -43,6 +47,7 @@ class RunTrials {
     double bytes_per_ns() const { return ns == 0 ? 0 : static_cast<double>(bytes) / static_cast<double>(ns); }
   };
   void EndPair();
+  void BeginSlices(int64_t slices);
   bool is_other_way() const { return block_ > 0 && block_ % 2 == 0; }
 
   bool prefers_runs_ = false;

@@ -157,8 +157,8 @@ class SimNodeLink final : public NodeLink {
   std::optional<Arrived> Arrive(const LocalGroup& group, uint64_t sequence, uint64_t hash) override {
     Arrivals& arrivals = ArrivalsOf(group).At(sequence);
     arrivals.hashes += hash;
-    if (++arrivals.arrived != group.ranks) return Arrived::kSome;
-    arrivals.all_arrived = ShareNow();
+    if (++arrivals.arrived < group.ranks) return Arrived::kSome;
+    if (!arrivals.all_arrived) arrivals.all_arrived = ShareNow();
     return Compare(arrivals, group, hash);
   }
   Arrived HaveArrived(const LocalGroup& group, uint64_t sequence, uint64_t hash) const override {
@@ -267,8 +267,9 @@ class SimNodeLink final : public NodeLink {
  private:
   // REQUIRES: all have arrived.
   static Arrived Compare(const Arrivals& arrivals, const LocalGroup& group, uint64_t hash) {
-    return arrivals.hashes == hash * static_cast<uint64_t>(group.ranks) ? Arrived::kAllEqual
-                                                                        : Arrived::kAllDiffer;
+    const bool are_equal =
+        arrivals.arrived == group.ranks && arrivals.hashes == hash * static_cast<uint64_t>(group.ranks);
+    return are_equal ? Arrived::kAllEqual : Arrived::kUnequal;
   }
   static void RingNow(RankState& state) {
     state.doorbell.fetch_add(1);

@@ -12,6 +12,8 @@ constexpr int64_t kPollsNs = 600'000;
 constexpr double kMessageNs = 100'000;
 // Messages in flight, at least, if they are as long as they may be.
 constexpr int64_t kMessages = 6;
+// The part of a message that the link must bring in that time for the message to be tried.
+constexpr double kTriedPart = 0.6;
 static_assert(kPollsNs >= kMessages * static_cast<int64_t>(kMessageNs));
 
 }  // namespace
@@ -20,6 +22,10 @@ void WireBudget::Arrived(const Credit& credit, int64_t bytes, int64_t slices) {
   arrived_bytes_ += bytes;
   slices_of_poll_ += slices;
   if (credit.at_ns > newest_.at_ns) newest_ = credit;
+}
+
+bool WireBudget::MayTry(int64_t bytes) const {
+  return bytes <= max_bytes_ / kMessages && rate() * kMessageNs >= kTriedPart * static_cast<double>(bytes);
 }
 
 void WireBudget::EndPoll() {

@@ -52,6 +52,9 @@ class WireBudget {
   double rate() const { return std::max(rate_, previous_rate_); }
   // Bytes that one message may have, at most a sixth of the budget. 0 until the first slice has arrived.
   int64_t message_bytes() const { return message_bytes_; }
+  // True if messages of so many bytes may be tried: the link brings them in little more than the time of the
+  // longest message, and the budget has room for several. See Note [Trials of runs].
+  bool MayTry(int64_t bytes) const;
 
  private:
   const int64_t max_bytes_;

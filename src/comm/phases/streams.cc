@@ -27,7 +27,7 @@ int64_t RingSlices(const OperationContext& context, int64_t streams, bool may_ha
   constexpr int64_t kShareOfFree = 4;
   constexpr int64_t kFewestWithRuns = 96;
   const int64_t slice_bytes = context.options.slice_bytes;
-  const bool has_runs = may_have_runs && context.wire.LongestRun(context.priority, slice_bytes) > 1;
+  const bool has_runs = may_have_runs && context.wire.MayHaveRuns(context.priority, slice_bytes);
   const int64_t wanted =
       std::max(has_runs ? kFewestWithRuns : kFewestInAll, context.wire.budget_bytes() / slice_bytes);
   const int64_t rings = std::max<int64_t>(1, streams);

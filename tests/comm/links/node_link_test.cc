@@ -215,17 +215,40 @@ TEST(NodeLink, TellsWhetherAllHaveArrivedWithEqualHashes) {
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     if (rank == 1) {
       EXPECT_EQ(link.Arrive(kMeeting, 1, hash(1)), Arrived::kAllEqual);
-      EXPECT_EQ(link.Arrive(kMeeting, 2, hash(2)), Arrived::kAllDiffer);
+      EXPECT_EQ(link.Arrive(kMeeting, 2, hash(2)), Arrived::kUnequal);
       link.SetWord(kMeeting, 1, 42);
     }
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     EXPECT_EQ(link.HaveArrived(kMeeting, 1, hash(1)), Arrived::kAllEqual);
-    EXPECT_EQ(link.HaveArrived(kMeeting, 2, hash(2)), Arrived::kAllDiffer);
+    EXPECT_EQ(link.HaveArrived(kMeeting, 2, hash(2)), Arrived::kUnequal);
     EXPECT_EQ(link.Word(kMeeting, 1), 42);
     EXPECT_EQ(link.Word(kMeeting, 2), 0);
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     return BootstrapBarrier(bootstrap);
   });
+}
+
+TEST(Arrivals, AreEqualOnlyIfAllHashesAre) {
+  using shared_memory::Arrivals;
+  constexpr uint64_t kHash = 0x9e3779b97f4a7c15;
+  for (const int ranks : {1, 2, 3, 64, 65'535}) {
+    uint64_t arrived = 0;
+    for (int rank = 1; rank < ranks; ++rank) arrived += Arrivals::Arrival(kHash);
+    if (ranks > 1) {
+      EXPECT_EQ(Arrivals::Compare(arrived, ranks, kHash), Arrived::kSome) << ranks;
+    }
+    EXPECT_EQ(Arrivals::Compare(arrived + Arrivals::Arrival(kHash), ranks, kHash), Arrived::kAllEqual)
+        << ranks;
+    for (const int bit : {0, 1, 31, 47}) {
+      const uint64_t other = kHash ^ (uint64_t{1} << bit);
+      const uint64_t with_other = arrived + Arrivals::Arrival(other);
+      EXPECT_EQ(Arrivals::Compare(with_other, ranks, kHash), Arrived::kUnequal) << ranks << " " << bit;
+    }
+    if (ranks < 65'535) {
+      const uint64_t surplus = arrived + 2 * Arrivals::Arrival(kHash);
+      EXPECT_EQ(Arrivals::Compare(surplus, ranks, kHash), Arrived::kUnequal) << ranks;
+    }
+  }
 }
 
 // Both ranks pass through several operations of each slot concurrently.

@@ -23,13 +23,14 @@ class Receiver {
       const int64_t message = is_run_ ? kRun : 1;
       now_ns_ += static_cast<int64_t>(static_cast<double>(message) * (is_run_ ? run_ns : alone_ns));
       trials_.Arrived(message * kSlice, message);
-      trials_.EndPoll(now_ns_, /*any_in_flight=*/true);
+      trials_.EndPoll(now_ns_, /*any_in_flight=*/true, needs_trials_);
       in_flight_ -= message;
       arrived += message;
       in_runs_ += is_run_ ? message : 0;
     }
   }
   void Pause(int64_t ns) { now_ns_ += ns; }
+  void SetNeedsTrials(bool needs_trials) { needs_trials_ = needs_trials; }
   // The part of the slices that have travelled in runs since the last call.
   double PartInRuns(int64_t slices, double alone_ns, double run_ns) {
     in_runs_ = 0;
@@ -43,6 +44,7 @@ class Receiver {
   int64_t in_flight_ = 0;
   bool is_run_ = false;
   int64_t in_runs_ = 0;
+  bool needs_trials_ = true;
 };
 
 // Slices until the first trial has ended, and from there until the next one has.
@@ -84,6 +86,17 @@ TEST(RunTrials, IgnoreWhatSpeedsUpBothWays) {
     receiver.Receive(kFirst - RunTrials::kFirstSlices - at, /*alone_ns=*/40'000, /*run_ns=*/40'000);
     EXPECT_FALSE(trials.uses_runs()) << at;
   }
+}
+
+TEST(RunTrials, AreMadeOnlyWhereTheRateDoesNotTell) {
+  RunTrials trials;
+  Receiver receiver(trials);
+  receiver.SetNeedsTrials(false);
+  EXPECT_EQ(receiver.PartInRuns(2 * kRound, /*alone_ns=*/36'000, /*run_ns=*/22'000), 0);
+  receiver.SetNeedsTrials(true);
+  receiver.Receive(kFirst, 36'000, 22'000);
+  receiver.SetNeedsTrials(false);
+  EXPECT_EQ(receiver.PartInRuns(2 * kRound, 36'000, 60'000), 1) << "the choice stays";
 }
 
 TEST(RunTrials, DoNotCountPausesOfTheSender) {

@@ -100,6 +100,7 @@ TEST_F(RunsTest, HaveWhatTheLinkBringsInATenthOfAMillisecond) {
 
 // The fewest slices of a run are four: those of 100 us pay, and those of 160 us are tried.
 TEST_F(RunsTest, AreTriedIfTheyWouldTakeLittleLonger) {
+  receiver_.options.slice_bytes = kSlice;
   int64_t now_ns = 1'000'000;
   const auto longest_of_a_series = [&](int64_t ns_of_slice) {
     int64_t longest = 0;
