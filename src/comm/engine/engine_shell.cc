@@ -13,27 +13,6 @@
 namespace weft {
 namespace {
 
-// Interval between two polls of the wire. It grows with the time since the last progress, so that a sleep
-// adds little to the total wait.
-constexpr int64_t kMaxWirePollIntervalNs = 500 * kMicrosecond;
-constexpr int64_t kWirePollsPerWait = 16;
-int64_t WirePollInterval(int64_t waited_ns, int64_t shortest_ns) {
-  return std::clamp(waited_ns / kWirePollsPerWait, shortest_ns, kMaxWirePollIntervalNs);
-}
-// The shortest interval on any link. On fast links, the intervals below are cut down to it.
-constexpr int64_t kFastestWirePollIntervalNs = 10 * kMicrosecond;
-int64_t CutToWire(int64_t interval_ns, int64_t wire_interval_ns) {
-  return std::clamp(wire_interval_ns, kFastestWirePollIntervalNs, interval_ns);
-}
-// The shortest interval while a thread waits, after it has yielded for a while.
-constexpr int64_t kWirePollIntervalNs = 50 * kMicrosecond;
-// The shortest interval while no thread waits. Each poll takes time from a rank that computes, and the
-// system's buffers hold what arrives meanwhile.
-constexpr int64_t kUnattendedWirePollIntervalNs = 250 * kMicrosecond;
-// The shortest interval for the first polls after an idle time: the first messages of peers arrive soon.
-constexpr int64_t kInitialWirePollIntervalNs = 100 * kMicrosecond;
-constexpr int kInitialWirePolls = 4;
-
 // Longest sleep on the rank's doorbell.
 constexpr int64_t kMaxDoorbellWaitNs = 20 * kMillisecond;
 // Longest sleep of a parked progress thread.

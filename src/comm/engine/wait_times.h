@@ -2,6 +2,7 @@
 // engine_shell.h.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -76,6 +77,27 @@ inline WaitTimes TimesOf(Runtime& runtime, bool has_core) {
   }
   return times;
 }
+
+// Interval between two polls of the wire. It grows with the time since the last progress, so that a sleep
+// adds little to the total wait.
+inline constexpr int64_t kMaxWirePollIntervalNs = 500 * kMicrosecond;
+inline constexpr int64_t kWirePollsPerWait = 16;
+inline int64_t WirePollInterval(int64_t waited_ns, int64_t shortest_ns) {
+  return std::clamp(waited_ns / kWirePollsPerWait, shortest_ns, kMaxWirePollIntervalNs);
+}
+// The shortest interval on any link. On fast links, the intervals below are cut down to it.
+inline constexpr int64_t kFastestWirePollIntervalNs = 10 * kMicrosecond;
+inline int64_t CutToWire(int64_t interval_ns, int64_t wire_interval_ns) {
+  return std::clamp(wire_interval_ns, kFastestWirePollIntervalNs, interval_ns);
+}
+// The shortest interval while a thread waits, after it has yielded for a while.
+inline constexpr int64_t kWirePollIntervalNs = 50 * kMicrosecond;
+// The shortest interval while no thread waits. Each poll takes time from a rank that computes, and the
+// system's buffers hold what arrives meanwhile.
+inline constexpr int64_t kUnattendedWirePollIntervalNs = 250 * kMicrosecond;
+// The shortest interval for the first polls after an idle time: the first messages of peers arrive soon.
+inline constexpr int64_t kInitialWirePollIntervalNs = 100 * kMicrosecond;
+inline constexpr int kInitialWirePolls = 4;
 
 // The steps of a waiting thread between two polls of the core.
 class WaitSteps {

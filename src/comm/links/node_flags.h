@@ -31,7 +31,7 @@ struct Arrivals {
   std::atomic<int64_t> word{0};
   std::atomic<int32_t> consumed{0};
 
-  // What a rank adds to `arrived`. The upper 16 bits of its hash do not count.
+  // A rank adds this number to `arrived`. The upper 16 bits of its hash do not count.
   static constexpr uint64_t Arrival(uint64_t hash) { return (hash << kCountBits) + 1; }
   static NodeLink::Arrived Compare(uint64_t arrived, int ranks, uint64_t hash) {
     const auto count = static_cast<uint64_t>(ranks);

@@ -1,4 +1,28 @@
-// Tells whether slices should travel in runs, by trying it.
+// Runs of slices: the rules, and trials that tell whether slices should travel in runs.
+//
+// Note [Runs of slices]
+// Problem: a message takes some 10 us of CPU time, for its credit, MPI, and the polls that find both. On a
+// link of 25 Gbit/s and more, that is as long as a slice takes on the wire. Larger slices would have to be
+// agreed on before an operation starts, and lose over TCP, where MPI sends a slice eagerly.
+// Rule: one credit is for a *run*: slices that lie end to end at both ranks and travel as one message. The
+// receiver chooses the length and says it in the credit.
+//   - A run has at most what the link brings in 0.1 ms (Note [Wire budget]), max_run_bytes, half of what is
+//     left of its stream, and a quarter of its receive ring and of the yield window if that applies: MPI
+//     sends several messages at the same time, so that their slices arrive together. If that is less than
+//     kFewestInRun slices, as for slices of 60 KiB on links up to 20 Gbit/s, slices travel alone.
+//   - From 12 Gbit/s on, runs of kFewestInRun are tried, and take up to 0.17 ms (Note [Trials of runs]).
+//     Lower priorities do not try them while a higher one wants the wire.
+//   - If a whole run has no room in the windows or in the ring, the stream waits for it only while it has as
+//     many slices in flight itself. Otherwise the next slice gets a credit of its own, if that has room.
+// Why it suffices: windows count bytes, so other operations find no more data ahead of theirs. A full window
+// still holds some runs, which keep the link busy while a stream waits for room. Without the wait, messages
+// would stay as short as the first ones: each that arrives makes room for one like it. A wait ends, as the
+// slices in flight depend only on earlier operations, or on an earlier phase of the same one. Slices of
+// other streams give no such promise: they may await a rank that waits for this stream. Slices remain the
+// unit of all else, so no result depends on runs.
+// Tasks: between two polls, a thread copies or adds up a run, too, if its slices are there and lie end to
+// end. A poll of MPI takes some microseconds, a good part of the time that a slice takes. A sum of many
+// inputs has shorter runs. So other work waits for a task about as long as it may wait for a message: 0.1 ms.
 //
 // Note [Trials of runs]
 // Problem: on a link of 12 to 20 Gbit/s, the rate does not tell whether runs pay (Note [Runs of slices]).
