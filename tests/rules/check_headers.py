@@ -3,9 +3,9 @@
 
     check_headers.py ROOT
 
-Every header has `#pragma once`. A public header include/weft/<layer>/x.h is the first include of the source x.cc of its layer.
-The target weft_header_checks compiles each public header alone (tests/rules/CMakeLists.txt). Sources do not prove that a header
-needs no other one before it: in most presets they have a precompiled header, or are compiled together.
+Every header has `#pragma once`. A public header include/weft/<layer>/x.h is the first include of the source x.cc of its layer. It
+includes itself the headers of the standard library and of abseil whose names it uses; PROVIDERS has them all. The target
+weft_header_checks compiles each public header alone (tests/rules/CMakeLists.txt), but for these headers, which are precompiled.
 
 Prints one line for each violation. Exit code: 0 without violations, 1 with violations.
 """
@@ -15,6 +15,48 @@ import sys
 
 FOLDERS = ["include", "src", "sharding", "context_parallel", "tests", "bench", "examples"]
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+COMMENT_OR_STRING = re.compile(r'//[^\n]*|"(?:\\.|[^"\\])*"')
+NAME = re.compile(r"\b(?:std|absl)::\w+|\bsize_t\b|\bu?int(?:8|16|32|64)_t\b")
+# By header: the names that public headers use of it.
+PROVIDERS = {
+    "absl/container/flat_hash_map.h": "absl::flat_hash_map",
+    "absl/container/inlined_vector.h": "absl::InlinedVector",
+    "absl/functional/any_invocable.h": "absl::AnyInvocable",
+    "absl/functional/function_ref.h": "absl::FunctionRef",
+    "absl/status/status.h": "absl::Status absl::OkStatus",
+    "absl/status/statusor.h": "absl::StatusOr",
+    "absl/strings/str_cat.h": "absl::StrCat absl::Hex absl::kZeroPad2",
+    "absl/strings/str_format.h": "absl::StrFormat",
+    "absl/strings/string_view.h": "absl::string_view",
+    "absl/time/time.h": "absl::Duration absl::Seconds absl::ZeroDuration",
+    "absl/types/span.h": "absl::Span absl::MakeSpan absl::MakeConstSpan",
+    "algorithm": "std::min std::max_element std::nth_element",
+    "array": "std::array",
+    "atomic": "std::atomic",
+    "bit": "std::bit_cast",
+    "chrono": "std::chrono",
+    "cstddef": "std::byte std::ptrdiff_t size_t",
+    "cstdint": "int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t",
+    "cstdio": "std::FILE",
+    "deque": "std::deque",
+    "functional": "std::function",
+    "initializer_list": "std::initializer_list",
+    "iterator": "std::size",
+    "limits": "std::numeric_limits",
+    "map": "std::map",
+    "memory": "std::shared_ptr std::unique_ptr std::make_unique std::make_shared",
+    "mutex": "std::mutex std::adopt_lock_t",
+    "numeric": "std::iota",
+    "optional": "std::optional std::nullopt",
+    "string": "std::string",
+    "string_view": "std::string_view",
+    "thread": "std::this_thread",
+    "typeindex": "std::type_index",
+    "utility": "std::move std::exchange std::forward std::pair",
+    "variant": "std::variant",
+    "vector": "std::vector",
+}
+PROVIDER_OF = {name: header for header, names in PROVIDERS.items() for name in names.split()}
 
 
 def sources_of(root, header):
@@ -39,9 +81,22 @@ def check_first_includes(root):
                 yield f"{source.relative_to(root)}: its first include must be {name}"
 
 
+def check_own_includes(root):
+    for header in sorted((root / "include").rglob("*.h")):
+        text = header.read_text()
+        included = set(INCLUDE.findall(text))
+        for name in sorted(set(NAME.findall(COMMENT_OR_STRING.sub("", INCLUDE.sub("", text))))):
+            provider = PROVIDER_OF.get(name)
+            if provider is None:
+                yield f"{header.relative_to(root)}: uses {name}; add it to PROVIDERS in {pathlib.Path(__file__).name}"
+            elif provider not in included:
+                yield f"{header.relative_to(root)}: uses {name}, but does not include <{provider}>"
+
+
 def violations(root):
     yield from check_pragmas(root)
     yield from check_first_includes(root)
+    yield from check_own_includes(root)
 
 
 def main(root):

@@ -22,6 +22,7 @@
 // Lifetime: bootstrap and heap must outlive the engine, and the engine its Works.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -31,6 +32,7 @@
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <absl/time/time.h>
 #include <absl/types/span.h>
 
 #include "weft/comm/engine_options.h"

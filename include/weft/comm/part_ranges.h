@@ -7,6 +7,7 @@
 // Thread safety: immutable. Operations keep a reference until they are released.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>

@@ -4,6 +4,7 @@
 // Thread safety: values.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include <absl/types/span.h>

@@ -19,6 +19,7 @@
 // Lifetime: engine and model must outlive this object, which must outlive the invocations of the model.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>

@@ -5,12 +5,14 @@
 // dim, the expected and the actual sizes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 

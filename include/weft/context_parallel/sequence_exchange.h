@@ -15,11 +15,14 @@
 // Lifetime: engine and pool must outlive the object and its results.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
 #include "weft/comm/comm_engine.h"

@@ -19,6 +19,7 @@
 // Pure: every rank builds the same layout from the same numbers. Thread safety: a value.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>

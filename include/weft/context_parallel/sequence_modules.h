@@ -19,6 +19,9 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+
+#include <absl/status/statusor.h>
 
 #include "weft/context_parallel/sequence_exchange.h"
 #include "weft/context_parallel/sequence_layout.h"

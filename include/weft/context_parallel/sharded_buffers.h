@@ -12,6 +12,7 @@
 // Lifetime: the engine must outlive the sharder, the sharder its scopes.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <utility>
 #include <vector>

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 
 #include "weft/core/tensor_view.h"
 

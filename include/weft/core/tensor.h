@@ -4,6 +4,7 @@
 // Lifetime: the memory lives until the last copy is destroyed.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>

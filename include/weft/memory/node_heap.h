@@ -18,6 +18,7 @@
 #include <optional>
 
 #include <absl/status/statusor.h>
+#include <absl/time/time.h>
 #include <absl/types/span.h>
 
 #include "weft/mesh/bootstrap.h"

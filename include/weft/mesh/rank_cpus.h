@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 

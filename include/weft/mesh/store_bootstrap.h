@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 

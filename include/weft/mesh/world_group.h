@@ -1,6 +1,7 @@
 // The process group of all ranks, named "world", in rank order. Pure: no communication.
 #pragma once
 
+#include <cstddef>
 #include <numeric>
 #include <vector>
 

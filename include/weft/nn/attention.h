@@ -20,8 +20,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <absl/container/flat_hash_map.h>
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
 
 #include "weft/nn/attention_kernel.h"
 #include "weft/nn/module.h"

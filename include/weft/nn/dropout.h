@@ -18,6 +18,8 @@
 #include <string>
 #include <utility>
 
+#include <absl/status/statusor.h>
+
 #include "weft/nn/module.h"
 
 namespace weft {

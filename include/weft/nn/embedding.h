@@ -7,7 +7,10 @@
 // Errors: kInvalidArgument (an id outside [0, vocab_size); checked before anything is computed).
 #pragma once
 
+#include <cstdint>
 #include <string>
+
+#include <absl/status/statusor.h>
 
 #include "weft/nn/module.h"
 

@@ -13,6 +13,8 @@
 #include <string_view>
 #include <utility>
 
+#include <absl/status/statusor.h>
+
 #include "weft/nn/module.h"
 
 namespace weft {

@@ -4,6 +4,8 @@
 // Inputs: x of any shape, f32, bf16 or f16. Outputs: y of the same shape and dtype. Saves: x.
 #pragma once
 
+#include <absl/status/statusor.h>
+
 #include "weft/nn/module.h"
 
 namespace weft {

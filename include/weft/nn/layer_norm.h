@@ -8,7 +8,10 @@
 // writes or adds the gradients of weight and bias, summed over the tokens in fp32 and rounded once.
 #pragma once
 
+#include <cstdint>
 #include <string>
+
+#include <absl/status/statusor.h>
 
 #include "weft/nn/module.h"
 

@@ -23,11 +23,14 @@
 //   FullyShard(*model, model->units(), mesh, engine, policy, loader);
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
 #include "weft/nn/module.h"

@@ -12,9 +12,12 @@
 // in place: a block adds its input to the output of its last layer. Only the layers save tensors.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <absl/status/statusor.h>
 
 #include "weft/nn/attention.h"
 #include "weft/nn/embedding.h"

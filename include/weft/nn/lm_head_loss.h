@@ -20,6 +20,8 @@
 #include <string>
 #include <utility>
 
+#include <absl/status/statusor.h>
+
 #include "weft/core/dtype.h"
 #include "weft/nn/module.h"
 

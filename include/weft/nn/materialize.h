@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "weft/core/dtype.h"
 #include "weft/nn/module.h"

@@ -4,6 +4,7 @@
 // Inputs: x [..., features]. Outputs: y of the same shape and dtype; the caller may overwrite it.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 

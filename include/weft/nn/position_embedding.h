@@ -13,6 +13,8 @@
 #include <cstdint>
 #include <string>
 
+#include <absl/status/statusor.h>
+
 #include "weft/nn/module.h"
 
 namespace weft {

@@ -11,7 +11,10 @@
 // weight's gradient, summed over the tokens in fp32 and rounded once.
 #pragma once
 
+#include <cstdint>
 #include <string>
+
+#include <absl/status/statusor.h>
 
 #include "weft/nn/module.h"
 

@@ -13,6 +13,9 @@
 #include <variant>
 #include <vector>
 
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
 #include "weft/nn/module.h"
 
 namespace weft {

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include <absl/status/statusor.h>
 #include <absl/strings/str_cat.h>
 
 #include "weft/nn/module.h"

@@ -4,6 +4,8 @@
 // Saves: nothing.
 #pragma once
 
+#include <absl/status/statusor.h>
+
 #include "weft/nn/module.h"
 
 namespace weft {

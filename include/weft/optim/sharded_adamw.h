@@ -8,6 +8,7 @@
 // Thread safety, lifetime: those of ShardedOptimizer.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 

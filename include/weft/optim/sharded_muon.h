@@ -26,6 +26,8 @@
 // Collective: Create and Step, by all ranks.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>

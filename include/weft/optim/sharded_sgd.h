@@ -7,6 +7,8 @@
 // Thread safety, lifetime: those of ShardedOptimizer.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include <absl/types/span.h>

@@ -20,6 +20,7 @@
 // Thread safety: a value.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 #include <vector>

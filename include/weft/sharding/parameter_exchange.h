@@ -19,6 +19,7 @@
 // Lifetime: the groups must outlive the exchange.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>

@@ -28,6 +28,7 @@
 // Lifetime: the engine must outlive the groups.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>

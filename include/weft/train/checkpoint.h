@@ -59,6 +59,7 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
+#include <absl/types/span.h>
 
 #include "weft/mesh/bootstrap.h"
 #include "weft/sharding/shard_view.h"

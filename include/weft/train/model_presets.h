@@ -8,6 +8,7 @@
 // Pure.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -1,6 +1,7 @@
 // Progress line of a run.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <limits>

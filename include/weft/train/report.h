@@ -4,6 +4,7 @@
 // Thread safety: any thread. No ranks are needed.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 

@@ -20,6 +20,8 @@
 #include <memory>
 #include <string>
 
+#include <absl/status/statusor.h>
+
 #include "weft/nn/layer_norm.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/module.h"

@@ -22,6 +22,11 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
 
 #include "weft/nn/attention_mask.h"
 #include "weft/nn/module.h"
