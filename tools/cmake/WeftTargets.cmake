@@ -2,8 +2,8 @@
 # Defines a set of precompiled headers, which targets use with weft_precompile(<target> <name>). Headers of other libraries take half
 # of the compile time of most sources. They are precompiled once for the layers and once for the tests, whose options differ.
 # Precompiled headers hide a missing #include. Of the presets, `release`, `asan` and `tsan` have them (WEFT_PRECOMPILE is `all`). Their
-# builds find a missing #include in public headers only, which weft_header_checks compiles alone. Builds without them, such as the
-# preset `debug`, find it in every source.
+# builds and tests find a missing #include in public headers only (tests/rules). Builds without them, such as the preset `debug`,
+# find it in every source.
 function(weft_precompiled_headers name)
   cmake_parse_arguments(ARG "" "" "HEADERS;LINK;OPTIONS" ${ARGN})
   file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/${name}.cc CONTENT "")
@@ -24,10 +24,10 @@ if(WEFT_PRECOMPILE STREQUAL "all")
   weft_precompiled_headers(weft_precompiled
     HEADERS <absl/container/flat_hash_map.h> <absl/container/inlined_vector.h> <absl/functional/any_invocable.h>
             <absl/functional/function_ref.h> <absl/status/statusor.h> <absl/strings/str_cat.h> <absl/strings/str_format.h>
-            <absl/strings/str_join.h> <absl/time/time.h> <absl/types/span.h> <nlohmann/json.hpp>
+            <absl/strings/str_join.h> <absl/time/time.h> <absl/types/span.h>
             <algorithm> <atomic> <deque> <functional> <map> <memory> <mutex> <numeric> <optional> <set> <string> <variant> <vector>
     LINK weft_options absl::flat_hash_map absl::inlined_vector absl::any_invocable absl::function_ref absl::statusor absl::strings
-         absl::str_format absl::time absl::span nlohmann_json::nlohmann_json)
+         absl::str_format absl::time absl::span)
 endif()
 
 # weft_unity(<target> tests|layers)
@@ -132,7 +132,7 @@ add_library(weft_test_options INTERFACE)
 if(WEFT_SANITIZE)
   target_compile_options(weft_test_options INTERFACE -Og -fno-sanitize=undefined)
 else()
-  target_compile_options(weft_test_options INTERFACE $<$<CONFIG:Release>:-O1>)
+  target_compile_options(weft_test_options INTERFACE $<$<CONFIG:Release>:-Og>)
 endif()
 
 # weft_test_library(<name> SOURCES ... LINK targets...)
