@@ -19,8 +19,6 @@ auto Key(const Descriptor& d) {
                   d.generation, d.kind, d.reduce, d.wire_compression, d.scale, d.leaves);
 }
 
-bool Reduces(OpKind kind) { return kind == OpKind::kReduceScatter || kind == OpKind::kAllReduce; }
-
 // True if all ranks of a node share the output.
 bool SharesOutput(const Descriptor& d) {
   return d.kind == OpKind::kAllGatherShared && d.total_count > 0 && d.domains_hash == 0;

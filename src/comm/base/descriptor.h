@@ -46,6 +46,9 @@ struct Descriptor {
   bool output_in_ring = false;
 };
 
+// True if operations of this kind combine elements of several ranks.
+inline bool Reduces(OpKind kind) { return kind == OpKind::kReduceScatter || kind == OpKind::kAllReduce; }
+
 // The first enumerator or bool that is out of range in the bytes of a descriptor of another rank, such as
 // "unknown dtype 77". Nothing if there is none.
 std::optional<std::string> UnknownField(const char* descriptor);

@@ -4,15 +4,11 @@
 #include <utility>
 
 #include "src/comm/base/copy_bytes.h"
+#include "src/comm/base/descriptor.h"
 #include "src/comm/phases/reduce_phase.h"
 #include "weft/core/status.h"
 
 namespace weft {
-namespace {
-
-bool Reduces(OpKind kind) { return kind == OpKind::kReduceScatter || kind == OpKind::kAllReduce; }
-
-}  // namespace
 
 StagedPhase::StagedPhase(OperationContext& context, const CollectivePlan& plan, int64_t piece_elements,
                          const Memory& memory)
