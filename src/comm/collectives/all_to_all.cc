@@ -163,6 +163,7 @@ class AllToAllOperation final : public Collective {
       AddRemoteReceive(context, member, ring);
       AddSend(context, member);
     }
+    for (RemoteReceive& remote : remote_receives_) remote.receive.SetSenderNodes(placement.node_count() - 1);
     return absl::OkStatus();
   }
 

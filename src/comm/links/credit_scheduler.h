@@ -153,6 +153,8 @@ class CreditScheduler {
   static constexpr int64_t kRunsOfWindow = 4;
   static constexpr int64_t kRunsOfRest = 2;
   static constexpr int64_t kRunsOfRing = 4;
+  // Windows of an operation that a thread waits for are so many times as large.
+  static constexpr int64_t kCriticalShare = 2;
   // True if the windows admit another message of `slices` slices, or it is a head slice.
   bool MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, int64_t slices) const;
   struct Slice {

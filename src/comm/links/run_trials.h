@@ -20,9 +20,10 @@
 // slices in flight depend only on earlier operations, or on an earlier phase of the same one. Slices of
 // other streams give no such promise: they may await a rank that waits for this stream. Slices remain the
 // unit of all else, so no result depends on runs.
-// Tasks: between two polls, a thread copies or adds up a run, too, if its slices are there and lie end to
-// end. A poll of MPI takes some microseconds, a good part of the time that a slice takes. A sum of many
-// inputs has shorter runs. So other work waits for a task about as long as it may wait for a message: 0.1 ms.
+// Tasks: between two polls, a thread copies, unpacks or adds up a run, too, if its slices are there and lie
+// end to end. A poll of MPI takes some microseconds, a good part of the time that a slice takes. A sum of
+// many inputs has shorter runs. So other work waits for a task about as long as it may wait for a message:
+// 0.1 ms.
 //
 // Note [Trials of runs]
 // Problem: on a link of 12 to 20 Gbit/s, the rate does not tell whether runs pay (Note [Runs of slices]).

@@ -20,6 +20,17 @@
 // it, or the constant windows. If ranks of a node share the link, this is the data of each of them: in
 // simulations of four ranks at 25 Gbit/s, it waited for 1.7 to 2.1 ms, at 100 Gbit/s for 0.9 ms.
 //
+// Note [Even streams]
+// Problem: a gather receives a part from each of several nodes. If one sender has the credits of a whole
+// window, it sends to one receiver, and other receivers wait for it. Later their parts are all that it sends,
+// while other links are idle.
+// Rule: while a thread waits, a stream has at most the budget divided by the nodes that send in flight, or
+// the lane window. So each sender serves all receivers, and they end at about the same time. On slow links
+// the lane window lets one stream go first.
+// If no thread waits, the windows alone bound a stream: the next poll of a peer that computes may be late,
+// and another one must then be able to use the link. In reductions, the stream with the fewest credits always
+// comes first.
+//
 // Thread safety: none.
 #pragma once
 

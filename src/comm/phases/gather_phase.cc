@@ -161,6 +161,7 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
                      slots_);
     }
   }
+  for (Relay& relay : relays_) relay.stream.SetSenderNodes(placement.node_count() - 1);
   return absl::OkStatus();
 }
 

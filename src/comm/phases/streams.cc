@@ -1,5 +1,8 @@
 #include "src/comm/phases/streams.h"
 
+#include <algorithm>
+#include <limits>
+
 #include <absl/strings/str_cat.h>
 
 #include "weft/core/status.h"
@@ -19,19 +22,27 @@ void CountCopy(OperationContext& context, int64_t elements, DType dtype) {
   context.counters.copied_bytes += elements * static_cast<int64_t>(SizeOf(dtype));
 }
 
+// Bytes that a stream may have in flight if others come from further nodes. See Note [Even streams].
+int64_t WindowOfStream(const OperationContext& context, int64_t sender_nodes) {
+  if (context.priority != Priority::kCritical) return std::numeric_limits<int64_t>::max();
+  return std::max(CreditScheduler::kCriticalShare * context.options.lane_window_bytes,
+                  context.wire.budget_bytes() / sender_nodes);
+}
+
 }  // namespace
 
 int64_t RingSlices(const OperationContext& context, int64_t streams, bool may_have_runs) {
   constexpr int64_t kFewestInEach = 4;
   constexpr int64_t kFewestInAll = 16;
   constexpr int64_t kShareOfFree = 4;
+  constexpr int64_t kUneven = 2;
   constexpr int64_t kFewestWithRuns = 96;
   const int64_t slice_bytes = context.options.slice_bytes;
   const bool has_runs = may_have_runs && context.wire.MayHaveRuns(context.priority, slice_bytes);
-  const int64_t wanted =
-      std::max(has_runs ? kFewestWithRuns : kFewestInAll, context.wire.budget_bytes() / slice_bytes);
+  const int64_t fewest = has_runs ? kFewestWithRuns : kFewestInAll;
+  const int64_t budget = context.wire.budget_bytes() / slice_bytes;
   const int64_t rings = std::max<int64_t>(1, streams);
-  const int64_t each = std::max(kFewestInEach, wanted / rings);
+  const int64_t each = std::max({kFewestInEach, fewest / rings, std::min(budget, kUneven * budget / rings)});
   if (each * rings <= kFewestInAll) return each;
   const auto free_bytes = static_cast<int64_t>(context.scratch.free_bytes());
   const int64_t most = std::max(free_bytes / kShareOfFree / slice_bytes, kFewestInAll);
@@ -119,20 +130,33 @@ void CompressStream::Issue(OperationContext& context, int64_t slice, std::byte* 
   PushTask(context, owner, slice, EncodeTask{dtype_, source, base, target, slicing_.Length(slice)});
 }
 
+TaskBody RangeStream::BodyOf(int64_t slice, int64_t slices, std::byte* target) const {
+  return StridedCopyTask{&copy_, source_.At(slicing_, slice), target, slicing_.Begin(slice),
+                         slicing_.Length(slice, slices)};
+}
+
 void RangeStream::Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) {
-  PushTask(context, owner, slice,
-           StridedCopyTask{&copy_, source_.At(slicing_, slice), target, slicing_.Begin(slice),
-                           slicing_.Length(slice)});
+  PushTask(context, owner, slice, BodyOf(slice, /*slices=*/1, target));
+}
+
+int64_t RangeStream::NextSlices(const OperationContext& context, int64_t available) const {
+  const int64_t slice = progress_.issued();
+  const int64_t left = std::min(available, slicing_.slices()) - slice;
+  if (left <= 1) return left;
+  int64_t most = context.wire.LongestRun(context.priority, slicing_.SliceBytes(copy_.dtype()));
+  if (source_.ring_slices != 0) most = std::min(most, source_.ring_slices / CreditScheduler::kRunsOfRing);
+  return source_.LongestRun(slice, std::clamp<int64_t>(most, 1, left));
 }
 
 bool RangeStream::Step(OperationContext& context, int64_t available) {
   bool advanced = false;
-  while (progress_.issued() < std::min(available, slicing_.slices()) &&
-         progress_.outstanding() < kPiecesInFlight) {
-    Issue(context, progress_.Issue(), target_, this);
+  while (true) {
+    const int64_t slices = NextSlices(context, available);
+    if (slices <= 0 || progress_.outstanding() >= kPiecesInFlight * slices) return advanced;
+    const int64_t slice = progress_.Issue(slices);
+    PushTask(context, this, slice, BodyOf(slice, slices, target_), /*cross_domain_bytes=*/0, slices);
     advanced = true;
   }
-  return advanced;
 }
 
 void ReduceStream::IssueAs(OperationContext& context, int64_t ticket, int64_t slice, std::byte* target,
@@ -224,6 +248,11 @@ bool ReceiveStream::HasRoom(const OperationContext& context, const Bounds& bound
   const int64_t slots = context.wire.rules().runs_await_their_slots ? slices : 1;
   if (ring_slices() != 0 && issued() + slots > bounds.consumed + ring_slices()) return false;
   const size_t bytes = BytesOf(slices);
+  if (sender_nodes_ > 1 && progress_.outstanding() > 0) {
+    const size_t slice = SliceCapacity(target_.encoding, target_.element_bytes, slicing_.slice_elements);
+    const auto in_flight = static_cast<int64_t>(slice) * progress_.outstanding();
+    if (in_flight + static_cast<int64_t>(bytes) > WindowOfStream(context, sender_nodes_)) return false;
+  }
   const bool runs_ahead = !bounds.started && issued() >= CreditScheduler::kSilentSlices;
   if (runs_ahead && !context.wire.MayRunAhead(context.priority, bytes)) return false;
   return context.wire.MayReceive(channel_.lane, phase_, context.priority, bytes, slices);

@@ -52,9 +52,10 @@ inline constexpr int64_t kMaxRingPieceBytes = int64_t{128} * 1024;
 
 // Number of slices of each receive ring, if `streams` streams share an operation's scratch. Called only if
 // there are rings, because it may ask the heap for its free memory, which takes a lock. The rings of few
-// streams are long enough to keep the wire busy while threads wait for a core. Together they hold the
-// wire's budget (see Note [Wire budget]), and at least four slices each, but take at most a quarter of the
-// memory that is free, or 16 slices. If that is not enough for all streams, each has one slice.
+// streams are long enough to keep the wire busy while threads wait for a core. Each holds twice its share of
+// the wire's budget (see Note [Wire budget]), as the peers do not all send at the same time, and at least
+// four slices. Together they take at most a quarter of the memory that is free, or 16 slices. If that is not
+// enough for all streams, each has one slice.
 // `may_have_runs`: the streams receive runs if the link is fast; few rings are long enough for that, too.
 int64_t RingSlices(const OperationContext& context, int64_t streams, bool may_have_runs = false);
 
@@ -197,6 +198,10 @@ class RangeStream final : public TaskOwner, public SliceSource {
   void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
 
  private:
+  // Slices of the next task, at most `available` in all.
+  int64_t NextSlices(const OperationContext& context, int64_t available) const;
+  TaskBody BodyOf(int64_t slice, int64_t slices, std::byte* target) const;
+
   RangeCopy copy_;
   Slicing slicing_;
   SliceMemory source_;
@@ -337,6 +342,8 @@ class ReceiveStream final : public WireOwner {
   // Gives credits for runs of slices. REQUIRES: slices are plain and lie end to end in the target, but for
   // the end of its ring; the peer sends them with a SendStream. See Note [Runs of slices].
   void ReceiveRuns() { receives_runs_ = true; }
+  // Declares that the operation receives from so many nodes. See Note [Even streams].
+  void SetSenderNodes(int64_t nodes) { sender_nodes_ = nodes; }
 
   // Gives as many credits as possible. Returns true if it gave any. `consumed`: slices whose slots in the
   // ring may be overwritten. `limit`: slices that may have credits.
@@ -385,7 +392,8 @@ class ReceiveStream final : public WireOwner {
   PrefixCounter progress_;
   Source source_;
   bool receives_runs_ = false;
-  bool ran_ahead_ = false;  // Has given credits to a silent peer.
+  int64_t sender_nodes_ = 1;  // Of the operation.
+  bool ran_ahead_ = false;    // Has given credits to a silent peer.
   bool announced_empty_ = false;
 };
 

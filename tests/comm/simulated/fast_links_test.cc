@@ -44,11 +44,29 @@ TEST(FastLinks, AreKeptBusyByFourRanksOfANode) {
   EXPECT_GE(MedianShareOf(Overlapped(LinkOp::kAllGather, 400, 5'000, 4)), 0.9);
   EXPECT_GE(MedianShareOf(Overlapped(LinkOp::kReduceScatter, 400, 5'000, 4)), 0.9);
   EXPECT_GE(MedianShareOf(Overlapped(LinkOp::kAllGather, 100, 500'000, 4)), 0.9);
+  EXPECT_GE(MedianShareOf(Overlapped(LinkOp::kStridedAllToAll, 100, 500'000, 4)), 0.9);
 }
 
 // The root of a broadcast measures no rate of bytes that arrive. See Note [Poll intervals].
 TEST(FastLinks, AreKeptBusyByARankThatOnlySends) {
   EXPECT_GE(MedianShareOf(Overlapped(LinkOp::kBroadcast, 400, 5'000)), 0.93);
+}
+
+// One thread packs and unpacks each slice, and polls after each task. See Note [Runs of slices].
+TEST(FastLinks, AreKeptBusyByAWaitingThreadThatUnpacksSlices) {
+  LinkExperiment waited = Overlapped(LinkOp::kStridedAllToAll, 400, 5'000);
+  waited.waited = true;
+  EXPECT_GE(ShareOf(waited), 0.9);
+}
+
+// See Note [Even streams].
+TEST(FastLinks, AreKeptBusyByStreamsOfSeveralNodes) {
+  for (const LinkOp op : {LinkOp::kAllGather, LinkOp::kAllToAll}) {
+    LinkExperiment waited = Overlapped(op, 100, 5'000);
+    waited.nodes = 4;
+    waited.waited = true;
+    EXPECT_GE(ShareOf(waited), 0.9) << static_cast<int>(op);
+  }
 }
 
 // Ranks of a node reduce together. Their partial sums cross the link from scratch slots.
