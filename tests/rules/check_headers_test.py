@@ -34,7 +34,7 @@ class CheckHeaders(SmallTree):
         self.assertEqual(self.violations(), ["src/core/loops.h: has no '#pragma once'"])
 
     def test_finds_a_name_whose_header_is_not_included(self):
-        self.write("include/weft/nn/mlp.h", HEADER + "#include <vector>\n// A std::map.\nstd::vector<int64_t> Sizes();\n")
+        self.write("include/weft/nn/mlp.h", HEADER + "#include <vector>\n// A std::map.\nstd::vector<std::int64_t> Sizes(char quote = '\"');\n")
         self.assertEqual(self.violations(), ["include/weft/nn/mlp.h: uses int64_t, but does not include <cstdint>"])
 
     def test_finds_a_name_without_a_known_header(self):

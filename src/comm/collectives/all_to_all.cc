@@ -157,13 +157,16 @@ class AllToAllOperation final : public Collective {
     for (const int peer : placement.local_peers()) WEFT_RETURN_IF_ERROR(AddPeer(context, peer));
     WEFT_RETURN_IF_ERROR(TakeScratch(context));
     std::byte* ring = ring_.data();
+    std::vector<int> senders;
     for (int step = 1; step < placement.size(); ++step) {
       const int member = (placement.me() + step) % placement.size();
       if (placement.IsLocal(member)) continue;
+      if (!IsEmptyPart(plan().receives[static_cast<size_t>(member)])) senders.push_back(member);
       AddRemoteReceive(context, member, ring);
       AddSend(context, member);
     }
-    for (RemoteReceive& remote : remote_receives_) remote.receive.SetSenderNodes(placement.node_count() - 1);
+    const int64_t nodes = placement.CountNodes(senders);
+    for (RemoteReceive& remote : remote_receives_) remote.receive.SetSenderNodes(nodes);
     return absl::OkStatus();
   }
 
@@ -280,7 +283,7 @@ class AllToAllOperation final : public Collective {
       if (!IsContiguousPart(part)) largest_send = std::max(largest_send, part.elements());
       if (!IsContiguousPart(plan().receives[static_cast<size_t>(member)])) ++rings;
     }
-    if (rings > 0) ring_slices_ = RingSlices(context, rings);
+    if (rings > 0) ring_slices_ = RingSlices(context, rings, RingUse::kUneven);
     size_t ring_bytes = 0;
     for (int member = 0; member < context.placement.size(); ++member) {
       if (context.placement.IsLocal(member)) continue;

@@ -11,6 +11,7 @@
 //     is therefore enough, and messages of one tag match by order.
 //   - Lane window: bounds the bytes in flight of each (lane, phase), unless all lanes together are within the
 //     budget that was measured: see Note [Wire budget].
+//   - Stream window: keeps a gather from several nodes even while a thread waits. See Note [Even streams].
 //   - Yield window: while an operation of higher priority wants the wire, bounds the bytes in flight of all
 //     operations of lower priority together.
 //   - Background window: on an engine with a context lane between nodes, always bounds the bytes in flight of
@@ -153,7 +154,7 @@ class CreditScheduler {
   static constexpr int64_t kRunsOfWindow = 4;
   static constexpr int64_t kRunsOfRest = 2;
   static constexpr int64_t kRunsOfRing = 4;
-  // Windows of an operation that a thread waits for are so many times as large.
+  // The lane window and the budget of a kCritical operation, as multiples of those of others.
   static constexpr int64_t kCriticalShare = 2;
   // True if the windows admit another message of `slices` slices, or it is a head slice.
   bool MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, int64_t slices) const;

@@ -143,7 +143,7 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
     if (receives(member)) received.push_back(member);
   }
   if (std::any_of(received.begin(), received.end(), [&](int member) { return RingBytes(member) > 0; }))
-    ring_slices_ = RingSlices(context, static_cast<int64_t>(received.size()));
+    ring_slices_ = RingSlices(context, static_cast<int64_t>(received.size()), RingUse::kUneven);
   size_t ring_bytes = 0;
   for (const int member : received) ring_bytes += RingBytes(member);
   if (ring_bytes > 0) {
@@ -161,7 +161,9 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
                      slots_);
     }
   }
-  for (Relay& relay : relays_) relay.stream.SetSenderNodes(placement.node_count() - 1);
+  std::erase_if(received, [&](int member) { return SlicingOf(member).elements == 0; });
+  const int64_t nodes = placement.CountNodes(received);
+  for (Relay& relay : relays_) relay.stream.SetSenderNodes(nodes);
   return absl::OkStatus();
 }
 

@@ -97,7 +97,8 @@ absl::Status WindowedReduce::Allocate(const OperationContext& context, const Pla
     may_have_runs &= input.lies_in_part && slice.encoding == WireEncoding::kPlain;
   }
   if (slot_bytes_ == 0) return absl::OkStatus();
-  slots_ = RingSlices(context, remote_count_, may_have_runs) * remote_count_;
+  slots_ =
+      RingSlices(context, remote_count_, may_have_runs ? RingUse::kRuns : RingUse::kEven) * remote_count_;
   if (remote_count_ > context.options.reduce_fan_in) {
     const int64_t most = context.options.reduce_window_bytes / static_cast<int64_t>(slot_bytes_);
     slots_ = std::max(context.options.reduce_fan_in, std::min(slots_, most));

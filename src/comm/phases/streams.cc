@@ -22,27 +22,28 @@ void CountCopy(OperationContext& context, int64_t elements, DType dtype) {
   context.counters.copied_bytes += elements * static_cast<int64_t>(SizeOf(dtype));
 }
 
-// Bytes that a stream may have in flight if others come from further nodes. See Note [Even streams].
+// Bytes that a stream may have in flight. See Note [Even streams].
 int64_t WindowOfStream(const OperationContext& context, int64_t sender_nodes) {
-  if (context.priority != Priority::kCritical) return std::numeric_limits<int64_t>::max();
+  const bool is_awaited = context.is_ready_awaited || context.is_release_awaited;
+  if (sender_nodes <= 1 || !is_awaited) return std::numeric_limits<int64_t>::max();
   return std::max(CreditScheduler::kCriticalShare * context.options.lane_window_bytes,
                   context.wire.budget_bytes() / sender_nodes);
 }
 
 }  // namespace
 
-int64_t RingSlices(const OperationContext& context, int64_t streams, bool may_have_runs) {
+int64_t RingSlices(const OperationContext& context, int64_t streams, RingUse use) {
   constexpr int64_t kFewestInEach = 4;
   constexpr int64_t kFewestInAll = 16;
   constexpr int64_t kShareOfFree = 4;
-  constexpr int64_t kUneven = 2;
   constexpr int64_t kFewestWithRuns = 96;
   const int64_t slice_bytes = context.options.slice_bytes;
-  const bool has_runs = may_have_runs && context.wire.MayHaveRuns(context.priority, slice_bytes);
+  const bool has_runs = use == RingUse::kRuns && context.wire.MayHaveRuns(context.priority, slice_bytes);
   const int64_t fewest = has_runs ? kFewestWithRuns : kFewestInAll;
   const int64_t budget = context.wire.budget_bytes() / slice_bytes;
   const int64_t rings = std::max<int64_t>(1, streams);
-  const int64_t each = std::max({kFewestInEach, fewest / rings, std::min(budget, kUneven * budget / rings)});
+  const int64_t share = use == RingUse::kUneven ? std::min(budget, 2 * budget / rings) : budget / rings;
+  const int64_t each = std::max({kFewestInEach, fewest / rings, share});
   if (each * rings <= kFewestInAll) return each;
   const auto free_bytes = static_cast<int64_t>(context.scratch.free_bytes());
   const int64_t most = std::max(free_bytes / kShareOfFree / slice_bytes, kFewestInAll);
@@ -143,7 +144,8 @@ int64_t RangeStream::NextSlices(const OperationContext& context, int64_t availab
   const int64_t slice = progress_.issued();
   const int64_t left = std::min(available, slicing_.slices()) - slice;
   if (left <= 1) return left;
-  int64_t most = context.wire.LongestRun(context.priority, slicing_.SliceBytes(copy_.dtype()));
+  // A strided copy takes longer than a plain one.
+  int64_t most = context.wire.LongestRun(context.priority, slicing_.SliceBytes(copy_.dtype())) / 2;
   if (source_.ring_slices != 0) most = std::min(most, source_.ring_slices / CreditScheduler::kRunsOfRing);
   return source_.LongestRun(slice, std::clamp<int64_t>(most, 1, left));
 }
@@ -248,7 +250,7 @@ bool ReceiveStream::HasRoom(const OperationContext& context, const Bounds& bound
   const int64_t slots = context.wire.rules().runs_await_their_slots ? slices : 1;
   if (ring_slices() != 0 && issued() + slots > bounds.consumed + ring_slices()) return false;
   const size_t bytes = BytesOf(slices);
-  if (sender_nodes_ > 1 && progress_.outstanding() > 0) {
+  if (progress_.outstanding() > 0) {
     const size_t slice = SliceCapacity(target_.encoding, target_.element_bytes, slicing_.slice_elements);
     const auto in_flight = static_cast<int64_t>(slice) * progress_.outstanding();
     if (in_flight + static_cast<int64_t>(bytes) > WindowOfStream(context, sender_nodes_)) return false;

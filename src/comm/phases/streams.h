@@ -50,14 +50,14 @@ inline constexpr int64_t kPiecesInFlight = 2;
 inline constexpr int64_t kRingPieces = 4;
 inline constexpr int64_t kMaxRingPieceBytes = int64_t{128} * 1024;
 
+// Use of rings: by streams that get credits in turn, plain or in runs on a fast link, or as their peers send.
+enum class RingUse : uint8_t { kEven, kRuns, kUneven };
 // Number of slices of each receive ring, if `streams` streams share an operation's scratch. Called only if
 // there are rings, because it may ask the heap for its free memory, which takes a lock. The rings of few
-// streams are long enough to keep the wire busy while threads wait for a core. Each holds twice its share of
-// the wire's budget (see Note [Wire budget]), as the peers do not all send at the same time, and at least
-// four slices. Together they take at most a quarter of the memory that is free, or 16 slices. If that is not
-// enough for all streams, each has one slice.
-// `may_have_runs`: the streams receive runs if the link is fast; few rings are long enough for that, too.
-int64_t RingSlices(const OperationContext& context, int64_t streams, bool may_have_runs = false);
+// streams are long enough to keep the wire busy while threads wait for a core. Together they hold the
+// wire's budget (see Note [Wire budget]), uneven ones up to twice that, and at least four slices each, but
+// take at most a quarter of the memory that is free, or 16 slices. If that is not enough, each has one slice.
+int64_t RingSlices(const OperationContext& context, int64_t streams, RingUse use = RingUse::kEven);
 
 // Memory that is addressed by slice: a whole part, or a ring of a few slices. The slices of a ring may be
 // encoded.
@@ -342,7 +342,7 @@ class ReceiveStream final : public WireOwner {
   // Gives credits for runs of slices. REQUIRES: slices are plain and lie end to end in the target, but for
   // the end of its ring; the peer sends them with a SendStream. See Note [Runs of slices].
   void ReceiveRuns() { receives_runs_ = true; }
-  // Declares that the operation receives from so many nodes. See Note [Even streams].
+  // Declares the number of nodes from which the operation receives elements. See Note [Even streams].
   void SetSenderNodes(int64_t nodes) { sender_nodes_ = nodes; }
 
   // Gives as many credits as possible. Returns true if it gave any. `consumed`: slices whose slots in the
@@ -392,8 +392,8 @@ class ReceiveStream final : public WireOwner {
   PrefixCounter progress_;
   Source source_;
   bool receives_runs_ = false;
-  int64_t sender_nodes_ = 1;  // Of the operation.
-  bool ran_ahead_ = false;    // Has given credits to a silent peer.
+  int64_t sender_nodes_ = 1;
+  bool ran_ahead_ = false;  // Has given credits to a silent peer.
   bool announced_empty_ = false;
 };
 

@@ -52,7 +52,7 @@ TEST(FastLinks, AreKeptBusyByARankThatOnlySends) {
   EXPECT_GE(MedianShareOf(Overlapped(LinkOp::kBroadcast, 400, 5'000)), 0.93);
 }
 
-// One thread packs and unpacks each slice, and polls after each task. See Note [Runs of slices].
+// A thread that polls after each slice that it unpacks reaches 0.8. See Note [Runs of slices].
 TEST(FastLinks, AreKeptBusyByAWaitingThreadThatUnpacksSlices) {
   LinkExperiment waited = Overlapped(LinkOp::kStridedAllToAll, 400, 5'000);
   waited.waited = true;
