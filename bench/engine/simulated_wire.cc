@@ -28,7 +28,8 @@ using testing::LinkOp;
 const std::map<std::string, LinkOp> kOps = {
     {"all-gather", LinkOp::kAllGather},    {"reduce-scatter", LinkOp::kReduceScatter},
     {"all-reduce", LinkOp::kAllReduce},    {"all-to-all", LinkOp::kAllToAll},
-    {"strided", LinkOp::kStridedAllToAll}, {"broadcast", LinkOp::kBroadcast}};
+    {"strided", LinkOp::kStridedAllToAll}, {"send-receive", LinkOp::kSendReceive},
+    {"broadcast", LinkOp::kBroadcast}};
 const std::vector<std::string> kModes = {"waited", "overlapped", "constant"};
 
 struct Link {

@@ -69,6 +69,14 @@ TEST(FastLinks, AreKeptBusyByStreamsOfSeveralNodes) {
   }
 }
 
+// Each rank receives from one node, which gets the whole window.
+TEST(FastLinks, AreKeptBusyByOneSenderOfManyNodes) {
+  LinkExperiment waited = Overlapped(LinkOp::kSendReceive, 400, 50'000);
+  waited.nodes = 8;
+  waited.waited = true;
+  EXPECT_GE(ShareOf(waited), 0.9);
+}
+
 // Ranks of a node reduce together. Their partial sums cross the link from scratch slots.
 TEST(FastLinks, AreKeptBusyByPartialSums) {
   for (const LinkOp op : {LinkOp::kReduceScatter, LinkOp::kAllReduce}) {

@@ -57,6 +57,7 @@ double ShortestNs(const LinkExperiment& experiment) {
   double bytes = static_cast<double>(experiment.bytes) / experiment.nodes * (experiment.nodes - 1);
   int latencies = 2;
   if (experiment.op == LinkOp::kAllReduce) bytes *= 2;
+  if (experiment.op == LinkOp::kSendReceive) bytes = static_cast<double>(experiment.bytes);
   if (experiment.op == LinkOp::kBroadcast) {
     const Trees trees = TreesOver(experiment.nodes);
     bytes = static_cast<double>(experiment.bytes) / kBroadcastTrees * trees.halves;
@@ -78,7 +79,8 @@ std::vector<TensorView> Parts(std::byte* data, int64_t elements, int ranks, bool
 absl::Status Run(Bootstrap& bootstrap, const LinkExperiment& experiment, CommonStart& start,
                  std::array<int64_t, kRounds>& slowest_ns) {
   const int ranks = bootstrap.size();
-  const bool exchanges = experiment.op == LinkOp::kAllToAll || experiment.op == LinkOp::kStridedAllToAll;
+  const bool exchanges = experiment.op == LinkOp::kAllToAll || experiment.op == LinkOp::kStridedAllToAll ||
+                         experiment.op == LinkOp::kSendReceive;
   const int64_t bytes = exchanges ? experiment.bytes / experiment.ranks_of_node : experiment.bytes;
   const int64_t elements = bytes / kElementBytes;
   const int64_t other_bytes = exchanges ? bytes : bytes / ranks;
@@ -101,6 +103,10 @@ absl::Status Run(Bootstrap& bootstrap, const LinkExperiment& experiment, CommonS
         return engine.AllReduce(lane, whole.data(), whole.data(), kType, elements, ReduceOp::kSum);
       case LinkOp::kBroadcast:
         return engine.Broadcast(lane, whole.data(), kType, elements, 0);
+      case LinkOp::kSendReceive:
+        return engine.SendReceive(
+            lane, TensorView::Contiguous(whole.data(), kType, {elements}), (bootstrap.rank() + 1) % ranks,
+            TensorView::Contiguous(other.data(), kType, {elements}), (bootstrap.rank() + ranks - 1) % ranks);
       case LinkOp::kAllToAll:
       case LinkOp::kStridedAllToAll:
         break;

@@ -15,6 +15,7 @@ enum class LinkOp : uint8_t {
   kAllReduce,
   kAllToAll,         // Parts end to end.
   kStridedAllToAll,  // Parts in alternating blocks of 4 KiB.
+  kSendReceive,      // To the next rank. REQUIRES: one rank a node.
   kBroadcast,        // From rank 0.
 };
 
@@ -41,7 +42,8 @@ struct LinkUse {
   // The share is the median of the last three of eight rounds: the first rounds find a rate that is not
   // measured yet, and a round may wait for a poll more or less.
   double share;
-  double slices_of_message;  // On average, in all rounds. Of operations other than broadcasts.
+  double
+      slices_of_message;  // On average, in all rounds. Of collectives other than broadcasts and send-receives.
 };
 
 // Fails the program, or the test, if a rank fails.
