@@ -22,8 +22,8 @@
 // unit of all else, so no result depends on runs.
 // Tasks: between two polls, a thread copies, unpacks or adds up a run, too, if its slices are there and lie
 // end to end. A poll of MPI takes some microseconds, a good part of the time that a slice takes. A sum of
-// many inputs has shorter runs, and so has a strided copy. So other work waits for a task about as long as it may wait for a message:
-// 0.1 ms.
+// many inputs has shorter runs, and so has a strided copy. So other work waits for a task about as long as
+// it may wait for a message: 0.1 ms.
 //
 // Note [Trials of runs]
 // Problem: on a link of 12 to 20 Gbit/s, the rate does not tell whether runs pay (Note [Runs of slices]).

@@ -42,8 +42,8 @@ struct LinkUse {
   // The share is the median of the last three of eight rounds: the first rounds find a rate that is not
   // measured yet, and a round may wait for a poll more or less.
   double share;
-  double
-      slices_of_message;  // On average, in all rounds. Of collectives other than broadcasts and send-receives.
+  // On average, in all rounds. Not for broadcasts and send-receives.
+  double slices_of_message;
 };
 
 // Fails the program, or the test, if a rank fails.
