@@ -3,10 +3,10 @@
 
     check_headers.py ROOT
 
-Every header has `#pragma once`. A public header include/weft/<layer>/x.h is the first include of the source x.cc of its layer. It
-includes itself the headers of the standard library and of abseil whose names it uses; PROVIDERS has them all. The target
-weft_header_checks compiles each public header alone (tests/rules/CMakeLists.txt), but where these headers are precompiled, it does
-not miss them.
+Every header has `#pragma once`. A public header include/weft/<layer>/x.h is the first include of the source x.cc of its layer.
+It includes each header of the standard library and of abseil whose names it uses; PROVIDERS lists these headers. The target
+weft_header_checks compiles each public header alone (tests/rules/CMakeLists.txt). In presets that precompile these headers, it
+cannot find that one of them is missing.
 
 Prints one line for each violation. Exit code: 0 without violations, 1 with violations.
 """
