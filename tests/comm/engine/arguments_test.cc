@@ -23,7 +23,7 @@ class Arguments : public ::testing::Test {
   LaneId lane() const { return fixture_.lane; }
 
   // Expects that the Work and the engine have failed, and that the engine works after a reset.
-  void ExpectRefused(Work work, const ::testing::Matcher<std::string>& message) {
+  void ExpectRefused(Work work, const ::testing::Matcher<const std::string&>& message) {
     EXPECT_TRUE(work.Test());
     EXPECT_THAT(work.Wait(), StatusIs(absl::StatusCode::kInvalidArgument, message));
     EXPECT_THAT(work.WaitReleased(), StatusIs(absl::StatusCode::kInvalidArgument, message));

@@ -99,7 +99,7 @@ Submission ABarrier() {
 
 // Matches the error of a rank that detects the mismatch or receives a failure notice. If the notice arrives
 // before the rank submits, the error is that of a failed engine.
-auto Refusal(const ::testing::Matcher<std::string>& message) {
+auto Refusal(const ::testing::Matcher<const std::string&>& message) {
   return ::testing::AnyOf(StatusIs(absl::StatusCode::kFailedPrecondition, message),
                           StatusIs(absl::StatusCode::kAborted, message));
 }
