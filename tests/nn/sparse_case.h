@@ -102,8 +102,9 @@ struct SparseRun {
 // The values of blocks [batch, keys, ...], end to end along the keys.
 Doubles JoinedKeys(const std::vector<TensorView>& blocks, int64_t batch);
 
-// Expects that `gradient` has the central differences of `function` at `point`. `tolerance` is relative to
-// the largest gradient.
+// Expects that `gradient` agrees with central differences of `function` at `point`: at about 50 elements, and
+// along one random direction, where the limit is larger by the root of the number of elements. `tolerance` is
+// relative to the largest gradient.
 void ExpectDifferences(const std::function<double(const Doubles& moved)>& function, const Doubles& point,
                        const Doubles& gradient, double tolerance, const std::string& what);
 
