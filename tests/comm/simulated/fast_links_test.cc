@@ -1,6 +1,5 @@
 // Collectives keep links of any speed busy, also if no thread waits for them. Times are virtual.
-#include <algorithm>
-#include <array>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -28,28 +27,36 @@ TEST(FastLinks, AreKeptBusyByCollectivesThatNoThreadWaitsFor) {
   }
 }
 
-// Median of the shares of three schedules, as a poll may come early or late.
-double MedianShareOf(LinkExperiment experiment) {
-  std::array<double, 3> shares{};
-  for (double& share : shares) {
-    share = ShareOf(experiment);
+// True if two of three schedules reach `share`, as a poll may come early or late. The third runs if the first
+// two differ.
+::testing::AssertionResult MostReach(double share, LinkExperiment experiment) {
+  int reached = 0;
+  std::vector<double> missed;
+  while (reached < 2 && missed.size() < 2) {
+    const double found = ShareOf(experiment);
+    if (found >= share) {
+      ++reached;
+    } else {
+      missed.push_back(found);
+    }
     ++experiment.seed;
   }
-  std::sort(shares.begin(), shares.end());
-  return shares[1];
+  if (reached == 2) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure()
+         << "two schedules reach only " << ::testing::PrintToString(missed) << " of the link, not " << share;
 }
 
 // Each rank of a node brings a part of the bytes. See Note [Poll intervals].
 TEST(FastLinks, AreKeptBusyByFourRanksOfANode) {
-  EXPECT_GE(MedianShareOf(Overlapped(LinkOp::kAllGather, 400, 5'000, 4)), 0.9);
-  EXPECT_GE(MedianShareOf(Overlapped(LinkOp::kReduceScatter, 400, 5'000, 4)), 0.9);
-  EXPECT_GE(MedianShareOf(Overlapped(LinkOp::kAllGather, 100, 500'000, 4)), 0.9);
-  EXPECT_GE(MedianShareOf(Overlapped(LinkOp::kStridedAllToAll, 100, 500'000, 4)), 0.9);
+  EXPECT_TRUE(MostReach(0.9, Overlapped(LinkOp::kAllGather, 400, 5'000, 4)));
+  EXPECT_TRUE(MostReach(0.9, Overlapped(LinkOp::kReduceScatter, 400, 5'000, 4)));
+  EXPECT_TRUE(MostReach(0.9, Overlapped(LinkOp::kAllGather, 100, 500'000, 4)));
+  EXPECT_TRUE(MostReach(0.9, Overlapped(LinkOp::kStridedAllToAll, 100, 500'000, 4)));
 }
 
 // The root of a broadcast measures no rate of bytes that arrive. See Note [Poll intervals].
 TEST(FastLinks, AreKeptBusyByARankThatOnlySends) {
-  EXPECT_GE(MedianShareOf(Overlapped(LinkOp::kBroadcast, 400, 5'000)), 0.93);
+  EXPECT_TRUE(MostReach(0.93, Overlapped(LinkOp::kBroadcast, 400, 5'000)));
 }
 
 // A thread that polls after each slice that it unpacks reaches 0.8. See Note [Runs of slices].
