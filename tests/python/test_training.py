@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import pytest
+import rank_pool
 import training_bodies as bodies
+
+rank_pool.PRELOADED.append("torch._dynamo")  # An optimizer imports it in its first step.
 
 
 @pytest.mark.parametrize("body", [bodies.fsdp, bodies.ddp, bodies.zero_redundancy], ids=lambda body: body.__name__)
