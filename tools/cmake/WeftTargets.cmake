@@ -1,6 +1,7 @@
 # weft_precompiled_headers(<name> HEADERS ... [LINK targets...] [OPTIONS compile options...])
 # Defines a set of precompiled headers, which targets use with weft_precompile(<target> <name>). Headers of other libraries take half
-# of the compile time of most sources. They are precompiled once for the layers and once for the tests, whose options differ.
+# of the compile time of most sources. They are precompiled once for the layers, benchmarks and examples, and once
+# for the tests, whose options differ.
 # Precompiled headers hide a missing #include. Of the presets, `release`, `asan` and `tsan` have them (WEFT_PRECOMPILE is `all`). Their
 # builds and tests find a missing #include in public headers only (tests/rules). Builds without them, such as the preset `debug`,
 # find it in every source.
@@ -18,6 +19,14 @@ endfunction()
 function(weft_precompile target name)
   if(TARGET ${name})
     target_precompile_headers(${target} REUSE_FROM ${name})
+  endif()
+endfunction()
+
+# weft_precompile_program(<target>): a program uses the precompiled headers of the layers, if this build has them.
+function(weft_precompile_program target)
+  weft_precompile(${target} weft_precompiled)
+  if(TARGET weft_precompiled)
+    target_compile_options(${target} PRIVATE -fPIC)  # The precompiled headers have this option. Programs have -fPIE by default.
   endif()
 endfunction()
 
@@ -103,7 +112,7 @@ function(weft_group_sources)
 endfunction()
 
 # weft_layer(<name> SOURCES ... [PUBLIC deps...] [PRIVATE deps...])
-# One layer: library weft_<name>, alias weft::<name>. Sources are relative to the folder of the caller.
+# A library of a layer: weft_<name>, alias weft::<name>. Most layers have one. Sources are relative to the folder of the caller.
 function(weft_layer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
   add_library(weft_${name} STATIC ${ARG_SOURCES})
