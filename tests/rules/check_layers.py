@@ -46,6 +46,9 @@ ROOMS = {
               ["loop", "diagnose", "generate", "planner"], ["report"]],
 }
 
+# The layers of libraries that have a name of their own.
+LAYER_OF_LIBRARY = {"module_base": "nn", "products": "nn"}
+
 # Libraries that only sources may use: if a public header included one, every user of weft would need it.
 HIDDEN_LIBRARIES = re.compile(r"^(mpi\.h|omp\.h|hwloc.*|dnnl.*|oneapi/.*|Eigen/.*|unsupported/Eigen/.*)$")
 
@@ -126,11 +129,12 @@ def check_links(root, layer):
     for folder in folders_of(root, layer)[1]:
         for file in sorted(folder.rglob("CMakeLists.txt")):
             text = re.sub(r"#.*", "", file.read_text())
-            for other in TARGET.findall(text):
+            for library in TARGET.findall(text):
+                other = LAYER_OF_LIBRARY.get(library, library)
                 if other == "weft":
                     yield f"{file.relative_to(root)}: links weft::weft: name the layers that are used"
                 elif other in FLOOR_OF and fault_of_dependency(layer, other):
-                    yield f"{file.relative_to(root)}: links weft::{other}: {fault_of_dependency(layer, other)}"
+                    yield f"{file.relative_to(root)}: links weft::{library}: {fault_of_dependency(layer, other)}"
 
 
 def check_layer_names(root):

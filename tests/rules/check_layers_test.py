@@ -72,6 +72,10 @@ class CheckLayers(TreeCase):
         self.write("src/mesh/CMakeLists.txt", "weft_layer(mesh PUBLIC weft::core weft::comm)\n")
         self.assert_one_violation("src/mesh/CMakeLists.txt", "mesh may not use comm")
 
+    def test_finds_a_link_upward_to_one_of_several_libraries(self):
+        self.write("src/comm/CMakeLists.txt", "weft_layer(comm PUBLIC weft::core weft::products)\n")
+        self.assert_one_violation("src/comm/CMakeLists.txt", "comm may not use nn")
+
     def test_finds_a_link_by_the_targets_own_name(self):
         self.write("src/mesh/CMakeLists.txt", "target_link_libraries(weft_mesh PRIVATE weft_memory)\n")
         self.assert_one_violation("mesh may not use memory")
