@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -85,51 +86,6 @@ double Objective(const std::vector<Doubles>& outputs, const std::vector<Doubles>
   return sum;
 }
 
-// Central differences of the objective at a point (inputs and parameters).
-class Differences {
- public:
-  Differences(const Oracle& oracle, std::vector<Doubles> point, std::vector<Doubles> weights)
-      : oracle_(oracle), point_(std::move(point)), weights_(std::move(weights)) {}
-
-  // The derivative of the objective when tensor `index` moves along `direction`.
-  double Along(size_t index, const Doubles& direction) const {
-    constexpr double kStep = 1e-5;
-    return (At(index, direction, kStep) - At(index, direction, -kStep)) / (2.0 * kStep);
-  }
-
- private:
-  double At(size_t index, const Doubles& direction, double step) const {
-    std::vector<Doubles> moved = point_;
-    for (size_t i = 0; i < direction.size(); ++i) moved[index][i] += step * direction[i];
-    return Objective(oracle_(moved), weights_);
-  }
-
-  const Oracle& oracle_;
-  std::vector<Doubles> point_;
-  std::vector<Doubles> weights_;
-};
-
-void ExpectGradient(const Differences& differences, size_t index, const Doubles& gradient,
-                    const GradientCheckOptions& options, const std::string& what) {
-  const auto count = static_cast<int64_t>(gradient.size());
-  const double allowed = options.tolerance * std::max(Largest(gradient), 1e-3);
-  const int64_t stride = std::max<int64_t>(1, count / options.elements);
-  Doubles direction(gradient.size());
-  for (int64_t i = 0; i < count; i += stride) {
-    const auto at = static_cast<size_t>(i);
-    direction[at] = 1.0;
-    ASSERT_NEAR(gradient[at], differences.Along(index, direction), allowed) << what << " at " << i;
-    direction[at] = 0.0;
-  }
-  double slope = 0.0;
-  for (size_t i = 0; i < gradient.size(); ++i) {
-    direction[i] = UnitValue(991, static_cast<int64_t>(i));
-    slope += gradient[i] * direction[i];
-  }
-  EXPECT_NEAR(slope, differences.Along(index, direction), allowed * std::sqrt(static_cast<double>(count)))
-      << what << " in a random direction";
-}
-
 // One forward and backward. Returns the gradients of the inputs.
 Tensors RunOnce(Module& module, const Tensors& inputs, const Tensors& output_gradients, Tensors* outputs) {
   Invocation invocation;
@@ -144,6 +100,37 @@ Tensors RunOnce(Module& module, const Tensors& inputs, const Tensors& output_gra
 }
 
 }  // namespace
+
+void ExpectDifferences(const std::function<double(const Doubles&)>& function, const Doubles& point,
+                       const Doubles& gradient, const DifferenceOptions& options, const std::string& what) {
+  ASSERT_EQ(gradient.size(), point.size()) << what;
+  const size_t count = point.size();
+  const double allowed = options.tolerance * std::max(Largest(gradient), 1e-3);
+  Doubles direction(count);
+  const auto slope = [&] {
+    const auto at = [&](double step) {
+      Doubles moved = point;
+      for (size_t i = 0; i < count; ++i) moved[i] += step * direction[i];
+      return function(moved);
+    };
+    return (at(options.step) - at(-options.step)) / (2.0 * options.step);
+  };
+  // The stride has no factor in common with any dim, so that samples are at all positions of a row.
+  size_t stride = std::max<size_t>(1, count / static_cast<size_t>(options.elements));
+  while (std::gcd(stride, count) > 1) --stride;
+  for (size_t i = 0; i < count; i += stride) {
+    direction[i] = 1.0;
+    ASSERT_NEAR(gradient[i], slope(), allowed) << what << " at " << i;
+    direction[i] = 0.0;
+  }
+  double expected = 0.0;
+  for (size_t i = 0; i < count; ++i) {
+    direction[i] = UnitValue(991, static_cast<int64_t>(i));
+    expected += gradient[i] * direction[i];
+  }
+  EXPECT_NEAR(expected, slope(), allowed * std::sqrt(static_cast<double>(count)))
+      << what << " in a random direction";
+}
 
 Tensor TestTensor(DType dtype, Shape shape, int64_t salt) {
   Tensor tensor = Tensor::Empty(dtype, std::move(shape));
@@ -199,7 +186,15 @@ void CheckGradients(Module& module, const Tensors& inputs, const Oracle& oracle,
   for (size_t i = 0; i < outputs.size(); ++i) {
     ExpectNear(ToDoubles(outputs[i].view()), expected[i], options.tolerance, "output");
   }
-  const Differences differences(oracle, point, weights);
+  const auto expect_gradient = [&](size_t index, const Doubles& gradient, const std::string& what) {
+    const auto objective = [&](const Doubles& moved) {
+      std::vector<Doubles> at = point;
+      at[index] = moved;
+      return Objective(oracle(at), weights);
+    };
+    ExpectDifferences(objective, point[index], gradient,
+                      {.tolerance = options.tolerance, .elements = options.elements}, what);
+  };
   ASSERT_EQ(input_gradients.size(), inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].dtype() == DType::kI32) {
@@ -207,12 +202,12 @@ void CheckGradients(Module& module, const Tensors& inputs, const Oracle& oracle,
       continue;
     }
     if (!input_gradients[i].defined()) continue;
-    ExpectGradient(differences, i, ToDoubles(input_gradients[i].view()), options, absl::StrCat("input ", i));
+    expect_gradient(i, ToDoubles(input_gradients[i].view()), absl::StrCat("input ", i));
   }
   std::vector<Doubles> gradients;
   for (size_t i = 0; i < parameters.size(); ++i) {
     gradients.push_back(ToDoubles(parameters[i]->grad));
-    ExpectGradient(differences, inputs.size() + i, gradients[i], options, parameters[i]->name);
+    expect_gradient(inputs.size() + i, gradients[i], parameters[i]->name);
   }
 
   RunOnce(module, inputs, output_gradients, nullptr);

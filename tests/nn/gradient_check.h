@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "weft/nn/module.h"
@@ -21,8 +22,13 @@ struct GradientCheckOptions {
   DType grad_dtype = DType::kF32;  // Dtype of the parameters' gradients.
   // Allowed error, relative to the largest absolute value of the compared tensor.
   double tolerance = 1e-5;
-  // The number of elements of each tensor that are differentiated one by one, sampled evenly from larger
-  // tensors. One further difference moves all elements in a random direction.
+  int64_t elements = 200;  // As DifferenceOptions::elements.
+};
+
+struct DifferenceOptions {
+  double tolerance;  // Allowed error, relative to the largest absolute value of the gradient.
+  double step = 1e-5;
+  // At least this number of elements is differentiated one by one, sampled evenly from larger tensors.
   int64_t elements = 200;
 };
 
@@ -41,6 +47,11 @@ inline constexpr GradientCheckOptions kGradientDtypes[] = {
 Tensor TestTensor(DType dtype, Shape shape, int64_t salt);
 // The same with i32 values in [0, vocab_size).
 Tensor TestIds(Shape shape, int64_t vocab_size, int64_t salt);
+
+// Expects that `gradient` agrees with central differences of `function` at `point`. One further difference
+// moves all elements in a random direction; its limit is larger by the root of the number of elements.
+void ExpectDifferences(const std::function<double(const Doubles& moved)>& function, const Doubles& point,
+                       const Doubles& gradient, const DifferenceOptions& options, const std::string& what);
 
 // Fills the module's parameters with test values, runs passes, and checks:
 //   the outputs, with and without gradients;

@@ -54,12 +54,12 @@ void ExpectLoss(const SparseRun& run, const SelectedNumbers& numbers, double los
       return factor * oracle.Loss(at, numbers, targets);
     };
   };
-  ExpectDifferences(objective(&SparsePoint::index_q), point.index_q, ToDoubleValues(run.index_dq), tolerance,
-                    "dq");
+  ExpectDifferences(objective(&SparsePoint::index_q), point.index_q, ToDoubleValues(run.index_dq),
+                    AllDifferences(tolerance), "dq");
   ExpectDifferences(objective(&SparsePoint::weights), point.weights, ToDoubleValues(run.index_dweights),
-                    tolerance, "dweights");
+                    AllDifferences(tolerance), "dweights");
   ExpectDifferences(objective(&SparsePoint::index_k), point.index_k, JoinedKeys(run.index_dk, run.c.batch),
-                    tolerance, "dk");
+                    AllDifferences(tolerance), "dk");
 }
 
 TEST(SelectedIndexerLoss, HasGradientsThatMatchFiniteDifferences) {

@@ -186,9 +186,12 @@ void CheckSparseGradients(const SparseCase& c, double tolerance) {
     dk.push_back(gradient.dk);
     dv.push_back(gradient.dv);
   }
-  ExpectDifferences(objective(&SparsePoint::q), point.q, ToDoubleValues(run.dq), tolerance, "dq");
-  ExpectDifferences(objective(&SparsePoint::k), point.k, JoinedKeys(dk, c.batch), tolerance, "dk");
-  ExpectDifferences(objective(&SparsePoint::v), point.v, JoinedKeys(dv, c.batch), tolerance, "dv");
+  ExpectDifferences(objective(&SparsePoint::q), point.q, ToDoubleValues(run.dq), AllDifferences(tolerance),
+                    "dq");
+  ExpectDifferences(objective(&SparsePoint::k), point.k, JoinedKeys(dk, c.batch), AllDifferences(tolerance),
+                    "dk");
+  ExpectDifferences(objective(&SparsePoint::v), point.v, JoinedKeys(dv, c.batch), AllDifferences(tolerance),
+                    "dv");
 }
 
 TEST(SparseAttentionKernel, HasGradientsThatMatchFiniteDifferences) {

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <random>
 #include <utility>
 
 #include <gtest/gtest.h>
@@ -285,41 +284,6 @@ Doubles JoinedKeys(const std::vector<TensorView>& blocks, int64_t batch) {
     }
   }
   return joined;
-}
-
-void ExpectDifferences(const std::function<double(const Doubles&)>& function, const Doubles& point,
-                       const Doubles& gradient, double tolerance, const std::string& what) {
-  constexpr double kStep = 1e-6;    // So short that hardly any ReLU has its corner inside.
-  constexpr size_t kElements = 50;  // About so many are sampled.
-  ASSERT_EQ(gradient.size(), point.size()) << what;
-  double largest = 1e-3;
-  for (const double value : gradient) largest = std::max(largest, std::abs(value));
-  const double allowed = tolerance * largest;
-  Doubles direction(point.size());
-  const auto slope = [&] {
-    Doubles above = point, below = point;
-    for (size_t i = 0; i < point.size(); ++i) {
-      above[i] += kStep * direction[i];
-      below[i] -= kStep * direction[i];
-    }
-    return (function(above) - function(below)) / (2.0 * kStep);
-  };
-  // The stride has no factor in common with any dim, so that samples are at all positions of a row.
-  size_t stride = std::max<size_t>(1, point.size() / kElements);
-  while (std::gcd(stride, point.size()) > 1) ++stride;
-  for (size_t i = 0; i < point.size(); i += stride) {
-    direction[i] = 1.0;
-    ASSERT_NEAR(gradient[i], slope(), allowed) << what << " at " << i;
-    direction[i] = 0.0;
-  }
-  std::mt19937 random(point.size());
-  double expected = 0.0;
-  for (size_t i = 0; i < point.size(); ++i) {
-    direction[i] = std::uniform_real_distribution<double>(-1.0, 1.0)(random);
-    expected += gradient[i] * direction[i];
-  }
-  EXPECT_NEAR(expected, slope(), allowed * std::sqrt(static_cast<double>(point.size())))
-      << what << " in a random direction";
 }
 
 }  // namespace weft::testing

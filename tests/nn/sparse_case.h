@@ -2,8 +2,8 @@
 // double.
 #pragma once
 
-#include <functional>
-#include <string>
+#include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "tests/nn/gradient_check.h"
@@ -102,10 +102,10 @@ struct SparseRun {
 // The values of blocks [batch, keys, ...], end to end along the keys.
 Doubles JoinedKeys(const std::vector<TensorView>& blocks, int64_t batch);
 
-// Expects that `gradient` agrees with central differences of `function` at `point`: at about 50 elements, and
-// along one random direction, where the limit is larger by the root of the number of elements. `tolerance` is
-// relative to the largest gradient.
-void ExpectDifferences(const std::function<double(const Doubles& moved)>& function, const Doubles& point,
-                       const Doubles& gradient, double tolerance, const std::string& what);
+// For gradients of sparse kernels: all elements are differentiated, with a step so short that hardly any ReLU
+// has its corner inside.
+inline DifferenceOptions AllDifferences(double tolerance) {
+  return {.tolerance = tolerance, .step = 1e-6, .elements = std::numeric_limits<int64_t>::max()};
+}
 
 }  // namespace weft::testing
