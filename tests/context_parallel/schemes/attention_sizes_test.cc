@@ -29,7 +29,7 @@ TEST(AttentionSizes, RingsTakeAThousandTokensPerRank) {
       rings.push_back(ContextScheme::Ring(rotation, balance));
     }
   }
-  const AttentionShape shape{.batch = 2, .heads = 8, .kv_heads = 8, .head_dim = 32, .value_dim = 32};
+  const AttentionShape shape{.batch = 8, .heads = 8, .kv_heads = 8, .head_dim = 32, .value_dim = 32};
   Check(2, {.mask = {}, .documents = {Tokens(2 * 1024)}, .shape = shape}, rings);
 }
 
