@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <string>
 
+#include "src/train/files/json.h"
+
 namespace weft {
 namespace {
 
@@ -61,7 +63,7 @@ TEST_F(ArchitectureRun, StartsANewModelFromConfigJsonAlone) {
     config_.model.hf_model += "/config.json";
     config_.output.export_folder = folder_ / (std::string(name) + "-new");
     EXPECT_THAT(Printed(kOne, NodeMap::OneNode(1)), HasSubstr("new weights by --seed"));
-    EXPECT_EQ(Json::parse(*ReadHfConfigText(config_.output.export_folder))["model_type"],
+    EXPECT_EQ(ParseJson(*ReadHfConfigText(config_.output.export_folder))["model_type"],
               expected_["config"]["model_type"]);
     const Result first = Run(kOne);
     // A model that knows nothing yet.
@@ -77,7 +79,7 @@ TEST_F(ArchitectureRun, GivesANewModelTheTokensOfItsTokenizer) {
   config_.output.export_folder = folder_ / "new";
   const auto exported = [&](const char* key) {
     Run(kOne);
-    return Json::parse(*ReadHfConfigText(config_.output.export_folder))[key];
+    return ParseJson(*ReadHfConfigText(config_.output.export_folder))[key];
   };
   folder_.Write("qwen3/generation_config.json", R"({"bos_token_id": 7, "eos_token_id": [8, 9]})");
   EXPECT_EQ(exported("eos_token_id"), Json({8, 9}));
@@ -102,7 +104,7 @@ TEST_F(ArchitectureRun, ExportsInTheDtypeOfItsFlag) {
   config_.output.export_folder = folder_ / "out";
   config_.output.export_dtype = DType::kBF16;
   Run({1, 2});
-  EXPECT_EQ(Json::parse(*ReadHfConfigText(folder_ / "out"))["dtype"], "bfloat16");
+  EXPECT_EQ(ParseJson(*ReadHfConfigText(folder_ / "out"))["dtype"], "bfloat16");
   ASSERT_OK_AND_ASSIGN(const SafetensorsReader reader, SafetensorsReader::Open(folder_ / "out"));
   for (const auto& [name, entry] : reader.entries()) EXPECT_EQ(entry.dtype, "BF16") << name;
 }

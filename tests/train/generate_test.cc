@@ -9,8 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include <nlohmann/json.hpp>
-
+#include "src/train/files/json.h"
 #include "src/train/generate/prompt.h"
 #include "src/train/generate/sampler.h"
 #include "src/train/generate/token_printer.h"
@@ -191,7 +190,7 @@ TEST_F(GenerateRun, TakesMemoryForTheCacheAndNoneForGradients) {
 
 TEST_F(GenerateRun, NamesTheCacheIfItDoesNotFit) {
   const std::string file = generate_.hf_folder + "/config.json";
-  nlohmann::json model = nlohmann::json::parse(std::ifstream(file));
+  Json model = ParseJson(ReadFile(file));
   model["max_position_embeddings"] = int64_t{1} << 40;
   std::ofstream(file) << model;
   generate_.max_new_tokens = int64_t{1} << 38;  // 128 bytes each.

@@ -17,8 +17,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
+#include "src/train/files/json.h"
 #include "src/train/output/event_file.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
@@ -73,25 +73,25 @@ TEST(Metrics, AreOneJsonObjectWithEveryFieldPerLine) {
 
 TEST(Metrics, HaveAnEvaluationLossOnlyAfterAnEvaluation) {
   StepMetrics metrics = Example();
-  EXPECT_FALSE(nlohmann::json::parse(ToJson(metrics)).contains("eval_loss"));
+  EXPECT_FALSE(ParseJson(ToJson(metrics)).contains("eval_loss"));
   metrics.eval_loss = 1.25;
-  EXPECT_EQ(nlohmann::json::parse(ToJson(metrics))["eval_loss"], 1.25);
+  EXPECT_EQ(ParseJson(ToJson(metrics))["eval_loss"], 1.25);
 }
 
 TEST(Metrics, HaveTheLossScaleOnlyInF16) {
   StepMetrics metrics = Example();
-  EXPECT_FALSE(nlohmann::json::parse(ToJson(metrics)).contains("loss_scale"));
+  EXPECT_FALSE(ParseJson(ToJson(metrics)).contains("loss_scale"));
   metrics.loss_scale = {.scale = 65536, .skipped = true};
-  const auto json = nlohmann::json::parse(ToJson(metrics));
+  const auto json = ParseJson(ToJson(metrics));
   EXPECT_EQ(json["loss_scale"], 65536);
   EXPECT_EQ(json["skipped"], true);
 }
 
 TEST(Metrics, HaveTheIndexersOnlyWithSparseAttention) {
   StepMetrics metrics = Example();
-  EXPECT_FALSE(nlohmann::json::parse(ToJson(metrics)).contains("indexer_loss"));
+  EXPECT_FALSE(ParseJson(ToJson(metrics)).contains("indexer_loss"));
   metrics.indexers = {0.5, 0.25, 0.875};
-  const auto json = nlohmann::json::parse(ToJson(metrics));
+  const auto json = ParseJson(ToJson(metrics));
   EXPECT_EQ(json["indexer_loss"], 0.5);
   EXPECT_EQ(json["indexer_grad_norm"], 0.25);
   EXPECT_EQ(json["attention_mass_selected"], 0.875);
@@ -100,14 +100,14 @@ TEST(Metrics, HaveTheIndexersOnlyWithSparseAttention) {
 TEST(Metrics, KeepAllDigitsOfTheLoss) {
   StepMetrics metrics = Example();
   metrics.loss = 5.545177444479562;
-  EXPECT_EQ(nlohmann::json::parse(ToJson(metrics))["loss"].get<double>(), metrics.loss);
+  EXPECT_EQ(ParseJson(ToJson(metrics))["loss"].get<double>(), metrics.loss);
 }
 
 TEST(Metrics, AreValidJsonIfALossIsNotFinite) {
   StepMetrics metrics = Example();
   metrics.loss = std::numeric_limits<double>::quiet_NaN();
   metrics.grad_norm = std::numeric_limits<double>::infinity();
-  const auto json = nlohmann::json::parse(ToJson(metrics));
+  const auto json = ParseJson(ToJson(metrics));
   EXPECT_TRUE(json["loss"].is_null());
   EXPECT_TRUE(json["grad_norm"].is_null());
 }

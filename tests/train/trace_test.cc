@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
+#include "src/train/files/json.h"
 #include "src/train/trace/chrome_trace.h"
 #include "src/train/trace/run_trace.h"
 #include "tests/support/forwarding_bootstrap.h"
@@ -25,7 +24,6 @@ using ::testing::IsSupersetOf;
 using ::weft::testing::ForwardingBootstrap;
 using ::weft::testing::ForwardingRuntime;
 using ::weft::testing::RunRanks;
-using Json = nlohmann::json;
 
 TEST(AssignRows, PutsNoTwoOverlappingIntervalsOnOneRow) {
   std::mt19937 random(1);
@@ -57,7 +55,7 @@ TEST(TraceEvents, AreJsonWhateverTheLabels) {
   trace.rank = 3;
   trace.zero_ns = 1000;
   trace.spans = {{"forward", "a \"name\" \xff\n", 3000, 4500}};
-  const Json events = Json::parse("[" + TraceEvents(trace) + "]");
+  const Json events = ParseJson("[" + TraceEvents(trace) + "]");
   const Json& span = events.back();
   EXPECT_EQ(span["ph"], "X");
   EXPECT_EQ(span["pid"], 3);
@@ -65,10 +63,7 @@ TEST(TraceEvents, AreJsonWhateverTheLabels) {
   EXPECT_EQ(span["dur"], 1.5);
 }
 
-Json ReadEvents(const std::string& path) {
-  std::ifstream file(path);
-  return Json::parse(file)["traceEvents"];
-}
+Json ReadEvents(const std::string& path) { return ParseJson(ReadFile(path))["traceEvents"]; }
 
 class TrainTrace : public TrainRun {
  protected:

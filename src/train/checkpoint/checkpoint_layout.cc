@@ -5,8 +5,8 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
-#include <nlohmann/json.hpp>
 
+#include "src/train/files/json.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -73,7 +73,7 @@ absl::StatusOr<CheckpointLayout> CheckpointLayout::Make(absl::Span<const Tensor>
 
 void CheckpointLayout::AddStem(const std::string& stem, const Tensors& tensors, int64_t max_file_bytes) {
   const std::vector<Tensors> parts = SplitIntoFiles(tensors, max_file_bytes);
-  nlohmann::ordered_json weight_map;
+  Json weight_map;
   int64_t total_bytes = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     const std::string name = parts.size() == 1
@@ -87,9 +87,8 @@ void CheckpointLayout::AddStem(const std::string& stem, const Tensors& tensors, 
     files_.push_back({stem, name, LayoutOf(parts[i])});
   }
   if (parts.size() == 1) return;
-  const nlohmann::ordered_json index = {{"metadata", {{"total_size", total_bytes}}},
-                                        {"weight_map", weight_map}};
-  indexes_[absl::StrCat(stem, ".safetensors.index.json")] = index.dump(2) + "\n";
+  const Json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
+  indexes_[absl::StrCat(stem, ".safetensors.index.json")] = JsonText(index, 2) + "\n";
 }
 
 int64_t CheckpointLayout::bytes() const {

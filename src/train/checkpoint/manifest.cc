@@ -7,16 +7,14 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/strip.h>
-#include <nlohmann/json.hpp>
 
+#include "src/train/files/json.h"
 #include "src/train/files/json_text.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
 
 namespace weft {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // Between the hashed text and the hash.
 constexpr absl::string_view kHashKey = ",\n\"checksum\": \"";
@@ -143,7 +141,7 @@ std::string FormatManifest(const CheckpointManifest& manifest) {
                      {"counts_of_parameters", Json(manifest.counts_of_parameters)},
                      {"files", std::move(files)}};
   // Values from the command line need not be UTF-8.
-  std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  std::string text = JsonText(json);
   text.pop_back();  // The closing brace.
   return absl::StrCat(text, kHashKey, HashText(Hash64(text)), kTail);
 }
@@ -152,7 +150,7 @@ absl::StatusOr<CheckpointManifest> ParseManifest(std::string_view text, const st
   WEFT_ASSIGN_OR_RETURN(const absl::string_view hashed, CheckHash(ToAbsl(text), path));
   if (const absl::Status status = CheckJsonText(text, kLimits); !status.ok())
     return Damaged(path, status.message());
-  const Json json = Json::parse(absl::StrCat(hashed, "}"), nullptr, /*allow_exceptions=*/false);
+  const Json json = ParseJson(absl::StrCat(hashed, "}"));
   if (!json.is_object()) return Damaged(path, "is not a JSON object");
   ManifestReader reader;
   const int64_t format = reader.Count(reader.Member(json, "format"), "format");

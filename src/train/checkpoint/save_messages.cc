@@ -5,12 +5,11 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
-#include <nlohmann/json.hpp>
+
+#include "src/train/files/json.h"
 
 namespace weft {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr const char* kNotOfThisExchange =
     "a peer sent another message: ranks call the saver in different orders";
@@ -26,7 +25,7 @@ std::string EncodeTensors(const CheckpointState& state) {
                          std::vector<int64_t>(shape.begin(), shape.end())});
     }
   }
-  return Json{{"step", state.step}, {"tensors", std::move(tensors)}}.dump();
+  return JsonText({{"step", state.step}, {"tensors", std::move(tensors)}});
 }
 
 absl::StatusOr<std::vector<CheckpointLayout::Tensor>> DecodeTensors(const std::vector<std::string>& blobs,
@@ -34,7 +33,7 @@ absl::StatusOr<std::vector<CheckpointLayout::Tensor>> DecodeTensors(const std::v
   std::vector<CheckpointLayout::Tensor> tensors;
   std::map<std::pair<std::string, std::string>, size_t> index;
   for (size_t rank = 0; rank < blobs.size(); ++rank) {
-    const Json json = Json::parse(blobs[rank], nullptr, /*allow_exceptions=*/false);
+    const Json json = ParseJson(blobs[rank]);
     if (!json.is_object() || !json.contains("step") || !json.contains("tensors")) {
       return absl::InternalError(kNotOfThisExchange);
     }
@@ -70,7 +69,7 @@ std::string EncodePart(const SnapshotWriter& writer, const std::map<std::string,
     append(static_cast<uint64_t>(item.file));
     append(item.range);
   }
-  return blob + Json(counts).dump();
+  return blob + JsonText(counts);
 }
 
 absl::StatusOr<RankPart> DecodePart(std::string_view blob, size_t files) {
@@ -91,7 +90,7 @@ absl::StatusOr<RankPart> DecodePart(std::string_view blob, size_t files) {
     if (!take(file) || !take(range) || file >= files) return absl::InternalError(kNotOfThisExchange);
     part.ranges[file].push_back(range);
   }
-  const Json counts = Json::parse(blob, nullptr, /*allow_exceptions=*/false);
+  const Json counts = ParseJson(blob);
   if (!counts.is_object()) return absl::InternalError(kNotOfThisExchange);
   part.counts_of_parameters = counts.get<std::map<std::string, int64_t>>();
   return part;

@@ -7,19 +7,17 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
-#include <nlohmann/json.hpp>
 
 #include "src/train/config/hf_architecture.h"
 #include "src/train/config/hf_rope.h"
 #include "src/train/config/json_fields.h"
+#include "src/train/files/json.h"
 #include "src/train/files/json_text.h"
 #include "src/train/files/model_folder.h"
 #include "weft/core/status.h"
 
 namespace weft {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // Defaults of transformers for keys that a config.json may leave out, in all architectures.
 constexpr double kDefaultNormEps = 1e-6;
@@ -36,7 +34,7 @@ absl::StatusOr<const HfArchitecture*> ArchitectureOf(const Json& json, const Jso
   const auto append_type = [](std::string* out, const HfArchitecture& known) {
     out->append(known.model_type);
   };
-  return absl::UnimplementedError(absl::StrCat(fields.Place("model_type"), " is ", Excerpt(type.dump()),
+  return absl::UnimplementedError(absl::StrCat(fields.Place("model_type"), " is ", Excerpt(JsonText(type)),
                                                "; weft supports ",
                                                absl::StrJoin(kHfArchitectures, ", ", append_type)));
 }
@@ -61,9 +59,9 @@ GateActivation ReadActivation(const HfArchitecture& architecture, const Json& js
     if (value == Name(known)) return known;
   }
   if (architecture.gelu_is_tanh && value == "gelu") return GateActivation::kGeluTanh;
-  fields.Fail(absl::UnimplementedError(absl::StrCat(fields.Place("hidden_act"), " is ", Excerpt(value.dump()),
-                                                    "; weft supports ", ToAbsl(Name(GateActivation::kSilu)),
-                                                    " and ", ToAbsl(Name(GateActivation::kGeluTanh)))));
+  fields.Fail(absl::UnimplementedError(
+      absl::StrCat(fields.Place("hidden_act"), " is ", Excerpt(JsonText(value)), "; weft supports ",
+                   ToAbsl(Name(GateActivation::kSilu)), " and ", ToAbsl(Name(GateActivation::kGeluTanh)))));
   return architecture.activation;
 }
 
@@ -79,7 +77,7 @@ int64_t FirstSlidingLayer(const Json& types, int64_t layers, JsonFields& fields)
   const auto is_full = [](const Json& type) { return type == "full_attention"; };
   if (!std::all_of(types.begin(), first, is_full) || !std::all_of(first, types.end(), is_sliding)) {
     fields.Fail(absl::UnimplementedError(
-        absl::StrCat(fields.Place("layer_types"), " is ", Excerpt(types.dump()),
+        absl::StrCat(fields.Place("layer_types"), " is ", Excerpt(JsonText(types)),
                      "; weft supports layers of full_attention, then layers of sliding_attention")));
   }
   return first - types.begin();
@@ -205,7 +203,7 @@ absl::StatusOr<LlamaConfig> ReadHfConfig(const std::string& folder) {
 }
 
 std::string FormatHfConfig(const LlamaConfig& config, std::string_view source, DType dtype) {
-  Json json = Json::parse(source, nullptr, false);
+  Json json = ParseJson(source);
   const HfArchitecture* architecture = FindHfArchitecture("llama");
   if (!json.is_object()) {
     json = {{"architectures", {std::string(architecture->class_name)}},
@@ -235,7 +233,7 @@ std::string FormatHfConfig(const LlamaConfig& config, std::string_view source, D
   json["tie_word_embeddings"] = config.tie_word_embeddings;
   json["max_position_embeddings"] = config.max_positions;
   SetHfRope(config, json);
-  return json.dump(2) + "\n";
+  return JsonText(json, 2) + "\n";
 }
 
 absl::StatusOr<SparseAttentionConfig> ParseIndexerConfig(std::string_view text, const std::string& path) {
@@ -260,7 +258,7 @@ std::string FormatIndexerConfig(const SparseAttentionConfig& config) {
   const Json json = {{"index_n_heads", config.index_heads},
                      {"index_head_dim", config.index_dim},
                      {"index_topk", config.top_k}};
-  return json.dump(2) + "\n";
+  return JsonText(json, 2) + "\n";
 }
 
 }  // namespace weft

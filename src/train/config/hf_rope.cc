@@ -9,13 +9,12 @@
 #include <absl/strings/str_join.h>
 
 #include "src/train/config/json_fields.h"
+#include "src/train/files/json.h"
 #include "src/train/files/json_text.h"
 #include "weft/core/status.h"
 
 namespace weft {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr double kDefaultTheta = 10000.0;
 constexpr const char* kOriginalPositions = "original_max_position_embeddings";

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
-#include <nlohmann/json.hpp>
 
 #include "src/train/config/json_fields.h"
+#include "src/train/files/json.h"
 #include "src/train/files/json_text.h"
 #include "src/train/files/model_folder.h"
 #include "weft/core/status.h"
@@ -18,8 +18,6 @@
 
 namespace weft {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr const char* kPeftConfig = "PEFT adapter_config.json";
 constexpr size_t kMaxTargets = 10'000;
@@ -67,7 +65,7 @@ void CheckFeatures(const Json& json, JsonFields& fields) {
   for (const auto& [key, value] : json.items()) {
     if (IsKnown(key) || IsOff(value)) continue;
     fields.Fail(absl::UnimplementedError(absl::StrCat(fields.Place(Excerpt(key).c_str()), " is ",
-                                                      Excerpt(value.dump()),
+                                                      Excerpt(JsonText(value)),
                                                       "; weft supports only adapters without it")));
   }
 }
@@ -81,7 +79,7 @@ std::vector<std::string> ReadTargets(const Json& json, JsonFields& fields) {
   const Json& value = json[kKey];
   if (value == LoraOptions::kAllLinear) return {LoraOptions::kAllLinear};
   if (value.is_string()) {
-    fields.Fail(absl::UnimplementedError(absl::StrCat(fields.Place(kKey), " is ", Excerpt(value.dump()),
+    fields.Fail(absl::UnimplementedError(absl::StrCat(fields.Place(kKey), " is ", Excerpt(JsonText(value)),
                                                       "; weft supports a list of names, or \"all-linear\"")));
     return {};
   }
@@ -138,7 +136,7 @@ absl::StatusOr<PeftAdapter> ReadPeftAdapter(const std::string& folder) {
 }
 
 std::string FormatPeftAdapter(const LoraOptions& lora, const std::string& base, std::string_view source) {
-  Json json = Json::parse(source, nullptr, false);
+  Json json = ParseJson(source);
   if (!json.is_object()) {
     json = {{"peft_type", "LORA"},     {"task_type", "CAUSAL_LM"},   {"base_model_name_or_path", nullptr},
             {"inference_mode", true},  {"lora_dropout", 0.0},        {"bias", "none"},
@@ -150,7 +148,7 @@ std::string FormatPeftAdapter(const LoraOptions& lora, const std::string& base, 
   json["lora_alpha"] = NumberOf(lora.alpha);
   json["target_modules"] = lora.targets;
   json["lora_dropout"] = lora.dropout;
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return JsonText(json, 2) + "\n";
 }
 
 }  // namespace weft

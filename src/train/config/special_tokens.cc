@@ -8,8 +8,8 @@
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
-#include <nlohmann/json.hpp>
 
+#include "src/train/files/json.h"
 #include "src/train/files/json_events.h"
 #include "src/train/files/json_text.h"
 #include "src/train/files/model_folder.h"
@@ -17,8 +17,6 @@
 
 namespace weft {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // Limits above the needs of any tokenizer. Its vocabulary is read as a stream, and not kept.
 constexpr int64_t kMaxBytes = 256 << 20;
@@ -81,7 +79,7 @@ absl::StatusOr<Json> ReadSettings(const std::string& folder, const char* name) {
   if (const absl::Status status = CheckJsonText(*text, kSettingsLimits); !status.ok()) {
     return Annotate(status, PathOf(folder, name));
   }
-  Json json = Json::parse(*text, nullptr, false);
+  Json json = ParseJson(*text);
   if (json.is_object()) return json;
   return absl::DataLossError(absl::StrCat(PathOf(folder, name), " is not a JSON object"));
 }
@@ -105,7 +103,7 @@ absl::StatusOr<TokenIds> ReadAddedTokens(const std::string& folder, const Json& 
     return Annotate(status, PathOf(folder, kTokenizer));
   }
   AddedTokens added;
-  if (!nlohmann::json::sax_parse(*text, &added)) {
+  if (!added.ParseEvents(*text)) {
     return absl::DataLossError(absl::StrCat(PathOf(folder, kTokenizer), " is not a tokenizer's JSON"));
   }
   for (const auto& [content, id] : added.ids()) ids[content] = id;
@@ -131,7 +129,7 @@ std::optional<std::string> ContentOf(const Json& token) {
 absl::StatusOr<std::string> WithTokensOfTokenizer(const std::string& config, const std::string& folder) {
   WEFT_ASSIGN_OR_RETURN(const Json settings, ReadSettings(folder, kTokenizerConfig));
   WEFT_ASSIGN_OR_RETURN(const Json generation, ReadSettings(folder, kGenerationConfig));
-  Json json = Json::parse(config);
+  Json json = ParseJson(config);
   std::optional<TokenIds> ids;
   const struct {
     const char* token;
@@ -143,7 +141,7 @@ absl::StatusOr<std::string> WithTokensOfTokenizer(const std::string& config, con
       if (!generation.contains(key.id)) continue;
       if (!AreTokenIds(generation[key.id])) {
         return absl::DataLossError(absl::StrCat(PathOf(folder, kGenerationConfig), ": ", key.id, " is ",
-                                                Excerpt(generation[key.id].dump()),
+                                                Excerpt(JsonText(generation[key.id])),
                                                 ", but it must be a token id or a list of some"));
       }
       json[key.id] = generation[key.id];
@@ -165,7 +163,7 @@ absl::StatusOr<std::string> WithTokensOfTokenizer(const std::string& config, con
     }
     json[key.id] = found->second;
   }
-  return json.dump(2);
+  return JsonText(json, 2);
 }
 
 }  // namespace weft

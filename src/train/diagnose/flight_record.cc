@@ -7,17 +7,15 @@
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
-#include <nlohmann/json.hpp>
 
 #include "src/train/files/file_io.h"
+#include "src/train/files/json.h"
 #include "src/train/files/json_text.h"
 #include "weft/core/status.h"
 #include "weft/train/diagnose.h"
 
 namespace weft {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr uint64_t kMaxRanks = uint64_t{1} << 20;
 // Upper limit of a file, above that of an engine with a thousand lanes of a thousand ranks.
@@ -130,7 +128,7 @@ absl::StatusOr<std::vector<std::string>> FilesOf(const std::string& path) {
 
 absl::StatusOr<FlightRecord> ParseFlightRecord(std::string_view text, const std::string& path) {
   WEFT_RETURN_IF_ERROR(Annotate(CheckJsonText(text, kLimits), absl::StrCat("'", path, "'")));
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json json = ParseJson(text);
   Fields fields(json, path);
   const uint64_t format = fields.Unsigned("format");
   WEFT_RETURN_IF_ERROR(fields.status());

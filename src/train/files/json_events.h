@@ -3,17 +3,22 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <utility>
 
-#include <nlohmann/json.hpp>
+#include "src/train/files/json.h"
 
 namespace weft {
 
 // A parser overrides the four functions On…; each returns false to end the parse. `level()` is the number of
 // open arrays and objects.
-class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
+class JsonEvents : public nlohmann::json_sax<Json> {
  public:
-  using Value = nlohmann::json;
+  using Value = Json;
+
+  // Calls the functions for the parts of the text, in order. False if the text is not JSON, or if a function
+  // ended the parse.
+  bool ParseEvents(std::string_view text);
 
   // Called for a string, number, boolean or null.
   virtual bool OnScalar(Value value) = 0;

@@ -70,7 +70,7 @@ class Parser : public JsonEvents {
     if (const absl::Status status = CheckJsonText(text, kLimits); !status.ok()) {
       return Damaged(path_, ToAbsl(ToStd(status.message())));
     }
-    const bool parsed = nlohmann::json::sax_parse(text, this);
+    const bool parsed = ParseEvents(text);
     if (!status_.ok()) return status_;
     return parsed && is_object_ ? absl::OkStatus() : Damaged(path_, not_json);
   }

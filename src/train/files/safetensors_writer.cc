@@ -8,9 +8,9 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
-#include <nlohmann/json.hpp>
 
 #include "src/train/files/file_io.h"
+#include "src/train/files/json.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
 #include "weft/train/safetensors.h"
@@ -63,7 +63,7 @@ absl::Status CheckFit(const std::string& name, absl::Span<const float> values, D
 
 SafetensorsLayout::SafetensorsLayout(absl::Span<const Tensor> tensors, DType dtype) : dtype_(dtype) {
   // Ordered JSON lists tensors in the order of their data. transformers requires "format".
-  nlohmann::ordered_json header;
+  Json header;
   header["__metadata__"] = {{"format", "pt"}};
   int64_t bytes = 0;
   for (const Tensor& tensor : tensors) {
@@ -74,7 +74,7 @@ SafetensorsLayout::SafetensorsLayout(absl::Span<const Tensor> tensors, DType dty
                            {"data_offsets", {bytes, end}}};
     bytes = end;
   }
-  header_ = FrameHeader(header.dump());
+  header_ = FrameHeader(JsonText(header));
   file_bytes_ = static_cast<int64_t>(header_.size()) + bytes;
 }
 

@@ -6,9 +6,9 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
-#include <nlohmann/json.hpp>
 
 #include "src/train/config/flag_error.h"
+#include "src/train/files/json.h"
 #include "src/train/files/json_text.h"
 #include "src/train/files/model_folder.h"
 #include "src/train/plan/inputs.h"
@@ -48,12 +48,12 @@ absl::StatusOr<std::vector<int32_t>> EndTokensIn(const std::string& text, const 
     return absl::DataLossError(absl::StrCat("'", path, "' ", what));
   };
   WEFT_RETURN_IF_ERROR(Annotate(CheckJsonText(text, kLimits), path));
-  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto json = ParseJson(text);
   if (!json.is_object()) return damaged("is not a JSON object");
   std::vector<int32_t> tokens;
   const auto value = json.find("eos_token_id");
   if (value == json.end() || value->is_null()) return tokens;
-  for (const nlohmann::json& token : value->is_array() ? *value : nlohmann::json::array({*value})) {
+  for (const Json& token : value->is_array() ? *value : Json::array({*value})) {
     if (!token.is_number_unsigned() || token.get<uint64_t>() > uint64_t{LlamaLimits::kVocabulary}) {
       return damaged("has an eos_token_id that is neither a token id nor a list of them");
     }

@@ -186,11 +186,12 @@ class Run {
                                               *plan_->evaluation, trainer_->splitter()));
     }
     if (!first()) return absl::OkStatus();
-    WEFT_ASSIGN_OR_RETURN(records_, RunRecords::Open(config_, resolved_,
-                                                     {.first_step = checkpoints_->first_step(),
-                                                      .resumed = checkpoints_->resumed() != nullptr,
-                                                      .byte_inputs = ToJson(trainer_->byte_inputs()).dump()},
-                                                     output()));
+    WEFT_ASSIGN_OR_RETURN(records_,
+                          RunRecords::Open(config_, resolved_,
+                                           {.first_step = checkpoints_->first_step(),
+                                            .resumed = checkpoints_->resumed() != nullptr,
+                                            .byte_inputs = JsonText(ToJson(trainer_->byte_inputs()))},
+                                           output()));
     return absl::OkStatus();
   }
 

@@ -11,8 +11,8 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
-#include <nlohmann/json.hpp>
 
+#include "src/train/files/json.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -86,7 +86,7 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-void AddScalar(const std::string& tag, const nlohmann::ordered_json& number, Message& summary) {
+void AddScalar(const std::string& tag, const Json& number, Message& summary) {
   if (!number.is_number()) return;
   const auto value = static_cast<float>(number.get<double>());
   summary.Bytes(kSummaryValue, Message().Bytes(kValueTag, tag).Float(kValueSimpleValue, value).text());
@@ -111,7 +111,7 @@ std::string TfRecord(std::string_view content) {
 }
 
 std::string ScalarEvent(const StepMetrics& metrics, double wall_time_s) {
-  const auto json = nlohmann::ordered_json::parse(ToJson(metrics));
+  const auto json = ParseJson(ToJson(metrics));
   Message summary;
   for (const auto& [key, value] : json.items()) {
     if (key == "step") continue;

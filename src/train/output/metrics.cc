@@ -12,10 +12,10 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
-#include <nlohmann/json.hpp>
 
 #include "src/train/config/flag_error.h"
 #include "src/train/files/file_io.h"
+#include "src/train/files/json.h"
 #include "weft/core/page_bytes.h"
 #include "weft/core/status.h"
 #include "weft/core/write_all.h"
@@ -60,37 +60,37 @@ double IndexerFlopsPerToken(const LlamaConfig& config, const SparseAttentionConf
 }  // namespace
 
 std::string ToJson(const StepMetrics& metrics) {
-  nlohmann::ordered_json json = {{"step", metrics.step},
-                                 {"loss", metrics.loss},
-                                 {"grad_norm", metrics.grad_norm},
-                                 {"lr", metrics.lr},
-                                 {"tokens", metrics.tokens},
-                                 {"tokens_seen", metrics.tokens_seen},
-                                 {"tokens_per_s", metrics.tokens_per_s},
-                                 {"tflops", metrics.tflops},
-                                 {"step_ms", metrics.step_ms},
-                                 {"exposed_comm_ms", metrics.exposed_comm_ms},
-                                 {"bytes",
-                                  {{"all_gather", metrics.bytes.all_gather},
-                                   {"reduce_scatter", metrics.bytes.reduce_scatter},
-                                   {"all_reduce", metrics.bytes.all_reduce},
-                                   {"context", metrics.bytes.context},
-                                   {"control", metrics.bytes.control},
-                                   {"optimizer", metrics.bytes.optimizer}}},
-                                 {"wire_bytes", metrics.wire_bytes},
-                                 {"wire_saved_bytes", metrics.wire_saved_bytes},
-                                 {"cross_domain_bytes", metrics.cross_domain_bytes},
-                                 {"copied_bytes", metrics.copied_bytes},
-                                 {"peak_buffer_bytes", metrics.peak_buffer_bytes},
-                                 {"peak_bytes",
-                                  {{"images", metrics.peak_bytes.images},
-                                   {"gradients", metrics.peak_bytes.gradients},
-                                   {"shards", metrics.peak_bytes.shards},
-                                   {"context", metrics.peak_bytes.context},
-                                   {"scratch", metrics.peak_bytes.scratch}}},
-                                 {"allocated_bytes", metrics.allocated_bytes},
-                                 {"rss_bytes", metrics.rss_bytes},
-                                 {"skipped_steps", metrics.skipped_steps}};
+  Json json = {{"step", metrics.step},
+               {"loss", metrics.loss},
+               {"grad_norm", metrics.grad_norm},
+               {"lr", metrics.lr},
+               {"tokens", metrics.tokens},
+               {"tokens_seen", metrics.tokens_seen},
+               {"tokens_per_s", metrics.tokens_per_s},
+               {"tflops", metrics.tflops},
+               {"step_ms", metrics.step_ms},
+               {"exposed_comm_ms", metrics.exposed_comm_ms},
+               {"bytes",
+                {{"all_gather", metrics.bytes.all_gather},
+                 {"reduce_scatter", metrics.bytes.reduce_scatter},
+                 {"all_reduce", metrics.bytes.all_reduce},
+                 {"context", metrics.bytes.context},
+                 {"control", metrics.bytes.control},
+                 {"optimizer", metrics.bytes.optimizer}}},
+               {"wire_bytes", metrics.wire_bytes},
+               {"wire_saved_bytes", metrics.wire_saved_bytes},
+               {"cross_domain_bytes", metrics.cross_domain_bytes},
+               {"copied_bytes", metrics.copied_bytes},
+               {"peak_buffer_bytes", metrics.peak_buffer_bytes},
+               {"peak_bytes",
+                {{"images", metrics.peak_bytes.images},
+                 {"gradients", metrics.peak_bytes.gradients},
+                 {"shards", metrics.peak_bytes.shards},
+                 {"context", metrics.peak_bytes.context},
+                 {"scratch", metrics.peak_bytes.scratch}}},
+               {"allocated_bytes", metrics.allocated_bytes},
+               {"rss_bytes", metrics.rss_bytes},
+               {"skipped_steps", metrics.skipped_steps}};
   if (metrics.loss_tokens) json["loss_tokens"] = *metrics.loss_tokens;
   if (metrics.loss_scale) {
     json["loss_scale"] = metrics.loss_scale->scale;
@@ -104,8 +104,8 @@ std::string ToJson(const StepMetrics& metrics) {
   if (metrics.eval_loss) {
     json["eval_loss"] = *metrics.eval_loss;
   }
-  if (metrics.byte_inputs) json["byte_inputs"] = nlohmann::ordered_json::parse(*metrics.byte_inputs);
-  return json.dump();
+  if (metrics.byte_inputs) json["byte_inputs"] = ParseJson(*metrics.byte_inputs);
+  return JsonText(json);
 }
 
 absl::StatusOr<MetricsFile> MetricsFile::Create(const std::string& path) {
@@ -128,7 +128,7 @@ absl::StatusOr<MetricsFile> MetricsFile::Continue(const std::string& path, int64
   off_t kept = 0;
   // A line without a newline ends the file: its write was interrupted.
   while (std::getline(lines, line) && !lines.eof()) {
-    const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const Json json = ParseJson(line);
     if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) {
       return absl::DataLossError(absl::StrCat("cannot append to '", path,
                                               "': it has a line that is not one of weft's metrics; ",

@@ -9,8 +9,8 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 #include <absl/strings/str_join.h>
-#include <nlohmann/json.hpp>
 
+#include "src/train/files/json.h"
 #include "weft/core/status.h"
 #include "weft/core/tensor.h"
 #include "weft/nn/attention_kernel.h"
@@ -284,11 +284,11 @@ std::string ToText(const std::vector<ResolvedItem>& items) {
 }
 
 std::string ToJson(const std::vector<ResolvedItem>& items) {
-  nlohmann::ordered_json json;
+  Json json;
   for (const ResolvedItem& item : items) {
     json[item.key] = {{"value", item.value}, {"reason", item.reason}};
   }
-  return json.dump(2) + "\n";
+  return JsonText(json, 2) + "\n";
 }
 
 }  // namespace weft

@@ -7,8 +7,8 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
-#include <nlohmann/json.hpp>
 
+#include "src/train/files/json.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
 #include "weft/mesh/process_group.h"
@@ -17,17 +17,17 @@ namespace weft {
 namespace {
 
 std::string Encode(const std::vector<RunProperty>& properties) {
-  nlohmann::json items = nlohmann::json::array();
+  Json items = Json::array();
   for (const RunProperty& property : properties) items.push_back({property.name, property.value});
-  return items.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return JsonText(items);
 }
 
 // Values by name. Empty if the blob is not a list of properties.
 std::map<std::string, std::string> Decode(const std::string& blob) {
-  const nlohmann::json items = nlohmann::json::parse(blob, nullptr, /*allow_exceptions=*/false);
+  const Json items = ParseJson(blob);
   std::map<std::string, std::string> values;
   if (!items.is_array()) return values;
-  for (const nlohmann::json& item : items) {
+  for (const Json& item : items) {
     if (item.is_array() && item.size() == 2 && item[0].is_string() && item[1].is_string())
       values[item[0]] = item[1];
   }

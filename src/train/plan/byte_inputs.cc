@@ -6,6 +6,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/train/files/json.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -35,7 +36,7 @@ int RanksPerNode(const NodeMap& nodes) {
 // Reads the keys of one object.
 class Reader {
  public:
-  explicit Reader(const nlohmann::json& object) : object_(object) {}
+  explicit Reader(const Json& object) : object_(object) {}
 
   int64_t Integer(const char* key, int64_t least, int64_t most) {
     const auto found = Find(key);
@@ -59,8 +60,8 @@ class Reader {
     }
     return Fail(key, "a name that weft writes"), *values.begin();
   }
-  const nlohmann::json& Array(const char* key) {
-    static const nlohmann::json kEmpty = nlohmann::json::array();
+  const Json& Array(const char* key) {
+    static const Json kEmpty = Json::array();
     const auto found = Find(key);
     if (found == object_.end() || !found->is_array()) return Fail(key, "a list"), kEmpty;
     return *found;
@@ -72,19 +73,19 @@ class Reader {
   const absl::Status& status() const { return status_; }
 
  private:
-  nlohmann::json::const_iterator Find(const char* key) const {
+  Json::const_iterator Find(const char* key) const {
     return object_.is_object() ? object_.find(key) : object_.end();
   }
 
-  const nlohmann::json& object_;
+  const Json& object_;
   absl::Status status_;
 };
 
-absl::StatusOr<FlatParameter> ParseParameter(const nlohmann::json& json) {
+absl::StatusOr<FlatParameter> ParseParameter(const Json& json) {
   Reader reader(json);
   FlatParameter parameter{.shape = {}, .trainable = reader.Bool("trainable")};
   int64_t elements = 1;
-  for (const nlohmann::json& size : reader.Array("shape")) {
+  for (const Json& size : reader.Array("shape")) {
     const int64_t most = kMaxElements / std::max<int64_t>(elements, 1);
     const int64_t value = size.is_number_integer() ? size.get<int64_t>() : -1;
     if (value < 0 || value > most) reader.Fail("shape", "a list of sizes");
@@ -96,12 +97,12 @@ absl::StatusOr<FlatParameter> ParseParameter(const nlohmann::json& json) {
   return parameter;
 }
 
-absl::StatusOr<ByteInputs::Groups> ParseGroups(const nlohmann::json& json) {
+absl::StatusOr<ByteInputs::Groups> ParseGroups(const Json& json) {
   Reader reader(json);
   ByteInputs::Groups groups{reader.Integer("count", 1, kMaxGroups), {}};
-  const nlohmann::json& parameters = reader.Array("parameters");
+  const Json& parameters = reader.Array("parameters");
   WEFT_RETURN_IF_ERROR(reader.status());
-  for (const nlohmann::json& parameter : parameters) {
+  for (const Json& parameter : parameters) {
     WEFT_ASSIGN_OR_RETURN(groups.parameters.emplace_back(), ParseParameter(parameter));
   }
   return groups;
@@ -131,29 +132,29 @@ ByteInputs ByteInputsOf(const ShardedGroups& groups, const RunPlan& plan, const 
   return inputs;
 }
 
-nlohmann::ordered_json ToJson(const ByteInputs& inputs) {
+Json ToJson(const ByteInputs& inputs) {
   const ShardingPolicy& policy = inputs.policy;
   const StepShape& shape = inputs.shape;
-  nlohmann::ordered_json json = {{"shard_size", shape.shard_size},
-                                 {"replicate_size", shape.replicate_size},
-                                 {"microbatches", shape.microbatches},
-                                 {"gradient_sync", Name(shape.gradient_sync)},
-                                 {"ranks_per_node", shape.ranks_per_node},
-                                 {"has_even_nodes", inputs.has_even_nodes},
-                                 {"spans_nodes", inputs.spans_nodes},
-                                 {"residency", Name(shape.residency)},
-                                 {"layout", Name(policy.layout)},
-                                 {"alignment", inputs.alignment},
-                                 {"param_dtype", Name(policy.param_dtype)},
-                                 {"reduce_dtype", Name(policy.reduce_dtype)},
-                                 {"gradient_dtype", Name(policy.DTypes().gradient_dtype())},
-                                 {"reshard_after_forward", policy.reshard_after_forward},
-                                 {"reshard_root_after_forward", policy.reshard_root_after_forward},
-                                 {"prefetch_depth", policy.PrefetchDepth()},
-                                 {"shard_optimizer_over_replicas", policy.shard_optimizer_over_replicas},
-                                 {"groups", nlohmann::ordered_json::array()}};
+  Json json = {{"shard_size", shape.shard_size},
+               {"replicate_size", shape.replicate_size},
+               {"microbatches", shape.microbatches},
+               {"gradient_sync", Name(shape.gradient_sync)},
+               {"ranks_per_node", shape.ranks_per_node},
+               {"has_even_nodes", inputs.has_even_nodes},
+               {"spans_nodes", inputs.spans_nodes},
+               {"residency", Name(shape.residency)},
+               {"layout", Name(policy.layout)},
+               {"alignment", inputs.alignment},
+               {"param_dtype", Name(policy.param_dtype)},
+               {"reduce_dtype", Name(policy.reduce_dtype)},
+               {"gradient_dtype", Name(policy.DTypes().gradient_dtype())},
+               {"reshard_after_forward", policy.reshard_after_forward},
+               {"reshard_root_after_forward", policy.reshard_root_after_forward},
+               {"prefetch_depth", policy.PrefetchDepth()},
+               {"shard_optimizer_over_replicas", policy.shard_optimizer_over_replicas},
+               {"groups", Json::array()}};
   for (const ByteInputs::Groups& groups : inputs.groups) {
-    nlohmann::ordered_json parameters = nlohmann::ordered_json::array();
+    Json parameters = Json::array();
     for (const FlatParameter& parameter : groups.parameters) {
       parameters.push_back({{"shape", parameter.shape}, {"trainable", parameter.trainable}});
     }
@@ -162,7 +163,7 @@ nlohmann::ordered_json ToJson(const ByteInputs& inputs) {
   return json;
 }
 
-absl::StatusOr<ByteInputs> ParseByteInputs(const nlohmann::json& json) {
+absl::StatusOr<ByteInputs> ParseByteInputs(const Json& json) {
   Reader reader(json);
   ByteInputs inputs;
   StepShape& shape = inputs.shape;
@@ -189,7 +190,7 @@ absl::StatusOr<ByteInputs> ParseByteInputs(const nlohmann::json& json) {
   policy.prefetch_depth =
       static_cast<int>(reader.Integer("prefetch_depth", 0, ShardingPolicy::kMaxPrefetchDepth));
   policy.shard_optimizer_over_replicas = reader.Bool("shard_optimizer_over_replicas");
-  const nlohmann::json& groups = reader.Array("groups");
+  const Json& groups = reader.Array("groups");
   const int ranks = shape.ranks_per_node;
   const bool fits = ranks == 0 || shape.shard_size % ranks == 0 || ranks % shape.shard_size == 0;
   if (!fits || (ranks > 0 && int64_t{shape.shard_size} * shape.replicate_size % ranks != 0)) {
@@ -197,7 +198,7 @@ absl::StatusOr<ByteInputs> ParseByteInputs(const nlohmann::json& json) {
   }
   WEFT_RETURN_IF_ERROR(reader.status());
   int64_t count = 0;
-  for (const nlohmann::json& some : groups) {
+  for (const Json& some : groups) {
     WEFT_ASSIGN_OR_RETURN(inputs.groups.emplace_back(), ParseGroups(some));
     count += inputs.groups.back().count;
   }

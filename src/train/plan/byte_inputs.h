@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <absl/status/statusor.h>
-#include <nlohmann/json.hpp>
 
+#include "src/train/files/json.h"
 #include "src/train/plan/run_plan.h"
 #include "weft/mesh/bootstrap.h"
 #include "weft/sharding/byte_formulas.h"
@@ -33,10 +33,10 @@ struct ByteInputs {
 
 ByteInputs ByteInputsOf(const ShardedGroups& groups, const RunPlan& plan, const NodeMap& nodes);
 
-nlohmann::ordered_json ToJson(const ByteInputs& inputs);
+Json ToJson(const ByteInputs& inputs);
 // Errors: kDataLoss (names the key that is missing, of another type, or out of its range). The JSON may come
 // from strangers.
-absl::StatusOr<ByteInputs> ParseByteInputs(const nlohmann::json& json);
+absl::StatusOr<ByteInputs> ParseByteInputs(const Json& json);
 
 // Costs of the steps of a run. If shard groups span nodes, the update of each step begins with the first
 // gathers of the next one.

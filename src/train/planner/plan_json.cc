@@ -3,15 +3,13 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
-#include <nlohmann/json.hpp>
 
+#include "src/train/files/json.h"
 #include "src/train/files/json_text.h"
 #include "weft/core/status.h"
 
 namespace weft {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "weft plan costs 2";
 constexpr JsonLimits kLimits = {.levels = 8, .values = 100'000, .token_bytes = 1'000};
@@ -143,7 +141,7 @@ std::string FormatCosts(const MachineCosts& costs) {
   Json json = {{"format", kFormat}, {"rates", Json::object()}, {"models", Json::array()}};
   for (const RateField& entry : kRates) json["rates"][entry.name] = costs.rates.*entry.field;
   for (const MeasuredModel& model : costs.models) json["models"].push_back(ToJson(model));
-  return json.dump(1) + "\n";
+  return JsonText(json, 1) + "\n";
 }
 
 absl::StatusOr<MachineCosts> ParseCosts(std::string_view text, const std::string& path) {
@@ -157,7 +155,8 @@ absl::StatusOr<MachineCosts> ParseCosts(std::string_view text, const std::string
   }
   MachineCosts costs;
   try {
-    const Json json = Json::parse(text);
+    const Json json = ParseJson(text);
+    if (!json.is_object()) return bad("not a JSON object");
     if (json.at("format") != kFormat) return bad("another version");
     for (const RateField& entry : kRates) costs.rates.*entry.field = json.at("rates").at(entry.name);
     for (const Json& model : json.at("models")) costs.models.push_back(ModelOf(model));
@@ -178,7 +177,7 @@ std::string FormatJson(const PlanReport& report) {
                {"candidates", Json::array()},
                {"command", report.command}};
   for (const Candidate& candidate : report.candidates) json["candidates"].push_back(ToJson(candidate));
-  return json.dump(2) + "\n";
+  return JsonText(json, 2) + "\n";
 }
 
 }  // namespace weft

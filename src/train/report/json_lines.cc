@@ -6,6 +6,7 @@
 #include <absl/strings/strip.h>
 
 #include "src/train/files/file_io.h"
+#include "src/train/files/json.h"
 #include "src/train/files/json_text.h"
 #include "weft/core/status.h"
 
@@ -18,7 +19,7 @@ constexpr JsonLimits kLineLimits = {.levels = 8, .values = 10'000, .token_bytes 
 }  // namespace
 
 absl::Status ReadJsonLines(const std::string& path, absl::FunctionRef<bool(std::string_view)> skip,
-                           absl::FunctionRef<absl::Status(const nlohmann::json&)> read) {
+                           absl::FunctionRef<absl::Status(const Json&)> read) {
   WEFT_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path, kMaxFileBytes));
   int64_t number = 0;
   for (const absl::string_view whole : absl::StrSplit(text, '\n')) {
@@ -32,19 +33,19 @@ absl::Status ReadJsonLines(const std::string& path, absl::FunctionRef<bool(std::
       return absl::DataLossError(absl::StrCat(place, ": '", Excerpt(line), "' is not one of weft's lines"));
     }
     WEFT_RETURN_IF_ERROR(Annotate(CheckJsonText(line, kLineLimits), place));
-    const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto object = ParseJson(line);
     if (!object.is_object()) return absl::DataLossError(absl::StrCat(place, ": is not a JSON object"));
     WEFT_RETURN_IF_ERROR(Annotate(read(object), place));
   }
   return absl::OkStatus();
 }
 
-double NumberAt(const nlohmann::json& object, const char* key, double fallback) {
+double NumberAt(const Json& object, const char* key, double fallback) {
   const auto value = object.find(key);
   return value != object.end() && value->is_number() ? value->get<double>() : fallback;
 }
 
-std::string TextAt(const nlohmann::json& object, const char* key) {
+std::string TextAt(const Json& object, const char* key) {
   const auto value = object.find(key);
   return value != object.end() && value->is_string() ? value->get<std::string>() : "";
 }

@@ -7,7 +7,8 @@
 
 #include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
-#include <nlohmann/json.hpp>
+
+#include "src/train/files/json.h"
 
 namespace weft {
 
@@ -15,11 +16,11 @@ namespace weft {
 // `skip` is called with each other line, and returns whether it may be skipped.
 // Errors: those of ReadWholeFile and of `read`; kDataLoss (another line). Messages name file and line.
 absl::Status ReadJsonLines(const std::string& path, absl::FunctionRef<bool(std::string_view)> skip,
-                           absl::FunctionRef<absl::Status(const nlohmann::json&)> read);
+                           absl::FunctionRef<absl::Status(const Json&)> read);
 
 // The number at `key`, or `fallback` if there is none.
-double NumberAt(const nlohmann::json& object, const char* key, double fallback);
+double NumberAt(const Json& object, const char* key, double fallback);
 // The text at `key`; empty if there is none.
-std::string TextAt(const nlohmann::json& object, const char* key);
+std::string TextAt(const Json& object, const char* key);
 
 }  // namespace weft

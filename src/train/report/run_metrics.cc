@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/train/files/file_io.h"
+#include "src/train/files/json.h"
 #include "src/train/files/json_text.h"
 #include "src/train/output/outputs.h"
 #include "src/train/report/json_lines.h"
@@ -26,7 +27,7 @@ void Append(RunMetrics& run, const std::string& key, double value) {
   values.push_back(value);
 }
 
-absl::Status AddLine(const nlohmann::json& line, RunMetrics& run) {
+absl::Status AddLine(const Json& line, RunMetrics& run) {
   const double step = NumberAt(line, "step", kNoValue);
   if (!(step >= 1) || (!run.steps.empty() && step <= run.steps.back())) {
     return absl::DataLossError("has no step that follows the one before: give the file of --metrics");
@@ -54,10 +55,10 @@ absl::Status ReadConfiguration(const std::string& path, RunMetrics& run) {
   if (absl::IsNotFound(text.status())) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(text.status());
   WEFT_RETURN_IF_ERROR(Annotate(CheckJsonText(*text, kConfigLimits), path));
-  const auto items = nlohmann::ordered_json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  const auto items = ParseJson(*text);
   if (!items.is_object()) return absl::DataLossError(absl::StrCat("'", path, "' is not a JSON object"));
   for (const auto& [key, item] : items.items()) {
-    run.configuration.emplace_back(key, item.is_object() ? TextAt(item, "value") : item.dump());
+    run.configuration.emplace_back(key, item.is_object() ? TextAt(item, "value") : JsonText(item));
   }
   return absl::OkStatus();
 }
@@ -77,8 +78,7 @@ absl::StatusOr<RunMetrics> ReadRunMetrics(const std::string& path) {
   RunMetrics run;
   run.name = path;
   WEFT_RETURN_IF_ERROR(ReadJsonLines(
-      path, [](std::string_view) { return false; },
-      [&run](const nlohmann::json& line) { return AddLine(line, run); }));
+      path, [](std::string_view) { return false; }, [&run](const Json& line) { return AddLine(line, run); }));
   if (run.steps.empty()) {
     return absl::DataLossError(
         absl::StrCat("'", path, "' has no steps: give the file that weft train --metrics has written"));

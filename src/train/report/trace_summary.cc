@@ -15,6 +15,7 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 
+#include "src/train/files/json.h"
 #include "src/train/report/json_lines.h"
 #include "weft/core/status.h"
 
@@ -88,7 +89,7 @@ absl::StatusOr<Events> ReadEvents(const std::string& path) {
     is_trace |= line.find("\"traceEvents\"") != std::string_view::npos;
     return is_trace;
   };
-  WEFT_RETURN_IF_ERROR(ReadJsonLines(path, skip, [&](const nlohmann::json& event) {
+  WEFT_RETURN_IF_ERROR(ReadJsonLines(path, skip, [&](const Json& event) {
     const auto process = static_cast<int64_t>(NumberAt(event, "pid", -1));
     const auto thread = static_cast<int64_t>(NumberAt(event, "tid", -1));
     const std::string name = TextAt(event, "name");

@@ -8,14 +8,12 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
-#include <nlohmann/json.hpp>
 
+#include "src/train/files/json.h"
 #include "weft/core/status.h"
 
 namespace weft {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 class Writer {
  public:
@@ -55,11 +53,7 @@ class Writer {
 
  private:
   static double Microseconds(int64_t ns) { return static_cast<double>(ns) / 1e3; }
-  void Add(const Json& event) {
-    // Labels may hold any bytes. Invalid UTF-8 must not throw.
-    absl::StrAppend(&text_, text_.empty() ? "" : ",\n",
-                    event.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace));
-  }
+  void Add(const Json& event) { absl::StrAppend(&text_, text_.empty() ? "" : ",\n", JsonText(event)); }
 
   const int rank_;
   const int64_t zero_ns_;

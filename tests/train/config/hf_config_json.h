@@ -3,14 +3,14 @@
 
 #include <absl/status/status.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
+#include "src/train/files/json.h"
 #include "weft/train/hf_config.h"
 
 namespace weft {
 
 // A valid configuration of a Llama.
-inline nlohmann::json ValidHfConfig() {
+inline Json ValidHfConfig() {
   return {{"architectures", {"LlamaForCausalLM"}},
           {"model_type", "llama"},
           {"vocab_size", 128},
@@ -28,7 +28,7 @@ inline nlohmann::json ValidHfConfig() {
 }
 
 // A value of its key rope_scaling.
-inline nlohmann::json Llama3RopeJson() {
+inline Json Llama3RopeJson() {
   return {{"rope_type", "llama3"},
           {"factor", 32.0},
           {"low_freq_factor", 1.0},
@@ -36,20 +36,20 @@ inline nlohmann::json Llama3RopeJson() {
           {"original_max_position_embeddings", 8192}};
 }
 
-inline LlamaConfig ParsedHfConfig(const nlohmann::json& json) {
-  const auto config = ParseHfConfig(json.dump(), "config.json");
+inline LlamaConfig ParsedHfConfig(const Json& json) {
+  const auto config = ParseHfConfig(JsonText(json), "config.json");
   EXPECT_TRUE(config.ok()) << config.status();
   return config.value_or(LlamaConfig{});
 }
 
 // The error of a configuration in the file dir/config.json.
-inline absl::Status HfErrorOf(const nlohmann::json& json) {
-  return ParseHfConfig(json.dump(), "dir/config.json").status();
+inline absl::Status HfErrorOf(const Json& json) {
+  return ParseHfConfig(JsonText(json), "dir/config.json").status();
 }
 
 // The error of a valid configuration with another value of one key.
-inline absl::Status HfErrorWith(const char* key, const nlohmann::json& value) {
-  nlohmann::json json = ValidHfConfig();
+inline absl::Status HfErrorWith(const char* key, const Json& value) {
+  Json json = ValidHfConfig();
   json[key] = value;
   return HfErrorOf(json);
 }

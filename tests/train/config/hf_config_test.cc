@@ -8,8 +8,8 @@
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
+#include "src/train/files/json.h"
 #include "tests/support/temp_folder.h"
 #include "tests/train/config/hf_config_json.h"
 
@@ -17,7 +17,6 @@ namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
-using Json = nlohmann::json;
 
 TEST(HfConfig, ReadsTheSizes) {
   const LlamaConfig config = ParsedHfConfig(ValidHfConfig());
@@ -134,7 +133,7 @@ TEST(HfConfig, NamesTheKeyThatIsMissingOrWrong) {
     EXPECT_THAT(std::string(HfErrorOf(json).message()), HasSubstr(absl::StrCat(key, " is missing")));
     for (const Json& value : {Json(0), Json(-4), Json("64"), Json(1.5)}) {
       EXPECT_THAT(std::string(HfErrorWith(key, value).message()),
-                  HasSubstr(absl::StrCat(key, " is ", value.dump())));
+                  HasSubstr(absl::StrCat(key, " is ", JsonText(value))));
     }
   }
   EXPECT_THAT(std::string(HfErrorWith("num_key_value_heads", 3).message()),
@@ -179,7 +178,7 @@ TEST(HfConfig, RefusesNumbersThatAreNotFiniteOrPositiveAsFloats) {
 
 TEST(HfConfig, BoundsNestingAndSizeOfItsText) {
   const auto nested = [](const char* key, int levels) {
-    std::string text = ValidHfConfig().dump();
+    std::string text = JsonText(ValidHfConfig());
     text.pop_back();
     return absl::StrCat(text, ",\"", key, "\":", std::string(levels, '['), std::string(levels, ']'), "}");
   };
@@ -212,7 +211,7 @@ TEST(HfConfig, DoesNotWaitForAFifoAndDoesNotReadALargeFile) {
 }
 
 TEST(HfConfig, NamesNoTokensOfBytesForANewModel) {
-  const Json written = Json::parse(FormatHfConfig(ParsedHfConfig(ValidHfConfig()), ""));
+  const Json written = ParseJson(FormatHfConfig(ParsedHfConfig(ValidHfConfig()), ""));
   for (const char* key : {"bos_token_id", "eos_token_id"}) {
     ASSERT_TRUE(written.contains(key));
     EXPECT_TRUE(written[key].is_null());
@@ -237,13 +236,13 @@ TEST(HfConfig, WritesTheConfigurationThatItRead) {
   json["head_dim"] = 24;
   const LlamaConfig config = ParsedHfConfig(json);
   const std::string first = FormatHfConfig(config, "");
-  EXPECT_EQ(FormatHfConfig(ParsedHfConfig(Json::parse(first)), ""), first);
+  EXPECT_EQ(FormatHfConfig(ParsedHfConfig(ParseJson(first)), ""), first);
 }
 
 TEST(HfConfig, KeepsOtherKeysOfTheSource) {
   Json json = ValidHfConfig();
   json["bos_token_id"] = 7;
-  const Json written = Json::parse(FormatHfConfig(ParsedHfConfig(json), json.dump()));
+  const Json written = ParseJson(FormatHfConfig(ParsedHfConfig(json), JsonText(json)));
   EXPECT_EQ(written["bos_token_id"], 7);
   EXPECT_EQ(written["dtype"], "float32");
   EXPECT_FALSE(written.contains("torch_dtype"));

@@ -8,13 +8,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/train/files/json.h"
 #include "tests/train/config/hf_config_json.h"
 
 namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
-using Json = nlohmann::json;
 
 TEST(HfConfig, ReadsRopeOfBothGenerations) {
   Json older = ValidHfConfig();
@@ -40,7 +40,7 @@ TEST(HfConfig, ReadsTheFactorsOfRopeTypes) {
   const auto scaling = [](const Json& rope) {
     Json json = ValidHfConfig();
     json["rope_scaling"] = rope;
-    const Json written = Json::parse(FormatHfConfig(ParsedHfConfig(json), json.dump()));
+    const Json written = ParseJson(FormatHfConfig(ParsedHfConfig(json), JsonText(json)));
     EXPECT_EQ(ParsedHfConfig(written).rope_scaling, ParsedHfConfig(json).rope_scaling);
     return *ParsedHfConfig(json).rope_scaling;
   };
@@ -114,7 +114,7 @@ TEST(HfConfig, RefusesRopeKeysThatDiffer) {
 TEST(HfConfig, WritesTheKeysOfBothGenerations) {
   Json json = ValidHfConfig();
   json["rope_scaling"] = Llama3RopeJson();
-  const Json written = Json::parse(FormatHfConfig(ParsedHfConfig(json), ""));
+  const Json written = ParseJson(FormatHfConfig(ParsedHfConfig(json), ""));
   EXPECT_EQ(written["model_type"], "llama");
   EXPECT_EQ(written["dtype"], "float32");
   EXPECT_EQ(written["rope_theta"], 500000.0);
@@ -122,7 +122,7 @@ TEST(HfConfig, WritesTheKeysOfBothGenerations) {
   EXPECT_EQ(written["rope_parameters"]["rope_theta"], 500000.0);
   EXPECT_EQ(written["rope_scaling"]["factor"], 32.0);
   json.erase("rope_scaling");
-  const Json plain = Json::parse(FormatHfConfig(ParsedHfConfig(json), ""));
+  const Json plain = ParseJson(FormatHfConfig(ParsedHfConfig(json), ""));
   EXPECT_EQ(plain["rope_parameters"]["rope_type"], "default");
   EXPECT_FALSE(plain.contains("rope_scaling"));
 }

@@ -7,8 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
+#include "src/train/files/json.h"
 #include "tests/support/reference_hash.h"
 #include "tests/train/train_run.h"
 #include "weft/nn/llama.h"
@@ -29,20 +28,18 @@ inline std::string Tokens(const std::string& name, int64_t count, uint32_t vocab
 
 class ArchitectureRun : public TrainRun {
  protected:
-  using Json = nlohmann::json;
   static constexpr Mesh kOne = {1, 1};
   static constexpr Mesh kMeshes[] = {kOne, {1, 2}, {2, 2}, {1, 1, 2}};
 
   static Json Reference(const std::string& file) {
-    std::ifstream text(absl::StrCat(WEFT_TEST_DATA "/", file));
-    return Json::parse(text);
+    return ParseJson(ReadFile(absl::StrCat(WEFT_TEST_DATA "/", file)));
   }
 
   // Writes the model's folder and the data, and sets the flags of the reference.
   void Prepare(const std::string& name) {
     expected_ = Reference("architectures.json")["cases"][name];
     const Json training = Reference("architectures.json")["training"];
-    const std::string text = expected_["config"].dump();
+    const std::string text = JsonText(expected_["config"]);
     config_.model = {};
     config_.model.hf_model = folder_ / name;
     folder_.Write(name + "/config.json", text);
@@ -130,7 +127,7 @@ class ArchitectureRun : public TrainRun {
   // Expects an export to be read as the model that it came from.
   void ExpectSameConfiguration(const std::string& exported) {
     ASSERT_OK_AND_ASSIGN(const std::string text, ReadHfConfigText(exported));
-    const Json written = Json::parse(text);
+    const Json written = ParseJson(text);
     EXPECT_EQ(written["model_type"], expected_["config"]["model_type"]);
     EXPECT_EQ(written["architectures"], expected_["config"]["architectures"]);
     ASSERT_OK_AND_ASSIGN(const LlamaConfig model, ReadHfConfig(exported));

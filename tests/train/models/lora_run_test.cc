@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "src/train/files/json.h"
 #include "tests/train/models/architecture_run.h"
 #include "weft/train/checkpoint.h"
 #include "weft/train/generate.h"
@@ -22,7 +23,7 @@ class LoraRun : public ArchitectureRun {
   void PrepareAdapter(const std::string& name) {
     Prepare(name);
     expected_ = Reference("lora.json")["cases"][name];
-    const std::string text = expected_["adapter_config"].dump();
+    const std::string text = JsonText(expected_["adapter_config"]);
     folder_.Write("adapter/adapter_config.json", text);
     config_.lora.adapter = folder_ / "adapter";
     ASSERT_OK_AND_ASSIGN(const PeftAdapter adapter, ParsePeftAdapter(text, "adapter_config.json"));
@@ -36,8 +37,7 @@ class LoraRun : public ArchitectureRun {
   }
 
   Json WrittenConfig(const std::string& folder) {
-    std::ifstream file(folder + "/adapter_config.json");
-    return Json::parse(file);
+    return ParseJson(ReadFile(folder + "/adapter_config.json"));
   }
 
   // Tokens that are sampled from a model of a folder.
@@ -268,7 +268,7 @@ TEST_F(LoraRun, ReadsAndWritesTheDropoutOfPeft) {
   PrepareAdapter("qwen2");
   Json config = expected_["adapter_config"];
   config["lora_dropout"] = 0.25;
-  folder_.Write("adapter/adapter_config.json", config.dump());
+  folder_.Write("adapter/adapter_config.json", JsonText(config));
   config_.output.export_folder = folder_ / "out";
   const double loss = Run({1, 2}).report.loss;
   EXPECT_GT(std::abs(loss / expected_["losses"].back().get<double>() - 1), 1e-4);
@@ -286,7 +286,7 @@ TEST_F(LoraRun, RefusesAdaptersThatDoNotFit) {
   const auto write = [&](const Json& changes) {
     Json config = expected_["adapter_config"];
     config.update(changes);
-    folder_.Write("adapter/adapter_config.json", config.dump());
+    folder_.Write("adapter/adapter_config.json", JsonText(config));
   };
   write({{"r", 5}});
   expect(absl::StatusCode::kDataLoss, "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight");
@@ -307,20 +307,19 @@ TEST_F(LoraRun, RefusesAdaptersThatDoNotFit) {
 }
 
 TEST(PeftAdapter, NamesTheKeyOfAnUnsupportedFeature) {
-  const nlohmann::json plain = {
+  const Json plain = {
       {"peft_type", "LORA"}, {"r", 8}, {"lora_alpha", 12.5}, {"target_modules", {"q_proj", "up_proj"}}};
-  ASSERT_OK_AND_ASSIGN(const PeftAdapter adapter, ParsePeftAdapter(plain.dump(), "a.json"));
+  ASSERT_OK_AND_ASSIGN(const PeftAdapter adapter, ParsePeftAdapter(JsonText(plain), "a.json"));
   EXPECT_EQ(adapter.lora.rank, 8);
   EXPECT_EQ(adapter.lora.scaling(), 12.5F / 8);
   EXPECT_THAT(adapter.lora.targets, ElementsAre("q_proj", "up_proj"));
-  const auto error_of = [&](const char* key, const nlohmann::json& value) {
-    nlohmann::json changed = plain;
+  const auto error_of = [&](const char* key, const Json& value) {
+    Json changed = plain;
     changed[key] = value;
-    return ParsePeftAdapter(changed.dump(), "a.json").status();
+    return ParsePeftAdapter(JsonText(changed), "a.json").status();
   };
-  using nlohmann::json;
   for (const auto& [key, value] :
-       std::vector<std::pair<const char*, json>>{{"use_dora", true},
+       std::vector<std::pair<const char*, Json>>{{"use_dora", true},
                                                  {"use_rslora", true},
                                                  {"modules_to_save", {"lm_head"}},
                                                  {"bias", "all"},
@@ -336,7 +335,7 @@ TEST(PeftAdapter, NamesTheKeyOfAnUnsupportedFeature) {
     EXPECT_THAT(error_of(key, value),
                 StatusIs(absl::StatusCode::kUnimplemented, HasSubstr(absl::StrCat("'a.json': ", key))));
   }
-  for (const auto& [key, value] : std::vector<std::pair<const char*, json>>{{"r", 0},
+  for (const auto& [key, value] : std::vector<std::pair<const char*, Json>>{{"r", 0},
                                                                             {"lora_alpha", -1},
                                                                             {"target_modules", {1}},
                                                                             {"lora_dropout", "x"},

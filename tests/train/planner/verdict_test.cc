@@ -1,8 +1,8 @@
 // Verdicts on the memory of a run: that of `weft plan` against that of the start of `weft train`.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
+#include "src/train/files/json.h"
 #include "src/train/plan/inputs.h"
 #include "src/train/plan/memory_need.h"
 #include "src/train/plan/run_plan.h"
@@ -47,7 +47,7 @@ bool FitsByPlan(const TrainConfig& config, int64_t memory) {
   options.json = true;
   const absl::StatusOr<std::string> report = PlanTraining(config, options);
   EXPECT_OK(report);
-  return nlohmann::json::parse(report.value_or("{}"))["candidates"][0]["fits"];
+  return ParseJson(report.value_or("{}"))["candidates"][0]["fits"];
 }
 
 void ExpectSameVerdict(const TrainConfig& config) {
