@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -27,9 +26,9 @@
 #include <sys/resource.h>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <absl/strings/str_cat.h>
 
+#include "bench/engine/wire_options.h"
 #include "bench/mpi_baseline.h"
 #include "bench/or_die.h"
 #include "bench/versus.h"
@@ -44,20 +43,6 @@ namespace {
 
 enum class Op : uint8_t { kAllGather, kReduceScatter, kAllReduce };
 constexpr std::array<const char*, 3> kOpNames = {"all-gather", "reduce-scatter", "all-reduce"};
-
-struct Options {
-  bool apart = false;
-  bool sockets = true;
-  bool open_mpi = true;
-  bool in_place = false;
-  int rounds = 11;
-  int64_t mib = 64;
-  double gigabits = 0;
-  std::vector<int64_t> slices_kib;
-  std::vector<int64_t> runs_kib;
-
-  int64_t elements() const { return (mib << 20) / static_cast<int64_t>(sizeof(float)); }
-};
 
 std::vector<std::string> Gather(Bootstrap& bootstrap, const std::string& text) {
   return OrDie(bootstrap.AllGatherBlob(text, absl::Minutes(2)));
@@ -304,7 +289,7 @@ void Print(const std::string& name, const Series& series, const Series& stream, 
 }
 
 void Compare(Bootstrap& mpi, MpiSetting& setting, const std::vector<std::unique_ptr<Contestant>>& contestants,
-             const Options& options) {
+             const WireOptions& options) {
   const size_t count = contestants.size();
   for (const Op op : {Op::kAllGather, Op::kReduceScatter, Op::kAllReduce}) {
     std::vector<Series> series(count);
@@ -326,29 +311,7 @@ void Compare(Bootstrap& mpi, MpiSetting& setting, const std::vector<std::unique_
   }
 }
 
-Options ParseOptions(int argc, char** argv) {
-  Options options;
-  CLI::App app("Collectives over the links between nodes, beside plain MPI messages.");
-  app.add_flag("--apart", options.apart, "Every process counts as a node");
-  app.add_flag("!--no-sockets", options.sockets, "Leave out the engine over TCP sockets");
-  app.add_flag("!--no-open-mpi", options.open_mpi, "Leave out Open MPI's collectives");
-  app.add_flag("--in-place", options.in_place, "An engine whose input of a gather lies in its output");
-  app.add_option("--rounds", options.rounds, "Measured rounds");
-  app.add_option("--mib", options.mib, "Size of the whole buffer");
-  app.add_option("--gigabits", options.gigabits, "Rate of the cable of a host");
-  app.add_option("--slices", options.slices_kib, "Slices of further engines over MPI, in KiB")
-      ->delimiter(',');
-  app.add_option("--runs", options.runs_kib, "Longest messages of further engines over MPI, in KiB")
-      ->delimiter(',');
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error));
-  }
-  return options;
-}
-
-void Run(const Options& options) {
+void Run(const WireOptions& options) {
   if (options.apart) CountRanksAsNodes();
   const auto mpi = OrDie(MakeMpiBootstrap());
   const std::string folder = SharedFolder(*mpi);
@@ -391,6 +354,6 @@ void Run(const Options& options) {
 }  // namespace weft::bench
 
 int main(int argc, char** argv) {
-  weft::bench::Run(weft::bench::ParseOptions(argc, argv));
+  weft::bench::Run(weft::bench::ParseWireOptions(argc, argv));
   return 0;
 }
