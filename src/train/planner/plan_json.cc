@@ -1,5 +1,6 @@
 #include "src/train/planner/plan_json.h"
 
+#include <string>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -7,45 +8,45 @@
 #include "src/train/files/json.h"
 #include "src/train/files/json_text.h"
 #include "weft/core/status.h"
+#include "weft/nn/llama_config.h"
 
 namespace weft {
 namespace {
 
 constexpr const char* kFormat = "weft plan costs 2";
 constexpr JsonLimits kLimits = {.levels = 8, .values = 100'000, .token_bytes = 1'000};
-
-// Limits of rates, and of the times of a part of a model.
-constexpr double kLeastRate = 1e-6;
-constexpr double kMaxRate = 1e18;
-constexpr double kMaxTimeNs = 1e15;
+constexpr int64_t kMaxSequences = int64_t{1} << 31;
+constexpr int64_t kMaxThreads = 1 << 20;
 
 struct RateField {
   const char* name;
   double CoreRates::*field;
+  double least, most;  // Values of all machines are between these.
 };
 constexpr RateField kRates[] = {
-    {"flops_f32", &CoreRates::flops_f32}, {"flops_bf16", &CoreRates::flops_bf16},
-    {"copy_gb_s", &CoreRates::copy_gb_s}, {"cast_gb_s", &CoreRates::cast_gb_s},
-    {"wire_gb_s", &CoreRates::wire_gb_s}, {"adamw_ns", &CoreRates::adamw_ns},
-    {"norm_ns", &CoreRates::norm_ns},
+    {"flops_f32", &CoreRates::flops_f32, 1e6, 1e18}, {"flops_bf16", &CoreRates::flops_bf16, 1e6, 1e18},
+    {"copy_gb_s", &CoreRates::copy_gb_s, 1e-3, 1e6}, {"cast_gb_s", &CoreRates::cast_gb_s, 1e-3, 1e6},
+    {"wire_gb_s", &CoreRates::wire_gb_s, 1e-3, 1e6}, {"adamw_ns", &CoreRates::adamw_ns, 1e-6, 1e6},
+    {"norm_ns", &CoreRates::norm_ns, 1e-6, 1e6},
 };
 
 struct ShapeField {
   const char* name;
   int64_t PartShape::*field;
+  int64_t least, most;
 };
 constexpr ShapeField kShape[] = {
-    {"dim", &PartShape::dim},
-    {"heads", &PartShape::heads},
-    {"kv_heads", &PartShape::kv_heads},
-    {"head_dim", &PartShape::head_dim},
-    {"ffn_dim", &PartShape::ffn_dim},
-    {"vocab_size", &PartShape::vocab_size},
-    {"selected_keys", &PartShape::selected_keys},
-    {"window", &PartShape::window},
-    {"adapter_elements", &PartShape::adapter_elements},
-    {"sequences", &PartShape::sequences},
-    {"seq_len", &PartShape::seq_len},
+    {"dim", &PartShape::dim, 1, LlamaLimits::kWidth},
+    {"heads", &PartShape::heads, 1, LlamaLimits::kWidth},
+    {"kv_heads", &PartShape::kv_heads, 1, LlamaLimits::kWidth},
+    {"head_dim", &PartShape::head_dim, 1, LlamaLimits::kWidth},
+    {"ffn_dim", &PartShape::ffn_dim, 1, LlamaLimits::kFfnWidth},
+    {"vocab_size", &PartShape::vocab_size, 1, LlamaLimits::kVocabulary},
+    {"selected_keys", &PartShape::selected_keys, 0, LlamaLimits::kPositions},
+    {"window", &PartShape::window, 0, LlamaLimits::kPositions},
+    {"adapter_elements", &PartShape::adapter_elements, 0, LlamaLimits::kParameters},
+    {"sequences", &PartShape::sequences, 1, kMaxSequences},
+    {"seq_len", &PartShape::seq_len, 1, LlamaLimits::kPositions},
 };
 
 Json ToJson(const MeasuredModel& model) {
@@ -62,41 +63,84 @@ Json ToJson(const MeasuredModel& model) {
   return json;
 }
 
-MeasuredModel ModelOf(const Json& json) {
-  MeasuredModel model;
-  for (const ShapeField& entry : kShape) model.shape.*entry.field = json.at(entry.name);
-  model.shape.qk_norm = json.at("qk_norm");
-  model.shape.dtype = ParseDType(json.at("dtype").get<std::string>()).value_or(DType::kF32);
-  model.shape.threads = json.at("threads");
-  for (const ModelPart part : kModelParts) {
-    const Json& times = json.at(std::string(weft::Name(part)));
-    model.times[static_cast<size_t>(part)] = {times.at("forward_ns"), times.at("backward_ns")};
+// Reader of a file of costs. Keeps the first error, which says what is wrong.
+class CostsReader {
+ public:
+  explicit CostsReader(const Json& file) {
+    if (!file.is_object()) {
+      Fail("not a JSON object");
+    } else if (file.value("format", Json()) != kFormat) {
+      Fail("another version");
+    }
+    const Json& rates = Member(file, "rates");
+    for (const RateField& entry : kRates) {
+      costs_.rates.*entry.field = Number(rates, entry.name, entry.least, entry.most);
+    }
+    const Json& models = Member(file, "models");
+    if (!models.is_array()) Fail("models is not a list");
+    for (const Json& model : models) {
+      if (fault_.empty()) costs_.models.push_back(ModelOf(model));
+    }
   }
-  return model;
-}
 
-// False for values that no machine has, whose times a forecast could not count.
-bool IsInRange(const MachineCosts& costs) {
-  for (const RateField& entry : kRates) {
-    const double rate = costs.rates.*entry.field;
-    if (!(rate >= kLeastRate && rate <= kMaxRate)) return false;
+  // Empty without an error.
+  const std::string& fault() const { return fault_; }
+  MachineCosts Take() { return std::move(costs_); }
+
+ private:
+  void Fail(const absl::AlphaNum& fault) {
+    if (fault_.empty()) fault_ = absl::StrCat(fault);
   }
-  for (const MeasuredModel& model : costs.models) {
+
+  const Json& Member(const Json& object, const char* key) {
+    static const Json kNone;
+    const auto found = object.is_object() ? object.find(key) : object.end();
+    if (found != object.end()) return *found;
+    Fail(absl::StrCat(key, " is missing"));
+    return kNone;
+  }
+  double Number(const Json& object, const char* key, double least, double most) {
+    const Json& value = Member(object, key);
+    const double number = value.is_number() ? value.get<double>() : -1;
+    if (!(number >= least && number <= most)) {
+      Fail(absl::StrCat(key, " is out of range: it must be a number from ", least, " to ", most));
+    }
+    return number;
+  }
+  int64_t Whole(const Json& object, const char* key, int64_t least, int64_t most) {
+    const Json& value = Member(object, key);
+    if (value.is_number_unsigned() && value.get<uint64_t>() <= static_cast<uint64_t>(most)) {
+      const auto number = value.get<int64_t>();
+      if (number >= least) return number;
+    }
+    Fail(absl::StrCat(key, " is out of range: it must be a whole number from ", least, " to ", most));
+    return least;
+  }
+
+  MeasuredModel ModelOf(const Json& json) {
+    MeasuredModel model;
     for (const ShapeField& entry : kShape) {
-      const bool may_be_zero = entry.field == &PartShape::selected_keys ||
-                               entry.field == &PartShape::window ||
-                               entry.field == &PartShape::adapter_elements;
-      if (model.shape.*entry.field < (may_be_zero ? 0 : 1)) return false;
+      model.shape.*entry.field = Whole(json, entry.name, entry.least, entry.most);
     }
-    if (model.shape.threads < 1) return false;
-    for (const PartTimes& times : model.times) {
-      for (const double ns : {times.forward_ns, times.backward_ns}) {
-        if (!(ns >= 0 && ns <= kMaxTimeNs)) return false;
-      }
+    const Json& qk_norm = Member(json, "qk_norm");
+    if (!qk_norm.is_boolean()) Fail("qk_norm is not true or false");
+    model.shape.qk_norm = qk_norm == true;
+    const Json& dtype = Member(json, "dtype");
+    const absl::StatusOr<DType> known = ParseDType(dtype.is_string() ? dtype.get<std::string>() : "");
+    if (!known.ok()) Fail("dtype is not known");
+    model.shape.dtype = known.value_or(DType::kF32);
+    model.shape.threads = static_cast<int>(Whole(json, "threads", 1, kMaxThreads));
+    for (const ModelPart part : kModelParts) {
+      const Json& times = Member(json, std::string(weft::Name(part)).c_str());
+      model.times[static_cast<size_t>(part)] = {Number(times, "forward_ns", 0, kMaxPartNs),
+                                                Number(times, "backward_ns", 0, kMaxPartNs)};
     }
+    return model;
   }
-  return true;
-}
+
+  std::string fault_;
+  MachineCosts costs_;
+};
 
 Json ToJson(const Candidate& candidate) {
   Json json = {{"replicate", candidate.mesh.replicate},
@@ -153,17 +197,9 @@ absl::StatusOr<MachineCosts> ParseCosts(std::string_view text, const std::string
   if (const absl::Status status = CheckJsonText(text, kLimits); !status.ok()) {
     return bad(std::string(status.message()));
   }
-  MachineCosts costs;
-  try {
-    const Json json = ParseJson(text);
-    if (!json.is_object()) return bad("not a JSON object");
-    if (json.at("format") != kFormat) return bad("another version");
-    for (const RateField& entry : kRates) costs.rates.*entry.field = json.at("rates").at(entry.name);
-    for (const Json& model : json.at("models")) costs.models.push_back(ModelOf(model));
-  } catch (const Json::exception& error) {
-    return bad(error.what());
-  }
-  if (!IsInRange(costs)) return bad("a rate, a time or a size is out of range");
+  CostsReader reader(ParseJson(text));
+  if (!reader.fault().empty()) return bad(reader.fault());
+  MachineCosts costs = reader.Take();
   costs.source = absl::StrCat("measured on this machine (", path, ")");
   return costs;
 }

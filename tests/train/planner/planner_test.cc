@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/train/files/json.h"
 #include "src/train/planner/costs.h"
 #include "src/train/planner/measure.h"
 #include "src/train/planner/plan_json.h"
@@ -21,9 +22,11 @@
 namespace weft {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::StatusIs;
+using ::testing::Not;
+using ::weft::testing::StatusIs;
 
 MeasuredModel Measured(int64_t tokens, double forward_ns) {
   MeasuredModel model;
@@ -93,6 +96,7 @@ TEST(MachineCosts, OfAFileHaveTimesAndRatesThatCanBe) {
   MachineCosts costs;
   costs.Add(Measured(128, 5));
   const std::string text = FormatCosts(costs);
+  EXPECT_OK(ParseCosts(text, "c.json"));
   const std::string time = "\"forward_ns\": 5.0", rate = "\"adamw_ns\": 2.0";
   for (const auto& [good, name] : {std::pair(time, "\"forward_ns\""), std::pair(rate, "\"adamw_ns\"")}) {
     for (const char* bad : {"-5e9", "1e300"}) {
@@ -102,6 +106,58 @@ TEST(MachineCosts, OfAFileHaveTimesAndRatesThatCanBe) {
                   StatusIs(absl::StatusCode::kDataLoss, HasSubstr("out of range")));
     }
   }
+}
+
+TEST(MachineCosts, OfAFileHaveSizesAndDTypesThatCanBe) {
+  MachineCosts costs;
+  costs.Add(Measured(128, 5));
+  const Json good = ParseJson(FormatCosts(costs));
+  const struct {
+    const char* key;
+    const char* named;
+    std::vector<Json> values;
+  } cases[] = {
+      {"dim", "dim", {16.7, 0, int64_t{1} << 62, "128", nullptr}},
+      {"heads", "heads", {-1, std::numeric_limits<int64_t>::max()}},
+      {"sequences", "sequences", {int64_t{1} << 32}},
+      {"seq_len", "seq_len", {0, std::numeric_limits<uint64_t>::max()}},
+      {"threads", "threads", {0, int64_t{1} << 32}},
+      {"qk_norm", "qk_norm", {1, nullptr}},
+      {"dtype", "dtype", {"foo", 32}},
+      {"block", "forward_ns", {nullptr, 5}},
+  };
+  for (const auto& [key, named, values] : cases) {
+    for (const Json& value : values) {
+      Json bad = good;
+      bad["models"][0][key] = value;
+      EXPECT_THAT(ParseCosts(JsonText(bad), "c.json").status(),
+                  StatusIs(absl::StatusCode::kDataLoss, HasSubstr(named)))
+          << key << " " << JsonText(value);
+    }
+  }
+  for (const char* key : {"models", "rates"}) {
+    for (const Json& value : {Json(), Json(5)}) {
+      Json bad = good;
+      bad[key] = value;
+      const absl::Status status = ParseCosts(JsonText(bad), "c.json").status();
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss,
+                                   AllOf(HasSubstr("no file of costs"), Not(HasSubstr("exception")))));
+    }
+  }
+}
+
+TEST(Plan, RefusesTimesThatCannotBeSimulated) {
+  TrainConfig config;
+  config.model.layers = 1;
+  config.model.dim = 32;
+  config.model.heads = 2;
+  config.model.ffn_dim = 64;
+  config.model.vocab_size = 300;
+  config.data.seq_len = 32;
+  PlanOptions options;
+  options.flops = "1e-8gf";
+  EXPECT_THAT(PlanTraining(config, options).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("s can be simulated")));
 }
 
 TEST(Plan, RefusesMemoryThatNoHostHas) {

@@ -15,7 +15,7 @@ namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::StatusIs;
+using ::weft::testing::StatusIs;
 
 const NodeMap kNumaNodes{{0, 0, 0, 0}, {0, 0, 1, 1}};
 
