@@ -94,6 +94,20 @@ TEST(TraceSummary, CountsOperationsWithoutALabelForTheRoot) {
   EXPECT_DOUBLE_EQ(summary.groups[0].gather_ms, 3);
 }
 
+TEST(TraceSummary, RefusesATruncatedTrace) {
+  const TempFolder folder;
+  const std::string text = TraceText();
+  for (size_t bytes = 1; bytes + 2 < text.size(); ++bytes) {
+    EXPECT_THAT(ReadTraceSummary(folder.Write("t.json", text.substr(0, bytes))),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("t.json")))
+        << bytes;
+  }
+  const std::string damaged = absl::StrReplaceAll(text, {{"\"}}", "\"}"}});
+  ASSERT_NE(damaged, text);
+  EXPECT_THAT(ReadTraceSummary(folder.Write("t.json", damaged)),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("line 2")));
+}
+
 TEST(TraceSummary, NamesTheLineThatIsNotOfATrace) {
   const TempFolder folder;
   EXPECT_THAT(ReadTraceSummary(folder.Write("a.json", "{\"x\": 1}\nword\n")),

@@ -84,10 +84,10 @@ bool ReadSpan(const std::string& category, const std::string& name, const std::s
 
 absl::StatusOr<Events> ReadEvents(const std::string& path) {
   Events events;
-  bool is_trace = false;
-  const auto skip = [&is_trace](std::string_view line) {
-    is_trace |= line.find("\"traceEvents\"") != std::string_view::npos;
-    return is_trace;
+  bool has_begun = false, has_ended = false;
+  const auto skip = [&](std::string_view line) {
+    if (!has_begun) return has_begun = line.find("\"traceEvents\"") != std::string_view::npos;
+    return has_ended = line == "]}";
   };
   WEFT_RETURN_IF_ERROR(ReadJsonLines(path, skip, [&](const Json& event) {
     const auto process = static_cast<int64_t>(NumberAt(event, "pid", -1));
@@ -107,6 +107,9 @@ absl::StatusOr<Events> ReadEvents(const std::string& path) {
   if (events.spans.empty()) {
     return absl::DataLossError(
         absl::StrCat("'", path, "' has no steps: give the file that weft train --trace has written"));
+  }
+  if (!has_ended) {
+    return absl::DataLossError(absl::StrCat("'", path, "' is truncated: its last line is not ']}'"));
   }
   return events;
 }
