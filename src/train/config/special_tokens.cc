@@ -14,6 +14,7 @@
 #include "src/train/files/json_text.h"
 #include "src/train/files/model_folder.h"
 #include "weft/core/status.h"
+#include "weft/nn/llama_config.h"
 
 namespace weft {
 namespace {
@@ -31,6 +32,10 @@ constexpr const char* kGenerationConfig = "generation_config.json";
 
 using TokenIds = std::map<std::string, int64_t>;
 
+bool IsTokenId(const Json& value) {
+  return value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t{LlamaLimits::kVocabulary};
+}
+
 // Collects added_tokens of a tokenizer.json: a list of objects with an id and a content.
 class AddedTokens : public JsonEvents {
  public:
@@ -43,7 +48,7 @@ class AddedTokens : public JsonEvents {
   }
   bool OnScalar(Value value) override {
     if (!in_list_ || level() != 3) return true;
-    if (key_ == "id" && value.is_number_unsigned()) id_ = value.get<int64_t>();
+    if (key_ == "id" && IsTokenId(value)) id_ = value.get<int64_t>();
     if (key_ == "content" && value.is_string()) content_ = value.get<std::string>();
     return true;
   }
@@ -90,9 +95,10 @@ absl::StatusOr<TokenIds> ReadAddedTokens(const std::string& folder, const Json& 
   if (const auto decoder = settings.find("added_tokens_decoder");
       decoder != settings.end() && decoder->is_object()) {
     for (const auto& [id, token] : decoder->items()) {
-      int64_t number = 0;
-      if (absl::SimpleAtoi(id, &number) && token.is_object() && token.value("content", Json()).is_string()) {
-        ids[token["content"].get<std::string>()] = number;
+      uint64_t number = 0;
+      if (absl::SimpleAtoi(id, &number) && IsTokenId(number) && token.is_object() &&
+          token.value("content", Json()).is_string()) {
+        ids[token["content"].get<std::string>()] = static_cast<int64_t>(number);
       }
     }
   }
@@ -113,9 +119,8 @@ absl::StatusOr<TokenIds> ReadAddedTokens(const std::string& folder, const Json& 
 // True for a token id, a list of some, or null.
 bool AreTokenIds(const Json& value) {
   constexpr size_t kMostIds = 1000;
-  if (!value.is_array()) return value.is_null() || value.is_number_unsigned();
-  return value.size() <= kMostIds &&
-         std::all_of(value.begin(), value.end(), [](const Json& id) { return id.is_number_unsigned(); });
+  if (!value.is_array()) return value.is_null() || IsTokenId(value);
+  return value.size() <= kMostIds && std::all_of(value.begin(), value.end(), IsTokenId);
 }
 
 // The content of a token in tokenizer_config.json: a string, or an object with it. Unset for null.
