@@ -143,6 +143,12 @@ absl::StatusOr<Command> ParseLaunchedProgram(const Strings& program, LaunchComma
 
 absl::StatusOr<Command> ParseLaunch(const Strings& arguments) {
   const auto separator = std::find(arguments.begin(), arguments.end(), "--");
+  const bool asks_for_help = std::any_of(
+      arguments.begin(), separator, [](const std::string& word) { return word == "--help" || word == "-h"; });
+  if (separator == arguments.end() && !asks_for_help) {
+    return absl::InvalidArgumentError(
+        "-- is missing between the flags of launch and the program: weft launch -n 4 -- train ...");
+  }
   LaunchCommand launch;
   CLI::App app("Starts ranks by mpirun, and starts them again from the last checkpoint if a rank fails.",
                "launch");
@@ -150,9 +156,6 @@ absl::StatusOr<Command> ParseLaunch(const Strings& arguments) {
   WEFT_ASSIGN_OR_RETURN(const std::optional<PrintText> help,
                         ParseFlags(app, kLaunchUsage, Strings(arguments.begin(), separator)));
   if (help) return *help;
-  if (separator == arguments.end()) {
-    return absl::InvalidArgumentError("-- is missing before the program: weft launch -n 4 -- train ...");
-  }
   WEFT_RETURN_IF_ERROR(Validate(launch.options));
   return ParseLaunchedProgram(Strings(separator + 1, arguments.end()), std::move(launch));
 }
@@ -278,7 +281,7 @@ absl::StatusOr<Command> ParseCommandLine(const Strings& arguments) {
     return PrintText{"weft " WEFT_VERSION "\n"};
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("unknown command '", first, "'; did you mean ", Nearest(first, FirstWords()), "?"));
+      absl::StrCat("unknown command '", first, "'", Suggestion(first, FirstWords(), ": see weft --help")));
 }
 
 std::string ResumeArguments(const std::vector<std::string>& arguments) {

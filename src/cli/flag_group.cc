@@ -20,7 +20,7 @@ CLI::Validator WordCheck(Words words) {
             }
             return words.size() == 2 ? absl::StrCat("'", text, "' is neither ", words[0], " nor ", words[1])
                                      : absl::StrCat("'", text, "' is not one of ", absl::StrJoin(words, ", "),
-                                                    "; did you mean ", Nearest(text, words), "?");
+                                                    Suggestion(text, words, ""));
           },
           ""};
 }

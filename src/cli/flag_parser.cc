@@ -131,7 +131,8 @@ absl::Status ApplyConfigItem(CLI::App& app, const TomlItem& item, std::map<std::
   const Strings names = FlagNames(app);
   if (std::find(names.begin(), names.end(), item.key) == names.end()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("unknown key '", item.key, "'; did you mean '", Nearest(item.key, names), "'?"));
+        absl::StrCat("unknown key '", item.key, "'",
+                     Suggestion(item.key, names, ": keys are the flags that --help lists", "'", "'")));
   }
   if (item.key == "config" || item.key == "help") {
     return absl::InvalidArgumentError(absl::StrCat("'", item.key, "' is allowed on the command line only"));

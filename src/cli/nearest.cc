@@ -32,11 +32,23 @@ int EditDistance(std::string_view a, std::string_view b) {
 }
 
 std::string Nearest(std::string_view word, const std::vector<std::string>& candidates) {
+  for (const std::string& candidate : candidates) {
+    if (word.size() > 1 && candidate.starts_with(word)) return candidate;
+  }
   const auto nearest = std::min_element(candidates.begin(), candidates.end(),
                                         [word](const std::string& a, const std::string& b) {
                                           return EditDistance(word, a) < EditDistance(word, b);
                                         });
-  return nearest == candidates.end() ? std::string() : *nearest;
+  if (nearest == candidates.end()) return "";
+  const size_t longer = std::max(word.size(), nearest->size());
+  return 3 * static_cast<size_t>(EditDistance(word, *nearest)) <= 2 * longer ? *nearest : "";
+}
+
+std::string Suggestion(std::string_view word, const std::vector<std::string>& candidates,
+                       std::string_view otherwise, std::string_view prefix, std::string_view suffix) {
+  const std::string nearest = Nearest(word, candidates);
+  return nearest.empty() ? std::string(otherwise)
+                         : absl::StrCat("; did you mean ", ToAbsl(prefix), nearest, ToAbsl(suffix), "?");
 }
 
 bool LooksLikeFlag(std::string_view argument) { return argument.size() > 1 && argument.front() == '-'; }
@@ -45,9 +57,8 @@ absl::Status UnknownFlag(std::string_view argument, std::string_view command,
                          const std::vector<std::string>& flags) {
   const std::string_view flag = argument.substr(0, argument.find('='));
   const std::string_view name = flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
-  const std::string remedy = flags.empty() || name.size() < 2
-                                 ? absl::StrCat(": see weft ", ToAbsl(command), " --help")
-                                 : absl::StrCat("; did you mean --", Nearest(name, flags), "?");
+  const std::string help = absl::StrCat(": see weft ", ToAbsl(command), " --help");
+  const std::string remedy = name.size() < 2 ? help : Suggestion(name, flags, help, "--");
   return absl::InvalidArgumentError(absl::StrCat("unknown flag ", ToAbsl(flag), remedy));
 }
 

@@ -13,8 +13,15 @@ namespace weft {
 // and swaps of adjacent characters that turn `a` into `b`.
 int EditDistance(std::string_view a, std::string_view b);
 
-// The candidate with the smallest distance to `word`; the first one of several. Empty without candidates.
+// The first candidate that begins with `word`; otherwise the one with the smallest distance to it, the first
+// of several. Empty if that differs in more than two thirds of the characters of the longer one.
 std::string Nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+// "; did you mean X?" with the nearest candidate between `prefix` and `suffix`, or `otherwise` if none
+// resembles `word`.
+std::string Suggestion(std::string_view word, const std::vector<std::string>& candidates,
+                       std::string_view otherwise, std::string_view prefix = "",
+                       std::string_view suffix = "");
 
 // True for "-x" and "--steps=3". A path that begins so is written as ./-x.
 bool LooksLikeFlag(std::string_view argument);

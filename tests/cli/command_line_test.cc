@@ -319,6 +319,7 @@ TEST(CommandLine, PrintsTheVersion) { EXPECT_EQ(PrintedTextOf({"--version"}), "w
 
 TEST(CommandLine, SuggestsTheNearestCommand) {
   EXPECT_EQ(UsageErrorOf({"trian"}), "unknown command 'trian'; did you mean train?");
+  EXPECT_EQ(UsageErrorOf({"foo"}), "unknown command 'foo': see weft --help");
   EXPECT_THAT(UsageErrorOf({}), HasSubstr("no command was given"));
 }
 

@@ -16,8 +16,19 @@ TEST(EditDistance, CountsInsertionsDeletionsReplacementsAndSwaps) {
 
 TEST(Nearest, IsTheCandidateWithTheSmallestDistance) {
   EXPECT_EQ(Nearest("stpes", {"seed", "steps", "lr"}), "steps");
+  EXPECT_EQ(Nearest("reduce", {"reduce-scatter", "none"}), "reduce-scatter");
   EXPECT_EQ(Nearest("cosin", {"constant", "linear", "cosine"}), "cosine");
   EXPECT_EQ(Nearest("x", {}), "");
+}
+
+TEST(Nearest, IsEmptyIfNoCandidateResemblesTheWord) {
+  EXPECT_EQ(Nearest("timeout", {"dim", "lr"}), "");
+  EXPECT_EQ(Nearest("foo", {"plan", "train"}), "");
+}
+
+TEST(Suggestion, NamesTheNearestCandidateOrWhatToDoOtherwise) {
+  EXPECT_EQ(Suggestion("stpes", {"steps"}, ": see --help", "--"), "; did you mean --steps?");
+  EXPECT_EQ(Suggestion("foo", {"steps"}, ": see --help", "--"), ": see --help");
 }
 
 }  // namespace

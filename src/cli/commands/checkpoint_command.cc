@@ -103,8 +103,8 @@ absl::StatusOr<CheckpointCommand> ParseCheckpointCommand(const Strings& argument
   if (word.empty()) {
     return absl::InvalidArgumentError("weft checkpoint needs one of ls, verify and export-hf: see --help");
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "unknown word '", word, "' after weft checkpoint; did you mean ", Nearest(word, kWords), "?"));
+  return absl::InvalidArgumentError(absl::StrCat("unknown word '", word, "' after weft checkpoint",
+                                                 Suggestion(word, kWords, ": see --help")));
 }
 
 absl::Status RunCheckpointCommand(const CheckpointCommand& command, std::FILE* output) {
