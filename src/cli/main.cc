@@ -20,6 +20,7 @@
 #include "weft/core/exit_codes.h"
 #include "weft/core/status.h"
 #include "weft/launch/host_daemon.h"
+#include "weft/mesh/bootstrap.h"
 #include "weft/mesh/mpi_bootstrap.h"
 #include "weft/train/diagnose.h"
 #include "weft/train/generate.h"
@@ -100,6 +101,16 @@ absl::StatusOr<int> RunCommand(weft::Bootstrap& bootstrap, const weft::GenerateC
   return weft::kExitDone;
 }
 
+const char* NameOf(const weft::TrainConfig& /*config*/) { return "train"; }
+const char* NameOf(const weft::GenerateConfig& /*config*/) { return "generate"; }
+
+// What all ranks must have alike before they work together. Flags are compared later.
+template <typename Config>
+absl::StatusOr<std::vector<weft::OptionValue>> OptionsOf(const absl::StatusOr<Config>& command) {
+  if (!command.ok()) return command.status();
+  return std::vector<weft::OptionValue>{{"the command", NameOf(*command), "give it"}};
+}
+
 // `command` may be an error on one rank alone: each rank has its own command line.
 template <typename Config>
 int RunOnAllRanks(absl::StatusOr<Config> command, const Arguments& arguments) {
@@ -115,7 +126,8 @@ int RunOnAllRanks(absl::StatusOr<Config> command, const Arguments& arguments) {
       PrintError(bootstrap.status());
     return ExitCodeOf(bootstrap.status());
   }
-  const absl::Status agreed = weft::AgreeOnStatus(**bootstrap, command.status(), options->timeout);
+  const absl::Status agreed =
+      weft::AgreeOnOptions(**bootstrap, "command line", OptionsOf(command), options->timeout);
   const absl::StatusOr<int> code =
       agreed.ok() ? RunCommand(**bootstrap, *command, signals, arguments) : agreed;
   PrintFailure(code.status(), (*bootstrap)->rank());

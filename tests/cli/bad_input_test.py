@@ -25,6 +25,8 @@ class BadUsage(WeftCase):
 
     def test_prints_one_message_for_all_ranks(self):
         self.assert_refused(2, ["--stpes", "--steps"], "train", "--stpes", "3", ranks=2)
+        self.assert_refused(2, ["train on rank 0", "generate on rank 1"], "train", *SMALL, "--data", self.text, "--steps", "2", ":", "-n",
+                            "1", self.weft, "generate", "--hf-model", "no-model", "--prompt", "a", ranks=1)
         self.assert_refused(2, ["--dp-replicate 3", "2 ranks"], "train", "--dp-replicate", "3", ranks=2)
 
     def test_names_a_mesh_that_does_not_fit_the_ranks(self):

@@ -51,7 +51,8 @@ class Generation {
 
   absl::StatusOr<GenerateReport> Execute() {
     WEFT_RETURN_IF_ERROR(Agree(Open()));
-    WEFT_RETURN_IF_ERROR(AgreeOnProperties(bootstrap_, properties_, timeout_));
+    WEFT_RETURN_IF_ERROR(
+        AgreeOnCause(bootstrap_, AgreeOnProperties(bootstrap_, properties_, timeout_), timeout_));
     WEFT_ASSIGN_OR_RETURN(const NodePlacement placement, FindPlacement(bootstrap_, timeout_));
     SetThreadCount(PlanThreads(placement).threads);
     WEFT_RETURN_IF_ERROR(Build());
