@@ -249,11 +249,57 @@ struct ArrayOperation {
   OperationPtr operation;
 };
 
+// Why an object is not an array that a collective takes, with the remedy.
+std::string FaultOf(const nb::object& object) {
+  nb::ndarray<nb::ro> any;
+  if (!nb::try_cast(object, any, /*convert=*/false)) {
+    const std::string type = nb::type_name(object.type()).c_str();
+    std::string dtype;
+    if (nb::hasattr(object, "dtype")) {
+      const nb::object value = object.attr("dtype");
+      dtype = absl::StrCat(" of dtype ", nb::str(value).c_str());
+    }
+    return absl::StrCat("a ", type, dtype,
+                        " cannot be moved: give a numpy array of numbers in native byte order, or ",
+                        "another array that supports DLPack");
+  }
+  ConstArray readable;
+  if (!nb::try_cast(object, readable, /*convert=*/false)) {
+    return "the array is not C-contiguous, or not on the CPU: give a contiguous copy of it";
+  }
+  return "the array is read-only, but the collective writes to it: give a copy of it";
+}
+
+template <typename AnyArray>
+AnyArray ArrayOf(const nb::object& object) {
+  AnyArray array;
+  if (!nb::try_cast(object, array, /*convert=*/false)) throw nb::type_error(FaultOf(object).c_str());
+  return array;
+}
+
+// How Python passes an argument of a function that submits an operation. Arrays are converted here, because
+// nanobind's own error does not say what is wrong with one.
+template <typename Argument>
+struct Passed {
+  using Type = Argument;
+  static Argument Of(std::remove_reference_t<Argument>& passed) { return static_cast<Argument>(passed); }
+};
+template <>
+struct Passed<const Array&> {
+  using Type = nb::object;
+  static Array Of(const nb::object& passed) { return ArrayOf<Array>(passed); }
+};
+template <>
+struct Passed<const ConstArray&> {
+  using Type = nb::object;
+  static ConstArray Of(const nb::object& passed) { return ArrayOf<ConstArray>(passed); }
+};
+
 // Binds a function that submits an operation.
 template <typename... Arguments>
 auto Submitting(OperationPtr (*submit)(EngineGroup&, Arguments...)) {
-  return [submit](EngineGroup& group, Arguments... arguments) {
-    return ArrayOperation{group.session(), submit(group, std::forward<Arguments>(arguments)...)};
+  return [submit](EngineGroup& group, typename Passed<Arguments>::Type... arguments) {
+    return ArrayOperation{group.session(), submit(group, Passed<Arguments>::Of(arguments)...)};
   };
 }
 
@@ -318,25 +364,25 @@ void BindArrayCollectives(nb::module_& module) {
       .def_prop_ro("name", &EngineGroup::name, "Name of the group, for messages.")
       .def_prop_ro("capsule", &GroupCapsule,
                    "The group for other extension modules: python/interface/group_collectives.h.")
-      .def("all_gather", Submitting(&AllGather), nb::arg("input").noconvert(), nb::arg("output").noconvert(),
+      .def("all_gather", Submitting(&AllGather), nb::arg("input"), nb::arg("output"),
            nb::arg("counts") = nb::none(),
            "output = the elements of all inputs in rank order. `counts`: elements of each rank's "
            "input; default: equal.\n"
            "\n"
            "In place if `input` is this rank's part of `output`.")
-      .def("reduce_scatter", Submitting(&ReduceScatter), nb::arg("input").noconvert(),
-           nb::arg("output").noconvert(), nb::arg("reduction") = "sum", nb::arg("counts") = nb::none(),
+      .def("reduce_scatter", Submitting(&ReduceScatter), nb::arg("input"), nb::arg("output"),
+           nb::arg("reduction") = "sum", nb::arg("counts") = nb::none(),
            "output = this rank's part of the reduction of all inputs. `counts`: elements of each "
            "rank's output; default:\n"
            "equal. In place if `output` is this rank's part of `input`.")
-      .def("all_reduce", Submitting(&AllReduce), nb::arg("array").noconvert(), nb::arg("reduction") = "sum",
+      .def("all_reduce", Submitting(&AllReduce), nb::arg("array"), nb::arg("reduction") = "sum",
            "array = the reduction of all arrays.")
-      .def("broadcast", Submitting(&Broadcast), nb::arg("array").noconvert(), nb::arg("root") = 0,
+      .def("broadcast", Submitting(&Broadcast), nb::arg("array"), nb::arg("root") = 0,
            "array = the array of group rank `root`.")
       .def("barrier", Submitting(&Barrier), "Done when all ranks of the group have submitted it.")
-      .def("send", Submitting(&Send), nb::arg("array").noconvert(), nb::arg("to"), nb::arg("tag") = 0,
+      .def("send", Submitting(&Send), nb::arg("array"), nb::arg("to"), nb::arg("tag") = 0,
            "Sends the array to a rank of the group. Messages match by tag, in the order of submission.")
-      .def("receive", Submitting(&Receive), nb::arg("array").noconvert(), nb::arg("source") = nb::none(),
+      .def("receive", Submitting(&Receive), nb::arg("array"), nb::arg("source") = nb::none(),
            nb::arg("tag") = 0,
            "Receives an array of this size and dtype from a rank of the group; None: from any.");
 }

@@ -1,12 +1,31 @@
 #include "python/c10d/tensor_data.h"
 
-#include <ATen/MemoryOverlap.h>
+#include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace weft::python {
 namespace {
 
 using TorchReduction = ::c10d::ReduceOp;
+
+// False if strides show that no two elements share memory: each dim, by its stride, steps over all smaller
+// ones.
+bool MayOverlap(const at::Tensor& tensor) {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // Stride and size.
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.size(dim) == 0) return false;
+    if (tensor.size(dim) > 1) dims.emplace_back(tensor.stride(dim), tensor.size(dim));
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t extent = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride < extent) return true;
+    extent += stride * (size - 1);
+  }
+  return false;
+}
 
 std::string NameOf(const TorchReduction& op) {
   switch (op.op_) {
@@ -247,9 +266,9 @@ void CheckTensor(const at::Tensor& tensor, const std::string& operation, const s
 
 void CheckOutput(const at::Tensor& tensor, const std::string& operation, const std::string& what) {
   CheckTensor(tensor, operation, what);
-  TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, "weft: ", operation, ": ", what,
-                    " of shape ", tensor.sizes(), " and strides ", tensor.strides(),
-                    " has elements that share memory, so it cannot be written: give its clone()");
+  TORCH_CHECK_VALUE(!MayOverlap(tensor), "weft: ", operation, ": ", what, " of shape ", tensor.sizes(),
+                    " and strides ", tensor.strides(),
+                    " may have elements that share memory, so it cannot be written: give its clone()");
 }
 
 void CheckSameDtype(const at::Tensor& tensor, const at::Tensor& other, const std::string& operation) {

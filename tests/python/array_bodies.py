@@ -58,6 +58,21 @@ def main(store: str, rank: int, size: int) -> None:
         except (ValueError, TypeError):
             continue
         raise AssertionError("a wrong argument was accepted")
+    read_only = np.ones(2)
+    read_only.flags.writeable = False
+    for array, fault in (
+        ([1.0], "a list cannot be moved"),
+        (np.ones(2, ">f4"), "of dtype >f4 cannot be moved"),
+        (np.array(["a"]), "of dtype <U1 cannot be moved"),
+        (np.ones((4, 4)).T[:2], "not C-contiguous"),
+        (read_only, "read-only"),
+    ):
+        try:
+            group.all_reduce(array)
+        except TypeError as error:
+            assert fault in str(error), error
+            continue
+        raise AssertionError(f"{fault}: accepted")
     group.barrier().wait()
     session.close()
     assert session.closed

@@ -24,6 +24,7 @@ def invalid_arguments() -> None:
         lambda: dist.all_to_all_single(torch.ones(ranks()), torch.ones(ranks()), [1] * ranks(), [2] * ranks()),
         lambda: dist.group.WORLD.broadcast([torch.ones(1)], _broadcast_options(ranks())),
         lambda: dist.all_reduce(torch.ones(1).expand(4), async_op=True).get_future(),
+        lambda: dist.all_reduce(torch.ones(4).as_strided((2, 3), (1, 1))),
     ]
     for index, case in enumerate(cases):
         try:

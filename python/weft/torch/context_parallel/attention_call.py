@@ -127,12 +127,21 @@ def run_fields(scale: float, *inputs: torch.Tensor) -> dict[str, int]:
 _SCOPE_FIELDS = ("documents", "options", "length of the sequence")
 _RUN_FIELDS = ("scale", "requires_grad")
 _CALL_FIELDS = ("batch", "heads", "kv_heads", "head_dim", "value_dim", "dtype", "is_causal", "attn_mask")
+_DIGESTS = ("documents", "options", "scale", "dtype", "attn_mask")
 _COLUMNS = 2 + len(_SCOPE_FIELDS) + len(_RUN_FIELDS) + len(_CALL_FIELDS)
 
 
 def _gather(level: LevelExchange, numbers: list[int]) -> list[list[int]]:
     own = torch.tensor(numbers)
     return torch.stack(level.gather(own, [own.numel()] * level.size).wait()).tolist()
+
+
+def _shown(name: str, values: list[int]) -> str:
+    """The values of the ranks; of those that are digests, which ranks have equal ones."""
+    if name not in _DIGESTS:
+        return str(values)
+    groups = [[rank for rank, other in enumerate(values) if other == value] for value in dict.fromkeys(values)]
+    return " unlike ".join(f"ranks {ranks}" for ranks in groups)
 
 
 def announce_refusal(level: LevelExchange) -> None:
@@ -155,7 +164,5 @@ def agree(level: LevelExchange, tokens: int, fields: dict[str, int]) -> tuple[in
     for column, name in enumerate(fields, start=2):
         values = [row[column] for row in rows]
         if len(set(values)) > 1:
-            raise ValueError(
-                f"{name} of attention differs between the ranks of the context group, {values}: give all ranks the same"
-            )
+            raise ValueError(f"{name} of attention differs between the ranks of the context group, {_shown(name, values)}: give all ranks the same")
     return tuple(row[1] for row in rows)

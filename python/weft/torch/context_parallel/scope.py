@@ -183,6 +183,8 @@ class ContextParallelScope:
 
 
 def _group_of(mesh: DeviceMesh) -> dist.ProcessGroup:
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"context_parallel takes a DeviceMesh as mesh, not a {type(mesh).__name__}: make it with init_device_mesh('cpu', ...)")
     if mesh.ndim != 1:
         raise ValueError(
             f"the mesh has {mesh.ndim} dims: give the dim over which ranks share a sequence, as in mesh['cp']"

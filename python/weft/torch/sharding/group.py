@@ -282,7 +282,11 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def managed_modules(modules: tuple[nn.Module, ...]) -> list[nn.Module]:
-    """The modules and all below them, once each, without those that an earlier fully_shard has."""
+    """The modules and all below them, once each, without those that an earlier fully_shard has. TypeError for another
+    object."""
+    for module in modules:
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"fully_shard takes modules, not a {type(module).__name__}: give an nn.Module, or a list of them")
     found: dict[nn.Module, None] = {}
 
     def visit(module: nn.Module) -> None:

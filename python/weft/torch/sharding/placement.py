@@ -22,7 +22,10 @@ def default_mesh() -> DeviceMesh:
 
 
 def check_mesh(mesh: DeviceMesh) -> None:
-    """Raises ValueError unless `mesh` is (shard) or (replicate, shard), on CPUs, over all ranks in order."""
+    """Raises ValueError unless `mesh` is (shard) or (replicate, shard), on CPUs, over all ranks in order; TypeError if
+    it is no DeviceMesh."""
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"fully_shard takes a DeviceMesh as mesh, not a {type(mesh).__name__}: make it with init_device_mesh('cpu', ...)")
     if mesh.ndim not in (1, 2):
         raise ValueError(f"fully_shard takes a mesh (shard) or (replicate, shard), but this one has {mesh.ndim} dims: {mesh}")
     if mesh.device_type != "cpu":
