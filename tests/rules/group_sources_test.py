@@ -48,6 +48,11 @@ class GroupSources(SmallTree):
         self.assert_apart(anonymous("constexpr int kBlock = 1;"), anonymous("constexpr std::array<int, 2> kBlock{1, 2};"))
         self.assert_apart("static int clock = 1;\n", anonymous("int time, clock;"))
 
+    def test_groups_sources_that_mention_a_function_of_another_which_has_constants_inside(self):
+        self.assert_together("int Size(int a) { static constexpr int kSize = 1; return kSize; }\n", mention("Size(1)"))
+        self.assert_apart("static int Size(int a) { return a; }\n", mention("Size(1)"))
+        self.assert_apart("constexpr int Size(int a) { return a; }\n", mention("Size(1)"))
+
     def test_separates_a_source_that_mentions_what_another_declares_for_itself(self):
         for declaration in ("class Clock : public Base {};", "struct Clock;", "enum class Clock { kA };", "using Clock = int;",
                             "enum { kA, Clock };", "enum Clock : int { kA };", "struct { int a; } Clock;", "int Clock(int a);",
@@ -84,6 +89,14 @@ class GroupSources(SmallTree):
         self.assert_together(anonymous("int Size() { return 1; }"),
                              '// Size\nnamespace weft {\nint A::Count() { return b.Size() + Count("Size", R"(Size)"); }\n}\n')
 
+    def test_ignores_names_after_those_of_types_and_other_libraries(self):
+        for mentioned in ("Table::Size()", "std::Size()", "absl::Size()", "::testing::Size()"):
+            with self.subTest(mentioned):
+                self.assert_together(anonymous("int Size() { return 1; }"), f"int Count() {{ return {mentioned}; }}\n")
+        for mentioned in ("::Size()", "weft::Size()", "testing::Size()", "weft::testing::Size()", "::weft::testing::Size()"):
+            with self.subTest(mentioned):
+                self.assert_apart(anonymous("int Size() { return 1; }"), f"int Count() {{ return {mentioned}; }}\n")
+
     def test_does_not_take_the_definition_of_a_member_for_a_name(self):
         self.assert_together(anonymous("int A::Size() const { return 1; }"), anonymous("int B::Size() const { return 2; }"))
 
@@ -114,6 +127,22 @@ class GroupSources(SmallTree):
         self.assert_apart(include, local)
         self.assert_apart(include, mention("LINE"))
         self.assert_together(include, include + local)
+
+    def test_groups_a_source_that_calls_a_function_of_which_another_includes_an_overload_for_an_enumeration(self):
+        call = "auto size = Name(Size{});\n"
+        kind = "enum class Kind { kA };\n"
+        self.write("src/core/kind.h", kind)
+        for declaration in (kind + "const char* Name(Kind kind);\n", kind + "inline const char* Name(Kind) { return nullptr; }\n",
+                            '#include "src/core/kind.h"\nstd::string Name(Kind kind);\n'):
+            with self.subTest(declaration):
+                self.write("src/core/a.h", declaration)
+                self.assert_together(call, '#include "src/core/a.h"\nint Count();\n')
+        for declaration in ("const char* Name(int kind);\n", kind + "const char* Name(Kind kind, int size);\n",
+                            kind + "const char* Name(Kind kind);\nconst char* Name(int size);\n", kind + "inline int Name = 1;\n",
+                            kind + "template <typename T>\nint Name(T value);\n"):
+            with self.subTest(declaration):
+                self.write("src/core/a.h", declaration)
+                self.assert_apart(call, '#include "src/core/a.h"\nint Count();\n')
 
     def test_leaves_what_it_does_not_understand_alone(self):
         for text in ("#define SIZE 1\n", "#if SIZE\n#endif\n", "using namespace std;\n", "REGISTER(Size);\n", 'extern "C" {\n}\n',

@@ -9,8 +9,8 @@ that are not in the output are compiled alone.
 A source has names of its own: what it declares in an anonymous namespace or with internal linkage, types, aliases,
 using-declarations and tests. Two sources may share a group if no own name of one occurs in the other, nor in a header of
 the project that only the other includes, and if no name that such a header declares occurs in the one. Each then means what
-it means alone, as it cannot name anything of the other. Equal using-declarations do not clash, nor do equal aliases of
-namespaces. A source stays alone if it has a using-directive, a preprocessor line other than #include, or a statement that
+it means alone, as it cannot name anything of the other. Functions of one enumeration, such as Name(DType), are overloads that
+no other argument chooses: their names may occur in the one. Equal using-declarations do not clash, nor do equal aliases of namespaces. A source stays alone if it has a using-directive, a preprocessor line other than #include, or a statement that
 this script does not understand, and if several targets contain it.
 
 Each source goes into the first group that has room for it. The sources that clash with most others come first, which gives fewer
@@ -235,8 +235,9 @@ def own_names_of(statement, is_anonymous):
     if declared is None:
         return [], []
     name, is_function = declared
-    is_internal = is_anonymous or not {"static", "constexpr"}.isdisjoint(statement) or (
-        not is_function and "const" in statement)
+    before_name = statement[: statement.index(name)]
+    is_internal = is_anonymous or not {"static", "constexpr"}.isdisjoint(before_name) or (
+        not is_function and "const" in before_name)
     return [name] if is_internal else [], []
 
 
@@ -252,17 +253,26 @@ class Source:
         """True if no own name occurs in the other source, and no name of a header that only the other includes occurs here."""
         others_headers = other.headers - self.headers
         words = other.words.union(*map(tree.words, others_headers))
-        if not all(self.words.isdisjoint(tree.names_of_header(header)) for header in others_headers):
+        if not all(self.words.isdisjoint(tree.names_that_clash(header)) for header in others_headers):
             return False
         same = {name for name, meaning in self.using.items() if other.using.get(name) == meaning}
         return self.own.isdisjoint(words) and words.isdisjoint(self.using.keys() - same)
 
 
+def is_qualified(tokens, at):
+    """True for a name after that of a type, of another library, or after ::testing, which is not weft::testing."""
+    if at < 2 or tokens[at - 1] != "::":
+        return False
+    qualifier = tokens[at - 2]
+    is_global = tokens[at - 3 : at - 2] == ["::"] and tokens[at - 4] != "weft"
+    return qualifier in ("std", "absl") or qualifier[0].isupper() or (qualifier == "testing" and is_global)
+
+
 def words_in(tokens):
-    """All words, but not those of other libraries and members of objects."""
+    """All words that can name what a source declares at the scope of a namespace."""
     words = set()
     for i, token in enumerate(tokens):
-        if is_word(token) and tokens[i - 1] not in (".", "->") and tokens[i - 2 : i] not in (["std", "::"], ["absl", "::"]):
+        if is_word(token) and tokens[i - 1] not in (".", "->") and not is_qualified(tokens, i):
             words.add(token)
     return words
 
@@ -290,6 +300,28 @@ class Tree:
             own, aliases = own_names_of(statement, is_anonymous=True)
             names.update(own, (name for name, _ in aliases))
         return frozenset(names)
+
+    @functools.lru_cache(maxsize=None)
+    def enumerations(self, path):
+        """The enumerations of a header and of those that it includes."""
+        return frozenset(
+            statement[2 if statement[1] in TYPES else 1]
+            for header in {path, *self.headers(path)}
+            for statement, _ in statements_of(self.tokens(header)[0])
+            if statement[0] == "enum"
+        )
+
+    @functools.lru_cache(maxsize=None)
+    def names_that_clash(self, path):
+        """The names of a header, but not those of functions that all take one enumeration."""
+        others, of_enumeration = set(), set()
+        for statement, _ in statements_of(self.tokens(path)[0]):
+            if statement[0] not in TYPES and "(" in statement:
+                at = statement.index("(")
+                arguments = statement[at + 1 : after_brackets(statement, at) - 1]
+                takes_enumeration = len(arguments) in (1, 2) and arguments[0] in self.enumerations(path)
+                (of_enumeration if takes_enumeration else others).add(statement[at - 1])
+        return self.names_of_header(path) - (of_enumeration - others)
 
     def included_by(self, path):
         for include in self.tokens(path)[1]:
