@@ -173,8 +173,8 @@ class HeaderParser : public Parser {
     SafetensorsEntry entry{path(), dtype_, Shape(shape_.begin(), shape_.end()),
                            data_start_ + static_cast<int64_t>(begin), static_cast<int64_t>(end - begin)};
     if (CheckedBytes(shape_, *element_bytes) != entry.bytes) {
-      return FailTensor(absl::StrCat("of shape ", ToString(entry.shape), " and dtype ", dtype_, " has ",
-                                     entry.bytes, " bytes, which do not fit its shape"));
+      return FailTensor(absl::StrCat("of shape [", absl::StrJoin(shape_, ", "), "] and dtype ", dtype_,
+                                     " has ", entry.bytes, " bytes, which do not fit its shape"));
     }
     entries_.emplace(name_, std::move(entry));
     return true;
