@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::StatusIs;
+using ::weft::testing::StatusIs;
 
 class CheckpointCommandTest : public ::testing::Test {
  protected:

@@ -12,10 +12,11 @@
 namespace weft {
 
 using Doubles = std::vector<double>;
+using Values = std::vector<Doubles>;  // Of several tensors.
 
 // Reference of a module. Takes the module's inputs, then its parameters in the order of AllParameters(), all
 // flattened. Returns the outputs.
-using Oracle = std::function<std::vector<Doubles>(const std::vector<Doubles>& inputs_and_parameters)>;
+using Oracle = std::function<Values(const Values& inputs_and_parameters)>;
 
 struct GradientCheckOptions {
   DType dtype = DType::kF32;       // Dtype of inputs and parameters.

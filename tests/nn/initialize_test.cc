@@ -23,7 +23,7 @@ Parameter MakeParameter(std::string name, Shape shape, Initializer initializer =
   return parameter;
 }
 
-std::vector<float> Values(const Parameter& parameter, uint64_t seed, int64_t start, int64_t count) {
+std::vector<float> InitialValues(const Parameter& parameter, uint64_t seed, int64_t start, int64_t count) {
   std::vector<float> values(static_cast<size_t>(count));
   FillInitialValues(parameter, seed, start, count, values.data());
   return values;
@@ -41,12 +41,12 @@ TEST(Philox, MatchesThePublishedTestVectors) {
 TEST(Initialize, GivesAnElementTheSameValueFromEveryStart) {
   const Parameter parameter = MakeParameter("weight", {7, 61});
   const int64_t elements = parameter.elements();
-  const std::vector<float> whole = Values(parameter, 5, 0, elements);
+  const std::vector<float> whole = InitialValues(parameter, 5, 0, elements);
   for (int64_t start = 0; start < 9; ++start) {
     for (const int64_t count :
          {int64_t{0}, int64_t{1}, int64_t{2}, int64_t{5}, int64_t{97}, elements - start}) {
       const std::vector<float> part(whole.begin() + start, whole.begin() + start + count);
-      EXPECT_EQ(Values(parameter, 5, start, count), part) << "start " << start << " count " << count;
+      EXPECT_EQ(InitialValues(parameter, 5, start, count), part) << "start " << start << " count " << count;
     }
   }
 }
@@ -55,22 +55,22 @@ TEST(Initialize, DoesNotDependOnTheThreadCount) {
   const Parameter parameter = MakeParameter("weight", {300, 301});
   const int threads = ThreadCount();
   SetThreadCount(1);
-  const std::vector<float> one = Values(parameter, 1, 0, parameter.elements());
+  const std::vector<float> one = InitialValues(parameter, 1, 0, parameter.elements());
   SetThreadCount(3);
-  EXPECT_EQ(Values(parameter, 1, 0, parameter.elements()), one);
+  EXPECT_EQ(InitialValues(parameter, 1, 0, parameter.elements()), one);
   SetThreadCount(threads);
 }
 
 TEST(Initialize, DependsOnSeedAndName) {
   const Parameter a = MakeParameter("a", {64});
   const Parameter b = MakeParameter("b", {64});
-  EXPECT_NE(Values(a, 0, 0, 64), Values(b, 0, 0, 64));
-  EXPECT_NE(Values(a, 0, 0, 64), Values(a, 1, 0, 64));
+  EXPECT_NE(InitialValues(a, 0, 0, 64), InitialValues(b, 0, 0, 64));
+  EXPECT_NE(InitialValues(a, 0, 0, 64), InitialValues(a, 1, 0, 64));
 }
 
 TEST(Initialize, DrawsNormalsOfTheGivenMoments) {
   const Parameter parameter = MakeParameter("weight", {1 << 18}, {.mean = 0.5F, .stddev = 2.0F});
-  const std::vector<float> values = Values(parameter, 3, 0, parameter.elements());
+  const std::vector<float> values = InitialValues(parameter, 3, 0, parameter.elements());
   const double n = static_cast<double>(values.size());
   double mean = 0;
   double square = 0;
@@ -93,7 +93,7 @@ TEST(Initialize, DrawsUniformValuesOfTheGivenMoments) {
   double mean = 0;
   double square = 0;
   double largest = 0;
-  for (const float value : Values(parameter, 3, 0, parameter.elements())) {
+  for (const float value : InitialValues(parameter, 3, 0, parameter.elements())) {
     const double z = value - 0.5;
     mean += z * 0x1p-16;
     square += z * z * 0x1p-16;
@@ -108,7 +108,7 @@ TEST(Initialize, DrawsUniformValuesOfTheGivenMoments) {
 
 TEST(Initialize, FillsConstants) {
   const Parameter norm = MakeParameter("norm", {33}, {Initializer::Kind::kConstant, 1.0F, 0.0F});
-  EXPECT_THAT(Values(norm, 9, 4, 20), Each(1.0F));
+  EXPECT_THAT(InitialValues(norm, 9, 4, 20), Each(1.0F));
 }
 
 }  // namespace

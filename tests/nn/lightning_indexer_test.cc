@@ -17,7 +17,6 @@ namespace weft {
 namespace {
 
 using ::testing::ElementsAre;
-using Values = std::vector<Doubles>;
 
 constexpr int64_t kDim = 10;
 

@@ -20,7 +20,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
 using ::weft::testing::TinyLlama;
-using Values = std::vector<Doubles>;
 
 TEST(DecoderBlock, HasGradientsThatMatchFiniteDifferences) {
   const LlamaConfig config = TinyLlama();

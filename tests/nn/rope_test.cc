@@ -15,7 +15,7 @@
 namespace weft {
 namespace {
 
-using Values = std::vector<Doubles>;
+using ::weft::testing::StatusIs;
 
 TEST(RopeFrequencies, FallGeometricallyFromOne) {
   const std::vector<float> frequencies = RopeFrequencies(8, 10000.0, std::nullopt);
@@ -113,9 +113,9 @@ TEST(Rope, FailsWithoutWritingWhileATensorHasReaders) {
   invocation.AddReader(read, &use);
   invocation.AddReader(read, &use);
   for (int readers = 2; readers > 0; --readers) {
-    EXPECT_THAT(rope.Forward(invocation, {unread, read}).status(),
-                testing::StatusIs(absl::StatusCode::kFailedPrecondition,
-                                  "rope would overwrite a tensor that a peer reads"));
+    EXPECT_THAT(
+        rope.Forward(invocation, {unread, read}).status(),
+        StatusIs(absl::StatusCode::kFailedPrecondition, "rope would overwrite a tensor that a peer reads"));
     EXPECT_EQ(testing::ToDoubleValues(unread.view()), testing::ToDoubleValues(unread_before.view()));
     EXPECT_EQ(testing::ToDoubleValues(read.view()), testing::ToDoubleValues(read_before.view()));
     invocation.RemoveReader(read);

@@ -21,7 +21,6 @@ namespace {
 using ::testing::DoubleNear;
 using ::testing::HasSubstr;
 using ::testing::Pointwise;
-using Values = std::vector<Doubles>;
 
 constexpr int64_t kTokens = 23;
 

@@ -23,10 +23,10 @@
 namespace weft {
 namespace {
 
-using testing::kRows;
-using testing::kSizes;
-using testing::Pass;
-using testing::UnevenNet;
+using ::weft::testing::kRows;
+using ::weft::testing::kSizes;
+using ::weft::testing::Pass;
+using ::weft::testing::UnevenNet;
 
 constexpr int kHalf = 4;  // Steps before the state is saved, and after it is loaded.
 

@@ -18,11 +18,11 @@
 namespace weft {
 namespace {
 
-using testing::kRows;
-using testing::kSizes;
-using testing::Pass;
-using testing::Sizes;
-using testing::UnevenNet;
+using ::weft::testing::kRows;
+using ::weft::testing::kSizes;
+using ::weft::testing::Pass;
+using ::weft::testing::Sizes;
+using ::weft::testing::UnevenNet;
 
 constexpr int kSteps = 10;
 constexpr uint64_t kSeed = 3;

@@ -21,12 +21,12 @@ namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::kRows;
-using testing::kSizes;
-using testing::Pass;
-using testing::Sizes;
-using testing::StatusIs;
-using testing::UnevenNet;
+using ::weft::testing::kRows;
+using ::weft::testing::kSizes;
+using ::weft::testing::Pass;
+using ::weft::testing::Sizes;
+using ::weft::testing::StatusIs;
+using ::weft::testing::UnevenNet;
 
 constexpr MuonOptions kMuon = {.lr = 0.02, .weight_decay = 0.1};
 constexpr AdamWOptions kAdamW = {.lr = 0.01};

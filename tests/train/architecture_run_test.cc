@@ -12,7 +12,7 @@ namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::StatusIs;
+using ::weft::testing::StatusIs;
 
 TEST_F(ArchitectureRun, FollowsTransformersOnEveryMesh) {
   const Json cases = Reference("architectures.json")["cases"];
@@ -85,7 +85,13 @@ TEST_F(ArchitectureRun, GivesANewModelTheTokensOfItsTokenizer) {
   EXPECT_EQ(exported("eos_token_id"), Json({8, 9}));
   folder_.Write("qwen3/generation_config.json", R"({"bos_token_id": "x"})");
   EXPECT_THAT(RunError(1), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("bos_token_id is \"x\"")));
+  for (const char* id : {"99999999999", "[8, -9]", "9223372036854775808"}) {
+    folder_.Write("qwen3/generation_config.json", absl::StrCat(R"({"eos_token_id": )", id, "}"));
+    EXPECT_THAT(RunError(1), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("eos_token_id is "))) << id;
+  }
   const std::string settings = "qwen3/tokenizer_config.json";
+  folder_.Write(settings, R"({"bos_token": "<s>", "added_tokens_decoder": {"-5": {"content": "<s>"}}})");
+  EXPECT_THAT(RunError(1), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("bos_token is '<s>'")));
   folder_.Write("qwen3/tokenizer.json", R"({"model": {"vocab": {"<a>": 1}, "added_tokens": [{"id": 5}]},
       "added_tokens": [{"id": 3, "content": "<a>"}, {"content": "</a>", "id": 4}], "version": "1"})");
   folder_.Write(settings, R"({"bos_token": null, "eos_token": {"content": "</a>"}})");

@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing::StatusIs;
+using ::weft::testing::StatusIs;
 
 class MemoryNeedTest : public ::testing::Test {
  protected:

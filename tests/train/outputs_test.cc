@@ -15,6 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
 
 class Outputs : public ::testing::Test {
  protected:
@@ -26,7 +27,7 @@ class Outputs : public ::testing::Test {
     return CheckOutputs(config_, *inputs);
   }
   void ExpectCollision(const std::string& words) const {
-    EXPECT_THAT(Check(), testing::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(words)));
+    EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(words)));
   }
 
   TempFolder folder_;
@@ -137,7 +138,7 @@ TEST_F(Outputs, MustDifferFromEachOther) {
 TEST_F(Outputs, MustNotGoIntoTheFolderOfCheckpoints) {
   config_.output.export_folder = folder_ / "out/";
   config_.checkpoint.folder = folder_ / "out";
-  EXPECT_THAT(Check(), testing::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--checkpoint-dir")));
+  EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--checkpoint-dir")));
 }
 
 TEST_F(Outputs, HaveAFolderForDumps) {

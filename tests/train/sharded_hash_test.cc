@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing::StatusIs;
+using ::weft::testing::StatusIs;
 
 std::vector<ShardDigests> Replicas(int count) {
   std::vector<ShardDigests> digests;

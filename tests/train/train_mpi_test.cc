@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-using testing::WorldBootstrap;
+using ::weft::testing::WorldBootstrap;
 
 TrainConfig SmallRun() {
   TrainConfig config;

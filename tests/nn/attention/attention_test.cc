@@ -21,7 +21,6 @@ using ::testing::AllOf;
 using ::testing::DoubleNear;
 using ::testing::HasSubstr;
 using ::testing::Pointwise;
-using Values = std::vector<Doubles>;
 
 struct AttentionShape {
   int64_t batch, seq, heads, kv_heads, head_dim;

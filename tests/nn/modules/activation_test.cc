@@ -12,8 +12,6 @@
 namespace weft {
 namespace {
 
-using Values = std::vector<Doubles>;
-
 TEST(GatedUnit, HasGradientsThatMatchFiniteDifferences) {
   for (const GradientCheckOptions& options : kGradientDtypes) {
     GatedUnit activation("activation");

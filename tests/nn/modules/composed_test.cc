@@ -14,8 +14,6 @@
 namespace weft {
 namespace {
 
-using Values = std::vector<Doubles>;
-
 TEST(Mlp, PassesItsInputsThroughAllItsLayers) {
   for (const GradientCheckOptions& options : kGradientDtypes) {
     Mlp mlp("mlp", 5, 7);

@@ -18,7 +18,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
-using Values = std::vector<Doubles>;
 
 TEST(Embedding, HasGradientsThatMatchFiniteDifferences) {
   for (const GradientCheckOptions& options : kGradientDtypes) {

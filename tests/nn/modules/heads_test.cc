@@ -15,7 +15,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
-using Values = std::vector<Doubles>;
 
 TEST(Transpose, SwapsTheLastTwoDims) {
   for (const GradientCheckOptions& options : kGradientDtypes) {

@@ -19,7 +19,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
-using Values = std::vector<Doubles>;
 
 TEST(LmHeadLoss, HasGradientsThatMatchFiniteDifferences) {
   for (const GradientCheckOptions& options : kGradientDtypes) {

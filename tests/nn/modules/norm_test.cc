@@ -14,8 +14,6 @@
 namespace weft {
 namespace {
 
-using Values = std::vector<Doubles>;
-
 TEST(RmsNorm, HasGradientsThatMatchFiniteDifferences) {
   for (const GradientCheckOptions& options : kGradientDtypes) {
     // Dims around the number of vector lanes, tokens around the part size of the weight's gradient sum. eps

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 using ::testing::_;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::StatusIs;
+using ::weft::testing::StatusIs;
 
 TEST_F(CheckpointTest, LoadsOntoEveryPartition) {
   struct Partition {

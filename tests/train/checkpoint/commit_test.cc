@@ -77,7 +77,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
-using testing::StatusIs;
+using ::weft::testing::StatusIs;
 
 class CommitTest : public CheckpointTest {
  protected:

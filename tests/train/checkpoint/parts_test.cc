@@ -22,7 +22,7 @@ namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::StatusIs;
+using ::weft::testing::StatusIs;
 
 constexpr int64_t kElementBytes = sizeof(float);
 

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::StatusIs;
+using ::weft::testing::StatusIs;
 
 class ResumeTest : public TrainRun {
  protected:

@@ -15,8 +15,8 @@ namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::IsOk;
 using ::testing::Not;
+using ::weft::testing::IsOk;
 
 // Somebody else may have made the file, or a link to a file of the user, since its name was chosen.
 TEST(File, IsNewOrAnErrorAndFollowsNoLink) {

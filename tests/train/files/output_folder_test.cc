@@ -44,6 +44,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
+using ::weft::testing::StatusIs;
 
 bool IsOld(const std::string& name) { return name == "old-shard"; }
 
@@ -164,9 +165,8 @@ TEST_F(OutputFolderTest, RestoresTheOldFilesIfAMoveFails) {
 
 TEST_F(OutputFolderTest, IsClaimedByOneRun) {
   auto first = Claim();
-  EXPECT_THAT(
-      OutputFolder::Claim(out_).status(),
-      testing::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("another run writes to the folder")));
+  EXPECT_THAT(OutputFolder::Claim(out_).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("another run writes to the folder")));
   EXPECT_OK(Replace(*first));
   first.reset();
   EXPECT_OK(OutputFolder::Claim(out_));
@@ -245,9 +245,8 @@ TEST_F(OutputFolderTest, NamesAPathThatCannotBeAFolder) {
 TEST_F(OutputFolderTest, NamesTheSpaceThatIsMissing) {
   const auto folder = Claim();
   EXPECT_OK(folder->CheckSpace("the export", {1000, 2000}));
-  EXPECT_THAT(
-      folder->CheckSpace("the export", {int64_t{1} << 60}),
-      testing::StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("1152921504607895552 bytes")));
+  EXPECT_THAT(folder->CheckSpace("the export", {int64_t{1} << 60}),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("1152921504607895552 bytes")));
 }
 
 TEST_F(OutputFolderTest, NamesALimitOfFileSizesThatIsTooLow) {
@@ -259,7 +258,7 @@ TEST_F(OutputFolderTest, NamesALimitOfFileSizesThatIsTooLow) {
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
   const absl::Status status = folder->CheckSpace("the export", {1000, 2000});
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  EXPECT_THAT(status, testing::StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("ulimit -f")));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("ulimit -f")));
 }
 
 }  // namespace

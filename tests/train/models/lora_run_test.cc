@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::StatusIs;
+using ::weft::testing::StatusIs;
 
 class LoraRun : public ArchitectureRun {
  protected:

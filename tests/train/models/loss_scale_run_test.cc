@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing::StatusIs;
+using ::weft::testing::StatusIs;
 
 class LossScaleRun : public TrainRun {
  protected:

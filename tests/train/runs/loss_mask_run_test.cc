@@ -5,6 +5,7 @@ namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
 
 // A mask for SomeText in which about a third of the tokens have a loss, in runs of different lengths.
 std::string SomeMask() {
@@ -57,7 +58,7 @@ TEST_F(TrainRun, HasNoLossInAStepWithoutTargetsAndRefusesToEvaluateWithoutTarget
   EXPECT_EQ(result.steps[0].loss, 0);
   EXPECT_EQ(result.steps[0].grad_norm, 0);
   config_.eval.paths = config_.data.paths;
-  EXPECT_THAT(RunError(2), testing::StatusIs(absl::StatusCode::kDataLoss, HasSubstr("no token has a loss")));
+  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("no token has a loss")));
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::weft::testing::StatusIs;
 
 TEST_F(TrainRun, EndsOnAllRanksAtTheFirstStepWhoseLossOrGradientNormIsNotFinite) {
   config_.optimizer.lr = 1e6;
@@ -83,9 +84,8 @@ TEST_F(TrainRun, EndsWhenItHasSkippedMoreStepsThanAllowed) {
   config_.optimizer.lr = 1e6;
   config_.optimizer.steps = 1000;
   config_.optimizer.max_skipped_steps = 2;
-  EXPECT_THAT(RunError(2),
-              testing::StatusIs(absl::StatusCode::kOutOfRange,
-                                HasSubstr("3 steps were skipped, and --max-skipped-steps allows 2")));
+  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kOutOfRange,
+                                    HasSubstr("3 steps were skipped, and --max-skipped-steps allows 2")));
 }
 
 TEST_F(TrainRun, SaysThatUpdatesInBackwardWereNotSkipped) {
@@ -106,11 +106,10 @@ TEST_F(TrainRun, SaysThatUpdatesInBackwardWereNotSkipped) {
   });
   std::fclose(std::exchange(output_, nullptr));
   const std::unique_ptr<char, decltype(&std::free)> owner(text, &std::free);
-  EXPECT_THAT(error,
-              testing::StatusIs(absl::StatusCode::kOutOfRange,
-                                AllOf(HasSubstr("both must be finite; layers were updated before that was "
-                                                "known: use a smaller --lr, or more --warmup-steps"),
-                                      Not(HasSubstr("skipped")))));
+  EXPECT_THAT(error, StatusIs(absl::StatusCode::kOutOfRange,
+                              AllOf(HasSubstr("both must be finite; layers were updated before that was "
+                                              "known: use a smaller --lr, or more --warmup-steps"),
+                                    Not(HasSubstr("skipped")))));
   EXPECT_THAT(std::string(text, bytes), Not(HasSubstr("skipped")));
   EXPECT_EQ(skipped_steps, 0);
 }
@@ -118,27 +117,26 @@ TEST_F(TrainRun, SaysThatUpdatesInBackwardWereNotSkipped) {
 TEST_F(TrainRun, NamesClippingAsARemedyWhetherItIsOnOrOff) {
   config_.optimizer.lr = 1e30;
   EXPECT_THAT(RunError(2),
-              testing::StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("or a smaller --clip-grad-norm")));
+              StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("or a smaller --clip-grad-norm")));
   config_.optimizer.clip_grad_norm = 0;
   EXPECT_THAT(RunError(2),
-              testing::StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("or a --clip-grad-norm above 0")));
+              StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("or a --clip-grad-norm above 0")));
 }
 
 TEST_F(TrainRun, EndsAtAnEvaluationWhoseLossIsNotFinite) {
   config_.optimizer.lr = 1e6;
   config_.eval.paths = config_.data.paths;
   config_.eval.interval = 1;
-  EXPECT_THAT(RunError(2), testing::StatusIs(absl::StatusCode::kOutOfRange,
-                                             HasSubstr("step 2: the loss on --eval-data is ")));
+  EXPECT_THAT(RunError(2),
+              StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("step 2: the loss on --eval-data is ")));
 }
 
 TEST_F(TrainRun, ExportsNoWeightsThatTheLastUpdateMadeInfinite) {
   config_.optimizer.lr = 1e39;  // Infinite in fp32.
   config_.optimizer.steps = 1;
   config_.output.export_folder = folder_ / "out";
-  EXPECT_THAT(RunError(2),
-              testing::StatusIs(absl::StatusCode::kOutOfRange,
-                                HasSubstr("step 1: the weights are not finite after the update")));
+  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kOutOfRange,
+                                    HasSubstr("step 1: the weights are not finite after the update")));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
 }
 
@@ -149,9 +147,8 @@ TEST_F(TrainRun, SavesNoWeightsThatAnUpdateMadeInfinite) {
   config_.optimizer.warmup_steps = 0;
   for (const bool async : {false, true}) {
     config_.checkpoint.async = async;
-    EXPECT_THAT(RunError(2),
-                testing::StatusIs(absl::StatusCode::kOutOfRange,
-                                  HasSubstr("step 1: the weights are not finite after the update")));
+    EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kOutOfRange,
+                                      HasSubstr("step 1: the weights are not finite after the update")));
     ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, ListCheckpoints(config_.checkpoint.folder));
     EXPECT_TRUE(names.empty()) << names.front();
   }

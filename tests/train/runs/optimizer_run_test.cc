@@ -5,6 +5,7 @@ namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
 
 TEST_F(TrainRun, GivesTheSameBitsForEveryShardingWithEachOptimizer) {
   config_.data.grad_accum = 2;
@@ -95,9 +96,8 @@ TEST_F(TrainRun, GivesTheSameBitsWithTheOptimizerShardedOverReplicas) {
 
 TEST_F(TrainRun, RefusesToShardTheOptimizerWithoutReplicas) {
   config_.parallel.shard_optimizer_over_replicas = true;
-  EXPECT_THAT(RunError(2),
-              testing::StatusIs(absl::StatusCode::kInvalidArgument,
-                                HasSubstr("--shard-optimizer-over-replicas true: needs replicas")));
+  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kInvalidArgument,
+                                    HasSubstr("--shard-optimizer-over-replicas true: needs replicas")));
 }
 
 TEST_F(TrainRun, FollowsTheLearningRateSchedule) {

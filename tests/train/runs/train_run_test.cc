@@ -16,6 +16,7 @@ namespace {
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::weft::testing::ForwardingBootstrap;
+using ::weft::testing::StatusIs;
 
 TEST_F(TrainRun, StartsAtTheLossOfUniformPredictionsAndReducesIt) {
   config_.optimizer.steps = 40;
@@ -103,9 +104,8 @@ TEST_F(TrainRun, ComparesReplicasAfterEveryIntervalOfSteps) {
       FaultyBootstrap faulty(bootstrap);
       return Train(bootstrap.rank() == 1 ? faulty : bootstrap, config_, {}).status();
     };
-    EXPECT_THAT(
-        RunThreadRanks(NodeMap::OneNode(2), run),
-        testing::StatusIs(absl::StatusCode::kInternal, HasSubstr(absl::StrCat("after step ", interval))));
+    EXPECT_THAT(RunThreadRanks(NodeMap::OneNode(2), run),
+                StatusIs(absl::StatusCode::kInternal, HasSubstr(absl::StrCat("after step ", interval))));
   }
 }
 
@@ -113,8 +113,8 @@ TEST_F(TrainRun, ComparesReplicasOnlyIfThereAreAny) {
   config_.parallel.check_replicas = 2;
   config_.parallel.dp_replicate = 1;
   config_.parallel.dp_shard = 2;
-  EXPECT_THAT(RunError(2), testing::StatusIs(absl::StatusCode::kInvalidArgument,
-                                             HasSubstr("--check-replicas 2: needs replicas")));
+  EXPECT_THAT(RunError(2),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--check-replicas 2: needs replicas")));
 }
 
 TEST_F(TrainRun, GivesTheSameBitsForEveryNodeMap) {

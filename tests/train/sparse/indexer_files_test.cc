@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::StatusIs;
+using ::weft::testing::StatusIs;
 
 class IndexerFiles : public SparseRun {
  protected:

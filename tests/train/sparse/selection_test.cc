@@ -26,7 +26,7 @@
 namespace weft {
 namespace {
 
-using testing::RunRanks;
+using ::weft::testing::RunRanks;
 
 // A token by its place in the data, which the mesh does not change.
 struct Token {
