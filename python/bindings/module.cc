@@ -145,7 +145,7 @@ NB_MODULE(_core, module) {
            "ranks that did not\n"
            "start), MemoryError.")
       .def("close", &Session::Close, nb::call_guard<nb::gil_scoped_release>(),
-           "Ends the engine. Waits a few seconds for unfinished operations, which then fail. Arrays "
+           "Ends the engine. Waits up to ten seconds for unfinished operations, which then fail. Arrays "
            "stay valid.")
       .def("abort", &Session::Abort, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>(),
            "Fails all unfinished operations of all groups, on all ranks.")

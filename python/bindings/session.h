@@ -75,8 +75,8 @@ class Session : public std::enable_shared_from_this<Session> {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Waits a few seconds for unfinished operations, and aborts the engine if some remain or one has missed its
-  // deadline. Then ends the engine. Later calls do nothing.
+  // Waits up to ten seconds for unfinished operations, and aborts the engine if some remain or one has missed
+  // its deadline. Then ends the engine. Later calls do nothing.
   void Close();
   // Closes all sessions of this process. For the end of the interpreter.
   static void CloseAll();

@@ -43,7 +43,7 @@ class Session:
         start), MemoryError.
         """
     def close(self) -> None:
-        """Ends the engine. Waits a few seconds for unfinished operations, which then fail. Arrays stay valid."""
+        """Ends the engine. Waits up to ten seconds for unfinished operations, which then fail. Arrays stay valid."""
     def abort(self, cause: str) -> None:
         """Fails all unfinished operations of all groups, on all ranks."""
     @property

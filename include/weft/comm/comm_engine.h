@@ -57,7 +57,9 @@ using GroupExchange = std::function<absl::StatusOr<std::vector<std::string>>(std
 class CommEngine {
  public:
   // Errors, on every rank: kInvalidArgument (an option of some rank is out of range, or differs between
-  //   ranks; share domain kNuma, but ranks are not bound), kResourceExhausted (no node memory for flags).
+  //   ranks; share domain kNuma, but ranks are not bound), kResourceExhausted (no node memory for flags),
+  //   kDeadlineExceeded (names the missing ranks), kInternal (ranks are in different exchanges, or the
+  //   transport failed).
   static absl::StatusOr<std::unique_ptr<CommEngine>> Create(Bootstrap& bootstrap, NodeHeap& heap,
                                                             const EngineOptions& options = {});
   // Tells the peers of every lane that this rank submits nothing more: operations that still need it then
@@ -87,6 +89,7 @@ class CommEngine {
   //   kFailedPrecondition (members form different lanes; names both).
   absl::StatusOr<LaneId> GroupLane(const ProcessGroup& group, LanePurpose purpose, int number,
                                    const GroupExchange& exchange);
+  // REQUIRES: `lane` is one of this engine.
   const ProcessGroup& group(LaneId lane) const;
 
   // For all collectives below:

@@ -21,6 +21,8 @@ enum class Relaying : uint8_t {
   kNever,
 };
 
+// Numbers are at least 1; slice_bytes, piece_bytes and max_run_bytes are at most 256 MiB. The timeout is
+// positive.
 struct EngineOptions {
   // Deadline of every Wait that names none. Unset: the environment's WEFT_TIMEOUT_S (DefaultTimeout).
   // REQUIRES: timeout, share_domain, slice_bytes, piece_bytes and relaying are the same on all ranks.
@@ -63,7 +65,8 @@ struct EngineOptions {
   Relaying relaying = Relaying::kWhereItPays;
   // Operations that the flight recorder keeps.
   int recorder_entries = 512;
-  // When the engine fails, writes the flight recorder. If the failure is a missed deadline, ends the process
+  // When the engine fails because a rank is missing, because ranks disagree, or because the transport fails,
+  // writes the flight recorder. If the failure is a missed deadline, ends the process
   // by _Exit(86): in the engine's destructor, or about a second after the failure. ResetAfterError has its
   // whole deadline if it is called on each rank within this second.
   // Also ends the process if an operation runs for four seconds more than the timeout. While a thread waits

@@ -79,7 +79,8 @@ class Bootstrap {
   // REQUIRES: all ranks pass the same size.
   // Errors: kResourceExhausted (gives the requested and the free bytes).
   virtual absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) = 0;
-  // Bytes that the ranks of this node can still reserve together.
+  // Bytes that the ranks of this node can still reserve together. Errors: kInternal (the system does not
+  // tell).
   virtual absl::StatusOr<size_t> FreeNodeMemory() const = 0;
   // Names the resource that limits these bytes, and says how to get more of it. Used at the end of messages.
   virtual std::string NodeMemoryLimit() const { return "the memory of the host limits it"; }

@@ -18,7 +18,7 @@ struct MpiBootstrapOptions {
   // Limit of each later collective of the bootstrap, and of its destructor.
   absl::Duration timeout = absl::Seconds(600);
   // MPI_Init, MPI_Finalize, and the calls that create and free communicators and windows wait for all ranks
-  // and cannot be cancelled. If one exceeds its timeout, the process prints its name and ends by _Exit(86),
+  // and cannot be canceled. If one exceeds its timeout, the process prints its name and ends by _Exit(86),
   // which makes mpirun end the other ranks. If false, such a call blocks for as long as a rank is missing.
   bool watchdog = true;
   // NUMA node that this rank counts as bound to. Unset: that of its affinity.

@@ -60,7 +60,8 @@ class WireLink {
   virtual absl::Status SendControlMessage(int peer, std::string_view bytes) = 0;
   // True if control messages may still wait to be sent.
   virtual bool HasUnsentControlMessages() const = 0;
-  // Returns the next control message that has arrived; nullopt if there is none.
+  // Returns the next control message that has arrived; nullopt if there is none. Errors: kInternal (the
+  // transport failed).
   virtual absl::StatusOr<std::optional<ControlMessage>> PollControlMessage() = 0;
 
   // Peers that have ended without closing their links, in the order in which this was noticed. A request to

@@ -186,7 +186,7 @@ struct ParallelOptions {
   std::optional<WireCompression> wire_compression = std::nullopt;  // Unset: ChooseWireCompression measures.
   GradientSync grad_sync = GradientSync::kReduceScatter;
   ActivationCheckpoint activation_checkpoint = ActivationCheckpoint::kNone;
-  int64_t check_replicas = 0;  // Steps between comparisons of the replicas' weights; 0: none.
+  int64_t check_replicas = 0;  // Steps between comparisons of the replicas' weights; 0: at the end only.
   DType param_dtype = DType::kF32;
   DType reduce_dtype = DType::kF32;
 };
@@ -210,7 +210,7 @@ struct OutputOptions {
   // because the transport fails.
   std::string dump_folder = "weft-dump";
   std::string trace_file;  // Empty: no trace.
-  // Steps of the trace, as StepRange::Parse takes them. Empty: the third to fifth step of the run.
+  // Steps of the trace, as StepRange::Parse takes them. Empty: the third to fifth that the run does.
   std::string trace_steps;
 };
 

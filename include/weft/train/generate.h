@@ -56,7 +56,7 @@ struct GenerateEnvironment {
   // The streams to which rank 0 writes the new tokens or text, and messages. Null: nothing is written.
   std::FILE* output = nullptr;
   std::FILE* messages = nullptr;
-  // The run overwrites the timeout.
+  // The run overwrites timeout and share_domain.
   EngineOptions engine;
 };
 

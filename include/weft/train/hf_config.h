@@ -27,8 +27,8 @@ namespace weft {
 // out of range), kUnimplemented (an unsupported value). Messages name `path` and the key.
 absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view json, const std::string& path);
 
-// Reads the text of a folder's config.json. Errors: kNotFound, kPermissionDenied, kDataLoss (no file, or too
-// large).
+// Reads the text of a folder's config.json. Errors: kNotFound, kPermissionDenied, kDataLoss (not a regular
+// file, or too large).
 absl::StatusOr<std::string> ReadHfConfigText(const std::string& folder);
 // Reads and parses the config.json of a folder. Errors: those of ParseHfConfig, kNotFound, kPermissionDenied.
 absl::StatusOr<LlamaConfig> ReadHfConfig(const std::string& folder);

@@ -99,6 +99,7 @@ class MetricsFile {
   MetricsFile& operator=(MetricsFile&& other) noexcept;
   ~MetricsFile();
 
+  // Errors: kResourceExhausted (a full disk), kDataLoss. Names the path.
   absl::Status Write(const StepMetrics& metrics);
 
  private:

@@ -58,7 +58,7 @@ class SafetensorsReader {
   absl::Status Check(const std::string& name, const Shape& shape) const;
 
   // Reads elements [first, first + out.size()), in row-major order, as fp32. REQUIRES: Check has passed, and
-  // the range lies in the tensor.
+  // the range lies in the tensor. Errors: kDataLoss (the file has become shorter, or cannot be read).
   absl::Status Read(const std::string& name, int64_t first, absl::Span<float> out) const;
 
  private:
@@ -111,7 +111,7 @@ class SafetensorsWriter {
   // Writes elements [first, first + values.size()) of a tensor, rounded to the layout's dtype. Errors:
   // kOutOfRange (names the tensor and a finite value that bf16 or f16 cannot hold).
   absl::Status Write(const std::string& name, int64_t first, absl::Span<const float> values);
-  // Flushes to the device and closes the file.
+  // Flushes to the device and closes the file. Errors: kResourceExhausted, kDataLoss.
   absl::Status Close();
 
  private:

@@ -35,7 +35,7 @@ struct TrainEnvironment {
   std::FILE* output = nullptr;
   bool terminal = false;  // True if `output` is a terminal: progress then stays on one line.
   // Scheduling of communication (slices, windows, pieces), which changes no result. The run overwrites
-  // timeout, watchdog and dump_folder.
+  // timeout, share_domain, watchdog and dump_folder.
   EngineOptions engine;
   // Called on every rank after each step, with that rank's metrics.
   std::function<void(const StepMetrics&)> on_step;
@@ -58,7 +58,8 @@ struct TrainReport {
 //     replace an input or the metrics of an earlier run, or another run exports to the same folder.
 //   kNotFound, kPermissionDenied, kDataLoss, kUnimplemented: an input or output file, which is named.
 //   kOutOfRange: the loss, the gradient norm, the evaluation loss or a weight became infinite or NaN. Names
-//     the step; nothing is exported.
+//     the step. Or a finite weight does not fit the dtype of the export. Names the tensor. Nothing is
+//     exported.
 //   kResourceExhausted: out of memory, or a full disk.
 //   kDeadlineExceeded, kAborted: a rank is missing, or failed.
 //   kInternal: the weights of replicas differ.

@@ -106,7 +106,7 @@ class EngineShell {
   void AwaitRunningTasks() ABSL_LOCKS_EXCLUDED(mutex_);
   // After a failure: waits until no data from other nodes arrives in buffers of failed operations, and none
   // leaves from them. Waits at most a few seconds for data that leaves: a large send whose receive was
-  // cancelled never completes, and MPI reads its buffer no more.
+  // canceled never completes, and MPI reads its buffer no more.
   // Errors: kDeadlineExceeded (names the ranks whose data has not arrived).
   absl::Status AwaitAbandonedTransfers(const Deadline& deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Replaces a failed core.

@@ -206,7 +206,7 @@ void CreditScheduler::Forget(int lane, uint64_t sequence) {
 
 void CreditScheduler::Abandon() {
   for (const Transfer& transfer : in_flight_) {
-    if (!link_.Cancel(transfer.request)) uncancelled_.push_back(transfer);
+    if (!link_.Cancel(transfer.request)) uncanceled_.push_back(transfer);
   }
   in_flight_.clear();
   poll_times_.Abandon();
@@ -224,12 +224,12 @@ void CreditScheduler::Abandon() {
 
 CreditScheduler::PeersInFlight CreditScheduler::AbandonedTransfers() {
   const absl::Status polled = link_.Poll();
-  std::erase_if(uncancelled_, [&](const Transfer& transfer) {
+  std::erase_if(uncanceled_, [&](const Transfer& transfer) {
     const absl::StatusOr<bool> done = link_.Test(transfer.request);
     return !polled.ok() || !done.ok() || *done;  // An error also ends the transfer.
   });
   PeersInFlight peers;
-  for (const Transfer& transfer : uncancelled_) {
+  for (const Transfer& transfer : uncanceled_) {
     (transfer.receive ? peers.senders : peers.receivers).insert(transfer.peer);
   }
   return peers;

@@ -268,7 +268,7 @@ class CreditScheduler {
 
   // Abandons all transfers after a failure. Their owners get no callback.
   void Abandon();
-  // Peers of abandoned transfers that could not be cancelled, and that still access memory of this rank.
+  // Peers of abandoned transfers that could not be canceled, and that still access memory of this rank.
   struct PeersInFlight {
     std::set<int> senders;    // Their messages are being written to this rank's memory.
     std::set<int> receivers;  // This rank's messages to them are being read.
@@ -369,7 +369,7 @@ class CreditScheduler {
   EngineCounters& counters_;
   TraceLog& trace_;
   std::vector<Transfer> in_flight_;
-  std::vector<Transfer> uncancelled_;  // Abandoned transfers that the link could not cancel.
+  std::vector<Transfer> uncanceled_;  // Abandoned transfers that the link could not cancel.
   // Bytes of posted receives by lane (see IndexOf) and phase. Lanes without an element have none.
   std::vector<std::array<int64_t, kWirePhases>> bytes_in_flight_;
   std::array<int64_t, 4> bytes_by_priority_{};  // Bytes of posted receives with `shared` set, by priority.

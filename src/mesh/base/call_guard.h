@@ -1,4 +1,4 @@
-// Deadline of calls that block and cannot be cancelled, such as MPI_Init and MPI_Finalize: a thread ends the
+// Deadline of calls that block and cannot be canceled, such as MPI_Init and MPI_Finalize: a thread ends the
 // process if one takes too long.
 #pragma once
 

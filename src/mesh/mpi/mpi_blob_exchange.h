@@ -1,6 +1,6 @@
 // All-gather of blobs over MPI, with a deadline whose error names the missing ranks.
 //
-// MPI's own collectives cannot be cancelled, and do not report which ranks they wait for. Each rank therefore
+// MPI's own collectives cannot be canceled, and do not report which ranks they wait for. Each rank therefore
 // relays blobs itself: see Note [Blob relays]. Intended for a few small blobs at start-up.
 //
 // Note [Relays of abandoned rounds]

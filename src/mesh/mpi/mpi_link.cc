@@ -98,9 +98,9 @@ absl::StatusOr<bool> MpiLink::Test(RequestId request) {
   data_.erase(found);
   WEFT_RETURN_IF_ERROR(outcome->status);
   if (!expected) return true;
-  int cancelled = 0;
-  WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Test_cancelled(&outcome->mpi, &cancelled), "MPI_Test_cancelled"));
-  if (cancelled != 0) return true;
+  int canceled = 0;
+  WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Test_cancelled(&outcome->mpi, &canceled), "MPI_Test_cancelled"));
+  if (canceled != 0) return true;
   int bytes = 0;
   WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Get_count(&outcome->mpi, MPI_BYTE, &bytes), "MPI_Get_count"));
   WEFT_RETURN_IF_ERROR(CheckLength(expected->bytes, expected->length, static_cast<size_t>(bytes)));
@@ -111,7 +111,7 @@ bool MpiLink::Cancel(RequestId request) {
   const auto found = data_.find(request);
   WEFT_CHECK(found != data_.end(), "Cancel of a request that is not in flight");
   const bool is_send = !found->second.has_value();
-  // A receive that has matched a message cannot be cancelled: MPI writes to its buffer until it is complete.
+  // A receive that has matched a message cannot be canceled: MPI writes to its buffer until it is complete.
   const auto outcome = is_send ? requests_.Take(request) : requests_.Cancel(request);
   if (!outcome) return false;
   data_.erase(found);

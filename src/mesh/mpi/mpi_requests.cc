@@ -64,7 +64,7 @@ std::optional<MpiRequests::Outcome> MpiRequests::Cancel(Id id) {
   MPI_Cancel(&handles_[slot]);
   int done = 0;
   Outcome outcome;
-  outcome.status = MpiStatus(MPI_Test(&handles_[slot], &done, &outcome.mpi), "MPI_Test (cancelled)");
+  outcome.status = MpiStatus(MPI_Test(&handles_[slot], &done, &outcome.mpi), "MPI_Test (canceled)");
   if (outcome.status.ok() && done == 0) return std::nullopt;
   Erase(slot);
   return outcome;

@@ -36,7 +36,7 @@ class MpiRequests {
   // Returns the outcome of a request that was complete at the last Poll, and removes the request. nullopt if
   // it was not complete.
   std::optional<Outcome> Take(Id id);
-  // Cancels a receive and tests it once. Returns its outcome, and removes it, if it is complete or cancelled.
+  // Cancels a receive and tests it once. Returns its outcome, and removes it, if it is complete or canceled.
   // Returns nullopt if MPI has matched the receive with a message that is still in flight; the receive then
   // continues.
   std::optional<Outcome> Cancel(Id id);

@@ -20,7 +20,7 @@ absl::Status MpiStatus(int code, std::string_view call);
 
 // Note [MPI teardown]
 // Problem: MPI_Win_free and MPI_Finalize wait for all ranks. A rank may be stopped, hang in a read, or have
-// ended; no MPI call reports that, and none can be cancelled. MPI_Abort itself may block.
+// ended; no MPI call reports that, and none can be canceled. MPI_Abort itself may block.
 // Rule: requests that may never complete are freed without waiting for them. Each blocking call runs under a
 // CallGuard, whose thread ends the process by _Exit(86) at the deadline. A rank that knows of a missing peer
 // (a collective of the bootstrap missed its deadline) makes no such call: it ends at once.

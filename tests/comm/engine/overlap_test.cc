@@ -34,9 +34,9 @@ class OverlapChecker final : public ForwardingLink {
     return done;
   }
   bool Cancel(RequestId request) override {
-    const bool cancelled = ForwardingLink::Cancel(request);
-    if (cancelled) in_flight_.erase(request);
-    return cancelled;
+    const bool canceled = ForwardingLink::Cancel(request);
+    if (canceled) in_flight_.erase(request);
+    return canceled;
   }
 
  private:

@@ -294,7 +294,7 @@ TEST_F(CreditSchedulerTest, AbandonCancelsAllTransfers) {
   Receive(Priority::kBulk);
   EXPECT_OK(scheduler_.Send(ChannelOf(kLane), 0, memory_.data(), kSlice, &owner_));
   scheduler_.Abandon();
-  EXPECT_EQ(link_.cancelled, 3);
+  EXPECT_EQ(link_.canceled, 3);
   EXPECT_TRUE(link_.in_flight.empty());
   EXPECT_FALSE(scheduler_.busy());
   EXPECT_TRUE(owner_.done.empty());
@@ -394,7 +394,7 @@ TEST_F(CreditSchedulerTest, FailedTransferIsNotCancelled) {
   link_.Finish(link_.in_flight.begin()->first, absl::InternalError("cable cut"));
   EXPECT_THAT(scheduler_.Poll(now_ns_), StatusIs(absl::StatusCode::kInternal, "cable cut"));
   scheduler_.Abandon();
-  EXPECT_EQ(link_.cancelled, 1);
+  EXPECT_EQ(link_.canceled, 1);
 }
 
 }  // namespace

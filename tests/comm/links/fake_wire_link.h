@@ -43,8 +43,8 @@ class FakeWireLink final : public WireLink {
     return true;
   }
   bool Cancel(RequestId receive) override {
-    ++cancelled;
-    EXPECT_TRUE(in_flight.contains(receive)) << "cancelled a request that is not in flight";
+    ++canceled;
+    EXPECT_TRUE(in_flight.contains(receive)) << "canceled a request that is not in flight";
     if (uncancellable.contains(receive)) return false;
     in_flight.erase(receive);
     return true;
@@ -79,7 +79,7 @@ class FakeWireLink final : public WireLink {
   std::vector<LostPeer> lost_peers;
   absl::Status transport;   // Result of Poll.
   int unsent_messages = 0;  // Each Poll sends one.
-  int cancelled = 0;
+  int canceled = 0;
 
  private:
   absl::StatusOr<RequestId> Post(const Transfer& transfer) {

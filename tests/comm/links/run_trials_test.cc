@@ -31,7 +31,7 @@ class Receiver {
   }
   void Pause(int64_t ns) { now_ns_ += ns; }
   void SetNeedsTrials(bool needs_trials) { needs_trials_ = needs_trials; }
-  // The part of the slices that have travelled in runs since the last call.
+  // The part of the slices that have traveled in runs since the last call.
   double PartInRuns(int64_t slices, double alone_ns, double run_ns) {
     in_runs_ = 0;
     Receive(slices, alone_ns, run_ns);

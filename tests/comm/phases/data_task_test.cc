@@ -12,7 +12,7 @@ namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::StatusIs;
+using ::weft::testing::StatusIs;
 
 constexpr int64_t kCount = 700;
 

@@ -226,9 +226,9 @@ absl::Status CancelledReceivesTakeNoMessage(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
-  int64_t cancelled = -1;
+  int64_t canceled = -1;
   WEFT_ASSIGN_OR_RETURN(const auto given_up,
-                        link->Receive(previous, 1, &cancelled, sizeof(cancelled), WireLink::Length::kExact));
+                        link->Receive(previous, 1, &canceled, sizeof(canceled), WireLink::Length::kExact));
   EXPECT_TRUE(link->Cancel(given_up));
   WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
   const int64_t value = bootstrap.rank();
@@ -236,7 +236,7 @@ absl::Status CancelledReceivesTakeNoMessage(Bootstrap& bootstrap) {
   WEFT_RETURN_IF_ERROR(SendValue(*link, next, 1, value, requests));
   WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(bootstrap.runtime(), *link, previous, 1));
   EXPECT_EQ(received, previous);
-  EXPECT_EQ(cancelled, -1);
+  EXPECT_EQ(canceled, -1);
   WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *link, requests));
   return Barrier(bootstrap);
 }

@@ -21,9 +21,9 @@ absl::Status MatchesInOrderPerPeerAndTag(Bootstrap& bootstrap);
 absl::Status DeliversControlMessagesInOrder(Bootstrap& bootstrap);
 // Messages on two links do not match, even with the same peers and tags.
 absl::Status MessagesOfDifferentLinksDoNotMatch(Bootstrap& bootstrap);
-// The next receive gets the message that a cancelled receive was posted for.
+// The next receive gets the message that a canceled receive was posted for.
 absl::Status CancelledReceivesTakeNoMessage(Bootstrap& bootstrap);
-// If a receive is cancelled while its message is in flight, it either completes with the message or never
+// If a receive is canceled while its message is in flight, it either completes with the message or never
 // accesses its buffer again.
 absl::Status CancellingAMatchedReceiveIsSafe(Bootstrap& bootstrap);
 // A receive with another length than its message's is an error. The link still works afterwards.
