@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -259,9 +260,9 @@ std::string FaultOf(const nb::object& object) {
       const nb::object value = object.attr("dtype");
       dtype = absl::StrCat(" of dtype ", nb::str(value).c_str());
     }
-    return absl::StrCat("a ", type, dtype,
-                        " cannot be moved: give a numpy array of numbers in native byte order, or ",
-                        "another array that supports DLPack");
+    return absl::StrCat(
+        "a ", type, dtype, " cannot be moved: give a numpy array of numbers in native byte order, or ",
+        "another array that supports DLPack, such as the detach() of a tensor with gradients");
   }
   ConstArray readable;
   if (!nb::try_cast(object, readable, /*convert=*/false)) {

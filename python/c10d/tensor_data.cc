@@ -10,9 +10,23 @@ namespace {
 
 using TorchReduction = ::c10d::ReduceOp;
 
-// False if strides show that no two elements share memory: each dim, by its stride, steps over all smaller
-// ones.
+// True if two of the elements share memory, by their offsets. REQUIRES: sizes are positive.
+bool HasEqualOffsets(const std::vector<std::pair<int64_t, int64_t>>& dims) {
+  std::vector<int64_t> offsets = {0};
+  for (const auto& [stride, size] : dims) {
+    const size_t before = offsets.size();
+    for (int64_t i = 1; i < size; ++i) {
+      for (size_t k = 0; k < before; ++k) offsets.push_back(offsets[k] + i * stride);
+    }
+  }
+  std::sort(offsets.begin(), offsets.end());
+  return std::adjacent_find(offsets.begin(), offsets.end()) != offsets.end();
+}
+
+// True if elements of the tensor may share memory. They do not if each dim, by its stride, steps over all
+// smaller ones. Of a tensor of other strides, the offsets are compared, unless it is large.
 bool MayOverlap(const at::Tensor& tensor) {
+  constexpr int64_t kMostOffsets = 1 << 20;
   std::vector<std::pair<int64_t, int64_t>> dims;  // Stride and size.
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     if (tensor.size(dim) == 0) return false;
@@ -21,7 +35,7 @@ bool MayOverlap(const at::Tensor& tensor) {
   std::sort(dims.begin(), dims.end());
   int64_t extent = 1;
   for (const auto& [stride, size] : dims) {
-    if (stride < extent) return true;
+    if (stride < extent) return tensor.numel() > kMostOffsets || HasEqualOffsets(dims);
     extent += stride * (size - 1);
   }
   return false;

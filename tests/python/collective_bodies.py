@@ -250,6 +250,9 @@ def non_contiguous() -> None:
     dist.all_gather(outputs, base)
     for r, output in enumerate(outputs):
         check(output, values(24, torch.float32, r).view(4, 6), "all_gather into transposes")
+    for view in (torch.ones(4, 4).diagonal(), torch.ones(4, 8)[:, ::2].t(), torch.ones(8).as_strided((2, 3), (3, 2))):
+        dist.all_reduce(view)
+        check(view, torch.full(view.shape, float(ranks())), f"all_reduce of a view with strides {view.stride()}")
 
 
 def send_and_receive() -> None:

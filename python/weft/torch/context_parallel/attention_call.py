@@ -36,6 +36,7 @@ class AttentionCall:
 
 
 def digest(value: object) -> int:
+    """A number for the text of a value. A message does not show it: _DIGESTS lists its field."""
     return zlib.crc32(repr(value).encode())
 
 
@@ -136,7 +137,7 @@ def _gather(level: LevelExchange, numbers: list[int]) -> list[list[int]]:
     return torch.stack(level.gather(own, [own.numel()] * level.size).wait()).tolist()
 
 
-def _shown(name: str, values: list[int]) -> str:
+def _describe(name: str, values: list[int]) -> str:
     """The values of the ranks; of those that are digests, which ranks have equal ones."""
     if name not in _DIGESTS:
         return str(values)
@@ -164,5 +165,7 @@ def agree(level: LevelExchange, tokens: int, fields: dict[str, int]) -> tuple[in
     for column, name in enumerate(fields, start=2):
         values = [row[column] for row in rows]
         if len(set(values)) > 1:
-            raise ValueError(f"{name} of attention differs between the ranks of the context group, {_shown(name, values)}: give all ranks the same")
+            raise ValueError(
+                f"{name} of attention differs between the ranks of the context group, {_describe(name, values)}: give all ranks the same"
+            )
     return tuple(row[1] for row in rows)
