@@ -126,6 +126,7 @@ class GroupSources(SmallTree):
         local = "int Count() { constexpr int kLine = 4; return kLine; }\n"  # A warning says that this hides another name.
         self.assert_apart(include, local)
         self.assert_apart(include, mention("LINE"))
+        self.assert_apart(include, mention("Table::LINE"))
         self.assert_together(include, include + local)
 
     def test_groups_a_source_that_calls_a_function_of_which_another_includes_an_overload_for_an_enumeration(self):
@@ -139,7 +140,9 @@ class GroupSources(SmallTree):
                 self.assert_together(call, '#include "src/core/a.h"\nint Count();\n')
         for declaration in ("const char* Name(int kind);\n", kind + "const char* Name(Kind kind, int size);\n",
                             kind + "const char* Name(Kind kind);\nconst char* Name(int size);\n", kind + "inline int Name = 1;\n",
-                            kind + "template <typename T>\nint Name(T value);\n"):
+                            kind + "template <typename T>\nint Name(T value);\n", kind + "void Name(Kind* kind);\n",
+                            kind + "struct Name {};\nconst char* Name(Kind kind);\n",
+                            kind + "struct Name {};\nusing Function = std::function<Name(Kind)>;\n"):
             with self.subTest(declaration):
                 self.write("src/core/a.h", declaration)
                 self.assert_apart(call, '#include "src/core/a.h"\nint Count();\n')

@@ -7,11 +7,12 @@ Each input line has a target and its sources, separated by semicolons. Each outp
 that are not in the output are compiled alone.
 
 A source has names of its own: what it declares in an anonymous namespace or with internal linkage, types, aliases,
-using-declarations and tests. Two sources may share a group if no own name of one occurs in the other, nor in a header of
-the project that only the other includes, and if no name that such a header declares occurs in the one. Each then means what
-it means alone, as it cannot name anything of the other. Functions of one enumeration, such as Name(DType), are overloads that
-no other argument chooses: their names may occur in the one. Equal using-declarations do not clash, nor do equal aliases of namespaces. A source stays alone if it has a using-directive, a preprocessor line other than #include, or a statement that
-this script does not understand, and if several targets contain it.
+using-declarations and tests. Two sources may share a group if no own name of one occurs in the other, nor in a header
+of the project that only the other includes, and if no name that such a header declares occurs in the one. Each then
+means what it means alone, as it cannot name anything of the other. Functions of one enumeration, such as Name(DType),
+are overloads that no other argument chooses: their names may occur in the one. Equal using-declarations do not clash,
+nor do equal aliases of namespaces. A source stays alone if it has a using-directive, a preprocessor line other than
+#include, or a statement that this script does not understand, and if several targets contain it.
 
 Each source goes into the first group that has room for it. The sources that clash with most others come first, which gives fewer
 groups than the order of the target (Welsh and Powell's coloring of a graph).
@@ -241,20 +242,28 @@ def own_names_of(statement, is_anonymous):
     return [name] if is_internal else [], []
 
 
+def declared_names(statement):
+    """The names that a statement of a header declares at the scope of a namespace."""
+    names, aliases = own_names_of(statement, is_anonymous=True)
+    return {*names, *(name for name, _ in aliases)}
+
+
 @dataclasses.dataclass
 class Source:
     lines: int
     own: set
     using: dict  # The meaning of each name of a using-declaration.
     words: set
+    all_words: set  # Also qualified ones.
     headers: frozenset
 
     def stands_apart_from(self, other, tree):
         """True if no own name occurs in the other source, and no name of a header that only the other includes occurs here."""
         others_headers = other.headers - self.headers
         words = other.words.union(*map(tree.words, others_headers))
-        if not all(self.words.isdisjoint(tree.names_that_clash(header)) for header in others_headers):
-            return False
+        for header in others_headers:
+            if not (self.words.isdisjoint(tree.names_that_clash(header)) and self.all_words.isdisjoint(tree.macros(header))):
+                return False
         same = {name for name, meaning in self.using.items() if other.using.get(name) == meaning}
         return self.own.isdisjoint(words) and words.isdisjoint(self.using.keys() - same)
 
@@ -292,14 +301,8 @@ class Tree:
         return words_in(self.tokens(path)[0])
 
     @functools.lru_cache(maxsize=None)
-    def names_of_header(self, path):
-        """All names that a header declares at the scope of a namespace, and its macros."""
-        text, (tokens, _, _) = path.read_text(), self.tokens(path)
-        names = set(re.findall(r"^\s*#\s*define\s+(\w+)", text, re.MULTILINE))
-        for statement, _ in statements_of(tokens):
-            own, aliases = own_names_of(statement, is_anonymous=True)
-            names.update(own, (name for name, _ in aliases))
-        return frozenset(names)
+    def macros(self, path):
+        return frozenset(re.findall(r"^\s*#\s*define\s+(\w+)", path.read_text(), re.MULTILINE))
 
     @functools.lru_cache(maxsize=None)
     def enumerations(self, path):
@@ -313,15 +316,21 @@ class Tree:
 
     @functools.lru_cache(maxsize=None)
     def names_that_clash(self, path):
-        """The names of a header, but not those of functions that all take one enumeration."""
-        others, of_enumeration = set(), set()
+        """The names that a header declares for anything but functions of one enumeration."""
+        names = set()
         for statement, _ in statements_of(self.tokens(path)[0]):
-            if statement[0] not in TYPES and "(" in statement:
-                at = statement.index("(")
-                arguments = statement[at + 1 : after_brackets(statement, at) - 1]
-                takes_enumeration = len(arguments) in (1, 2) and arguments[0] in self.enumerations(path)
-                (of_enumeration if takes_enumeration else others).add(statement[at - 1])
-        return self.names_of_header(path) - (of_enumeration - others)
+            if not self.takes_enumeration(statement, path):
+                names.update(declared_names(statement))
+        return frozenset(names)
+
+    def takes_enumeration(self, statement, path):
+        """True for a function of one argument, an enumeration that is passed by value."""
+        if statement[0] in (*TYPES, "using", "namespace", "template") or "(" not in statement:
+            return False
+        at = statement.index("(")
+        arguments = statement[at + 1 : after_brackets(statement, at) - 1]
+        is_one = len(arguments) == 1 or (len(arguments) == 2 and is_word(arguments[1]))
+        return is_one and arguments[0] in self.enumerations(path) and statement[at - 1] in declared_names(statement)
 
     def included_by(self, path):
         for include in self.tokens(path)[1]:
@@ -347,13 +356,14 @@ class Tree:
         if has_directives:
             raise NotUnderstood("a preprocessor line")
         for header in self.headers(path):
-            self.names_of_header(header)
+            self.names_that_clash(header)
         own, using = set(), {}
         for statement, is_anonymous in statements_of(tokens):
             names, aliases = own_names_of(statement, is_anonymous)
             own.update(names)
             using.update(aliases)
-        return Source(path.read_text().count("\n"), own, using, self.words(path) | own, self.headers(path))
+        all_words = set(filter(is_word, tokens))
+        return Source(path.read_text().count("\n"), own, using, self.words(path) | own, all_words, self.headers(path))
 
     def fit(self, one, other):
         return one.stands_apart_from(other, self) and other.stands_apart_from(one, self)
