@@ -53,8 +53,6 @@ struct PartTimes {
 
   friend bool operator==(const PartTimes&, const PartTimes&) = default;
 };
-// Upper limit of these times, almost three hours. The simulation of longer ones would take minutes.
-inline constexpr double kMaxPartNs = 1e13;
 using ModelTimes = std::array<PartTimes, kModelParts.size()>;  // By ModelPart.
 
 struct MeasuredModel {

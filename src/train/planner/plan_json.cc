@@ -17,6 +17,7 @@ constexpr const char* kFormat = "weft plan costs 2";
 constexpr JsonLimits kLimits = {.levels = 8, .values = 100'000, .token_bytes = 1'000};
 constexpr int64_t kMaxSequences = int64_t{1} << 31;
 constexpr int64_t kMaxThreads = 1 << 20;
+constexpr double kMaxPartNs = 1e15;
 
 struct RateField {
   const char* name;

@@ -257,7 +257,6 @@ class Planner {
       return candidate;
     }
     const TimesChoice choice = TimesOf(*plan);
-    WEFT_RETURN_IF_ERROR(CheckTimes(choice));
     ReplayInput input = InputOf(*plan, choice.times);
     input.divisor = divisor;
     WEFT_ASSIGN_OR_RETURN(candidate.step, ReplayStep(input));
@@ -273,18 +272,6 @@ class Planner {
     const PartShape shape = ShapeOfMicrobatch(inputs_->model, plan, threads_);
     if (!flops_) return ChooseTimes(costs_, shape);
     return TimesChoice{TimesAtRate(shape, *flops_), "computation at --flops", nullptr, false};
-  }
-
-  static absl::Status CheckTimes(const TimesChoice& choice) {
-    for (const ModelPart part : kModelParts) {
-      const PartTimes& times = choice.times[static_cast<size_t>(part)];
-      if (times.forward_ns <= kMaxPartNs && times.backward_ns <= kMaxPartNs) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          "a pass through one ", ToAbsl(Name(part)), " would take ",
-          std::max(times.forward_ns, times.backward_ns) / 1e9, " s (", choice.reason, "), but at most ",
-          kMaxPartNs / 1e9, " s can be simulated: give more cores a rank, a smaller batch, or other costs"));
-    }
-    return absl::OkStatus();
   }
 
   // Says where times come from, for the last mesh that has a plan.

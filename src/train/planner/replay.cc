@@ -37,6 +37,8 @@ double OrthogonalizeNs(const ReplayInput& input) {
 }
 
 constexpr int kSteps = 2;  // The first step records the order of groups.
+// Computation of a rank in a step: eleven days. The simulation of a longer one would take minutes.
+constexpr double kMaxComputeMs = 1e9;
 
 // Counters that all ranks write down. A simulation has one thread.
 struct Records {
@@ -322,6 +324,13 @@ double ComputeMs(const ReplayInput& input) {
 absl::StatusOr<ReplayResult> ReplayStep(const ReplayInput& input) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<ReplayGroup> groups, GroupsOf(input.model, input.lora));
   ReplayResult result;
+  result.compute_ms = ComputeMs(input);
+  if (!(result.compute_ms <= kMaxComputeMs)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a rank would compute for ", result.compute_ms / 1e3, " s in a step, but at most ",
+                     kMaxComputeMs / 1e3,
+                     " s can be simulated: give more ranks or cores, a smaller batch, or other costs"));
+  }
   if (input.divisor) {
     result.divisor = *input.divisor;
   } else {
@@ -343,7 +352,6 @@ absl::StatusOr<ReplayResult> ReplayStep(const ReplayInput& input) {
       });
   WEFT_RETURN_IF_ERROR(report.status());
   result.step_ms = static_cast<double>(ends_ns[kSteps - 1] - ends_ns[kSteps - 2]) * 1e-6;
-  result.compute_ms = ComputeMs(input);
   const auto count = static_cast<int64_t>(ranks);
   const auto sum = [&](int64_t EngineCounters::*counter) {
     int64_t total = 0;

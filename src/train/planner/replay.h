@@ -74,7 +74,8 @@ bool NodesAreAlike(const RunPlan& plan, const NodeMap& nodes);
 absl::StatusOr<int64_t> ChooseDivisor(const ReplayInput& input, int simulations = 1);
 
 // Thread safety: several threads may replay at once.
-// Errors: kInternal, kResourceExhausted (the simulation itself failed).
+// Errors: kInvalidArgument (a step that is too long to be simulated), kInternal, kResourceExhausted (the
+// simulation itself failed).
 absl::StatusOr<ReplayResult> ReplayStep(const ReplayInput& input);
 
 }  // namespace weft

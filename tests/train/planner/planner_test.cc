@@ -155,7 +155,7 @@ TEST(Plan, RefusesTimesThatCannotBeSimulated) {
   config.model.vocab_size = 300;
   config.data.seq_len = 32;
   PlanOptions options;
-  options.flops = "1e-8gf";
+  options.flops = "1e-9gf";
   EXPECT_THAT(PlanTraining(config, options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("s can be simulated")));
 }
