@@ -24,6 +24,7 @@
 #include <memory>
 #include <string>
 #include <sys/resource.h>
+#include <utility>
 #include <vector>
 
 #include <absl/strings/str_cat.h>

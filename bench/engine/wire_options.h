@@ -1,3 +1,4 @@
+// Flags of weft_bench_wire.
 #pragma once
 
 #include <cstdint>
@@ -5,7 +6,6 @@
 
 namespace weft::bench {
 
-// Flags of weft_bench_wire.
 struct WireOptions {
   bool apart = false;
   bool sockets = true;

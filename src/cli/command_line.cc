@@ -145,10 +145,9 @@ absl::StatusOr<Command> ParseLaunch(const Strings& arguments) {
   const auto separator = std::find(arguments.begin(), arguments.end(), "--");
   const bool asks_for_help = std::any_of(
       arguments.begin(), separator, [](const std::string& word) { return word == "--help" || word == "-h"; });
-  if (separator == arguments.end() && !asks_for_help) {
-    return absl::InvalidArgumentError(
-        "-- is missing between the flags of launch and the program: weft launch -n 4 -- train ...");
-  }
+  const auto missing_separator = absl::InvalidArgumentError(
+      "-- is missing between the flags of launch and the program: weft launch -n 4 -- train ...");
+  if (separator == arguments.end() && !asks_for_help) return missing_separator;
   LaunchCommand launch;
   CLI::App app("Starts ranks by mpirun, and starts them again from the last checkpoint if a rank fails.",
                "launch");
@@ -156,6 +155,7 @@ absl::StatusOr<Command> ParseLaunch(const Strings& arguments) {
   WEFT_ASSIGN_OR_RETURN(const std::optional<PrintText> help,
                         ParseFlags(app, kLaunchUsage, Strings(arguments.begin(), separator)));
   if (help) return *help;
+  if (separator == arguments.end()) return missing_separator;  // The value of a flag was --help or -h.
   WEFT_RETURN_IF_ERROR(Validate(launch.options));
   return ParseLaunchedProgram(Strings(separator + 1, arguments.end()), std::move(launch));
 }

@@ -13,8 +13,9 @@ namespace weft {
 // and swaps of adjacent characters that turn `a` into `b`.
 int EditDistance(std::string_view a, std::string_view b);
 
-// The first candidate that begins with `word`; otherwise the one with the smallest distance to it, the first
-// of several. Empty if that differs in more than two thirds of the characters of the longer one.
+// The first candidate that begins with `word`, if that has two characters; otherwise the one with the
+// smallest distance to it, the first of several. Empty if that differs in more than two thirds of the
+// characters of the longer one.
 std::string Nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 // "; did you mean X?" with the nearest candidate between `prefix` and `suffix`, or `otherwise` if none

@@ -82,6 +82,7 @@ TEST(LaunchCommandLine, RefusesWithARemedy) {
       {{}, "-- is missing between the flags of launch and the program: weft launch -n 4 -- train ..."},
       {{"-n", "2", "--layers", "2"}, "-- is missing between the flags of launch and the program"},
       {{"-n", "2", "train"}, "-- is missing between the flags of launch and the program"},
+      {{"--mca", "-h", "x"}, "-- is missing between the flags of launch and the program"},
       {{"-n", "2", "train", "--", "train"}, "unexpected argument 'train': see weft launch --help"},
       {{"-n", "2", "--"}, "the program after -- is missing, but only train can be launched"},
       {{"--", "python"}, "the program after -- is 'python', but only train can be launched"},

@@ -154,7 +154,7 @@ TEST(TcpLink, ALinkThatIsClosedWithUnsentDataIsNotLost) {
   }
 }
 
-TEST(TcpLink, ACancelledReceiveSkipsTheRestOfItsMessage) {
+TEST(TcpLink, ACanceledReceiveSkipsTheRestOfItsMessage) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
   const std::string sent(kLong, 's');
   std::string received(kLong, '-');
@@ -171,7 +171,7 @@ TEST(TcpLink, ACancelledReceiveSkipsTheRestOfItsMessage) {
   EXPECT_TRUE(IsFilledWith(received, 'x'));
 }
 
-TEST(TcpLink, ACancelledSendStillDeliversWhatItHasBegun) {
+TEST(TcpLink, ACanceledSendStillDeliversWhatItHasBegun) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
   std::string sent(kLong, 's');
   std::string received(kLong, '-');
@@ -189,7 +189,7 @@ TEST(TcpLink, ACancelledSendStillDeliversWhatItHasBegun) {
 }
 
 // The first message fills the sockets, so that the second has not begun.
-TEST(TcpLink, ACancelledSendThatHasNotBegunIsNotDelivered) {
+TEST(TcpLink, ACanceledSendThatHasNotBegunIsNotDelivered) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
   const std::string first(kLong, '1');
   const std::string second(100, '2');

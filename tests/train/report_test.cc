@@ -97,7 +97,7 @@ TEST(TraceSummary, CountsOperationsWithoutALabelForTheRoot) {
 TEST(TraceSummary, RefusesATruncatedTrace) {
   const TempFolder folder;
   const std::string text = TraceText();
-  for (size_t bytes = 1; bytes + 2 < text.size(); ++bytes) {
+  for (size_t bytes = 1; bytes + 1 < text.size(); ++bytes) {
     EXPECT_THAT(ReadTraceSummary(folder.Write("t.json", text.substr(0, bytes))),
                 StatusIs(absl::StatusCode::kDataLoss, HasSubstr("t.json")))
         << bytes;

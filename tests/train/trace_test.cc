@@ -1,6 +1,5 @@
 // Traces of runs: rows of overlapping intervals, the file's events, and clocks of different hosts.
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <random>
 #include <string>

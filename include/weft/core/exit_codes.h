@@ -9,8 +9,8 @@ inline constexpr int kExitDone = 0;
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitBadUsage = 2;  // The command line or the configuration.
 inline constexpr int kExitBadFile = 3;   // An input or output file.
-inline constexpr int kExitNotFinite =
-    4;  // A loss, the gradient norm or a weight is infinite or NaN, or too large for an export.
+// A loss, the gradient norm or a weight is infinite or NaN, or a weight is too large for an export.
+inline constexpr int kExitNotFinite = 4;
 inline constexpr int kExitRankMissing = 86;   // A rank failed, or did not respond in time.
 inline constexpr int kExitInterrupted = 130;  // A signal stopped the program.
 // mpirun and shells add it to the number of the signal that killed a process.

@@ -32,10 +32,6 @@ constexpr const char* kGenerationConfig = "generation_config.json";
 
 using TokenIds = std::map<std::string, int64_t>;
 
-bool IsTokenId(const Json& value) {
-  return value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t{LlamaLimits::kVocabulary};
-}
-
 // Collects added_tokens of a tokenizer.json: a list of objects with an id and a content.
 class AddedTokens : public JsonEvents {
  public:
@@ -130,6 +126,10 @@ std::optional<std::string> ContentOf(const Json& token) {
 }
 
 }  // namespace
+
+bool IsTokenId(const Json& value) {
+  return value.is_number_unsigned() && value.get<uint64_t>() < uint64_t{LlamaLimits::kVocabulary};
+}
 
 absl::StatusOr<std::string> WithTokensOfTokenizer(const std::string& config, const std::string& folder) {
   WEFT_ASSIGN_OR_RETURN(const Json settings, ReadSettings(folder, kTokenizerConfig));

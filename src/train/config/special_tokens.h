@@ -5,7 +5,12 @@
 
 #include <absl/status/statusor.h>
 
+#include "src/train/files/json.h"
+
 namespace weft {
+
+// True for a whole number that the largest vocabulary has as a token.
+bool IsTokenId(const Json& value);
 
 // Returns the text of a config.json whose bos_token_id and eos_token_id are those of the folder's tokenizer:
 // the ids of the tokens that tokenizer_config.json names, else the ids in generation_config.json. Keeps the

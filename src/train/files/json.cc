@@ -64,6 +64,8 @@ class ValueBuilder : public JsonEvents {
 
 }  // namespace
 
+bool JsonEvents::ParseEvents(std::string_view text) { return Json::sax_parse(text, this); }
+
 Json ParseJson(std::string_view text) {
   ValueBuilder builder;
   return builder.ParseEvents(text) ? builder.Take() : Json(Json::value_t::discarded);

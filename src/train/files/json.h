@@ -1,5 +1,5 @@
-// JSON values, and their text. The parser and the serializer of nlohmann/json are called in json.cc alone: a
-// compiler needs two to three seconds for each source that calls them.
+// JSON values, and their text. Of this layer, json.cc alone calls the parser and the serializer of
+// nlohmann/json: a compiler needs two to three seconds for each source that calls them.
 #pragma once
 
 #include <string>

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "src/train/files/json_events.h"
 #include "src/train/files/json_text.h"

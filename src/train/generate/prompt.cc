@@ -8,6 +8,7 @@
 #include <absl/strings/str_split.h>
 
 #include "src/train/config/flag_error.h"
+#include "src/train/config/special_tokens.h"
 #include "src/train/files/json.h"
 #include "src/train/files/json_text.h"
 #include "src/train/files/model_folder.h"
@@ -54,9 +55,8 @@ absl::StatusOr<std::vector<int32_t>> EndTokensIn(const std::string& text, const 
   const auto value = json.find("eos_token_id");
   if (value == json.end() || value->is_null()) return tokens;
   for (const Json& token : value->is_array() ? *value : Json::array({*value})) {
-    if (!token.is_number_unsigned() || token.get<uint64_t>() > uint64_t{LlamaLimits::kVocabulary}) {
+    if (!IsTokenId(token))
       return damaged("has an eos_token_id that is neither a token id nor a list of them");
-    }
     tokens.push_back(token.get<int32_t>());
   }
   return tokens;

@@ -8,6 +8,7 @@
 
 #include "src/train/config/flag_error.h"
 #include "src/train/files/file_io.h"
+#include "src/train/files/json.h"
 #include "src/train/loop/evaluator.h"
 #include "src/train/loop/finite_checks.h"
 #include "src/train/loop/run_checkpoints.h"

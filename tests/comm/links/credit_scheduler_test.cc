@@ -301,11 +301,11 @@ TEST_F(CreditSchedulerTest, AbandonCancelsAllTransfers) {
   EXPECT_TRUE(MayReceive(Priority::kBulk, kRun, kLane, 4 * kSlice)) << "windows are empty again";
 }
 
-TEST_F(CreditSchedulerTest, ReceiveThatCannotBeCancelledStaysPendingUntilItArrives) {
+TEST_F(CreditSchedulerTest, ReceiveThatCannotBeCanceledStaysPendingUntilItArrives) {
   Receive(Priority::kBulk);
   Receive(Priority::kBulk);
   const WireLink::RequestId late = link_.in_flight.begin()->first;
-  link_.uncancellable = {late};
+  link_.uncancelable = {late};
   scheduler_.Abandon();
   EXPECT_FALSE(scheduler_.busy());
   EXPECT_THAT(scheduler_.AbandonedTransfers().senders, ElementsAre(7));
@@ -315,10 +315,10 @@ TEST_F(CreditSchedulerTest, ReceiveThatCannotBeCancelledStaysPendingUntilItArriv
 }
 
 // MPI reads the buffer of a send until the send is complete.
-TEST_F(CreditSchedulerTest, SendThatCannotBeCancelledStaysPendingUntilItIsComplete) {
+TEST_F(CreditSchedulerTest, SendThatCannotBeCanceledStaysPendingUntilItIsComplete) {
   EXPECT_OK(scheduler_.Send(ChannelOf(kLane), 0, memory_.data(), kSlice, &owner_));
   const WireLink::RequestId late = link_.in_flight.begin()->first;
-  link_.uncancellable = {late};
+  link_.uncancelable = {late};
   scheduler_.Abandon();
   EXPECT_THAT(scheduler_.AbandonedTransfers().receivers, ElementsAre(7));
   EXPECT_THAT(scheduler_.AbandonedTransfers().senders, ::testing::IsEmpty());
@@ -388,7 +388,7 @@ TEST_F(CreditSchedulerTest, KnowsThePeersThatHaveSentCreditMessagesForAnOperatio
   EXPECT_FALSE(other.HasCreditMessageFrom(ChannelOf(kLane, 0)));
 }
 
-TEST_F(CreditSchedulerTest, FailedTransferIsNotCancelled) {
+TEST_F(CreditSchedulerTest, FailedTransferIsNotCanceled) {
   Receive(Priority::kBulk);
   Receive(Priority::kBulk);
   link_.Finish(link_.in_flight.begin()->first, absl::InternalError("cable cut"));

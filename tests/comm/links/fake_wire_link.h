@@ -45,7 +45,7 @@ class FakeWireLink final : public WireLink {
   bool Cancel(RequestId receive) override {
     ++canceled;
     EXPECT_TRUE(in_flight.contains(receive)) << "canceled a request that is not in flight";
-    if (uncancellable.contains(receive)) return false;
+    if (uncancelable.contains(receive)) return false;
     in_flight.erase(receive);
     return true;
   }
@@ -72,7 +72,7 @@ class FakeWireLink final : public WireLink {
   }
 
   std::map<RequestId, Transfer> in_flight;  // In the order of posting.
-  std::set<RequestId> uncancellable;        // Requests for which Cancel fails.
+  std::set<RequestId> uncancelable;         // Requests for which Cancel fails.
   std::map<RequestId, absl::Status> outcomes;
   std::vector<ControlMessage> sent_messages;
   std::deque<ControlMessage> messages;  // Messages to be delivered.

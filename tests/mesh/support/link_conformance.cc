@@ -222,7 +222,7 @@ absl::Status MessagesOfDifferentLinksDoNotMatch(Bootstrap& bootstrap) {
   return Barrier(bootstrap);
 }
 
-absl::Status CancelledReceivesTakeNoMessage(Bootstrap& bootstrap) {
+absl::Status CanceledReceivesTakeNoMessage(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
@@ -355,7 +355,7 @@ std::vector<ConformanceTest> LinkConformance() {
       {"MatchesInOrderPerPeerAndTag", MatchesInOrderPerPeerAndTag},
       {"DeliversControlMessagesInOrder", DeliversControlMessagesInOrder},
       {"MessagesOfDifferentLinksDoNotMatch", MessagesOfDifferentLinksDoNotMatch},
-      {"CancelledReceivesTakeNoMessage", CancelledReceivesTakeNoMessage},
+      {"CanceledReceivesTakeNoMessage", CanceledReceivesTakeNoMessage},
       {"CancellingAMatchedReceiveIsSafe", CancellingAMatchedReceiveIsSafe},
       {"ReportsDifferentLengths", ReportsDifferentLengths},
       {"AcceptsMessagesUpToTheReceivesMaximum", AcceptsMessagesUpToTheReceivesMaximum},

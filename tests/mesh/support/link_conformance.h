@@ -22,7 +22,7 @@ absl::Status DeliversControlMessagesInOrder(Bootstrap& bootstrap);
 // Messages on two links do not match, even with the same peers and tags.
 absl::Status MessagesOfDifferentLinksDoNotMatch(Bootstrap& bootstrap);
 // The next receive gets the message that a canceled receive was posted for.
-absl::Status CancelledReceivesTakeNoMessage(Bootstrap& bootstrap);
+absl::Status CanceledReceivesTakeNoMessage(Bootstrap& bootstrap);
 // If a receive is canceled while its message is in flight, it either completes with the message or never
 // accesses its buffer again.
 absl::Status CancellingAMatchedReceiveIsSafe(Bootstrap& bootstrap);

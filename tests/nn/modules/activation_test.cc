@@ -1,5 +1,4 @@
 // Activations: gated units and GELU.
-#include <vector>
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,4 @@
 // Layers composed of other layers.
-#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

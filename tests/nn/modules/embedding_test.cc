@@ -2,7 +2,6 @@
 #include "weft/nn/embedding.h"
 
 #include <memory>
-#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,8 +1,6 @@
 // Layers that only move elements: heads, transposed dims.
 #include "weft/nn/heads.h"
 
-#include <vector>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,5 @@
 // RmsNorm and LayerNorm.
 #include <utility>
-#include <vector>
 
 #include <gtest/gtest.h>
 

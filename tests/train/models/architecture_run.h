@@ -2,7 +2,6 @@
 // transformers.
 #pragma once
 
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
