@@ -77,8 +77,8 @@ double AttentionOperations(const PartShape& shape) {
 }
 
 double ProjectionOperations(const PartShape& shape) {
-  return 2 * static_cast<double>(shape.tokens() * shape.dim * (shape.heads + 2 * shape.kv_heads) *
-                                 shape.head_dim);
+  const auto columns = static_cast<double>((shape.heads + 2 * shape.kv_heads) * shape.head_dim);
+  return 2 * static_cast<double>(shape.tokens()) * static_cast<double>(shape.dim) * columns;
 }
 
 double ForwardOperations(ModelPart part, const PartShape& shape) {

@@ -123,6 +123,9 @@ class CostsReader {
     for (const ShapeField& entry : kShape) {
       model.shape.*entry.field = Whole(json, entry.name, entry.least, entry.most);
     }
+    if (model.shape.sequences > LlamaLimits::kPositions / model.shape.seq_len) {
+      Fail("sequences times seq_len is out of range");
+    }
     const Json& qk_norm = Member(json, "qk_norm");
     if (!qk_norm.is_boolean()) Fail("qk_norm is not true or false");
     model.shape.qk_norm = qk_norm == true;

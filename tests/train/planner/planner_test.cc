@@ -110,7 +110,7 @@ TEST(MachineCosts, OfAFileHaveTimesAndRatesThatCanBe) {
 
 TEST(MachineCosts, OfAFileHaveSizesAndDTypesThatCanBe) {
   MachineCosts costs;
-  costs.Add(Measured(128, 5));
+  costs.Add(Measured(1024, 5));
   const Json good = ParseJson(FormatCosts(costs));
   const struct {
     const char* key;
@@ -121,6 +121,7 @@ TEST(MachineCosts, OfAFileHaveSizesAndDTypesThatCanBe) {
       {"heads", "heads", {-1, std::numeric_limits<int64_t>::max()}},
       {"sequences", "sequences", {int64_t{1} << 32}},
       {"seq_len", "seq_len", {0, std::numeric_limits<uint64_t>::max()}},
+      {"sequences", "sequences times seq_len", {int64_t{1} << 31}},
       {"threads", "threads", {0, int64_t{1} << 32}},
       {"qk_norm", "qk_norm", {1, nullptr}},
       {"dtype", "dtype", {"foo", 32}},
