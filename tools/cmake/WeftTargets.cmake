@@ -99,7 +99,8 @@ function(weft_group_sources)
   endforeach()
   list(TRANSFORM folders REPLACE ".+" "${root}/\\0/*.h" OUTPUT_VARIABLE headers)
   file(GLOB_RECURSE headers ${headers})
-  set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${script} ${headers})
+  set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${script} ${root}/tools/cmake/cpp_statements.py
+               ${headers})
   file(WRITE ${PROJECT_BINARY_DIR}/unity_targets.txt "${lines}")
   execute_process(COMMAND ${script} ${root} INPUT_FILE ${PROJECT_BINARY_DIR}/unity_targets.txt
                   OUTPUT_VARIABLE groups ERROR_VARIABLE messages RESULT_VARIABLE result)
