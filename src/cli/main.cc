@@ -104,7 +104,7 @@ absl::StatusOr<int> RunCommand(weft::Bootstrap& bootstrap, const weft::GenerateC
 const char* NameOf(const weft::TrainConfig& /*config*/) { return "train"; }
 const char* NameOf(const weft::GenerateConfig& /*config*/) { return "generate"; }
 
-// What all ranks must have alike before they work together. Flags are compared later.
+// All ranks must have these alike before they work together. They compare their flags later.
 template <typename Config>
 absl::StatusOr<std::vector<weft::OptionValue>> OptionsOf(const absl::StatusOr<Config>& command) {
   if (!command.ok()) return command.status();

@@ -42,7 +42,7 @@ class ValueBuilder : public JsonEvents {
     absl::flat_hash_map<std::string, size_t> position_of_key;
   };
 
-  // Of several values of one key, the last one remains.
+  // The last of several values of one key remains.
   Json& Add(Json value) {
     if (open_.empty()) return root_ = std::move(value);
     Open& open = open_.back();
