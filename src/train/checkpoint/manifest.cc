@@ -1,6 +1,6 @@
 #include "src/train/checkpoint/manifest.h"
 
-#include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <absl/strings/match.h>
@@ -9,6 +9,7 @@
 #include <absl/strings/strip.h>
 
 #include "src/train/files/json.h"
+#include "src/train/files/json_fields.h"
 #include "src/train/files/json_text.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
@@ -22,86 +23,60 @@ constexpr absl::string_view kTail = "\"}\n";
 constexpr size_t kHashDigits = 16;
 constexpr JsonLimits kLimits = {.levels = 8, .values = 32 << 20, .token_bytes = 1 << 20};
 
+constexpr const char* kDamaged = "the checkpoint is damaged";
+
 absl::Status Damaged(const std::string& path, const absl::AlphaNum& what) {
-  return absl::DataLossError(absl::StrCat("'", path, "' ", what, ": the checkpoint is damaged"));
+  return absl::DataLossError(absl::StrCat("'", path, "' ", what, ": ", kDamaged));
 }
 
-// Reads the values of a manifest. Remembers the first fault.
-class ManifestReader {
- public:
-  bool failed() const { return !fault_.empty(); }
-  const std::string& fault() const { return fault_; }
+std::optional<uint64_t> ParseHash(const Json& value) {
+  const std::string digits = value.is_string() ? value.get<std::string>() : "";
+  uint64_t hash = 0;
+  if (digits.size() != kHashDigits || !absl::SimpleHexAtoi(digits, &hash)) return std::nullopt;
+  return hash;
+}
 
-  const Json& Member(const Json& object, const char* key) {
-    static const Json kNull;
-    const auto found = object.is_object() ? object.find(key) : object.end();
-    if (found != object.end()) return *found;
-    Fail(absl::StrCat("has no '", key, "'"));
-    return kNull;
+// [offset, bytes, hash] or [offset, bytes of a run, runs, stride, hash].
+FileRange ReadRange(const Json& range, JsonFields& file) {
+  constexpr const char* kKey = "ranges";
+  const bool has_one_run = range.is_array() && range.size() == 3;
+  const bool has_runs = range.is_array() && range.size() == 5;
+  const std::optional<uint64_t> hash = has_one_run || has_runs ? ParseHash(range.back()) : std::nullopt;
+  if (!hash) {
+    file.FailValue(kKey, "it must have lists of 3 or 5 values, the last of which is a checksum");
+    return {};
   }
-  int64_t Count(const Json& value, const char* what) {
-    if (value.is_number_integer() && (!value.is_number_unsigned() || value.get<uint64_t>() <= INT64_MAX)) {
-      return value.get<int64_t>();
-    }
-    Fail(absl::StrCat("has a ", what, " that is not a whole number"));
-    return 0;
+  const auto number = [&](size_t index) { return file.WholeOf(range[index], kKey, 0, INT64_MAX); };
+  FileRange result{.offset = number(0), .run_bytes = number(1), .hash = *hash};
+  if (has_runs) {
+    result.runs = number(2);
+    result.stride = number(3);
   }
-  std::string Text(const Json& value, const char* what) {
-    if (value.is_string()) return value.get<std::string>();
-    Fail(absl::StrCat("has a ", what, " that is not a text"));
-    return "";
-  }
-  uint64_t Hash(const Json& value) {
-    const std::string digits = Text(value, "checksum");
-    uint64_t hash = 0;
-    if (digits.size() != kHashDigits || !absl::SimpleHexAtoi(digits, &hash)) {
-      Fail("has a checksum that is not 16 hexadecimal digits");
-    }
-    return hash;
-  }
-  // A file of the checkpoint's own folder.
-  std::string FileName(const std::string& name) {
-    if (name.empty() || name.front() == '.' || absl::StrContains(name, '/') ||
-        absl::StrContains(name, '\0')) {
-      Fail(absl::StrCat("names the file '", Excerpt(name), "', which is not in the checkpoint's folder"));
-    }
-    return name;
-  }
-  // [offset, bytes, hash] or [offset, bytes of a run, runs, stride, hash].
-  FileRange Range(const Json& value) {
-    if (!value.is_array() || (value.size() != 3 && value.size() != 5)) {
-      Fail("has a range that is not a list of 3 or 5 values");
-      return {};
-    }
-    FileRange range{.offset = Count(value[0], "range"),
-                    .run_bytes = Count(value[1], "range"),
-                    .hash = Hash(value.back())};
-    if (value.size() == 5) {
-      range.runs = Count(value[2], "range");
-      range.stride = Count(value[3], "range");
-    }
-    return range;
-  }
+  return result;
+}
 
- private:
-  void Fail(std::string fault) {
-    if (fault_.empty()) fault_ = std::move(fault);
-  }
-  std::string fault_;
-};
-
-CheckpointManifest::File ReadFile(const Json& value, ManifestReader& reader) {
+CheckpointManifest::File ReadFile(JsonFields json) {
   CheckpointManifest::File file;
-  file.stem = reader.Text(reader.Member(value, "stem"), "stem");
-  file.bytes = reader.Count(reader.Member(value, "bytes"), "size");
-  for (const Json& range : reader.Member(value, "ranges")) file.ranges.push_back(reader.Range(range));
+  file.stem = json.Text("stem");
+  file.bytes = json.Whole("bytes", 0, INT64_MAX);
+  for (const Json& range : json.List("ranges")) {
+    if (!json.status().ok()) break;
+    file.ranges.push_back(ReadRange(range, json));
+  }
   return file;
 }
 
-std::map<std::string, int64_t> ReadCounts(const Json& values, ManifestReader& reader) {
+std::map<std::string, int64_t> ReadCounts(const char* key, JsonFields& json) {
   std::map<std::string, int64_t> counts;
-  for (const auto& [name, value] : values.items()) counts[name] = reader.Count(value, "count");
+  for (const auto& [name, value] : json.Object(key).items()) {
+    counts[name] = json.WholeOf(value, key, INT64_MIN, INT64_MAX);
+  }
   return counts;
+}
+
+bool IsInFolder(const std::string& name) {
+  return !name.empty() && name.front() != '.' && !absl::StrContains(name, '/') &&
+         !absl::StrContains(name, '\0');
 }
 
 // The text up to the hash. Errors: kDataLoss.
@@ -151,26 +126,31 @@ absl::StatusOr<CheckpointManifest> ParseManifest(std::string_view text, const st
   if (const absl::Status status = CheckJsonText(text, kLimits); !status.ok())
     return Damaged(path, status.message());
   const Json json = ParseJson(absl::StrCat(hashed, "}"));
-  if (!json.is_object()) return Damaged(path, "is not a JSON object");
-  ManifestReader reader;
-  const int64_t format = reader.Count(reader.Member(json, "format"), "format");
-  if (!reader.failed() && format != kCheckpointFormat) {
-    return absl::UnimplementedError(absl::StrCat("'", path, "' has format ", format,
-                                                 ", but this version of weft reads ", kCheckpointFormat,
-                                                 ": use the version that wrote it, or a newer one"));
+  JsonFields fields(json, absl::StrCat("'", path, "'"), kDamaged);
+  const int64_t format = fields.Whole("format", 0, INT64_MAX);
+  if (format != kCheckpointFormat) {
+    fields.Fail(absl::UnimplementedError(absl::StrCat("'", path, "' has format ", format,
+                                                      ", but this version of weft reads ", kCheckpointFormat,
+                                                      ": use the version that wrote it, or a newer one")));
   }
   CheckpointManifest manifest;
-  manifest.step = reader.Count(reader.Member(json, "step"), "step");
-  manifest.counts = ReadCounts(reader.Member(json, "counts"), reader);
-  manifest.counts_of_parameters = ReadCounts(reader.Member(json, "counts_of_parameters"), reader);
-  for (const auto& [name, value] : reader.Member(json, "properties").items()) {
-    manifest.properties[name] = reader.Text(value, "property");
+  manifest.step = fields.Whole("step", 0, INT64_MAX);
+  manifest.counts = ReadCounts("counts", fields);
+  manifest.counts_of_parameters = ReadCounts("counts_of_parameters", fields);
+  for (const auto& [name, value] : fields.Object("properties").items()) {
+    if (!value.is_string()) fields.FailValue("properties", "its values must be strings");
+    WEFT_RETURN_IF_ERROR(fields.status());
+    manifest.properties[name] = value.get<std::string>();
   }
-  for (const auto& [name, value] : reader.Member(json, "files").items()) {
-    manifest.files[reader.FileName(name)] = ReadFile(value, reader);
+  for (const auto& [name, value] : fields.Object("files").items()) {
+    if (!IsInFolder(name)) {
+      return Damaged(path, absl::StrCat("names the file '", Excerpt(name),
+                                        "', which is not in the checkpoint's folder"));
+    }
+    WEFT_RETURN_IF_ERROR(fields.status());
+    manifest.files[name] = ReadFile(fields.Inner(value));
   }
-  if (!reader.failed() && manifest.step < 0) return Damaged(path, "has a negative step");
-  if (reader.failed()) return Damaged(path, reader.fault());
+  WEFT_RETURN_IF_ERROR(fields.status());
   for (const auto& [name, file] : manifest.files) {
     if (const absl::Status status = CheckCoverage(file.ranges, file.bytes); !status.ok()) {
       return Damaged(path, absl::StrCat("has wrong ranges for '", name, "': ", status.message()));

@@ -8,10 +8,11 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
+#include "src/train/config/config_file.h"
 #include "src/train/config/hf_architecture.h"
 #include "src/train/config/hf_rope.h"
-#include "src/train/config/json_fields.h"
 #include "src/train/files/json.h"
+#include "src/train/files/json_fields.h"
 #include "src/train/files/json_text.h"
 #include "src/train/files/model_folder.h"
 #include "weft/core/status.h"
@@ -94,10 +95,10 @@ void ReadWindow(const HfArchitecture& architecture, const Json& json, int64_t la
   if (switched) {
     traits.first_window_layer =
         has_types ? FirstSlidingLayer(json["layer_types"], layers, fields)
-                  : fields.Whole("max_window_layers", LlamaLimits::kLayers, kDefaultFirstWindowLayer);
+                  : fields.Whole("max_window_layers", 0, LlamaLimits::kLayers, kDefaultFirstWindowLayer);
   }
   if (has_window && !is_null) {
-    traits.window = fields.Size("sliding_window", LlamaLimits::kPositions, kDefaultWindow);
+    traits.window = fields.Whole("sliding_window", 1, LlamaLimits::kPositions, kDefaultWindow);
     if (traits.first_window_layer < layers) return;
     traits.window.reset();  // No layer has it.
   } else if (has_types && traits.first_window_layer < layers) {
@@ -160,27 +161,27 @@ void SetTraits(const HfArchitecture& architecture, const LlamaConfig& config, Js
 
 absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view text, const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(const Json json, ParseConfigFile(text, path, kHfConfig));
-  JsonFields fields(json, path);
+  JsonFields fields(json, absl::StrCat("'", path, "'"));
   WEFT_ASSIGN_OR_RETURN(const HfArchitecture* architecture, ArchitectureOf(json, fields));
   CheckArchitecture(*architecture, fields);
   const auto default_or = [](int64_t of_architecture, int64_t other) {
     return of_architecture > 0 ? of_architecture : other;
   };
   LlamaConfig config;
-  config.vocab_size = fields.Size("vocab_size", LlamaLimits::kVocabulary);
-  config.dim = fields.Size("hidden_size", LlamaLimits::kWidth);
-  config.layers = fields.Size("num_hidden_layers", LlamaLimits::kLayers);
-  config.heads = fields.Size("num_attention_heads", LlamaLimits::kWidth);
-  config.kv_heads = fields.Size("num_key_value_heads", LlamaLimits::kWidth,
-                                default_or(architecture->kv_heads, config.heads));
-  config.head_dim = fields.Size("head_dim", LlamaLimits::kWidth,
-                                default_or(architecture->head_dim, config.dim / config.heads));
-  config.ffn_dim = fields.Size("intermediate_size", LlamaLimits::kFfnWidth);
+  config.vocab_size = fields.Whole("vocab_size", 1, LlamaLimits::kVocabulary);
+  config.dim = fields.Whole("hidden_size", 1, LlamaLimits::kWidth);
+  config.layers = fields.Whole("num_hidden_layers", 1, LlamaLimits::kLayers);
+  config.heads = fields.Whole("num_attention_heads", 1, LlamaLimits::kWidth);
+  config.kv_heads = fields.Whole("num_key_value_heads", 1, LlamaLimits::kWidth,
+                                 default_or(architecture->kv_heads, config.heads));
+  config.head_dim = fields.Whole("head_dim", 1, LlamaLimits::kWidth,
+                                 default_or(architecture->head_dim, config.dim / config.heads));
+  config.ffn_dim = fields.Whole("intermediate_size", 1, LlamaLimits::kFfnWidth);
   config.norm_eps = static_cast<float>(fields.Positive("rms_norm_eps", kDefaultNormEps));
   config.init_stddev = static_cast<float>(fields.Positive("initializer_range", kDefaultInitializerRange));
   config.tie_word_embeddings = fields.Bool("tie_word_embeddings", architecture->ties_head);
   config.max_positions =
-      fields.Size("max_position_embeddings", LlamaLimits::kPositions, architecture->max_positions);
+      fields.Whole("max_position_embeddings", 1, LlamaLimits::kPositions, architecture->max_positions);
   config.traits = ReadTraits(*architecture, json, config, fields);
   CheckHeads(config, fields);
   WEFT_RETURN_IF_ERROR(fields.status());
@@ -238,11 +239,11 @@ std::string FormatHfConfig(const LlamaConfig& config, std::string_view source, D
 
 absl::StatusOr<SparseAttentionConfig> ParseIndexerConfig(std::string_view text, const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(const Json json, ParseConfigFile(text, path, kHfConfig));
-  JsonFields fields(json, path);
+  JsonFields fields(json, absl::StrCat("'", path, "'"));
   SparseAttentionConfig config;
-  config.index_heads = fields.Size("index_n_heads", LlamaLimits::kWidth);
-  config.index_dim = fields.Size("index_head_dim", LlamaLimits::kWidth);
-  config.top_k = fields.Size("index_topk", LlamaLimits::kPositions);
+  config.index_heads = fields.Whole("index_n_heads", 1, LlamaLimits::kWidth);
+  config.index_dim = fields.Whole("index_head_dim", 1, LlamaLimits::kWidth);
+  config.top_k = fields.Whole("index_topk", 1, LlamaLimits::kPositions);
   WEFT_RETURN_IF_ERROR(fields.status());
   if (config.index_dim % 2 != 0) fields.FailValue("index_head_dim", "rotary embedding needs an even size");
   WEFT_RETURN_IF_ERROR(fields.status());

@@ -8,8 +8,8 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
-#include "src/train/config/json_fields.h"
 #include "src/train/files/json.h"
+#include "src/train/files/json_fields.h"
 #include "src/train/files/json_text.h"
 #include "weft/core/status.h"
 
@@ -29,12 +29,12 @@ struct RopeObject {
   int64_t OriginalPositions(std::optional<int64_t> fallback) {
     constexpr int64_t kMost = LlamaLimits::kPositions;
     if (!model.Has(kOriginalPositions)) {
-      return fallback ? fields.Size(kOriginalPositions, kMost, *fallback)
-                      : fields.Size(kOriginalPositions, kMost);
+      return fallback ? fields.Whole(kOriginalPositions, 1, kMost, *fallback)
+                      : fields.Whole(kOriginalPositions, 1, kMost);
     }
-    const int64_t positions = model.Size(kOriginalPositions, kMost);
+    const int64_t positions = model.Whole(kOriginalPositions, 1, kMost);
     fields.Fail(model.status());
-    if (fields.Has(kOriginalPositions) && fields.Size(kOriginalPositions, kMost) != positions) {
+    if (fields.Has(kOriginalPositions) && fields.Whole(kOriginalPositions, 1, kMost) != positions) {
       fields.FailValue(kOriginalPositions,
                        absl::StrCat("beside the object it is ", positions, ": keep one of them"));
     }
@@ -110,13 +110,11 @@ std::string RopeTypeOf(const Json& rope, JsonFields& fields) {
   std::string type;
   for (const char* key : {"rope_type", "type"}) {
     if (!rope.contains(key)) continue;
-    if (!rope[key].is_string()) {
-      fields.FailValue(key, "it must be a string");
-    } else if (!type.empty() && rope[key] != type) {
+    const std::string text = fields.Text(key);
+    if (!type.empty() && text != type) {
       fields.FailValue(key, absl::StrCat("rope_type is '", Excerpt(type), "': keep one of them"));
-    } else {
-      type = rope[key];
     }
+    type = text;
   }
   return type.empty() ? "default" : type;
 }
@@ -138,11 +136,8 @@ absl::StatusOr<RopeSettings> ReadRopeObject(const Json& json, const char* key, c
                                             const LlamaConfig& config, double theta) {
   const Json& object = json[key];
   const std::string place = absl::StrCat("'", path, "': ", key);
-  if (!object.is_object()) {
-    return absl::DataLossError(absl::StrCat(place, " is not an object"));
-  }
-  JsonFields fields(object, absl::StrCat(path, "': '", key));
-  JsonFields model(json, path);
+  JsonFields fields(object, place);
+  JsonFields model(json, absl::StrCat("'", path, "'"));
   RopeSettings rope{fields.Positive("rope_theta", theta), std::nullopt};
   fields.RequireOnly("partial_rotary_factor", 1.0);
   const std::string type = RopeTypeOf(object, fields);
@@ -206,7 +201,7 @@ double ShortestDouble(float value) {
 
 absl::StatusOr<RopeSettings> ReadHfRope(const Json& json, const std::string& path,
                                         const LlamaConfig& config) {
-  JsonFields fields(json, path);
+  JsonFields fields(json, absl::StrCat("'", path, "'"));
   const bool has_theta = fields.Has("rope_theta");
   RopeSettings rope{fields.Positive("rope_theta", kDefaultTheta), std::nullopt};
   WEFT_RETURN_IF_ERROR(fields.status());

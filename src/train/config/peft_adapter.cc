@@ -9,8 +9,9 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "src/train/config/json_fields.h"
+#include "src/train/config/config_file.h"
 #include "src/train/files/json.h"
+#include "src/train/files/json_fields.h"
 #include "src/train/files/json_text.h"
 #include "src/train/files/model_folder.h"
 #include "weft/core/status.h"
@@ -70,13 +71,9 @@ void CheckFeatures(const Json& json, JsonFields& fields) {
   }
 }
 
-std::vector<std::string> ReadTargets(const Json& json, JsonFields& fields) {
+std::vector<std::string> ReadTargets(JsonFields& fields) {
   constexpr const char* kKey = "target_modules";
-  if (!fields.Has(kKey)) {
-    fields.Fail(absl::DataLossError(absl::StrCat(fields.Place(kKey), " is missing")));
-    return {};
-  }
-  const Json& value = json[kKey];
+  const Json& value = fields.Value(kKey);
   if (value == LoraOptions::kAllLinear) return {LoraOptions::kAllLinear};
   if (value.is_string()) {
     fields.Fail(absl::UnimplementedError(absl::StrCat(fields.Place(kKey), " is ", Excerpt(JsonText(value)),
@@ -95,14 +92,6 @@ std::vector<std::string> ReadTargets(const Json& json, JsonFields& fields) {
   return targets;
 }
 
-double ReadDropout(const Json& json, JsonFields& fields) {
-  constexpr const char* kKey = "lora_dropout";
-  if (!fields.Has(kKey)) return 0;
-  const double dropout = json[kKey].is_number() ? json[kKey].get<double>() : std::nan("");
-  if (!(dropout >= 0 && dropout <= 1)) fields.FailValue(kKey, "it must be a number from 0 to 1");
-  return dropout;
-}
-
 // A whole number without a fraction, as PEFT writes it.
 Json NumberOf(double value) {
   constexpr double kExact = 0x1p53;
@@ -114,17 +103,15 @@ Json NumberOf(double value) {
 
 absl::StatusOr<PeftAdapter> ParsePeftAdapter(std::string_view text, const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(const Json json, ParseConfigFile(text, path, kPeftConfig));
-  JsonFields fields(json, path);
-  if (!fields.Has("peft_type")) {
-    fields.Fail(absl::DataLossError(absl::StrCat(fields.Place("peft_type"), " is missing")));
-  }
+  JsonFields fields(json, absl::StrCat("'", path, "'"));
+  fields.Value("peft_type");  // It must be there.
   fields.RequireOnly("peft_type", "LORA");
   CheckFeatures(json, fields);
   PeftAdapter adapter;
-  adapter.lora.rank = fields.Size("r", LlamaLimits::kWidth);
+  adapter.lora.rank = fields.Whole("r", 1, LlamaLimits::kWidth);
   adapter.lora.alpha = fields.Positive("lora_alpha");
-  adapter.lora.targets = ReadTargets(json, fields);
-  adapter.lora.dropout = ReadDropout(json, fields);
+  adapter.lora.targets = ReadTargets(fields);
+  adapter.lora.dropout = fields.Number("lora_dropout", 0, 1, 0);
   adapter.text = std::string(text);
   WEFT_RETURN_IF_ERROR(fields.status());
   return adapter;

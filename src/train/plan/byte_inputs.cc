@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/train/files/json.h"
+#include "src/train/files/json_fields.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -33,77 +34,21 @@ int RanksPerNode(const NodeMap& nodes) {
   return is_even ? first : 0;
 }
 
-// Reads the keys of one object.
-class Reader {
- public:
-  explicit Reader(const Json& object) : object_(object) {}
-
-  int64_t Integer(const char* key, int64_t least, int64_t most) {
-    const auto found = Find(key);
-    if (found == object_.end() || !found->is_number_integer()) return Fail(key, "a whole number"), least;
-    const auto value = found->get<int64_t>();
-    if (value < least || value > most) return Fail(key, absl::StrCat(least, " to ", most)), least;
-    return value;
-  }
-  bool Bool(const char* key) {
-    const auto found = Find(key);
-    if (found == object_.end() || !found->is_boolean()) return Fail(key, "true or false"), false;
-    return found->get<bool>();
-  }
-  // The one of `values` whose Name is the text at `key`.
-  template <typename Enum>
-  Enum OneOf(const char* key, std::initializer_list<Enum> values) {
-    const auto found = Find(key);
-    const std::string text = found != object_.end() && found->is_string() ? found->get<std::string>() : "";
-    for (const Enum value : values) {
-      if (text == Name(value)) return value;
-    }
-    return Fail(key, "a name that weft writes"), *values.begin();
-  }
-  const Json& Array(const char* key) {
-    static const Json kEmpty = Json::array();
-    const auto found = Find(key);
-    if (found == object_.end() || !found->is_array()) return Fail(key, "a list"), kEmpty;
-    return *found;
-  }
-  void Fail(const char* key, const absl::AlphaNum& expected) {
-    status_.Update(absl::DataLossError(absl::StrCat("byte_inputs: '", key, "' must be ", expected,
-                                                    ": give a file that weft train has written")));
-  }
-  const absl::Status& status() const { return status_; }
-
- private:
-  Json::const_iterator Find(const char* key) const {
-    return object_.is_object() ? object_.find(key) : object_.end();
-  }
-
-  const Json& object_;
-  absl::Status status_;
-};
-
-absl::StatusOr<FlatParameter> ParseParameter(const Json& json) {
-  Reader reader(json);
-  FlatParameter parameter{.shape = {}, .trainable = reader.Bool("trainable")};
+FlatParameter ReadParameter(JsonFields json) {
+  FlatParameter parameter{.shape = {}, .trainable = json.Bool("trainable")};
   int64_t elements = 1;
-  for (const Json& size : reader.Array("shape")) {
-    const int64_t most = kMaxElements / std::max<int64_t>(elements, 1);
-    const int64_t value = size.is_number_integer() ? size.get<int64_t>() : -1;
-    if (value < 0 || value > most) reader.Fail("shape", "a list of sizes");
-    WEFT_RETURN_IF_ERROR(reader.status());
-    parameter.shape.push_back(value);
-    elements *= value;
+  for (const Json& size : json.List("shape")) {
+    parameter.shape.push_back(json.WholeOf(size, "shape", 0, kMaxElements / std::max<int64_t>(elements, 1)));
+    elements *= parameter.shape.back();
   }
-  WEFT_RETURN_IF_ERROR(reader.status());
   return parameter;
 }
 
-absl::StatusOr<ByteInputs::Groups> ParseGroups(const Json& json) {
-  Reader reader(json);
-  ByteInputs::Groups groups{reader.Integer("count", 1, kMaxGroups), {}};
-  const Json& parameters = reader.Array("parameters");
-  WEFT_RETURN_IF_ERROR(reader.status());
-  for (const Json& parameter : parameters) {
-    WEFT_ASSIGN_OR_RETURN(groups.parameters.emplace_back(), ParseParameter(parameter));
+ByteInputs::Groups ReadGroups(JsonFields json) {
+  ByteInputs::Groups groups{json.Whole("count", 1, kMaxGroups), {}};
+  for (const Json& parameter : json.List("parameters")) {
+    if (!json.status().ok()) break;
+    groups.parameters.push_back(ReadParameter(json.Inner(parameter)));
   }
   return groups;
 }
@@ -164,46 +109,47 @@ Json ToJson(const ByteInputs& inputs) {
 }
 
 absl::StatusOr<ByteInputs> ParseByteInputs(const Json& json) {
-  Reader reader(json);
+  JsonFields fields(json, "byte_inputs", "give a file that weft train has written");
   ByteInputs inputs;
   StepShape& shape = inputs.shape;
-  shape.shard_size = static_cast<int>(reader.Integer("shard_size", 1, kMaxRanks));
-  shape.replicate_size = static_cast<int>(reader.Integer("replicate_size", 1, kMaxRanks));
-  shape.microbatches = static_cast<int>(reader.Integer("microbatches", 1, std::numeric_limits<int>::max()));
+  shape.shard_size = static_cast<int>(fields.Whole("shard_size", 1, kMaxRanks));
+  shape.replicate_size = static_cast<int>(fields.Whole("replicate_size", 1, kMaxRanks));
+  shape.microbatches = static_cast<int>(fields.Whole("microbatches", 1, std::numeric_limits<int>::max()));
   shape.gradient_sync =
-      reader.OneOf("gradient_sync", {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach});
-  shape.ranks_per_node = static_cast<int>(reader.Integer("ranks_per_node", 0, kMaxRanks));
-  inputs.has_even_nodes = reader.Bool("has_even_nodes");
-  inputs.spans_nodes = reader.Bool("spans_nodes");
+      fields.OneOf("gradient_sync", {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach});
+  shape.ranks_per_node = static_cast<int>(fields.Whole("ranks_per_node", 0, kMaxRanks));
+  inputs.has_even_nodes = fields.Bool("has_even_nodes");
+  inputs.spans_nodes = fields.Bool("spans_nodes");
   shape.residency =
-      reader.OneOf("residency", {Residency::kPrivate, Residency::kInPlace, Residency::kNodeShared});
+      fields.OneOf("residency", {Residency::kPrivate, Residency::kInPlace, Residency::kNodeShared});
   ShardingPolicy& policy = inputs.policy;
-  policy.layout = reader.OneOf("layout", {FlatKind::kContiguous, FlatKind::kPerParameter});
-  inputs.alignment = reader.Integer("alignment", 1, 64);
-  policy.param_dtype = reader.OneOf("param_dtype", {DType::kF32, DType::kBF16, DType::kF16});
-  policy.reduce_dtype = reader.OneOf("reduce_dtype", {DType::kF32, DType::kBF16, DType::kF16});
+  policy.layout = fields.OneOf("layout", {FlatKind::kContiguous, FlatKind::kPerParameter});
+  inputs.alignment = fields.Whole("alignment", 1, 64);
+  policy.param_dtype = fields.OneOf("param_dtype", {DType::kF32, DType::kBF16, DType::kF16});
+  policy.reduce_dtype = fields.OneOf("reduce_dtype", {DType::kF32, DType::kBF16, DType::kF16});
   // Older files lack it. It then follows from the two above.
-  if (json.contains("gradient_dtype"))
-    policy.gradient_dtype = reader.OneOf("gradient_dtype", {DType::kF32, DType::kBF16, DType::kF16});
-  policy.reshard_after_forward = reader.Bool("reshard_after_forward");
-  policy.reshard_root_after_forward = reader.Bool("reshard_root_after_forward");
+  if (fields.Has("gradient_dtype"))
+    policy.gradient_dtype = fields.OneOf("gradient_dtype", {DType::kF32, DType::kBF16, DType::kF16});
+  policy.reshard_after_forward = fields.Bool("reshard_after_forward");
+  policy.reshard_root_after_forward = fields.Bool("reshard_root_after_forward");
   policy.prefetch_depth =
-      static_cast<int>(reader.Integer("prefetch_depth", 0, ShardingPolicy::kMaxPrefetchDepth));
-  policy.shard_optimizer_over_replicas = reader.Bool("shard_optimizer_over_replicas");
-  const Json& groups = reader.Array("groups");
+      static_cast<int>(fields.Whole("prefetch_depth", 0, ShardingPolicy::kMaxPrefetchDepth));
+  policy.shard_optimizer_over_replicas = fields.Bool("shard_optimizer_over_replicas");
   const int ranks = shape.ranks_per_node;
   const bool fits = ranks == 0 || shape.shard_size % ranks == 0 || ranks % shape.shard_size == 0;
   if (!fits || (ranks > 0 && int64_t{shape.shard_size} * shape.replicate_size % ranks != 0)) {
-    reader.Fail("ranks_per_node", "a number that fits the shard groups and the ranks");
+    fields.FailValue("ranks_per_node", "it must fit the shard groups and the ranks");
   }
-  WEFT_RETURN_IF_ERROR(reader.status());
   int64_t count = 0;
-  for (const Json& some : groups) {
-    WEFT_ASSIGN_OR_RETURN(inputs.groups.emplace_back(), ParseGroups(some));
+  for (const Json& groups : fields.List("groups")) {
+    WEFT_RETURN_IF_ERROR(fields.status());
+    inputs.groups.push_back(ReadGroups(fields.Inner(groups)));
     count += inputs.groups.back().count;
   }
-  if (count == 0 || count > kMaxGroups) reader.Fail("groups", absl::StrCat("1 to ", kMaxGroups, " groups"));
-  WEFT_RETURN_IF_ERROR(reader.status());
+  if (count == 0 || count > kMaxGroups) {
+    fields.FailValue("groups", absl::StrCat("it must have 1 to ", kMaxGroups, " groups"));
+  }
+  WEFT_RETURN_IF_ERROR(fields.status());
   return inputs;
 }
 

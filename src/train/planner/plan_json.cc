@@ -6,6 +6,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/train/files/json.h"
+#include "src/train/files/json_fields.h"
 #include "src/train/files/json_text.h"
 #include "weft/core/status.h"
 #include "weft/nn/llama_config.h"
@@ -64,87 +65,25 @@ Json ToJson(const MeasuredModel& model) {
   return json;
 }
 
-// Reader of a file of costs. Keeps the first error, which says what is wrong.
-class CostsReader {
- public:
-  explicit CostsReader(const Json& file) {
-    if (!file.is_object()) {
-      Fail("not a JSON object");
-    } else if (file.value("format", Json()) != kFormat) {
-      Fail("another version");
-    }
-    const Json& rates = Member(file, "rates");
-    for (const RateField& entry : kRates) {
-      costs_.rates.*entry.field = Number(rates, entry.name, entry.least, entry.most);
-    }
-    const Json& models = Member(file, "models");
-    if (!models.is_array()) Fail("models is not a list");
-    for (const Json& model : models) {
-      if (fault_.empty()) costs_.models.push_back(ModelOf(model));
-    }
+MeasuredModel ReadModel(JsonFields json) {
+  MeasuredModel model;
+  for (const ShapeField& entry : kShape) {
+    model.shape.*entry.field = json.Whole(entry.name, entry.least, entry.most);
   }
-
-  // Empty without an error.
-  const std::string& fault() const { return fault_; }
-  MachineCosts Take() { return std::move(costs_); }
-
- private:
-  void Fail(const absl::AlphaNum& fault) {
-    if (fault_.empty()) fault_ = absl::StrCat(fault);
+  if (model.shape.sequences > LlamaLimits::kPositions / model.shape.seq_len) {
+    json.FailValue("sequences", absl::StrCat("with seq_len ", model.shape.seq_len, " a batch has at most ",
+                                             LlamaLimits::kPositions, " tokens"));
   }
-
-  const Json& Member(const Json& object, const char* key) {
-    static const Json kNone;
-    const auto found = object.is_object() ? object.find(key) : object.end();
-    if (found != object.end()) return *found;
-    Fail(absl::StrCat(key, " is missing"));
-    return kNone;
+  model.shape.qk_norm = json.Bool("qk_norm");
+  model.shape.dtype = json.OneOf("dtype", {DType::kF32, DType::kBF16, DType::kF16});
+  model.shape.threads = static_cast<int>(json.Whole("threads", 1, kMaxThreads));
+  for (const ModelPart part : kModelParts) {
+    JsonFields times = json.Inner(std::string(weft::Name(part)).c_str());
+    model.times[static_cast<size_t>(part)] = {times.Number("forward_ns", 0, kMaxPartNs),
+                                              times.Number("backward_ns", 0, kMaxPartNs)};
   }
-  double Number(const Json& object, const char* key, double least, double most) {
-    const Json& value = Member(object, key);
-    const double number = value.is_number() ? value.get<double>() : -1;
-    if (!(number >= least && number <= most)) {
-      Fail(absl::StrCat(key, " is out of range: it must be a number from ", least, " to ", most));
-    }
-    return number;
-  }
-  int64_t Whole(const Json& object, const char* key, int64_t least, int64_t most) {
-    const Json& value = Member(object, key);
-    if (value.is_number_unsigned() && value.get<uint64_t>() <= static_cast<uint64_t>(most)) {
-      const auto number = value.get<int64_t>();
-      if (number >= least) return number;
-    }
-    Fail(absl::StrCat(key, " is out of range: it must be a whole number from ", least, " to ", most));
-    return least;
-  }
-
-  MeasuredModel ModelOf(const Json& json) {
-    MeasuredModel model;
-    for (const ShapeField& entry : kShape) {
-      model.shape.*entry.field = Whole(json, entry.name, entry.least, entry.most);
-    }
-    if (model.shape.sequences > LlamaLimits::kPositions / model.shape.seq_len) {
-      Fail("sequences times seq_len is out of range");
-    }
-    const Json& qk_norm = Member(json, "qk_norm");
-    if (!qk_norm.is_boolean()) Fail("qk_norm is not true or false");
-    model.shape.qk_norm = qk_norm == true;
-    const Json& dtype = Member(json, "dtype");
-    const absl::StatusOr<DType> known = ParseDType(dtype.is_string() ? dtype.get<std::string>() : "");
-    if (!known.ok()) Fail("dtype is not known");
-    model.shape.dtype = known.value_or(DType::kF32);
-    model.shape.threads = static_cast<int>(Whole(json, "threads", 1, kMaxThreads));
-    for (const ModelPart part : kModelParts) {
-      const Json& times = Member(json, std::string(weft::Name(part)).c_str());
-      model.times[static_cast<size_t>(part)] = {Number(times, "forward_ns", 0, kMaxPartNs),
-                                                Number(times, "backward_ns", 0, kMaxPartNs)};
-    }
-    return model;
-  }
-
-  std::string fault_;
-  MachineCosts costs_;
-};
+  return model;
+}
 
 Json ToJson(const Candidate& candidate) {
   Json json = {{"replicate", candidate.mesh.replicate},
@@ -193,17 +132,22 @@ std::string FormatCosts(const MachineCosts& costs) {
 }
 
 absl::StatusOr<MachineCosts> ParseCosts(std::string_view text, const std::string& path) {
-  const auto bad = [&](std::string_view why) {
-    return absl::DataLossError(absl::StrCat("'", path, "' is no file of costs (",
-                                            absl::string_view(why.data(), why.size()),
-                                            "): remove it, and run weft plan --measure"));
-  };
-  if (const absl::Status status = CheckJsonText(text, kLimits); !status.ok()) {
-    return bad(std::string(status.message()));
+  const std::string place = absl::StrCat("'", path, "'");
+  WEFT_RETURN_IF_ERROR(Annotate(CheckJsonText(text, kLimits), place));
+  const Json json = ParseJson(text);
+  JsonFields fields(json, place, "remove this file of costs, and run weft plan --measure");
+  if (fields.Text("format") != kFormat)
+    fields.FailValue("format", absl::StrCat("this version reads '", kFormat, "'"));
+  MachineCosts costs;
+  JsonFields rates = fields.Inner("rates");
+  for (const RateField& entry : kRates) {
+    costs.rates.*entry.field = rates.Number(entry.name, entry.least, entry.most);
   }
-  CostsReader reader(ParseJson(text));
-  if (!reader.fault().empty()) return bad(reader.fault());
-  MachineCosts costs = reader.Take();
+  for (const Json& model : fields.List("models")) {
+    WEFT_RETURN_IF_ERROR(fields.status());
+    costs.models.push_back(ReadModel(fields.Inner(model)));
+  }
+  WEFT_RETURN_IF_ERROR(fields.status());
   costs.source = absl::StrCat("measured on this machine (", path, ")");
   return costs;
 }

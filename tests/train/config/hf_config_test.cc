@@ -143,16 +143,16 @@ TEST(HfConfig, NamesTheKeyThatIsMissingOrWrong) {
   EXPECT_THAT(std::string(HfErrorWith("rope_scaling", {{"rope_type", "llama3"}}).message()),
               HasSubstr("factor is missing"));
   EXPECT_THAT(std::string(HfErrorWith("rope_scaling", "x").message()),
-              HasSubstr("rope_scaling is not an object"));
+              HasSubstr("rope_scaling has \"x\" where an object must be"));
 }
 
 TEST(HfConfig, NamesTheKeyOfASizeThatNoModelHas) {
   constexpr int64_t kHuge = int64_t{1} << 40;
   for (const char* key : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
                           "num_key_value_heads", "head_dim", "intermediate_size"}) {
-    EXPECT_THAT(
-        std::string(HfErrorWith(key, kHuge).message()),
-        HasSubstr(absl::StrCat("dir/config.json': ", key, " is 1099511627776, but it can be at most")));
+    EXPECT_THAT(std::string(HfErrorWith(key, kHuge).message()),
+                HasSubstr(absl::StrCat("dir/config.json': ", key,
+                                       " is 1099511627776, but it must be a whole number from 1 to")));
   }
   Json wide = ValidHfConfig();
   wide["hidden_size"] = wide["intermediate_size"] = 1 << 24;
@@ -268,7 +268,7 @@ TEST(IndexerConfig, NamesKeysThatAreMissingOrWrong) {
   EXPECT_THAT(error(R"({"index_n_heads": 4, "index_head_dim": 7, "index_topk": 8})"),
               HasSubstr("index_head_dim is 7, but rotary embedding needs an even size"));
   EXPECT_THAT(error(R"({"index_n_heads": -4, "index_head_dim": 8, "index_topk": 8})"),
-              HasSubstr("index_n_heads is -4, but it must be a positive whole number"));
+              HasSubstr("index_n_heads is -4, but it must be a whole number from 1 to"));
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ TEST(HfConfig, ReadsTheFactorsOfRopeTypes) {
   EXPECT_THAT(
       std::string(
           HfErrorWith("rope_scaling", {{"rope_type", "longrope"}, {"short_factor", {1.0}}}).message()),
-      HasSubstr("short_factor must be a list of 8 numbers"));
+      HasSubstr("but it must be a list of 8 positive numbers"));
   Json json = ValidHfConfig();
   json["rope_scaling"] = Llama3RopeJson();
   json["original_max_position_embeddings"] = 64;
@@ -90,9 +90,9 @@ TEST(HfConfig, LimitsSequencesByTheRopeType) {
 
 TEST(HfConfig, RefusesARopeTypeThatIsNoStringOrIsGivenTwice) {
   EXPECT_THAT(std::string(HfErrorWith("rope_scaling", {{"rope_type", 5}}).message()),
-              HasSubstr("rope_scaling': rope_type is 5, but it must be a string"));
+              HasSubstr("rope_scaling: rope_type is 5, but it must be a string"));
   EXPECT_THAT(std::string(HfErrorWith("rope_scaling", {{"type", nullptr}}).message()),
-              HasSubstr("type is null"));
+              HasSubstr("type is missing"));
   EXPECT_THAT(
       std::string(HfErrorWith("rope_scaling", {{"type", "linear"}, {"rope_type", "default"}}).message()),
       HasSubstr("keep one of them"));
