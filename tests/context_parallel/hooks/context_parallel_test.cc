@@ -138,25 +138,7 @@ TEST(ContextParallel, SeparatesMicrobatchesInFlight) {
     const auto part = [&](uint64_t salt) {
       return PartOf(SomeTensor(2, kTokens, 16, salt), layout, bootstrap.rank());
     };
-    const auto parts = layout.Parts(bootstrap.rank());
-    ToyModel& model = split->model();
-    WEFT_ASSIGN_OR_RETURN(const PassResult first, model.Pass(parts, part(1), part(2)));
-    WEFT_ASSIGN_OR_RETURN(const PassResult second, model.Pass(parts, part(3), part(4)));
-    Invocation a;
-    Invocation b;
-    a.SetSequence(parts);
-    b.SetSequence(parts);
-    PassResult mixed_a;
-    PassResult mixed_b;
-    WEFT_ASSIGN_OR_RETURN(mixed_a.y, model.Forward(a, part(1)));
-    WEFT_ASSIGN_OR_RETURN(mixed_b.y, model.Forward(b, part(3)));
-    WEFT_ASSIGN_OR_RETURN(mixed_a.dx, model.Backward(a, part(2)));
-    mixed_a.weight_gradients = model.TakeWeightGradients();
-    WEFT_ASSIGN_OR_RETURN(mixed_b.dx, model.Backward(b, part(4)));
-    mixed_b.weight_gradients = model.TakeWeightGradients();
-    EXPECT_TRUE(SameBits(mixed_a, first));
-    EXPECT_TRUE(SameBits(mixed_b, second));
-    return absl::OkStatus();
+    return CheckMicrobatchesInFlight(split->model(), layout.Parts(bootstrap.rank()), part);
   });
 }
 

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/context_parallel/support/layout_tokens.h"
+#include "tests/context_parallel/support/single_schemes.h"
 #include "tests/support/schedule_count.h"
 #include "weft/core/status.h"
 #include "weft/memory/pool_tensor.h"
@@ -193,17 +194,7 @@ std::vector<SolvedCase> SweepFor(int ranks) {
 }
 
 std::vector<ContextScheme> AllSchemes(int ranks) {
-  std::vector<ContextScheme> schemes = {
-      ContextScheme::Ulysses(),
-      ContextScheme::Gather(),
-      ContextScheme::Gather(LoadBalance::kHeadTail),
-      ContextScheme::Gather(LoadBalance::kQueryExchange),
-  };
-  for (const RingRotation rotation : {RingRotation::kAllGather, RingRotation::kShift}) {
-    for (const LoadBalance balance : {LoadBalance::kNone, LoadBalance::kHeadTail}) {
-      schemes.push_back(ContextScheme::Ring(rotation, balance));
-    }
-  }
+  std::vector<ContextScheme> schemes = SingleSchemes();
   if (ranks % 2 != 0 || ranks < 4) return schemes;
   for (const LoadBalance balance : {LoadBalance::kNone, LoadBalance::kHeadTail}) {
     const ContextScheme hybrid{.ulysses_degree = 2, .balance = balance};

@@ -8,6 +8,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "tests/context_parallel/support/single_schemes.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
 
@@ -176,18 +177,8 @@ absl::Status CheckPass(Bootstrap& bootstrap, const std::string& where, const Seq
 }
 
 std::vector<ContextScheme> SchemesFor(int ranks) {
-  std::vector<ContextScheme> schemes = {
-      ContextScheme::Ulysses(),
-      ContextScheme::Gather(),
-      ContextScheme::Gather(LoadBalance::kHeadTail),
-      ContextScheme::Gather(LoadBalance::kQueryExchange),
-  };
-  for (const RingRotation rotation : {RingRotation::kAllGather, RingRotation::kShift}) {
-    for (const LoadBalance balance : {LoadBalance::kNone, LoadBalance::kHeadTail}) {
-      schemes.push_back(ContextScheme::Ring(rotation, balance));
-    }
-  }
-  if (ranks < 4 || ranks % 2 != 0) return schemes;
+  std::vector<ContextScheme> schemes = SingleSchemes();
+  if (ranks % 2 != 0 || ranks < 4) return schemes;
   schemes.push_back({.ulysses_degree = 2, .balance = LoadBalance::kHeadTail});
   schemes.push_back(
       {.ulysses_degree = 2, .ring_rotation = RingRotation::kShift, .balance = LoadBalance::kHeadTail});

@@ -12,6 +12,7 @@
 #include "tests/context_parallel/support/toy_block.h"
 #include "weft/context_parallel/context_parallel.h"
 #include "weft/context_parallel/sequence_layout.h"
+#include "weft/core/status.h"
 #include "weft/mesh/device_mesh.h"
 #include "weft/nn/materialize.h"
 
@@ -86,6 +87,31 @@ absl::StatusOr<std::vector<float>> SumOverRanks(Bootstrap& bootstrap, const std:
 // ranks.
 absl::Status CheckPass(Bootstrap& bootstrap, const std::string& where, const SequenceLayout& layout,
                        const PassResult& result, const PassResult& expected);
+
+// Runs two microbatches one after the other, then with the second forward before the first backward, and
+// compares the bits. `part(salt)` is this rank's part of an input or an output gradient.
+template <typename Block, typename Part>
+absl::Status CheckMicrobatchesInFlight(BlockModel<Block>& model,
+                                       const std::shared_ptr<const SequenceParts>& sequence,
+                                       const Part& part) {
+  WEFT_ASSIGN_OR_RETURN(const PassResult first, model.Pass(sequence, part(1), part(2)));
+  WEFT_ASSIGN_OR_RETURN(const PassResult second, model.Pass(sequence, part(3), part(4)));
+  Invocation a;
+  Invocation b;
+  a.SetSequence(sequence);
+  b.SetSequence(sequence);
+  PassResult mixed_a;
+  PassResult mixed_b;
+  WEFT_ASSIGN_OR_RETURN(mixed_a.y, model.Forward(a, part(1)));
+  WEFT_ASSIGN_OR_RETURN(mixed_b.y, model.Forward(b, part(3)));
+  WEFT_ASSIGN_OR_RETURN(mixed_a.dx, model.Backward(a, part(2)));
+  mixed_a.weight_gradients = model.TakeWeightGradients();
+  WEFT_ASSIGN_OR_RETURN(mixed_b.dx, model.Backward(b, part(4)));
+  mixed_b.weight_gradients = model.TakeWeightGradients();
+  if (!SameBits(mixed_a, first)) return absl::InternalError("the first microbatch has other bits");
+  return SameBits(mixed_b, second) ? absl::OkStatus()
+                                   : absl::InternalError("the second microbatch has other bits");
+}
 
 // One rank of a model whose sequence is split over all ranks of the bootstrap.
 class SplitModel {
