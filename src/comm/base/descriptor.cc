@@ -16,7 +16,7 @@ namespace {
 
 auto Key(const Descriptor& d) {
   return std::tie(d.sequence, d.identity, d.group_hash, d.counts_hash, d.domains_hash, d.total_count,
-                  d.generation, d.kind, d.reduce, d.wire_compression, d.scale, d.leaves);
+                  d.generation, d.root, d.kind, d.reduce, d.wire_compression, d.scale, d.leaves);
 }
 
 // True if all ranks of a node share the output.
@@ -51,7 +51,7 @@ bool IsSameCollectiveOnNode(const Descriptor& a, const Descriptor& b) {
 uint64_t HashOnNode(const Descriptor& d) {
   const NodeAddress shared = SharesOutput(d) ? d.output : Descriptor::kNoAddress;
   const auto small = [](auto value, int shift) { return static_cast<uint64_t>(value) << shift; };
-  const std::array<uint64_t, 11> fields = {d.sequence,
+  const std::array<uint64_t, 12> fields = {d.sequence,
                                            d.identity,
                                            d.group_hash,
                                            d.counts_hash,
@@ -59,6 +59,7 @@ uint64_t HashOnNode(const Descriptor& d) {
                                            static_cast<uint64_t>(d.total_count),
                                            std::bit_cast<uint64_t>(d.scale),
                                            d.generation,
+                                           static_cast<uint64_t>(d.root),
                                            small(d.kind, 0) | small(d.dtype, 8) | small(d.reduce, 16) |
                                                small(d.wire_compression, 24) | small(d.leaves, 32) |
                                                small(d.elements, 40),
@@ -76,6 +77,9 @@ std::string ElementName(DType dtype, ElementKind elements) {
 std::string ToString(const Descriptor& descriptor) {
   std::string text = absl::StrCat(ToAbsl(Name(descriptor.kind)), " of ", descriptor.total_count, " ",
                                   ElementName(descriptor.dtype, descriptor.elements));
+  if (descriptor.kind == OpKind::kBroadcast) {
+    absl::StrAppend(&text, " from rank ", descriptor.root, " of the group");
+  }
   if (Reduces(descriptor.kind)) absl::StrAppend(&text, " by ", ToAbsl(Name(descriptor.reduce)));
   if (descriptor.scale != 1.0) absl::StrAppend(&text, " times ", descriptor.scale);
   absl::StrAppend(&text, ", sequence ", descriptor.sequence);
@@ -86,7 +90,7 @@ std::string ToString(const Descriptor& descriptor) {
 std::string MismatchDetails(const Descriptor& a, const Descriptor& b) {
   if (a.group_hash != b.group_hash)
     return " (lanes of different groups: ranks called AddLane in different orders)";
-  if (a.counts_hash != b.counts_hash) return " (different counts, ranges or roots)";
+  if (a.counts_hash != b.counts_hash) return " (different counts or ranges)";
   if (a.domains_hash != b.domains_hash)
     return " (different share domains: give all ranks the same, for example by WEFT_SHARE_DOMAIN)";
   if (a.wire_compression != b.wire_compression) {

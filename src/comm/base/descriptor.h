@@ -22,7 +22,7 @@ struct Descriptor {
   uint64_t identity = 0;    // OpOptions::identity.
   uint64_t group_hash = 0;  // Hash of the ranks of the lane's group.
   // Hash of the counts of all parts. 0 if ranks may pass different counts, or if the counts follow from the
-  // total.
+  // total and the root.
   uint64_t counts_hash = 0;
   // Hash of the group's share domains. 0 unless it has several on a node, and the operation is a gather into
   // shared outputs or a reduce-scatter.
@@ -30,6 +30,7 @@ struct Descriptor {
   int64_t total_count = 0;  // Elements. 0 if the total may differ between ranks.
   double scale = 1.0;       // OpOptions::scale.
   uint32_t generation = 0;  // Number of resets of the engine after errors.
+  int32_t root = 0;         // Rank in the group from which a broadcast comes.
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kF32;
   ReduceOp reduce = ReduceOp::kSum;
@@ -64,7 +65,7 @@ uint64_t HashOnNode(const Descriptor& descriptor);
 
 // "f32", or "f32 (complex)".
 std::string ElementName(DType dtype, ElementKind elements);
-// "all_reduce of 4096 f32 by sum, sequence 7".
+// "all_reduce of 4096 f32 by sum, sequence 7", "broadcast of 8 f32 from rank 0 of the group, sequence 1".
 std::string ToString(const Descriptor& descriptor);
 // Differences of two mismatched descriptors that ToString does not show, such as " (identities 1f and 2e)".
 // Empty if ToString shows them all.

@@ -21,9 +21,9 @@ PartLayout Parts(absl::Span<const int64_t> counts, int64_t total_count, int size
   return counts.empty() ? PartLayout::Equal(total_count / size, size) : PartLayout::FromCounts(counts);
 }
 
-uint64_t HashOf(const PartLayout& parts, uint64_t seed = 0) {
-  if (parts.ranges != nullptr) return HashCombine(parts.ranges->hash(), seed);
-  return Hash64(parts.counts.data(), parts.counts.size() * sizeof(int64_t), seed);
+uint64_t HashOf(const PartLayout& parts) {
+  if (parts.ranges != nullptr) return parts.ranges->hash();
+  return Hash64(parts.counts.data(), parts.counts.size() * sizeof(int64_t));
 }
 
 absl::Status NoSuchLane(LaneId lane) {
@@ -356,7 +356,7 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
                                    PartLayout::FromCounts(counts));
         request.plan.root = root;
         request.total_count = count;
-        request.counts_hash = HashOf(request.plan.parts, static_cast<uint64_t>(root));
+        request.counts_hash = 0;
         request.logical_bytes = group.group_rank == root ? 0 : count * static_cast<int64_t>(SizeOf(dtype));
         return absl::OkStatus();
       });

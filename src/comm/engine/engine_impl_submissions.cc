@@ -115,6 +115,7 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request&& request, con
   descriptor.generation = reset_rounds_.attempt();
   descriptor.elements = request.options.elements;
   descriptor.any_dtype = request.any_dtype;
+  descriptor.root = request.plan.root;
   descriptor.reduce = request.plan.reduce;
   descriptor.wire_compression = request.options.wire_compression;
   descriptor.scale = request.options.scale;

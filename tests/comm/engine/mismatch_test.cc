@@ -87,7 +87,7 @@ Submission BroadcastFrom(int root) {
   return {[=](EngineFixture& fixture, TestBuffer& /*input*/, TestBuffer& output) {
             return fixture.engine->Broadcast(fixture.lane, output.data(), DType::kF32, 100, root);
           },
-          "broadcast of 100 f32"};
+          absl::StrCat("broadcast of 100 f32 from rank ", root, " of the group")};
 }
 
 Submission ABarrier() {
