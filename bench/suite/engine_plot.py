@@ -63,7 +63,7 @@ def draw_shares(rows: list[list[list[float]]]) -> pyplot.Figure:
         axis.set_xticks(rates, [f"{rate:.0f}" for rate in rates])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
-    panels[0].set_ylabel(f"share of the wire,\nleast of three collectives")
+    panels[0].set_ylabel("share of the wire,\nleast of three collectives")
     panels[0].legend(fontsize=7, title="latency", title_fontsize=7)
     return figure
 

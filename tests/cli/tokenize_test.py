@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Tests of tools/tokenize.py (tokens, widths, separators, errors) and tools/generate.py (prompt, text, errors). Exits with 77 (skipped) without the package `tokenizers`."""
+"""Tests of tools/tokenize.py (tokens, widths, separators, errors) and tools/generate.py (prompt, text, errors).
+
+Exits with 77 (skipped) without the package `tokenizers`.
+"""
 import array
 import json
 import os

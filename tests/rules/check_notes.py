@@ -4,8 +4,8 @@
     check_notes.py ROOT
 
 A line of a comment that begins with `Note [Name]`, and has nothing or a colon after it, defines the note, unless the line before it breaks
-off in a sentence. Every other `Note [Name]` cites it, also across the end of a line. Where a file follows (`Note [Name] in path/file.h`), it must be the one that defines the note.
-`Note [...]` stands for any note.
+off in a sentence. Every other `Note [Name]` cites it, also across the end of a line. Where a file follows (`Note [Name] in path/file.h`),
+it must be the one that defines the note. `Note [...]` stands for any note.
 
 Prints one line for each violation. Exit code: 0 without violations, 1 with violations.
 """

@@ -122,7 +122,8 @@ class AdamW(torch.optim.Optimizer):
         tensors = [_local(t) for t in (param, *wholes.values())]
         count, dtype = tensors[0].numel(), tensors[0].dtype
         for tensor in tensors:
-            if dtype not in _STEPS or tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.numel() != count:
+            is_alike = tensor.dtype == dtype and tensor.numel() == count
+            if dtype not in _STEPS or not is_alike or tensor.device.type != "cpu" or not tensor.is_contiguous():
                 raise RuntimeError(
                     f"weft.AdamW updates contiguous tensors on the CPU, all in float32 or all in float64, but one of a {dtype} parameter "
                     f"of shape {tuple(param.shape)} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, "

@@ -304,8 +304,8 @@ def managed_modules(modules: tuple[nn.Module, ...]) -> list[nn.Module]:
 def check_module(module: nn.Module, paths: dict[int, str], ignored: set[int]) -> None:
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None and id(module.weight) not in ignored:
         raise ValueError(
-            f"the {type(module).__name__} of '{paths.get(id(module.weight), 'weight')}' has max_norm={module.max_norm}, so each forward would change its weight, which the ranks of a node "
-            "share: set max_norm=None and normalize the rows after optimizer.step(), or list the weight in ignored_params"
+            f"the {type(module).__name__} of '{paths.get(id(module.weight), 'weight')}' has max_norm={module.max_norm}, so each "
+            "forward would change its weight, which the ranks of a node share: set max_norm=None and normalize the rows after optimizer.step(), or list the weight in ignored_params"
         )
 
 

@@ -142,7 +142,8 @@ class ShardedParameter:
         module, name = self.owners[0]
         registered = module._parameters[name]
         if registered is not self.sharded and registered is not self.unsharded:
-            if not isinstance(registered, DTensor) or registered.placements != self.sharded.placements or registered.shape != self.sharded.shape:
+            expected = (self.sharded.placements, self.sharded.shape)
+            if not isinstance(registered, DTensor) or (registered.placements, registered.shape) != expected:
                 raise ValueError(
                     f"parameter '{self.name}' was replaced by {type(registered).__name__} {tuple(registered.shape)}: "
                     f"weft.fully_shard needs a DTensor of shape {tuple(self.sharded.shape)} with placements {self.sharded.placements}"
