@@ -157,6 +157,8 @@ absl::StatusOr<Command> ParseLaunch(const Strings& arguments) {
   if (help) return *help;
   if (separator == arguments.end()) return missing_separator;  // The value of a flag was --help or -h.
   WEFT_RETURN_IF_ERROR(Validate(launch.options));
+  launch.before_program =
+      absl::StrCat("weft launch ", QuotedForShell(Strings(arguments.begin(), separator)), " --");
   return ParseLaunchedProgram(Strings(separator + 1, arguments.end()), std::move(launch));
 }
 

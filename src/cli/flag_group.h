@@ -90,6 +90,9 @@ class FlagGroup {
     T value{};
     if constexpr (std::is_same_v<T, double>) {
       if (!absl::SimpleAtod(text, &value) || !std::isfinite(value)) return std::nullopt;
+      const std::string significand = text.substr(0, text.find_first_of("eE"));
+      const bool is_zero = significand.find_first_of("123456789") == std::string::npos;
+      if (value == 0 && !is_zero) return std::nullopt;  // It is too small for a double.
     } else {
       const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
       if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;

@@ -62,12 +62,15 @@ void PrintFailure(const absl::Status& status, int rank) {
   PrintError(weft::IsAgreedError(status) ? status : weft::Annotate(status, absl::StrCat("rank ", rank)));
 }
 
-// Prints how to resume a stopped run. `cause`: of the stop. `arguments`: those of the program.
-void PrintStopped(const weft::TrainReport& report, const char* cause, const Arguments& arguments) {
+// Prints how to resume a stopped run of `ranks` ranks. `cause`: of the stop. `arguments`: those of the program.
+void PrintStopped(const weft::TrainReport& report, int ranks, const char* cause, const Arguments& arguments) {
   std::fprintf(stderr, "weft: stopped %s after step %lld\n", cause, static_cast<long long>(report.steps));
   if (report.checkpoint.empty()) return;
-  std::fprintf(stderr, "weft: saved %s; to go on, run the same command with --resume auto:\n  weft %s\n",
-               report.checkpoint.c_str(), weft::ResumeArguments(arguments).c_str());
+  const char* launch = std::getenv(weft::kLaunchCommandVariable);
+  const std::string on_ranks = launch != nullptr || ranks == 1 ? "" : absl::StrCat(" on ", ranks, " ranks");
+  std::fprintf(stderr, "weft: saved %s; to go on, run the same command with --resume auto%s:\n  %s %s\n",
+               report.checkpoint.c_str(), on_ranks.c_str(), launch != nullptr ? launch : "weft",
+               weft::ResumeArguments(arguments).c_str());
 }
 
 // Commands whose ranks work together. Each returns the exit code for the user. Collective: all ranks.
@@ -85,8 +88,8 @@ absl::StatusOr<int> RunCommand(weft::Bootstrap& bootstrap, const weft::TrainConf
   if (!report.stopped) return weft::kExitDone;
   const bool lost_output = std::ferror(stdout) != 0 && !environment.stop->load();
   if (bootstrap.rank() == 0) {
-    PrintStopped(report, lost_output ? "because standard output cannot be written," : "by a signal",
-                 arguments);
+    PrintStopped(report, bootstrap.size(),
+                 lost_output ? "because standard output cannot be written," : "by a signal", arguments);
   }
   return lost_output ? weft::kExitFailed : weft::kExitInterrupted;
 }

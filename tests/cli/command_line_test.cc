@@ -260,7 +260,8 @@ TEST(CommandLine, ReadsNumbersAsDecimals) {
   EXPECT_EQ(config.optimizer.lr, 10.5);
   EXPECT_EQ(ParsedConfig({"--lr", "4.91e-6"}).optimizer.lr, 4.91e-6);
   EXPECT_EQ(UsageErrorOf({"train", "--steps", "0x10"}), "--steps: '0x10' is not a whole number in range");
-  for (const char* text : {"1e", "inf", "nan", "1e999"}) {
+  EXPECT_EQ(ParsedConfig({"--lr", "0e-3"}).optimizer.lr, 0);
+  for (const char* text : {"1e", "inf", "nan", "1e999", "1e-400"}) {
     EXPECT_EQ(UsageErrorOf({"train", "--lr", text}), absl::StrCat("--lr: '", text, "' is not a number"));
     EXPECT_EQ(UsageErrorOf({"plan", "--memory", text}),
               absl::StrCat("--memory: '", text, "' is not a number"));

@@ -46,6 +46,9 @@ TEST(LaunchCommandLine, SetsEveryFieldFromItsFlag) {
   EXPECT_THAT(launch.options.mca, ElementsAre(::testing::Pair("x", "1"), ::testing::Pair("y", "2")));
   EXPECT_EQ(launch.options.max_restarts, 7);
   EXPECT_EQ(launch.options.restart_delay_s, 0);
+  EXPECT_EQ(launch.before_program,
+            "weft launch -n 4 --host a:2,b:2 --oversubscribe --mca x 1 --mca y 2 --max-restarts 7 "
+            "--restart-delay 0 --");
   EXPECT_THAT(launch.program, ElementsAre("train", "--steps", "9", "--checkpoint-dir", "ck"));
   EXPECT_EQ(launch.checkpoint.folder, "ck");
 }

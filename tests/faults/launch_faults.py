@@ -168,7 +168,7 @@ def cases():
     yield ("kill -9 of a rank in every attempt", False,
            launched(kill_ranks(150, 250), 137, r"killed by SIGKILL\): giving up after 1 restart",
                     launch=("--max-restarts", "1", "--restart-delay", "0")))
-    saved = r"saved ck/step-\d+; to go on"
+    saved = r"saved ck/step-\d+; to go on, run the same command with --resume auto:\n  weft launch .*-- train .*--resume auto"
     yield "Ctrl-C under weft launch", False, launched(at_step(150, lambda run: run.send(signal.SIGINT)), 130, saved)
     yield "SIGTERM under weft launch", False, launched(at_step(150, lambda run: run.send(signal.SIGTERM)), 130, saved)
     yield "SIGHUP under weft launch", False, launched(at_step(150, lambda run: run.send(signal.SIGHUP)), 130, saved)

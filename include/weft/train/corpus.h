@@ -66,6 +66,11 @@ class Corpus {
   // corpus, so ranks can share the work. Errors: those of Read.
   absl::Status CheckTokens(int64_t vocab_size, int part, int parts) const;
 
+  // Checks that the mask has a 1 for some token that can be a target, which the first one cannot. Reads the
+  // mask up to that token. REQUIRES: has_loss_mask(). Errors: kDataLoss (no such token), and those of
+  // ReadLossMask.
+  absl::Status CheckAnyLoss() const;
+
  private:
   Corpus(TokenFormat format, std::vector<Source> sources, std::string_view text);
   absl::Status ReadFile(const std::string& path, int64_t offset, void* out, size_t bytes) const;

@@ -1,5 +1,6 @@
 #include "src/cli/commands/launch_command.h"
 
+#include <cstdlib>
 #include <filesystem>
 #include <sys/stat.h>
 #include <system_error>
@@ -39,6 +40,8 @@ absl::StatusOr<int> RunLaunchCommand(const LaunchCommand& command) {
   LaunchOptions options = command.options;
   WEFT_ASSIGN_OR_RETURN(const MpiBootstrapOptions of_ranks, MpiBootstrapOptions::FromEnvironment());
   options.startup_timeout = of_ranks.startup_timeout;
+  setenv(kLaunchCommandVariable, command.before_program.c_str(),
+         /*overwrite=*/1);  // The process has one thread.
   return Launch(options, program);
 }
 

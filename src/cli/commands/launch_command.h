@@ -16,7 +16,11 @@ struct LaunchCommand {
   LaunchOptions options;
   std::vector<std::string> program;  // The arguments of every rank, "train" first.
   CheckpointConfig checkpoint;       // The checkpoint flags among them.
+  std::string before_program;        // The command line before them, for a shell: "weft launch -n 2 --".
 };
+
+// Environment variable of the ranks of a launch, with LaunchCommand::before_program.
+inline constexpr const char* kLaunchCommandVariable = "WEFT_LAUNCH_COMMAND";
 
 // Arguments that a restart adds to those of the user.
 //

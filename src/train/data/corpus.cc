@@ -244,6 +244,20 @@ absl::Status Corpus::ReadLossMask(int64_t first, absl::Span<uint8_t> out) const 
   return ForEachPart(first, static_cast<int64_t>(out.size()), read);
 }
 
+absl::Status Corpus::CheckAnyLoss() const {
+  std::vector<uint8_t> mask(static_cast<size_t>(kReadTokens));
+  for (int64_t first = 1; first < tokens_; first += kReadTokens) {
+    const absl::Span<uint8_t> part =
+        absl::MakeSpan(mask).subspan(0, static_cast<size_t>(std::min(kReadTokens, tokens_ - first)));
+    WEFT_RETURN_IF_ERROR(ReadLossMask(first, part));
+    if (std::find(part.begin(), part.end(), 1) != part.end()) return absl::OkStatus();
+  }
+  return absl::DataLossError(
+      absl::StrCat("no token has a loss: '", MaskOf(sources_.front().name),
+                   sources_.size() == 1 ? "' has no byte 1" : "' and the other masks have no byte 1",
+                   " after the first token; give masks with a 1 for each token to learn"));
+}
+
 absl::Status Corpus::CheckTokens(int64_t vocab_size, int part, int parts) const {
   const int64_t largest = (int64_t{1} << (8 * TokenBytes(format_))) - 1;
   if (largest < vocab_size) {

@@ -307,8 +307,9 @@ absl::Status CheckTiedHead(const SafetensorsReader& weights, const LlamaConfig& 
 
 absl::Status CheckData(Bootstrap& bootstrap, const Corpus& corpus, int64_t vocab_size,
                        absl::Duration timeout) {
-  return AgreeOnStatus(bootstrap, corpus.CheckTokens(vocab_size, bootstrap.rank(), bootstrap.size()),
-                       timeout);
+  absl::Status status = corpus.CheckTokens(vocab_size, bootstrap.rank(), bootstrap.size());
+  if (corpus.has_loss_mask()) status.Update(corpus.CheckAnyLoss());
+  return AgreeOnStatus(bootstrap, status, timeout);
 }
 
 ShardLoader LoadInputs(const ModelInputs& inputs, uint64_t seed) {

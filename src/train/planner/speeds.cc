@@ -15,6 +15,11 @@
 namespace weft {
 namespace {
 
+// Of links that can be simulated.
+constexpr double kMinGigabits = 1e-3;
+constexpr double kMaxGigabits = 1e6;
+constexpr double kMaxLatencyUs = 1e6;
+
 struct Suffix {
   const char* text;
   double factor;
@@ -39,9 +44,15 @@ absl::StatusOr<LinkSpeed> LinkSpeed::Parse(std::string_view text) {
   const auto speed = ParseQuantity(parts.first, {{"gbit", 1}, {"mbit", 1e-3}});
   const auto latency =
       parts.second.empty() ? LinkSpeed().latency_us : ParseQuantity(parts.second, {{"us", 1}, {"ms", 1e3}});
-  if (speed && latency) return LinkSpeed{*speed, *latency};
-  return BadFlag("link", std::string(text),
-                 "must be a rate and a latency, such as 100gbit:5us or 1gbit:50us");
+  if (!speed || !latency) {
+    return BadFlag("link", std::string(text),
+                   "must be a rate and a latency, such as 100gbit:5us or 1gbit:50us");
+  }
+  if (*speed < kMinGigabits || *speed > kMaxGigabits || *latency > kMaxLatencyUs) {
+    return BadFlag("link", std::string(text),
+                   "can have a rate from 1mbit to 1000000gbit, and a latency of at most 1000ms");
+  }
+  return LinkSpeed{*speed, *latency};
 }
 
 std::string LinkSpeed::ToString() const { return absl::StrCat(gigabits, " Gbit/s and ", latency_us, " us"); }

@@ -254,7 +254,8 @@ TEST(LinkSpeed, IsParsedWithItsUnits) {
   EXPECT_EQ(link->latency_us, 5);
   EXPECT_EQ(LinkSpeed::Parse("500mbit:1ms").value().latency_us, 1000);
   EXPECT_EQ(ParseFlops("2tf").value(), 2e12);
-  for (const char* bad : {"", "10", "-1gbit", "10gbit:5", "nangbit", "10gbit:5us:1us"}) {
+  for (const char* bad : {"", "10", "-1gbit", "10gbit:5", "nangbit", "10gbit:5us:1us", "1e-20gbit:1us",
+                          "0.9mbit", "1e7gbit", "1gbit:1e300us", "1gbit:1001ms"}) {
     EXPECT_THAT(LinkSpeed::Parse(bad).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--link")));
   }

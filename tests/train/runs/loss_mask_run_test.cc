@@ -51,14 +51,24 @@ TEST_F(TrainRun, GivesTheSameBitsWithAMaskOfAllTokens) {
   EXPECT_EQ(Run({1, 2}).report.weights_hash, without);
 }
 
-TEST_F(TrainRun, HasNoLossInAStepWithoutTargetsAndRefusesToEvaluateWithoutTargets) {
-  folder_.Write("text.txt.mask", std::string(SomeText().size(), '\0'));
+TEST_F(TrainRun, HasNoLossInAStepWithoutTargetsAndRefusesDataWithoutTargets) {
+  std::string mask(SomeText().size(), '\0');
+  char& middle = mask[mask.size() / 2];  // No sequence of the first step has this token.
+  middle = '\1';
+  folder_.Write("text.txt.mask", mask);
   config_.data.loss_mask = true;
   const Result result = Run({1, 2});
   EXPECT_EQ(result.steps[0].loss, 0);
   EXPECT_EQ(result.steps[0].grad_norm, 0);
   config_.eval.paths = config_.data.paths;
-  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("no token has a loss")));
+  EXPECT_OK(RunError(2));
+  middle = '\0';
+  mask.front() = '\1';  // The first token is never a target.
+  folder_.Write("text.txt.mask", mask);
+  for (const bool evaluates : {false, true}) {
+    if (!evaluates) config_.eval.paths.clear();
+    EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("no token has a loss")));
+  }
 }
 
 }  // namespace
