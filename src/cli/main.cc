@@ -62,7 +62,8 @@ void PrintFailure(const absl::Status& status, int rank) {
   PrintError(weft::IsAgreedError(status) ? status : weft::Annotate(status, absl::StrCat("rank ", rank)));
 }
 
-// Prints how to resume a stopped run of `ranks` ranks. `cause`: of the stop. `arguments`: those of the program.
+// Prints how to resume a stopped run of `ranks` ranks. `cause`: of the stop. `arguments`: those of the
+// program.
 void PrintStopped(const weft::TrainReport& report, int ranks, const char* cause, const Arguments& arguments) {
   std::fprintf(stderr, "weft: stopped %s after step %lld\n", cause, static_cast<long long>(report.steps));
   if (report.checkpoint.empty()) return;

@@ -68,12 +68,14 @@ std::vector<char*> Pointers(Strings& strings) {
 }
 
 // Runs in the new process, and returns only after an error. Makes calls that are safe after fork only.
-void Execute(const char* program, char* const* arguments, char* const* environment, pid_t parent) {
+void Execute(const char* program, char* const* arguments, char* const* environment,
+             std::array<int, 2> outputs, pid_t parent) {
   setsid();
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != parent) return;  // The parent ended before prctl.
   const int null = open("/dev/null", O_RDONLY);
   if (null < 0 || dup2(null, STDIN_FILENO) < 0) return;
+  if (dup2(outputs[0], STDOUT_FILENO) < 0 || dup2(outputs[1], STDERR_FILENO) < 0) return;
   for (int signal = 1; signal < NSIG; ++signal) {
     // nohup ignores SIGHUP, and its programs must inherit that.
     if (signal != SIGHUP) std::signal(signal, SIG_DFL);
@@ -105,7 +107,7 @@ std::optional<std::string> AgentHost(const Strings& command, const std::string& 
 
 absl::StatusOr<DaemonProcess> DaemonProcess::Start(
     const Strings& command, const std::vector<std::pair<std::string, std::string>>& variables,
-    std::string folder) {
+    std::string folder, std::array<int, 2> outputs) {
   const std::string program = FindProgram(command.front());
   if (program.empty()) {
     return absl::InvalidArgumentError(
@@ -123,7 +125,7 @@ absl::StatusOr<DaemonProcess> DaemonProcess::Start(
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid == 0) {
-    Execute(program.c_str(), argv.data(), envp.data(), parent);
+    Execute(program.c_str(), argv.data(), envp.data(), outputs, parent);
     const int error = errno;
     (void)!write(pipe_ends[1], &error, sizeof(error));
     _exit(EXIT_FAILURE);

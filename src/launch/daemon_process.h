@@ -1,6 +1,9 @@
 // mpirun or orted as a child process, together with all processes that it starts.
 #pragma once
 
+#include <unistd.h>
+
+#include <array>
 #include <optional>
 #include <string>
 #include <sys/types.h>
@@ -24,16 +27,18 @@ struct DaemonChildren {
 // if the command is that of no agent. `folder`: as DaemonProcess::Start.
 std::optional<std::string> AgentHost(const std::vector<std::string>& command, const std::string& folder);
 
-// REQUIRES: this process has one thread and no other children, and SIGCHLD is blocked.
+// REQUIRES: this process has no other children, one thread when it calls Start, and SIGCHLD is blocked.
 class DaemonProcess {
  public:
   // Starts the program in a session of its own, which signals of the terminal do not reach. Its standard
   // input is empty. It gets SIGTERM if this process is killed. `variables` replace those of the environment.
-  // `folder`: the folder of the attempt, which the command of every daemon contains.
+  // `folder`: the folder of the attempt, which the command of every daemon contains. `outputs`: descriptors
+  // of this process that become the standard output and error of the program.
   // Errors: kInvalidArgument (there is no such program), kInternal.
   static absl::StatusOr<DaemonProcess> Start(
       const std::vector<std::string>& command,
-      const std::vector<std::pair<std::string, std::string>>& variables, std::string folder);
+      const std::vector<std::pair<std::string, std::string>>& variables, std::string folder,
+      std::array<int, 2> outputs = {STDOUT_FILENO, STDERR_FILENO});
 
   DaemonChildren Children() const;
 

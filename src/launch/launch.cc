@@ -1,6 +1,5 @@
 #include "weft/launch/launch.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include "src/launch/daemon_process.h"
 #include "src/launch/job_folder.h"
 #include "src/launch/mpirun_command.h"
+#include "src/launch/output_relay.h"
 #include "src/launch/supervisor.h"
 #include "src/launch/verdict.h"
 #include "weft/core/exit_codes.h"
@@ -40,7 +40,7 @@ void Print(const std::string& message) {
 
 // Under nohup SIGHUP stays ignored.
 std::set<int> SignalsToTake() {
-  std::set<int> signals = {SIGCHLD, SIGINT, SIGTERM, SIGUSR1};
+  std::set<int> signals = {SIGCHLD, SIGINT, SIGTERM, SIGUSR1, SIGPIPE};
   struct sigaction hang_up = {};
   sigaction(SIGHUP, nullptr, &hang_up);
   if (hang_up.sa_handler != SIG_IGN) signals.insert(SIGHUP);
@@ -70,12 +70,6 @@ Words CurrentEnvironment() {
   return environment;
 }
 
-// True if stdout is a pipe without a reader. mpirun ends each attempt at its first line then.
-bool IsOutputAbandoned() {
-  pollfd output{STDOUT_FILENO, 0, 0};
-  return poll(&output, 1, 0) == 1 && (output.revents & POLLERR) != 0;
-}
-
 class Launcher {
  public:
   Launcher(const LaunchOptions& options, const RankProgram& program)
@@ -98,12 +92,6 @@ class Launcher {
       WEFT_ASSIGN_OR_RETURN(const AttemptEnd end, RunAttempt(attempt));
       const internal::Verdict verdict =
           Judge(end, {attempt, options_.max_restarts, options_.restart_delay_s});
-      if (verdict.restart && IsOutputAbandoned()) {
-        Print(absl::StrCat("attempt ", attempt, " ended with exit code ", verdict.exit_code,
-                           ", as nothing reads its output any more: not restarting; send the output to a "
-                           "file to let a run go on"));
-        return verdict.exit_code;
-      }
       Print(verdict.message);
       if (!verdict.restart) return verdict.exit_code;
       if (StopsWithin(absl::Seconds(options_.restart_delay_s))) {
@@ -124,13 +112,17 @@ class Launcher {
     }
     const std::string agent =
         CanPassOn(program_path_) ? absl::StrCat(program_path_, " host-daemon ", folder.path()) : "";
+    internal::OutputRelay relay;
+    WEFT_RETURN_IF_ERROR(relay.Open());
     WEFT_ASSIGN_OR_RETURN(const auto mpirun,
                           internal::DaemonProcess::Start(
                               internal::MpirunCommand(options_, mapping_, agent,
                                                       internal::ExportedNames(CurrentEnvironment()), program),
-                              AttemptVariables(folder.path()), folder.path()));
+                              AttemptVariables(folder.path()), folder.path(), relay.outputs()));
+    relay.Start();
     AttemptEnd end =
         Supervise(mpirun, signals_, requests_, {.start = options_.startup_timeout, .loss = kLossLimit});
+    relay.Finish(signals_, /*waits=*/!requests_.end_at_once());
     // Ranks of other hosts cannot be seen, and a rank that was killed was started.
     end.started_no_rank = end.started_no_rank && ranks_are_local_ && end.value < kExitSignalBase;
     return end;

@@ -177,6 +177,7 @@ AttemptEnd Supervise(DaemonProcess daemon, const SignalQueue& signals, Requests&
   requests.EndAttempt();
   end.started_no_rank = !loss.had_ranks();
   end.stop_requested = requests.stop_requested();
+  end.lost_output = requests.lost_output_only();
   return end;
 }
 

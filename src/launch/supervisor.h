@@ -52,6 +52,8 @@ class Requests {
   bool ranks_are_local() const { return ranks_are_local_; }
   bool pending() const { return stop_pending_ || save_pending_; }
   bool stop_requested() const { return !stop_signals_.empty(); }
+  // True if the loss of a reader, SIGPIPE, is all that has requested a stop. See Note [Lost readers].
+  bool lost_output_only() const { return stop_signals_ == std::set<int>{SIGPIPE}; }
   bool end_at_once() const { return end_at_once_; }
 
  private:

@@ -91,7 +91,13 @@ Verdict Judge(const AttemptEnd& end, const AttemptNumber& number) {
   const int64_t restarts = number.attempt - 1;
   const std::string attempt = absl::StrCat("attempt ", number.attempt, " of ", number.max_restarts + 1);
   const std::string ended = absl::StrCat(attempt, " ended with exit code ", code, " (", CauseOf(end), ")");
-  if (!IsRetryable(end, number)) {
+  if (end.lost_output && code != kExitDone) {
+    if (code == kExitInterrupted) verdict.exit_code = kExitFailed;
+    verdict.message =
+        absl::StrCat(ended,
+                     ", as nothing reads its output any more: not restarting; send the output to a file "
+                     "to let a run go on");
+  } else if (!IsRetryable(end, number)) {
     if (restarts > 0 && code == kExitDone)
       verdict.message = absl::StrCat("finished in ", attempt);
     else if (restarts > 0 || end.started_no_rank || end.kind == EndKind::kNotStarted)

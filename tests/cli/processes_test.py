@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 from weft_case import SMALL, WeftCase, main
 
@@ -137,16 +138,29 @@ class LostReader(WeftCase):
             self.assertEqual(result.returncode, 1, f"{arguments}: {result.stderr}")
             self.assertIn("standard output", result.stderr)
 
-    def test_ends_a_launch_whose_output_nobody_reads(self):
-        command = self.command(["launch", "-n", "1", "--restart-delay", "0", "--", "train", *SMALL, "--data", self.text,
-                                "--steps", "1000000", "--checkpoint-dir", "ck"], None)
+    def test_a_launch_stops_and_saves_a_checkpoint(self):
+        command = self.command(["launch", "-n", "2", "--oversubscribe", "--restart-delay", "0", "--", "train", *SMALL,
+                                "--data", self.text, "--batch-size", "2", "--steps", "1000000", "--checkpoint-dir", "ck"], None)
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder) as process:
             self.addCleanup(process.kill)
             self.assertIn("model", process.stdout.readline())
             process.stdout.close()
             errors = process.stderr.read()
+        self.assertEqual(process.returncode, 1, errors)
         self.assertNotIn("starting attempt", errors)
         self.assertIn("nothing reads its output any more", errors)
+        self.assertTrue(list(self.folder.glob("ck/step-*")), errors)
+
+    def test_a_launch_passes_on_all_output(self):
+        flags = ["-n", "1", "--", "train", *SMALL, "--data", self.text, "--steps", "300", "--checkpoint-dir", "ck"]
+        with subprocess.Popen(self.command(["launch", *flags], None), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              cwd=self.folder) as process:
+            self.addCleanup(process.kill)
+            time.sleep(1)  # The pipe of the slow reader is full.
+            output = process.stdout.read()
+        self.assertEqual(process.returncode, 0, output)
+        self.assertEqual(re.findall(r"(?m)^step (\d+)/300 ", output), [str(step) for step in range(1, 301)])
+        self.assertIn("weights xxh64:", output.splitlines()[-1])
 
 
 class BoundRanks(WeftCase):
