@@ -179,9 +179,9 @@ def cases():
     yield ("a host does not answer", False,
            launched(lambda run: None, 86, r"far did not answer mpirun within 12s: check that ssh [\s\S]*: not restarting", launch=silent))
     yield "SIGTERM while a host does not answer", True, launched(stop_while_silent, 130, "", launch=silent)
-    # The ranks run for longer than their start may take.
+    # The ranks run for longer than their start may take. Many saves keep them busy until then.
     yield ("SIGTERM under weft launch, with ranks on other hosts only", False,
-           launched(lambda run: None, 130, saved, launch=fault_run.ONCE, startup_s=8, stop_remote="9"))
+           launched(lambda run: None, 130, saved, launch=fault_run.ONCE, flags=("--checkpoint-interval", "2"), startup_s=8, stop_remote="9"))
     yield ("SIGUSR1 under weft launch", False,
            launched(at_step(210, lambda run: run.send(signal.SIGUSR1)), 0, r"saved ck/step-00000(?!\d00)\d+"))
     yield ("the link is cut for good under weft launch", False,
