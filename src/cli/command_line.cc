@@ -157,8 +157,9 @@ absl::StatusOr<Command> ParseLaunch(const Strings& arguments) {
   if (help) return *help;
   if (separator == arguments.end()) return missing_separator;  // The value of a flag was --help or -h.
   WEFT_RETURN_IF_ERROR(Validate(launch.options));
-  launch.before_program =
-      absl::StrCat("weft launch ", QuotedForShell(Strings(arguments.begin(), separator)), " --");
+  Strings before_program = {"weft", "launch"};
+  before_program.insert(before_program.end(), arguments.begin(), separator + 1);
+  launch.before_program = QuotedForShell(before_program);
   return ParseLaunchedProgram(Strings(separator + 1, arguments.end()), std::move(launch));
 }
 

@@ -27,7 +27,7 @@ struct DaemonChildren {
 // if the command is that of no agent. `folder`: as DaemonProcess::Start.
 std::optional<std::string> AgentHost(const std::vector<std::string>& command, const std::string& folder);
 
-// REQUIRES: this process has no other children, one thread when it calls Start, and SIGCHLD is blocked.
+// REQUIRES: this process has no other children and blocks SIGCHLD. It has one thread when it calls Start.
 class DaemonProcess {
  public:
   // Starts the program in a session of its own, which signals of the terminal do not reach. Its standard

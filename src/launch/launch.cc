@@ -40,7 +40,7 @@ void Print(const std::string& message) {
 
 // Under nohup SIGHUP stays ignored.
 std::set<int> SignalsToTake() {
-  std::set<int> signals = {SIGCHLD, SIGINT, SIGTERM, SIGUSR1, SIGPIPE};
+  std::set<int> signals = {SIGCHLD, SIGINT, SIGTERM, SIGUSR1, internal::kLostReaderSignal};
   struct sigaction hang_up = {};
   sigaction(SIGHUP, nullptr, &hang_up);
   if (hang_up.sa_handler != SIG_IGN) signals.insert(SIGHUP);
@@ -122,7 +122,9 @@ class Launcher {
     relay.Start();
     AttemptEnd end =
         Supervise(mpirun, signals_, requests_, {.start = options_.startup_timeout, .loss = kLossLimit});
-    relay.Finish(signals_, /*waits=*/!requests_.end_at_once());
+    relay.Finish(signals_, requests_);
+    end.stop_requested = requests_.stop_requested();
+    end.lost_output = relay.lost_output() && !requests_.user_stops();
     // Ranks of other hosts cannot be seen, and a rank that was killed was started.
     end.started_no_rank = end.started_no_rank && ranks_are_local_ && end.value < kExitSignalBase;
     return end;
@@ -153,6 +155,7 @@ class Launcher {
 
 absl::StatusOr<int> Launch(const LaunchOptions& options, const RankProgram& program) {
   WEFT_RETURN_IF_ERROR(Validate(options));
+  std::signal(SIGPIPE, SIG_IGN);  // Messages for a lost reader are dropped.
   return Launcher(options, program).Run();
 }
 

@@ -4,25 +4,21 @@
 #include <poll.h>
 
 #include <cerrno>
-#include <csignal>
+#include <cstdint>
 #include <cstring>
 #include <optional>
+#include <string>
+#include <sys/socket.h>
 #include <sys/stat.h>
 
-#include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
 #include <absl/time/time.h>
 
 namespace weft::internal {
 namespace {
 
-constexpr int kPollMs = 100;  // Until the thread looks whether it should stop waiting.
+constexpr int kPollMs = 100;  // Interval at which the thread looks at the flags.
 constexpr absl::Duration kFinishInterval = absl::Milliseconds(5);
-
-bool IsPipe(int descriptor) {
-  struct stat info {};
-  return fstat(descriptor, &info) == 0 && S_ISFIFO(info.st_mode);
-}
 
 void CloseEnd(int& descriptor) {
   if (descriptor >= 0) close(descriptor);
@@ -32,19 +28,30 @@ void CloseEnd(int& descriptor) {
 }  // namespace
 
 OutputRelay::~OutputRelay() {
-  gives_up_ = true;
+  is_ending_ = gives_up_ = true;
   if (thread_.joinable()) thread_.join();
   for (Stream& stream : streams_) {
     CloseEnd(stream.source);
     CloseEnd(stream.write_end);
+    CloseEnd(stream.target);
   }
 }
 
 absl::Status OutputRelay::Open() {
-  streams_[0].target = STDOUT_FILENO;
-  streams_[1].target = STDERR_FILENO;
+  streams_[0].original = STDOUT_FILENO;
+  streams_[1].original = STDERR_FILENO;
   for (Stream& stream : streams_) {
-    if (!IsPipe(stream.target)) continue;
+    struct stat info {};
+    if (fstat(stream.original, &info) != 0) continue;
+    stream.is_socket = S_ISSOCK(info.st_mode);
+    if (S_ISFIFO(info.st_mode)) {
+      // Opened anew, as the flags of the original belong to other processes too.
+      const std::string path = absl::StrCat("/proc/self/fd/", stream.original);
+      stream.target = open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    } else if (stream.is_socket) {
+      stream.target = fcntl(stream.original, F_DUPFD_CLOEXEC, 0);
+    }
+    if (stream.target < 0) continue;  // mpirun writes to the original.
     std::array<int, 2> ends = {};
     if (pipe2(ends.data(), O_CLOEXEC) != 0) {
       return absl::InternalError(absl::StrCat("cannot make a pipe for mpirun: ", std::strerror(errno)));
@@ -60,28 +67,33 @@ void OutputRelay::Start() {
   thread_ = std::thread([this] { Run(); });
 }
 
-void OutputRelay::Finish(const SignalQueue& signals, bool waits) {
-  gives_up_ = !waits;
+void OutputRelay::Finish(const SignalQueue& signals, Requests& requests) {
+  gives_up_ = requests.end_at_once();
+  is_ending_ = true;
   while (!is_done_) {
     const std::optional<int> signal = signals.Next(kFinishInterval);
-    if (signal && *signal != SIGCHLD && *signal != SIGPIPE) gives_up_ = true;
+    if (!signal || *signal == SIGCHLD) continue;
+    requests.Add(*signal);
+    gives_up_ = requests.stop_requested();
   }
   thread_.join();
 }
 
 void OutputRelay::Read(Stream& stream) {
   const ssize_t bytes = read(stream.source, stream.part.data(), stream.part.size());
-  if (bytes < 0 && errno == EINTR) return;
   if (bytes <= 0) return CloseEnd(stream.source);
   stream.begin = 0;
   stream.end = stream.is_lost ? 0 : static_cast<size_t>(bytes);
 }
 
 void OutputRelay::Write(Stream& stream) {
-  const ssize_t bytes = write(stream.target, stream.part.data() + stream.begin, stream.end - stream.begin);
+  const char* data = stream.part.data() + stream.begin;
+  const size_t size = stream.end - stream.begin;
+  const ssize_t bytes =
+      stream.is_socket ? send(stream.target, data, size, MSG_DONTWAIT) : write(stream.target, data, size);
   if (bytes >= 0) {
     stream.begin += static_cast<size_t>(bytes);
-  } else if (errno != EINTR && errno != EAGAIN) {
+  } else if (errno != EAGAIN) {
     Lose(stream);
   }
 }
@@ -89,32 +101,35 @@ void OutputRelay::Write(Stream& stream) {
 void OutputRelay::Lose(Stream& stream) {
   stream.is_lost = true;
   stream.begin = stream.end = 0;
-  if (stream.target != STDOUT_FILENO) return;
+  if (stream.original != STDOUT_FILENO) return;
   lost_output_ = true;
-  kill(getpid(), SIGPIPE);
+  kill(getpid(), kLostReaderSignal);
 }
 
+// Signals are blocked in this thread, so no call is interrupted.
 void OutputRelay::Run() {
-  const auto is_open = [](const Stream& stream) { return stream.source >= 0; };
-  while (is_open(streams_[0]) || is_open(streams_[1])) {
+  while (streams_[0].is_open() || streams_[1].is_open() || streams_[0].has_bytes() ||
+         streams_[1].has_bytes()) {
     std::array<pollfd, 4> polled = {};
+    bool has_bytes = false;
     for (size_t i = 0; i < streams_.size(); ++i) {
       const Stream& stream = streams_[i];
-      const bool has_bytes = stream.begin < stream.end;
-      polled[2 * i] = {has_bytes ? -1 : stream.source, POLLIN, 0};
-      // Also without bytes: a lost reader shows as an error.
-      polled[2 * i + 1] = {is_open(stream) && !stream.is_lost ? stream.target : -1,
-                           static_cast<int16_t>(has_bytes ? POLLOUT : 0), 0};
+      has_bytes = has_bytes || stream.has_bytes();
+      polled[2 * i] = {stream.has_bytes() ? -1 : stream.source, POLLIN, 0};
+      // Also without bytes: poll reports a lost reader in any case.
+      polled[2 * i + 1] = {stream.is_lost ? -1 : stream.target,
+                           static_cast<int16_t>(stream.has_bytes() ? POLLOUT : 0), 0};
     }
-    const bool gives_up = gives_up_;
-    if (poll(polled.data(), polled.size(), gives_up ? 0 : kPollMs) <= 0) {
-      if (gives_up) break;
-      continue;
+    const bool waits = !gives_up_ && (!is_ending_ || has_bytes);
+    if (poll(polled.data(), polled.size(), waits ? kPollMs : 0) <= 0) {
+      if (waits) continue;
+      break;
     }
     for (size_t i = 0; i < streams_.size(); ++i) {
-      if ((polled[2 * i + 1].revents & POLLERR) != 0) {
+      const int16_t target = polled[2 * i + 1].revents;
+      if ((target & (POLLERR | POLLHUP)) != 0) {
         Lose(streams_[i]);
-      } else if ((polled[2 * i + 1].revents & POLLOUT) != 0) {
+      } else if ((target & POLLOUT) != 0) {
         Write(streams_[i]);
       }
       if ((polled[2 * i].revents & (POLLIN | POLLHUP)) != 0) Read(streams_[i]);

@@ -1,22 +1,25 @@
 // Passes on what mpirun prints, and notices that nobody reads it any more.
 //
 // Note [Lost readers]
-// Problem: mpirun ends at the first line that it cannot write, because nobody reads its output any more. Its
+// Problem: mpirun ends at the first line that it cannot write because nobody reads its output any more. Its
 //   ranks end with it, and the steps since their last checkpoint are lost.
-// Rule: if the standard output or error of a launch is a pipe, mpirun gets another pipe instead. A thread
-//   passes on what comes from it. Once the reader is lost, the thread drops it. If the reader of the standard
-//   output is lost, SIGPIPE asks the launch to stop its ranks, which then save a checkpoint.
-// Why it suffices: the thread reads until mpirun and all of its helpers have ended.
+// Rule: if the standard output or error of a launch is a pipe or a socket, mpirun gets a pipe of the launch
+//   instead. A thread passes on what comes from that pipe. Once a reader is lost, the thread drops what is
+//   meant for it. If it was the reader of the standard output, kLostReaderSignal asks the launch to stop its
+//   ranks, which then save a checkpoint.
+// Why it suffices: the thread reads until mpirun and all of its helpers have ended. It never waits in a
+//   write, as others may write to the same pipe.
 #pragma once
 
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <csignal>
 #include <cstddef>
 #include <thread>
 
-#include <absl/status/statusor.h>
+#include <absl/status/status.h>
 
 #include "src/launch/supervisor.h"
 
@@ -25,7 +28,7 @@ namespace weft::internal {
 class OutputRelay {
  public:
   OutputRelay() = default;
-  // Drops what its reader does not take at once.
+  // Drops what the readers do not take at once.
   ~OutputRelay();
   OutputRelay(const OutputRelay&) = delete;
   OutputRelay& operator=(const OutputRelay&) = delete;
@@ -35,27 +38,31 @@ class OutputRelay {
   // The descriptors that mpirun gets as its standard output and error.
   std::array<int, 2> outputs() const { return {streams_[0].output(), streams_[1].output()}; }
   // Closes this process's copies of outputs(), and starts the thread. REQUIRES: mpirun has been started, and
-  // SIGPIPE is blocked.
+  // SIGPIPE is ignored.
   void Start();
-  // Passes on what is left. Waits for a slow reader until a signal to stop arrives, or not at all.
-  // REQUIRES: no process has outputs().
-  void Finish(const SignalQueue& signals, bool waits);
+  // Passes on what the pipes hold, and ends the thread. Waits for slow readers until a stop is requested.
+  // REQUIRES: mpirun and its helpers have ended.
+  void Finish(const SignalQueue& signals, Requests& requests);
   // True if the reader of the standard output was lost.
   bool lost_output() const { return lost_output_; }
 
  private:
-  static constexpr size_t kPart = 4096;  // A pipe that can be written has room for as much: PIPE_BUF.
+  static constexpr size_t kPart = 4096;
 
-  // From a pipe to a descriptor of this process.
+  // From mpirun to a reader.
   struct Stream {
-    int target = -1;
-    int source = -1;  // Read end. -1: mpirun writes to the target itself, or all has been passed on.
-    int write_end = -1;
+    int original = -1;   // Descriptor of this process that has the reader.
+    int source = -1;     // Read end of mpirun's pipe. -1: there is none, or it has ended.
+    int write_end = -1;  // Of the same pipe.
+    int target = -1;     // A descriptor with the same reader, which this class does not wait for.
+    bool is_socket = false;
+    bool is_lost = false;
     std::array<char, kPart> part = {};
     size_t begin = 0, end = 0;  // Bytes of `part` that are to be written.
-    bool is_lost = false;
 
-    int output() const { return write_end < 0 ? target : write_end; }
+    int output() const { return write_end < 0 ? original : write_end; }
+    bool is_open() const { return source >= 0; }
+    bool has_bytes() const { return begin < end; }
   };
 
   static void Read(Stream& stream);
@@ -65,7 +72,8 @@ class OutputRelay {
 
   std::array<Stream, 2> streams_;
   std::atomic<bool> lost_output_ = false;
-  std::atomic<bool> gives_up_ = false;
+  std::atomic<bool> is_ending_ = false;  // Nothing comes but what the pipes hold.
+  std::atomic<bool> gives_up_ = false;   // Readers must take bytes at once.
   std::atomic<bool> is_done_ = false;
   std::thread thread_;
 };

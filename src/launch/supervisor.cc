@@ -177,7 +177,6 @@ AttemptEnd Supervise(DaemonProcess daemon, const SignalQueue& signals, Requests&
   requests.EndAttempt();
   end.started_no_rank = !loss.had_ranks();
   end.stop_requested = requests.stop_requested();
-  end.lost_output = requests.lost_output_only();
   return end;
 }
 

@@ -15,6 +15,10 @@
 
 namespace weft::internal {
 
+// A stop request of this process itself: see Note [Lost readers] in src/launch/output_relay.h. A signal that
+// the system does not send to a launch.
+inline constexpr int kLostReaderSignal = SIGURG;
+
 // Blocks signals of this process and takes them one by one. They stay blocked, as a launch ends with its
 // process.
 class SignalQueue {
@@ -52,8 +56,8 @@ class Requests {
   bool ranks_are_local() const { return ranks_are_local_; }
   bool pending() const { return stop_pending_ || save_pending_; }
   bool stop_requested() const { return !stop_signals_.empty(); }
-  // True if the loss of a reader, SIGPIPE, is all that has requested a stop. See Note [Lost readers].
-  bool lost_output_only() const { return stop_signals_ == std::set<int>{SIGPIPE}; }
+  // True if another signal than kLostReaderSignal has requested a stop.
+  bool user_stops() const { return stop_requested() && stop_signals_ != std::set<int>{kLostReaderSignal}; }
   bool end_at_once() const { return end_at_once_; }
 
  private:

@@ -92,11 +92,11 @@ Verdict Judge(const AttemptEnd& end, const AttemptNumber& number) {
   const std::string attempt = absl::StrCat("attempt ", number.attempt, " of ", number.max_restarts + 1);
   const std::string ended = absl::StrCat(attempt, " ended with exit code ", code, " (", CauseOf(end), ")");
   if (end.lost_output && code != kExitDone) {
-    if (code == kExitInterrupted) verdict.exit_code = kExitFailed;
-    verdict.message =
-        absl::StrCat(ended,
-                     ", as nothing reads its output any more: not restarting; send the output to a file "
-                     "to let a run go on");
+    const bool was_stopped = code == kExitInterrupted;
+    if (was_stopped) verdict.exit_code = kExitFailed;
+    verdict.message = absl::StrCat("nothing reads the output any more, ",
+                                   was_stopped ? "so the run was stopped" : absl::StrCat("and ", ended),
+                                   ": not restarting; send the output to a file to let a run go on");
   } else if (!IsRetryable(end, number)) {
     if (restarts > 0 && code == kExitDone)
       verdict.message = absl::StrCat("finished in ", attempt);

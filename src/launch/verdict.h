@@ -24,7 +24,7 @@ struct AttemptEnd {
   int value = 0;                 // The exit code, or the number of the signal.
   bool started_no_rank = false;  // mpirun is known to have started no rank.
   bool stop_requested = false;   // A signal has asked the launch to stop.
-  bool lost_output = false;      // Nobody reads what the launch prints. That alone has asked it to stop.
+  bool lost_output = false;      // Nobody reads what the launch prints, and the user has not stopped it.
   std::string cause = {};        // Of kNotStarted, in words.
 };
 

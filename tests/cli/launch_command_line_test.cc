@@ -72,6 +72,7 @@ TEST(LaunchCommandLine, NeedsAHostfileThatCanBeRead) {
 TEST(LaunchCommandLine, HasDefaults) {
   const LaunchCommand launch = Launched({"--", "train", "--checkpoint-dir", "ck"});
   EXPECT_FALSE(launch.options.ranks);
+  EXPECT_EQ(launch.before_program, "weft launch --");
   EXPECT_EQ(launch.options.max_restarts, 3);
   EXPECT_FALSE(launch.options.oversubscribe);
 }

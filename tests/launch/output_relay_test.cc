@@ -6,11 +6,14 @@
 #include <array>
 #include <csignal>
 #include <cstdlib>
+#include <functional>
 #include <optional>
 #include <string>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <thread>
 
+#include <absl/time/time.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,16 +22,43 @@
 namespace weft::internal {
 namespace {
 
-// Runs `body(reader)` in a process whose standard output is a pipe, and returns its exit code. `reader` reads
-// from the pipe. Failures of the body are its exit code 1.
-template <typename Body>
-int ExitCodeWithAPipe(const Body& body) {
+// The launch of a test, whose outputs `reader` reads. `writers` are what mpirun would have.
+struct Launch {
+  SignalQueue signals{{SIGCHLD, SIGTERM, kLostReaderSignal}};
+  Requests requests{/*ranks_are_local=*/true};
+  OutputRelay relay;
+  int reader = -1;
+  std::array<int, 2> writers = {-1, -1};
+
+  void Open() {
+    std::signal(SIGPIPE, SIG_IGN);
+    ASSERT_OK(relay.Open());
+    for (size_t i = 0; i < writers.size(); ++i) writers[i] = dup(relay.outputs()[i]);
+    relay.Start();
+  }
+  void EndMpirun() {
+    for (int& writer : writers) close(writer);
+  }
+  std::optional<int> NextSignal(absl::Duration timeout) const { return signals.Next(timeout); }
+};
+
+enum class Kind { kPipe, kSocket };
+
+// Runs `body` in a process whose standard output and error are one pipe or socket, and returns its exit code:
+// 0, or 1 if an expectation of the body has failed.
+int ExitCodeWith(Kind kind, const std::function<void(Launch&)>& body) {
   const pid_t pid = fork();
   if (pid == 0) {
     std::array<int, 2> ends = {};
-    if (pipe2(ends.data(), O_CLOEXEC) != 0 || dup2(ends[1], STDOUT_FILENO) < 0) std::_Exit(2);
+    const int failed = kind == Kind::kPipe ? pipe2(ends.data(), O_CLOEXEC)
+                                           : socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data());
+    if (failed != 0 || dup2(ends[1], STDOUT_FILENO) < 0 || dup2(ends[1], STDERR_FILENO) < 0) std::_Exit(2);
     close(ends[1]);
-    body(ends[0]);
+    {
+      Launch launch;
+      launch.reader = ends[0];
+      body(launch);
+    }
     std::_Exit(::testing::Test::HasFailure() ? 1 : 0);
   }
   int status = 0;
@@ -54,78 +84,94 @@ std::string ReadAll(int descriptor, size_t size) {
   return text;
 }
 
-// More than a pipe and the relay hold.
+// More than the pipes hold.
 std::string LongText() {
   std::string text;
   for (int i = 0; i < 100'000; ++i) text += std::to_string(i) + "\n";
   return text;
 }
 
-// The process writes to the relay as mpirun would: through a copy of its descriptor.
-TEST(OutputRelay, PassesOnAllBytesInOrder) {
-  EXPECT_EQ(ExitCodeWithAPipe([](int reader) {
-              const SignalQueue signals({SIGCHLD, SIGPIPE});
-              OutputRelay relay;
-              ASSERT_OK(relay.Open());
-              EXPECT_NE(relay.outputs()[0], STDOUT_FILENO);
-              const int writer = dup(relay.outputs()[0]);
-              relay.Start();
-              const std::string text = LongText();
-              std::thread source([&] {
-                WriteAll(writer, text);
-                close(writer);
-              });
-              EXPECT_EQ(ReadAll(reader, text.size()), text);
-              source.join();
-              relay.Finish(signals, /*waits=*/true);
-              EXPECT_FALSE(relay.lost_output());
-            }),
+class OutputRelayOf : public ::testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, OutputRelayOf, ::testing::Values(Kind::kPipe, Kind::kSocket));
+
+TEST_P(OutputRelayOf, PassesOnAllBytesInOrder) {
+  EXPECT_EQ(ExitCodeWith(GetParam(),
+                         [](Launch& launch) {
+                           launch.Open();
+                           const std::string text = LongText();
+                           std::thread mpirun([&] {
+                             WriteAll(launch.writers[0], text);
+                             launch.EndMpirun();
+                           });
+                           EXPECT_EQ(ReadAll(launch.reader, text.size()), text);
+                           mpirun.join();
+                           launch.relay.Finish(launch.signals, launch.requests);
+                           EXPECT_FALSE(launch.relay.lost_output());
+                           EXPECT_FALSE(launch.requests.stop_requested());
+                         }),
             0);
 }
 
-TEST(OutputRelay, TakesWhatComesAfterTheReaderIsLostAndAsksForAStopOnce) {
-  EXPECT_EQ(ExitCodeWithAPipe([](int reader) {
-              const SignalQueue signals({SIGCHLD, SIGPIPE});
-              OutputRelay relay;
-              ASSERT_OK(relay.Open());
-              const int writer = dup(relay.outputs()[0]);
-              relay.Start();
-              close(reader);
-              EXPECT_EQ(signals.Next(absl::Seconds(60)), SIGPIPE);  // Also without output.
-              WriteAll(writer, LongText());
-              close(writer);
-              relay.Finish(signals, /*waits=*/true);
-              EXPECT_TRUE(relay.lost_output());
-              EXPECT_EQ(signals.Next(absl::ZeroDuration()), std::nullopt);
-            }),
+TEST_P(OutputRelayOf, TakesWhatComesAfterTheReaderIsLostAndAsksForAStopOnce) {
+  EXPECT_EQ(ExitCodeWith(GetParam(),
+                         [](Launch& launch) {
+                           launch.Open();
+                           close(launch.reader);
+                           EXPECT_EQ(launch.NextSignal(absl::Seconds(60)),
+                                     kLostReaderSignal);  // Without output.
+                           for (const int writer : launch.writers) WriteAll(writer, LongText());
+                           EXPECT_EQ(launch.NextSignal(absl::ZeroDuration()), std::nullopt);
+                           launch.EndMpirun();
+                           launch.relay.Finish(launch.signals, launch.requests);
+                           EXPECT_TRUE(launch.relay.lost_output());
+                         }),
             0);
 }
 
-TEST(OutputRelay, DoesNotWaitForAReaderIfItShouldNot) {
-  EXPECT_EQ(ExitCodeWithAPipe([](int reader) {
-              const SignalQueue signals({SIGCHLD, SIGPIPE});
-              OutputRelay relay;
-              ASSERT_OK(relay.Open());
-              const int writer = dup(relay.outputs()[0]);
-              relay.Start();
-              // More than the pipe of the reader has room for.
-              const auto capacity = static_cast<size_t>(fcntl(reader, F_GETPIPE_SZ));
-              WriteAll(writer, std::string(capacity + 100, 'x'));
-              close(writer);
-              relay.Finish(signals, /*waits=*/false);
-              EXPECT_FALSE(relay.lost_output());
-              EXPECT_GT(ReadAll(reader, capacity / 2).size(), 0U);
-            }),
+// Both streams share the pipe of a reader that has stopped.
+TEST_P(OutputRelayOf, WaitsForAReaderUntilAStopIsRequested) {
+  EXPECT_EQ(ExitCodeWith(GetParam(),
+                         [](Launch& launch) {
+                           launch.Open();
+                           std::array<std::thread, 2> writers;
+                           for (size_t i = 0; i < writers.size(); ++i) {
+                             const int copy = dup(launch.writers[i]);
+                             // Returns once the relay has given up, and closed its end of the pipe.
+                             writers[i] = std::thread([copy] {
+                               const std::string text = LongText();
+                               while (write(copy, text.data(), text.size()) > 0) {
+                               }
+                             });
+                           }
+                           EXPECT_EQ(ReadAll(launch.reader, 1000).size(), 1000U);
+                           kill(getpid(), SIGTERM);
+                           launch.relay.Finish(launch.signals, launch.requests);
+                           EXPECT_TRUE(launch.requests.user_stops());
+                           EXPECT_FALSE(launch.relay.lost_output());
+                           for (std::thread& writer : writers) writer.detach();
+                         }),
             0);
 }
 
-TEST(OutputRelay, LeavesOutputsThatAreNoPipes) {
-  EXPECT_EQ(ExitCodeWithAPipe([](int /*reader*/) {
-              ASSERT_GE(dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO), 0);
-              OutputRelay relay;
-              ASSERT_OK(relay.Open());
-              EXPECT_EQ(relay.outputs()[0], STDOUT_FILENO);
-            }),
+TEST(OutputRelay, EndsAlthoughAProcessKeepsThePipes) {
+  EXPECT_EQ(ExitCodeWith(Kind::kPipe,
+                         [](Launch& launch) {
+                           launch.Open();
+                           WriteAll(launch.writers[0], "text");
+                           launch.relay.Finish(launch.signals, launch.requests);
+                           EXPECT_EQ(ReadAll(launch.reader, 4), "text");
+                         }),
+            0);
+}
+
+TEST(OutputRelay, LeavesOutputsThatHaveNoReader) {
+  EXPECT_EQ(ExitCodeWith(Kind::kPipe,
+                         [](Launch& launch) {
+                           ASSERT_GE(dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO), 0);
+                           ASSERT_OK(launch.relay.Open());
+                           EXPECT_EQ(launch.relay.outputs()[0], STDOUT_FILENO);
+                           EXPECT_NE(launch.relay.outputs()[1], STDERR_FILENO);
+                         }),
             0);
 }
 

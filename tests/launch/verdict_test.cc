@@ -87,6 +87,20 @@ TEST(Verdict, GivesUpWithTheCauseAfterTheLastRestart) {
   EXPECT_THAT(Judge(Exited(137), {1, 0, 5}).message, HasSubstr("not restarting, as --max-restarts is 0"));
 }
 
+TEST(Verdict, DoesNotRestartARunWhoseOutputNobodyReads) {
+  const auto without_reader = [](int code) {
+    AttemptEnd end = Exited(code);
+    end.lost_output = true;
+    return Judge(end, kFirst);
+  };
+  EXPECT_EQ(without_reader(130).exit_code, 1);
+  EXPECT_THAT(without_reader(130).message, HasSubstr("so the run was stopped: not restarting"));
+  EXPECT_EQ(without_reader(137).exit_code, 137);
+  EXPECT_THAT(without_reader(137).message, HasSubstr("killed by SIGKILL): not restarting"));
+  for (const int code : {130, 137, 1}) EXPECT_FALSE(without_reader(code).restart);
+  EXPECT_EQ(without_reader(0).exit_code, 0);
+}
+
 TEST(Verdict, RestartsExactlyAsOftenAsAllowed) {
   for (const int64_t max_restarts : {0, 1, 2, 7}) {
     int64_t attempt = 1;

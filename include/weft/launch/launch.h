@@ -57,7 +57,9 @@ struct RankProgram {
 //
 // Signals: the first SIGINT, SIGTERM or SIGHUP reaches the ranks as SIGUSR2, and prevents further attempts. A
 //   second one of the same kind ends all processes at once, and so does the first one before ranks can exist.
-//   SIGUSR1 is passed on to the ranks.
+//   SIGUSR1 is passed on to the ranks. SIGPIPE is ignored from then on.
+// Lost reader: if standard output is a pipe or a socket, and nobody reads it any more, the ranks are stopped
+//   as by SIGTERM. No further attempt follows, and the exit code is 1 in place of 130.
 // On return no process that the launch started is left on this host, and no file of Open MPI: each attempt
 //   has a folder of its own for them. A host daemon does the same on other hosts (weft/launch/host_daemon.h).
 // REQUIRES: the process has one thread and no children; it waits for every child and adopts orphans.

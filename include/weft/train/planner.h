@@ -25,7 +25,8 @@ struct LinkSpeed {
   double gigabits = 10;
   double latency_us = 50;
 
-  // "100gbit:5us", "10gbit". Errors: kInvalidArgument (names the text and the form).
+  // "100gbit:5us", "10gbit". Errors: kInvalidArgument (names the text, and the form or the limits: 1 Mbit/s
+  // to 1000000 Gbit/s, and 1 s).
   static absl::StatusOr<LinkSpeed> Parse(std::string_view text);
   std::string ToString() const;
 };

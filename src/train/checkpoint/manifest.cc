@@ -133,6 +133,7 @@ absl::StatusOr<CheckpointManifest> ParseManifest(std::string_view text, const st
                                                       ", but this version of weft reads ", kCheckpointFormat,
                                                       ": use the version that wrote it, or a newer one")));
   }
+  WEFT_RETURN_IF_ERROR(fields.status());
   CheckpointManifest manifest;
   manifest.step = fields.Whole("step", 0, INT64_MAX);
   manifest.counts = ReadCounts("counts", fields);
@@ -143,11 +144,11 @@ absl::StatusOr<CheckpointManifest> ParseManifest(std::string_view text, const st
     manifest.properties[name] = value.get<std::string>();
   }
   for (const auto& [name, value] : fields.Object("files").items()) {
+    WEFT_RETURN_IF_ERROR(fields.status());
     if (!IsInFolder(name)) {
       return Damaged(path, absl::StrCat("names the file '", Excerpt(name),
                                         "', which is not in the checkpoint's folder"));
     }
-    WEFT_RETURN_IF_ERROR(fields.status());
     manifest.files[name] = ReadFile(fields.Inner(value));
   }
   WEFT_RETURN_IF_ERROR(fields.status());

@@ -77,7 +77,10 @@ absl::StatusOr<FlightRecord> ParseFlightRecord(std::string_view text, const std:
   const Json json = ParseJson(text);
   JsonFields fields(json, place, "is it a flight recorder of weft?");
   const uint64_t format = fields.Unsigned("format");
-  if (format != 1) fields.FailValue("format", "this version reads format 1: use the weft that wrote it");
+  if (format != 1) {
+    fields.Fail(absl::DataLossError(absl::StrCat(
+        place, " has format ", format, ", but this version reads format 1: use the weft that wrote it")));
+  }
   FlightRecord record;
   record.ranks = static_cast<int>(fields.Whole("ranks", 1, kMaxRanks));
   record.rank = static_cast<int>(fields.Whole("rank", 0, record.ranks - 1));

@@ -45,7 +45,8 @@ bool JsonFields::Has(const char* key) const {
 const Json& JsonFields::Value(const char* key) {
   static const Json kNull;
   if (Has(key)) return object_[key];
-  FailData(absl::StrCat(Place(key), " is missing"));
+  FailData(
+      absl::StrCat(Place(key), object_.is_object() && object_.contains(key) ? " is null" : " is missing"));
   return kNull;
 }
 

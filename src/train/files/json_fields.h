@@ -24,6 +24,7 @@ class JsonFields {
   // Keeps a reference to the object. Another value than an object is an error. `place`: the file in messages,
   // as in "'config.json'". `remedy`: the end of messages about missing and wrong values; may be empty.
   JsonFields(const Json& object, std::string place, std::string remedy = "");
+  JsonFields(const Json&& object, std::string place, std::string remedy = "") = delete;
 
   // Reader of an object inside this one. Both have the same first error.
   JsonFields Inner(const Json& object);

@@ -308,7 +308,7 @@ absl::Status CheckTiedHead(const SafetensorsReader& weights, const LlamaConfig& 
 absl::Status CheckData(Bootstrap& bootstrap, const Corpus& corpus, int64_t vocab_size,
                        absl::Duration timeout) {
   absl::Status status = corpus.CheckTokens(vocab_size, bootstrap.rank(), bootstrap.size());
-  if (corpus.has_loss_mask()) status.Update(corpus.CheckAnyLoss());
+  if (corpus.has_loss_mask() && bootstrap.rank() == 0) status.Update(corpus.CheckAnyLoss());
   return AgreeOnStatus(bootstrap, status, timeout);
 }
 

@@ -66,9 +66,9 @@ absl::StatusOr<TrainInputs> OpenModel(const TrainConfig& config);
 // `part` of `parts`. Otherwise the head of the folder would be lost. Errors: kDataLoss, or that of the read.
 absl::Status CheckTiedHead(const SafetensorsReader& weights, const LlamaConfig& config, int part, int parts);
 
-// Checks that all tokens of the data are below `vocab_size`, and that some token has a loss. Each rank reads
-// a part of the data. Collective: all ranks. Errors: kDataLoss (names file and position), and those of
-// Corpus::Read and Corpus::CheckAnyLoss.
+// Checks that all tokens of the data are below `vocab_size`, and that a loss mask leaves some token a loss.
+// Each rank reads a part of the data, and rank 0 the mask up to such a token. Collective: all ranks. Errors:
+// kDataLoss (names file and position), and those of Corpus::Read and Corpus::CheckAnyLoss.
 absl::Status CheckData(Bootstrap& bootstrap, const Corpus& corpus, int64_t vocab_size,
                        absl::Duration timeout);
 

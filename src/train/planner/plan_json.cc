@@ -14,6 +14,7 @@
 namespace weft {
 namespace {
 
+constexpr const char* kRemedy = "remove this file of costs, and run weft plan --measure";
 constexpr const char* kFormat = "weft plan costs 2";
 constexpr JsonLimits kLimits = {.levels = 8, .values = 100'000, .token_bytes = 1'000};
 constexpr int64_t kMaxSequences = int64_t{1} << 31;
@@ -133,9 +134,11 @@ std::string FormatCosts(const MachineCosts& costs) {
 
 absl::StatusOr<MachineCosts> ParseCosts(std::string_view text, const std::string& path) {
   const std::string place = absl::StrCat("'", path, "'");
-  WEFT_RETURN_IF_ERROR(Annotate(CheckJsonText(text, kLimits), place));
+  if (const absl::Status status = CheckJsonText(text, kLimits); !status.ok()) {
+    return absl::DataLossError(absl::StrCat(place, " ", status.message(), ": ", kRemedy));
+  }
   const Json json = ParseJson(text);
-  JsonFields fields(json, place, "remove this file of costs, and run weft plan --measure");
+  JsonFields fields(json, place, kRemedy);
   if (fields.Text("format") != kFormat)
     fields.FailValue("format", absl::StrCat("this version reads '", kFormat, "'"));
   MachineCosts costs;

@@ -15,7 +15,7 @@
 namespace weft {
 namespace {
 
-// Of links that can be simulated.
+// Limits of the links that the planner can simulate.
 constexpr double kMinGigabits = 1e-3;
 constexpr double kMaxGigabits = 1e6;
 constexpr double kMaxLatencyUs = 1e6;

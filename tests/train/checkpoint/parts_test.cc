@@ -220,6 +220,10 @@ TEST(Manifest, RefusesWrongValuesWithAValidChecksum) {
   const std::string text = FormatManifest(SomeManifest());
   EXPECT_THAT(ParseManifest(Rehashed(text, "\"format\":1", "\"format\":2"), "c").status(),
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("format 2")));
+  // A newer version may have other files.
+  const std::string newer = Rehashed(text, "\"format\":1", "\"format\":2");
+  EXPECT_THAT(ParseManifest(Rehashed(newer, "\"config.json\"", "\"a/b\""), "c").status(),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("format 2")));
   EXPECT_THAT(ParseManifest(Rehashed(text, "\"step\":123", "\"step\":-1"), "c").status(),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("step is -1")));
   EXPECT_THAT(ParseManifest(Rehashed(text, "\"step\":123", "\"step\":\"x\""), "c").status(),

@@ -92,7 +92,7 @@ TEST(HfConfig, RefusesARopeTypeThatIsNoStringOrIsGivenTwice) {
   EXPECT_THAT(std::string(HfErrorWith("rope_scaling", {{"rope_type", 5}}).message()),
               HasSubstr("rope_scaling: rope_type is 5, but it must be a string"));
   EXPECT_THAT(std::string(HfErrorWith("rope_scaling", {{"type", nullptr}}).message()),
-              HasSubstr("type is missing"));
+              HasSubstr("type is null"));
   EXPECT_THAT(
       std::string(HfErrorWith("rope_scaling", {{"type", "linear"}, {"rope_type", "default"}}).message()),
       HasSubstr("keep one of them"));

@@ -63,12 +63,19 @@ TEST_F(TrainRun, HasNoLossInAStepWithoutTargetsAndRefusesDataWithoutTargets) {
   config_.eval.paths = config_.data.paths;
   EXPECT_OK(RunError(2));
   middle = '\0';
+  mask.back() = '\1';  // No whole sequence of an evaluation has this token.
+  folder_.Write("eval.txt", SomeText());
+  folder_.Write("eval.txt.mask", mask);
+  config_.eval.paths = {folder_ / "eval.txt"};
+  EXPECT_THAT(RunError(2),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("--eval-data: no token has a loss")));
+  mask.back() = '\0';
   mask.front() = '\1';  // The first token is never a target.
+  folder_.Write("eval.txt.mask", mask);
+  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("eval.txt.mask' has no byte 1")));
+  config_.eval.paths.clear();
   folder_.Write("text.txt.mask", mask);
-  for (const bool evaluates : {false, true}) {
-    if (!evaluates) config_.eval.paths.clear();
-    EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("no token has a loss")));
-  }
+  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("text.txt.mask' has no byte 1")));
 }
 
 }  // namespace
