@@ -1,12 +1,14 @@
 #include "python/bindings/array_collectives.h"
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -121,6 +123,25 @@ void CheckPart(const EngineGroup& group, size_t elements, const std::vector<int6
           .c_str());
 }
 
+// A part that shares memory with the array of all parts must be this rank's part of it.
+template <typename Part, typename Whole>
+void CheckPlace(const EngineGroup& group, const Part& part, const Whole& whole,
+                const std::vector<int64_t>& counts) {
+  const auto* part_begin = static_cast<const char*>(part.data());
+  const auto* whole_begin = static_cast<const char*>(whole.data());
+  const std::less<const char*> is_before;
+  if (!is_before(part_begin, whole_begin + whole.nbytes()) ||
+      !is_before(whole_begin, part_begin + part.nbytes())) {
+    return;
+  }
+  const int64_t before = std::accumulate(counts.begin(), counts.begin() + group.rank(), int64_t{0});
+  if (part_begin == whole_begin + before * static_cast<int64_t>(part.itemsize())) return;
+  throw nb::value_error(
+      absl::StrCat("input and output share memory, but the smaller one is not the part of rank ",
+                   group.rank(), " in the other: give that part, or a copy")
+          .c_str());
+}
+
 void CheckRank(const EngineGroup& group, int rank, std::string_view what) {
   if (rank >= 0 && rank < group.size()) return;
   throw nb::value_error(
@@ -144,6 +165,7 @@ OperationPtr AllGather(EngineGroup& group, const ConstArray& input, const Array&
   CheckSameType(input, output);
   const auto parts = PartCounts(group, static_cast<int64_t>(output.size()), counts);
   CheckPart(group, input.size(), parts);
+  CheckPlace(group, input, output, parts);
   return group.AllGather({Stream::kAllGather, "all_gather", Owner(input, output)}, input.data(),
                          output.data(), TypeOf(output.dtype()), parts);
 }
@@ -153,6 +175,7 @@ OperationPtr ReduceScatter(EngineGroup& group, const ConstArray& input, const Ar
   CheckSameType(input, output);
   const auto parts = PartCounts(group, static_cast<int64_t>(input.size()), counts);
   CheckPart(group, output.size(), parts);
+  CheckPlace(group, output, input, parts);
   const ElementType type = TypeOf(output.dtype());
   CheckReduction(ReductionOf(reduction), type);
   return group.ReduceScatter({Stream::kReduceScatter, "reduce_scatter", Owner(input, output)}, input.data(),
@@ -370,12 +393,15 @@ void BindArrayCollectives(nb::module_& module) {
            "output = the elements of all inputs in rank order. `counts`: elements of each rank's "
            "input; default: equal.\n"
            "\n"
-           "In place if `input` is this rank's part of `output`.")
+           "In place if `input` is this rank's part of `output`. Raises ValueError if they share memory "
+           "otherwise.")
       .def("reduce_scatter", Submitting(&ReduceScatter), nb::arg("input"), nb::arg("output"),
            nb::arg("reduction") = "sum", nb::arg("counts") = nb::none(),
            "output = this rank's part of the reduction of all inputs. `counts`: elements of each "
            "rank's output; default:\n"
-           "equal. In place if `output` is this rank's part of `input`.")
+           "equal. In place if `output` is this rank's part of `input`. Raises ValueError if they share "
+           "memory "
+           "otherwise.")
       .def("all_reduce", Submitting(&AllReduce), nb::arg("array"), nb::arg("reduction") = "sum",
            "array = the reduction of all arrays.")
       .def("broadcast", Submitting(&Broadcast), nb::arg("array"), nb::arg("root") = 0,

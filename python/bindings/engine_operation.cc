@@ -41,12 +41,12 @@ EngineOperation::~EngineOperation() {
     if (work_.valid()) static_cast<void>(new Work(std::move(work_)));
     return;
   }
-  session_->Unregister(this);
-  if (!work_.valid()) return;
-  // Not settled: the engine still exists, unless Close runs now. It then settles nothing of this operation.
+  // Until Unregister, Close settles this operation before the engine ends. So no Work outlives the engine.
   static_cast<void>(session_->WithEngine([&](CommEngine&) {
+    const std::lock_guard lock(mutex_);
     if (work_.valid()) work_.Detach({std::move(memory_)});
   }));
+  session_->Unregister(this);
 }
 
 bool EngineOperation::IsDone() {
@@ -121,17 +121,20 @@ int EngineOperation::Source() const {
   return static_cast<int>(std::find(ranks.begin(), ranks.end(), source_) - ranks.begin());
 }
 
-absl::Status EngineOperation::AwaitEnd(absl::Duration timeout) {
+absl::Status EngineOperation::CheckReleased() {
   const std::lock_guard lock(mutex_);
   if (!work_.valid()) return absl::OkStatus();
-  const absl::Status waited = work_.WaitReleased(timeout);
+  const absl::Status waited = work_.WaitReleased(absl::ZeroDuration());
   return absl::IsDeadlineExceeded(waited) && !work_.TestReleased() ? waited : absl::OkStatus();
 }
 
-void EngineOperation::Settle(const absl::Status& otherwise) {
+std::shared_ptr<void> EngineOperation::Settle(const absl::Status& otherwise) {
   const std::lock_guard lock(mutex_);
+  if (!work_.valid()) return nullptr;
   if (!outcome_) outcome_ = HasEnded() ? work_.Wait(absl::ZeroDuration()) : otherwise;
-  if (work_.valid()) work_.Detach({std::move(memory_)});
+  std::shared_ptr<void> memory = memory_;
+  work_.Detach({std::move(memory_)});
+  return memory;
 }
 
 }  // namespace weft::python

@@ -37,10 +37,11 @@ class EngineOperation final : public Operation, public std::enable_shared_from_t
 
   // For Session::Close, with the engine's lock held.
 
-  // Waits for *released*. Errors: kDeadlineExceeded. OK after a failure.
-  absl::Status AwaitEnd(absl::Duration timeout);
-  // Fixes the outcome: `otherwise`, if the operation is not done. Gives the Work to the engine.
-  void Settle(const absl::Status& otherwise);
+  // Errors: kDeadlineExceeded, if the operation is not *released*. OK after a failure.
+  absl::Status CheckReleased();
+  // Fixes the outcome: `otherwise`, if the operation is not done. Gives the Work to the engine. The caller
+  // drops the operation's memory after the engine's lock: see Note [Locks of a closing session].
+  std::shared_ptr<void> Settle(const absl::Status& otherwise);
 
  private:
   EngineOperation(std::shared_ptr<Session> session, std::shared_ptr<void> memory, bool needs_release)

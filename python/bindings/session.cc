@@ -9,6 +9,7 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
+#include <absl/time/clock.h>
 
 #include "python/bindings/engine_operation.h"
 #include "weft/comm/wire_compression.h"
@@ -20,6 +21,7 @@ namespace {
 
 // Time that Close gives to unfinished operations.
 constexpr absl::Duration kDrainTimeout = absl::Seconds(10);
+constexpr absl::Duration kDrainInterval = absl::Milliseconds(1);
 
 std::string RandomNonce() {
   std::random_device source;
@@ -131,7 +133,8 @@ absl::Status Session::ForkedError() {
 }
 
 absl::Status Session::ClosedError() {
-  return absl::FailedPreconditionError("the weft session is closed: its process group has been destroyed");
+  return absl::FailedPreconditionError(
+      "the weft session is closed, as after the end of its process group: make another one");
 }
 
 bool Session::closed() const {
@@ -142,26 +145,42 @@ bool Session::closed() const {
 void Session::Drain() {
   const std::shared_lock engine_lock(engine_mutex_);
   if (engine_ == nullptr || !engine_->status().ok()) return;
-  const std::lock_guard operations_lock(operations_mutex_);
+  const absl::Status missed_deadline = MissedDeadline();
   const absl::Duration patience =
-      missed_deadline_.ok() ? std::min(kDrainTimeout, options_.timeout) : absl::ZeroDuration();
+      missed_deadline.ok() ? std::min(kDrainTimeout, options_.timeout) : absl::ZeroDuration();
   const Deadline deadline(bootstrap().runtime(), patience);
   absl::Status cause;
   {
     std::unique_lock lock(unready_->mutex);
     if (!unready_->changed.wait_for(lock, absl::ToChronoNanoseconds(deadline.Left()),
                                     [&] { return unready_->operations == 0; })) {
-      cause = missed_deadline_.ok()
-                  ? absl::AbortedError(
-                        absl::StrCat("rank ", rank(), " closed its session before ", unready_->operations,
-                                     " operations were ready; wait for all operations before the end"))
-                  : missed_deadline_;
+      cause = missed_deadline.ok() ? absl::AbortedError(absl::StrCat(
+                                         "rank ", rank(), " closed its session before ", unready_->operations,
+                                         " operations were ready; wait for all operations before the end"))
+                                   : missed_deadline;
     }
   }
-  for (EngineOperation* operation : operations_) {
-    if (cause.ok()) cause = operation->AwaitEnd(deadline.Left());
+  while (cause.ok()) {
+    const absl::Status released = CheckOperations();
+    if (released.ok()) return;
+    if (deadline.HasPassed()) {
+      cause = released;
+    } else {
+      absl::SleepFor(kDrainInterval);  // Note [Locks of a closing session].
+    }
   }
-  if (!cause.ok()) engine_->Abort(cause);
+  engine_->Abort(cause);
+}
+
+absl::Status Session::CheckOperations() {
+  const std::lock_guard lock(operations_mutex_);
+  for (EngineOperation* operation : operations_) WEFT_RETURN_IF_ERROR(operation->CheckReleased());
+  return absl::OkStatus();
+}
+
+absl::Status Session::MissedDeadline() {
+  const std::lock_guard lock(operations_mutex_);
+  return missed_deadline_;
 }
 
 void Session::CountUntilReady(Work& work) {
@@ -195,14 +214,16 @@ void Session::Close() {
   const std::lock_guard close_lock(close_mutex_);
   Drain();
   RunClosers();
+  std::unique_ptr<CommEngine> engine;
+  std::vector<std::shared_ptr<void>> memory;
   {
     const std::unique_lock engine_lock(engine_mutex_);
-    if (engine_ != nullptr) {
-      const std::lock_guard lock(operations_mutex_);
-      for (EngineOperation* operation : operations_) operation->Settle(ClosedError());
-      engine_.reset();
-    }
+    engine = std::move(engine_);
+    const std::lock_guard lock(operations_mutex_);
+    for (EngineOperation* operation : operations_) memory.push_back(operation->Settle(ClosedError()));
   }
+  engine.reset();
+  memory.clear();
   completions_.reset();
   OpenSessions& open = TheOpenSessions();
   const std::lock_guard lock(open.mutex);

@@ -8,6 +8,14 @@
 // Without it: a DataLoader's worker that drops a tensor in node memory may hang, or tell the peers of its
 // parent that the rank has left.
 //
+// Note [Locks of a closing session]
+// Problem: the memory of an operation belongs to Python, so that its release takes the interpreter's lock. A
+//   thread that holds this lock may wait for one of the session's.
+// Rule: while Close holds the engine's lock exclusively, or the lock of the operations, it releases no memory
+//   and waits for no operation. It destroys the engine, which releases the memory of dropped operations,
+//   after it has given up both locks.
+// Without it: session.close() hangs if another thread reads session.closed at that moment.
+//
 // Thread safety: any thread may call any member.
 // Collective: Create and Close, by all ranks of the session; MakeLanes, by the members.
 // Lifetime: an open session holds itself, as threads of its own must not drop the last reference. Blocks of
@@ -142,6 +150,9 @@ class Session : public std::enable_shared_from_this<Session> {
   static absl::Status ForkedError();
   static absl::Status ClosedError();
   void Drain();
+  // An error if an operation is not *released*.
+  absl::Status CheckOperations();
+  absl::Status MissedDeadline();
   void RunClosers();
   absl::StatusOr<std::vector<std::string>> ExchangeInStore(const std::string& prefix,
                                                            const ProcessGroup& group,

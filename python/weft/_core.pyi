@@ -115,13 +115,13 @@ class Group:
     def all_gather(self, input: Any, output: Any, counts: list[int] | None = None) -> Operation:
         """output = the elements of all inputs in rank order. `counts`: elements of each rank's input; default: equal.
 
-        In place if `input` is this rank's part of `output`.
+        In place if `input` is this rank's part of `output`. Raises ValueError if they share memory otherwise.
         """
     def reduce_scatter(
         self, input: Any, output: Any, reduction: str = "sum", counts: list[int] | None = None
     ) -> Operation:
         """output = this rank's part of the reduction of all inputs. `counts`: elements of each rank's output; default:
-        equal. In place if `output` is this rank's part of `input`.
+        equal. In place if `output` is this rank's part of `input`. Raises ValueError if they share memory otherwise.
         """
     def all_reduce(self, array: Any, reduction: str = "sum") -> Operation:
         """array = the reduction of all arrays."""

@@ -50,6 +50,8 @@ def main(store: str, rank: int, size: int) -> None:
         lambda: group.all_gather(np.ones(2), np.ones(2 * size, np.float32)),
         lambda: group.all_reduce(np.ones((4, 4)).T[:2]),
         lambda: group.broadcast(np.ones(2), size),
+        lambda: group.all_gather(whole[1 : 1 + size], whole[: max(2, size) * size]),  # They overlap, but not in place.
+        lambda: group.reduce_scatter(whole[: max(2, size) * size], whole[1 : 1 + size]),
         lambda: weft.Group(session, "twice", [rank, rank]),
         lambda: weft.Group(session, "beyond", [rank, size]),
     ):

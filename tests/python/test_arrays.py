@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).resolve().parent / "array_bodies.py"
+CLOSING = Path(__file__).resolve().parent / "closing_bodies.py"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -17,3 +18,11 @@ def test_arrays_are_moved_and_reduced(tmp_path: Path, size: int) -> None:
     ]
     outputs = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(outputs)
+
+
+@pytest.mark.parametrize("meanwhile", ["closed", "counters", "allocate", "submit", "drop"])
+def test_a_session_closes_while_another_thread_uses_it(tmp_path: Path, meanwhile: str) -> None:
+    process = subprocess.run(
+        [sys.executable, str(CLOSING), str(tmp_path / "store"), meanwhile], stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    assert process.returncode == 0, process.stderr
