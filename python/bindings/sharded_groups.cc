@@ -182,8 +182,10 @@ void Groups::Run(const std::function<absl::Status(ShardedGroups&)>& call) {
     status = call(called);
   }
   if (status.ok()) return;
-  bool has_failed = false;  // Otherwise an argument was wrong.
-  static_cast<void>(session_->WithEngine([&](CommEngine& engine) { has_failed = !engine.status().ok(); }));
+  bool has_failed =
+      !called.status().ok();  // Another model may have reset the engine. Else an argument was wrong.
+  static_cast<void>(
+      session_->WithEngine([&](CommEngine& engine) { has_failed = has_failed || !engine.status().ok(); }));
   if (!has_failed) RaiseFirst(*session_, status);
   RaiseFirst(*session_,
              absl::Status(status.code(), absl::StrCat(status.message(),

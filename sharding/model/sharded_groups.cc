@@ -353,6 +353,8 @@ absl::Status ShardedGroups::AllReduceScalars(const std::string& label, void* val
   return scalars_->AllReduce(label, values, dtype, count, op);
 }
 
+const absl::Status& ShardedGroups::status() const { return context_->status(); }
+
 absl::Status ShardedGroups::ResetAfterError() {
   backward_updates_.reset();
   WEFT_RETURN_IF_ERROR(context_->ResetAfterError());

@@ -75,6 +75,8 @@ class CommContext {
   void AwaitReleases();
   // Forgets everything under way and resets the engine. The owner of the groups must reshard them.
   absl::Status ResetAfterError();
+  // The first failure since then, or OK.
+  const absl::Status& status() const { return state_->status(); }
 
  private:
   CommContext(std::unique_ptr<PipelineState> state, std::unique_ptr<PipelineMemory> memory,

@@ -167,6 +167,8 @@ class ShardedGroups {
   absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
                                 ReduceOp op);
   absl::Status ResetAfterError();
+  // The failure of the groups; OK before one, and after ResetAfterError.
+  const absl::Status& status() const;
 
   int group_count() const { return static_cast<int>(groups_.size()); }
   const std::string& name(int group) const;

@@ -331,6 +331,7 @@ def check_misuse_of_the_scope() -> None:
     raises(ValueError, "requires a gradient", enter, **one(torch.nn.Parameter(torch.zeros(12))))
     raises(ValueError, "not among the buffers", enter, **one(ids), no_restore_buffers={other})
     raises(ValueError, "without tokens", enter, **one(torch.arange(1)))
+    raises(ValueError, "12 documents of at most 1 tokens leave rank", enter, **one(ids), documents=list(range(12)))
     raises(ValueError, "give one id for each token", enter, **one(ids), documents=[0, 0, 1])
     raises(ValueError, "use one of", enter, scheme="rings")
     two_dims = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "cp"))

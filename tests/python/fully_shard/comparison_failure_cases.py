@@ -103,6 +103,23 @@ def recovers_from_exceptions() -> None:
 
 
 @case
+def each_model_is_reset_after_a_failure_of_one() -> None:
+    models = [shard_all(make_llama(), weft.fully_shard) for _ in range(2)]
+    for model in models:
+        train(model, steps=1)
+    with expect_error((IndexError, RuntimeError)):  # Its own, or that of a peer.
+        loss_of(models[0], tokens_of(7) + 10**6)
+    with expect_error(RuntimeError, "call weft.reset(model)"):
+        train(models[1], steps=1)
+    weft.reset(models[0])
+    train(models[0], steps=1)
+    with expect_error(RuntimeError, "call weft.reset(model)"):
+        train(models[1], steps=1)
+    weft.reset(models[1])
+    train(models[1], steps=1)
+
+
+@case
 def tells_peers_of_an_exception_in_backward() -> None:
     model = shard_all(make_llama(), weft.fully_shard)
     train(model, steps=1)

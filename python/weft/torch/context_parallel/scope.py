@@ -153,6 +153,11 @@ class ContextParallelScope:
     def _make_layout(self, lengths: tuple[int, ...]) -> SequenceLayout:
         layout = SequenceLayout(lengths, self._request.ranks, self._request.resolved_balance)
         for rank, count in enumerate(layout.counts):
+            if count == 0 and len(lengths) > 1:
+                raise ValueError(
+                    f"{len(lengths)} documents of at most {max(lengths)} tokens leave rank {rank} of {layout.ranks} without tokens, "
+                    "as each document is split on its own: use longer documents or fewer ranks"
+                )
             if count == 0:
                 raise ValueError(
                     f"a sequence of {layout.tokens} tokens leaves rank {rank} of {layout.ranks} without tokens: "
