@@ -122,7 +122,10 @@ int EngineOperation::Source() const {
 }
 
 absl::Status EngineOperation::CheckReleased() {
-  const std::lock_guard lock(mutex_);
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    return absl::DeadlineExceededError("the session was closed while a thread waited for an operation");
+  }
   if (!work_.valid()) return absl::OkStatus();
   const absl::Status waited = work_.WaitReleased(absl::ZeroDuration());
   return absl::IsDeadlineExceeded(waited) && !work_.TestReleased() ? waited : absl::OkStatus();

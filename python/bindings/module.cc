@@ -62,15 +62,24 @@ absl::StatusOr<std::shared_ptr<Session>> MakeSession(std::shared_ptr<KeyValueSto
   return Session::Create(std::move(store), std::move(bootstrap), options);
 }
 
+// `store`: a folder, or an object with the methods of a KeyValueStore.
+std::shared_ptr<InterruptibleStore> OpenStore(nb::object store) {
+  if (nb::hasattr(store, "__fspath__")) store = store.attr("__fspath__")();
+  if (nb::isinstance<nb::str>(store)) {
+    return std::make_shared<SignalCheckedStore>(ValueOrRaise(OpenFileStore(nb::cast<std::string>(store))));
+  }
+  for (const char* method : {"set", "get_all", "delete"}) {
+    if (nb::hasattr(store, method)) continue;
+    throw nb::type_error(absl::StrCat("store must be a folder or a KeyValueStore, but the given ",
+                                      nb::type_name(store.type()).c_str(), " has no method ", method)
+                             .c_str());
+  }
+  return std::make_shared<PythonStore>(std::move(store));
+}
+
 std::shared_ptr<Session> CreateSession(nb::object store, int rank, int size, double timeout_s,
                                        size_t segment_bytes, const std::string& error) {
-  std::shared_ptr<InterruptibleStore> shared_store;
-  if (nb::isinstance<nb::str>(store)) {
-    shared_store =
-        std::make_shared<SignalCheckedStore>(ValueOrRaise(OpenFileStore(nb::cast<std::string>(store))));
-  } else {
-    shared_store = std::make_shared<PythonStore>(std::move(store));
-  }
+  const std::shared_ptr<InterruptibleStore> shared_store = OpenStore(std::move(store));
   const SessionOptions options{.timeout = absl::Seconds(timeout_s), .segment_bytes = segment_bytes};
   absl::StatusOr<std::shared_ptr<Session>> session;
   {

@@ -1,5 +1,6 @@
 """weft's engine and node memory. Use it through the package weft."""
 
+import os
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ class Session:
 
     def __init__(
         self,
-        store: KeyValueStore | str,
+        store: KeyValueStore | str | os.PathLike[str],
         rank: int,
         size: int,
         timeout_s: float = 600.0,

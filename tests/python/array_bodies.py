@@ -1,5 +1,6 @@
 """The program of a rank without torch: collectives of numpy arrays. Arguments: store, rank, size."""
 
+import pathlib
 import sys
 
 import numpy as np
@@ -8,7 +9,7 @@ import weft
 
 def main(store: str, rank: int, size: int) -> None:
     assert "torch" not in sys.modules
-    session = weft.Session(store, rank, size, timeout_s=60)
+    session = weft.Session(pathlib.Path(store), rank, size, timeout_s=60)
     group = weft.Group(session, "world", list(range(size)))
     assert (group.rank, group.size, session.rank, session.size) == (rank, size, rank, size)
 
@@ -52,6 +53,7 @@ def main(store: str, rank: int, size: int) -> None:
         lambda: group.broadcast(np.ones(2), size),
         lambda: group.all_gather(whole[1 : 1 + size], whole[: max(2, size) * size]),  # They overlap, but not in place.
         lambda: group.reduce_scatter(whole[: max(2, size) * size], whole[1 : 1 + size]),
+        lambda: weft.Session(5, 0, 1),
         lambda: weft.Group(session, "twice", [rank, rank]),
         lambda: weft.Group(session, "beyond", [rank, size]),
     ):
