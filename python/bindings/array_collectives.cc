@@ -1,14 +1,11 @@
 #include "python/bindings/array_collectives.h"
 
-#include <array>
-#include <functional>
 #include <memory>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,6 +16,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "python/bindings/array_arguments.h"
 #include "python/bindings/engine_group.h"
 #include "python/bindings/errors.h"
 #include "python/bindings/python_store.h"
@@ -28,125 +26,7 @@ namespace nb = nanobind;
 namespace weft::python {
 namespace {
 
-using Array = nb::ndarray<nb::c_contig, nb::device::cpu>;
-using ConstArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
-
 using Code = nb::dlpack::dtype_code;
-
-// Nothing for a dtype that the engine does not know.
-std::optional<ElementType> KnownTypeOf(const nb::dlpack::dtype& dtype) {
-  const auto is = [&](nb::dlpack::dtype_code code, int bits) {
-    return dtype.code == static_cast<uint8_t>(code) && dtype.bits == bits && dtype.lanes == 1;
-  };
-  if (is(Code::Float, 32)) return ElementType::kF32;
-  if (is(Code::Bfloat, 16)) return ElementType::kBF16;
-  if (is(Code::Float, 16)) return ElementType::kF16;
-  if (is(Code::Float, 64)) return ElementType::kF64;
-  if (is(Code::Int, 32)) return ElementType::kI32;
-  if (is(Code::Int, 64)) return ElementType::kI64;
-  if (is(Code::Int, 16)) return ElementType::kI16;
-  if (is(Code::Int, 8)) return ElementType::kI8;
-  if (is(Code::UInt, 8)) return ElementType::kU8;
-  return std::nullopt;
-}
-
-ElementType TypeOf(const nb::dlpack::dtype& dtype) {
-  if (const auto type = KnownTypeOf(dtype)) return *type;
-  throw nb::type_error(
-      "the collectives take float32, bfloat16, float16, float64, int64, int32, int16, int8 and uint8; view "
-      "the array as one of them");
-}
-
-Reduction ReductionOf(std::string_view name) {
-  constexpr std::array<std::pair<std::string_view, Reduction>, 8> kNames = {
-      {{"sum", Reduction::kSum},
-       {"average", Reduction::kAverage},
-       {"max", Reduction::kMax},
-       {"min", Reduction::kMin},
-       {"product", Reduction::kProduct},
-       {"bit_and", Reduction::kBitAnd},
-       {"bit_or", Reduction::kBitOr},
-       {"bit_xor", Reduction::kBitXor}}};
-  for (const auto& [known, reduction] : kNames) {
-    if (name == known) return reduction;
-  }
-  throw nb::value_error(
-      absl::StrCat("unknown reduction '", std::string(name),
-                   "'; the reductions are sum, average, max, min, product, bit_and, bit_or and bit_xor")
-          .c_str());
-}
-
-void CheckReduction(Reduction reduction, ElementType type) {
-  const bool is_integer = type != ElementType::kF32 && type != ElementType::kBF16 &&
-                          type != ElementType::kF16 && type != ElementType::kF64;
-  if (reduction == Reduction::kAverage && is_integer) {
-    throw nb::value_error("an average of integers is not defined; use the sum, and divide it");
-  }
-  const bool is_bitwise =
-      reduction == Reduction::kBitAnd || reduction == Reduction::kBitOr || reduction == Reduction::kBitXor;
-  if (is_bitwise && !is_integer) throw nb::value_error("a bitwise reduction takes integers");
-}
-
-void CheckSameType(const ConstArray& input, const Array& output) {
-  if (input.dtype() != output.dtype()) throw nb::type_error("input and output have different dtypes");
-}
-
-// The counts of the ranks' parts of `total` elements. Without `counts`: equal parts.
-std::vector<int64_t> PartCounts(const EngineGroup& group, int64_t total,
-                                const std::optional<std::vector<int64_t>>& counts) {
-  if (!counts) {
-    if (total % group.size() != 0) {
-      throw nb::value_error(absl::StrCat(total, " elements do not divide among ", group.size(),
-                                         " ranks; give counts, or pad the array")
-                                .c_str());
-    }
-    return std::vector<int64_t>(static_cast<size_t>(group.size()), total / group.size());
-  }
-  int64_t sum = 0;
-  for (const int64_t count : *counts) {
-    if (count < 0) throw nb::value_error("a count is negative");
-    sum += count;
-  }
-  if (static_cast<int>(counts->size()) != group.size() || sum != total) {
-    throw nb::value_error(absl::StrCat("expected ", group.size(), " counts that add up to ", total, ", got ",
-                                       counts->size(), " that add up to ", sum)
-                              .c_str());
-  }
-  return *counts;
-}
-
-void CheckPart(const EngineGroup& group, size_t elements, const std::vector<int64_t>& counts) {
-  const int64_t expected = counts[static_cast<size_t>(group.rank())];
-  if (static_cast<int64_t>(elements) == expected) return;
-  throw nb::value_error(
-      absl::StrCat("the part of rank ", group.rank(), " has ", elements, " elements, expected ", expected)
-          .c_str());
-}
-
-// A part that shares memory with the array of all parts must be this rank's part of it.
-template <typename Part, typename Whole>
-void CheckPlace(const EngineGroup& group, const Part& part, const Whole& whole,
-                const std::vector<int64_t>& counts) {
-  const auto* part_begin = static_cast<const char*>(part.data());
-  const auto* whole_begin = static_cast<const char*>(whole.data());
-  const std::less<const char*> is_before;
-  if (!is_before(part_begin, whole_begin + whole.nbytes()) ||
-      !is_before(whole_begin, part_begin + part.nbytes())) {
-    return;
-  }
-  const int64_t before = std::accumulate(counts.begin(), counts.begin() + group.rank(), int64_t{0});
-  if (part_begin == whole_begin + before * static_cast<int64_t>(part.itemsize())) return;
-  throw nb::value_error(
-      absl::StrCat("input and output share memory, but the smaller one is not the part of rank ",
-                   group.rank(), " in the other: give that part, or a copy")
-          .c_str());
-}
-
-void CheckRank(const EngineGroup& group, int rank, std::string_view what) {
-  if (rank >= 0 && rank < group.size()) return;
-  throw nb::value_error(
-      absl::StrCat(std::string(what), " ", rank, " is not a rank of a group of ", group.size()).c_str());
-}
 
 // Owner of arrays, which may be dropped on any thread.
 template <typename... Arrays>
@@ -165,7 +45,7 @@ OperationPtr AllGather(EngineGroup& group, const ConstArray& input, const Array&
   CheckSameType(input, output);
   const auto parts = PartCounts(group, static_cast<int64_t>(output.size()), counts);
   CheckPart(group, input.size(), parts);
-  CheckPlace(group, input, output, parts);
+  CheckPlace(group, BytesOf(input), BytesOf(output), parts);
   return group.AllGather({Stream::kAllGather, "all_gather", Owner(input, output)}, input.data(),
                          output.data(), TypeOf(output.dtype()), parts);
 }
@@ -175,7 +55,7 @@ OperationPtr ReduceScatter(EngineGroup& group, const ConstArray& input, const Ar
   CheckSameType(input, output);
   const auto parts = PartCounts(group, static_cast<int64_t>(input.size()), counts);
   CheckPart(group, output.size(), parts);
-  CheckPlace(group, output, input, parts);
+  CheckPlace(group, BytesOf(output), BytesOf(input), parts);
   const ElementType type = TypeOf(output.dtype());
   CheckReduction(ReductionOf(reduction), type);
   return group.ReduceScatter({Stream::kReduceScatter, "reduce_scatter", Owner(input, output)}, input.data(),
@@ -272,34 +152,6 @@ struct ArrayOperation {
   std::shared_ptr<Session> session;
   OperationPtr operation;
 };
-
-// Why an object is not an array that a collective takes, with the remedy.
-std::string FaultOf(const nb::object& object) {
-  nb::ndarray<nb::ro> any;
-  if (!nb::try_cast(object, any, /*convert=*/false)) {
-    const std::string type = nb::type_name(object.type()).c_str();
-    std::string dtype;
-    if (nb::hasattr(object, "dtype")) {
-      const nb::object value = object.attr("dtype");
-      dtype = absl::StrCat(" of dtype ", nb::str(value).c_str());
-    }
-    return absl::StrCat(
-        "a ", type, dtype, " cannot be moved: give a numpy array of numbers in native byte order, or ",
-        "another array that supports DLPack, such as the detach() of a tensor with gradients");
-  }
-  ConstArray readable;
-  if (!nb::try_cast(object, readable, /*convert=*/false)) {
-    return "the array is not C-contiguous, or not on the CPU: give a contiguous copy of it";
-  }
-  return "the array is read-only, but the collective writes to it: give a copy of it";
-}
-
-template <typename AnyArray>
-AnyArray ArrayOf(const nb::object& object) {
-  AnyArray array;
-  if (!nb::try_cast(object, array, /*convert=*/false)) throw nb::type_error(FaultOf(object).c_str());
-  return array;
-}
 
 // How Python passes an argument of a function that submits an operation. Arrays are converted here, because
 // nanobind's own error does not say what is wrong with one.

@@ -1,0 +1,62 @@
+// Checks of what Python gives to collectives of arrays. What is wrong with an argument is a TypeError or a
+// ValueError that names the remedy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <nanobind/ndarray.h>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "python/bindings/engine_group.h"
+#include "python/interface/group_collectives.h"
+
+namespace weft::python {
+
+using Array = nanobind::ndarray<nanobind::c_contig, nanobind::device::cpu>;
+using ConstArray = nanobind::ndarray<nanobind::ro, nanobind::c_contig, nanobind::device::cpu>;
+
+// Nothing for a dtype that the engine does not know.
+std::optional<ElementType> KnownTypeOf(const nanobind::dlpack::dtype& dtype);
+ElementType TypeOf(const nanobind::dlpack::dtype& dtype);
+Reduction ReductionOf(std::string_view name);
+void CheckReduction(Reduction reduction, ElementType type);
+void CheckSameType(const ConstArray& input, const Array& output);
+
+// The counts of the ranks' parts of `total` elements. Without `counts`: equal parts.
+std::vector<int64_t> PartCounts(const EngineGroup& group, int64_t total,
+                                const std::optional<std::vector<int64_t>>& counts);
+// The part of this rank must have its count of elements.
+void CheckPart(const EngineGroup& group, size_t elements, const std::vector<int64_t>& counts);
+
+struct ArrayBytes {
+  const char* begin;
+  size_t size;
+  int64_t element_size;
+};
+template <typename AnyArray>
+ArrayBytes BytesOf(const AnyArray& array) {
+  return {static_cast<const char*>(array.data()), array.nbytes(), static_cast<int64_t>(array.itemsize())};
+}
+// A part that shares memory with the array of all parts must be this rank's part of it.
+void CheckPlace(const EngineGroup& group, const ArrayBytes& part, const ArrayBytes& whole,
+                const std::vector<int64_t>& counts);
+
+// `what`: the rank in the message, as in "root".
+void CheckRank(const EngineGroup& group, int rank, std::string_view what);
+
+// Why an object is not an array that a collective takes, with the remedy.
+std::string FaultOf(const nanobind::object& object);
+
+template <typename AnyArray>
+AnyArray ArrayOf(const nanobind::object& object) {
+  AnyArray array;
+  if (!nanobind::try_cast(object, array, /*convert=*/false)) {
+    throw nanobind::type_error(FaultOf(object).c_str());
+  }
+  return array;
+}
+
+}  // namespace weft::python
