@@ -74,7 +74,7 @@ void OutputRelay::Finish(const SignalQueue& signals, Requests& requests) {
     const std::optional<int> signal = signals.Next(kFinishInterval);
     if (!signal || *signal == SIGCHLD) continue;
     requests.Add(*signal);
-    gives_up_ = requests.stop_requested();
+    gives_up_ = requests.user_stops();  // A lost reader leaves the other one its bytes.
   }
   thread_.join();
 }

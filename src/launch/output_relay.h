@@ -40,7 +40,7 @@ class OutputRelay {
   // Closes this process's copies of outputs(), and starts the thread. REQUIRES: mpirun has been started, and
   // SIGPIPE is ignored.
   void Start();
-  // Passes on what the pipes hold, and ends the thread. Waits for slow readers until a stop is requested.
+  // Passes on what the pipes hold, and ends the thread. Waits for slow readers until the user stops it.
   // REQUIRES: mpirun and its helpers have ended.
   void Finish(const SignalQueue& signals, Requests& requests);
   // True if the reader of the standard output was lost.
