@@ -80,12 +80,6 @@ std::shared_ptr<const GroupPlacement::Tables> GroupPlacement::MakeTables(const s
   return tables;
 }
 
-int64_t GroupPlacement::CountNodes(const std::vector<int>& members) const {
-  std::vector<bool> has_member(static_cast<size_t>(node_count()));
-  for (const int member : members) has_member[static_cast<size_t>(NodeOf(member))] = true;
-  return std::count(has_member.begin(), has_member.end(), true);
-}
-
 GroupPlacement::GroupPlacement(ProcessGroup group, std::shared_ptr<const Tables> tables)
     : group_(std::move(group)), tables_(std::move(tables)) {
   const std::vector<int>& local = MembersOf(NodeOf(me()));

@@ -55,8 +55,6 @@ class GroupPlacement {
   int NodeOf(int member) const { return tables_->node_of[static_cast<size_t>(member)]; }
   bool IsLocal(int member) const { return NodeOf(member) == NodeOf(me()); }
   bool spans_nodes() const { return node_count() > 1; }
-  // The number of nodes that these members are on.
-  int64_t CountNodes(const std::vector<int>& members) const;
   // The other group ranks on the caller's node. The list starts at the caller's successor, so that every rank
   // begins with a different peer.
   const std::vector<int>& local_peers() const { return local_peers_; }

@@ -96,10 +96,13 @@ class AllToAllOperation final : public Collective {
     }
     bool advanced = false;
     for (RangeStream& pull : pulls_) advanced |= pull.Step(context, kAllSlices);
+    const auto credit = [&](RemoteReceive& remote) -> absl::StatusOr<bool> {
+      WEFT_RETURN_IF_ERROR(remote.receive.AnnounceEmpty(context));
+      return remote.receive.Credit(context, remote.unpack ? remote.unpack->done() : 0, kAllSlices);
+    };
+    WEFT_ASSIGN_OR_RETURN(const bool credited, CreditInTurn(remote_receives_, credit));
+    advanced |= credited;
     for (RemoteReceive& remote : remote_receives_) {
-      const int64_t consumed = remote.unpack ? remote.unpack->done() : 0;
-      WEFT_ASSIGN_OR_RETURN(const bool credited, remote.receive.Step(context, consumed));
-      advanced |= credited;
       if (remote.unpack) advanced |= remote.unpack->Step(context, remote.receive.done());
     }
     WEFT_ASSIGN_OR_RETURN(const bool sent, sends_.Step(context));
@@ -157,16 +160,13 @@ class AllToAllOperation final : public Collective {
     for (const int peer : placement.local_peers()) WEFT_RETURN_IF_ERROR(AddPeer(context, peer));
     WEFT_RETURN_IF_ERROR(TakeScratch(context));
     std::byte* ring = ring_.data();
-    std::vector<int> senders;
     for (int step = 1; step < placement.size(); ++step) {
       const int member = (placement.me() + step) % placement.size();
       if (placement.IsLocal(member)) continue;
-      if (!IsEmptyPart(plan().receives[static_cast<size_t>(member)])) senders.push_back(member);
       AddRemoteReceive(context, member, ring);
       AddSend(context, member);
     }
-    const int64_t nodes = placement.CountNodes(senders);
-    for (RemoteReceive& remote : remote_receives_) remote.receive.SetSenderNodes(nodes);
+    for (RemoteReceive& remote : remote_receives_) remote.receive.KeepPace(pace_);
     return absl::OkStatus();
   }
 
@@ -362,6 +362,7 @@ class AllToAllOperation final : public Collective {
   // Lists: tasks hold pointers to the streams, and many operations have none.
   std::list<RangeStream> pulls_;  // Copies of local parts.
   std::list<RemoteReceive> remote_receives_;
+  CreditPace pace_;  // Of these.
   Sends sends_;
 };
 

@@ -11,7 +11,7 @@
 //     is therefore enough, and messages of one tag match by order.
 //   - Lane window: bounds the bytes in flight of each (lane, phase), unless all lanes together are within the
 //     budget that was measured: see Note [Wire budget].
-//   - Stream window: keeps a gather from several nodes even while a thread waits. See Note [Even streams].
+//   - Pace: keeps streams of several nodes even. See Note [Paced credits].
 //   - Yield window: while an operation of higher priority wants the wire, bounds the bytes in flight of all
 //     operations of lower priority together.
 //   - Background window: on an engine with a context lane between nodes, always bounds the bytes in flight of
@@ -72,6 +72,7 @@
 #include "src/comm/base/descriptor.h"
 #include "src/comm/base/part_shape.h"
 #include "src/comm/base/trace_log.h"
+#include "src/comm/links/credit_pace.h"
 #include "src/comm/links/credit_rules.h"
 #include "src/comm/links/late_rank_messages.h"
 #include "src/comm/links/node_link.h"
@@ -126,6 +127,8 @@ class CreditScheduler {
   // Bytes that all lanes together may have in flight to this rank beyond their windows. See Note [Wire
   // budget]. 0 until something has arrived.
   int64_t budget_bytes() const { return budget_.bytes(); }
+  // Measured bytes in a nanosecond. 0 until something has arrived.
+  double rate() const { return budget_.rate(); }
   // Interval between polls of the wire. Very long until a rate is measured. See Note [Poll intervals].
   int64_t PollIntervalNs(int64_t now_ns) const {
     return poll_times_.IntervalNs(now_ns, budget_.rate(), all_bytes_, silent_bytes_ > 0);
@@ -172,6 +175,14 @@ class CreditScheduler {
     return !rules_.slices_run_ahead_in_half_of_budget ||
            (priority <= highest_demand() &&
             2 * (silent_bytes_ + static_cast<int64_t>(bytes)) <= budget_.bytes());
+  }
+  // True if credits for `bytes` more are within the pace.
+  bool KeepsPace(const CreditPace& pace, size_t bytes) const {
+    return pace.Allows(static_cast<int64_t>(bytes), budget_.now_ns(), budget_.rate(),
+                       options_.lane_window_bytes);
+  }
+  void Count(CreditPace& pace, size_t bytes) const {
+    pace.Count(static_cast<int64_t>(bytes), budget_.now_ns());
   }
   // Counts the slices in flight of a peer that was silent in the windows that operations share.
   void CountAsStarted(const Channel& channel);

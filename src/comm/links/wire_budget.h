@@ -20,19 +20,6 @@
 // it, or the constant windows. If ranks of a node share the link, this is the data of each of them: in
 // simulations of four ranks at 25 Gbit/s, it waited for 1.7 to 2.1 ms, at 100 Gbit/s for 0.9 ms.
 //
-// Note [Even streams]
-// Problem: a gather receives a part from each of several nodes. If one sender has the credits of a whole
-// window, it sends to one receiver, and other receivers wait for it. Later their parts are all that it sends,
-// while other links are idle.
-// Rule: while a thread waits, a stream has in flight at most the budget divided by the number of nodes that
-// send, or twice the lane window if that is more. So each sender serves all receivers, and they end at about
-// the same time. On slow links, twice the lane window is all that an operation may have in flight.
-// Why it suffices: a stream that has nothing in flight is never held back, so that each wait ends with a
-// slice of its own.
-// If no thread waits, the windows alone bound a stream: the next poll of a peer that computes may be late,
-// and another one must then be able to use the link. In reductions, the stream with the fewest credits always
-// comes first.
-//
 // Thread safety: none.
 #pragma once
 

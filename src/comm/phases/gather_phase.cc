@@ -161,9 +161,7 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
                      slots_);
     }
   }
-  std::erase_if(received, [&](int member) { return SlicingOf(member).elements == 0; });
-  const int64_t nodes = placement.CountNodes(received);
-  for (Relay& relay : relays_) relay.stream.SetSenderNodes(nodes);
+  for (Relay& relay : relays_) relay.stream.KeepPace(pace_);
   return absl::OkStatus();
 }
 
@@ -213,12 +211,14 @@ bool GatherPhase::StepPulls(OperationContext& context, int64_t own_available, Wr
 }
 
 absl::StatusOr<bool> GatherPhase::StepRelays(OperationContext& context, Writable writable) {
-  bool advanced = false;
+  const auto credit = [&](Relay* relay) -> absl::StatusOr<bool> {
+    const int64_t limit = relay->unpack ? kAllSlices : writable(relay->member);
+    WEFT_RETURN_IF_ERROR(relay->stream.AnnounceEmpty(context));
+    return relay->stream.Credit(context, relay->done(), limit);
+  };
+  WEFT_ASSIGN_OR_RETURN(bool advanced, CreditInTurn(open_relays_, credit));
   for (Relay* const open : open_relays_) {
     Relay& relay = *open;
-    const int64_t limit = relay.unpack ? kAllSlices : writable(relay.member);
-    WEFT_ASSIGN_OR_RETURN(const bool credited, relay.stream.Step(context, relay.done(), limit));
-    advanced |= credited;
     if (relay.unpack) {
       advanced |= relay.unpack->Step(context, std::min(relay.stream.done(), writable(relay.member)));
     }

@@ -170,6 +170,7 @@ class GatherPhase {
   std::deque<Relay> relays_;
   // Those that are not finished and announced, in the same order.
   std::vector<Pull*> open_pulls_;
+  CreditPace pace_;  // Of the relays.
   std::vector<Relay*> open_relays_;
   Sends sends_;
   std::vector<Watch> watches_;  // Those that are not done.

@@ -54,6 +54,7 @@ absl::StatusOr<std::unique_ptr<WindowedReduce>> WindowedReduce::Create(const Ope
     slots.push_back(reduce->SlotsOf(context, input.dtype));
     ReceiveStream& receive =
         reduce->receives_.emplace_back(input.channel, WirePhase::kReduce, plan.slicing, slots.back());
+    receive.KeepPace(reduce->pace_);
     const bool is_plain = slots.back().encoding == WireEncoding::kPlain;
     if (reduce->ring_slices_ > 0 && input.lies_in_part && is_plain) receive.ReceiveRuns();
     dtypes.push_back(input.dtype);

@@ -115,6 +115,7 @@ class WindowedReduce {
   // Steps are the stages of all slices, in order. Positions are the partial sums of all slices, in order.
   std::deque<Stage> stages_;  // Deques: tasks and transfers hold pointers to the streams.
   std::deque<ReceiveStream> receives_;
+  CreditPace pace_;               // Of these.
   PrefixCounter progress_;        // Steps.
   int64_t credited_ = 0;          // Positions, unless senders have rings.
   int64_t arrived_in_stage_ = 0;  // Partial sums of the next step, from its first, that have arrived.

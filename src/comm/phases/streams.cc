@@ -1,7 +1,6 @@
 #include "src/comm/phases/streams.h"
 
 #include <algorithm>
-#include <limits>
 
 #include <absl/strings/str_cat.h>
 
@@ -20,14 +19,6 @@ void PushTask(OperationContext& context, TaskOwner* owner, int64_t ticket, TaskB
 // Counts elements that are packed or unpacked.
 void CountCopy(OperationContext& context, int64_t elements, DType dtype) {
   context.counters.copied_bytes += elements * static_cast<int64_t>(SizeOf(dtype));
-}
-
-// Bytes that a stream may have in flight. See Note [Even streams].
-int64_t WindowOfStream(const OperationContext& context, int64_t sender_nodes) {
-  const bool is_awaited = context.is_ready_awaited || context.is_release_awaited;
-  if (sender_nodes <= 1 || !is_awaited) return std::numeric_limits<int64_t>::max();
-  return std::max(CreditScheduler::kCriticalShare * context.options.lane_window_bytes,
-                  context.wire.budget_bytes() / sender_nodes);
 }
 
 }  // namespace
@@ -250,11 +241,7 @@ bool ReceiveStream::HasRoom(const OperationContext& context, const Bounds& bound
   const int64_t slots = context.wire.rules().runs_await_their_slots ? slices : 1;
   if (ring_slices() != 0 && issued() + slots > bounds.consumed + ring_slices()) return false;
   const size_t bytes = BytesOf(slices);
-  if (progress_.outstanding() > 0) {
-    const size_t slice = SliceCapacity(target_.encoding, target_.element_bytes, slicing_.slice_elements);
-    const auto in_flight = static_cast<int64_t>(slice) * progress_.outstanding();
-    if (in_flight + static_cast<int64_t>(bytes) > WindowOfStream(context, sender_nodes_)) return false;
-  }
+  if (pace_ != nullptr && progress_.outstanding() > 0 && !context.wire.KeepsPace(*pace_, bytes)) return false;
   const bool runs_ahead = !bounds.started && issued() >= CreditScheduler::kSilentSlices;
   if (runs_ahead && !context.wire.MayRunAhead(context.priority, bytes)) return false;
   return context.wire.MayReceive(channel_.lane, phase_, context.priority, bytes, slices);
@@ -280,6 +267,7 @@ absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t co
   if (slices == 0) return false;
   const size_t bytes = BytesOf(slices);
   progress_.Issue(slices);
+  if (pace_ != nullptr) context.wire.Count(*pace_, bytes);
   ran_ahead_ |= !started;
   const auto length =
       target_.encoding == WireEncoding::kPlain ? WireLink::Length::kExact : WireLink::Length::kAtMost;

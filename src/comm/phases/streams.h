@@ -342,8 +342,9 @@ class ReceiveStream final : public WireOwner {
   // Gives credits for runs of slices. REQUIRES: slices are plain and lie end to end in the target, but for
   // the end of its ring; the peer sends them with a SendStream. See Note [Runs of slices].
   void ReceiveRuns() { receives_runs_ = true; }
-  // Declares the number of nodes from which the operation receives elements. See Note [Even streams].
-  void SetSenderNodes(int64_t nodes) { sender_nodes_ = nodes; }
+  // Gives credits at the pace of all streams of the phase. See Note [Paced credits]. Lifetime: `pace` must
+  // outlive the stream's last credit.
+  void KeepPace(CreditPace& pace) { pace_ = &pace; }
 
   // Gives as many credits as possible. Returns true if it gave any. `consumed`: slices whose slots in the
   // ring may be overwritten. `limit`: slices that may have credits.
@@ -392,8 +393,8 @@ class ReceiveStream final : public WireOwner {
   PrefixCounter progress_;
   Source source_;
   bool receives_runs_ = false;
-  int64_t sender_nodes_ = 1;
-  bool ran_ahead_ = false;  // Has given credits to a silent peer.
+  CreditPace* pace_ = nullptr;  // Null: its credits have no pace.
+  bool ran_ahead_ = false;      // Has given credits to a silent peer.
   bool announced_empty_ = false;
 };
 

@@ -1,5 +1,6 @@
-// The bytes that a stream has in flight. See Note [Even streams].
+// The bytes for which a stream has credits. See Note [Paced credits].
 #include <algorithm>
+#include <deque>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -11,20 +12,22 @@ namespace weft::testing {
 namespace {
 
 constexpr int64_t kLaneWindow = 10 * static_cast<int64_t>(kSlice);
+// The time at which the streams begin.
+constexpr int64_t kBeginNs = 2'000'000;
 
 // A stream of many slices from rank 1, which has started.
 class Stream {
  public:
-  Stream(const OperationFixture& operation, int64_t sender_nodes)
+  Stream(const OperationFixture& operation, CreditPace* pace)
       : operation_(operation),
         memory_(static_cast<size_t>(kSlices * kSliceElements)),
         stream_({.lane = 2, .sequence = 1, .peer = 1, .number = 1}, WirePhase::kGather,
                 {kSlices * kSliceElements, kSliceElements}, MemoryOf(memory_)) {
-    stream_.SetSenderNodes(sender_nodes);
     EXPECT_OK(stream_.Credit(operation.context, /*consumed=*/0, /*limit=*/1));
     operation.end.link.FinishAll();
-    EXPECT_OK(operation.end.scheduler.Poll(/*now_ns=*/2'000'000));
+    EXPECT_OK(operation.end.scheduler.Poll(kBeginNs));
     EXPECT_EQ(stream_.done(), 1);
+    if (pace != nullptr) stream_.KeepPace(*pace);
   }
 
   // Gives as many credits as possible. Returns the bytes in flight.
@@ -42,43 +45,62 @@ class Stream {
 };
 
 // The largest number of bytes of whole slices.
-int64_t WholeSlices(int64_t bytes) { return bytes - bytes % static_cast<int64_t>(kSlice); }
+int64_t WholeSlices(double bytes) {
+  return static_cast<int64_t>(bytes) / static_cast<int64_t>(kSlice) * static_cast<int64_t>(kSlice);
+}
 
 void WithFastLink(absl::FunctionRef<void(const OperationFixture&)> body) {
   WithOperation([&](const OperationFixture& operation) {
     operation.end.options.lane_window_bytes = kLaneWindow;
     operation.MakeLinkFast();
+    operation.context.priority = Priority::kCritical;
     body(operation);
     return absl::OkStatus();
   });
 }
 
-TEST(ReceiveStream, HasAShareOfTheBudgetWhileAThreadWaits) {
-  for (const bool for_release : {false, true}) {
-    for (const int64_t nodes : {2, 3, 7, 100}) {
-      WithFastLink([&](const OperationFixture& operation) {
-        operation.context.priority = Priority::kCritical;
-        (for_release ? operation.context.is_release_awaited : operation.context.is_ready_awaited) = true;
-        Stream stream(operation, nodes);
-        const int64_t in_flight = stream.CreditAll();
-        const int64_t share = operation.end.scheduler.budget_bytes() / nodes;
-        EXPECT_GT(operation.end.scheduler.budget_bytes(), 10 * kLaneWindow);
-        EXPECT_EQ(in_flight, WholeSlices(std::max(share, 2 * kLaneWindow))) << nodes;
-      });
-    }
-  }
+int64_t WindowOf(const OperationFixture& operation) {
+  return WholeSlices(
+      static_cast<double>(CreditScheduler::kCriticalShare * operation.end.scheduler.budget_bytes()));
 }
 
-TEST(ReceiveStream, HasTheWholeBudgetIfNoThreadWaitsOrOneNodeSends) {
-  for (const bool is_awaited : {false, true}) {
-    WithFastLink([&](const OperationFixture& operation) {
-      operation.context.priority = Priority::kCritical;
-      operation.context.is_ready_awaited = is_awaited;
-      Stream stream(operation, /*sender_nodes=*/is_awaited ? 1 : 3);
-      EXPECT_EQ(stream.CreditAll(),
-                WholeSlices(CreditScheduler::kCriticalShare * operation.end.scheduler.budget_bytes()));
-    });
-  }
+TEST(ReceiveStream, FillsTheWindowWithoutAPace) {
+  WithFastLink([&](const OperationFixture& operation) {
+    Stream stream(operation, nullptr);
+    EXPECT_EQ(stream.CreditAll(), WindowOf(operation));
+  });
+}
+
+TEST(ReceiveStream, KeepsThePaceUntilTheWindowIsFull) {
+  WithFastLink([&](const OperationFixture& operation) {
+    CreditScheduler& scheduler = operation.end.scheduler;
+    CreditPace pace;
+    Stream stream(operation, &pace);
+    EXPECT_EQ(stream.CreditAll(), kLaneWindow);
+    const int64_t window = WindowOf(operation);
+    EXPECT_GT(window, 20 * kLaneWindow);
+    int64_t in_flight = 0;
+    int polls = 0;
+    for (int64_t ns = 0; in_flight < window && ns < 1'000'000'000; ns += 10'000, ++polls) {
+      EXPECT_OK(scheduler.Poll(kBeginNs + ns));
+      in_flight = stream.CreditAll();
+      const double paced = 2 * scheduler.rate() * static_cast<double>(ns);
+      EXPECT_EQ(in_flight, std::min(window, kLaneWindow + WholeSlices(paced))) << ns;
+    }
+    EXPECT_EQ(in_flight, window);
+    EXPECT_GT(polls, 10);
+  });
+}
+
+TEST(ReceiveStream, SharesThePaceOfItsPhaseButIsNeverLeftWithoutASlice) {
+  WithFastLink([&](const OperationFixture& operation) {
+    CreditPace pace;
+    std::deque<Stream> streams;
+    for (int i = 0; i < 3; ++i) streams.emplace_back(operation, &pace);
+    EXPECT_EQ(streams[0].CreditAll(), kLaneWindow);
+    EXPECT_EQ(streams[1].CreditAll(), static_cast<int64_t>(kSlice));
+    EXPECT_EQ(streams[2].CreditAll(), static_cast<int64_t>(kSlice));
+  });
 }
 
 }  // namespace

@@ -66,17 +66,20 @@ TEST(FastLinks, AreKeptBusyByAWaitingThreadThatUnpacksSlices) {
   EXPECT_GE(ShareOf(waited), 0.9);
 }
 
-// See Note [Even streams].
+// See Note [Paced credits]. If the credits of a whole window were given at once, these shares would be 0.73
+// to 0.87.
 TEST(FastLinks, AreKeptBusyByStreamsOfSeveralNodes) {
-  for (const LinkOp op : {LinkOp::kAllGather, LinkOp::kAllToAll}) {
-    LinkExperiment waited = Overlapped(op, 100, 5'000);
-    waited.nodes = 4;
-    waited.waited = true;
-    EXPECT_GE(ShareOf(waited), 0.9) << static_cast<int>(op);
+  LinkExperiment several = Overlapped(LinkOp::kAllGather, 400, 5'000);
+  several.nodes = 4;
+  EXPECT_TRUE(MostReach(0.9, several));
+  several.waited = true;
+  for (const LinkOp op : {LinkOp::kAllGather, LinkOp::kReduceScatter, LinkOp::kAllToAll}) {
+    several.op = op;
+    EXPECT_GE(ShareOf(several), 0.95) << static_cast<int>(op);
   }
 }
 
-// Each rank receives from one node, which gets the whole window.
+// Each rank receives from one node.
 TEST(FastLinks, AreKeptBusyByOneSenderOfManyNodes) {
   LinkExperiment waited = Overlapped(LinkOp::kSendReceive, 400, 50'000);
   waited.nodes = 8;
