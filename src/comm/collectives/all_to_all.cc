@@ -100,7 +100,7 @@ class AllToAllOperation final : public Collective {
       WEFT_RETURN_IF_ERROR(remote.receive.AnnounceEmpty(context));
       return remote.receive.Credit(context, remote.unpack ? remote.unpack->done() : 0, kAllSlices);
     };
-    WEFT_ASSIGN_OR_RETURN(const bool credited, CreditInTurn(remote_receives_, credit));
+    WEFT_ASSIGN_OR_RETURN(const bool credited, CreditInTurn(pace_, remote_receives_, credit));
     advanced |= credited;
     for (RemoteReceive& remote : remote_receives_) {
       if (remote.unpack) advanced |= remote.unpack->Step(context, remote.receive.done());

@@ -11,7 +11,7 @@
 //     is therefore enough, and messages of one tag match by order.
 //   - Lane window: bounds the bytes in flight of each (lane, phase), unless all lanes together are within the
 //     budget that was measured: see Note [Wire budget].
-//   - Pace: keeps streams of several nodes even. See Note [Paced credits].
+//   - Pace and stream window: keep the streams of several nodes even. See Note [Paced credits].
 //   - Yield window: while an operation of higher priority wants the wire, bounds the bytes in flight of all
 //     operations of lower priority together.
 //   - Background window: on an engine with a context lane between nodes, always bounds the bytes in flight of
@@ -159,6 +159,8 @@ class CreditScheduler {
   static constexpr int64_t kRunsOfRing = 4;
   // The lane window and the budget of a kCritical operation, as multiples of those of others.
   static constexpr int64_t kCriticalShare = 2;
+  // Shares of the budget that a stream may have. See Note [Paced credits].
+  static constexpr int64_t kSharesOfStream = 2;
   // True if the windows admit another message of `slices` slices, or it is a head slice.
   bool MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, int64_t slices) const;
   struct Slice {
@@ -176,13 +178,14 @@ class CreditScheduler {
            (priority <= highest_demand() &&
             2 * (silent_bytes_ + static_cast<int64_t>(bytes)) <= budget_.bytes());
   }
-  // True if credits for `bytes` more are within the pace.
-  bool KeepsPace(const CreditPace& pace, size_t bytes) const {
-    return pace.Allows(static_cast<int64_t>(bytes), budget_.now_ns(), budget_.rate(),
-                       options_.lane_window_bytes);
+  // True if the pace allows another credit.
+  bool Allows(CreditPace& pace) const {
+    return pace.Allows(budget_.now_ns(), budget_.rate(), options_.lane_window_bytes);
   }
-  void Count(CreditPace& pace, size_t bytes) const {
-    pace.Count(static_cast<int64_t>(bytes), budget_.now_ns());
+  // Bytes that each stream of a phase with this pace may have in flight.
+  int64_t StreamWindow(const CreditPace& pace) const {
+    const int64_t share = budget_.bytes() / std::max<int64_t>(1, pace.open_streams());
+    return kSharesOfStream * std::max(options_.lane_window_bytes, share);
   }
   // Counts the slices in flight of a peer that was silent in the windows that operations share.
   void CountAsStarted(const Channel& channel);

@@ -216,7 +216,7 @@ absl::StatusOr<bool> GatherPhase::StepRelays(OperationContext& context, Writable
     WEFT_RETURN_IF_ERROR(relay->stream.AnnounceEmpty(context));
     return relay->stream.Credit(context, relay->done(), limit);
   };
-  WEFT_ASSIGN_OR_RETURN(bool advanced, CreditInTurn(open_relays_, credit));
+  WEFT_ASSIGN_OR_RETURN(bool advanced, CreditInTurn(pace_, open_relays_, credit));
   for (Relay* const open : open_relays_) {
     Relay& relay = *open;
     if (relay.unpack) {

@@ -160,10 +160,11 @@ absl::StatusOr<bool> WindowedReduce::CreditNext(OperationContext& context, int64
     if (credited) ++credited_;
     return credited;
   }
-  // The first of the senders with the fewest credits.
+  // Of the senders with the fewest credits, the first of those with the fewest slices in flight.
   const auto next = std::min_element(
-      receives_.begin(), receives_.end(),
-      [](const ReceiveStream& a, const ReceiveStream& b) { return a.issued() < b.issued(); });
+      receives_.begin(), receives_.end(), [](const ReceiveStream& a, const ReceiveStream& b) {
+        return std::pair(a.issued(), a.in_flight()) < std::pair(b.issued(), b.in_flight());
+      });
   const int64_t remote = next - receives_.begin();
   // Slices of this sender at positions that are no longer needed.
   const int64_t consumed = (needed - remote + remote_count_ - 1) / remote_count_;

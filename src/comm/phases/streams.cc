@@ -237,11 +237,24 @@ int64_t ReceiveStream::LongestRun(const OperationContext& context, const Bounds&
   return slices < CreditScheduler::kFewestInRun ? 1 : slices;
 }
 
+void ReceiveStream::KeepPace(CreditPace& pace) {
+  pace_ = &pace;
+  if (slicing_.elements > 0) pace.AddStream();
+}
+
+bool ReceiveStream::KeepsPace(const OperationContext& context, size_t bytes) const {
+  if (pace_ == nullptr || in_flight() == 0) return true;
+  const auto slice_bytes =
+      static_cast<int64_t>(SliceCapacity(target_.encoding, target_.element_bytes, slicing_.slice_elements));
+  return context.wire.Allows(*pace_) &&
+         slice_bytes * in_flight() + static_cast<int64_t>(bytes) <= context.wire.StreamWindow(*pace_);
+}
+
 bool ReceiveStream::HasRoom(const OperationContext& context, const Bounds& bounds, int64_t slices) const {
   const int64_t slots = context.wire.rules().runs_await_their_slots ? slices : 1;
   if (ring_slices() != 0 && issued() + slots > bounds.consumed + ring_slices()) return false;
   const size_t bytes = BytesOf(slices);
-  if (pace_ != nullptr && progress_.outstanding() > 0 && !context.wire.KeepsPace(*pace_, bytes)) return false;
+  if (!KeepsPace(context, bytes)) return false;
   const bool runs_ahead = !bounds.started && issued() >= CreditScheduler::kSilentSlices;
   if (runs_ahead && !context.wire.MayRunAhead(context.priority, bytes)) return false;
   return context.wire.MayReceive(channel_.lane, phase_, context.priority, bytes, slices);
@@ -267,7 +280,10 @@ absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t co
   if (slices == 0) return false;
   const size_t bytes = BytesOf(slices);
   progress_.Issue(slices);
-  if (pace_ != nullptr) context.wire.Count(*pace_, bytes);
+  if (pace_ != nullptr) {
+    pace_->Count(static_cast<int64_t>(bytes));
+    if (is_credited()) pace_->RemoveStream();
+  }
   ran_ahead_ |= !started;
   const auto length =
       target_.encoding == WireEncoding::kPlain ? WireLink::Length::kExact : WireLink::Length::kAtMost;
@@ -283,11 +299,11 @@ absl::Status ReceiveStream::AnnounceEmpty(OperationContext& context) {
   return context.wire.AnnounceEmptyPart(channel_, context.record->descriptor);
 }
 
-absl::StatusOr<bool> ReceiveStream::Step(OperationContext& context, int64_t consumed, int64_t limit) {
+absl::StatusOr<bool> ReceiveStream::Step(OperationContext& context, int64_t consumed) {
   WEFT_RETURN_IF_ERROR(AnnounceEmpty(context));
   bool advanced = false;
   while (true) {
-    WEFT_ASSIGN_OR_RETURN(const bool credited, Credit(context, consumed, limit));
+    WEFT_ASSIGN_OR_RETURN(const bool credited, Credit(context, consumed, kAllSlices));
     if (!credited) return advanced;
     advanced = true;
   }

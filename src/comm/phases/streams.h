@@ -342,20 +342,19 @@ class ReceiveStream final : public WireOwner {
   // Gives credits for runs of slices. REQUIRES: slices are plain and lie end to end in the target, but for
   // the end of its ring; the peer sends them with a SendStream. See Note [Runs of slices].
   void ReceiveRuns() { receives_runs_ = true; }
-  // Gives credits at the pace of all streams of the phase. See Note [Paced credits]. Lifetime: `pace` must
-  // outlive the stream's last credit.
-  void KeepPace(CreditPace& pace) { pace_ = &pace; }
+  // Gives all credits at a pace. See Note [Paced credits]. Lifetime: `pace` must outlive the last credit.
+  void KeepPace(CreditPace& pace);
 
-  // Gives as many credits as possible. Returns true if it gave any. `consumed`: slices whose slots in the
-  // ring may be overwritten. `limit`: slices that may have credits.
-  absl::StatusOr<bool> Step(OperationContext& context, int64_t consumed, int64_t limit = kAllSlices);
+  // Gives as many credits as possible. Returns true if it gave any.
+  absl::StatusOr<bool> Step(OperationContext& context, int64_t consumed);
   // Announces once to the peer that this rank expects an empty part, if it does. See Note [Empty parts].
   absl::Status AnnounceEmpty(OperationContext& context);
   // Gives a credit for the next slice or run. Returns false if `limit` slices have credits, a window or the
-  // ring is full, or the peer is silent.
+  // ring is full, or the peer is silent. `consumed`: slices whose slots in the ring may be overwritten.
   absl::StatusOr<bool> Credit(OperationContext& context, int64_t consumed, int64_t limit);
   int64_t issued() const { return progress_.issued(); }
   int64_t done() const { return progress_.done(); }
+  int64_t in_flight() const { return progress_.outstanding(); }                 // Slices.
   bool is_credited() const { return progress_.issued() == slicing_.slices(); }  // All slices have credits.
   bool finished() const { return progress_.done() == slicing_.slices(); }
   int peer() const { return channel_.peer; }
@@ -370,6 +369,8 @@ class ReceiveStream final : public WireOwner {
   };
   // Slices of the longest run that may begin with the next slice.
   int64_t LongestRun(const OperationContext& context, const Bounds& bounds) const;
+  // True if the pace and the window of a stream allow `bytes` more.
+  bool KeepsPace(const OperationContext& context, size_t bytes) const;
   // True if the ring and the windows have room for the next slices.
   bool HasRoom(const OperationContext& context, const Bounds& bounds, int64_t slices) const;
   // Slices that the next credit is for. 0: none may be given now.
