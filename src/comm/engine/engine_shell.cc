@@ -145,7 +145,6 @@ EngineShell::PollResult EngineShell::PollAndRunTask(int64_t now_ns, const Awaite
     }
     if (task) ++running_tasks_;
   }
-  released.clear();
   if (!callbacks.empty()) {
     Call(callbacks);
     result.advanced = true;
@@ -153,6 +152,7 @@ EngineShell::PollResult EngineShell::PollAndRunTask(int64_t now_ns, const Awaite
     RunCounted(*task);
     result.advanced = true;
   }
+  released.clear();  // Not while a task counts as running: a destructor may wait for AwaitRunningTasks.
   if (result.advanced) result.now_ns = runtime_.NowNs();  // Data may have moved for long.
   return result;
 }

@@ -273,5 +273,41 @@ TEST(Waiting, OneRankReducesThePartsOfRanksThatDoNotRun) {
   }
 }
 
+// One poll releases the memory of an operation and takes a task of another.
+TEST(Waiting, AnOwnerOfReleasedMemoryMayWaitForAFailedOperation) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    CommEngine& engine = *fixture.engine;
+    WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture, kLarge));
+    WEFT_RETURN_IF_ERROR(engine.Barrier(fixture.lane).WaitReleased());
+    const HeldProgressThread held(fixture);
+    if (bootstrap.rank() == 1) {
+      Work gather = gathered.Submit(fixture, fixture.lane, 1);
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+      WEFT_RETURN_IF_ERROR(gather.Wait());  // Releases the gather of rank 0.
+      return BootstrapBarrier(bootstrap);
+    }
+    std::vector<float> sums(kLarge, 1);
+    Work reduction;
+    absl::Status waited;
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    Work gather = gathered.Submit(fixture, fixture.lane, 1);
+    WEFT_RETURN_IF_ERROR(gather.Wait());
+    EXPECT_FALSE(gather.TestReleased());
+    gather.Detach({std::shared_ptr<void>(gathered.whole.data(), [&](void* /*data*/) {
+      engine.Abort(absl::DataLossError("enough"));
+      waited = reduction.Wait();
+    })});
+    reduction =  // Copies `sums` to node memory, in several tasks.
+        engine.AllReduce(fixture.lane, sums.data(), sums.data(), DType::kF32, kLarge, ReduceOp::kSum);
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    EXPECT_THAT(reduction.Wait(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("enough")));
+    EXPECT_THAT(waited, StatusIs(absl::StatusCode::kDataLoss, HasSubstr("enough")));
+    return absl::OkStatus();
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing
