@@ -67,7 +67,8 @@ class [[nodiscard]] Work {
   //   ResetAfterError, nor destroys the engine or a Work that is not *released*.
   void Then(std::function<void(const absl::Status&)> done);
 
-  // True once *ready* (or *released*), or failed. Neither blocks nor makes progress.
+  // True once *ready* (or *released*), or failed: WaitReleased would return at once. Neither blocks nor makes
+  // progress.
   bool Test() const;
   bool TestReleased() const;
 

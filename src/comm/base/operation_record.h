@@ -66,7 +66,9 @@ struct OperationRecord {
   std::shared_ptr<OperationRecord> self;  // Keeps the record alive while it is only on the submission stack.
 
   std::atomic<OperationState> state{OperationState::kQueued};
-  absl::Status error;  // Valid once kFailed.
+  // Set by a failure of the engine. An operation that was *ready* stays kReady until the engine is reset.
+  std::atomic<bool> has_failed{false};
+  absl::Status error;  // Valid once kFailed or has_failed.
   int64_t submitted_ns = 0;
   int64_t started_ns = 0;
   int64_t ready_ns = 0;
@@ -74,6 +76,11 @@ struct OperationRecord {
 
   OperationState State() const { return state.load(std::memory_order_acquire); }
   bool IsReady() const { return State() == OperationState::kReady || State() == OperationState::kReleased; }
+  // True once *released*, or failed.
+  bool HasEnded() const {
+    return State() == OperationState::kReleased || State() == OperationState::kFailed ||
+           has_failed.load(std::memory_order_acquire);
+  }
 };
 
 // "all_gather 'layers.3' on lane shard/all_gather (all_gather of 1024 f32, sequence 12), running".

@@ -149,6 +149,7 @@ void EngineCore::Fail(const absl::Status& cause) {
 void EngineCore::FailRecord(const std::shared_ptr<OperationRecord>& record, const absl::Status& cause) {
   record->error = cause;
   if (!record->IsReady()) record->state.store(OperationState::kFailed, std::memory_order_release);
+  record->has_failed.store(true, std::memory_order_release);
   QueueCallbacks(*record, cause);
   env_.recorder.Record(*record);
   quarantine_.push_back(record);

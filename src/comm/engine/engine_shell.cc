@@ -115,7 +115,6 @@ void EngineShell::TakeSubmissions() {
 EngineShell::PollResult EngineShell::PollLocked(int64_t now_ns) {
   const bool advanced = core_->Poll(now_ns);
   if (core_->TakeWakeUp()) WakeSleepers();
-  failed_.store(!core_->status().ok(), std::memory_order_release);
   const bool broadcasting = core_->is_broadcasting_failure();
   return {advanced,
           core_->is_idle() && !broadcasting,
@@ -233,11 +232,8 @@ void EngineShell::PollDoorbell(uint32_t seen) const {
   for (int i = 0; i < kLoads && node_.Doorbell() == seen; ++i) continue;
 }
 
-bool EngineShell::HasOccurred(const AwaitedEvent& awaited) const {
-  const OperationState state = awaited.record->State();
-  if (state == OperationState::kFailed || state == OperationState::kReleased) return true;
-  if (state != OperationState::kReady) return false;
-  return awaited.event == Event::kReady || failed_.load(std::memory_order_acquire);
+bool EngineShell::HasOccurred(const AwaitedEvent& awaited) {
+  return awaited.record->HasEnded() || (awaited.event == Event::kReady && awaited.record->IsReady());
 }
 
 absl::Status EngineShell::DeadlineError(const AwaitedEvent& awaited, bool asks_for_late_ranks) {
@@ -332,7 +328,6 @@ void EngineShell::Replace(std::unique_ptr<EngineCore> core) {
     core_->ReleaseQuarantine();
     callbacks = core_->TakeCallbacks();
     core_.swap(core);
-    failed_.store(false, std::memory_order_release);
   }
   core.reset();  // Without the lock: destructors of the memory that it keeps may call the engine.
   Call(callbacks);

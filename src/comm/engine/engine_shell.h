@@ -140,7 +140,7 @@ class EngineShell {
   // Moves the data of a task that this thread has counted in running_tasks_, and finishes it.
   void RunCounted(const DataTask& task) ABSL_LOCKS_EXCLUDED(mutex_);
   void TakeSubmissions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool HasOccurred(const AwaitedEvent& awaited) const;
+  static bool HasOccurred(const AwaitedEvent& awaited);
   absl::Status DeadlineError(const AwaitedEvent& awaited, bool asks_for_late_ranks)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Polls until `done`. False if `timeout` has passed first. `awaited`: what it waits for; null if that is
@@ -167,7 +167,6 @@ class EngineShell {
   int running_tasks_ ABSL_GUARDED_BY(mutex_) = 0;
 
   std::atomic<OperationRecord*> submitted_{nullptr};  // Stack of operations that the core has not yet taken.
-  std::atomic<bool> failed_{false};                   // True if the core had failed at its last poll.
   std::atomic<int> waiters_{0};                       // Threads in PollUntil.
   std::atomic<int> sleepers_{0};                      // Threads that sleep on the doorbell, or soon may.
   std::atomic<uint32_t> waits_{0};                    // Waits of threads. See CountPastWait.

@@ -72,10 +72,7 @@ bool Work::Test() const {
   return state != OperationState::kQueued && state != OperationState::kRunning;
 }
 
-bool Work::TestReleased() const {
-  const OperationState state = record_->State();
-  return state == OperationState::kReleased || state == OperationState::kFailed;
-}
+bool Work::TestReleased() const { return record_->HasEnded(); }
 
 std::string Work::Describe() const { return weft::Describe(*record_); }
 

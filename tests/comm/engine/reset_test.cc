@@ -150,6 +150,7 @@ TEST(ResetAfterError, ReleasesOperationsThatWereReady) {
         WEFT_RETURN_IF_ERROR(work.Wait());
         EXPECT_FALSE(work.TestReleased());
         fixture.engine->Abort(absl::DataLossError("gone"));
+        EXPECT_TRUE(work.TestReleased());
         EXPECT_THAT(work.WaitReleased(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("gone")));
         EXPECT_OK(work.Wait());
       }
