@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "weft/core/status.h"
+#include <absl/strings/str_cat.h>
 
 namespace weft::python {
 namespace {
@@ -41,12 +41,12 @@ EngineOperation::~EngineOperation() {
     if (work_.valid()) static_cast<void>(new Work(std::move(work_)));
     return;
   }
-  // Until Unregister, Close settles this operation before the engine ends. So no Work outlives the engine.
-  static_cast<void>(session_->WithEngine([&](CommEngine&) {
-    const std::lock_guard lock(mutex_);
+  // Close settles operations before the engine ends. So no Work outlives the engine.
+  const absl::Status open = session_->WithEngine([&](CommEngine&) {
+    session_->Unregister(this);
     if (work_.valid()) work_.Detach({std::move(memory_)});
-  }));
-  session_->Unregister(this);
+  });
+  if (!open.ok()) session_->Unregister(this);
 }
 
 bool EngineOperation::IsDone() {
@@ -55,15 +55,15 @@ bool EngineOperation::IsDone() {
   return outcome_.has_value() || HasEnded();
 }
 
-std::optional<absl::Status> EngineOperation::WaitSlice(const Deadline& slice) {
+absl::Status EngineOperation::WaitSlice(const Deadline& slice) {
   absl::Status waited;
   const absl::Status open = session_->WithEngine([&](CommEngine&) {
     const std::lock_guard lock(mutex_);
     if (!outcome_) {
-      waited = needs_release_ ? work_.WaitReleased(slice.Left()) : work_.Wait(slice.Left());
+      waited = WaitUntilEnded(slice.Left());
       if (absl::IsDeadlineExceeded(waited)) {
         if (!HasEnded()) return;
-        waited = work_.Wait(absl::ZeroDuration());  // It has ended since. Its own status.
+        waited = WaitUntilEnded(absl::ZeroDuration());  // It has ended since. Its own status.
       }
       outcome_ = waited;
       if (senders_ != nullptr && waited.ok()) source_ = work_.source();
@@ -83,7 +83,7 @@ Outcome EngineOperation::Wait(std::chrono::milliseconds timeout, const std::func
   const Deadline deadline(runtime, absl::FromChrono(timeout));
   while (true) {
     const absl::Duration left = deadline.Left();
-    const absl::Status waited = *WaitSlice(Deadline(runtime, std::min(left, kSlice)));
+    const absl::Status waited = WaitSlice(Deadline(runtime, std::min(left, kSlice)));
     if (!absl::IsDeadlineExceeded(waited)) return ToOutcome(waited);
     {
       const std::lock_guard lock(mutex_);
@@ -103,38 +103,33 @@ void EngineOperation::WhenDone(std::chrono::milliseconds timeout, std::function<
     const auto ticket = completions.Add({.operation = shared_from_this(),
                                          .deadline = std::chrono::steady_clock::now() + timeout,
                                          .done = done});
-    const std::lock_guard lock(mutex_);
-    if (outcome_) {
-      completions.Notify(ticket);
-    } else {
+    if (work_.valid()) {
       // The callback may outlive this operation, after a missed deadline, but not the engine.
       work_.Then([&completions, ticket](const absl::Status&) { completions.Notify(ticket); });
+    } else {
+      completions.Notify(ticket);
     }
   });
   if (!open.ok()) done(Wait(std::chrono::milliseconds(0), nullptr));
 }
 
 int EngineOperation::Source() const {
-  const std::lock_guard lock(mutex_);
-  if (senders_ == nullptr || source_ < 0) return -1;
+  const int source = source_;
+  if (senders_ == nullptr || source < 0) return -1;
   const std::vector<int>& ranks = senders_->group.ranks;
-  return static_cast<int>(std::find(ranks.begin(), ranks.end(), source_) - ranks.begin());
+  return static_cast<int>(std::find(ranks.begin(), ranks.end(), source) - ranks.begin());
 }
 
-absl::Status EngineOperation::CheckReleased() {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) {
-    return absl::DeadlineExceededError("the session was closed while a thread waited for an operation");
-  }
-  if (!work_.valid()) return absl::OkStatus();
-  const absl::Status waited = work_.WaitReleased(absl::ZeroDuration());
-  return absl::IsDeadlineExceeded(waited) && !work_.TestReleased() ? waited : absl::OkStatus();
+absl::Status EngineOperation::CheckReleased() const {
+  if (work_.TestReleased()) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("rank ", session_->rank(), " closed its session, but ",
+                                         work_.Describe(), ", ", work_.DescribeWait()));
 }
 
 std::shared_ptr<void> EngineOperation::Settle(const absl::Status& otherwise) {
   const std::lock_guard lock(mutex_);
   if (!work_.valid()) return nullptr;
-  if (!outcome_) outcome_ = HasEnded() ? work_.Wait(absl::ZeroDuration()) : otherwise;
+  if (!outcome_) outcome_ = HasEnded() ? WaitUntilEnded(absl::ZeroDuration()) : otherwise;
   std::shared_ptr<void> memory = memory_;
   work_.Detach({std::move(memory_)});
   return memory;

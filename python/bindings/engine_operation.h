@@ -4,6 +4,7 @@
 // Lifetime: holds the session.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -35,10 +36,11 @@ class EngineOperation final : public Operation, public std::enable_shared_from_t
   // The group of the possible senders of a receive. Called before other threads know the operation.
   void SetSenders(std::shared_ptr<const Session::GroupLanes> senders) { senders_ = std::move(senders); }
 
-  // For Session::Close, with the engine's lock held.
+  // For Session::Close, with the engine's lock held, on registered operations.
 
-  // Errors: kDeadlineExceeded, if the operation is not *released*. OK after a failure.
-  absl::Status CheckReleased();
+  // Errors: kAborted (names the operation and what it waits for), if it is not *released*. OK after a
+  // failure. Only reads the state.
+  absl::Status CheckReleased() const;
   // Fixes the outcome: `otherwise`, if the operation is not done. Gives the Work to the engine. The caller
   // drops the operation's memory after the engine's lock: see Note [Locks of a closing session].
   std::shared_ptr<void> Settle(const absl::Status& otherwise);
@@ -47,17 +49,22 @@ class EngineOperation final : public Operation, public std::enable_shared_from_t
   EngineOperation(std::shared_ptr<Session> session, std::shared_ptr<void> memory, bool needs_release)
       : session_(std::move(session)), memory_(std::move(memory)), needs_release_(needs_release) {}
   bool HasEnded() const { return needs_release_ ? work_.TestReleased() : work_.Test(); }
-  // Waits until the end of `slice`. Nothing if the operation is not done yet.
-  std::optional<absl::Status> WaitSlice(const Deadline& slice);
+  absl::Status WaitUntilEnded(absl::Duration timeout) {
+    return needs_release_ ? work_.WaitReleased(timeout) : work_.Wait(timeout);
+  }
+  // Waits until the end of `slice`.
+  absl::Status WaitSlice(const Deadline& slice);
 
   const std::shared_ptr<Session> session_;
   std::shared_ptr<void> memory_;
   const bool needs_release_;
   std::shared_ptr<const Session::GroupLanes> senders_;
-  mutable std::mutex mutex_;
-  Work work_;                            // Guarded by mutex_. Not valid once settled.
+  std::mutex mutex_;  // Held while a thread waits: see Note [Locks of a closing session].
+  // Not valid once settled, and if it was not submitted. The engine's lock keeps that of a registered
+  // operation: under this lock, calls that a Work allows beside a wait need no mutex_.
+  Work work_;
   std::optional<absl::Status> outcome_;  // Guarded by mutex_.
-  int source_ = -1;                      // Session rank. Guarded by mutex_.
+  std::atomic<int> source_ = -1;         // Session rank.
 };
 
 }  // namespace weft::python

@@ -10,11 +10,18 @@
 //
 // Note [Locks of a closing session]
 // Problem: the memory of an operation belongs to Python, so that its release takes the interpreter's lock. A
-//   thread that holds this lock may wait for one of the session's.
-// Rule: while Close holds the engine's lock exclusively, or the lock of the operations, it releases no memory
-//   and waits for no operation. It destroys the engine, which releases the memory of dropped operations,
-//   after it has given up both locks.
-// Without it: session.close() hangs if another thread reads session.closed at that moment.
+//   thread that polls the engine may release memory of any operation. A thread that holds the interpreter's
+//   lock may wait for a lock of the session.
+// Rule:
+//   - Who holds the engine's lock exclusively, or the lock of the operations, releases no memory and does
+//     not poll. Close only reads the state of operations: the progress thread polls meanwhile. It destroys
+//     the engine, which releases the memory of dropped operations, after it has given up both locks.
+//   - A thread that waits for an operation polls with the mutex of that operation. So a thread that may hold
+//     the interpreter's lock does not block on this mutex while the operation has not ended.
+//   - Threads that poll share the engine's lock. Others that share it must not queue behind a Close that
+//     waits for it: std::shared_mutex of glibc lets them pass.
+// Without it: session.close() hangs if another thread reads session.closed at that moment, or drops an
+//   operation; op.wait() hangs if another thread reads op.source.
 //
 // Thread safety: any thread may call any member.
 // Collective: Create and Close, by all ranks of the session; MakeLanes, by the members.

@@ -1,4 +1,4 @@
-"""The program of a rank without torch: collectives of numpy arrays. Arguments: store, rank, size."""
+"""The program of a rank without torch: collectives of numpy arrays. Arguments: store, size, rank."""
 
 import pathlib
 import sys
@@ -7,7 +7,7 @@ import numpy as np
 import weft
 
 
-def main(store: str, rank: int, size: int) -> None:
+def main(store: str, size: int, rank: int) -> None:
     assert "torch" not in sys.modules
     session = weft.Session(pathlib.Path(store), rank, size, timeout_s=60)
     group = weft.Group(session, "world", list(range(size)))

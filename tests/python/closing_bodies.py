@@ -1,15 +1,21 @@
-"""Closes sessions whose operations are unfinished, while another thread uses them. Arguments: store, what that thread does."""
+"""Sessions whose operations end in one thread while another uses them.
+
+Arguments: store, what the other thread does, and for two ranks the rank.
+"""
 
 import contextlib
+import os
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import weft
 
 SESSIONS = 4
 OPERATIONS = 500
+ENDED = 40_000  # Operations that are dropped during the release of others, which takes milliseconds.
 
 
 def receive(group: weft.Group) -> weft.Operation:
@@ -18,17 +24,23 @@ def receive(group: weft.Group) -> weft.Operation:
 
 
 def user_of(session: weft.Session, group: weft.Group, what: str) -> Callable[[], object]:
-    pending = [receive(group) for _ in range(OPERATIONS)] if what == "drop" else []
+    pending: list[weft.Operation] = []
+
+    def drop() -> None:
+        if not pending:
+            pending.extend(receive(group) for _ in range(OPERATIONS))
+        pending.pop()
+
     return {
         "closed": lambda: session.closed,
         "counters": session.counters,
         "allocate": lambda: session.allocate_bytes(64),
         "submit": lambda: receive(group),
-        "drop": lambda: pending and pending.pop(),
+        "drop": drop,
     }[what]
 
 
-def main(store: str, what: str) -> None:
+def close_while_used(store: str, what: str) -> None:
     for number in range(SESSIONS):
         session = weft.Session(f"{store}-{number}", 0, 1, timeout_s=0.1, segment_bytes=1 << 24)
         group = weft.Group(session, "world", [0])
@@ -49,5 +61,108 @@ def main(store: str, what: str) -> None:
         thread.join()
 
 
+class PairOfRanks:
+    """A session of two ranks on two nodes, whose lanes hold GROUPS * BROADCASTS broadcasts by rank 0."""
+
+    GROUPS = 6
+    BROADCASTS = 8  # Of a lane before its descriptor ring is full.
+
+    def __init__(self, store: str, rank: int) -> None:
+        os.environ["WEFT_NODE_ID"] = str(rank)  # A broadcast to another node is *ready* on its root at once.
+        self.session = weft.Session(store, rank, 2, timeout_s=60, segment_bytes=1 << 24)
+        self.groups = [weft.Group(self.session, f"group {number}", [0, 1]) for number in range(self.GROUPS)]
+        self.go = f"{store}-go"
+
+    def broadcasts(self) -> Iterator[weft.Operation]:
+        for _ in range(self.BROADCASTS):
+            for group in self.groups:
+                yield group.broadcast(self.session.allocate_bytes(64), 0)
+
+    def await_go(self) -> None:
+        deadline = time.monotonic() + 60
+        while not os.path.exists(self.go):
+            assert time.monotonic() < deadline, "rank 0 does not close its session"
+            time.sleep(0.001)
+
+
+def close_before_the_release(store: str, rank: int) -> None:
+    """Rank 0 closes while its broadcasts are *ready*, but not *released*, and drops operations meanwhile."""
+    for number in range(SESSIONS):
+        pair = PairOfRanks(f"{store}-{number}", rank)
+        if rank == 1:
+            pair.await_go()
+            for operation in pair.broadcasts():
+                operation.wait()  # The peer releases them one after the other.
+            pair.session.close()
+            continue
+        alone = weft.Group(pair.session, "alone", [0])
+        held = list(pair.broadcasts())[::2]  # The engine keeps the arrays of the others.
+        ended = [alone.barrier() for _ in range(ENDED)]
+        stop = threading.Event()
+
+        def drop(pair: PairOfRanks = pair, ended: list[weft.Operation] = ended) -> None:
+            while not stop.is_set():
+                if len(ended) == ENDED * 3 // 4:
+                    open(pair.go, "w").close()
+                if ended:
+                    ended.pop()
+
+        thread = threading.Thread(target=drop)
+        thread.start()
+        pair.session.close()
+        stop.set()
+        thread.join()
+        for operation in held:
+            operation.wait()  # All have been released.
+
+
+def close_after_an_abort(store: str, rank: int) -> None:
+    """Broadcasts that were *ready* at the failure have failed, with its cause, also after the end of the session."""
+    pair = PairOfRanks(store, rank)
+    if rank == 0:
+        operations = list(pair.broadcasts())
+        pair.session.abort("enough")
+        assert all(operation.done for operation in operations)
+        pair.session.close()
+        for operation in operations:
+            try:
+                operation.wait()
+            except RuntimeError as error:
+                assert "enough" in str(error), error
+                continue
+            raise AssertionError("an operation of a failed engine has succeeded")
+        open(pair.go, "w").close()
+    else:
+        pair.await_go()
+    pair.session.close()
+
+
+def read_while_waiting(store: str, rank: int) -> None:
+    """Rank 0 reads attributes of an operation for which another thread waits, while arrays of others are released."""
+    session = weft.Session(store, rank, 2, timeout_s=60, segment_bytes=1 << 24)
+    group = weft.Group(session, "world", [0, 1])
+    messages = 300
+    if rank == 1:
+        for tag in range(messages):
+            group.send(np.ones(1, np.float32), 0, tag).wait()
+            time.sleep(0.001)
+    else:
+        last = [group.receive(np.ones(1, np.float32), 1, tag) for tag in range(messages)][-1]
+        thread = threading.Thread(target=last.wait)
+        thread.start()
+        while not last.done:
+            assert last.source in (-1, 1)
+        thread.join()
+        assert last.source == 1
+    session.close()
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    if sys.argv[2] == "drain":
+        close_before_the_release(sys.argv[1], int(sys.argv[3]))
+    elif sys.argv[2] == "abort":
+        close_after_an_abort(sys.argv[1], int(sys.argv[3]))
+    elif sys.argv[2] == "source":
+        read_while_waiting(sys.argv[1], int(sys.argv[3]))
+    else:
+        close_while_used(sys.argv[1], sys.argv[2])

@@ -3,7 +3,8 @@
 // A Work passes two events. *Ready*: its outputs are valid on this rank. *Released*: in addition, no peer
 // reads or writes its buffers. Reuse or free a buffer only after *released*.
 //
-// Thread safety: one thread at a time, which may differ from the submitting thread.
+// Thread safety: one thread at a time, which may differ from the submitting thread. While one is in Wait or
+//   WaitReleased, others may call Then and the const members.
 // Lifetime: buffers must outlive *released*; after a failure, they must stay until ResetAfterError or the end
 //   of the engine, as peers may still access them. A peer that was stopped may write outputs in node memory
 //   even after the end of the engine; ResetAfterError excludes that. Wait for a Work, or detach it, before
@@ -77,6 +78,8 @@ class [[nodiscard]] Work {
 
   // "all_gather 'layers.3' on lane shard/all_gather (all_gather of 1024 f32, sequence 12), ready".
   std::string Describe() const;
+  // "waits for rank(s) 2, 3". Without meaning once TestReleased() is true.
+  std::string DescribeWait() const;
 
  private:
   friend class CommEngine;

@@ -192,6 +192,10 @@ void CommEngine::Impl::KeepAlive(OperationRecord& record, std::vector<std::share
   shell_->WithCore([&](EngineCore& core) { core.KeepAlive(record, std::move(memory)); });
 }
 
+std::string CommEngine::Impl::DescribeWait(const OperationRecord& record) {
+  return shell_->WithCore([&](EngineCore& core) { return core.DescribeWait(record); });
+}
+
 void CommEngine::Impl::Then(OperationRecord& record, CompletionCallback done) {
   shell_->Then(record, std::move(done));
 }

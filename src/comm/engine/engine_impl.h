@@ -97,6 +97,8 @@ class CommEngine::Impl {
   void KeepAlive(OperationRecord& record, std::vector<std::shared_ptr<void>> memory);
   void Abort(const absl::Status& cause);
 
+  // See Work::DescribeWait.
+  std::string DescribeWait(const OperationRecord& record);
   // See Work::Then.
   void Then(OperationRecord& record, CompletionCallback done);
 

@@ -76,4 +76,6 @@ bool Work::TestReleased() const { return record_->HasEnded(); }
 
 std::string Work::Describe() const { return weft::Describe(*record_); }
 
+std::string Work::DescribeWait() const { return engine_->impl_->DescribeWait(*record_); }
+
 }  // namespace weft

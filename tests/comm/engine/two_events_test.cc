@@ -33,6 +33,7 @@ TEST(TwoEvents, ReadyIsNotReleasedWhileAReaderIsMissing) {
       WEFT_RETURN_IF_ERROR(work.Wait());
       EXPECT_THAT(work.WaitReleased(absl::ZeroDuration()),
                   StatusIs(absl::StatusCode::kDeadlineExceeded, ::testing::EndsWith("waits for rank(s) 1")));
+      EXPECT_EQ(work.DescribeWait(), "waits for rank(s) 1");
       EXPECT_TRUE(work.Test());
       EXPECT_FALSE(work.TestReleased());
     }
