@@ -1,5 +1,6 @@
 #include "python/bindings/sharded_groups.h"
 
+#include <chrono>
 #include <cmath>
 #include <stdexcept>
 #include <unordered_map>
@@ -15,6 +16,9 @@ namespace nb = nanobind;
 
 namespace weft::python {
 namespace {
+
+// Time that the end of the groups gives to calls of other threads.
+constexpr std::chrono::seconds kCallPatience(10);
 
 // Raises the exception of a signal handler, a hook or the store, if one ended the call, otherwise that of the
 // status.
@@ -159,10 +163,41 @@ void Groups::Close() {
   EndGroups();
 }
 
+class Groups::CountedCall {
+ public:
+  explicit CountedCall(Groups& groups) : groups_(groups) {
+    const std::lock_guard lock(groups_.calls_mutex_);
+    ++groups_.calls_;
+  }
+  ~CountedCall() {
+    const std::lock_guard lock(groups_.calls_mutex_);
+    --groups_.calls_;
+    groups_.call_ended_.notify_all();
+  }
+  CountedCall(const CountedCall&) = delete;
+  CountedCall& operator=(const CountedCall&) = delete;
+
+ private:
+  Groups& groups_;
+};
+
 void Groups::EndGroups() {
-  if (groups_ == nullptr) return;
-  groups_->SetWaitCheck(nullptr);
-  groups_.reset();
+  std::unique_ptr<ShardedGroups> ended;
+  {
+    const nb::gil_scoped_acquire acquired;
+    ended = std::move(groups_);
+  }
+  if (ended == nullptr) return;
+  {
+    std::unique_lock lock(calls_mutex_);
+    const auto none = [&] { return calls_ == 0; };
+    if (!call_ended_.wait_for(lock, kCallPatience, none)) {
+      session_->Abort(absl::StrCat("rank ", session_->rank(),
+                                   " closed a sharded model before a call of another thread had ended"));
+      call_ended_.wait(lock, none);
+    }
+  }
+  ended->SetWaitCheck(nullptr);
 }
 
 ShardedGroups& Groups::groups() const {
@@ -177,16 +212,17 @@ ShardedGroups& Groups::groups() const {
 void Groups::Run(const std::function<absl::Status(ShardedGroups&)>& call) {
   ShardedGroups& called = groups();
   absl::Status status;
+  bool has_failed = false;
   {
+    const CountedCall counted(*this);
     const nb::gil_scoped_release released;
     status = call(called);
+    has_failed = !called.status().ok();  // Another model may have reset the engine since.
   }
   if (status.ok()) return;
-  bool has_failed =
-      !called.status().ok();  // Another model may have reset the engine. Else an argument was wrong.
   static_cast<void>(
       session_->WithEngine([&](CommEngine& engine) { has_failed = has_failed || !engine.status().ok(); }));
-  if (!has_failed) RaiseFirst(*session_, status);
+  if (!has_failed) RaiseFirst(*session_, status);  // An argument was wrong.
   RaiseFirst(*session_,
              absl::Status(status.code(), absl::StrCat(status.message(),
                                                       "; call weft.reset(model) on all ranks, then go on")));

@@ -3,14 +3,17 @@
 // Calls that may wait release the GIL and look for signals about every 50 ms. A signal handler's exception,
 // such as KeyboardInterrupt, ends the wait, fails the groups on all ranks, and is raised.
 //
+// Thread safety: one thread at a time, but Close and Session::Close, which end the calls of other threads.
 // Errors: those of python/bindings/errors.h, with the Status' message.
 // Lifetime: tensors that view masters or images hold the groups, and tensors that view gradients also their
 //   memory. Close gives the memory up earlier; nothing may use the tensors afterwards.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <nanobind/nanobind.h>
 #include <optional>
 #include <string>
@@ -80,11 +83,18 @@ class Groups : public std::enable_shared_from_this<Groups> {
       : session_(std::move(session)), parameters_(std::move(parameters)) {}
   Parameter& At(int group, int parameter) const;
   int IndexOf(int group, const Parameter* parameter) const;
+  // Ends the groups once no thread is in a call of them. Aborts the engine if one still is after ten seconds.
+  // Later calls raise. REQUIRES: the GIL is not held.
   void EndGroups();
+  // Counts a call of the schedule. REQUIRES: the GIL, at the beginning.
+  class CountedCall;
 
   const std::shared_ptr<Session> session_;
   const std::vector<std::vector<std::shared_ptr<Parameter>>> parameters_;  // By group.
-  std::unique_ptr<ShardedGroups> groups_;
+  std::unique_ptr<ShardedGroups> groups_;  // Guarded by the GIL. A counted call may use them without it.
+  std::mutex calls_mutex_;
+  std::condition_variable call_ended_;
+  int calls_ = 0;  // Guarded by calls_mutex_.
 };
 
 }  // namespace weft::python

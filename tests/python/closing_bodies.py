@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import weft
+from weft import _core
 
 SESSIONS = 4
 OPERATIONS = 500
@@ -37,6 +38,7 @@ def user_of(session: weft.Session, group: weft.Group, what: str) -> Callable[[],
         "allocate": lambda: session.allocate_bytes(64),
         "submit": lambda: receive(group),
         "drop": drop,
+        "wait": lambda: receive(group).wait(0.01),
     }[what]
 
 
@@ -51,7 +53,7 @@ def close_while_used(store: str, what: str) -> None:
 
         def run(use: Callable[[], object] = use, stop: threading.Event = stop) -> None:
             while not stop.is_set():
-                with contextlib.suppress(RuntimeError):  # The session is closed.
+                with contextlib.suppress(RuntimeError, TimeoutError):  # The session is closed, or the wait was in vain.
                     use()
 
         thread = threading.Thread(target=run)
@@ -61,15 +63,22 @@ def close_while_used(store: str, what: str) -> None:
         thread.join()
 
 
+def await_file(path: str) -> None:
+    deadline = time.monotonic() + 60
+    while not os.path.exists(path):
+        assert time.monotonic() < deadline, f"{path} does not appear"
+        time.sleep(0.001)
+
+
 class PairOfRanks:
     """A session of two ranks on two nodes, whose lanes hold GROUPS * BROADCASTS broadcasts by rank 0."""
 
     GROUPS = 6
     BROADCASTS = 8  # Of a lane before its descriptor ring is full.
 
-    def __init__(self, store: str, rank: int) -> None:
+    def __init__(self, store: str, rank: int, timeout_s: float = 60) -> None:
         os.environ["WEFT_NODE_ID"] = str(rank)  # A broadcast to another node is *ready* on its root at once.
-        self.session = weft.Session(store, rank, 2, timeout_s=60, segment_bytes=1 << 24)
+        self.session = weft.Session(store, rank, 2, timeout_s=timeout_s, segment_bytes=1 << 24)
         self.groups = [weft.Group(self.session, f"group {number}", [0, 1]) for number in range(self.GROUPS)]
         self.go = f"{store}-go"
 
@@ -78,19 +87,13 @@ class PairOfRanks:
             for group in self.groups:
                 yield group.broadcast(self.session.allocate_bytes(64), 0)
 
-    def await_go(self) -> None:
-        deadline = time.monotonic() + 60
-        while not os.path.exists(self.go):
-            assert time.monotonic() < deadline, "rank 0 does not close its session"
-            time.sleep(0.001)
-
 
 def close_before_the_release(store: str, rank: int) -> None:
     """Rank 0 closes while its broadcasts are *ready*, but not *released*, and drops operations meanwhile."""
     for number in range(SESSIONS):
         pair = PairOfRanks(f"{store}-{number}", rank)
         if rank == 1:
-            pair.await_go()
+            await_file(pair.go)
             for operation in pair.broadcasts():
                 operation.wait()  # The peer releases them one after the other.
             pair.session.close()
@@ -133,7 +136,32 @@ def close_after_an_abort(store: str, rank: int) -> None:
             raise AssertionError("an operation of a failed engine has succeeded")
         open(pair.go, "w").close()
     else:
-        pair.await_go()
+        await_file(pair.go)
+    pair.session.close()
+
+
+def close_in_vain(store: str, rank: int) -> None:
+    """Rank 1 does not receive the broadcasts of rank 0, for one of which a thread waits. The error names what is missing."""
+    pair = PairOfRanks(store, rank, timeout_s=5)
+    if rank == 0:
+        operations = list(pair.broadcasts())
+        errors: list[str] = []
+
+        def wait() -> None:
+            try:
+                operations[-1].wait(60)
+            except RuntimeError as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        pair.session.close()
+        thread.join()
+        open(pair.go, "w").close()
+        assert len(errors) == 1, errors
+        assert "rank 0 closed its session, but broadcast" in errors[0] and "waits for rank(s) 1" in errors[0], errors
+    else:
+        await_file(pair.go)
     pair.session.close()
 
 
@@ -157,12 +185,51 @@ def read_while_waiting(store: str, rank: int) -> None:
     session.close()
 
 
+def close_during_a_call(store: str, rank: int) -> None:
+    """Rank 0 closes while another thread is in a call of a sharded model, for which rank 1 does not come."""
+    session = weft.Session(store, rank, 2, timeout_s=60, segment_bytes=1 << 24)
+    parameters = [("weight", [1024], True, 0)]
+    model = _core.ShardedGroups.create(session, [("shard", 2)], [("linear", -1, "f32", "f32", "f32", parameters)])
+    if rank == 1:
+        await_file(f"{store}-closed")
+        session.close()
+        return
+    errors: list[str] = []
+    begun = threading.Event()
+
+    def unshard() -> None:
+        model.unshard(0)
+        begun.set()
+        try:
+            model.wait_unshard(0)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=unshard)
+    thread.start()
+    begun.wait()
+    time.sleep(0.2)  # The thread is in the wait.
+    session.close()
+    open(f"{store}-closed", "w").close()
+    thread.join()
+    assert len(errors) == 1 and "closed a sharded model before a call of another thread had ended" in errors[0], errors
+    try:
+        model.is_unsharded(0)
+    except RuntimeError as error:
+        assert "is closed" in str(error), error
+    else:
+        raise AssertionError("a closed model was used")
+
+
 if __name__ == "__main__":
-    if sys.argv[2] == "drain":
-        close_before_the_release(sys.argv[1], int(sys.argv[3]))
-    elif sys.argv[2] == "abort":
-        close_after_an_abort(sys.argv[1], int(sys.argv[3]))
-    elif sys.argv[2] == "source":
-        read_while_waiting(sys.argv[1], int(sys.argv[3]))
+    pairs = {
+        "drain": close_before_the_release,
+        "abort": close_after_an_abort,
+        "late": close_in_vain,
+        "source": read_while_waiting,
+        "call": close_during_a_call,
+    }
+    if sys.argv[2] in pairs:
+        pairs[sys.argv[2]](sys.argv[1], int(sys.argv[3]))
     else:
         close_while_used(sys.argv[1], sys.argv[2])

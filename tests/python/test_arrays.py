@@ -28,7 +28,7 @@ def test_arrays_are_moved_and_reduced(tmp_path: Path, size: int) -> None:
     run_ranks(PROGRAM, size, str(tmp_path / "store"), str(size))
 
 
-@pytest.mark.parametrize("meanwhile", ["closed", "counters", "allocate", "submit", "drop"])
+@pytest.mark.parametrize("meanwhile", ["closed", "counters", "allocate", "submit", "drop", "wait"])
 def test_a_session_closes_while_another_thread_uses_it(tmp_path: Path, meanwhile: str) -> None:
     process = subprocess.run(
         [sys.executable, str(CLOSING), str(tmp_path / "store"), meanwhile], stderr=subprocess.PIPE, text=True, timeout=120
@@ -36,6 +36,6 @@ def test_a_session_closes_while_another_thread_uses_it(tmp_path: Path, meanwhile
     assert process.returncode == 0, process.stderr
 
 
-@pytest.mark.parametrize("case", ["drain", "abort", "source"])
+@pytest.mark.parametrize("case", ["drain", "abort", "late", "source", "call"])
 def test_operations_end_in_one_thread_while_another_uses_them(tmp_path: Path, case: str) -> None:
     run_ranks(CLOSING, 2, str(tmp_path / "store"), case)
