@@ -10,25 +10,20 @@
 namespace nb = nanobind;
 
 namespace weft::python {
-namespace {
-
-using Code = nb::dlpack::dtype_code;
-
-}  // namespace
 
 std::optional<ElementType> KnownTypeOf(const nb::dlpack::dtype& dtype) {
-  const auto is = [&](nb::dlpack::dtype_code code, int bits) {
+  const auto is = [&](DTypeCode code, int bits) {
     return dtype.code == static_cast<uint8_t>(code) && dtype.bits == bits && dtype.lanes == 1;
   };
-  if (is(Code::Float, 32)) return ElementType::kF32;
-  if (is(Code::Bfloat, 16)) return ElementType::kBF16;
-  if (is(Code::Float, 16)) return ElementType::kF16;
-  if (is(Code::Float, 64)) return ElementType::kF64;
-  if (is(Code::Int, 32)) return ElementType::kI32;
-  if (is(Code::Int, 64)) return ElementType::kI64;
-  if (is(Code::Int, 16)) return ElementType::kI16;
-  if (is(Code::Int, 8)) return ElementType::kI8;
-  if (is(Code::UInt, 8)) return ElementType::kU8;
+  if (is(DTypeCode::Float, 32)) return ElementType::kF32;
+  if (is(DTypeCode::Bfloat, 16)) return ElementType::kBF16;
+  if (is(DTypeCode::Float, 16)) return ElementType::kF16;
+  if (is(DTypeCode::Float, 64)) return ElementType::kF64;
+  if (is(DTypeCode::Int, 32)) return ElementType::kI32;
+  if (is(DTypeCode::Int, 64)) return ElementType::kI64;
+  if (is(DTypeCode::Int, 16)) return ElementType::kI16;
+  if (is(DTypeCode::Int, 8)) return ElementType::kI8;
+  if (is(DTypeCode::UInt, 8)) return ElementType::kU8;
   return std::nullopt;
 }
 
@@ -83,16 +78,18 @@ std::vector<int64_t> PartCounts(const EngineGroup& group, int64_t total,
     }
     return std::vector<int64_t>(static_cast<size_t>(group.size()), total / group.size());
   }
-  int64_t sum = 0;
-  for (const int64_t count : *counts) {
-    if (count < 0) throw nb::value_error("a count is negative");
-    sum += count;
-  }
-  if (static_cast<int>(counts->size()) != group.size() || sum != total) {
+  const auto refuse = [&](const auto& sum) {
     throw nb::value_error(absl::StrCat("expected ", group.size(), " counts that add up to ", total, ", got ",
                                        counts->size(), " that add up to ", sum)
                               .c_str());
+  };
+  int64_t sum = 0;
+  for (const int64_t count : *counts) {
+    if (count < 0) throw nb::value_error("a count is negative");
+    if (count > total - sum) refuse("more");
+    sum += count;
   }
+  if (static_cast<int>(counts->size()) != group.size() || sum != total) refuse(sum);
   return *counts;
 }
 
@@ -106,16 +103,16 @@ void CheckPart(const EngineGroup& group, size_t elements, const std::vector<int6
 
 void CheckPlace(const EngineGroup& group, const ArrayBytes& part, const ArrayBytes& whole,
                 const std::vector<int64_t>& counts) {
+  if (part.size == 0) return;
   const std::less<const char*> is_before;
   if (!is_before(part.begin, whole.begin + whole.size) || !is_before(whole.begin, part.begin + part.size)) {
     return;
   }
   const int64_t before = std::accumulate(counts.begin(), counts.begin() + group.rank(), int64_t{0});
   if (part.begin == whole.begin + before * part.element_size) return;
-  throw nb::value_error(
-      absl::StrCat("input and output share memory, but the smaller one is not the part of rank ",
-                   group.rank(), " in the other: give that part, or a copy")
-          .c_str());
+  throw nb::value_error(absl::StrCat("input and output share memory, but neither is the part of rank ",
+                                     group.rank(), " in the other: give that part, or a copy")
+                            .c_str());
 }
 
 void CheckRank(const EngineGroup& group, int rank, std::string_view what) {

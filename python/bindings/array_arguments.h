@@ -15,6 +15,8 @@
 
 namespace weft::python {
 
+using DTypeCode = nanobind::dlpack::dtype_code;
+
 using Array = nanobind::ndarray<nanobind::c_contig, nanobind::device::cpu>;
 using ConstArray = nanobind::ndarray<nanobind::ro, nanobind::c_contig, nanobind::device::cpu>;
 

@@ -8,13 +8,10 @@
 #include <nanobind/stl/vector.h>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
-
-#include <absl/strings/str_cat.h>
 
 #include "python/bindings/array_arguments.h"
 #include "python/bindings/engine_group.h"
@@ -25,8 +22,6 @@ namespace nb = nanobind;
 
 namespace weft::python {
 namespace {
-
-using Code = nb::dlpack::dtype_code;
 
 // Owner of arrays, which may be dropped on any thread.
 template <typename... Arrays>
@@ -111,14 +106,14 @@ MessageElements ElementsOf(const AnyArray& array) {
   nb::dlpack::dtype dtype = array.dtype();
   const auto size = static_cast<int64_t>(array.size());
   if (const auto type = KnownTypeOf(dtype)) return {*type, size};
-  const auto code = static_cast<Code>(dtype.code);
-  if (code == Code::Bool && dtype.bits == 8) return {ElementType::kU8, size, ElementKind::kBool};
-  if (code == Code::UInt) {
-    dtype.code = static_cast<uint8_t>(Code::Int);
+  const auto code = static_cast<DTypeCode>(dtype.code);
+  if (code == DTypeCode::Bool && dtype.bits == 8) return {ElementType::kU8, size, ElementKind::kBool};
+  if (code == DTypeCode::UInt) {
+    dtype.code = static_cast<uint8_t>(DTypeCode::Int);
     if (const auto type = KnownTypeOf(dtype)) return {*type, size, ElementKind::kUnsigned};
   }
-  if (code == Code::Complex) {
-    dtype.code = static_cast<uint8_t>(Code::Float);
+  if (code == DTypeCode::Complex) {
+    dtype.code = static_cast<uint8_t>(DTypeCode::Float);
     dtype.bits /= 2;
     if (const auto type = KnownTypeOf(dtype)) return {*type, 2 * size, ElementKind::kComplex};
   }
@@ -252,8 +247,7 @@ void BindArrayCollectives(nb::module_& module) {
            "output = this rank's part of the reduction of all inputs. `counts`: elements of each "
            "rank's output; default:\n"
            "equal. In place if `output` is this rank's part of `input`. Raises ValueError if they share "
-           "memory "
-           "otherwise.")
+           "memory otherwise.")
       .def("all_reduce", Submitting(&AllReduce), nb::arg("array"), nb::arg("reduction") = "sum",
            "array = the reduction of all arrays.")
       .def("broadcast", Submitting(&Broadcast), nb::arg("array"), nb::arg("root") = 0,
