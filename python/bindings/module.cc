@@ -1,4 +1,6 @@
 // The extension module weft._core.
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <memory>
 #include <nanobind/nanobind.h>
@@ -62,19 +64,30 @@ absl::StatusOr<std::shared_ptr<Session>> MakeSession(std::shared_ptr<KeyValueSto
   return Session::Create(std::move(store), std::move(bootstrap), options);
 }
 
-// `store`: a folder, or an object with the methods of a KeyValueStore.
+// Nothing if the object is no path: str, bytes or os.PathLike.
+std::optional<std::string> PathOf(const nb::object& object) {
+  try {
+    const auto path = nb::cast<nb::bytes>(nb::module_::import_("os").attr("fsencode")(object));
+    return std::string(path.c_str(), path.size());
+  } catch (const nb::python_error& error) {
+    if (!error.matches(PyExc_TypeError)) throw;
+    return std::nullopt;
+  }
+}
+
+// `store`: an object with the methods of a KeyValueStore, or a folder. A proxy that has every attribute is a
+// store.
 std::shared_ptr<InterruptibleStore> OpenStore(nb::object store) {
-  if (nb::hasattr(store, "__fspath__")) store = store.attr("__fspath__")();
-  if (nb::isinstance<nb::str>(store)) {
-    return std::make_shared<SignalCheckedStore>(ValueOrRaise(OpenFileStore(nb::cast<std::string>(store))));
+  constexpr std::array kMethods = {"set", "get_all", "delete"};
+  const auto* const missing = std::find_if(kMethods.begin(), kMethods.end(),
+                                           [&](const char* method) { return !nb::hasattr(store, method); });
+  if (missing == kMethods.end()) return std::make_shared<PythonStore>(std::move(store));
+  if (const auto path = PathOf(store)) {
+    return std::make_shared<SignalCheckedStore>(ValueOrRaise(OpenFileStore(*path)));
   }
-  for (const char* method : {"set", "get_all", "delete"}) {
-    if (nb::hasattr(store, method)) continue;
-    throw nb::type_error(absl::StrCat("store must be a folder or a KeyValueStore, but the given ",
-                                      nb::type_name(store.type()).c_str(), " has no method ", method)
-                             .c_str());
-  }
-  return std::make_shared<PythonStore>(std::move(store));
+  throw nb::type_error(absl::StrCat("store must be a folder or a KeyValueStore, but the given ",
+                                    nb::type_name(store.type()).c_str(), " has no method ", *missing)
+                           .c_str());
 }
 
 std::shared_ptr<Session> CreateSession(nb::object store, int rank, int size, double timeout_s,

@@ -24,7 +24,7 @@ class Session:
 
     def __init__(
         self,
-        store: KeyValueStore | str | os.PathLike[str],
+        store: KeyValueStore | str | bytes | os.PathLike[str],
         rank: int,
         size: int,
         timeout_s: float = 600.0,

@@ -1,10 +1,41 @@
 """The program of a rank without torch: collectives of numpy arrays. Arguments: store, size, rank."""
 
+import os
 import pathlib
 import sys
 
 import numpy as np
 import weft
+
+
+class StoreWithAPath:
+    """A store that is also a path, as a proxy that has every attribute."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes) -> None:
+        self.values[key] = value
+
+    def get_all(self, keys: list[str], timeout_s: float) -> list[bytes | None]:
+        return [self.values.get(key) for key in keys]
+
+    def delete(self, key: str) -> None:
+        self.values.pop(key, None)
+
+    def __fspath__(self) -> str:
+        return self.folder
+
+
+def check_stores(store: str) -> None:
+    """A store may be a path of bytes. A store that is also a path is a store."""
+    folder = f"{store}-bytes-{os.getpid()}"
+    weft.Session(os.fsencode(folder), 0, 1, segment_bytes=1 << 20).close()
+    assert os.path.isdir(folder)
+    folder = f"{store}-path-{os.getpid()}"
+    weft.Session(StoreWithAPath(folder), 0, 1, segment_bytes=1 << 20).close()
+    assert not os.path.exists(folder)
 
 
 def main(store: str, size: int, rank: int) -> None:
@@ -92,6 +123,7 @@ def main(store: str, size: int, rank: int) -> None:
             assert fault in str(error), error
             continue
         raise AssertionError(f"{fault}: accepted")
+    check_stores(store)
     group.barrier().wait()
     session.close()
     assert session.closed
