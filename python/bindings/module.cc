@@ -171,7 +171,11 @@ NB_MODULE(_core, module) {
            "stay valid.")
       .def("abort", &Session::Abort, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>(),
            "Fails all unfinished operations of all groups, on all ranks.")
-      .def_prop_ro("closed", &Session::closed, "True if the session has ended.")
+      .def_prop_ro(
+          "closed", &Session::closed,
+          "True if the session is closed, or is being closed: it takes no more operations.\n"
+          "\n"
+          "Memory of operations that the end has failed may be used again once close() has returned.")
       .def_prop_ro("rank", &Session::rank, "This process's rank in the session.")
       .def_prop_ro("size", &Session::size, "Number of ranks of the session.")
       .def_prop_ro("nonce", &Session::nonce,

@@ -49,7 +49,10 @@ class Session:
         """Fails all unfinished operations of all groups, on all ranks."""
     @property
     def closed(self) -> bool:
-        """True if the session has ended."""
+        """True if the session is closed, or is being closed: it takes no more operations.
+
+        Memory of operations that the end has failed may be used again once close() has returned.
+        """
     @property
     def rank(self) -> int:
         """This process's rank in the session."""
