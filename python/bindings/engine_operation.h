@@ -41,8 +41,9 @@ class EngineOperation final : public Operation, public std::enable_shared_from_t
   // Errors: kAborted (names the operation and what it waits for), if it is not *released*. OK after a
   // failure. Only reads the state.
   absl::Status CheckReleased() const;
-  // Fixes the outcome: `otherwise`, if the operation is not done. Gives the Work to the engine. The caller
-  // drops the operation's memory after the engine's lock: see Note [Locks of a closing session].
+  // Fixes the outcome: `otherwise`, if the operation is not done. Gives the Work to the engine. Waits for no
+  // more than the data that this rank moves. The caller drops the operation's memory after the engine's lock:
+  // see Note [Locks of a closing session].
   std::shared_ptr<void> Settle(const absl::Status& otherwise);
 
  private:

@@ -95,6 +95,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void Close();
   // Closes all sessions of this process. For the end of the interpreter.
   static void CloseAll();
+  // True once the session takes no more operations. Its engine may still be ending.
   bool closed() const;
   // Fails all unfinished operations, on all ranks.
   void Abort(const std::string& cause) const;
@@ -103,7 +104,7 @@ class Session : public std::enable_shared_from_this<Session> {
   // uses the engine on its own.
   void OnClose(std::function<void()> closer);
 
-  // REQUIRES: not closed.
+  // REQUIRES: not closed, and not closed meanwhile: OnClose tells.
   CommEngine& engine() const { return *engine_; }
   NodeHeap& heap() const { return *memory_->heap; }
   Bootstrap& bootstrap() const { return *memory_->bootstrap; }
@@ -157,7 +158,7 @@ class Session : public std::enable_shared_from_this<Session> {
   static absl::Status ForkedError();
   static absl::Status ClosedError();
   void Drain();
-  // An error if an operation is not *released*.
+  // Errors: those of EngineOperation::CheckReleased.
   absl::Status CheckOperations();
   absl::Status MissedDeadline();
   void RunClosers();

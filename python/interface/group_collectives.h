@@ -7,7 +7,7 @@
 // Thread safety: any thread may call any member. The calls of a rank on one stream happen in some order,
 //   which must be the same on all ranks of the group.
 // Collective: every operation but send and receive, by all ranks of the group, in one order for each stream.
-// Lifetime: a group and its operations may outlive the session. Operations of a closed session have failed.
+// Lifetime: a group and its operations may outlive the session. Operations of a closed session are done.
 #pragma once
 
 #include <chrono>
