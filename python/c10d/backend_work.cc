@@ -93,6 +93,7 @@ bool BackendWork::isCompleted() {
   for (const auto& operation : contents_.operations) {
     if (!operation->IsDone()) return false;
   }
+  // PyTorch holds the interpreter's lock here. Waits for operations that are done do not run the engine.
   for (const auto& operation : contents_.operations) {
     const Outcome outcome = operation->Wait(std::chrono::milliseconds(0));
     if (outcome.code == Outcome::Code::kTimeout) return false;
