@@ -153,7 +153,10 @@ void Requests::Deliver(const DaemonProcess& daemon, const std::vector<pid_t>& ra
   if (!stop_pending_) return;
   stop_pending_ = remote;
   if (!remote) {
-    end_at_once_ = !send(kStopSignal) || end_at_once_;
+    if (send(kStopSignal)) return;
+    const bool ranks_ended = started && daemon.Children().ranks.empty();  // `ranks` may be out of date.
+    stop_pending_ = ranks_ended && !user_stops();
+    end_at_once_ = end_at_once_ || !stop_pending_;
   } else if (const Clock::time_point now = Clock::now(); now >= next_stop_) {
     // mpirun drops the signal if the ranks do not exist yet, so it is repeated until the run has ended.
     send_to_mpirun(kStopSignal);

@@ -36,7 +36,8 @@ class SignalQueue {
 // Note [Delivery of requests]
 // Problem: until a rank has blocked the signals of requests, such a signal kills it.
 // Rule: a request goes to ranks of this host that take its signal, as /proc shows. A stop request that finds
-//   no such rank ends mpirun at once, as there is nothing to save; a save request waits for one.
+//   no such rank ends mpirun at once, as there is nothing to save; a save request waits for one. If all ranks
+//   have ended before their reader was lost, mpirun ends by itself, with their exit code.
 //   If ranks may run on other hosts only, mpirun passes the signal on, once the daemons of these hosts have
 //   connected to it.
 // Why it suffices: the ranks agree on a request that has reached one of them.
@@ -48,7 +49,8 @@ class Requests {
   explicit Requests(bool ranks_are_local) : ranks_are_local_(ranks_are_local) {}
 
   void Add(int signal);
-  // Passes pending requests on. `ranks`: those of this host. `started`: ranks of other hosts may exist.
+  // Passes pending requests on. `ranks`: those of this host. `started`: this host has had ranks, or ranks of
+  // other hosts may exist.
   void Deliver(const DaemonProcess& daemon, const std::vector<pid_t>& ranks, bool started);
   // Drops a save request that the ended attempt has not taken.
   void EndAttempt();
