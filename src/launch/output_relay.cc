@@ -7,12 +7,11 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
-#include <string>
-#include <sys/socket.h>
-#include <sys/stat.h>
 
 #include <absl/strings/str_cat.h>
 #include <absl/time/time.h>
+
+#include "weft/core/status.h"
 
 namespace weft::internal {
 namespace {
@@ -33,7 +32,6 @@ OutputRelay::~OutputRelay() {
   for (Stream& stream : streams_) {
     CloseEnd(stream.source);
     CloseEnd(stream.write_end);
-    CloseEnd(stream.target);
   }
 }
 
@@ -41,17 +39,8 @@ absl::Status OutputRelay::Open() {
   streams_[0].original = STDOUT_FILENO;
   streams_[1].original = STDERR_FILENO;
   for (Stream& stream : streams_) {
-    struct stat info {};
-    if (fstat(stream.original, &info) != 0) continue;
-    stream.is_socket = S_ISSOCK(info.st_mode);
-    if (S_ISFIFO(info.st_mode)) {
-      // Opened anew, as the flags of the original belong to other processes too.
-      const std::string path = absl::StrCat("/proc/self/fd/", stream.original);
-      stream.target = open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
-    } else if (stream.is_socket) {
-      stream.target = fcntl(stream.original, F_DUPFD_CLOEXEC, 0);
-    }
-    if (stream.target < 0) continue;  // mpirun writes to the original.
+    WEFT_RETURN_IF_ERROR(stream.target.Open(stream.original));
+    if (!stream.target.is_open()) continue;
     std::array<int, 2> ends = {};
     if (pipe2(ends.data(), O_CLOEXEC) != 0) {
       return absl::InternalError(absl::StrCat("cannot make a pipe for mpirun: ", std::strerror(errno)));
@@ -87,10 +76,7 @@ void OutputRelay::Read(Stream& stream) {
 }
 
 void OutputRelay::Write(Stream& stream) {
-  const char* data = stream.part.data() + stream.begin;
-  const size_t size = stream.end - stream.begin;
-  const ssize_t bytes =
-      stream.is_socket ? send(stream.target, data, size, MSG_DONTWAIT) : write(stream.target, data, size);
+  const ssize_t bytes = stream.target.Write(stream.part.data() + stream.begin, stream.end - stream.begin);
   if (bytes >= 0) {
     stream.begin += static_cast<size_t>(bytes);
   } else if (errno != EAGAIN) {
@@ -117,7 +103,7 @@ void OutputRelay::Run() {
       has_bytes = has_bytes || stream.has_bytes();
       polled[2 * i] = {stream.has_bytes() ? -1 : stream.source, POLLIN, 0};
       // Also without bytes: poll reports a lost reader in any case.
-      polled[2 * i + 1] = {stream.is_lost ? -1 : stream.target,
+      polled[2 * i + 1] = {stream.is_lost ? -1 : stream.target.descriptor(),
                            static_cast<int16_t>(stream.has_bytes() ? POLLOUT : 0), 0};
     }
     const bool waits = !gives_up_ && (!is_ending_ || has_bytes);

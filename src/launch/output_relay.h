@@ -8,7 +8,7 @@
 //   meant for it. If it was the reader of the standard output, kLostReaderSignal asks the launch to stop its
 //   ranks, which then save a checkpoint.
 // Why it suffices: the thread reads until mpirun and all of its helpers have ended. It never waits in a
-//   write, as others may write to the same pipe.
+//   write: see Note [Writes that do not wait] in src/launch/nonblocking_output.h.
 #pragma once
 
 #include <unistd.h>
@@ -21,6 +21,7 @@
 
 #include <absl/status/status.h>
 
+#include "src/launch/nonblocking_output.h"
 #include "src/launch/supervisor.h"
 
 namespace weft::internal {
@@ -47,17 +48,14 @@ class OutputRelay {
   bool lost_output() const { return lost_output_; }
 
  private:
-  static constexpr size_t kPart = 4096;
-
   // From mpirun to a reader.
   struct Stream {
     int original = -1;   // Descriptor of this process that has the reader.
     int source = -1;     // Read end of mpirun's pipe. -1: there is none, or it has ended.
     int write_end = -1;  // Of the same pipe.
-    int target = -1;     // A descriptor with the same reader, which this class does not wait for.
-    bool is_socket = false;
+    NonblockingOutput target;
     bool is_lost = false;
-    std::array<char, kPart> part = {};
+    std::array<char, NonblockingOutput::kMaxWrite> part = {};
     size_t begin = 0, end = 0;  // Bytes of `part` that are to be written.
 
     int output() const { return write_end < 0 ? original : write_end; }

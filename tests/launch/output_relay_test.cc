@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <thread>
 
@@ -18,9 +19,12 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::internal {
 namespace {
+
+constexpr uid_t kNobody = 65534;
 
 // The launch of a test, whose outputs `reader` reads. `writers` are what mpirun would have.
 struct Launch {
@@ -42,7 +46,8 @@ struct Launch {
   std::optional<int> NextSignal(absl::Duration timeout) const { return signals.Next(timeout); }
 };
 
-enum class Kind { kPipe, kSocket };
+// A foreign pipe is one that another user has made, so that this process may not open it anew.
+enum class Kind { kPipe, kForeignPipe, kSocket };
 
 // Runs `body` in a process whose standard output and error are one pipe or socket, and returns its exit code:
 // 0, or 1 if an expectation of the body has failed.
@@ -50,10 +55,13 @@ int ExitCodeWith(Kind kind, const std::function<void(Launch&)>& body) {
   const pid_t pid = fork();
   if (pid == 0) {
     std::array<int, 2> ends = {};
-    const int failed = kind == Kind::kPipe ? pipe2(ends.data(), O_CLOEXEC)
-                                           : socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data());
+    const int failed = kind == Kind::kSocket ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data())
+                                             : pipe2(ends.data(), O_CLOEXEC);
     if (failed != 0 || dup2(ends[1], STDOUT_FILENO) < 0 || dup2(ends[1], STDERR_FILENO) < 0) std::_Exit(2);
     close(ends[1]);
+    if (kind == Kind::kForeignPipe) {
+      if (fchmod(ends[0], 0) != 0 || (geteuid() == 0 && seteuid(kNobody) != 0)) std::_Exit(2);
+    }
     {
       Launch launch;
       launch.reader = ends[0];
@@ -92,7 +100,8 @@ std::string LongText() {
 }
 
 class OutputRelayOf : public ::testing::TestWithParam<Kind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, OutputRelayOf, ::testing::Values(Kind::kPipe, Kind::kSocket));
+INSTANTIATE_TEST_SUITE_P(Kinds, OutputRelayOf,
+                         ::testing::Values(Kind::kPipe, Kind::kForeignPipe, Kind::kSocket));
 
 TEST_P(OutputRelayOf, PassesOnAllBytesInOrder) {
   EXPECT_EQ(ExitCodeWith(GetParam(),
@@ -160,6 +169,21 @@ TEST(OutputRelay, EndsAlthoughAProcessKeepsThePipes) {
                            WriteAll(launch.writers[0], "text");
                            launch.relay.Finish(launch.signals, launch.requests);
                            EXPECT_EQ(ReadAll(launch.reader, 4), "text");
+                         }),
+            0);
+}
+
+TEST(OutputRelay, NoticesThatANamedPipeHasLostItsReaderBeforeTheStart) {
+  const TempFolder folder;
+  const std::string path = folder / "pipe";
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  EXPECT_EQ(ExitCodeWith(Kind::kPipe,
+                         [&](Launch& launch) {
+                           const int reader = open(path.c_str(), O_RDONLY | O_NONBLOCK);
+                           ASSERT_GE(dup2(open(path.c_str(), O_WRONLY), STDOUT_FILENO), 0);
+                           close(reader);
+                           launch.Open();
+                           EXPECT_EQ(launch.NextSignal(absl::Seconds(60)), kLostReaderSignal);
                          }),
             0);
 }
