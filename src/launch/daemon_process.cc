@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
@@ -22,6 +21,7 @@
 #include <absl/strings/strip.h>
 #include <absl/time/clock.h>
 
+#include "src/launch/nonblocking_output.h"
 #include "src/launch/processes.h"
 #include "weft/core/status.h"
 
@@ -186,8 +186,8 @@ void DaemonProcess::EndDescendants(absl::Duration grace) {
     const std::vector<pid_t> left = DescendantsOf(getpid());
     if (Clock::now() > end) {
       for (const pid_t pid : left) {
-        std::fprintf(stderr, "weft launch: process %d has not ended %g s after SIGKILL\n",
-                     static_cast<int>(pid), absl::ToDoubleSeconds(kKillDeadline));
+        PrintMessage(absl::StrCat("process ", pid, " has not ended ", absl::ToDoubleSeconds(kKillDeadline),
+                                  " s after SIGKILL"));
       }
       return;
     }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
@@ -17,6 +16,7 @@
 #include "src/launch/daemon_process.h"
 #include "src/launch/job_folder.h"
 #include "src/launch/mpirun_command.h"
+#include "src/launch/nonblocking_output.h"
 #include "src/launch/output_relay.h"
 #include "src/launch/supervisor.h"
 #include "src/launch/verdict.h"
@@ -33,10 +33,6 @@ using Words = std::vector<std::string>;
 
 // mpirun ends within this time after its last rank, unless it waits for a host that it has lost.
 constexpr absl::Duration kLossLimit = absl::Seconds(10);
-
-void Print(const std::string& message) {
-  if (!message.empty()) std::fprintf(stderr, "weft launch: %s\n", message.c_str());
-}
 
 // Under nohup SIGHUP stays ignored.
 std::set<int> SignalsToTake() {
@@ -87,15 +83,15 @@ class Launcher {
           "the path of this program must have no spaces, which mpirun cannot pass to other hosts: '",
           program_path_, "'"));
     }
-    if (mapping_) Print(mapping_->ToString());
+    if (mapping_) internal::PrintMessage(mapping_->ToString());
     for (int64_t attempt = 1;; ++attempt) {
       WEFT_ASSIGN_OR_RETURN(const AttemptEnd end, RunAttempt(attempt));
       const internal::Verdict verdict =
           Judge(end, {attempt, options_.max_restarts, options_.restart_delay_s});
-      Print(verdict.message);
+      if (!verdict.message.empty()) internal::PrintMessage(verdict.message);
       if (!verdict.restart) return verdict.exit_code;
       if (StopsWithin(absl::Seconds(options_.restart_delay_s))) {
-        Print(absl::StrCat("stopped by a signal before attempt ", attempt + 1));
+        internal::PrintMessage(absl::StrCat("stopped by a signal before attempt ", attempt + 1));
         return kExitInterrupted;
       }
     }

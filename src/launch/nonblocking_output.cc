@@ -1,10 +1,12 @@
 #include "src/launch/nonblocking_output.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -12,6 +14,11 @@
 #include <absl/strings/str_cat.h>
 
 namespace weft::internal {
+namespace {
+
+constexpr int kPrintLimitMs = 1000;
+
+}  // namespace
 
 NonblockingOutput::~NonblockingOutput() {
   for (const int descriptor : {target_, own_pipe_[0], own_pipe_[1]}) {
@@ -43,6 +50,23 @@ ssize_t NonblockingOutput::Write(const char* data, size_t size) {
   }
   errno = error;
   return moved;
+}
+
+void PrintMessage(const std::string& message) {
+  const std::string line = absl::StrCat("weft launch: ", message, "\n");
+  NonblockingOutput errors;
+  if (!errors.Open(STDERR_FILENO).ok()) return;
+  if (!errors.is_open()) {
+    std::fputs(line.c_str(), stderr);
+    return;
+  }
+  for (size_t begin = 0; begin < line.size();) {
+    pollfd polled{errors.descriptor(), POLLOUT, 0};
+    if (poll(&polled, 1, kPrintLimitMs) != 1) return;
+    const ssize_t bytes = errors.Write(line.data() + begin, line.size() - begin);
+    if (bytes < 0 && errno != EAGAIN) return;
+    begin += static_cast<size_t>(std::max<ssize_t>(bytes, 0));
+  }
 }
 
 }  // namespace weft::internal

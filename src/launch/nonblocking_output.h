@@ -1,20 +1,23 @@
-// A pipe or socket that is an output of this process, for writes that never wait for its reader.
-#pragma once
-
-#include <array>
-#include <cstddef>
-#include <sys/types.h>
-
-#include <absl/status/status.h>
-
-namespace weft::internal {
-
+// Outputs of this process, for writes that do not wait for a reader.
+//
 // Note [Writes that do not wait]
 // Problem: a write to a full pipe waits, unless the pipe has O_NONBLOCK. Other processes share that flag with
 //   this one, and may have filled the pipe since poll has reported room. Only the user who has made the pipe
 //   can open it anew, for a flag of its own, and a named one only while it has a reader.
 // Rule: bytes for a pipe first go to a pipe of this process, from which splice moves them.
 // Why it suffices: splice has a flag of its own, and needs no other descriptor than the original.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <sys/types.h>
+
+#include <absl/status/status.h>
+
+namespace weft::internal {
+
+// A pipe or socket that is an output of this process.
 //
 // Thread safety: one thread uses it at a time.
 class NonblockingOutput {
@@ -42,5 +45,9 @@ class NonblockingOutput {
   int target_ = -1;
   std::array<int, 2> own_pipe_ = {-1, -1};  // Empty between calls. A socket has none.
 };
+
+// Prints a line for the user on standard error. Drops what its reader does not take within a second.
+// REQUIRES: SIGPIPE is ignored.
+void PrintMessage(const std::string& message);
 
 }  // namespace weft::internal

@@ -53,7 +53,8 @@ struct RankProgram {
 // Starts `program` by mpirun and waits until it has ended for good. Returns the exit code for the user: that
 // of the last attempt, and 130 after a signal. docs/launching.md lists which exit codes lead to another
 // attempt.
-// Prints a line on standard error for each restart, and one if ranks are bound.
+// Prints a line on standard error for each restart, and one if ranks are bound. Drops a line that the reader
+// of a pipe or socket does not take within a second.
 //
 // Signals: the first SIGINT, SIGTERM or SIGHUP reaches the ranks as SIGUSR2, and prevents further attempts. A
 //   second one of the same kind ends all processes at once, and so does the first one before ranks can exist.
