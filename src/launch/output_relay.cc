@@ -57,13 +57,13 @@ void OutputRelay::Start() {
 }
 
 void OutputRelay::Finish(const SignalQueue& signals, Requests& requests) {
-  gives_up_ = requests.end_at_once();
+  gives_up_ =
+      requests.end_at_once() && requests.user_stops();  // A lost reader leaves the other one its bytes.
   is_ending_ = true;
   while (!is_done_) {
     const std::optional<int> signal = signals.Next(kFinishInterval);
     if (!signal || *signal == SIGCHLD) continue;
-    requests.Add(*signal);
-    gives_up_ = requests.user_stops();  // A lost reader leaves the other one its bytes.
+    if (requests.Add(*signal)) gives_up_ = true;
   }
   thread_.join();
 }

@@ -123,13 +123,14 @@ std::optional<int> SignalQueue::Next(absl::Duration timeout) const {
   return signal > 0 ? std::optional(signal) : std::nullopt;
 }
 
-void Requests::Add(int signal) {
+bool Requests::Add(int signal) {
   if (signal == kSaveSignal) {
     save_pending_ = true;
-    return;
+    return false;
   }
   stop_pending_ = stop_pending_ || !stop_requested();
   if (!stop_signals_.insert(signal).second) end_at_once_ = true;
+  return signal != kLostReaderSignal;
 }
 
 void Requests::Deliver(const DaemonProcess& daemon, const std::vector<pid_t>& ranks, bool started) {

@@ -48,7 +48,8 @@ class Requests {
   // `ranks_are_local`: all ranks run on this host.
   explicit Requests(bool ranks_are_local) : ranks_are_local_(ranks_are_local) {}
 
-  void Add(int signal);
+  // Returns true if the signal is a stop signal of the user.
+  bool Add(int signal);
   // Passes pending requests on. `ranks`: those of this host. `started`: this host has had ranks, or ranks of
   // other hosts may exist.
   void Deliver(const DaemonProcess& daemon, const std::vector<pid_t>& ranks, bool started);

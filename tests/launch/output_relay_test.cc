@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <functional>
+#include <future>
 #include <optional>
 #include <string>
 #include <sys/socket.h>
@@ -25,6 +27,7 @@ namespace weft::internal {
 namespace {
 
 constexpr uid_t kNobody = 65534;
+constexpr unsigned kDeadlineS = 90;
 
 // The launch of a test, whose outputs `reader` reads. `writers` are what mpirun would have.
 struct Launch {
@@ -50,10 +53,11 @@ struct Launch {
 enum class Kind { kPipe, kForeignPipe, kSocket };
 
 // Runs `body` in a process whose standard output and error are one pipe or socket, and returns its exit code:
-// 0, or 1 if an expectation of the body has failed.
+// 0, or 1 if an expectation of the body has failed. The message of a failure may wait for a full pipe.
 int ExitCodeWith(Kind kind, const std::function<void(Launch&)>& body) {
   const pid_t pid = fork();
   if (pid == 0) {
+    alarm(kDeadlineS);
     std::array<int, 2> ends = {};
     const int failed = kind == Kind::kSocket ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data())
                                              : pipe2(ends.data(), O_CLOEXEC);
@@ -158,6 +162,41 @@ TEST_P(OutputRelayOf, WaitsForAReaderUntilAStopIsRequested) {
                            EXPECT_TRUE(launch.requests.user_stops());
                            EXPECT_FALSE(launch.relay.lost_output());
                            for (std::thread& writer : writers) writer.detach();
+                         }),
+            0);
+}
+
+// Finish must not return before the reader has taken more than its pipe and the relay hold.
+void ExpectToWaitForReader(Launch& launch) {
+  const std::string text = LongText().substr(0, 80'000);
+  WriteAll(launch.writers[1], text);
+  launch.EndMpirun();
+  const std::future<void> finish =
+      std::async(std::launch::async, [&] { launch.relay.Finish(launch.signals, launch.requests); });
+  ASSERT_EQ(finish.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout);
+  EXPECT_EQ(ReadAll(launch.reader, text.size()), text);
+}
+
+TEST(OutputRelay, WaitsForTheReaderOfErrorsIfALaunchWithoutRanksHasLostTheOtherReader) {
+  EXPECT_EQ(ExitCodeWith(Kind::kPipe,
+                         [](Launch& launch) {
+                           ASSERT_OK_AND_ASSIGN(const auto mpirun, DaemonProcess::Start({"true"}, {}, ""));
+                           launch.Open();
+                           launch.requests.Add(kLostReaderSignal);
+                           launch.requests.Deliver(mpirun, {}, /*started=*/false);
+                           EXPECT_TRUE(launch.requests.end_at_once());
+                           ExpectToWaitForReader(launch);
+                         }),
+            0);
+}
+
+TEST(OutputRelay, WaitsForTheReaderOfErrorsIfAStoppedLaunchLosesTheOtherReader) {
+  EXPECT_EQ(ExitCodeWith(Kind::kPipe,
+                         [](Launch& launch) {
+                           launch.Open();
+                           launch.requests.Add(SIGTERM);
+                           kill(getpid(), kLostReaderSignal);
+                           ExpectToWaitForReader(launch);
                          }),
             0);
 }
