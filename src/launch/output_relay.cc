@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <sys/stat.h>
 
 #include <absl/strings/str_cat.h>
 #include <absl/time/time.h>
@@ -24,6 +25,14 @@ void CloseEnd(int& descriptor) {
   descriptor = -1;
 }
 
+// True if the descriptors are of the same file, pipe or socket.
+bool AreSame(int descriptor, int other) {
+  struct stat info {};
+  struct stat other_info {};
+  return fstat(descriptor, &info) == 0 && fstat(other, &other_info) == 0 &&
+         info.st_dev == other_info.st_dev && info.st_ino == other_info.st_ino;
+}
+
 }  // namespace
 
 OutputRelay::~OutputRelay() {
@@ -38,16 +47,20 @@ OutputRelay::~OutputRelay() {
 absl::Status OutputRelay::Open() {
   streams_[0].original = STDOUT_FILENO;
   streams_[1].original = STDERR_FILENO;
-  for (Stream& stream : streams_) {
-    WEFT_RETURN_IF_ERROR(stream.target.Open(stream.original));
-    if (!stream.target.is_open()) continue;
-    std::array<int, 2> ends = {};
-    if (pipe2(ends.data(), O_CLOEXEC) != 0) {
-      return absl::InternalError(absl::StrCat("cannot make a pipe for mpirun: ", std::strerror(errno)));
-    }
-    stream.source = ends[0];
-    stream.write_end = ends[1];
+  WEFT_RETURN_IF_ERROR(OpenStream(streams_[0]));
+  has_one_reader_ = streams_[0].is_open() && AreSame(STDOUT_FILENO, STDERR_FILENO);
+  return has_one_reader_ ? absl::OkStatus() : OpenStream(streams_[1]);
+}
+
+absl::Status OutputRelay::OpenStream(Stream& stream) {
+  WEFT_RETURN_IF_ERROR(stream.target.Open(stream.original));
+  if (!stream.target.is_open()) return absl::OkStatus();  // mpirun writes to the original.
+  std::array<int, 2> ends = {};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) {
+    return absl::InternalError(absl::StrCat("cannot make a pipe for mpirun: ", std::strerror(errno)));
   }
+  stream.source = ends[0];
+  stream.write_end = ends[1];
   return absl::OkStatus();
 }
 
@@ -57,8 +70,8 @@ void OutputRelay::Start() {
 }
 
 void OutputRelay::Finish(const SignalQueue& signals, Requests& requests) {
-  gives_up_ =
-      requests.end_at_once() && requests.user_stops();  // A lost reader leaves the other one its bytes.
+  // A lost reader leaves the other one its bytes.
+  gives_up_ = requests.end_at_once() && requests.user_stops();
   is_ending_ = true;
   while (!is_done_) {
     const std::optional<int> signal = signals.Next(kFinishInterval);

@@ -37,7 +37,9 @@ class OutputRelay {
   // Makes the pipes. Errors: kInternal.
   absl::Status Open();
   // The descriptors that mpirun gets as its standard output and error.
-  std::array<int, 2> outputs() const { return {streams_[0].output(), streams_[1].output()}; }
+  std::array<int, 2> outputs() const {
+    return {streams_[0].output(), streams_[has_one_reader_ ? 0 : 1].output()};
+  }
   // Closes this process's copies of outputs(), and starts the thread. REQUIRES: mpirun has been started, and
   // SIGPIPE is ignored.
   void Start();
@@ -63,12 +65,16 @@ class OutputRelay {
     bool has_bytes() const { return begin < end; }
   };
 
+  static absl::Status OpenStream(Stream& stream);
   static void Read(Stream& stream);
   void Write(Stream& stream);
   void Lose(Stream& stream);
   void Run();
 
+  // The standard output and error. The first is that of both if they have the same reader, which then gets
+  // their bytes in order.
   std::array<Stream, 2> streams_;
+  bool has_one_reader_ = false;
   std::atomic<bool> lost_output_ = false;
   std::atomic<bool> is_ending_ = false;  // Nothing comes but what the pipes hold.
   std::atomic<bool> gives_up_ = false;   // Readers must take bytes at once.

@@ -125,6 +125,24 @@ TEST_P(OutputRelayOf, PassesOnAllBytesInOrder) {
             0);
 }
 
+TEST_P(OutputRelayOf, KeepsTheOrderOfOutputAndErrorsOfOneReader) {
+  EXPECT_EQ(ExitCodeWith(GetParam(),
+                         [](Launch& launch) {
+                           launch.Open();
+                           std::string text;
+                           for (int i = 0; i < 20'000; ++i) text += std::to_string(i) + "\n";
+                           std::thread mpirun([&] {
+                             for (int i = 0; i < 20'000; ++i)
+                               WriteAll(launch.writers[i % 2], std::to_string(i) + "\n");
+                             launch.EndMpirun();
+                           });
+                           EXPECT_TRUE(ReadAll(launch.reader, text.size()) == text);  // A short message.
+                           mpirun.join();
+                           launch.relay.Finish(launch.signals, launch.requests);
+                         }),
+            0);
+}
+
 TEST_P(OutputRelayOf, TakesWhatComesAfterTheReaderIsLostAndAsksForAStopOnce) {
   EXPECT_EQ(ExitCodeWith(GetParam(),
                          [](Launch& launch) {
@@ -234,6 +252,10 @@ TEST(OutputRelay, LeavesOutputsThatHaveNoReader) {
                            ASSERT_OK(launch.relay.Open());
                            EXPECT_EQ(launch.relay.outputs()[0], STDOUT_FILENO);
                            EXPECT_NE(launch.relay.outputs()[1], STDERR_FILENO);
+                           ASSERT_GE(dup2(open("/dev/null", O_WRONLY), STDERR_FILENO), 0);
+                           OutputRelay files;
+                           ASSERT_OK(files.Open());
+                           EXPECT_EQ(files.outputs(), (std::array<int, 2>{STDOUT_FILENO, STDERR_FILENO}));
                          }),
             0);
 }
