@@ -27,7 +27,8 @@ struct DaemonChildren {
 // if the command is that of no agent. `folder`: as DaemonProcess::Start.
 std::optional<std::string> AgentHost(const std::vector<std::string>& command, const std::string& folder);
 
-// REQUIRES: this process has no other children and blocks SIGCHLD. It has one thread when it calls Start.
+// REQUIRES: this process has no other children, and all of its threads block SIGCHLD. Its main thread calls
+// Start.
 class DaemonProcess {
  public:
   // Starts the program in a session of its own, which signals of the terminal do not reach. Its standard

@@ -115,7 +115,7 @@ class Launcher {
                               internal::MpirunCommand(options_, mapping_, agent,
                                                       internal::ExportedNames(CurrentEnvironment()), program),
                               AttemptVariables(folder.path()), folder.path(), relay.outputs()));
-    relay.Start();
+    relay.CloseOutputs();
     AttemptEnd end =
         Supervise(mpirun, signals_, requests_, {.start = options_.startup_timeout, .loss = kLossLimit});
     relay.Finish(signals_, requests_);

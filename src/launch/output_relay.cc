@@ -8,6 +8,7 @@
 #include <cstring>
 #include <optional>
 #include <sys/stat.h>
+#include <system_error>
 
 #include <absl/strings/str_cat.h>
 #include <absl/time/time.h>
@@ -49,7 +50,14 @@ absl::Status OutputRelay::Open() {
   streams_[1].original = STDERR_FILENO;
   WEFT_RETURN_IF_ERROR(OpenStream(streams_[0]));
   has_one_reader_ = streams_[0].is_open() && AreSame(STDOUT_FILENO, STDERR_FILENO);
-  return has_one_reader_ ? absl::OkStatus() : OpenStream(streams_[1]);
+  if (!has_one_reader_) WEFT_RETURN_IF_ERROR(OpenStream(streams_[1]));
+  try {
+    thread_ = std::thread([this] { Run(); });
+  } catch (const std::system_error& error) {
+    return absl::InternalError(absl::StrCat("cannot start a thread for the output of mpirun: ", error.what(),
+                                            " (ulimit -u limits threads)"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status OutputRelay::OpenStream(Stream& stream) {
@@ -64,9 +72,8 @@ absl::Status OutputRelay::OpenStream(Stream& stream) {
   return absl::OkStatus();
 }
 
-void OutputRelay::Start() {
+void OutputRelay::CloseOutputs() {
   for (Stream& stream : streams_) CloseEnd(stream.write_end);
-  thread_ = std::thread([this] { Run(); });
 }
 
 void OutputRelay::Finish(const SignalQueue& signals, Requests& requests) {

@@ -34,15 +34,15 @@ class OutputRelay {
   OutputRelay(const OutputRelay&) = delete;
   OutputRelay& operator=(const OutputRelay&) = delete;
 
-  // Makes the pipes. Errors: kInternal.
+  // Makes the pipes, and starts the thread: after the start of mpirun, an error would have to end mpirun.
+  // Errors: kInternal. REQUIRES: SIGPIPE is ignored.
   absl::Status Open();
   // The descriptors that mpirun gets as its standard output and error.
   std::array<int, 2> outputs() const {
     return {streams_[0].output(), streams_[has_one_reader_ ? 0 : 1].output()};
   }
-  // Closes this process's copies of outputs(), and starts the thread. REQUIRES: mpirun has been started, and
-  // SIGPIPE is ignored.
-  void Start();
+  // Closes this process's copies of outputs(). REQUIRES: mpirun has been started.
+  void CloseOutputs();
   // Passes on what the pipes hold, and ends the thread. Waits for slow readers until the user stops it.
   // REQUIRES: mpirun and its helpers have ended.
   void Finish(const SignalQueue& signals, Requests& requests);

@@ -11,6 +11,7 @@
 #include <future>
 #include <optional>
 #include <string>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -25,6 +26,9 @@
 
 namespace weft::internal {
 namespace {
+
+using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
 
 constexpr uid_t kNobody = 65534;
 constexpr unsigned kDeadlineS = 90;
@@ -41,7 +45,7 @@ struct Launch {
     std::signal(SIGPIPE, SIG_IGN);
     ASSERT_OK(relay.Open());
     for (size_t i = 0; i < writers.size(); ++i) writers[i] = dup(relay.outputs()[i]);
-    relay.Start();
+    relay.CloseOutputs();
   }
   void EndMpirun() {
     for (int& writer : writers) close(writer);
@@ -241,6 +245,18 @@ TEST(OutputRelay, NoticesThatANamedPipeHasLostItsReaderBeforeTheStart) {
                            close(reader);
                            launch.Open();
                            EXPECT_EQ(launch.NextSignal(absl::Seconds(60)), kLostReaderSignal);
+                         }),
+            0);
+}
+
+TEST(OutputRelay, ReportsBeforeTheStartThatItCannotHaveAThread) {
+  EXPECT_EQ(ExitCodeWith(Kind::kPipe,
+                         [](Launch& launch) {
+                           const rlimit none = {0, 0};
+                           ASSERT_EQ(setrlimit(RLIMIT_NPROC, &none), 0);
+                           ASSERT_EQ(geteuid() == 0 ? setuid(kNobody) : 0, 0);  // Root has no limit.
+                           EXPECT_THAT(launch.relay.Open(), StatusIs(absl::StatusCode::kInternal,
+                                                                     HasSubstr("cannot start a thread")));
                          }),
             0);
 }
