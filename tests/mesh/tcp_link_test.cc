@@ -18,6 +18,7 @@
 #include "src/mesh/tcp/tcp_endpoint.h"
 #include "src/mesh/tcp/tcp_frame.h"
 #include "tests/mesh/support/raw_tcp_peer.h"
+#include "tests/mesh/support/tcp_link_pair.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::internal {
@@ -29,47 +30,10 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::weft::testing::RawTcpPeer;
 using ::weft::testing::StatusIs;
+using Pair = ::weft::testing::TcpLinkPair;
 
 // More than the buffers of two sockets hold, so that a transfer stops until the receiver polls.
 constexpr size_t kLong = size_t{64} << 20;
-
-// Two connected links.
-struct Pair {
-  std::unique_ptr<TcpLink> first;   // Rank 0.
-  std::unique_ptr<TcpLink> second;  // Rank 1.
-
-  static absl::StatusOr<Pair> Make() {
-    Pair pair;
-    WEFT_ASSIGN_OR_RETURN(pair.first, TcpLink::Listen(0, ""));
-    WEFT_ASSIGN_OR_RETURN(pair.second, TcpLink::Listen(1, ""));
-    const std::vector<TcpEndpoint> endpoints = {pair.first->endpoint(), pair.second->endpoint()};
-    pair.first->SetPeers(endpoints);
-    pair.second->SetPeers(endpoints);
-    return pair;
-  }
-  void Poll() const {
-    EXPECT_OK(first->Poll());
-    EXPECT_OK(second->Poll());
-  }
-  absl::Status Finish(TcpLink& link, WireLink::RequestId request) const {
-    constexpr int kManyPolls = 10'000'000;
-    for (int i = 0; i < kManyPolls; ++i) {
-      Poll();
-      WEFT_ASSIGN_OR_RETURN(const bool done, link.Test(request));
-      if (done) return absl::OkStatus();
-    }
-    return absl::DeadlineExceededError("a message did not arrive");
-  }
-  // Sends a value from rank 0 to rank 1.
-  absl::StatusOr<int64_t> Exchange(int64_t value) const {
-    int64_t received = -1;
-    WEFT_ASSIGN_OR_RETURN(const auto receive, second->Receive(0, 7, &received, 8, WireLink::Length::kExact));
-    WEFT_ASSIGN_OR_RETURN(const auto send, first->Send(1, 7, &value, 8));
-    WEFT_RETURN_IF_ERROR(Finish(*second, receive));
-    WEFT_RETURN_IF_ERROR(Finish(*first, send));
-    return received;
-  }
-};
 
 bool IsFilledWith(const std::string& bytes, char value) {
   return std::all_of(bytes.begin(), bytes.end(), [&](char byte) { return byte == value; });
