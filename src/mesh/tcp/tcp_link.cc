@@ -45,8 +45,12 @@ bool IsOfOneConnection(int error) {
   return std::find(kErrors.begin(), kErrors.end(), error) != kErrors.end();
 }
 
-// Subject of an event of epoll. The rest of its data is a rank or a pointer.
-enum class Source : uint32_t { kListener, kSender, kReceiver };
+// Subject of an event of epoll. The rest of its data is the rank of a sender, or the id of a receiver.
+enum class Source : uint64_t { kListener, kSender, kReceiver };
+
+uint64_t DataOf(Source source, uint64_t id) { return static_cast<uint64_t>(source) | id << 2; }
+Source SourceOf(uint64_t data) { return static_cast<Source>(data & 3); }
+uint64_t IdOf(uint64_t data) { return data >> 2; }
 
 }  // namespace
 
@@ -55,17 +59,16 @@ absl::StatusOr<std::unique_ptr<TcpLink>> TcpLink::Listen(int rank, const std::st
   FileHandle events(epoll_create1(EPOLL_CLOEXEC));
   if (!events.is_open()) return SystemError("epoll_create1");
   int family = AF_INET6;
-  FileHandle listener(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  WatchedSocket listener(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!listener.is_open()) {
     family = AF_INET;
-    listener = FileHandle(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    listener = WatchedSocket(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   }
   if (!listener.is_open()) return SystemError("socket");
   WEFT_ASSIGN_OR_RETURN(endpoint.port, ListenAt(listener.get(), family));
-  epoll_event event = {EPOLLIN, {.u64 = 0}};
-  if (epoll_ctl(events.get(), EPOLL_CTL_ADD, listener.get(), &event) != 0) return SystemError("epoll_ctl");
+  if (!listener.Watch(events.get(), EPOLLIN, DataOf(Source::kListener, 0))) return SystemError("epoll_ctl");
   return std::unique_ptr<TcpLink>(
-      new TcpLink(rank, std::move(endpoint), std::move(listener), std::move(events)));
+      new TcpLink(rank, std::move(endpoint), std::move(events), std::move(listener)));
 }
 
 void TcpLink::SetPeers(std::vector<TcpEndpoint> endpoints) {
@@ -92,7 +95,7 @@ absl::Status TcpLink::Loss(int peer) const {
   const Peer& state = Of(peer);
   if (state.closed) return absl::InternalError(absl::StrCat("rank ", peer, " has closed its link"));
   const TcpSender& sender = state.sender;
-  const bool cannot_send = sender.is_started() && sender.descriptor() < 0;
+  const bool cannot_send = sender.is_started() && !sender.is_open();
   const bool is_lost =
       state.has_ended || (cannot_send && (state.receiver == nullptr || !sender.has_connected()));
   if (!is_lost) return absl::OkStatus();
@@ -134,22 +137,17 @@ absl::Status TcpLink::StartConnection(int peer) {
 }
 
 absl::Status TcpLink::WatchSender(int peer) {
-  const TcpSender& sender = Of(peer).sender;
-  if (sender.descriptor() < 0) return absl::OkStatus();
-  epoll_event event = {};
-  event.events = sender.is_connecting() ? EPOLLOUT : EPOLLRDHUP;
-  event.data.u64 = static_cast<uint64_t>(Source::kSender) | static_cast<uint64_t>(peer) << 2;
-  // A sender that tries another route has a new descriptor.
-  if (epoll_ctl(events_.get(), EPOLL_CTL_MOD, sender.descriptor(), &event) != 0 &&
-      epoll_ctl(events_.get(), EPOLL_CTL_ADD, sender.descriptor(), &event) != 0) {
+  TcpSender& sender = Of(peer).sender;
+  if (!sender.is_open()) return absl::OkStatus();
+  const uint32_t events = sender.is_connecting() ? EPOLLOUT : EPOLLRDHUP;
+  if (!sender.socket().Watch(events_.get(), events, DataOf(Source::kSender, static_cast<uint64_t>(peer))))
     return SystemError("epoll_ctl");
-  }
   return absl::OkStatus();
 }
 
 absl::Status TcpLink::AcceptConnections() {
   while (true) {
-    FileHandle socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    WatchedSocket socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket.is_open() && errno == EAGAIN) return absl::OkStatus();
     if (!socket.is_open() && IsOfOneConnection(errno)) continue;
     if (!socket.is_open()) {
@@ -158,18 +156,17 @@ absl::Status TcpLink::AcceptConnections() {
                        "; if there are too many files, raise `ulimit -n`"));
     }
     SetConnectionOptions(socket.get());
-    receivers_.push_back(std::make_unique<TcpReceiver>(std::move(socket)));
-    TcpReceiver* receiver = receivers_.back().get();
-    epoll_event event = {};
-    event.events = EPOLLIN;
-    event.data.u64 = static_cast<uint64_t>(Source::kReceiver) | reinterpret_cast<uintptr_t>(receiver);
-    if (epoll_ctl(events_.get(), EPOLL_CTL_ADD, receiver->descriptor(), &event) != 0)
-      return SystemError("epoll_ctl");
-    ReadFrom(receiver);
+    const uint64_t id = next_receiver_++;
+    if (!socket.Watch(events_.get(), EPOLLIN, DataOf(Source::kReceiver, id))) return SystemError("epoll_ctl");
+    receivers_.emplace(id, std::make_unique<TcpReceiver>(std::move(socket)));
+    ReadFrom(id);
   }
 }
 
-void TcpLink::ReadFrom(TcpReceiver* receiver) {
+void TcpLink::ReadFrom(uint64_t id) {
+  const auto found = receivers_.find(id);
+  if (found == receivers_.end()) return;
+  TcpReceiver* const receiver = found->second.get();
   if (receiver->Read(*this)) {
     if (receiver->peer() >= 0) Of(receiver->peer()).receiver = receiver;
     return;
@@ -181,7 +178,7 @@ void TcpLink::ReadFrom(TcpReceiver* receiver) {
     Of(peer).is_malformed = receiver->is_malformed();
     NoteLoss(peer);
   }
-  std::erase_if(receivers_, [&](const auto& other) { return other.get() == receiver; });
+  receivers_.erase(found);
 }
 
 absl::Status TcpLink::Poll() {
@@ -190,14 +187,13 @@ absl::Status TcpLink::Poll() {
   const int count = epoll_wait(events_.get(), events.data(), kEvents, /*timeout=*/0);
   for (int i = 0; i < count; ++i) {
     const uint64_t data = events[static_cast<size_t>(i)].data.u64;
-    const auto source = static_cast<Source>(data & 3);
+    const Source source = SourceOf(data);
     if (source == Source::kListener) {
       WEFT_RETURN_IF_ERROR(AcceptConnections());
     } else if (source == Source::kReceiver) {
-      // An event has one word, for the kind and the address. NOLINTNEXTLINE(performance-no-int-to-ptr)
-      ReadFrom(reinterpret_cast<TcpReceiver*>(data & ~uint64_t{3}));
+      ReadFrom(IdOf(data));
     } else {
-      const int peer = static_cast<int>(data >> 2);
+      const int peer = static_cast<int>(IdOf(data));
       Of(peer).sender.OnEvent();
       WEFT_RETURN_IF_ERROR(WatchSender(peer));
     }

@@ -37,6 +37,7 @@
 #include "src/mesh/tcp/tcp_endpoint.h"
 #include "src/mesh/tcp/tcp_receiver.h"
 #include "src/mesh/tcp/tcp_sender.h"
+#include "src/mesh/tcp/watched_socket.h"
 #include "weft/mesh/wire_link.h"
 
 namespace weft::internal {
@@ -98,12 +99,12 @@ class TcpLink final : public WireLink, private TcpReceiver::Client {
   };
   using Channel = std::pair<int, int>;  // Peer, tag.
 
-  TcpLink(int rank, TcpEndpoint endpoint, FileHandle listener, FileHandle events)
+  TcpLink(int rank, TcpEndpoint endpoint, FileHandle events, WatchedSocket listener)
       : owner_(getpid()),
         rank_(rank),
         endpoint_(std::move(endpoint)),
-        listener_(std::move(listener)),
-        events_(std::move(events)) {}
+        events_(std::move(events)),
+        listener_(std::move(listener)) {}
 
   bool Accept(const TcpGreeting& greeting) override;
   absl::StatusOr<Place> Begin(int peer, const TcpHeader& header) override;
@@ -121,7 +122,7 @@ class TcpLink final : public WireLink, private TcpReceiver::Client {
   absl::Status WatchSender(int peer);
   void Flush(int peer);
   absl::Status AcceptConnections();
-  void ReadFrom(TcpReceiver* receiver);
+  void ReadFrom(uint64_t receiver_id);
   // Ends the sends to a peer that is lost or closed.
   void DropSends(int peer);
   void Complete(RequestId id, absl::Status outcome);
@@ -135,10 +136,11 @@ class TcpLink final : public WireLink, private TcpReceiver::Client {
   const pid_t owner_;
   const int rank_;
   TcpEndpoint endpoint_;
-  FileHandle listener_;
   FileHandle events_;  // An epoll instance.
+  WatchedSocket listener_;
   std::vector<Peer> peers_;
-  std::vector<std::unique_ptr<TcpReceiver>> receivers_;
+  uint64_t next_receiver_ = 0;
+  absl::flat_hash_map<uint64_t, std::unique_ptr<TcpReceiver>> receivers_;  // By the id in their events.
   std::vector<int> started_;  // Ranks to which this one has connected.
   std::vector<LostPeer> lost_;
   RequestId next_request_ = 1;

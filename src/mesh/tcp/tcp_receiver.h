@@ -10,8 +10,8 @@
 
 #include <absl/status/statusor.h>
 
-#include "src/mesh/base/file_handle.h"
 #include "src/mesh/tcp/tcp_frame.h"
+#include "src/mesh/tcp/watched_socket.h"
 
 namespace weft::internal {
 
@@ -36,9 +36,8 @@ class TcpReceiver {
     virtual void End(int peer, const TcpHeader& header) = 0;
   };
 
-  explicit TcpReceiver(FileHandle socket) : socket_(std::move(socket)) {}
+  explicit TcpReceiver(WatchedSocket socket) : socket_(std::move(socket)) {}
 
-  int descriptor() const { return socket_.get(); }
   // Negative before the greeting.
   int peer() const { return peer_; }
   // Reads what has arrived, up to a few messages. False: the connection has ended.
@@ -60,7 +59,7 @@ class TcpReceiver {
   bool StartBody(Client& client);
   void SetPlace(Client::Place place);
 
-  FileHandle socket_;
+  WatchedSocket socket_;
   int peer_ = -1;
   Part part_ = Part::kGreeting;
   TcpGreeting greeting_;

@@ -29,12 +29,13 @@ void TcpSender::Connect(const TcpGreeting& greeting, std::vector<std::string> ro
 }
 
 void TcpSender::TryNextRoute() {
-  socket_ = FileHandle();
+  socket_ = WatchedSocket();
   while (next_route_ < routes_.size()) {
     const std::string& ip = routes_[next_route_++];
     const absl::StatusOr<SocketAddress> address = MakeSocketAddress(ip, port_);
     if (!address.ok()) continue;
-    socket_ = FileHandle(socket(address->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    socket_ =
+        WatchedSocket(::socket(address->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (socket_.is_open()) {
       SetConnectionOptions(socket_.get());
       connected_ =
@@ -46,7 +47,7 @@ void TcpSender::TryNextRoute() {
       }
     }
     failure_ = absl::StrCat("cannot connect to ", ip, ": ", std::strerror(errno));
-    socket_ = FileHandle();
+    socket_ = WatchedSocket();
   }
 }
 
@@ -69,7 +70,7 @@ void TcpSender::OnEvent() {
 
 void TcpSender::Fail(int error) {
   failure_ = error == 0 ? "its end was closed" : std::strerror(error);
-  socket_ = FileHandle();
+  socket_ = WatchedSocket();
 }
 
 void TcpSender::AppendData(MessageId id, int tag, const void* data, size_t bytes) {
@@ -160,7 +161,7 @@ std::vector<TcpSender::MessageId> TcpSender::Drop() {
   }
   queue_.clear();
   unsent_texts_ = 0;
-  socket_ = FileHandle();
+  socket_ = WatchedSocket();
   return dropped;
 }
 

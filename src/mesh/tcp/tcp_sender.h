@@ -16,9 +16,9 @@
 
 #include <absl/status/status.h>
 
-#include "src/mesh/base/file_handle.h"
 #include "src/mesh/tcp/tcp_endpoint.h"
 #include "src/mesh/tcp/tcp_frame.h"
+#include "src/mesh/tcp/watched_socket.h"
 
 namespace weft::internal {
 
@@ -31,9 +31,10 @@ class TcpSender {
   // Starts to connect to `peer`, by the first of `routes` that works. Does not wait.
   void Connect(const TcpGreeting& greeting, std::vector<std::string> routes, uint16_t port);
   bool is_started() const { return started_; }
-  // The descriptor to watch: for output while connecting, for errors and hang-ups afterwards. It changes when
+  // The socket to watch: for output while connecting, for errors and hang-ups afterwards. It changes when
   // another route is tried.
-  int descriptor() const { return socket_.get(); }
+  WatchedSocket& socket() { return socket_; }
+  bool is_open() const { return socket_.is_open(); }
   bool is_connecting() const { return socket_.is_open() && !connected_; }
   // True from the moment that a connection is made, also after its loss.
   bool has_connected() const { return has_connected_; }
@@ -77,7 +78,7 @@ class TcpSender {
   // Takes `bytes` that the kernel has accepted off the queue.
   void Advance(size_t bytes, std::vector<MessageId>& sent);
 
-  FileHandle socket_;
+  WatchedSocket socket_;
   bool started_ = false;
   bool connected_ = false;
   bool has_connected_ = false;
