@@ -22,6 +22,7 @@ namespace weft::internal {
 namespace {
 
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 using Pair = ::weft::testing::TcpLinkPair;
 
 constexpr int kManyPolls = 1'000'000;
@@ -73,6 +74,24 @@ TEST(TcpSocketCopies, ALinkWatchesNoConnectionThatHasEnded) {
   pair.second.reset();
   for (int i = 0; i < 1000; ++i) ASSERT_OK(pair.first->Poll());
   EXPECT_EQ(Watched(), watched_before - 1);  // Without the listener of the second link.
+}
+
+// The peer has taken a connection before, or takes its first one.
+TEST(TcpSocketCopies, AClosedLinkTakesNoMoreMessages) {
+  for (const bool is_connected : {false, true}) {
+    SCOPED_TRACE(is_connected);
+    ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
+    if (is_connected) {
+      ASSERT_OK(pair.Exchange(1));
+    }
+    const std::vector<FileHandle> copies = CopiesOfAccepted(*pair.second);
+    ASSERT_EQ(copies.size(), is_connected ? 2 : 1);
+    pair.second.reset();
+    ASSERT_OK(pair.first->SendControlMessage(1, "are you there?"));
+    for (int i = 0; i < kManyPolls && pair.first->LostPeers().empty(); ++i) ASSERT_OK(pair.first->Poll());
+    ASSERT_THAT(pair.first->LostPeers(), SizeIs(1));
+    EXPECT_TRUE(pair.first->LostPeers()[0].may_have_closed);
+  }
 }
 
 // Two listeners at the same port of two addresses of this host. One is gone, and the queue of the other is

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <sys/epoll.h>
+#include <sys/socket.h>
 
 namespace weft::internal {
 
@@ -10,7 +11,10 @@ WatchedSocket::WatchedSocket(int descriptor) : descriptor_(descriptor), process_
 
 WatchedSocket::~WatchedSocket() {
   if (descriptor_ < 0) return;
-  if (epoll_ >= 0 && getpid() == process_) epoll_ctl(epoll_, EPOLL_CTL_DEL, descriptor_, nullptr);
+  if (getpid() == process_) {
+    if (epoll_ >= 0) epoll_ctl(epoll_, EPOLL_CTL_DEL, descriptor_, nullptr);
+    shutdown(descriptor_, SHUT_RDWR);
+  }
   close(descriptor_);
 }
 

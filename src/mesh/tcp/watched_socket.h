@@ -1,11 +1,13 @@
 // Socket of a link, which an epoll instance may watch until the socket is closed.
 //
 // Note [Copies of sockets]
-// Problem: a forked child holds copies of all sockets. A copy keeps a connection open, and the events of
-//   epoll coming, after this process has closed its own.
-// Rule: the destructor takes the socket off the epoll instance before it closes it. In a child process it
-//   closes the child's copy only: the instance, too, is that of the parent.
-// Without it: events name connections that do not exist any more.
+// Problem: a forked child holds copies of all sockets. A copy keeps a connection open, a port taken and the
+//   events of epoll coming, after this process has closed its own.
+// Rule: the destructor takes the socket off the epoll instance and shuts it down before it closes it. The
+//   kernel still sends the bytes that it has. In a child process the destructor closes the child's copy only:
+//   the instance and the connection are those of the parent.
+// Without it: events name connections that do not exist any more, and peers go on to send to a link that is
+//   closed.
 //
 // Thread safety: one caller at a time.
 // Lifetime: the epoll instance outlives the socket.
