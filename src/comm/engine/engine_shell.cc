@@ -115,12 +115,12 @@ void EngineShell::TakeSubmissions() {
 EngineShell::PollResult EngineShell::PollLocked(int64_t now_ns) {
   const bool advanced = core_->Poll(now_ns);
   if (core_->TakeWakeUp()) WakeSleepers();
-  const bool broadcasting = core_->is_broadcasting_failure();
+  const bool sends = core_->has_unsent_control_messages();
   return {advanced,
-          core_->is_idle() && !broadcasting,
+          core_->is_idle() && !sends,
           core_->has_local_work(),
           core_->has_tasks(),
-          core_->must_be_polled() || broadcasting,
+          core_->must_be_polled() || sends,
           now_ns,
           core_->poll_interval_ns(),
           core_->has_fast_link()};

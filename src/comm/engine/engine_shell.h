@@ -117,7 +117,7 @@ class EngineShell {
  private:
   struct PollResult {
     bool advanced;
-    bool is_idle;         // No operation is unfinished, and no failure notice is left to send.
+    bool is_idle;         // No operation is unfinished, and no control message is left to send.
     bool has_local_work;  // An operation needs more than releases by peers.
     bool has_tasks;
     bool uses_wire;

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -13,6 +14,7 @@
 
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/forwarding_bootstrap.h"
+#include "tests/support/forwarding_link.h"
 #include "tests/support/forwarding_runtime.h"
 #include "tests/support/thread_ranks.h"
 
@@ -50,6 +52,10 @@ class HoldingRuntime final : public ForwardingRuntime {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return is_held_; });
   }
+  bool is_held() {
+    const std::lock_guard lock(mutex_);
+    return is_held_;
+  }
   void LetGo() {
     const std::lock_guard lock(mutex_);
     first_sleep_.reset();
@@ -82,7 +88,7 @@ class HoldingRuntime final : public ForwardingRuntime {
   std::atomic<int> wake_ups_{0};
 };
 
-class HoldingBootstrap final : public ForwardingBootstrap {
+class HoldingBootstrap : public ForwardingBootstrap {
  public:
   explicit HoldingBootstrap(Bootstrap& base) : ForwardingBootstrap(base), holding(base.runtime()) {}
   Runtime& runtime() override { return holding; }
@@ -149,6 +155,54 @@ TEST(ProgressThread, IsWokenOnceUntilItRuns) {
       WEFT_RETURN_IF_ERROR(work.WaitReleased());
     }
     EXPECT_LE(ranks.progress_thread().wake_ups() - before, 1);
+    return absl::OkStatus();
+  });
+}
+
+struct UnsentMessages {
+  std::atomic<bool> any{true};
+  std::atomic<int> polls{0};
+};
+
+// A link that cannot send its control messages until the test lets it.
+class BusyLink final : public ForwardingLink {
+ public:
+  BusyLink(std::unique_ptr<WireLink> base, UnsentMessages& unsent)
+      : ForwardingLink(std::move(base)), unsent_(unsent) {}
+
+  absl::Status Poll() override {
+    unsent_.polls.fetch_add(1);
+    return ForwardingLink::Poll();
+  }
+  bool HasUnsentControlMessages() const override { return unsent_.any.load(); }
+
+ private:
+  UnsentMessages& unsent_;
+};
+
+class BusyLinkBootstrap final : public HoldingBootstrap {
+ public:
+  using HoldingBootstrap::HoldingBootstrap;
+
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override {
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> link, ForwardingBootstrap::OpenLink(timeout));
+    return std::make_unique<BusyLink>(std::move(link), unsent);
+  }
+
+  UnsentMessages unsent;
+};
+
+// A peer may wait for a message although this rank has no operation left.
+TEST(ProgressThread, DoesNotParkWhileControlMessagesAreUnsent) {
+  RunRanks(NodeMap::RanksPerNode(2, 1), [&](Bootstrap& base) -> absl::Status {
+    BusyLinkBootstrap bootstrap(base);
+    WEFT_ASSIGN_OR_RETURN(const EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    constexpr int kManyPolls = 20;
+    while (bootstrap.unsent.polls.load() < kManyPolls && !bootstrap.holding.is_held())
+      std::this_thread::yield();
+    EXPECT_FALSE(bootstrap.holding.is_held());
+    bootstrap.unsent.any.store(false);
+    bootstrap.holding.StopHolding();
     return absl::OkStatus();
   });
 }
