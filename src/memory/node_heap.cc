@@ -138,7 +138,8 @@ class NodeHeap::Impl {
     const std::unique_lock lock(views_mutex_);
     return views_.insert_or_assign(number, std::move(view)).first->second.base();
   }
-  int NextViewNumbers(int count) { return std::exchange(next_view_, next_view_ + count); }
+  int next_view_number() const { return next_view_; }
+  void TakeViewNumbers(int first, int count) { next_view_ = first + count; }
 
   std::byte* Resolve(NodeAddress address) const {
     if (address.rank >= bootstrap_.size()) {
@@ -285,7 +286,8 @@ std::optional<NodeAddress> NodeHeap::AddressOf(const void* pointer) const {
 absl::StatusOr<std::byte*> NodeHeap::MapEndToEnd(int number, absl::Span<const Range> ranges) {
   return impl_->MapEndToEnd(number, ranges);
 }
-int NodeHeap::NextViewNumbers(int count) { return impl_->NextViewNumbers(count); }
+int NodeHeap::next_view_number() const { return impl_->next_view_number(); }
+void NodeHeap::TakeViewNumbers(int first, int count) { impl_->TakeViewNumbers(first, count); }
 std::byte* NodeHeap::Resolve(NodeAddress address) const { return impl_->Resolve(address); }
 bool NodeHeap::Holds(NodeAddress address, size_t bytes) const { return impl_->Holds(address, bytes); }
 size_t NodeHeap::segment_bytes() const { return impl_->memory().segment_bytes; }

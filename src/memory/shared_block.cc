@@ -9,6 +9,8 @@
 #include <string>
 #include <utility>
 
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
 #include "src/memory/page_view.h"
@@ -204,9 +206,27 @@ absl::StatusOr<std::vector<NodeAddress>> ExchangeAddresses(Bootstrap& bootstrap,
   return addresses;
 }
 
+// The first view number that is free on all ranks. Their own numbers differ if a rank has missed a deadline
+// between an agreement on blocks and the end of ShareBlocks. Collective.
+// Errors: that of `checked` on any rank.
+absl::StatusOr<int> AgreeOnViewNumber(Bootstrap& bootstrap, const NodeHeap& heap, const absl::Status& checked,
+                                      absl::Duration timeout) {
+  const std::string own = absl::StrCat(heap.next_view_number());
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> numbers,
+                        ExchangeBlobs(bootstrap, "numbers of views",
+                                      checked.ok() ? absl::StatusOr<std::string>(own) : checked, timeout));
+  int first = 0;
+  for (const std::string& theirs : numbers) {
+    int number = 0;
+    WEFT_CHECK(absl::SimpleAtoi(theirs, &number), "a rank sent no number of a view");
+    first = std::max(first, number);
+  }
+  return first;
+}
+
 // View numbers of this rank's requests, one for each. All holders of a block compute the same number, which
 // no other block has.
-std::vector<int> NumberViews(NodeHeap& heap, absl::Span<const SharedBlockRequest> requests,
+std::vector<int> NumberViews(NodeHeap& heap, int first, absl::Span<const SharedBlockRequest> requests,
                              const std::vector<Announcements>& listed) {
   std::map<uint64_t, int> blocks_of;  // Number of blocks, by hash of the holders.
   for (const Announcements& announced : listed) {
@@ -216,7 +236,7 @@ std::vector<int> NumberViews(NodeHeap& heap, absl::Span<const SharedBlockRequest
   }
   int count = 0;
   for (auto& [holders, blocks] : blocks_of) count += std::exchange(blocks, count);
-  const int first = heap.NextViewNumbers(count);
+  heap.TakeViewNumbers(first, count);
   std::vector<int> numbers;
   numbers.reserve(requests.size());
   for (const SharedBlockRequest& request : requests) {
@@ -292,8 +312,10 @@ absl::StatusOr<std::vector<SharedBlock>> ShareBlocks(Bootstrap& bootstrap, NodeH
   for (const SharedBlockRequest& request : requests)
     sizes.push_back({HashOf(request.holders), request.bytes});
   WEFT_ASSIGN_OR_RETURN(const std::vector<Announcements> listed, Exchange(bootstrap, sizes, timeout));
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, CheckRequestsMatch(bootstrap, requests, listed), timeout));
-  const std::vector<int> numbers = NumberViews(heap, requests, listed);
+  WEFT_ASSIGN_OR_RETURN(
+      const int first_view,
+      AgreeOnViewNumber(bootstrap, heap, CheckRequestsMatch(bootstrap, requests, listed), timeout));
+  const std::vector<int> numbers = NumberViews(heap, first_view, requests, listed);
 
   std::vector<Stripe> stripes = WholeBlocks(requests);
   absl::StatusOr<std::vector<std::byte*>> own = AllocateOwned(bootstrap, heap, requests, stripes, timeout);

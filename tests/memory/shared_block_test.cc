@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/memory/shared_block_conformance.h"
+#include "tests/support/abandoning_bootstrap.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft {
@@ -42,6 +43,34 @@ TEST(ShareBlocks, FailsIfAnotherRankIsInADifferentCollective) {
     EXPECT_THAT(
         ShareBlocks(bootstrap, *heap, requests, kTimeout),
         weft::testing::StatusIs(absl::StatusCode::kInternal, ::testing::HasSubstr("at the same point")));
+    return absl::OkStatus();
+  });
+}
+
+// Rank 0 agrees on a block in a round in which rank 1 misses its deadline. The later blocks lie in stripes,
+// in views that have numbers of their own.
+TEST(ShareBlocks, KeepsEarlierBlocksAfterARankHasMissedADeadline) {
+  weft::testing::RunRanks(NodeMap::OneNode(2), [](Bootstrap& base) -> absl::Status {
+    weft::testing::AbandoningBootstrap bootstrap(base);
+    constexpr size_t kSegmentBytes = size_t{1} << 20;
+    WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes}));
+    const auto share = [&](size_t bytes) {
+      return ShareBlocks(bootstrap, *heap, std::vector<SharedBlockRequest>{{{0, 1}, bytes}},
+                         absl::Seconds(120));
+    };
+    if (bootstrap.rank() == 1) {
+      bootstrap.AbandonAfter(1);
+      EXPECT_THAT(share(64), weft::testing::StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                                     ::testing::HasSubstr("abandoned")));
+    }
+    EXPECT_THAT(share(64), weft::testing::StatusIs(absl::StatusCode::kInternal,
+                                                   ::testing::HasSubstr("at the same point")));
+    WEFT_ASSIGN_OR_RETURN(const auto first, share(kSegmentBytes / 16 * 17));
+    WEFT_ASSIGN_OR_RETURN(const auto second, share(kSegmentBytes / 4 * 3));
+    for (const auto* blocks : {&first, &second}) {
+      const auto address = heap->AddressOf(blocks->front().data());
+      EXPECT_GE(address.value_or(NodeAddress{}).rank, bootstrap.size());
+    }
     return absl::OkStatus();
   });
 }

@@ -84,15 +84,18 @@ class NodeHeap {
   // Maps ranges of this node's segments once more, end to end, until the heap is destroyed. Pointers into the
   // view have addresses of their own, whose rank is the number of ranks plus `number`. Peers that map the
   // same ranges under the same number can resolve them. `ranges` are whole pages. For ShareBlocks.
-  // REQUIRES: segments are mapped shared, as those of several ranks are; `number` is from NextViewNumbers.
+  // REQUIRES: segments are mapped shared, as those of several ranks are; TakeViewNumbers has taken `number`.
   // Errors: kResourceExhausted (the kernel refused).
   struct Range {
     NodeAddress address;
     size_t bytes;
   };
   absl::StatusOr<std::byte*> MapEndToEnd(int number, absl::Span<const Range> ranges);
-  // Returns the first of `count` numbers for views. Collective: without communication, by all ranks.
-  int NextViewNumbers(int count);
+  // The lowest number above those of all views so far. Ranks may differ after one has missed a deadline.
+  int next_view_number() const;
+  // Takes `count` numbers for views. REQUIRES: `first` is the same on all ranks, and at least
+  // next_view_number() of each.
+  void TakeViewNumbers(int first, int count);
 
   size_t segment_bytes() const;
   size_t allocated_bytes() const;        // Bytes of all blocks that are allocated now.

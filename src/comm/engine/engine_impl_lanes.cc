@@ -1,5 +1,7 @@
 // Lanes: their names, indices and agreement on them.
 #include <algorithm>
+#include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -15,6 +17,13 @@ namespace {
 std::string LaneName(const ProcessGroup& group, LanePurpose purpose) {
   return absl::StrCat(group.name, "/", ToAbsl(Name(purpose)));
 }
+
+// One rank's part of the agreement on a shared lane.
+struct SharedLaneProposal {
+  int existing;      // Index of the lane on this rank; that of LaneId{} if it has none yet.
+  int lanes_of_all;  // Lanes that this rank has added with all others.
+};
+static_assert(std::is_trivially_copyable_v<SharedLaneProposal>);
 
 }  // namespace
 
@@ -124,19 +133,28 @@ absl::StatusOr<LaneId> CommEngine::Impl::GroupLane(const ProcessGroup& group, La
 
 // The index of a lane is the same on all ranks, so they must decide alike whether to add one. Their own maps
 // may differ: two partitions of the ranks can have some groups in common, whose ranks then have the lane, and
-// not others. A lane is therefore reused only if all ranks have it at the same index.
+// not others. A lane is therefore reused only if all ranks have it at the same index. A rank that is late may
+// add a lane after its peers have missed their deadline: a new lane is above those of all ranks.
 absl::StatusOr<LaneId> CommEngine::Impl::SharedLane(const ProcessGroup& group, LanePurpose purpose,
                                                     int number) {
   const Turn::Hold turn(forming_);
   const LaneKey key{group.ranks, purpose, number};
   const auto found = shared_lanes_.find(key);
-  const std::string own = absl::StrCat(found == shared_lanes_.end() ? LaneId{}.index : found->second.index);
+  const SharedLaneProposal own{found == shared_lanes_.end() ? LaneId{}.index : found->second.index,
+                               lanes_of_all_};
+  const std::string blob(reinterpret_cast<const char*>(&own), sizeof(own));
   const absl::Status member = CheckMember(group);
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> indices,
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> proposals,
                         ExchangeBlobs(bootstrap_, "index of a shared lane",
-                                      member.ok() ? absl::StatusOr<std::string>(own) : member, timeout_));
-  const bool same =
-      std::all_of(indices.begin(), indices.end(), [&](const std::string& index) { return index == own; });
+                                      member.ok() ? absl::StatusOr<std::string>(blob) : member, timeout_));
+  bool same = true;
+  for (const std::string& bytes : proposals) {
+    WEFT_CHECK(bytes.size() == sizeof(SharedLaneProposal), "a rank sent no index of a shared lane");
+    SharedLaneProposal proposal;
+    std::memcpy(&proposal, bytes.data(), sizeof(proposal));
+    same = same && proposal.existing == own.existing;
+    lanes_of_all_ = std::max(lanes_of_all_, proposal.lanes_of_all);
+  }
   if (same && found != shared_lanes_.end()) return found->second;
   const absl::StatusOr<LaneId> lane = AddLaneOfAll(group, purpose);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, lane.status(), timeout_));

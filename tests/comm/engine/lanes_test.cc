@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/comm/support/engine_fixture.h"
+#include "tests/support/abandoning_bootstrap.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -348,6 +349,25 @@ TEST(SharedLanes, HaveOneIndexAfterOneForWhichARankHadNoMemory) {
     WEFT_ASSIGN_OR_RETURN(fixture.lane,
                           fixture.engine->SharedLane(WorldGroup(bootstrap), LanePurpose::kContext));
     return fixture.engine->Barrier(fixture.lane).WaitReleased();
+  });
+}
+
+// Rank 0 completes the round in which rank 1 misses its deadline, adds the lane, and then learns of it.
+TEST(SharedLanes, HaveOneIndexAfterARankHasMissedADeadline) {
+  RunRanksOnEveryNodeMap(2, [](Bootstrap& base) -> absl::Status {
+    AbandoningBootstrap bootstrap(base);
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    const auto add = [&] { return fixture.engine->SharedLane(WorldGroup(bootstrap), LanePurpose::kContext); };
+    if (bootstrap.rank() == 1) {
+      bootstrap.AbandonAfter(0);
+      EXPECT_THAT(add(), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("abandoned")));
+    }
+    EXPECT_THAT(add(), StatusIs(absl::StatusCode::kInternal, HasSubstr("index of a shared lane")));
+    WEFT_ASSIGN_OR_RETURN(fixture.lane, add());
+    WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> indices,
+                          bootstrap.AllGatherBlob(absl::StrCat(fixture.lane.index), absl::Seconds(120)));
+    EXPECT_EQ(indices[0], indices[1]);
+    return indices[0] == indices[1] ? CheckEngineWorks(fixture) : absl::OkStatus();
   });
 }
 
