@@ -3,11 +3,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <netinet/in.h>
+#include <optional>
 #include <string>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -123,6 +128,47 @@ TEST(TcpSocketCopies, AFailedRouteSaysNothingOfTheNextOne) {
   for (int i = 0; i < 1000; ++i) ASSERT_OK(link->Poll());
   EXPECT_THAT(link->LostPeers(), IsEmpty());
   EXPECT_TRUE(link->HasUnsentControlMessages());
+}
+
+// The process of rank 1: connects to rank 0, starts a worker, writes the worker's id to the pipe, and waits
+// to be killed.
+[[noreturn]] void RunRankWithAWorker(const TcpEndpoint& peer, int pipe_end) {
+  const auto link = TcpLink::Listen(1, "");
+  if (!link.ok()) std::_Exit(1);
+  (*link)->SetPeers({peer, (*link)->endpoint()});
+  if (!(*link)->SendControlMessage(0, "hello").ok()) std::_Exit(1);
+  while ((*link)->HasUnsentControlMessages()) {
+    if (!(*link)->Poll().ok()) std::_Exit(1);
+  }
+  const pid_t worker = fork();
+  if (worker > 0 && write(pipe_end, &worker, sizeof(worker)) < 0) std::_Exit(1);
+  alarm(60);  // Ends the process if the test has ended before.
+  while (true) pause();
+}
+
+TEST(TcpSocketCopies, ADeadRankIsNoticedWhileItsWorkerLives) {
+  ASSERT_OK_AND_ASSIGN(const auto link, TcpLink::Listen(0, ""));
+  link->SetPeers({link->endpoint(), {}});
+  std::array<int, 2> ends = {};
+  ASSERT_EQ(pipe2(ends.data(), O_CLOEXEC), 0);
+  const FileHandle reader(ends[0]);
+  const FileHandle writer(ends[1]);
+  const pid_t rank = fork();
+  ASSERT_GE(rank, 0);
+  if (rank == 0) RunRankWithAWorker(link->endpoint(), writer.get());
+  pid_t worker = 0;
+  ASSERT_EQ(read(reader.get(), &worker, sizeof(worker)), sizeof(worker));
+  std::optional<WireLink::ControlMessage> message;
+  for (int i = 0; i < kManyPolls && !message; ++i) {
+    ASSERT_OK(link->Poll());
+    ASSERT_OK_AND_ASSIGN(message, link->PollControlMessage());
+  }
+  EXPECT_TRUE(message.has_value());
+  kill(rank, SIGKILL);
+  EXPECT_EQ(waitpid(rank, nullptr, 0), rank);
+  for (int i = 0; i < kManyPolls && link->LostPeers().empty(); ++i) ASSERT_OK(link->Poll());
+  EXPECT_THAT(link->LostPeers(), SizeIs(1));
+  EXPECT_EQ(kill(worker, SIGKILL), 0);
 }
 
 }  // namespace

@@ -59,10 +59,10 @@ absl::StatusOr<std::unique_ptr<TcpLink>> TcpLink::Listen(int rank, const std::st
   FileHandle events(epoll_create1(EPOLL_CLOEXEC));
   if (!events.is_open()) return SystemError("epoll_create1");
   int family = AF_INET6;
-  WatchedSocket listener(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  WatchedSocket listener = WatchedSocket::Open(family);
   if (!listener.is_open()) {
     family = AF_INET;
-    listener = WatchedSocket(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    listener = WatchedSocket::Open(family);
   }
   if (!listener.is_open()) return SystemError("socket");
   WEFT_ASSIGN_OR_RETURN(endpoint.port, ListenAt(listener.get(), family));
@@ -147,7 +147,7 @@ absl::Status TcpLink::WatchSender(int peer) {
 
 absl::Status TcpLink::AcceptConnections() {
   while (true) {
-    WatchedSocket socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    WatchedSocket socket = WatchedSocket::Accept(listener_);
     if (!socket.is_open() && errno == EAGAIN) return absl::OkStatus();
     if (!socket.is_open() && IsOfOneConnection(errno)) continue;
     if (!socket.is_open()) {

@@ -47,7 +47,7 @@ class TcpLink final : public WireLink, private TcpReceiver::Client {
   // Starts to listen. `network`: see StoreBootstrapOptions::network.
   // Errors: those of TcpEndpoint::OfThisHost; kInternal (no socket; has the system's message).
   static absl::StatusOr<std::unique_ptr<TcpLink>> Listen(int rank, const std::string& network);
-  // In a child process of fork() it closes the child's copies of the sockets, which ends no connection.
+  // In a child process of fork() it ends no connection. See Note [Copies of sockets].
   ~TcpLink() override;
 
   const TcpEndpoint& endpoint() const { return endpoint_; }

@@ -34,8 +34,7 @@ void TcpSender::TryNextRoute() {
     const std::string& ip = routes_[next_route_++];
     const absl::StatusOr<SocketAddress> address = MakeSocketAddress(ip, port_);
     if (!address.ok()) continue;
-    socket_ =
-        WatchedSocket(::socket(address->storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    socket_ = WatchedSocket::Open(address->storage.ss_family);
     if (socket_.is_open()) {
       SetConnectionOptions(socket_.get());
       connected_ =
