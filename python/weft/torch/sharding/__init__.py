@@ -3,6 +3,7 @@
     placement    where a parameter's shards lie: DTensors, meshes, tensors over weft's memory
     parameter    one parameter: its sharded and its unsharded form, its gradient
     group        the parameters of one fully_shard call, which are gathered and reduced together
+    group_tree   the groups below a root and their names
     root         the groups of a model, the forward and backward under way, and the calls of the schedule
     updates      comparison of the updates that ranks have made
     containers   tensors in the arguments and results of modules

@@ -11,13 +11,13 @@ import weakref
 from collections import deque
 
 import torch
-from torch import nn
 from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from weft._core import Session, ShardedGroups, release_private_memory
 from weft.torch._session import session_of_models
 from weft.torch.sharding.group import Group, all_groups
+from weft.torch.sharding.group_tree import collect, name_all
 from weft.torch.sharding.placement import check_mesh, mesh_axes
 
 _roots: weakref.WeakSet[Root] = weakref.WeakSet()
@@ -90,14 +90,14 @@ class Root:
     def _describe(self) -> tuple[list[tuple], dict[str, object]]:
         """Collects the groups. Returns their descriptions and the options that ShardedGroups.create takes."""
         root = self.group
-        self.all_groups, parents = _collect(root)
+        self.all_groups, parents = collect(root)
         for other in self.all_groups:
             if other.mesh != root.mesh:
                 raise ValueError(f"'{other.name}' has another mesh than its root '{root.name}': give all calls of fully_shard one mesh")
         check_mesh(root.mesh)
         for number, group in enumerate(self.all_groups):
             group.number = number
-        _name_all(self.group.modules[0], self.all_groups)
+        name_all(self.group.modules[0], self.all_groups)
         for group in self.all_groups:
             group.agree_on_dtype()
             for parameter in group.parameters:
@@ -336,42 +336,6 @@ def outermost(group: Group) -> Group:
 
 def _is_size(reshard: bool | int | None) -> bool:
     return isinstance(reshard, int) and not isinstance(reshard, bool)
-
-
-def _collect(group: Group) -> tuple[list[Group], list[int]]:
-    """The groups below a root, depth first, and the number of the group around each."""
-    found: list[Group] = []
-    parents: list[int] = []
-
-    def visit(module: nn.Module, parent: int) -> None:
-        own = module.__dict__.get("_weft_group")
-        if own is not None:
-            if own not in found:
-                if own.root is not None:
-                    raise RuntimeError(
-                        f"'{own.name}' is a root already, because its forward ran first: run the forward of '{group.name}' first"
-                    )
-                found.append(own)
-                parents.append(parent)
-            parent = found.index(own)
-        for child in module.children():
-            visit(child, parent)
-
-    visit(group.modules[0], -1)
-    return found, parents
-
-
-def _name_all(root: nn.Module, groups: list[Group]) -> None:
-    """Names groups and parameters by their path below the root."""
-    modules: dict[nn.Module, str] = {module: name for name, module in root.named_modules()}
-    for number, group in enumerate(groups):
-        group.name = "+".join(modules[module] for module in group.modules) or type(root).__name__
-        if any(other.name == group.name for other in groups[:number]):
-            group.name += f"#{number}"
-        for parameter in group.parameters:
-            module, name = parameter.owners[0]
-            prefix = modules.get(module, "")
-            parameter.name = f"{prefix}.{name}" if prefix else name
 
 
 def _return_freed_memory() -> None:
