@@ -100,8 +100,7 @@ void BindSchedule(nb::class_<Groups>& groups) {
       .def("is_unsharded", [](const Groups& self, int group) { return self.groups().is_unsharded(group); })
       .def("is_being_unsharded",
            [](const Groups& self, int group) { return self.groups().is_being_unsharded(group); })
-      .def("begin_writing", Call(&ShardedGroups::BeginWriting))
-      .def_prop_ro("are_shards_read", [](const Groups& self) { return self.groups().are_shards_read(); })
+      .def("prepare_writes", Call(&ShardedGroups::PrepareWrites))
       .def("reset_after_error", Call(&ShardedGroups::ResetAfterError));
 }
 

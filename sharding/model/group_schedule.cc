@@ -128,6 +128,13 @@ absl::Status GroupSchedule::AfterForward(int group, const SchedulePass& pass) {
 }
 
 absl::Status GroupSchedule::BeforeBackward(int group, const SchedulePass& pass) {
+  if (outdated_.contains(pass.id)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("backward of '", GroupAt(kRootGroup).name(),
+                     "' after its shards were written: run the backward of a forward before its weights are "
+                     "updated or loaded, or run the forward again"));
+  }
+  if (group == kRootGroup && in_backward_) return absl::OkStatus();
   if (group == kRootGroup) {
     WEFT_RETURN_IF_ERROR(BeginBackward(pass));
   } else if (!in_backward_) {
@@ -215,12 +222,6 @@ absl::Status GroupSchedule::FinishForward(const SchedulePass& pass) {
 }
 
 absl::Status GroupSchedule::BeginBackward(const SchedulePass& pass) {
-  if (outdated_.contains(pass.id)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "backward of '", GroupAt(kRootGroup).name(),
-        "' after its shards were written: run the backward of an invocation before UpdateShards or "
-        "BeginWriting, or run its forward again"));
-  }
   const auto calls = calls_.find(pass.id);
   if (calls == calls_.end()) {
     return absl::FailedPreconditionError(absl::StrCat("backward of '", GroupAt(kRootGroup).name(),

@@ -89,8 +89,9 @@ class GroupSchedule {
   // activations. Errors: kFailedPrecondition (another group outside of a pass of the root).
   absl::Status BeforeForward(int group, const SchedulePass& pass);
   absl::Status AfterForward(int group, const SchedulePass& pass);
-  // Errors: kFailedPrecondition (a backward of the root without a forward of the same pass, or whose shards
-  // were written since that forward; another group outside of a backward of the root).
+  // In a backward, the root's BeforeBackward only checks a further pass, whose backward is part of this one.
+  // Errors: kFailedPrecondition (a backward of the root without a forward of the same pass; a pass whose
+  // shards were written since its forward; another group outside of a backward of the root).
   absl::Status BeforeBackward(int group, const SchedulePass& pass);
   absl::Status AfterBackward(int group);
   // Due after the root's AfterBackward. Waits for the reductions if the backward is the last one.

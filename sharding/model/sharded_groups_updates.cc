@@ -98,6 +98,14 @@ absl::Status ShardedGroups::BeginWriting() {
 
 bool ShardedGroups::are_shards_read() const { return context_->epochs().is_read(); }
 
+absl::Status ShardedGroups::PrepareWrites() {
+  if (are_shards_read()) return BeginWriting();
+  // It fails after an error of a peer, which may come after this rank's backward: the update is still due. No
+  // pass has a backward then.
+  static_cast<void>(schedule_->BeginWriting());
+  return absl::OkStatus();
+}
+
 absl::Status ShardedGroups::ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects) {
   for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->ForgetReducedGradients(selects));
   return absl::OkStatus();

@@ -23,8 +23,8 @@
 // Errors: an error of a schedule call fails the groups on all ranks, until ResetAfterError.
 // Thread safety: none; one thread drives the groups.
 // Collective: Create, schedule calls, Unshard, ReduceGradients, ClipGradNorms, AllReduceScalars,
-//   CurrentShards, UpdateShards, FinishUpdatesInBackward, BeginWriting and ResetAfterError, by all ranks of
-//   the mesh in one order: Note [The order of blocks].
+//   CurrentShards, UpdateShards, FinishUpdatesInBackward, BeginWriting, PrepareWrites and ResetAfterError, by
+//   all ranks of the mesh in one order: Note [The order of blocks].
 // Lifetime: the engine must outlive the groups.
 #pragma once
 
@@ -153,6 +153,9 @@ class ShardedGroups {
   // True if shards were read since they could be written last: BeginWriting is due before they are written.
   // The same on all ranks.
   bool are_shards_read() const;
+  // BeginWriting if it is due, otherwise only its local part: no pass that had its forward gets a backward,
+  // and groups that the last backward kept unsharded are resharded. The local part never fails.
+  absl::Status PrepareWrites();
   void ZeroGradients();
   // Forgets the reduced gradients of the parameters that `selects` selects: they have none until the next
   // reduction. Keeps those that are still to be reduced. REQUIRES: all ranks select the same parameters.

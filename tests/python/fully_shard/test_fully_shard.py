@@ -8,6 +8,7 @@ import comparison_pass_cases
 import comparison_reset_cases
 import comparison_state_cases
 import comparison_training_cases
+import comparison_write_cases
 import private_heap_bodies
 import pytest
 from sharded_support import cases_of
@@ -21,6 +22,7 @@ _MODULES = [
     comparison_failure_cases,
     comparison_reset_cases,
     comparison_collective_cases,
+    comparison_write_cases,
 ]
 CASES = cases_of(_MODULES)
 

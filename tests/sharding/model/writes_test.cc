@@ -169,8 +169,8 @@ TEST(Writes, BetweenForwardAndBackwardFailTheBackward) {
       WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
       const absl::Status status = net.Backward(invocation, {ToyLossGradient(outputs[0], 1.0F)}).status();
       EXPECT_THAT(std::string(status.message()),
-                  HasSubstr("backward of 'net' after its shards were written: run the backward of an "
-                            "invocation before UpdateShards"));
+                  HasSubstr("backward of 'net' after its shards were written: run the backward of a forward "
+                            "before its weights are updated or loaded"));
       WEFT_RETURN_IF_ERROR(model.ResetAfterError());
     }
     WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), bootstrap.size(), 0, 0, 1));

@@ -100,8 +100,7 @@ class FSDPModule:
         self._set(recurse, reshard_after_forward=reshard_after_forward)
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
-        """Off: parameters stay gathered after backward. They keep the values from before an update, so it must be on for the
-        last backward before one."""
+        """Off: parameters stay gathered after backward, until a step of an optimizer or `load_state_dict` writes the shards."""
         self._set(recurse, reshard_after_backward=reshard_after_backward)
 
     def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:

@@ -200,11 +200,12 @@ class Root:
             return
         call.begun = True
         if group is self.group:
+            self.groups.before_backward(0, call.owner.number, True)
             return
         group.open_backwards += 1
         group.has_begun_backward = True
         self.begun_calls.append(call)
-        self.groups.before_backward(group.number, self.backward_pass.number, True)
+        self.groups.before_backward(group.number, call.owner.number, True)
         if group.settings.unshard_in_backward:
             group.register_unsharded()
 
@@ -256,10 +257,9 @@ class Root:
             self.groups.forget_reduced_gradients(cleared)
 
     def prepare_writes(self) -> None:
-        """Makes sure that shards may be written. Collective where they were read since."""
-        if self.groups.are_shards_read:
-            self.groups.begin_writing()
-            self.register_all_current()
+        """Makes sure that shards may be written. Collective where they were read since. Passes that had a forward get no backward."""
+        self.groups.prepare_writes()
+        self.register_all_current()
 
     # Failures.
 

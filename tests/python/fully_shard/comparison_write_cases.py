@@ -1,0 +1,136 @@
+"""Writes of shards between forward and backward. A backward through old activations and new weights is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import weft
+from fsdp2_comparison import BOTH, expect_equal, expect_same_gradients, loss_of, make_llama, shard_all, tokens_of, train, whole_state
+from sharded_support import Cases, expect_error, whole
+from torch import Tensor, nn
+
+case = Cases()
+
+
+def whole_model() -> nn.Module:
+    """A model of one group."""
+    return weft.fully_shard(make_llama())
+
+
+def layered_model() -> nn.Module:
+    return shard_all(make_llama(), weft.fully_shard)
+
+
+def writes_of(model: nn.Module) -> list[Callable[[], object]]:
+    """Ways to write the shards of a model whose forward has not run."""
+
+    def load() -> None:
+        model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+
+    return [torch.optim.SGD(model.parameters(), lr=0.1).step, load]
+
+
+def expect_no_backward(model: nn.Module, loss: Tensor) -> None:
+    """The backward fails, and the model can be trained after a reset."""
+    dist.barrier()  # A rank that fails stops those that have not come as far.
+    with expect_error(RuntimeError, "after its shards were written"):
+        loss.backward()
+    dist.barrier()
+    weft.reset(model)
+    train(model, steps=1)
+    dist.barrier()
+
+
+def in_every_way(body: Callable[[nn.Module, Callable[[], object]], None]) -> None:
+    for make in (whole_model, layered_model):
+        for number in range(2):
+            model = make()
+            body(model, writes_of(model)[number])
+
+
+@case
+def a_second_backward_after_a_write_is_an_error() -> None:
+    def body(model: nn.Module, write: Callable[[], object]) -> None:
+        loss = loss_of(model, tokens_of(0))
+        loss.backward(retain_graph=True)
+        write()
+        expect_no_backward(model, loss)
+
+    in_every_way(body)
+
+
+@case
+def the_backward_of_another_forward_after_a_write_is_an_error() -> None:
+    def body(model: nn.Module, write: Callable[[], object]) -> None:
+        first, second = (loss_of(model, tokens_of(step)) for step in range(2))
+        first.backward()
+        write()
+        expect_no_backward(model, second)
+
+    in_every_way(body)
+
+
+@case
+def a_backward_after_an_evaluation_and_a_write_is_an_error() -> None:
+    def body(model: nn.Module, write: Callable[[], object]) -> None:
+        loss_of(model, tokens_of(0)).backward()  # A step needs gradients.
+        loss = loss_of(model, tokens_of(1))
+        with torch.no_grad():
+            loss_of(model, tokens_of(2))
+        write()
+        expect_no_backward(model, loss)
+
+    in_every_way(body)
+
+
+@case
+def a_backward_of_forwards_before_and_after_a_write_is_an_error() -> None:
+    def body(model: nn.Module, write: Callable[[], object]) -> None:
+        for old_is_first in (False, True):
+            loss_of(model, tokens_of(0)).backward()
+            old = loss_of(model, tokens_of(1))
+            write()
+            new = loss_of(model, tokens_of(2))
+            expect_no_backward(model, old + new if old_is_first else new + old)
+
+    in_every_way(body)
+
+
+@case
+def backwards_before_a_write_are_right() -> None:
+    """Twice through one graph, of several forwards, of both in one call, and around an evaluation."""
+    models = {name: shard_all(make_llama(), shard) for name, shard in BOTH.items()}
+    for model in models.values():
+        step_of_model, _ = writes_of(model)
+        for step in range(2):
+            first, second = (loss_of(model, tokens_of(10 * step + number)) for number in range(2))
+            second.backward()
+            first.backward(retain_graph=True)
+            first.backward()
+            waiting = loss_of(model, tokens_of(10 * step + 3))
+            with torch.no_grad():
+                loss_of(model, tokens_of(10 * step + 4))
+            waiting.backward()
+            if step == 0:
+                step_of_model()
+                model.zero_grad()
+    expect_same_gradients(models["weft"], models["torch"], exact=False, tolerance=1e-5)
+
+
+@case
+def a_write_reshards_what_the_last_backward_kept() -> None:
+    for number in range(2):
+        model = layered_model()
+        write = writes_of(model)[number]
+        model.set_reshard_after_backward(False)
+        loss_of(model, tokens_of(0)).backward()
+        before = whole(model.lm_head.weight)
+        write()
+        expected = make_llama()
+        with torch.no_grad():
+            for name, value in whole_state(model).items():
+                expected.get_parameter(name).copy_(value)
+            assert not torch.equal(before, expected.lm_head.weight)
+            expect_equal(loss_of(model, tokens_of(1)), loss_of(expected, tokens_of(1)), "loss")
