@@ -14,6 +14,7 @@
 #include "python/c10d/direct_linear.h"
 #include "python/c10d/node_memory.h"
 #include "python/c10d/repoint_storage.h"
+#include "python/c10d/sole_views.h"
 #include "python/interface/group_collectives.h"
 
 namespace py = pybind11;
@@ -45,6 +46,7 @@ PYBIND11_MODULE(_c10d, module) {
              py::arg("timeout"), py::arg("closes_session"), py::arg("store"), py::arg("store_prefix"));
   BindNodeMemory(module);
   BindRepointStorage(module);
+  BindSoleViews(module);
   BindDirectLinear(module);
 }
 

@@ -20,7 +20,7 @@ from fsdp2_comparison import (
     tokens_of,
     train,
 )
-from sharded_support import Cases, whole
+from sharded_support import Cases, expect_error, whole
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp import register_fsdp_forward_method as torch_register_forward_method
@@ -301,3 +301,35 @@ def a_weight_may_be_used_outside_of_its_block_on_one_rank() -> None:
             torch.testing.assert_close(whole(param.grad), expected.grad, msg=f"{name} in step {step}")
         model.zero_grad()
         reference.zero_grad()
+
+
+class Views(nn.Linear):
+    """Gives views of values that its backward needs, of its weight, or of memory of another output."""
+
+    kind = "saved"
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        y = torch.tanh(super().forward(x))
+        if self.kind == "saved":
+            return y.view(-1)
+        return self.weight[:2] if self.kind == "parameter" else (y.view(-1), y)
+
+
+@case
+def autograd_sees_changes_of_outputs_in_place() -> None:
+    for kind, text in (("saved", "modified by an inplace operation"), ("parameter", "leaf Variable")):
+        model = weft.fully_shard(Views(6, 6))
+        model.kind = kind
+        with expect_error(RuntimeError, text):
+            output = model(torch.ones(2, 6))
+            output.mul_(2)
+            dist.barrier()  # A rank that fails stops those that have not come as far.
+            output.sum().backward()
+        dist.barrier()
+        weft.reset(model)
+    model = weft.fully_shard(Views(6, 6))
+    model.kind = "shared"
+    flat, y = model(torch.ones(2, 6))
+    before = y.grad_fn
+    flat.mul_(2)
+    assert torch.equal(flat, y.flatten()) and y.grad_fn is not before

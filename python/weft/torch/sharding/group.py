@@ -219,7 +219,8 @@ class Group:
             raise RuntimeError(
                 f"a backward computed the gradient of '{name}', but passed through no output of '{self.name}' that weft sees, so it had "
                 "other values than the parameters. Return tensors in tuples, lists, dicts, dataclasses or types registered with "
-                "torch.utils._pytree, or set reshard_after_forward=False"
+                "torch.utils._pytree, and do not change outputs in place that are views of other tensors, or set "
+                "reshard_after_forward=False"
             )
 
     def assign_gradients(self) -> list[ShardedParameter]:

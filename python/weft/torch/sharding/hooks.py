@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft import _c10d
 from weft.torch.sharding.containers import map_tensors, replace_trained_tensors, trained_tensors
 from weft.torch.sharding.group import Group
 from weft.torch.sharding.root import Call, root_of
@@ -50,16 +51,22 @@ def _begin_backward(call: Call, gradient: Tensor) -> Tensor:
 
 
 def _watch_outputs(call: Call, output: Any) -> Any:
-    """Returns the output. A parameter in it is replaced by a view: a hook on the parameter would stay for later passes."""
+    """Returns the output, with tensors in it that keep a hook of this pass."""
     if not torch.is_grad_enabled():
         return output
     trained = trained_tensors(output)
-    if any(tensor.is_leaf for tensor in trained):
-        trained = [tensor.view_as(tensor) if tensor.is_leaf else tensor for tensor in trained]
-        output = replace_trained_tensors(output, trained)
-    for tensor in trained:
+    hooked = [_hookable(tensor) for tensor in trained]
+    if any(tensor is not other for tensor, other in zip(hooked, trained, strict=True)):
+        output = replace_trained_tensors(output, hooked)
+    for tensor in hooked:
         tensor.register_hook(functools.partial(_begin_backward, call))
     return output
+
+
+def _hookable(tensor: Tensor) -> Tensor:
+    """The tensor, or another one in its memory: a hook on a parameter would stay for later passes, and a view that is changed in place
+    loses its hooks."""
+    return tensor.view_as(tensor) if tensor.is_leaf else _c10d.owned_if_sole_view(tensor)
 
 
 def cast_floating(dtype: torch.dtype | None, tree: Any) -> Any:

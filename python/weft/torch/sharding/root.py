@@ -147,7 +147,8 @@ class Root:
             raise RuntimeError(
                 f"no gradient was reduced: a backward computed that of '{self.unreduced}', but passed through no output of "
                 f"'{self.group.name}' that weft sees. Return tensors in tuples, lists, dicts, dataclasses or types registered with "
-                "torch.utils._pytree, and run backward after the forward; to go on, call weft.reset(model) on all ranks"
+                "torch.utils._pytree, do not change outputs in place that are views of other tensors, and run backward after the "
+                "forward; to go on, call weft.reset(model) on all ranks"
             )
         while self.dead_passes:
             self.groups.abandon(self.dead_passes.popleft())
