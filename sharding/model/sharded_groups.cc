@@ -127,6 +127,7 @@ absl::StatusOr<std::unique_ptr<CommContext>> CreateContext(CommEngine& engine, c
   options.bounds = {policy.max_reduce_scatters, policy.max_all_reduces};
   options.lanes = LaneOptions(policy, specs, 0);
   options.in_place = residency == Residency::kInPlace;
+  options.model = specs.front().name();
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<CommContext> context,
                         CommContext::Create(engine, meshes.meshes[0].shard, buckets[0].groups, options));
   for (size_t mesh = 1; mesh < meshes.meshes.size(); ++mesh) {

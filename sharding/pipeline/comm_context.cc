@@ -31,7 +31,7 @@ CommContext::CommContext(std::unique_ptr<PipelineState> state, std::unique_ptr<P
     : state_(std::move(state)),
       memory_(std::move(memory)),
       reductions_(*state_, *memory_, options.bounds),
-      epochs_(*state_, *lanes, options.in_place) {
+      epochs_(*state_, *lanes, options.in_place, options.model) {
   lanes_.push_back(std::move(lanes));
 }
 

@@ -22,6 +22,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <absl/status/status.h>
@@ -43,6 +44,7 @@ class CommContext {
     // True if ranks of the shard group, all on one node, read each other's shards in place: see Note [Shards
     // in place]. REQUIRES: no regather group.
     bool in_place = false;
+    std::string model = {};  // Its name, for messages.
   };
 
   // `replicate_groups`: one for each replicate bucket. Errors: kInvalidArgument (see PipelineLanes::Create),

@@ -8,7 +8,7 @@ namespace weft {
 
 void StepEpochs::EndWriting() {
   if (!in_place_ || lanes_.shards_optimizer_over_replicas() || written_ != nullptr) return;
-  written_ = std::make_shared<Work>(lanes_.BarrierAfterAllGathers("shards written"));
+  written_ = std::make_shared<Work>(lanes_.BarrierAfterAllGathers(written_label_));
 }
 
 std::shared_ptr<Work> StepEpochs::WrittenBarrier(const std::string& group, uint64_t& seen_epoch,
@@ -18,7 +18,7 @@ std::shared_ptr<Work> StepEpochs::WrittenBarrier(const std::string& group, uint6
 }
 
 void StepEpochs::EndReading() {
-  if (in_place_) read_ = lanes_.BarrierAfterAllGathers("shards read");
+  if (in_place_) read_ = lanes_.BarrierAfterAllGathers(read_label_);
 }
 
 absl::Status StepEpochs::AwaitUpdates() {

@@ -46,9 +46,14 @@ namespace weft {
 
 class StepEpochs {
  public:
-  // `in_place`: whether the ranks of the shard group read each other's shards in place.
-  StepEpochs(PipelineState& state, PipelineLanes& lanes, bool in_place)
-      : state_(state), lanes_(lanes), in_place_(in_place) {}
+  // `in_place`: whether the ranks of the shard group read each other's shards in place. `model`: its name,
+  // for messages.
+  StepEpochs(PipelineState& state, PipelineLanes& lanes, bool in_place, const std::string& model)
+      : state_(state),
+        lanes_(lanes),
+        in_place_(in_place),
+        written_label_("shards written of " + model),
+        read_label_("shards read of " + model) {}
 
   // Number of the present epoch, at least 1.
   uint64_t current() const { return epoch_; }
@@ -88,6 +93,8 @@ class StepEpochs {
   PipelineState& state_;
   PipelineLanes& lanes_;
   const bool in_place_;
+  const std::string written_label_;
+  const std::string read_label_;
   uint64_t epoch_ = 1;
   bool is_read_ = false;
   std::shared_ptr<Work> written_;  // Barrier of all groups in this epoch; null before EndWriting.

@@ -291,3 +291,21 @@ def direct_linears_may_be_followed_by_changes_in_place() -> None:
             model(torch.ones(2, 3, 8)).square().sum().backward(create_graph=create_graph)
             models.append(model)
         expect_same_gradients(models[1], models[0], exact=False)
+
+
+@case
+def a_step_prepares_models_in_the_order_of_their_first_forwards() -> None:
+    """It is collective, so all ranks must have one order."""
+    models = [weft.fully_shard(nn.Linear(4, 4)) for _ in range(12)]
+    prepared = []
+    for number, model in enumerate(models):
+        model(torch.ones(2, 4)).sum().backward()
+        root = model._weft_group.root
+
+        def prepare(original: Callable = root.prepare_writes, number: int = number) -> None:
+            prepared.append(number)
+            original()
+
+        root.prepare_writes = prepare
+    torch.optim.SGD([param for model in models for param in model.parameters()], lr=0.1).step()
+    assert prepared == list(range(12)), prepared

@@ -20,7 +20,9 @@ from weft.torch.sharding.group import Group, all_groups
 from weft.torch.sharding.group_tree import collect, name_all
 from weft.torch.sharding.placement import check_mesh, mesh_axes
 
-_roots: weakref.WeakSet[Root] = weakref.WeakSet()
+# In the order of the first forwards, which is that of all ranks.
+_roots: weakref.WeakValueDictionary[int, Root] = weakref.WeakValueDictionary()
+_root_numbers = itertools.count()
 
 
 class Pass:
@@ -81,11 +83,11 @@ class Root:
                 other.root = self
                 other.adopt_masters()
         _return_freed_memory()  # That of the shards, which lie in the masters now.
-        for other in self.all_groups:
-            other.apply_settings()
         if not _roots:
             atexit.register(_close_all)  # Before the session, which was made earlier, ends.
-        _roots.add(self)
+        _roots[next(_root_numbers)] = self
+        for other in self.all_groups:
+            other.apply_settings()
 
     def _describe(self) -> tuple[list[tuple], dict[str, object]]:
         """Collects the groups. Returns their descriptions and the options that ShardedGroups.create takes."""
@@ -348,14 +350,14 @@ def _return_freed_memory() -> None:
 
 
 def _close_all() -> None:
-    for root in list(_roots):
+    for root in list(_roots.values()):
         root.groups.close()
 
 
 def _prepare_optimizer_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     """Before a step of any optimizer: shards that were read since must not be overwritten under a reader."""
     stepped = {id(param) for entry in optimizer.param_groups for param in entry["params"]}
-    for root in list(_roots):
+    for root in list(_roots.values()):
         if any(id(p.sharded) in stepped for g in root.all_groups for p in g.parameters):
             root.prepare_writes()
             root.updates += 1
