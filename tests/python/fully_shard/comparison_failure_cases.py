@@ -361,3 +361,23 @@ def a_backward_that_no_output_tells_of_is_an_error() -> None:
     for _ in range(2):
         model(torch.ones(2, 4)).tensor.sum().backward()
     assert all(param.grad is not None for param in model.parameters())
+
+
+@case
+def a_wrong_list_to_prefetch_changes_nothing() -> None:
+    """Before the first forward, which then makes no root, and after it."""
+    other = weft.fully_shard(nn.Linear(4, 4))
+    for is_forward in (True, False):
+        model = shard_all(make_llama(), weft.fully_shard)
+        name = f"set_modules_to_{'forward' if is_forward else 'backward'}_prefetch"
+        model.layers[1].set_requires_gradient_sync(False)
+        getattr(model.layers[0], name)([other])
+        with expect_error(ValueError, "'layers.0' cannot prefetch 'Linear', which is not below the same root"):
+            model(tokens_of(0))
+        getattr(model.layers[0], name)([model.layers[1]])
+        loss_of(model, tokens_of(0)).backward()
+        assert all(param.grad is None for param in model.layers[1].parameters())
+        with expect_error(ValueError, "cannot prefetch 'Linear'"):
+            getattr(model.layers[0], name)([other])
+        model.layers[0].set_requires_gradient_sync(True)  # Hands all settings to the schedule.
+        train(model, steps=1)

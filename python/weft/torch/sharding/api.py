@@ -105,11 +105,11 @@ class FSDPModule:
 
     def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
         """Modules to gather when this one begins its forward, instead of the next ones in the recorded order."""
-        self._set(False, forward_prefetch=_groups_of(modules))
+        self._set(False, forward_prefetch=self._groups_to_prefetch(modules))
 
     def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
         """Modules to gather when this one begins its backward."""
-        self._set(False, backward_prefetch=_groups_of(modules))
+        self._set(False, backward_prefetch=self._groups_to_prefetch(modules))
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
         """Off: backward does not gather the module, whose backward reads no parameter (an embedding)."""
@@ -197,6 +197,15 @@ class FSDPModule:
             "a module sharded by weft.fully_shard has no FSDPState of PyTorch: use the methods of weft.FSDPModule, or torch's "
             "fully_shard with the backend 'weft'"
         )
+
+    def _groups_to_prefetch(self, modules: list[FSDPModule]) -> list[Group]:
+        for module in modules:
+            if not isinstance(module, FSDPModule):
+                raise ValueError(f"a module to prefetch must be sharded by weft.fully_shard, but is a {type(module).__name__}")
+        group, others = self._weft_group, [module._weft_group for module in modules]
+        if group.root is not None:  # Otherwise the first forward checks it.
+            group.check_prefetch(others, group.root.all_groups)
+        return others
 
     def _set(self, recurse: bool, **values: Any) -> None:
         for module in self.modules() if recurse else [self]:
@@ -351,10 +360,3 @@ def _check_reshard(reshard: bool | int | None, mesh: DeviceMesh) -> bool | int |
     if reshard == 1:
         return False
     return True if reshard == ranks else reshard
-
-
-def _groups_of(modules: list[FSDPModule]) -> list[Group]:
-    for module in modules:
-        if not isinstance(module, FSDPModule):
-            raise ValueError(f"a module to prefetch must be sharded by weft.fully_shard, but is a {type(module).__name__}")
-    return [module._weft_group for module in modules]

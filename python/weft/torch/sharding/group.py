@@ -249,9 +249,9 @@ class Group:
         groups.set_unshard_in_backward(number, settings.unshard_in_backward)
         groups.set_gradient_divide_factor(number, float(settings.gradient_divide_factor or self.mesh.size()))
         if settings.forward_prefetch is not None:
-            groups.set_forward_prefetch(number, self._numbers(settings.forward_prefetch))
+            groups.set_forward_prefetch(number, [group.number for group in settings.forward_prefetch])
         if settings.backward_prefetch is not None:
-            groups.set_backward_prefetch(number, self._numbers(settings.backward_prefetch))
+            groups.set_backward_prefetch(number, [group.number for group in settings.backward_prefetch])
         groups.set_gradient_hook(number, settings.gradient_hook)
         if settings.custom_all_gather is not None:
             groups.set_custom_all_gather(number, self._all_gather)
@@ -269,11 +269,11 @@ class Group:
     def _shard_group(self) -> dist.ProcessGroup:
         return self.mesh.get_group(self.mesh.ndim - 1)
 
-    def _numbers(self, others: list[Group]) -> list[int]:
+    def check_prefetch(self, others: list[Group], groups: list[Group]) -> None:
+        """Raises ValueError if one of `others` is none of the root's `groups`."""
         for group in others:
-            if group.root is not self.root:
+            if group not in groups:
                 raise ValueError(f"'{self.name}' cannot prefetch '{group.name}', which is not below the same root")
-        return [group.number for group in others]
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -104,6 +104,8 @@ class Root:
             group.agree_on_dtype()
             for parameter in group.parameters:
                 parameter.check_values()
+            for others in (group.settings.forward_prefetch, group.settings.backward_prefetch):
+                group.check_prefetch(others or [], self.all_groups)
         sizes = {g.settings.reshard_after_forward for g in self.all_groups if _is_size(g.settings.reshard_after_forward)}
         if len(sizes) > 1:
             raise ValueError(f"reshard_after_forward names several sizes, {sorted(sizes)}: one root takes one size")
