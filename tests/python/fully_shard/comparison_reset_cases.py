@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -10,7 +11,7 @@ import weft
 from comparison_failure_cases import Failing, raise_failing
 from fsdp2_comparison import loss_of, make_llama, shard_all, tokens_of, train
 from sharded_support import Cases, expect_error
-from torch import nn
+from torch import Tensor, nn
 
 case = Cases()
 
@@ -75,3 +76,74 @@ def a_reset_that_raises_has_reset_all_roots() -> None:
         part.zero_grad()
         part(x).sum().backward()
         assert part.weight.grad is not None
+
+
+class Interrupting(nn.Linear):
+    """Raises KeyboardInterrupt, as Ctrl-C does in code of the module's own."""
+
+    is_armed = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_armed:
+            raise KeyboardInterrupt
+        return super().forward(x)
+
+    def generate(self, x: Tensor) -> Tensor:
+        return Interrupting.forward(self, x)
+
+
+def chain_of(inner: nn.Module) -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), inner)
+    for part in (*model, model):
+        weft.fully_shard(part)
+    return model
+
+
+def run_interrupted(run: Callable[[], object], is_interrupted: bool) -> None:
+    if is_interrupted:
+        with expect_error(KeyboardInterrupt):
+            run()
+        return
+    with contextlib.suppress(RuntimeError):  # It may come later than the interrupt of the peer.
+        run()
+
+
+@case
+def an_interrupted_method_fails_the_model_on_all_ranks() -> None:
+    model = weft.fully_shard(Interrupting(4, 4))
+    weft.register_fsdp_forward_method(model, "generate")
+    x = torch.ones(2, 4)
+    model.generate(x).sum().backward()
+    last = dist.get_world_size() - 1
+    model.is_armed = dist.get_rank() == last
+    run_interrupted(lambda: model.generate(x), model.is_armed)
+    model.is_armed = False
+    dist.barrier()
+    with expect_error(RuntimeError, "KeyboardInterrupt in the forward of"):
+        model.generate(x)
+    dist.barrier()
+    weft.reset(model)
+    model.generate(x).sum().backward()
+
+
+@case
+def a_forward_after_an_interrupted_one_names_the_remedy() -> None:
+    """The hooks of PyTorch learn nothing of a KeyboardInterrupt."""
+    for inner in (Interrupting(4, 4), nn.Sequential(Interrupting(4, 4))):
+        model = chain_of(inner)
+        x = torch.ones(2, 4)
+        model(x).sum().backward()
+        last = dist.get_world_size() - 1
+        Interrupting.is_armed = dist.get_rank() == last
+        run_interrupted(lambda: model(x), Interrupting.is_armed)  # noqa: B023
+        Interrupting.is_armed = False
+        if dist.get_rank() == last:
+            with expect_error(RuntimeError, "was interrupted; call weft.reset(model) on all ranks"):
+                model(x)
+        dist.barrier()
+        with expect_error(RuntimeError, "was interrupted"):
+            model(x).sum().backward()
+        dist.barrier()
+        weft.reset(model)
+        model(x).sum().backward()
+        dist.barrier()

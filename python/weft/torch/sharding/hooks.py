@@ -78,6 +78,7 @@ def cast_floating(dtype: torch.dtype | None, tree: Any) -> Any:
 
 def before_forward(group: Group, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     root = root_of(group)
+    root.check_forward()
     if group.mp_policy.cast_forward_inputs:
         args, kwargs = cast_floating(group.mp_policy.param_dtype, (args, kwargs))
     if module in group.methods:
@@ -129,6 +130,8 @@ def _end_call(group: Group, output: Any) -> Any:
 def add_hooks(group: Group) -> None:
     @torch._disable_dynamo
     def before(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        if group.root is not None:
+            group.root.stop_if_interrupted(group, module)
         changed = before_forward(group, module, args, kwargs)
         group.forwards.append(module)
         return changed
@@ -181,7 +184,7 @@ def as_forward(group: Group, method: Callable) -> Callable:
         group.methods.add(self)
         try:
             output = method(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:  # Also KeyboardInterrupt.
             group.root.stop_after(error, group)
             raise
         finally:

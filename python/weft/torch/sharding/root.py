@@ -75,6 +75,7 @@ class Root:
         self.backward_pass: Pass | None = None
         self.is_last_backward = group.is_last_backward
         self.begun_calls: list[Call] = []  # Calls whose backward is under way.
+        self.failure: str | None = None  # Of a forward of this rank, until a reset.
         self.unreduced: str | None = None  # A parameter whose gradient came before a backward of the root began.
         self.updates = 0  # Steps of optimizers that have begun.
         self.groups = ShardedGroups.create(session, mesh_axes(group.mesh), groups, **options)
@@ -272,9 +273,24 @@ class Root:
         """Fails the root on all ranks if `error` leaves the outermost forward call, which is one of `group`."""
         if self.is_in_backward or not group.calls or group.calls[-1].depth > 0:
             return
-        self.groups.stop(f"{type(error).__name__} in the forward of '{group.name}': {error}")
+        self._stop(f"{type(error).__name__} in the forward of '{group.name}': {error}")
+
+    def stop_if_interrupted(self, group: Group, module: torch.nn.Module) -> None:
+        """Fails the root on all ranks if a forward of `module` has begun and not ended: PyTorch runs no hook for KeyboardInterrupt."""
+        if module in group.forwards and not self.is_in_backward:
+            self._stop(f"the forward of '{group.name}' was interrupted")
+
+    def _stop(self, cause: str) -> None:
+        self.failure = cause
+        self.groups.stop(cause)
+
+    def check_forward(self) -> None:
+        """Raises RuntimeError after a forward of this rank that failed."""
+        if self.failure is not None:
+            raise RuntimeError(f"{self.failure}; call weft.reset(model) on all ranks, then go on")
 
     def reset(self) -> None:
+        self.failure = None
         self.groups.stop(f"reset of '{self.group.name}'")
         self.groups.reset_after_error()
         self.forward_depth = 0
