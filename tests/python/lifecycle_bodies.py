@@ -119,6 +119,25 @@ def future_of_a_missing_rank() -> str:
     return message
 
 
+def groups_with_checks_of_collectives() -> None:
+    """As under TORCH_DISTRIBUTED_DEBUG=DETAIL, where PyTorch puts a wrapper around each backend."""
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    dist.destroy_process_group()
+    init_group("-checked")
+    assert isinstance(dist.group.WORLD._get_backend(torch.device("cpu")), dist.distributed_c10d._ProcessGroupWrapper)
+    with weft.torch.node_memory():
+        tensor = torch.ones(1 << 14)
+    dist.all_reduce(tensor)
+    assert tensor[0].item() == dist.get_world_size()
+    dist.monitored_barrier()
+    dist.monitored_barrier(timeout=timedelta(seconds=20), wait_all_ranks=True)
+    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))(torch.ones(1, 4)).sum().backward()
+    for shard in (weft.fully_shard, torch.distributed.fsdp.fully_shard):
+        model = shard(torch.nn.Linear(4, 4))
+        model(torch.ones(1, 4)).sum().backward()
+        assert model.weight.grad is not None
+
+
 def monitored_barrier_without(missing: list[int], wait_all_ranks: bool) -> str:
     """The error of a monitored barrier that some ranks do not enter. Collectives work after it."""
     message = ""

@@ -38,6 +38,12 @@ def test_a_future_fails_at_the_deadline(pool_of) -> None:
     assert "all_reduce" in message and "waits for rank(s) 1" in message, message
 
 
+def test_groups_may_be_wrapped_for_checks(pool_of) -> None:
+    pool = pool_of(2)
+    pool.run(bodies.groups_with_checks_of_collectives)
+    pool.close()
+
+
 def test_a_store_answers_several_keys_in_one_request() -> None:
     calls = []
 

@@ -31,10 +31,21 @@ def current_session() -> _core.Session:
     return _default_session
 
 
+def cpu_backend_of(group: dist.ProcessGroup) -> torch._C._distributed_c10d.Backend:
+    """Returns the group's backend for CPU tensors, without the wrapper that it has under TORCH_DISTRIBUTED_DEBUG=DETAIL.
+
+    Raises RuntimeError if the group has none.
+    """
+    backend = group._get_backend(torch.device("cpu"))
+    while hasattr(backend, "wrapped_pg"):
+        backend = backend.wrapped_pg
+    return backend
+
+
 def backend_of(group: dist.ProcessGroup) -> _c10d.Backend | None:
     """Returns the group's backend for CPU tensors if that is weft."""
     try:
-        backend = group._get_backend(torch.device("cpu"))
+        backend = cpu_backend_of(group)
     except RuntimeError:  # The group has none for CPU tensors.
         return None
     return backend if isinstance(backend, _c10d.Backend) else None

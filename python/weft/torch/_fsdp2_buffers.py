@@ -26,7 +26,7 @@ class _NodeMemory:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Returns an uninitialized tensor of math.prod(size) elements, in node memory as long as that has room."""
         try:
-            return self._group._get_backend(device).allocate_tensor(math.prod(size), dtype=dtype, device=device)
+            return backend_of(self._group).allocate_tensor(math.prod(size), dtype=dtype, device=device)
         except MemoryError:
             warnings.warn(
                 "weft: node memory has no room for a buffer of FSDP2; it is in ordinary memory, and each collective copies "

@@ -24,9 +24,10 @@ def extend_monitored_barrier() -> None:
     def monitored_barrier(
         group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
     ) -> None:
-        if group is dist.GroupMember.NON_GROUP_MEMBER or not backend_of(group or distributed_c10d._get_default_group()):
+        is_member = group is not dist.GroupMember.NON_GROUP_MEMBER
+        used = backend_of(group or distributed_c10d._get_default_group()) if is_member else None
+        if used is None:
             return original(group, timeout, wait_all_ranks)
-        used = group or distributed_c10d._get_default_group()
         if timeout is None:
             return used.monitored_barrier(wait_all_ranks=wait_all_ranks)
         if not isinstance(timeout, timedelta):

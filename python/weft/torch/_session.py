@@ -16,7 +16,7 @@ _counts: tuple[_core.Session, _core.Group] | None = None  # The group in which r
 
 def _timeout_of_default_group() -> timedelta:
     """The timeout that init_process_group was given; PyTorch's default, if the backend does not tell."""
-    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    backend = _backend.cpu_backend_of(dist.distributed_c10d._get_default_group())
     options = getattr(backend, "options", None)
     return getattr(options, "_timeout", dist.distributed_c10d.default_pg_timeout)
 
