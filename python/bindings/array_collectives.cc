@@ -181,11 +181,13 @@ nb::capsule GroupCapsule(const std::shared_ptr<EngineGroup>& group) {
 }
 
 std::shared_ptr<EngineGroup> MakeGroup(const std::shared_ptr<Session>& session, const std::string& name,
-                                       const std::vector<int>& ranks) {
+                                       const std::vector<int>& ranks, std::optional<double> timeout_s) {
+  const absl::Duration longest = session->options().timeout;
+  const absl::Duration timeout = timeout_s ? std::min(absl::Seconds(*timeout_s), longest) : longest;
   absl::StatusOr<std::shared_ptr<EngineGroup>> made;
   {
     const nb::gil_scoped_release released;
-    made = EngineGroup::Create(session, name, ranks);
+    made = EngineGroup::Create(session, name, ranks, timeout);
   }
   RethrowPendingOf(session->store());
   return ValueOrRaise(std::move(made));
@@ -225,7 +227,10 @@ void BindArrayCollectives(nb::module_& module) {
       "\"bit_and\", \"bit_or\" and \"bit_xor\". An invalid argument raises ValueError or "
       "TypeError; nothing is sent then.")
       .def(nb::new_(&MakeGroup), nb::arg("session"), nb::arg("name"), nb::arg("ranks"),
-           "Forms the group of these ranks of the session. Collective: the ranks of the group.\n"
+           nb::arg("timeout_s") = nb::none(),
+           "Forms the group of these ranks of the session, within `timeout_s`, at most the session's "
+           "timeout, which is the\n"
+           "default. Collective: the ranks of the group.\n"
            "\n"
            "Raises ValueError (this rank is no member; a rank that occurs twice or is out of range), "
            "TimeoutError (names the\n"

@@ -97,8 +97,9 @@ bool SpansNodes(const Bootstrap& bootstrap, const std::vector<int>& ranks) {
 
 absl::StatusOr<std::shared_ptr<EngineGroup>> EngineGroup::Create(std::shared_ptr<Session> session,
                                                                  const std::string& name,
-                                                                 const std::vector<int>& ranks) {
-  WEFT_ASSIGN_OR_RETURN(auto lanes, session->MakeLanes(name, ranks));
+                                                                 const std::vector<int>& ranks,
+                                                                 absl::Duration timeout) {
+  WEFT_ASSIGN_OR_RETURN(auto lanes, session->MakeLanes(name, ranks, timeout));
   return std::shared_ptr<EngineGroup>(new EngineGroup(std::move(session), std::move(lanes)));
 }
 

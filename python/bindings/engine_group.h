@@ -19,11 +19,11 @@ namespace weft::python {
 class EngineGroup final : public GroupCollectives {
  public:
   // Collective: the ranks of the group, in one order on ranks that share several groups.
-  // Errors: kInvalidArgument (this rank is no member; a rank that occurs twice or is out of range), those of
-  //   CommEngine::GroupLane.
+  // Errors: those of Session::MakeLanes.
   static absl::StatusOr<std::shared_ptr<EngineGroup>> Create(std::shared_ptr<Session> session,
                                                              const std::string& name,
-                                                             const std::vector<int>& ranks);
+                                                             const std::vector<int>& ranks,
+                                                             absl::Duration timeout);
 
   int rank() const override { return lanes_->group.group_rank; }
   int size() const override { return lanes_->group.size(); }

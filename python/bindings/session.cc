@@ -15,6 +15,7 @@
 #include "weft/comm/wire_compression.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
+#include "weft/mesh/runtime.h"
 
 namespace weft::python {
 namespace {
@@ -243,13 +244,14 @@ absl::StatusOr<std::shared_ptr<std::byte>> Session::Allocate(size_t bytes) const
 
 absl::StatusOr<std::vector<std::string>> Session::ExchangeInStore(const std::string& prefix,
                                                                   const ProcessGroup& group,
-                                                                  std::string_view blob) const {
+                                                                  std::string_view blob,
+                                                                  absl::Duration timeout) const {
   if (group.size() == 1) return std::vector<std::string>{std::string(blob)};
   const auto key = [&](int member) { return absl::StrCat(prefix, "/", member); };
   WEFT_RETURN_IF_ERROR(memory_->store->Set(key(group.group_rank), blob));
   std::vector<std::string> keys;
   for (int member = 0; member < group.size(); ++member) keys.push_back(key(member));
-  WEFT_ASSIGN_OR_RETURN(const auto found, memory_->store->GetAll(keys, options_.timeout));
+  WEFT_ASSIGN_OR_RETURN(const auto found, memory_->store->GetAll(keys, timeout));
   std::vector<std::string> blobs;
   std::vector<int> missing;
   for (size_t member = 0; member < found.size(); ++member) {
@@ -257,12 +259,12 @@ absl::StatusOr<std::vector<std::string>> Session::ExchangeInStore(const std::str
     blobs.push_back(found[member].value_or(""));
   }
   if (missing.empty()) return blobs;
-  return absl::DeadlineExceededError(absl::StrCat("after ", absl::FormatDuration(options_.timeout), " ",
-                                                  RankList(missing), " did not make the group"));
+  return absl::DeadlineExceededError(absl::StrCat(RankList(missing), " did not make the group"));
 }
 
 absl::StatusOr<std::shared_ptr<const Session::GroupLanes>> Session::MakeLanes(const std::string& name,
-                                                                              const std::vector<int>& ranks) {
+                                                                              const std::vector<int>& ranks,
+                                                                              absl::Duration timeout) {
   auto shared = std::make_shared<GroupLanes>();
   GroupLanes& made = *shared;
   made.group.name = name;
@@ -285,14 +287,20 @@ absl::StatusOr<std::shared_ptr<const Session::GroupLanes>> Session::MakeLanes(co
   }
   made.channel = Hash64(ranks.data(), ranks.size() * sizeof(int), static_cast<uint64_t>(number));
   const std::string prefix = absl::StrCat("groups/", nonce_, "/", number, "/", absl::StrJoin(ranks, "-"));
+  const SystemRuntime runtime;
+  const Deadline deadline(runtime, timeout);
   for (const Stream stream :
        {Stream::kAllGather, Stream::kReduceScatter, Stream::kAllReduce, Stream::kOther}) {
     const std::string key = absl::StrCat(prefix, "/", static_cast<int>(stream));
     absl::StatusOr<LaneId> lane;
     WEFT_RETURN_IF_ERROR(WithEngine([&](CommEngine& engine) {
-      lane = engine.GroupLane(made.group, PurposeOf(stream), number,
-                              [&](std::string_view blob) { return ExchangeInStore(key, made.group, blob); });
+      lane = engine.GroupLane(made.group, PurposeOf(stream), number, [&](std::string_view blob) {
+        return ExchangeInStore(key, made.group, blob, deadline.Left());
+      });
     }));
+    if (absl::IsDeadlineExceeded(lane.status())) {
+      return Annotate(lane.status(), absl::StrCat("group ", name, " after ", absl::FormatDuration(timeout)));
+    }
     WEFT_RETURN_IF_ERROR(lane.status());
     made.lanes.push_back(*lane);
   }

@@ -122,14 +122,16 @@ class Session : public std::enable_shared_from_this<Session> {
   // For EngineGroup and EngineOperation.
 
   // Lanes of a group of this session's ranks, which no other group uses: the n-th group of some ranks on each
-  // of these ranks belong together.
+  // of these ranks belong together. Errors: kInvalidArgument, kDeadlineExceeded (names the ranks that have
+  // not made the group within `timeout`), those of CommEngine::GroupLane.
   struct GroupLanes {
     ProcessGroup group;
     std::vector<LaneId> lanes;  // By Stream.
     uint64_t channel = 0;       // Of point-to-point messages.
   };
   absl::StatusOr<std::shared_ptr<const GroupLanes>> MakeLanes(const std::string& name,
-                                                              const std::vector<int>& ranks);
+                                                              const std::vector<int>& ranks,
+                                                              absl::Duration timeout);
 
   // Calls `body` with the engine. Errors: kFailedPrecondition (closed, or a forked child).
   template <typename Body>
@@ -163,8 +165,8 @@ class Session : public std::enable_shared_from_this<Session> {
   absl::Status MissedDeadline();
   void RunClosers();
   absl::StatusOr<std::vector<std::string>> ExchangeInStore(const std::string& prefix,
-                                                           const ProcessGroup& group,
-                                                           std::string_view blob) const;
+                                                           const ProcessGroup& group, std::string_view blob,
+                                                           absl::Duration timeout) const;
 
   const SessionOptions options_;
   const WireCompression wire_compression_;

@@ -98,8 +98,9 @@ class Group:
     "bit_and", "bit_or" and "bit_xor". An invalid argument raises ValueError or TypeError; nothing is sent then.
     """
 
-    def __init__(self, session: Session, name: str, ranks: list[int]) -> None:
-        """Forms the group of these ranks of the session. Collective: the ranks of the group.
+    def __init__(self, session: Session, name: str, ranks: list[int], timeout_s: float | None = None) -> None:
+        """Forms the group of these ranks of the session, within `timeout_s`, at most the session's timeout, which is the
+        default. Collective: the ranks of the group.
 
         Raises ValueError (this rank is no member; a rank that occurs twice or is out of range), TimeoutError (names the
         ranks that did not make the group).

@@ -119,6 +119,21 @@ def future_of_a_missing_rank() -> str:
     return message
 
 
+def new_group_of_a_missing_rank() -> tuple[str, float]:
+    """The error of a group that rank 1 does not make, and how long it took."""
+    message, before = "", time.monotonic()
+    if dist.get_rank() != 1:
+        try:
+            dist.new_group(timeout=timedelta(seconds=0.5))
+        except (RuntimeError, TimeoutError) as error:
+            message = str(error)
+    took = time.monotonic() - before
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"made-{dist.get_rank()}", "yes")
+    store.wait([f"made-{rank}" for rank in range(dist.get_world_size())])
+    return message, took
+
+
 def groups_with_checks_of_collectives() -> None:
     """As under TORCH_DISTRIBUTED_DEBUG=DETAIL, where PyTorch puts a wrapper around each backend."""
     dist.set_debug_level(dist.DebugLevel.DETAIL)

@@ -38,6 +38,15 @@ def test_a_future_fails_at_the_deadline(pool_of) -> None:
     assert "all_reduce" in message and "waits for rank(s) 1" in message, message
 
 
+def test_a_group_that_a_rank_does_not_make_fails_at_its_own_deadline(pool_of) -> None:
+    pool = pool_of(3)
+    answers = pool.run(bodies.new_group_of_a_missing_rank)
+    pool.close()  # Its ranks have made different groups.
+    for message, took in (answers[0], answers[2]):
+        assert "group 1 after 500ms: " in message and "rank 1 did not make the group" in message, message
+        assert took < 20  # Not a measurement: the timeout of the default group is a minute.
+
+
 def test_groups_may_be_wrapped_for_checks(pool_of) -> None:
     pool = pool_of(2)
     pool.run(bodies.groups_with_checks_of_collectives)

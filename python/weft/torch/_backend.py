@@ -92,7 +92,7 @@ def _create_backend(options, _backend_options) -> _c10d.Backend:
         ranks = list(range(options.group_size))
     if is_default:
         _default_session = session
-    group = _core.Group(session, str(options.group_id), ranks)
+    group = _core.Group(session, str(options.group_id), ranks, options.timeout.total_seconds())
     return _c10d.make_backend(
         group.capsule,
         name=str(options.group_id),
