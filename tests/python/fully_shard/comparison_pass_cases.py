@@ -303,6 +303,50 @@ def a_weight_may_be_used_outside_of_its_block_on_one_rank() -> None:
         reference.zero_grad()
 
 
+def chain() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+def sharded_chain() -> nn.Module:
+    model = chain()
+    for part in (*model, model):
+        weft.fully_shard(part)
+    return model
+
+
+@case
+def derivatives_in_forward_mode_are_right() -> None:
+    values = []
+    for model in (sharded_chain(), chain()):
+        x = torch.ones(2, 4)
+        for _ in range(2):
+            with torch.autograd.forward_ad.dual_level():
+                output = model(torch.autograd.forward_ad.make_dual(x, 2 * x))
+                values.append(torch.autograd.forward_ad.unpack_dual(output).tangent.clone())
+                output.square().sum().backward()
+            values.append(whole(model[0].weight.grad))
+    for ours, theirs in zip(values[:4], values[4:], strict=True):
+        expect_equal(ours, theirs, "derivative", exact=False)
+
+
+@case
+def transforms_of_torch_func_are_right_or_refused() -> None:
+    """Refused where they differentiate backward."""
+    model, expected = sharded_chain(), chain()
+    x = torch.ones(2, 4)
+    model(x).sum().backward()
+    for ours, theirs in zip(*(torch.func.jvp(module, (x,), (2 * x,)) for module in (model, expected)), strict=True):
+        expect_equal(ours, theirs, "jvp", exact=False)
+    expect_equal(torch.func.vmap(model)(x), torch.func.vmap(expected)(x), "vmap", exact=False)
+    for transform in (lambda loss: torch.func.grad(loss)(x), lambda loss: torch.func.vjp(loss, x)):
+        dist.barrier()  # A rank that fails stops those that have not come as far.
+        with expect_error(RuntimeError, "a transform of torch.func runs through '0'"):
+            transform(lambda x: model(x).sum())
+        dist.barrier()
+        weft.reset(model)
+
+
 class Views(nn.Linear):
     """Gives views of values that its backward needs, of its weight, or of memory of another output."""
 

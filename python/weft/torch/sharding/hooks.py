@@ -34,6 +34,10 @@ class _EndOfBackward(torch.autograd.Function):
         call.group.root.end_backward(call)
         return (None, *gradients)
 
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
+
 
 def _watch_inputs(call: Call, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     if not torch.is_grad_enabled():
@@ -41,6 +45,11 @@ def _watch_inputs(call: Call, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     trained = trained_tensors((args, kwargs))
     if not trained:
         return args, kwargs
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RuntimeError(
+            f"a transform of torch.func runs through '{call.group.name}' to differentiate backward: use torch.autograd.grad, or a model "
+            "that is not sharded"
+        )
     return replace_trained_tensors((args, kwargs), _EndOfBackward.apply(call, *trained))
 
 
