@@ -58,9 +58,10 @@ class [[nodiscard]] Work {
   // Calls `done` exactly once: with OK when the operation is *ready*, or with its error. A missed deadline of
   // a Wait is no error of the operation. If the Work is *ready* or has failed already, Then calls `done`
   // before it returns. Otherwise the progress thread calls it, or a thread inside a Wait, ResetAfterError or
-  // the engine's destructor; submissions and Abort never do. No lock of the engine is held. Callbacks of one
-  // Work keep their order. A Wait for the Work may return before `done` is called. Moving, detaching or
-  // destroying the Work does not affect it.
+  // the engine's destructor; submissions and Abort never do. No lock of the engine is held. Callbacks that a
+  // Work has when it becomes *ready* or fails are called in their order; a later one may be called before
+  // them. A Wait for the Work may return before `done` is called. Moving, detaching or destroying the Work
+  // does not affect it.
   //
   // REQUIRES: `done` does not throw, and returns soon, as operations wait for its thread meanwhile. It may
   //   submit operations, if all ranks of a lane then still submit in one order, and call Test, Then, Detach,
