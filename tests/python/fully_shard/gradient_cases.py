@@ -159,6 +159,40 @@ class Residual(nn.Module):
         return self.last(y)
 
 
+class Keeper(nn.Module):
+    """Keeps its output, a view, and returns it twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.kept: Tensor | None = None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.kept = self.linear(x)
+        return self.kept, self.kept
+
+
+@case
+def losses_may_use_outputs_that_a_module_has_kept(api: Interface) -> None:
+    """Of the root, and returned ones that occur twice."""
+    if api.name == "torch":
+        return
+
+    def kept_loss(model: nn.Module, step: int, rank: int) -> Tensor:
+        model(batch(step, rank, 2, 3, 6))
+        return model.kept.square().mean()
+
+    def both_losses(model: nn.Module, step: int, rank: int) -> Tensor:
+        first, second = model(batch(step, rank, 2, 3, 6))
+        assert first is second
+        return (first * model.kept).mean()
+
+    for loss_of in (kept_loss, both_losses):
+        model, reference = seeded(Keeper), seeded(Keeper)
+        api.shard(model)
+        trains_as_unsharded(model, reference, loss_of, steps=2)
+
+
 @case
 def outputs_may_be_changed_in_place(api: Interface) -> None:
     """Of a part, and of the root. FSDP2 misses the backward of an output that is a view."""

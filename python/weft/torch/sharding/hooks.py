@@ -64,10 +64,12 @@ def _watch_outputs(call: Call, output: Any) -> Any:
     if not torch.is_grad_enabled():
         return output
     trained = trained_tensors(output)
-    hooked = [_hookable(tensor) for tensor in trained]
-    if any(tensor is not other for tensor, other in zip(hooked, trained, strict=True)):
-        output = replace_trained_tensors(output, hooked)
-    for tensor in hooked:
+    hookable = {id(tensor): _hookable(tensor) for tensor in trained}
+    if any(hookable[id(tensor)] is not tensor for tensor in trained):
+        output = replace_trained_tensors(output, [hookable[id(tensor)] for tensor in trained])
+    # The module may have kept the first tensor, and use it in a loss.
+    watched = {id(tensor): tensor for tensor in (*trained, *hookable.values()) if not tensor.is_leaf}
+    for tensor in watched.values():
         tensor.register_hook(functools.partial(_begin_backward, call))
     return output
 
