@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <stdexcept>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -212,6 +213,12 @@ void Session::RunClosers() {
 
 void Session::Close() {
   if (!is_of_this_process()) return;
+  if (OwnCall::IsActive()) {
+    Abort(absl::StrCat("rank ", rank(), " closed its session in a call of a sharded model"));
+    throw std::runtime_error(
+        "the session is used by a call of a sharded model on this thread, such as one that a signal has "
+        "interrupted: close the session after the call");
+  }
   const std::lock_guard close_lock(close_mutex_);
   Drain();
   RunClosers();

@@ -92,6 +92,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // Waits up to ten seconds for unfinished operations, and aborts the engine if some remain or one has missed
   // its deadline. Then ends the engine. Later calls do nothing.
+  // Throws std::runtime_error, and fails all operations, inside an OwnCall of this thread.
   void Close();
   // Closes all sessions of this process. For the end of the interpreter.
   static void CloseAll();
@@ -103,6 +104,20 @@ class Session : public std::enable_shared_from_this<Session> {
   // Calls `closer` when the session closes, before the engine ends, without the interpreter's lock. For what
   // uses the engine on its own.
   void OnClose(std::function<void()> closer);
+
+  // Lives during a call that uses the engine on its own, and in which this thread may run code of Python. The
+  // thread cannot close a session meanwhile.
+  class OwnCall {
+   public:
+    OwnCall() { ++count_; }
+    ~OwnCall() { --count_; }
+    OwnCall(const OwnCall&) = delete;
+    OwnCall& operator=(const OwnCall&) = delete;
+    static bool IsActive() { return count_ > 0; }
+
+   private:
+    static inline thread_local int count_ = 0;
+  };
 
   // REQUIRES: not closed, and not closed meanwhile: OnClose tells.
   CommEngine& engine() const { return *engine_; }

@@ -179,6 +179,7 @@ class Groups::CountedCall {
 
  private:
   Groups& groups_;
+  const Session::OwnCall own_call_;
 };
 
 void Groups::EndGroups() {

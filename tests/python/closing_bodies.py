@@ -5,6 +5,7 @@ Arguments: store, what the other thread does, and for two ranks the rank.
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -208,7 +209,7 @@ def close_during_a_call(store: str, rank: int) -> None:
     thread = threading.Thread(target=unshard)
     thread.start()
     begun.wait()
-    time.sleep(0.2)  # The thread is in the wait.
+    time.sleep(1)  # The thread is in the wait.
     session.close()
     open(f"{store}-closed", "w").close()
     thread.join()
@@ -221,6 +222,29 @@ def close_during_a_call(store: str, rank: int) -> None:
         raise AssertionError("a closed model was used")
 
 
+def close_inside_a_call(store: str, rank: int) -> None:
+    """The handler of a signal closes the session in a call of a sharded model, for which rank 1 does not come."""
+    session = weft.Session(store, rank, 2, timeout_s=60, segment_bytes=1 << 24)
+    parameters = [("weight", [1024], True, 0)]
+    model = _core.ShardedGroups.create(session, [("shard", 2)], [("linear", -1, "f32", "f32", "f32", parameters)])
+    if rank == 1:
+        await_file(f"{store}-closed")
+        session.close()
+        return
+    model.unshard(0)
+    signal.signal(signal.SIGALRM, lambda *_: session.close())
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        model.wait_unshard(0)
+    except RuntimeError as error:
+        assert "close the session after the call" in str(error), error
+    else:
+        raise AssertionError("the session was closed inside a call")
+    assert not session.closed
+    session.close()
+    open(f"{store}-closed", "w").close()
+
+
 if __name__ == "__main__":
     pairs = {
         "drain": close_before_the_release,
@@ -228,6 +252,7 @@ if __name__ == "__main__":
         "late": close_in_vain,
         "source": read_while_waiting,
         "call": close_during_a_call,
+        "inside": close_inside_a_call,
     }
     if sys.argv[2] in pairs:
         pairs[sys.argv[2]](sys.argv[1], int(sys.argv[3]))
