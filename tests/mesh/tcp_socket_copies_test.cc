@@ -130,8 +130,8 @@ TEST(TcpSocketCopies, AFailedRouteSaysNothingOfTheNextOne) {
   EXPECT_TRUE(link->HasUnsentControlMessages());
 }
 
-// The process of rank 1: connects to rank 0, starts a worker, writes the worker's id to the pipe, and waits
-// to be killed.
+// The process of rank 1: connects to rank 0, starts a worker, which writes its id to the pipe, and waits to
+// be killed.
 [[noreturn]] void RunRankWithAWorker(const TcpEndpoint& peer, int pipe_end) {
   const auto link = TcpLink::Listen(1, "");
   if (!link.ok()) std::_Exit(1);
@@ -140,8 +140,10 @@ TEST(TcpSocketCopies, AFailedRouteSaysNothingOfTheNextOne) {
   while ((*link)->HasUnsentControlMessages()) {
     if (!(*link)->Poll().ok()) std::_Exit(1);
   }
-  const pid_t worker = fork();
-  if (worker > 0 && write(pipe_end, &worker, sizeof(worker)) < 0) std::_Exit(1);
+  if (fork() == 0) {  // The worker. It has closed its copies by now.
+    const pid_t worker = getpid();
+    if (write(pipe_end, &worker, sizeof(worker)) < 0) std::_Exit(1);
+  }
   alarm(60);  // Ends the process if the test has ended before.
   while (true) pause();
 }
@@ -152,10 +154,11 @@ TEST(TcpSocketCopies, ADeadRankIsNoticedWhileItsWorkerLives) {
   std::array<int, 2> ends = {};
   ASSERT_EQ(pipe2(ends.data(), O_CLOEXEC), 0);
   const FileHandle reader(ends[0]);
-  const FileHandle writer(ends[1]);
+  FileHandle writer(ends[1]);
   const pid_t rank = fork();
   ASSERT_GE(rank, 0);
   if (rank == 0) RunRankWithAWorker(link->endpoint(), writer.get());
+  writer = FileHandle();  // Else the read below would not end if the rank has ended.
   pid_t worker = 0;
   ASSERT_EQ(read(reader.get(), &worker, sizeof(worker)), sizeof(worker));
   std::optional<WireLink::ControlMessage> message;
