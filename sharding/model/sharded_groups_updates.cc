@@ -100,8 +100,7 @@ bool ShardedGroups::are_shards_read() const { return context_->epochs().is_read(
 
 absl::Status ShardedGroups::PrepareWrites() {
   if (are_shards_read()) return BeginWriting();
-  // It fails after an error of a peer, which may come after this rank's backward: the update is still due. No
-  // pass has a backward then.
+  // The error of a peer may come after this rank's backward: the update is still due.
   static_cast<void>(schedule_->BeginWriting());
   return absl::OkStatus();
 }

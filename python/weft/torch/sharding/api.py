@@ -317,6 +317,7 @@ def reset(model: nn.Module) -> None:
 def prepare_writes(model: nn.Module) -> None:
     """Waits until no rank reads the shards of `model`, so that they may be written by hand.
 
+    A backward of an earlier forward is an error afterwards.
     It is needed after a forward with gradients that got no backward, and after a backward with set_is_last_backward(False).
     Collective: all ranks of the mesh.
     """
