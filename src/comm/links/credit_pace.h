@@ -22,8 +22,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include <absl/container/inlined_vector.h>
 #include <absl/status/statusor.h>
 
 #include "weft/core/status.h"
@@ -32,31 +32,28 @@ namespace weft {
 
 class CreditPace {
  public:
-  // True if more bytes may have credits now. `rate`: of the link, in bytes a nanosecond; 0 if it is unknown.
-  // `at_once`: bytes that may have credits at the start of the phase. REQUIRES: it is the same in all calls.
-  bool Allows(int64_t now_ns, double rate, int64_t at_once) {
-    const auto start = static_cast<double>(at_once);
-    if (begun_ && rate > 0) {
-      const double later = kPace * rate * static_cast<double>(now_ns - last_ns_);
-      allowed_bytes_ = std::min(allowed_bytes_ + later, start + kPace * rate * kGapNs);
-    } else {
-      allowed_bytes_ = start;
-    }
-    begun_ = true;
-    last_ns_ = now_ns;
-    most_debt_ = start;
-    return allowed_bytes_ > 0;
+  // What the receiver knows of its link, and of its windows in bytes.
+  struct Link {
+    int64_t now_ns;
+    double rate;  // Bytes in a nanosecond; 0 if it is unknown.
+    int64_t budget;
+    int64_t lane_window;  // REQUIRES: the same in all calls.
+  };
+  // True if a stream that has something in flight may have `stream_bytes` in flight now.
+  bool Admits(const Link& link, int64_t stream_bytes) {
+    const int64_t share = link.budget / std::max<int64_t>(1, open_streams_);
+    Advance(link);
+    return allowed_bytes_ > 0 && stream_bytes <= kShares * std::max(link.lane_window, share);
   }
   // Credits for `bytes` more have been given. A run may take more than was allowed. What is given whatever
   // the pace leaves a debt of at most a lane window.
   void Count(int64_t bytes) {
-    allowed_bytes_ = std::max(allowed_bytes_ - static_cast<double>(bytes), -most_debt_);
+    allowed_bytes_ = std::max(allowed_bytes_ - static_cast<double>(bytes), -burst_bytes_);
   }
 
   // A stream needs credits, or needs no more.
   void AddStream() { ++open_streams_; }
   void RemoveStream() { --open_streams_; }
-  int64_t open_streams() const { return open_streams_; }
 
   // Position of the stream that gets the next credit.
   size_t next_turn() const { return next_turn_; }
@@ -66,11 +63,24 @@ class CreditPace {
   static constexpr double kPace = 2;
   // Two intervals between polls of a rank that computes, and a part of one.
   static constexpr double kGapNs = 600'000;
+  // Shares of the budget that a stream may have.
+  static constexpr int64_t kShares = 2;
+
+  // Allows what the link can bring in the time since the last call.
+  void Advance(const Link& link) {
+    burst_bytes_ = static_cast<double>(link.lane_window);
+    const double speed = kPace * link.rate;
+    const bool is_paced = begun_ && speed > 0;
+    const double later = allowed_bytes_ + speed * static_cast<double>(link.now_ns - last_ns_);
+    allowed_bytes_ = is_paced ? std::min(later, burst_bytes_ + speed * kGapNs) : burst_bytes_;
+    begun_ = true;
+    last_ns_ = link.now_ns;
+  }
 
   bool begun_ = false;
-  int64_t last_ns_ = 0;  // The time of the last call of Allows.
+  int64_t last_ns_ = 0;     // The time of the last call.
+  double burst_bytes_ = 0;  // Bytes that may have credits at the start of the phase: a lane window.
   double allowed_bytes_ = 0;
-  double most_debt_ = 0;
   int64_t open_streams_ = 0;
   size_t next_turn_ = 0;
 };
@@ -83,7 +93,8 @@ absl::StatusOr<bool> CreditInTurn(CreditPace& pace, Streams& streams, const Cred
     size_t position;
     typename Streams::value_type* stream;
   };
-  std::vector<Entry> open;  // Later those that got a credit in the last turn.
+  // Those that got a credit in the last turn, later. Groups of few nodes need no allocation.
+  absl::InlinedVector<Entry, 8> open;
   open.reserve(streams.size());
   for (auto& stream : streams) open.push_back({open.size(), &stream});
   if (open.empty()) return false;

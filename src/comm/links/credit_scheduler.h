@@ -127,8 +127,6 @@ class CreditScheduler {
   // Bytes that all lanes together may have in flight to this rank beyond their windows. See Note [Wire
   // budget]. 0 until something has arrived.
   int64_t budget_bytes() const { return budget_.bytes(); }
-  // Measured bytes in a nanosecond. 0 until something has arrived.
-  double rate() const { return budget_.rate(); }
   // Interval between polls of the wire. Very long until a rate is measured. See Note [Poll intervals].
   int64_t PollIntervalNs(int64_t now_ns) const {
     return poll_times_.IntervalNs(now_ns, budget_.rate(), all_bytes_, silent_bytes_ > 0);
@@ -159,8 +157,6 @@ class CreditScheduler {
   static constexpr int64_t kRunsOfRing = 4;
   // The lane window and the budget of a kCritical operation, as multiples of those of others.
   static constexpr int64_t kCriticalShare = 2;
-  // Shares of the budget that a stream may have. See Note [Paced credits].
-  static constexpr int64_t kSharesOfStream = 2;
   // True if the windows admit another message of `slices` slices, or it is a head slice.
   bool MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, int64_t slices) const;
   struct Slice {
@@ -178,14 +174,11 @@ class CreditScheduler {
            (priority <= highest_demand() &&
             2 * (silent_bytes_ + static_cast<int64_t>(bytes)) <= budget_.bytes());
   }
-  // True if the pace allows another credit.
-  bool Allows(CreditPace& pace) const {
-    return pace.Allows(budget_.now_ns(), budget_.rate(), options_.lane_window_bytes);
-  }
-  // Bytes that each stream of a phase with this pace may have in flight.
-  int64_t StreamWindow(const CreditPace& pace) const {
-    const int64_t share = budget_.bytes() / std::max<int64_t>(1, pace.open_streams());
-    return kSharesOfStream * std::max(options_.lane_window_bytes, share);
+  // True if the pace admits another credit to a stream that has something in flight. `stream_bytes`: what it
+  // has in flight with that credit.
+  bool Admits(CreditPace& pace, int64_t stream_bytes) const {
+    return pace.Admits({budget_.now_ns(), budget_.rate(), budget_.bytes(), options_.lane_window_bytes},
+                       stream_bytes);
   }
   // Counts the slices in flight of a peer that was silent in the windows that operations share.
   void CountAsStarted(const Channel& channel);

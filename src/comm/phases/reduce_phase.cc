@@ -160,7 +160,7 @@ absl::StatusOr<bool> WindowedReduce::CreditNext(OperationContext& context, int64
     if (credited) ++credited_;
     return credited;
   }
-  // Of the senders with the fewest credits, the first of those with the fewest slices in flight.
+  // The sender with the fewest credits. Several have as few: the one with the fewest slices in flight.
   const auto next = std::min_element(
       receives_.begin(), receives_.end(), [](const ReceiveStream& a, const ReceiveStream& b) {
         return std::pair(a.issued(), a.in_flight()) < std::pair(b.issued(), b.in_flight());

@@ -246,8 +246,7 @@ bool ReceiveStream::KeepsPace(const OperationContext& context, size_t bytes) con
   if (pace_ == nullptr || in_flight() == 0) return true;
   const auto slice_bytes =
       static_cast<int64_t>(SliceCapacity(target_.encoding, target_.element_bytes, slicing_.slice_elements));
-  return context.wire.Allows(*pace_) &&
-         slice_bytes * in_flight() + static_cast<int64_t>(bytes) <= context.wire.StreamWindow(*pace_);
+  return context.wire.Admits(*pace_, slice_bytes * in_flight() + static_cast<int64_t>(bytes));
 }
 
 bool ReceiveStream::HasRoom(const OperationContext& context, const Bounds& bounds, int64_t slices) const {

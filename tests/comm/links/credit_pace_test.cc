@@ -16,7 +16,9 @@ constexpr double kRate = 3;
 // Gives credits for single bytes until the pace allows no more. Returns how many.
 int64_t CreditAll(CreditPace& pace, int64_t now_ns, double rate = kRate) {
   int64_t bytes = 0;
-  for (; bytes < 10'000'000 && pace.Allows(now_ns, rate, kAtOnce); ++bytes) pace.Count(1);
+  for (; bytes < 10'000'000 && pace.Admits({now_ns, rate, /*budget=*/0, kAtOnce}, /*stream_bytes=*/1);
+       ++bytes)
+    pace.Count(1);
   return bytes;
 }
 

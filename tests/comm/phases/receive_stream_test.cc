@@ -16,6 +16,8 @@ using ::testing::Ge;
 using ::testing::Le;
 
 constexpr int64_t kLaneWindow = 10 * static_cast<int64_t>(kSlice);
+// That of MakeLinkFast, in bytes a nanosecond.
+constexpr double kRate = 50 * static_cast<double>(kSlice) / 500'000;
 // The time at which the streams begin.
 constexpr int64_t kBeginNs = 2'000'000;
 
@@ -95,7 +97,7 @@ TEST(ReceiveStream, KeepsThePaceUntilTheWindowIsFull) {
     for (int64_t ns = 0; in_flight < window && ns < 1'000'000'000; ns += 10'000, ++polls) {
       EXPECT_OK(scheduler.Poll(kBeginNs + ns));
       in_flight = stream.CreditAll();
-      const double paced = static_cast<double>(kLaneWindow) + 2 * scheduler.rate() * static_cast<double>(ns);
+      const double paced = static_cast<double>(kLaneWindow) + 2 * kRate * static_cast<double>(ns);
       if (paced >= static_cast<double>(window)) continue;
       EXPECT_THAT(in_flight, is_near(paced)) << ns;
     }
