@@ -186,15 +186,21 @@ def read_while_waiting(store: str, rank: int) -> None:
     session.close()
 
 
-def close_during_a_call(store: str, rank: int) -> None:
-    """Rank 0 closes while another thread is in a call of a sharded model, for which rank 1 does not come."""
+def model_without_its_peer(store: str, rank: int) -> tuple[weft.Session, _core.ShardedGroups]:
+    """The session of rank 0, and a sharded model for whose calls rank 1 does not come. Rank 1 ends once rank 0 has closed."""
     session = weft.Session(store, rank, 2, timeout_s=60, segment_bytes=1 << 24)
     parameters = [("weight", [1024], True, 0)]
     model = _core.ShardedGroups.create(session, [("shard", 2)], [("linear", -1, "f32", "f32", "f32", parameters)])
     if rank == 1:
         await_file(f"{store}-closed")
         session.close()
-        return
+        sys.exit()
+    return session, model
+
+
+def close_during_a_call(store: str, rank: int) -> None:
+    """Rank 0 closes while another thread is in a call of a sharded model."""
+    session, model = model_without_its_peer(store, rank)
     errors: list[str] = []
     begun = threading.Event()
 
@@ -223,14 +229,8 @@ def close_during_a_call(store: str, rank: int) -> None:
 
 
 def close_inside_a_call(store: str, rank: int) -> None:
-    """The handler of a signal closes the session in a call of a sharded model, for which rank 1 does not come."""
-    session = weft.Session(store, rank, 2, timeout_s=60, segment_bytes=1 << 24)
-    parameters = [("weight", [1024], True, 0)]
-    model = _core.ShardedGroups.create(session, [("shard", 2)], [("linear", -1, "f32", "f32", "f32", parameters)])
-    if rank == 1:
-        await_file(f"{store}-closed")
-        session.close()
-        return
+    """The handler of a signal closes the session of rank 0 in a call of a sharded model."""
+    session, model = model_without_its_peer(store, rank)
     model.unshard(0)
     signal.signal(signal.SIGALRM, lambda *_: session.close())
     signal.setitimer(signal.ITIMER_REAL, 0.5)
