@@ -10,8 +10,8 @@
 // copy nothing if the local tensors lie in node memory too.
 //
 // Thread safety: none; belongs to the thread that drives the model.
-// Collective: Create, Launch, Forward and Backward, by all ranks of the group, in the same order. Waiting for
-//   the tensors that Backward returns is local.
+// Collective: Create, by all ranks of the engine. Launch, Forward and Backward, by all ranks of the group, in
+//   the same order. Waiting for the tensors that Backward returns is local.
 // Lifetime: engine and pool must outlive the object and everything it returned.
 // Call order, for each call: Launch(kQuery), Launch(kKey) and Launch(kValue) in any order, then Forward, then
 //   Backward if the call saves. Several calls may be in flight.
@@ -61,9 +61,9 @@ class AttentionParallel {
   using Result = SequenceAttention::Result;
   using Gradients = SequenceAttention::Gradients;
 
-  // Adds the lanes of the scheme. Collective: all ranks of the engine's bootstrap, each with its own context
-  // group. Errors: kInvalidArgument (ContextScheme::Validate, except for the mask), kResourceExhausted
-  // (lanes).
+  // Takes the shared lanes of the scheme. Collective: all ranks of the engine, each with its own context
+  // group. Errors: kInvalidArgument (ContextScheme::Validate, except for the mask), those of
+  // CommEngine::SharedLane.
   static absl::StatusOr<std::unique_ptr<AttentionParallel>> Create(const ContextScheme& scheme,
                                                                    CommEngine& engine, BufferPool& pool,
                                                                    const ProcessGroup& context);

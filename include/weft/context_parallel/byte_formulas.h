@@ -5,12 +5,13 @@
 // one head of one token, Hq the query heads and Hkv the KV heads. A rank receives:
 //
 //   Ulysses        forward (P-1)/P c e (2 Hq + 2 Hkv); backward the same
-//   gather         forward 2 c Hkv e (P-1); backward gradients in f32: the same, twice that in 16 bits
-//   ring           forward 2 c Hkv e (P-1); backward keys and values again, and gradients in f32: twice
-//                  that, three times that in 16 bits. By shift: P-1 hops forward, 2 (P-1) backward; fewer
-//                  where the mask hides whole blocks
+//   gather         forward 2 c Hkv e (P-1); backward gradients in f32. Inputs in f32: as many bytes as
+//                  forward. Inputs in bf16 or f16: twice as many
+//   ring           forward 2 c Hkv e (P-1); backward keys and values again, and gradients in f32. Inputs in
+//                  f32: twice as many bytes as forward. Inputs in bf16 or f16: three times as many. By shift:
+//                  P-1 hops forward, 2 (P-1) backward; fewer where the mask hides whole blocks
 //   sparse         gather, plus index keys of i elements: forward c i (P-1) times the size of the dtype;
-//                  backward the same in f32
+//                  backward c i (P-1) times 4, in f32
 //   hybrid U x V   Ulysses over U ranks, plus the outer scheme over V ranks with U c tokens and Hkv / U
 //                  heads; gradients of keys and values are in f32 on both levels
 //
@@ -42,7 +43,7 @@ struct AttentionShape {
 
 // Costs of one call on one rank.
 struct ContextCosts {
-  int64_t forward_bytes = 0;   // Received from peers, without the LSE.
+  int64_t forward_bytes = 0;   // Received from peers, without the LSE (log-sum-exp).
   int64_t backward_bytes = 0;  // Received from peers.
   int forward_hops = 0;        // Ring by shift: hops of keys and values.
   int backward_hops = 0;       // Ring by shift: hops of keys and values, and of gradients.

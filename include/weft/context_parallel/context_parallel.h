@@ -15,7 +15,8 @@
 // outputs of sources are allocated in node memory, where peers read them in place.
 //
 // Thread safety: none; belongs to the thread that drives the model.
-// Collective: Create, in the same order on all ranks of the engine; every pass, by all ranks of the group.
+// Collective: Create and the first Parallelize of a sparse attention, by all ranks of the engine in the same
+//   order; every pass, by all ranks of the group.
 // Lifetime: engine and model must outlive this object, which must outlive the invocations of the model.
 #pragma once
 
@@ -91,9 +92,10 @@ class ContextParallel {
   absl::Status Parallelize(Attention& attention, const AttentionNeighbors& neighbors = {});
 
   // Splits one sparse attention: its keys, values and index keys are gathered over all ranks, once each, and
-  // their gradients are reduce-scattered. Queries, index queries and their weights stay local. Collective, in
-  // the same order on all ranks of the group. Errors: kInvalidArgument, with the attention's name (it is
-  // split already; ContextScheme::ValidateSparse), those of ExchangeHooks and CommEngine::SharedLane.
+  // their gradients are reduce-scattered. Queries, index queries and their weights stay local. Collective:
+  // the first call that passes the checks of its arguments, by all ranks of the engine; it takes a shared
+  // lane. Errors: kInvalidArgument, with the attention's name (it is split already;
+  // ContextScheme::ValidateSparse), those of ExchangeHooks and CommEngine::SharedLane.
   absl::Status Parallelize(SparseAttention& attention, const SparseAttentionNeighbors& neighbors = {});
 
   // The kernels of dense attentions from the next pass on. REQUIRES: no pass is in flight.
@@ -121,6 +123,8 @@ class ContextParallel {
 
 // Splits every attention of a decoder, dense or sparse. Sources are the rotary embedding for q and k, the
 // projection for v, and the indexer's rotary embedding for its keys.
+// Collective: all ranks of the engine, in the same order. Errors: those of Parallelize, after which some
+// attentions may be split.
 absl::Status ParallelizeLlama(ContextParallel& context, LlamaModel& model);
 
 }  // namespace weft

@@ -10,8 +10,8 @@
 // first, so allocate inputs from a pool where you can.
 //
 // Thread safety: none; belongs to one thread.
-// Collective: Create, and every member except those declared local, by all ranks of the group in the same
-//   order.
+// Collective: Create, by all ranks of the engine in the same order, each with its own group. Every member
+//   except those declared local, by all ranks of the group in the same order.
 // Lifetime: engine and pool must outlive the object and its results.
 #pragma once
 
@@ -41,7 +41,7 @@ enum class GradientScale : uint8_t { kNone, kUp, kDown };
 
 class SequenceExchange {
  public:
-  // Adds a lane. Errors: kInvalidArgument (this rank is not in the group), kResourceExhausted (lanes).
+  // Takes a shared lane of the group. Errors: those of CommEngine::SharedLane.
   static absl::StatusOr<std::unique_ptr<SequenceExchange>> Create(CommEngine& engine, BufferPool& pool,
                                                                   const ProcessGroup& group);
 
@@ -53,6 +53,7 @@ class SequenceExchange {
   // for another number of ranks), kResourceExhausted (the pool). `label` names the exchange in messages and
   // traces. If the labels of two ranks differ, Wait fails with kFailedPrecondition.
 
+  // From a whole dim `plan.scatter` and a part of dim `plan.gather` to the reverse; see AllToAllPlan.
   absl::StatusOr<PendingTensor> AllToAll(const Tensor& input, const AllToAllPlan& plan,
                                          const std::string& label = "");
 

@@ -7,8 +7,8 @@
 //   }  // ids and targets are whole again, also after an exception or an early return.
 //
 // Thread safety: none; belongs to one thread.
-// Collective: BufferSharder::Create and UnshardBuffers, by all ranks of the context group in the same order.
-//   ShardBuffers is local.
+// Collective: BufferSharder::Create, by all ranks of the engine in the same order, each with its own context
+//   group. UnshardBuffers, by all ranks of the context group in the same order. ShardBuffers is local.
 // Lifetime: the engine must outlive the sharder, the sharder its scopes.
 #pragma once
 
@@ -55,7 +55,7 @@ class [[nodiscard]] ShardedBuffers {
 class BufferSharder {
  public:
   // `model`: ShardBuffers refuses the data of its parameters; null if there is no model.
-  // Errors: kInvalidArgument (this rank is not in the group), kResourceExhausted (lanes).
+  // Errors: those of CommEngine::SharedLane.
   static absl::StatusOr<std::unique_ptr<BufferSharder>> Create(CommEngine& engine,
                                                                const ProcessGroup& context,
                                                                Module* model = nullptr);
