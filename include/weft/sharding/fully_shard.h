@@ -148,7 +148,7 @@ class ShardedModel {
   // Forgets the gradients, and reshards what SetReshardAfterBackward kept unsharded.
   void ZeroGradients();
 
-  // Computes the gradient norm, which is the same on every mesh to the bit. `max_norm` 0: no clipping,
+  // Computes the gradient norm. Equal gradients give the same bits on every mesh. `max_norm` 0: no clipping,
   // factor 1. The gradients are not scaled. Collective: all ranks. Errors: as CheckGradientsReduced.
   absl::StatusOr<GradientNorm> ClipGradNorm(double max_norm, NormType type = NormType::kTwo);
   // The same for several sets of parameters, in one reduction. A parameter counts in the first set that

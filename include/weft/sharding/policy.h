@@ -1,9 +1,9 @@
 // Options of sharding.
 //
-// The dtypes and their casts, the divide factor, replicate groups, ignored parameters and gradients of unused
-// ones change results. All other options change costs only, and not a bit of the results, with one exception:
-// if shard groups span nodes, partial sums of bf16 gradients are rounded before they are sent, so the layout
-// changes their rounding.
+// The dtypes and their casts, the divide factor, replicate groups, meshes of parameters (mesh_of), ignored
+// parameters and gradients of unused ones change results. All other options change costs only, and not a bit
+// of the results, with one exception: if shard groups span nodes, partial sums of bf16 gradients are rounded
+// before they are sent, so the layout changes their rounding.
 //
 // Ranks that share a shard group must have the same layout of each parameter group, as the options and
 // Parameter::requires_grad give it; ranks of a replicate group must have the same for what they reduce
