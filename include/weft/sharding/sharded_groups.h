@@ -1,8 +1,9 @@
 // Parameter groups sharded over a mesh, without modules: memory, schedule, gradients and updates.
 //
 // A client describes the groups and calls the schedule from hooks of its own. ShardedModel is the client for
-// trees of modules; read weft/sharding/fully_shard.h first, which explains meshes, epochs and setters. Groups
-// have numbers: 0 is the root, which contains all others. Each use of a group in a pass is
+// trees of modules; read weft/sharding/fully_shard.h first, which explains meshes, setters and when shards
+// may be written. Groups have numbers: 0 is the root, which contains all others. Each use of a group in a
+// pass is
 //
 //   BeforeForward   gathers the group: its parameters' `data` view it
 //   AfterForward    reshards it
