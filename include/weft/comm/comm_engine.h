@@ -224,7 +224,9 @@ class CommEngine {
   // Errors: kDeadlineExceeded (names the missing ranks).
   absl::Status ResetAfterError();
 
+  // Totals since Create.
   EngineCounters counters() const;
+  // Largest scratch memory in use at once since Create, in bytes.
   size_t scratch_peak_bytes() const;
   // The flight recorder as JSON: the phase, the lanes, and the last operations, with lane, sequence, kind,
   // label, dtype, bytes, state, times and the ranks that they wait for. docs/reliability.md describes it.

@@ -1,4 +1,6 @@
 // Options and counters of the communication engine.
+//
+// Thread safety: values.
 #pragma once
 
 #include <cstdint>
@@ -12,21 +14,21 @@
 namespace weft {
 
 // Form of small all-gathers, reduce-scatters and all-reduces between nodes: direct, or relayed by nodes in
-// rounds (Note [Relayed exchanges] in src/comm/trees/relay_choice.h). All-reduces of 65 to 896 bytes take a
-// tree of nodes instead of rounds (Note [Tree collectives], which has the limits); smaller ones always do.
-// Results have the same bits in each form.
+// rounds (Note [Relayed exchanges] in src/comm/trees/relay_choice.h). All-reduces of at most 64 bytes always
+// take a tree of nodes (Note [Tree collectives], which has the limits). Larger ones up to 896 bytes (f16:
+// 448; bf16: none) take it instead of rounds. Results have the same bits in each form.
 enum class Relaying : uint8_t {
   kWhereItPays,  // Relayed or in a tree, if the costs of messages and bytes say so.
   kAlways,       // Relayed or in a tree, up to the largest size. For tests and measurements, as the next one.
-  kNever,
+  kNever,        // Direct, but for all-reduces of at most 64 bytes.
 };
 
 // Numbers are at least 1; slice_bytes, piece_bytes and max_run_bytes are at most 256 MiB. The timeout is
 // positive.
+// REQUIRES: timeout, share_domain, slice_bytes, piece_bytes and relaying are the same on all ranks.
+//   CommEngine::Create compares them.
 struct EngineOptions {
   // Deadline of every Wait that names none. Unset: the environment's WEFT_TIMEOUT_S (DefaultTimeout).
-  // REQUIRES: timeout, share_domain, slice_bytes, piece_bytes and relaying are the same on all ranks.
-  // CommEngine::Create compares them.
   std::optional<absl::Duration> timeout = std::nullopt;
   // The ranks of a node that share images. Unset: the environment's WEFT_SHARE_DOMAIN (DefaultShareDomain).
   std::optional<ShareDomain> share_domain = std::nullopt;
