@@ -39,8 +39,9 @@ enum class Priority : uint8_t { kCritical, kPrefetch, kReduce, kBulk };
 enum class LanePurpose : uint8_t { kAllGather, kReduceScatter, kAllReduce, kContext, kControl, kOptimizer };
 
 // Compression of f32 and bf16 between nodes, in all-gathers, broadcasts and reductions. Results have the same
-// bits with and without it. Lossless compression saves about one sixth of the bytes in f32, 0.3 in bf16 and
-// one third in delta encoding, and takes compute time at both ends.
+// bits with and without it. In the benchmark model, lossless compression saves about one sixth of the bytes
+// in f32, 0.3 in bf16 and one third in delta encoding; see docs/benchmarks.md. It takes compute time at both
+// ends.
 enum class WireCompression : uint8_t { kNone, kLossless };
 
 // The form of elements whose own dtype is none of the engine's: complex numbers travel as pairs of real ones,

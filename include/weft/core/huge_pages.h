@@ -3,13 +3,12 @@
 // Note [Huge pages]
 // Problem: optimizers, norms and reductions move more memory than the caches hold. With pages of 4 KiB
 //   a core waits for the translation of addresses, most of all in a virtual machine, which has two page
-//   tables to walk. One core of a Xeon reads 9 GB/s from pages of 4 KiB, and 14 GB/s from pages of 2
-//   MiB.
+//   tables to walk. docs/benchmarks.md has rates of both sizes of pages.
 // Rule: those huge pages that lie wholly in a block are asked for; the rest of the block has small
 //   pages. Private memory is advised, so that the fault of its first use takes a huge page.
 //   Memory that processes share is mostly excluded by the kernel's settings, but MADV_COLLAPSE does not
 //   depend on them. So the first small page of each huge page is populated, and one call turns all of
-//   them into huge pages. This takes a fifth of the time of populating small pages.
+//   them into huge pages. This takes less time than to populate small pages.
 // Why it suffices: a block takes no memory beyond its end. Where the kernel has no huge pages left, or
 //   is older than Linux 6.1, the pages are small, and no value changes. The search for a huge page
 //   takes long if memory is fragmented: after one has found none, a process asks for no more in shared
