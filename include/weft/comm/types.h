@@ -1,5 +1,7 @@
 // Basic types of the communication engine: kinds of collectives, priorities, lanes and the options of a
 // submission.
+//
+// Thread safety: values and free functions.
 #pragma once
 
 #include <cstdint>

@@ -3,6 +3,8 @@
 // Dims may be negative: -1 is the last. Sizes are in elements, by rank. Without a list of sizes the split is
 // even, and the first ranks take the remainder, one element each. Errors are kInvalidArgument; they name the
 // dim, the expected and the actual sizes.
+//
+// Thread safety: values.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,6 @@
 // Launcher and rank of this process, according to environment variables. Needs no MPI.
+//
+// Thread safety: any thread, while none changes the environment (getenv).
 #pragma once
 
 #include <optional>

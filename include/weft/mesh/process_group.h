@@ -1,4 +1,6 @@
 // An ordered set of ranks that communicate in collectives. Pure data: making one does not communicate.
+//
+// Thread safety: a value.
 #pragma once
 
 #include <string>

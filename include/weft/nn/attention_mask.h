@@ -1,4 +1,6 @@
 // Attention mask as a function of documents and positions: the keys that a query may attend to.
+//
+// Pure. Thread safety: values and free functions.
 #pragma once
 
 #include <cstdint>

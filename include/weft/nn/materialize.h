@@ -1,4 +1,6 @@
 // Memory and initial values for a model that is whole on one rank.
+//
+// Thread safety: none; belongs to the thread that drives the model.
 #pragma once
 
 #include <cstdint>

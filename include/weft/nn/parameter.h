@@ -1,5 +1,7 @@
 // Trainable tensor of a module: a name, a shape, and views of its data and of its gradient. The owner of the
 // memory sets both views: a ShardedModel, or MaterializedParameters for a model that is whole on one rank.
+//
+// Thread safety: none; one thread drives a model.
 #pragma once
 
 #include <cstdint>

@@ -45,7 +45,7 @@ class LossScaler {
   // State of a dynamic scale, to be saved with the model.
   struct State {
     int64_t exponent = 16;     // The scale is 2^exponent, from 2^-24 to 2^127.
-    int64_t growth_steps = 0;  // Steps without an overflow since the scale changed, or a step overflowed.
+    int64_t growth_steps = 0;  // Steps since the last overflow or change of the scale.
   };
 
   explicit LossScaler(LossScalerOptions options) : options_(options) {}
@@ -55,8 +55,8 @@ class LossScaler {
   // The norm without the scale, and the factor that unscales gradients and clips them to `max_norm` (0: no
   // clipping). `scaled`: of gradients with this scale.
   GradientNorm Unscaled(GradientNorm scaled, double max_norm) const;
-  // Adapts a dynamic scale after a step. True if it backed off from above 1, which may help against the
-  // overflow; lower scales do not. All ranks must call it alike.
+  // Adapts a dynamic scale after a step. Returns true if the scale was halved from above 1. From 1 on down,
+  // halving does not help against the overflow. All ranks must call it alike.
   bool Update(bool overflowed);
 
   const State& state() const { return state_; }

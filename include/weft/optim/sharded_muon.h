@@ -16,7 +16,8 @@
 // Why the update of equal gradients does not depend on the mesh: the direction is elementwise, the owner sees
 //   the same whole matrix on any mesh, and Orthogonalize gives the same bits with any thread count.
 // Memory: a step overwrites the gradients of the matrices, which serve as buffers of the exchange. An owner
-//   also has whole matrices: at most those of 4 S consecutive turns.
+//   also has whole matrices: at most 4 S matrices, consecutive in the order of work, are under way at a time,
+//   and it holds those of its own.
 //
 // Each replica computes the updates in its own shard group.
 //

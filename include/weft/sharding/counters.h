@@ -1,4 +1,6 @@
 // Counters and memory peaks of one sharded model on one rank.
+//
+// Thread safety: values.
 #pragma once
 
 #include <cstddef>

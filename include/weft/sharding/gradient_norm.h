@@ -1,4 +1,6 @@
 // Norms of the gradients of a model, and the factors that clip them.
+//
+// Thread safety: values.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +19,11 @@ struct ClipSet {
 };
 
 struct GradientNorm {
-  double norm;  // The norm over a set of parameters, before clipping; infinite if a gradient is not finite.
-  // Multiply gradients by this, rounded to their dtype: ClipFactor(norm, max_norm).
+  // The norm of all gradients of a set, before clipping; infinite if a gradient is not finite. Sums of 1- and
+  // 2-norms depend on no order: weft/core/reproducible_sum.h (Demmel and Nguyen, 2015).
+  double norm;
+  // Multiply gradients by this, rounded to their dtype: min(1, max_norm / (norm + 1e-6)), or 1 if max_norm is
+  // 0. See ClipFactor (weft/core/reproducible_sum.h).
   double factor;
 };
 

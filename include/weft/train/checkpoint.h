@@ -77,9 +77,9 @@ struct CheckpointArrays {
 // The state that one rank saves.
 struct CheckpointState {
   int64_t step = 0;
-  // Step of the checkpoint in the saver's folder from which the training went on. Later ones of the training
-  // that it left count as older, and are removed first. Only rank 0's counts. A program that resumes sets
-  // it for its first save; later ones follow the last save.
+  // Step of the checkpoint in the saver's folder from which this run resumed. Checkpoints that were saved
+  // after it belong to an abandoned branch: they count as older, and are removed first. Only rank 0's value
+  // counts. A program that resumes sets it for its first save; later saves follow the last one.
   std::optional<int64_t> parent = std::nullopt;
   std::vector<CheckpointArrays> arrays;
   // Values for the caller, which a loader does not interpret. Equal on all ranks.

@@ -1,4 +1,6 @@
 // Metrics of a training step, and the file of --metrics, which has one JSON object per line.
+//
+// Thread safety: values and free functions; one thread writes a MetricsFile.
 #pragma once
 
 #include <cstdint>

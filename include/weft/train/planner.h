@@ -3,6 +3,9 @@
 // The real engine and the real sharding schedule run on simulated ranks, which compute by sleeping. The costs
 // of computation and copies are measured on this machine or given. docs/planning.md explains
 // the model of the machine and how far its forecasts agree with runs.
+//
+// Thread safety: values and free functions. One call at a time with PlanOptions::measure, which keeps all
+// cores busy and writes the file of costs.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,6 @@
 // Progress line of a run.
+//
+// Thread safety: free functions; a ProgressPrinter belongs to one thread.
 #pragma once
 
 #include <cstddef>
