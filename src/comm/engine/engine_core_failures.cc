@@ -93,7 +93,7 @@ absl::Status EngineCore::CheckClosedPeer(const WireLink::LostPeer& lost, const O
 }
 
 std::vector<int> EngineCore::RanksToTell() const {
-  constexpr int kRanksOfANode = 3;  // News passes a node unless so many of its ranks are silent.
+  constexpr int kRanksOfANode = 3;  // Notices pass a node unless so many of its ranks are silent.
   const std::vector<int>& node_of = env_.nodes.node_of_rank;
   const int own = node_of[static_cast<size_t>(env_.rank)];
   std::map<int, std::vector<int>> ranks_of;
@@ -110,7 +110,7 @@ std::vector<int> EngineCore::RanksToTell() const {
     for (int i = 0; i < std::min(kRanksOfANode, count); ++i)
       told.insert(ranks[static_cast<size_t>((place + i) % count)]);
   }
-  // Ranks outside of a group may have destroyed their engines, so news also goes along the group's nodes.
+  // Ranks outside of a group may have destroyed their engines, so notices also go along the group's nodes.
   for (const std::unique_ptr<Lane>& lane : lanes_) {
     if (lane == nullptr) continue;
     const GroupPlacement& placement = lane->placement;

@@ -4,13 +4,14 @@
 // Problem: if every rank sends a control message to every other, their number grows with the square of the
 // ranks.
 // Rule: a barrier and a small all-reduce send one message up and one down a binomial tree: see Note [Tree
-// collectives]. News, such as a failure, floods: a node is a neighbor of those at the distances 1, 2, 4, … in
-// both directions, and whoever hears of news for the first time tells its neighbors: those among the nodes of
-// all ranks, and those among the nodes of each group that it is in, because other ranks may have left.
+// collectives]. Notices, such as of a failure, flood: a node is a neighbor of those at the distances 1, 2, 4,
+// … in both directions. A rank that gets a notice for the first time forwards it to its neighbors: those
+// among the nodes of all ranks, and those among the nodes of each group that it is in, because other ranks
+// may have left.
 // Why it suffices: each rank sends a multiple of log2(nodes) messages. As long as fewer nodes are silent than
-// a node has neighbors, the others stay connected, so news takes another way around them. Of each neighbor,
-// several ranks are told, and ranks of a node tell each other through node memory. With up to five nodes,
-// all are neighbors.
+// a node has neighbors, the others stay connected, so a notice takes another way around them. Of each
+// neighbor, several ranks get it, and ranks of a node tell each other through node memory. With up to five
+// nodes, all are neighbors.
 #pragma once
 
 #include <set>
