@@ -38,7 +38,8 @@ struct EngineOptions {
   int64_t slice_bytes = int64_t{60} * 1024;
   // Bytes that one phase (reduce, gather or relay) of a lane may have in flight to this rank. kCritical
   // operations, such as those that a thread waits for, may have twice as many: a lane's share of the bytes in
-  // flight is its share of the bandwidth.
+  // flight is its share of the bandwidth. A phase begins with credits for as many (Note [Paced credits] in
+  // src/comm/links/credit_pace.h).
   int64_t lane_window_bytes = int64_t{512} * 1024;
   // Bytes in flight of all lower priorities together, while an operation of higher priority needs the wire.
   // An operation needs the wire if a peer that has started it has data for this rank. This window and the

@@ -10,11 +10,12 @@
 // the fewest credits is always the next one. At the start of a phase, credits are for a lane window. From
 // then on, they come at most kPace times as fast as the measured rate of the link would bring their bytes
 // (Note [Wire budget]). What a phase has not used in kGapNs is lost. A stream has at most twice its share of
-// the budget in flight, so that a late sender does not take the windows from the others.
+// the window in flight, and at most two thirds of it while other streams need credits: a sender that has
+// stopped does not take the window from the others.
 // Why it suffices: a sender finds credits of all receivers at any time, and serves them in turn. So all links
 // are busy from the start to the end of the phase. The windows bound what is in flight, as they do without a
-// pace. A measured rate that is too low may double in each round trip. Each stream may have one message in
-// flight whatever the pace, so that each wait ends with a slice of its own.
+// pace. A measured rate that is too low may double in each round trip. The pace and the share never refuse
+// the only message of a stream, so that they cannot stop one.
 //
 // Thread safety: none.
 #pragma once
@@ -32,6 +33,9 @@ namespace weft {
 
 class CreditPace {
  public:
+  // Shares of the window that a stream may have.
+  static constexpr int64_t kShares = 2;
+
   // What the receiver knows of its link, and of its windows in bytes.
   struct Link {
     int64_t now_ns;
@@ -39,11 +43,13 @@ class CreditPace {
     int64_t budget;
     int64_t lane_window;  // REQUIRES: the same in all calls.
   };
-  // True if a stream that has something in flight may have `stream_bytes` in flight now.
+  // True if a stream that has something in flight may have `stream_bytes` in flight now. Call it for other
+  // streams, too, before Count.
   bool Admits(const Link& link, int64_t stream_bytes) {
-    const int64_t share = link.budget / std::max<int64_t>(1, open_streams_);
     Advance(link);
-    return allowed_bytes_ > 0 && stream_bytes <= kShares * std::max(link.lane_window, share);
+    const int64_t window = std::max(link.lane_window, link.budget);
+    const int64_t shares = open_streams_ > 1 ? std::max(open_streams_, kShares + 1) : 1;
+    return allowed_bytes_ > 0 && stream_bytes <= kShares * window / shares;
   }
   // Credits for `bytes` more have been given. A run may take more than was allowed. What is given whatever
   // the pace leaves a debt of at most a lane window.
@@ -63,9 +69,6 @@ class CreditPace {
   static constexpr double kPace = 2;
   // Two intervals between polls of a rank that computes, and a part of one.
   static constexpr double kGapNs = 600'000;
-  // Shares of the budget that a stream may have.
-  static constexpr int64_t kShares = 2;
-
   // Allows what the link can bring in the time since the last call.
   void Advance(const Link& link) {
     burst_bytes_ = static_cast<double>(link.lane_window);

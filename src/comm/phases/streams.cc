@@ -33,7 +33,8 @@ int64_t RingSlices(const OperationContext& context, int64_t streams, RingUse use
   const int64_t fewest = has_runs ? kFewestWithRuns : kFewestInAll;
   const int64_t budget = context.wire.budget_bytes() / slice_bytes;
   const int64_t rings = std::max<int64_t>(1, streams);
-  const int64_t share = use == RingUse::kUneven ? std::min(budget, 2 * budget / rings) : budget / rings;
+  const int64_t share =
+      use == RingUse::kUneven ? std::min(budget, CreditPace::kShares * budget / rings) : budget / rings;
   const int64_t each = std::max({kFewestInEach, fewest / rings, share});
   if (each * rings <= kFewestInAll) return each;
   const auto free_bytes = static_cast<int64_t>(context.scratch.free_bytes());
@@ -243,10 +244,11 @@ void ReceiveStream::KeepPace(CreditPace& pace) {
 }
 
 bool ReceiveStream::KeepsPace(const OperationContext& context, size_t bytes) const {
-  if (pace_ == nullptr || in_flight() == 0) return true;
+  if (pace_ == nullptr) return true;
   const auto slice_bytes =
       static_cast<int64_t>(SliceCapacity(target_.encoding, target_.element_bytes, slicing_.slice_elements));
-  return context.wire.Admits(*pace_, slice_bytes * in_flight() + static_cast<int64_t>(bytes));
+  const bool admitted = context.wire.Admits(*pace_, slice_bytes * in_flight() + static_cast<int64_t>(bytes));
+  return admitted || in_flight() == 0;
 }
 
 bool ReceiveStream::HasRoom(const OperationContext& context, const Bounds& bounds, int64_t slices) const {
@@ -266,14 +268,18 @@ int64_t ReceiveStream::NextSlices(const OperationContext& context, const Bounds&
   return HasRoom(context, bounds, 1) ? 1 : 0;
 }
 
+void ReceiveStream::NoteStart(const OperationContext& context) {
+  if (!ran_ahead_ || !SenderHasStarted(context)) return;
+  ran_ahead_ = false;
+  context.wire.CountAsStarted(channel_);
+}
+
 absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t consumed, int64_t limit) {
   const int64_t slice = progress_.issued();
-  const bool all_credited = slice >= std::min(limit, slicing_.slices());
-  if (all_credited && !ran_ahead_) return false;
-  const bool started = SenderHasStarted(context);
-  if (started && std::exchange(ran_ahead_, false)) context.wire.CountAsStarted(channel_);
-  if (all_credited) return false;
+  NoteStart(context);
+  if (slice >= std::min(limit, slicing_.slices())) return false;
   if (ring_slices() != 0 && slice >= consumed + ring_slices()) return false;
+  const bool started = SenderHasStarted(context);
   if (started) context.wire.RegisterDemand(context.priority);
   const int64_t slices = NextSlices(context, {consumed, limit, started});
   if (slices == 0) return false;

@@ -50,7 +50,8 @@ inline constexpr int64_t kPiecesInFlight = 2;
 inline constexpr int64_t kRingPieces = 4;
 inline constexpr int64_t kMaxRingPieceBytes = int64_t{128} * 1024;
 
-// Use of rings: by streams that get credits in turn, plain or in runs on a fast link, or as their peers send.
+// Use of rings: by the streams of a reduction, which advance together, in slices or, on a fast link, in runs;
+// or by others, each of which may have more than its share of the window (Note [Paced credits]).
 enum class RingUse : uint8_t { kEven, kRuns, kUneven };
 // Number of slices of each receive ring, if `streams` streams share an operation's scratch. Called only if
 // there are rings, because it may ask the heap for its free memory, which takes a lock. The rings of few
@@ -349,6 +350,9 @@ class ReceiveStream final : public WireOwner {
   absl::StatusOr<bool> Step(OperationContext& context, int64_t consumed);
   // Announces once to the peer that this rank expects an empty part, if it does. See Note [Empty parts].
   absl::Status AnnounceEmpty(OperationContext& context);
+  // Counts the slices in flight in all windows once the peer has started the operation. See Note [Silent
+  // peers]. Credit does so, too; a phase that gives other streams their credits first calls it in each poll.
+  void NoteStart(const OperationContext& context);
   // Gives a credit for the next slice or run. Returns false if `limit` slices have credits, a window or the
   // ring is full, or the peer is silent. `consumed`: slices whose slots in the ring may be overwritten.
   absl::StatusOr<bool> Credit(OperationContext& context, int64_t consumed, int64_t limit);

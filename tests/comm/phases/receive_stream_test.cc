@@ -39,8 +39,23 @@ class Stream {
   // Gives as many credits as possible. Returns the bytes in flight.
   int64_t CreditAll() {
     EXPECT_OK(stream_.Step(operation_.context, /*consumed=*/0));
+    return bytes_in_flight();
+  }
+  absl::StatusOr<bool> CreditOne() {
+    return stream_.Credit(operation_.context, /*consumed=*/0, /*limit=*/kSlices);
+  }
+  // Lets the messages arrive for which there are credits.
+  void FinishReceives() {
+    for (const auto& [request, transfer] : operation_.end.link.in_flight) {
+      const auto* memory = static_cast<const float*>(transfer.memory);
+      if (memory >= memory_.data() && memory < memory_.data() + memory_.size())
+        operation_.end.link.Finish(request);
+    }
+  }
+  int64_t bytes_in_flight() const {
     return (stream_.issued() - stream_.done()) * static_cast<int64_t>(kSlice);
   }
+  bool finished() const { return stream_.finished(); }
 
  private:
   static constexpr int64_t kSlices = 1000;
@@ -82,12 +97,12 @@ TEST(ReceiveStream, KeepsThePaceUntilTheWindowIsFull) {
     CreditScheduler& scheduler = operation.end.scheduler;
     CreditPace pace;
     Stream stream(operation, &pace);
-    // The first slice does not count, and the last message may take more than is left.
+    // The last message may take more than is left.
     const auto is_near = [&](double bytes) {
       const double run =
           static_cast<double>(kSlice) *
           static_cast<double>(scheduler.LongestRun(Priority::kCritical, static_cast<int64_t>(kSlice)));
-      return AllOf(Ge(bytes), Le(bytes + 2 * run));
+      return AllOf(Ge(bytes), Le(bytes + run));
     };
     EXPECT_THAT(stream.CreditAll(), is_near(kLaneWindow));
     const int64_t window = WindowOf(operation);
@@ -120,7 +135,7 @@ TEST(ReceiveStream, HasASliceWhateverItsPhaseHasInFlight) {
   });
 }
 
-TEST(ReceiveStream, HasTwiceItsShareOfTheBudgetInFlight) {
+TEST(ReceiveStream, HasTwiceItsShareOfTheWindowInFlight) {
   for (const int64_t streams : {2, 3, 7, 100}) {
     WithFastLink([&](const OperationFixture& operation) {
       CreditScheduler& scheduler = operation.end.scheduler;
@@ -135,12 +150,49 @@ TEST(ReceiveStream, HasTwiceItsShareOfTheBudgetInFlight) {
         }
         return in_flight;
       };
-      const auto share = static_cast<double>(std::max(kLaneWindow, scheduler.budget_bytes() / streams));
+      // Two of three shares, if it is one of two streams.
+      const auto share =
+          static_cast<double>(scheduler.budget_bytes()) / static_cast<double>(std::max<int64_t>(streams, 3));
       EXPECT_EQ(credit_for_long(kBeginNs), WholeSlices(2 * share)) << streams;
       // The others need no more credits.
       for (int64_t other = 1; other < streams; ++other) pace.RemoveStream();
       EXPECT_EQ(credit_for_long(kBeginNs + 10'000'000), WindowOf(operation));
     });
+  }
+}
+
+// Streams of one phase, the first of which has a sender that has stopped.
+void ExpectOthersToFinish(const OperationFixture& operation, int count) {
+  CreditPace pace;
+  std::deque<Stream> streams;
+  for (int i = 0; i < count; ++i) streams.emplace_back(operation, &pace);
+  const auto is_finished = [&] {
+    return std::all_of(streams.begin() + 1, streams.end(),
+                       [](const Stream& stream) { return stream.finished(); });
+  };
+  for (int64_t ns = 0; ns < 1'000'000'000 && !is_finished(); ns += 100'000) {
+    EXPECT_OK(operation.end.scheduler.Poll(kBeginNs + ns));
+    EXPECT_OK(CreditInTurn(pace, streams, [](Stream& stream) { return stream.CreditOne(); }));
+    std::for_each(streams.begin() + 1, streams.end(), [](Stream& stream) { stream.FinishReceives(); });
+  }
+  EXPECT_TRUE(is_finished()) << count << " streams";
+  EXPECT_GT(streams.front().bytes_in_flight(), 0);
+}
+
+TEST(ReceiveStream, GoesOnWhileTheSenderOfAnotherHasStopped) {
+  for (const Priority priority : {Priority::kBulk, Priority::kCritical}) {
+    for (const int streams : {2, 3, 7}) {
+      WithOperation([&](const OperationFixture& operation) {
+        operation.end.options.lane_window_bytes = kLaneWindow;
+        operation.context.priority = priority;
+        ExpectOthersToFinish(operation, streams);
+        return absl::OkStatus();
+      });
+      WithFastLink([&](const OperationFixture& operation) {
+        operation.context.priority = priority;
+        ExpectOthersToFinish(operation, streams);
+      });
+    }
   }
 }
 
