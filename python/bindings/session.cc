@@ -197,15 +197,18 @@ void Session::CountUntilReady(Work& work) {
   });
 }
 
-void Session::OnClose(std::function<void()> closer) {
+absl::Status Session::OnClose(std::function<void()> closer) {
   const std::lock_guard lock(closers_mutex_);
+  if (is_closing_) return ClosedError();
   closers_.push_back(std::move(closer));
+  return absl::OkStatus();
 }
 
 void Session::RunClosers() {
   std::vector<std::function<void()>> closers;
   {
     const std::lock_guard lock(closers_mutex_);
+    is_closing_ = true;
     closers.swap(closers_);
   }
   for (const auto& closer : closers) closer();

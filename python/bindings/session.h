@@ -102,8 +102,8 @@ class Session : public std::enable_shared_from_this<Session> {
   void Abort(const std::string& cause) const;
 
   // Calls `closer` when the session closes, before the engine ends, without the interpreter's lock. For what
-  // uses the engine on its own.
-  void OnClose(std::function<void()> closer);
+  // uses the engine on its own. Errors: kFailedPrecondition (the session is closing, and takes no closer).
+  absl::Status OnClose(std::function<void()> closer);
 
   // Lives during a call that uses the engine on its own, and in which this thread may run code of Python. The
   // thread cannot close a session meanwhile.
@@ -194,6 +194,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::map<std::vector<int>, int> group_counts_;  // Groups made so far, by their ranks.
   std::mutex closers_mutex_;
   std::vector<std::function<void()>> closers_;
+  bool is_closing_ = false;  // RunClosers has been called. Guarded by closers_mutex_.
   std::mutex operations_mutex_;
   std::set<EngineOperation*> operations_;
   absl::Status missed_deadline_;

@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cmath>
+#include <condition_variable>
+#include <mutex>
 #include <stdexcept>
 #include <unordered_map>
 #include <unordered_set>
@@ -94,6 +96,73 @@ absl::StatusOr<NormType> NormTypeOf(double norm_type) {
 
 }  // namespace
 
+class Groups::Owned {
+ public:
+  // Null: they are not made yet, or closed. REQUIRES: the GIL. A counted call may use them without it.
+  ShardedGroups* get() const { return groups_.get(); }
+  void Set(std::unique_ptr<ShardedGroups> groups) { groups_ = std::move(groups); }
+
+  // For a forked child: Note [Forked children].
+  void Keep() { static_cast<void>(groups_.release()); }
+
+  // Ends the groups once no thread is in a call of them, and returns after their end, whichever thread has
+  // ended them. Aborts the engine if a call has not ended after ten seconds.
+  // REQUIRES: the GIL is not held, and this thread is in no call of the groups.
+  void End(const Session& session) {
+    const std::lock_guard end_lock(end_mutex_);
+    std::unique_ptr<ShardedGroups> ended;
+    {
+      const nb::gil_scoped_acquire acquired;
+      ended = std::move(groups_);
+    }
+    if (ended == nullptr) return;
+    {
+      std::unique_lock lock(calls_mutex_);
+      const auto none = [&] { return calls_ == 0; };
+      if (!call_ended_.wait_for(lock, kCallPatience, none)) {
+        session.Abort(absl::StrCat("rank ", session.rank(),
+                                   " closed a sharded model before a call of another thread had ended"));
+        call_ended_.wait(lock, none);
+      }
+    }
+    ended->SetWaitCheck(nullptr);
+  }
+
+  void BeginCall() {
+    const std::lock_guard lock(calls_mutex_);
+    ++calls_;
+  }
+  void EndCall() {
+    const std::lock_guard lock(calls_mutex_);
+    --calls_;
+    call_ended_.notify_all();
+  }
+
+ private:
+  std::mutex end_mutex_;
+  std::unique_ptr<ShardedGroups> groups_;  // Guarded by the GIL.
+  std::mutex calls_mutex_;
+  std::condition_variable call_ended_;
+  int calls_ = 0;  // Guarded by calls_mutex_.
+};
+
+// REQUIRES: the GIL, at the beginning.
+class Groups::CountedCall {
+ public:
+  explicit CountedCall(Owned& owned) : owned_(owned) { owned_.BeginCall(); }
+  ~CountedCall() { owned_.EndCall(); }
+  CountedCall(const CountedCall&) = delete;
+  CountedCall& operator=(const CountedCall&) = delete;
+
+ private:
+  Owned& owned_;
+  const Session::OwnCall own_call_;
+};
+
+Groups::Groups(std::shared_ptr<Session> session,
+               std::vector<std::vector<std::shared_ptr<Parameter>>> parameters)
+    : session_(std::move(session)), parameters_(std::move(parameters)), owned_(std::make_shared<Owned>()) {}
+
 std::shared_ptr<Groups> Groups::Create(std::shared_ptr<Session> session, const MeshArguments& mesh,
                                        const std::vector<GroupArguments>& groups,
                                        const ShardingArguments& arguments) {
@@ -125,89 +194,58 @@ std::shared_ptr<Groups> Groups::Create(std::shared_ptr<Session> session, const M
     std::fill_n(out, count, 0.0F);
     return absl::OkStatus();
   };
+  const auto make = [&](CommEngine& engine) -> absl::Status {
+    const absl::StatusOr<DeviceMesh> device_mesh =
+        arguments.error.empty() ? DeviceMesh::Create(std::move(axes), created->session_->size())
+                                : absl::InvalidArgumentError(arguments.error);
+    // Peers without an error are in the agreement of ShardedGroups::Create.
+    if (!device_mesh.ok()) return AgreeOnStatus(engine.bootstrap(), device_mesh.status(), engine.timeout());
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<ShardedGroups> made,
+                          ShardedGroups::Create(engine, *device_mesh, std::move(members), policy, zeros));
+    made->SetWaitCheck(CheckSignals);
+    created->owned_->Set(std::move(made));
+    return created->session_->OnClose(
+        [owned = created->owned_, session = created->session_.get()] { owned->End(*session); });
+  };
   absl::Status status;
   {
+    const Session::OwnCall own_call;
     const nb::gil_scoped_release released;
-    status = [&]() -> absl::Status {
-      CommEngine& engine = created->session_->engine();
-      const absl::StatusOr<DeviceMesh> device_mesh =
-          arguments.error.empty() ? DeviceMesh::Create(std::move(axes), created->session_->size())
-                                  : absl::InvalidArgumentError(arguments.error);
-      // Peers without an error are in the agreement of ShardedGroups::Create.
-      if (!device_mesh.ok()) return AgreeOnStatus(engine.bootstrap(), device_mesh.status(), engine.timeout());
-      WEFT_ASSIGN_OR_RETURN(created->groups_,
-                            ShardedGroups::Create(engine, *device_mesh, std::move(members), policy, zeros));
-      return absl::OkStatus();
-    }();
+    status.Update(created->session_->WithEngine([&](CommEngine& engine) {
+      status = make(engine);
+      if (!status.ok()) created->owned_->End(*created->session_);
+    }));
   }
   if (!status.ok()) {
     const std::string root = groups.empty() ? "" : std::get<0>(groups.front());
     RaiseFirst(*created->session_, Annotate(status, absl::StrCat("sharding '", root, "'")));
   }
-  created->groups_->SetWaitCheck(CheckSignals);
-  created->session_->OnClose([weak = created->weak_from_this()] {
-    if (const std::shared_ptr<Groups> groups = weak.lock()) groups->EndGroups();
-  });
   return created;
 }
 
-Groups::~Groups() { Close(); }
+Groups::~Groups() { End(); }
 
 void Groups::Close() {
-  if (groups_ == nullptr) return;
-  if (!session_->is_of_this_process()) {
-    [[maybe_unused]] const ShardedGroups* kept = groups_.release();  // Note [Forked children].
-    return;
+  if (Session::OwnCall::IsActive()) {
+    throw std::runtime_error(
+        "the sharded model may be used by a call on this thread: close it after the call");
   }
-  const nb::gil_scoped_release released;
-  EndGroups();
+  End();
 }
 
-class Groups::CountedCall {
- public:
-  explicit CountedCall(Groups& groups) : groups_(groups) {
-    const std::lock_guard lock(groups_.calls_mutex_);
-    ++groups_.calls_;
-  }
-  ~CountedCall() {
-    const std::lock_guard lock(groups_.calls_mutex_);
-    --groups_.calls_;
-    groups_.call_ended_.notify_all();
-  }
-  CountedCall(const CountedCall&) = delete;
-  CountedCall& operator=(const CountedCall&) = delete;
-
- private:
-  Groups& groups_;
-  const Session::OwnCall own_call_;
-};
-
-void Groups::EndGroups() {
-  std::unique_ptr<ShardedGroups> ended;
-  {
-    const nb::gil_scoped_acquire acquired;
-    ended = std::move(groups_);
-  }
-  if (ended == nullptr) return;
-  {
-    std::unique_lock lock(calls_mutex_);
-    const auto none = [&] { return calls_ == 0; };
-    if (!call_ended_.wait_for(lock, kCallPatience, none)) {
-      session_->Abort(absl::StrCat("rank ", session_->rank(),
-                                   " closed a sharded model before a call of another thread had ended"));
-      call_ended_.wait(lock, none);
-    }
-  }
-  ended->SetWaitCheck(nullptr);
+void Groups::End() {
+  if (!session_->is_of_this_process()) return owned_->Keep();
+  const nb::gil_scoped_release released;
+  owned_->End(*session_);
 }
 
 ShardedGroups& Groups::groups() const {
-  if (groups_ == nullptr)
-    throw std::runtime_error("the sharded model is closed: its process group has ended");
+  ShardedGroups* const groups = owned_->get();
+  if (groups == nullptr) throw std::runtime_error("the sharded model is closed: its process group has ended");
   if (!session_->is_of_this_process()) {
     throw std::runtime_error("this process is a forked child: the sharded model belongs to its parent");
   }
-  return *groups_;
+  return *groups;
 }
 
 void Groups::Run(const std::function<absl::Status(ShardedGroups&)>& call) {
@@ -215,7 +253,7 @@ void Groups::Run(const std::function<absl::Status(ShardedGroups&)>& call) {
   absl::Status status;
   bool has_failed = false;
   {
-    const CountedCall counted(*this);
+    const CountedCall counted(*owned_);
     const nb::gil_scoped_release released;
     status = call(called);
     has_failed = !called.status().ok();  // Another model may have reset the engine since.

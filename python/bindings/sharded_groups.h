@@ -9,11 +9,9 @@
 //   memory. Close gives the memory up earlier; nothing may use the tensors afterwards.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <nanobind/nanobind.h>
 #include <optional>
 #include <string>
@@ -54,6 +52,7 @@ class Groups : public std::enable_shared_from_this<Groups> {
   ~Groups();
   Groups(const Groups&) = delete;
   Groups& operator=(const Groups&) = delete;
+  // Throws std::runtime_error inside a Session::OwnCall of this thread, which may be one of these groups.
   void Close();
 
   // The schedule, without the GIL. Raises the error of `call`.
@@ -79,22 +78,19 @@ class Groups : public std::enable_shared_from_this<Groups> {
   std::pair<double, double> ClipGradNorm(double max_norm, double norm_type);
 
  private:
-  Groups(std::shared_ptr<Session> session, std::vector<std::vector<std::shared_ptr<Parameter>>> parameters)
-      : session_(std::move(session)), parameters_(std::move(parameters)) {}
+  // The groups, which end with the Groups or the session, whichever is first. Lives as long as both.
+  class Owned;
+  // Counts a call of the schedule.
+  class CountedCall;
+
+  Groups(std::shared_ptr<Session> session, std::vector<std::vector<std::shared_ptr<Parameter>>> parameters);
   Parameter& At(int group, int parameter) const;
   int IndexOf(int group, const Parameter* parameter) const;
-  // Ends the groups once no thread is in a call of them. Aborts the engine if one still is after ten seconds.
-  // Later calls raise. REQUIRES: the GIL is not held.
-  void EndGroups();
-  // Counts a call of the schedule. REQUIRES: the GIL, at the beginning.
-  class CountedCall;
+  void End();
 
   const std::shared_ptr<Session> session_;
   const std::vector<std::vector<std::shared_ptr<Parameter>>> parameters_;  // By group.
-  std::unique_ptr<ShardedGroups> groups_;  // Guarded by the GIL. A counted call may use them without it.
-  std::mutex calls_mutex_;
-  std::condition_variable call_ended_;
-  int calls_ = 0;  // Guarded by calls_mutex_.
+  const std::shared_ptr<Owned> owned_;
 };
 
 }  // namespace weft::python

@@ -186,11 +186,15 @@ def read_while_waiting(store: str, rank: int) -> None:
     session.close()
 
 
-def model_without_its_peer(store: str, rank: int) -> tuple[weft.Session, _core.ShardedGroups]:
-    """The session of rank 0, and a sharded model for whose calls rank 1 does not come. Rank 1 ends once rank 0 has closed."""
-    session = weft.Session(store, rank, 2, timeout_s=60, segment_bytes=1 << 24)
+def sharded_model(session: weft.Session) -> _core.ShardedGroups:
     parameters = [("weight", [1024], True, 0)]
-    model = _core.ShardedGroups.create(session, [("shard", 2)], [("linear", -1, "f32", "f32", "f32", parameters)])
+    return _core.ShardedGroups.create(session, [("shard", 2)], [("linear", -1, "f32", "f32", "f32", parameters)])
+
+
+def model_without_its_peer(store: str, rank: int, timeout_s: float = 60) -> tuple[weft.Session, _core.ShardedGroups]:
+    """The session of rank 0, and a sharded model for whose calls rank 1 does not come. Rank 1 ends once rank 0 has closed."""
+    session = weft.Session(store, rank, 2, timeout_s=timeout_s, segment_bytes=1 << 24)
+    model = sharded_model(session)
     if rank == 1:
         await_file(f"{store}-closed")
         session.close()
@@ -198,9 +202,8 @@ def model_without_its_peer(store: str, rank: int) -> tuple[weft.Session, _core.S
     return session, model
 
 
-def close_during_a_call(store: str, rank: int) -> None:
-    """Rank 0 closes while another thread is in a call of a sharded model."""
-    session, model = model_without_its_peer(store, rank)
+def begin_call(model: _core.ShardedGroups) -> tuple[threading.Thread, list[str]]:
+    """A thread that waits for a gather to which no peer comes, and the errors of this call."""
     errors: list[str] = []
     begun = threading.Event()
 
@@ -216,6 +219,13 @@ def close_during_a_call(store: str, rank: int) -> None:
     thread.start()
     begun.wait()
     time.sleep(1)  # The thread is in the wait.
+    return thread, errors
+
+
+def close_during_a_call(store: str, rank: int) -> None:
+    """Rank 0 closes while another thread is in a call of a sharded model."""
+    session, model = model_without_its_peer(store, rank)
+    thread, errors = begin_call(model)
     session.close()
     open(f"{store}-closed", "w").close()
     thread.join()
@@ -226,6 +236,40 @@ def close_during_a_call(store: str, rank: int) -> None:
         assert "is closed" in str(error), error
     else:
         raise AssertionError("a closed model was used")
+
+
+def close_model_and_session(store: str, rank: int) -> None:
+    """One thread of rank 0 closes the model, another the session, while a third one is in a call of the model."""
+    session, model = model_without_its_peer(store, rank)
+    call, errors = begin_call(model)
+    closing = threading.Thread(target=model.close)
+    closing.start()
+    time.sleep(1)  # That thread waits for the call.
+    session.close()
+    open(f"{store}-closed", "w").close()
+    closing.join()
+    call.join()
+    assert len(errors) == 1 and "closed a sharded model before a call of another thread had ended" in errors[0], errors
+
+
+def close_while_a_model_is_made(store: str, rank: int) -> None:
+    """Rank 0 closes while another thread makes a model, for which rank 1 does not come."""
+    session, _ = model_without_its_peer(store, rank, timeout_s=5)
+    errors: list[str] = []
+
+    def make() -> None:
+        try:
+            sharded_model(session)
+        except (RuntimeError, TimeoutError) as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    time.sleep(1)  # The thread waits for rank 1.
+    session.close()
+    open(f"{store}-closed", "w").close()
+    thread.join()
+    assert len(errors) == 1, errors
 
 
 def close_inside_a_call(store: str, rank: int) -> None:
@@ -252,6 +296,8 @@ if __name__ == "__main__":
         "late": close_in_vain,
         "source": read_while_waiting,
         "call": close_during_a_call,
+        "model": close_model_and_session,
+        "making": close_while_a_model_is_made,
         "inside": close_inside_a_call,
     }
     if sys.argv[2] in pairs:
