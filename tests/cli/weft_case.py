@@ -42,8 +42,10 @@ class WeftCase(unittest.TestCase):
 
     def run_weft(self, *arguments, ranks=None, env=None):
         """Runs the program; without mpirun if `ranks` is None."""
-        return subprocess.run(self.command(arguments, ranks), capture_output=True, text=True, cwd=self.folder,
-                              env=os.environ | (env or {}), timeout=120)
+        # Open MPI fails if a job removes the folder of sessions, which all share by default, while another one makes it.
+        with tempfile.TemporaryDirectory() as sessions:
+            return subprocess.run(self.command(arguments, ranks), capture_output=True, text=True, cwd=self.folder,
+                                  env=os.environ | {"OMPI_MCA_orte_tmpdir_base": sessions} | (env or {}), timeout=120)
 
     def train(self, *arguments, ranks=None, env=None):
         result = self.run_weft("train", *SMALL, "--data", self.text, *arguments, ranks=ranks, env=env)
