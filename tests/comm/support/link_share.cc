@@ -82,7 +82,7 @@ absl::Status Run(Bootstrap& bootstrap, const LinkExperiment& experiment, CommonS
   const bool exchanges = experiment.op == LinkOp::kAllToAll || experiment.op == LinkOp::kStridedAllToAll ||
                          experiment.op == LinkOp::kSendReceive;
   const int64_t bytes = exchanges ? experiment.bytes / experiment.ranks_of_node : experiment.bytes;
-  const int64_t elements = bytes / kElementBytes;
+  const int64_t elements = bytes / kElementBytes / ranks * ranks;  // Equal parts.
   const int64_t other_bytes = exchanges ? bytes : bytes / ranks;
   WEFT_ASSIGN_OR_RETURN(const RankEngine rank,
                         RankEngine::Make(bootstrap, experiment.options,
