@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -25,13 +26,14 @@ from weft.torch.context_parallel.batch_documents import BatchDocuments, read_doc
 from weft.torch.context_parallel.exchanges.level_exchange import LevelExchange
 from weft.torch.context_parallel.layouts.choose_scheme import SchemeChoice, choose_among
 from weft.torch.context_parallel.layouts.context_scheme import SchemeRequest
-from weft.torch.context_parallel.layouts.documents import positions_in_documents
+from weft.torch.context_parallel.layouts.documents import document_lengths, positions_in_documents
 from weft.torch.context_parallel.layouts.head_split import HeadSplit
 from weft.torch.context_parallel.layouts.sequence_layout import SequenceLayout
 from weft.torch.context_parallel.redirection import open_target, redirect_attention
 from weft.torch.context_parallel.schemes.split_attention import AttentionPlan, SplitAttention, make_plan
 from weft.torch.context_parallel.schemes.split_mask import form_of, has_rows_of_tokens, rows_of_mask
 from weft.torch.context_parallel.sequence_buffers import check_buffers, common_length, split_buffers, unshard
+from weft.torch.context_parallel.transformers_checks import check_models_of_transformers
 
 _log = logging.getLogger("weft.context_parallel")
 
@@ -65,6 +67,11 @@ class ContextParallelScope:
         return self._level.own
 
     @property
+    def ranks(self) -> int:
+        """Ranks of the context group."""
+        return self._request.ranks
+
+    @property
     def group(self) -> dist.ProcessGroup:
         """The ranks that share each sequence."""
         return self._group
@@ -83,7 +90,7 @@ class ContextParallelScope:
     def position_ids(self) -> torch.Tensor:
         """Positions of this rank's tokens within their documents, i64 [1 or batch, tokens]."""
         layout = self.layout
-        rows = self._documents.rows if self._documents else ((0, layout.tokens),)
+        rows = self._document_rows(layout)
         return torch.tensor([positions_in_documents(layout.ranges[self.rank], row) for row in rows])
 
     @property
@@ -95,6 +102,16 @@ class ContextParallelScope:
     def received_bytes(self) -> int:
         """Bytes that attentions received from peers since the scope was opened, see byte_formulas.py."""
         return sum(plan.received_bytes for plan in self._plans.values())
+
+    def longest_document(self, part: int) -> int:
+        """Tokens of the longest document. `part`: tokens of this rank, which tell the length of the sequence if nothing
+        else does."""
+        return max(max(document_lengths(row)) for row in self._document_rows(self._layout_of(part)))
+
+    def refuse(self, message: str) -> NoReturn:
+        """Raises ValueError(message) before an attention. Other ranks then get an error in place of that attention."""
+        announce_refusal(self._level)
+        raise ValueError(message)
 
     def attend(
         self,
@@ -135,6 +152,12 @@ class ContextParallelScope:
             has_rows = has_rows_of_tokens(call.mask, layout)
         kernel = plan.kernel(scale, mask, has_rows=has_rows, may_hide_rows=not call.mask.is_bool)
         return SplitAttention.apply(query, key, value, plan, kernel)
+
+    def _document_rows(self, layout: SequenceLayout) -> tuple[tuple[int, ...], ...]:
+        return self._documents.rows if self._documents else ((0, layout.tokens),)
+
+    def _layout_of(self, part: int) -> SequenceLayout:
+        return self._layout or self._make_layout((part * self._request.ranks,))
 
     def _read_call(self, query, key, value, attn_mask: torch.Tensor | None, is_causal: bool) -> AttentionCall:
         tokens = self._layout.tokens if self._layout else query.shape[2] * self._request.ranks
@@ -177,7 +200,7 @@ class ContextParallelScope:
     def _agree_on_layout(self, call: AttentionCall, fields: dict[str, int]) -> SequenceLayout:
         tokens = self._layout.tokens if self._layout else 0
         counts = agree(self._level, call.tokens, self._digests | {"length of the sequence": tokens} | fields)
-        layout = self._layout or self._make_layout((call.tokens * self._request.ranks,))
+        layout = self._layout_of(call.tokens)
         if counts != layout.counts:
             raise ValueError(
                 f"q, k and v have {list(counts)} tokens on the ranks of the context group, "
@@ -245,7 +268,11 @@ def context_parallel(
     parsed = None if documents is None else read_documents(documents, tokens)
     scope = ContextParallelScope(group, request, parsed, tokens)
     layout = scope.layout if buffers else None
-    with split_buffers(buffers, dims, unrestored, layout, scope.rank), redirect_attention(scope):
+    with (
+        split_buffers(buffers, dims, unrestored, layout, scope.rank),
+        redirect_attention(scope),
+        check_models_of_transformers(),
+    ):
         yield scope
 
 

@@ -1,0 +1,123 @@
+"""Models of transformers whose masks depend on the length of the sequence. Runs on ranks of a RankPool."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from context_scope_bodies import close, make_mesh
+from torch import nn
+from weft.torch.context_parallel import context_parallel
+
+VOCABULARY, TOKENS = 61, 24
+
+
+@dataclass(frozen=True)
+class Case:
+    """kind: "mistral" or "llama4". configuration: of the model, in addition to its sizes. options: of the scope."""
+
+    kind: str
+    configuration: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    documents: tuple[int, ...] = (0, TOKENS)
+
+
+def _make_model(case: Case) -> nn.Module:
+    import transformers
+
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "use_cache": False,
+        "attn_implementation": "sdpa",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    torch.manual_seed(0)
+    if case.kind == "mistral":
+        return transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, **case.configuration))
+    configuration = transformers.Llama4TextConfig(**sizes, moe_layers=[], intermediate_size_mlp=64, **case.configuration)
+    return transformers.Llama4ForCausalLM(configuration)
+
+
+def _batch() -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(VOCABULARY, (2, TOKENS + 1), generator=torch.Generator().manual_seed(5))
+    return ids[:, :-1].clone(), ids[:, 1:].clone()
+
+
+def _position_ids(case: Case) -> torch.Tensor:
+    """[tokens]."""
+    offsets = case.documents
+    return torch.cat([torch.arange(end - begin) for begin, end in zip(offsets, offsets[1:], strict=False)])
+
+
+def _loss_of(model: nn.Module, ids, targets, positions, mask: torch.Tensor | None = None) -> torch.Tensor:
+    return model(
+        input_ids=ids,
+        position_ids=positions.expand(ids.shape),
+        attention_mask=torch.ones_like(ids) if mask is None else mask,
+        labels=targets,
+        shift_labels=targets,
+        num_items_in_batch=2 * TOKENS,
+    ).loss
+
+
+def _loss_and_gradient_of_one_rank(case: Case) -> list[torch.Tensor]:
+    """Each document alone."""
+    model, (ids, targets) = _make_model(case), _batch()
+    lengths = [end - begin for begin, end in zip(case.documents, case.documents[1:], strict=False)]
+    parts = zip(*(tensor.split(lengths, dim=-1) for tensor in (ids, targets, _position_ids(case))), strict=True)
+    loss = sum(_loss_of(model, *(part.contiguous() for part in document)) for document in parts)
+    loss.backward()
+    return [loss.detach(), model.model.embed_tokens.weight.grad]
+
+
+def _loss_and_gradient_of_all_ranks(case: Case, mask: torch.Tensor | None = None) -> list[torch.Tensor]:
+    model, (ids, targets), positions = _make_model(case), _batch(), _position_ids(case)
+    documents = case.documents if len(case.documents) > 2 else None
+    with context_parallel(
+        make_mesh(),
+        buffers=[ids, targets, positions],
+        buffer_seq_dims=[1, 1, 0],
+        documents=documents,
+        **case.options,
+    ):
+        loss = _loss_of(model, ids, targets, positions, mask)
+        loss.backward()
+    results = [loss.detach(), model.model.embed_tokens.weight.grad]
+    for result in results:
+        dist.all_reduce(result)
+    return results
+
+
+def check_equals_one_rank(case: Case, window: int | None = None) -> None:
+    """`window`: of a mask over all tokens that the model is given."""
+    mask = None
+    if window is not None:
+        distances = torch.arange(TOKENS).unsqueeze(1) - torch.arange(TOKENS)
+        mask = ((distances >= 0) & (distances < window)).expand(1, 1, -1, -1)
+    results = _loss_and_gradient_of_all_ranks(case, mask)
+    for actual, expected in zip(results, _loss_and_gradient_of_one_rank(case), strict=True):
+        close(actual, expected)
+
+
+def check_is_refused(case: Case, message: str) -> None:
+    """The entry of transformers is restored after an error, too."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    entry = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+    try:
+        _loss_and_gradient_of_all_ranks(case)
+    except ValueError as error:
+        assert re.search(message, str(error)), f"the message is: {error}"
+        assert entry is ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+        return
+    raise AssertionError(f"no ValueError with {message!r}")
