@@ -1,4 +1,5 @@
-"""Models of transformers whose masks depend on the length of the sequence. Runs on ranks of a RankPool."""
+"""Models of transformers whose masks or rotary frequencies depend on the length of the sequence. Runs on ranks of a
+RankPool."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ VOCABULARY, TOKENS = 61, 24
 
 @dataclass(frozen=True)
 class Case:
-    """kind: "mistral" or "llama4". configuration: of the model, in addition to its sizes. options: of the scope."""
+    """kind: "mistral", "llama" or "llama4". configuration: of the model, in addition to its sizes. options: of the scope."""
 
     kind: str
     configuration: dict[str, Any]
@@ -44,6 +45,8 @@ def _make_model(case: Case) -> nn.Module:
     torch.manual_seed(0)
     if case.kind == "mistral":
         return transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, **case.configuration))
+    if case.kind == "llama":
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **case.configuration))
     configuration = transformers.Llama4TextConfig(**sizes, moe_layers=[], intermediate_size_mlp=64, **case.configuration)
     return transformers.Llama4ForCausalLM(configuration)
 
@@ -110,14 +113,15 @@ def check_equals_one_rank(case: Case, window: int | None = None) -> None:
 
 
 def check_is_refused(case: Case, message: str) -> None:
-    """The entry of transformers is restored after an error, too."""
+    """The entries of transformers are restored after an error, too."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    entry = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+    entries = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"], ALL_ATTENTION_FUNCTIONS["sdpa"]
     try:
         _loss_and_gradient_of_all_ranks(case)
     except ValueError as error:
         assert re.search(message, str(error)), f"the message is: {error}"
-        assert entry is ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+        assert entries == (ALL_MASK_ATTENTION_FUNCTIONS["sdpa"], ALL_ATTENTION_FUNCTIONS["sdpa"])
         return
     raise AssertionError(f"no ValueError with {message!r}")

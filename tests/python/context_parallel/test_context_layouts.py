@@ -12,6 +12,7 @@ from weft.torch.context_parallel.layouts.documents import (
     cut_at_documents,
     document_lengths,
     parse_documents,
+    position_end,
     positions_in_documents,
 )
 from weft.torch.context_parallel.layouts.head_split import HeadSplit
@@ -80,6 +81,9 @@ def test_positions_restart_at_documents():
     ranges = (TokenRange(1, 4), TokenRange(6, 8))
     assert cut_at_documents(ranges, (0, 3, 7, 8)) == ((1, 3), (3, 4), (6, 7), (7, 8))
     assert positions_in_documents(ranges, (0, 3, 7, 8)) == [1, 2, 0, 3, 0]
+    assert position_end(ranges, (0, 3, 7, 8)) == 4
+    assert position_end(ranges, (0, 8)) == 8
+    assert position_end((), (0, 8)) == 0
 
 
 def pairs_of(tiles, queries, keys) -> list[tuple[int, int]]:

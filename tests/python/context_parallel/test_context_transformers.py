@@ -1,4 +1,4 @@
-"""Models of transformers with sliding windows and chunked attention."""
+"""Models of transformers with sliding windows, chunked attention, and rotary frequencies that depend on the length."""
 
 from __future__ import annotations
 
@@ -10,6 +10,23 @@ if importlib.util.find_spec("transformers") is None:
     pytest.skip("needs transformers", allow_module_level=True)
 
 from context_transformers_bodies import TOKENS, Case, check_equals_one_rank, check_is_refused
+
+LONGROPE = {
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 16,
+        "short_factor": [1.0] * 4,
+        "long_factor": [3.0] * 4,
+    },
+    "max_position_embeddings": 64,
+}
+DYNAMIC = {
+    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+    "max_position_embeddings": 16,
+}
+CONTIGUOUS = {"scheme": "gather", "load_balance": "none"}
+HEAD_TAIL = {"scheme": "gather", "load_balance": "head-tail"}
 
 
 @pytest.mark.parametrize("window", [4, 12, 16, TOKENS - 1])
@@ -43,3 +60,27 @@ def test_a_window_as_long_as_each_document_equals_one_rank(ranks_of, ranks):
 def test_chunked_attention_is_refused(ranks_of, ranks):
     case = Case("llama4", {"attention_chunk_size": 16})
     ranks_of(ranks).run(check_is_refused, case, "chunk of 16 tokens needs a mask")
+
+
+@pytest.mark.parametrize("configuration", [LONGROPE, DYNAMIC], ids=["longrope", "dynamic"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_rotary_frequencies_that_differ_between_ranks_are_refused(ranks_of, ranks, configuration):
+    case = Case("llama", configuration, CONTIGUOUS)
+    ranks_of(ranks).run(check_is_refused, case, "positions of the ranks end at .*fixed frequencies")
+
+
+def test_dynamic_rotary_frequencies_are_refused_whichever_ranks_grow_them(ranks_of):
+    ranks_of(2).run(check_is_refused, Case("llama", DYNAMIC, HEAD_TAIL), r"end at \[24, 18\]")
+
+
+@pytest.mark.parametrize(
+    "configuration, options, documents",
+    [
+        (LONGROPE, HEAD_TAIL, (0, TOKENS)),  # Both ranks have positions of at least 16.
+        (LONGROPE, CONTIGUOUS, (0, 14, TOKENS)),  # No rank has.
+        (DYNAMIC, CONTIGUOUS, (0, 14, TOKENS)),
+    ],
+    ids=["longrope", "longrope, documents", "dynamic, documents"],
+)
+def test_rotary_frequencies_that_all_ranks_choose_alike_equal_one_rank(ranks_of, configuration, options, documents):
+    ranks_of(2).run(check_equals_one_rank, Case("llama", configuration, options, documents))

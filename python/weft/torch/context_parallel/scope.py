@@ -26,7 +26,11 @@ from weft.torch.context_parallel.batch_documents import BatchDocuments, read_doc
 from weft.torch.context_parallel.exchanges.level_exchange import LevelExchange
 from weft.torch.context_parallel.layouts.choose_scheme import SchemeChoice, choose_among
 from weft.torch.context_parallel.layouts.context_scheme import SchemeRequest
-from weft.torch.context_parallel.layouts.documents import document_lengths, positions_in_documents
+from weft.torch.context_parallel.layouts.documents import (
+    document_lengths,
+    position_end,
+    positions_in_documents,
+)
 from weft.torch.context_parallel.layouts.head_split import HeadSplit
 from weft.torch.context_parallel.layouts.sequence_layout import SequenceLayout
 from weft.torch.context_parallel.redirection import open_target, redirect_attention
@@ -107,6 +111,12 @@ class ContextParallelScope:
         """Tokens of the longest document. `part`: tokens of this rank, which tell the length of the sequence if nothing
         else does."""
         return max(max(document_lengths(row)) for row in self._document_rows(self._layout_of(part)))
+
+    def position_ends(self, part: int) -> list[int]:
+        """For each rank, the number that follows the highest of its `position_ids`. `part`: see longest_document."""
+        layout = self._layout_of(part)
+        rows = self._document_rows(layout)
+        return [max(position_end(ranges, row) for row in rows) for ranges in layout.ranges]
 
     def refuse(self, message: str) -> NoReturn:
         """Raises ValueError(message) before an attention. Other ranks then get an error in place of that attention."""

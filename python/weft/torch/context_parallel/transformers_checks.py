@@ -1,7 +1,9 @@
-"""Checks of models of transformers, whose masks are made from this rank's tokens alone.
+"""Checks of models of transformers, whose masks and rotary frequencies are made from this rank's tokens alone.
 
 transformers leaves the mask of a sliding window, or of chunked attention, out if the tokens at hand fit into the window
-or chunk. The check takes the place of the entry "sdpa" of the table in which models look up the functions of masks.
+or chunk. Rotary embeddings of the types "longrope" and "dynamic" choose their frequencies by the highest position at
+hand. The checks take the place of the entries "sdpa" of the two tables in which models look up the functions of masks
+and of attention.
 
 Thread safety: none. There is one open scope in a process at a time.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -25,6 +27,9 @@ class CheckedScope(Protocol):
     def ranks(self) -> int: ...
 
     def longest_document(self, part: int) -> int: ...
+
+    def position_ends(self, part: int) -> list[int]:
+        """For each rank, the number that follows the highest position of its tokens."""
 
     def refuse(self, message: str) -> NoReturn:
         """Raises a ValueError, which other ranks meet in their next attention."""
@@ -73,10 +78,51 @@ def _check_mask(scope: CheckedScope, *args, local_size: int | None = None, **kwa
     return {"local_size": None}  # It hides nothing.
 
 
+def _rotary_parameters(config: Any) -> list[Mapping[str, Any]]:
+    """Those of all types of layers."""
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    if not isinstance(parameters, Mapping):
+        return []
+    by_layer_type = [value for value in parameters.values() if isinstance(value, Mapping)]
+    return by_layer_type or [parameters]
+
+
+def _rotary_type(parameters: Mapping[str, Any]) -> str:
+    return parameters.get("rope_type", parameters.get("type", "default"))
+
+
+def _chooses_alike(config: Any, parameters: Mapping[str, Any], ends: Sequence[int]) -> bool:
+    """True if all ranks choose the frequencies that one rank with all positions chooses."""
+    if _rotary_type(parameters) == "longrope":
+        limit = parameters.get("original_max_position_embeddings", config.max_position_embeddings)
+        return len({end > limit for end in ends}) == 1
+    is_dynamic = "dynamic" in _rotary_type(parameters)
+    return not is_dynamic or max(ends) <= config.max_position_embeddings or len(set(ends)) == 1
+
+
+def _check_attention(
+    scope: CheckedScope, module: torch.nn.Module, query: torch.Tensor, *args, **kwargs
+) -> dict[str, Any]:
+    config = getattr(module, "config", None)
+    for parameters in _rotary_parameters(config):
+        ends = scope.position_ends(query.shape[2])
+        if not _chooses_alike(config, parameters, ends):
+            kind = _rotary_type(parameters)
+            scope.refuse(
+                f"rotary embeddings of the type {kind!r} choose their frequencies by the highest position at hand, and "
+                f"the positions of the ranks end at {ends}: use a type with fixed frequencies, such as 'yarn'"
+                + (", or load_balance 'head-tail'" if kind == "longrope" else "")
+            )
+    return {}
+
+
 @functools.cache
 def _entries() -> tuple[tuple[str, str, _CheckedEntry], ...]:
     """Module and class of each table, and the check of its entry."""
-    return (("transformers.masking_utils", "AttentionMaskInterface", _CheckedEntry(_check_mask)),)
+    return (
+        ("transformers.masking_utils", "AttentionMaskInterface", _CheckedEntry(_check_mask)),
+        ("transformers.modeling_utils", "AttentionInterface", _CheckedEntry(_check_attention)),
+    )
 
 
 @contextlib.contextmanager

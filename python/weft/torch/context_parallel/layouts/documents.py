@@ -76,3 +76,9 @@ def positions_in_documents(ranges: Sequence[TokenRange], offsets: Sequence[int])
         start = offsets[bisect.bisect_right(offsets, piece.begin) - 1]
         positions.extend(range(piece.begin - start, piece.end - start))
     return positions
+
+
+def position_end(ranges: Sequence[TokenRange], offsets: Sequence[int]) -> int:
+    """The number that follows the highest position of a token within its document. 0 without tokens."""
+    pieces = cut_at_documents(ranges, offsets)
+    return max((piece.end - offsets[bisect.bisect_right(offsets, piece.begin) - 1] for piece in pieces), default=0)
