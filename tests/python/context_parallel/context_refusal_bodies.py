@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from context_scope_bodies import PLAIN_ATTENTION, close, make_mesh, raises, random_qkv, split
+from torch.nn.attention.bias import causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as imported_attention
 from weft.torch.context_parallel import context_parallel_unshard
 
@@ -30,6 +31,9 @@ def check_misuse_of_attention() -> None:
         for dtype in (torch.int64, torch.float64):
             typed = torch.ones(count, 12, dtype=dtype)
             raises(ValueError, f"{dtype}.*torch.bool, torch.float32", attend, query, key, value, typed, enable_gqa=True)
+        # A CausalBias is a tensor whose elements are not those of the mask.
+        bias = causal_upper_left(12, 12)
+        raises(ValueError, "CausalBias: .* is_causal=True", attend, query, key, value, bias, enable_gqa=True)
         trained = torch.zeros(count, 12, requires_grad=True)
         raises(ValueError, "detach it", attend, query, key, value, trained, enable_gqa=True)
         raises(ValueError, "exclude each other", attend, query, key, value, trained, is_causal=True, enable_gqa=True)
@@ -47,7 +51,7 @@ def check_errors_of_one_rank() -> None:
         attend = F.scaled_dot_product_attention
         query, key, value = parts
         cases = [
-            (ValueError, "is a list.*give a tensor", [*parts, [[True]]], {}),
+            (ValueError, "is a list: convert it to a plain tensor", [*parts, [[True]]], {}),
             (ValueError, "attn_mask is on meta.*move it", [*parts, torch.ones(12, 12, device="meta")], {}),
             (ValueError, "0 KV heads", [query, key[:, :0], value[:, :0]], {"enable_gqa": True}),
             (ValueError, "0 KV heads", [part[:, :0] for part in parts], {}),

@@ -79,8 +79,11 @@ def form_of(mask: torch.Tensor | None, query: torch.Tensor, whole: int) -> MaskF
     if mask is None:
         return NO_MASK
     batch, heads, part = query.shape[:3]
-    if not isinstance(mask, torch.Tensor):
-        raise ValueError(f"attn_mask is a {type(mask).__name__}: give a tensor")
+    if type(mask) not in (torch.Tensor, torch.nn.Parameter):
+        raise ValueError(
+            f"attn_mask is a {type(mask).__name__}: convert it to a plain tensor, or for a causal mask pass "
+            "is_causal=True"
+        )
     if mask.device.type != "cpu":
         raise ValueError(f"attn_mask is on {mask.device}, but weft.context_parallel computes on CPU tensors: move it")
     if mask.requires_grad:
