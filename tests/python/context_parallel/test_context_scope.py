@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import context_refusal_bodies
 import context_scope_bodies
 import pytest
 import torch
+import torch.nn.functional as F
 from context_attention_bodies import Attention, bits_of
 
 CHECKS = [
@@ -21,6 +24,8 @@ CHECKS = [
     context_scope_bodies.check_a_backward_after_the_scope,
     context_scope_bodies.check_autocast_and_inference,
     context_scope_bodies.check_compiled_blocks,
+    context_scope_bodies.check_compiled_references,
+    context_scope_bodies.check_compiled_multi_head_attention,
     context_scope_bodies.check_parts_without_buffers,
 ]
 CHECKS_OF_SEVERAL_RANKS = [
@@ -48,6 +53,22 @@ def test_scope_of_several_ranks(ranks_of, ranks, check):
 
 def test_flex_attention_is_refused(ranks_of):
     ranks_of(2).run(context_scope_bodies.check_flex_attention_is_refused)
+
+
+def test_attention_is_redirected_if_it_was_replaced_before_the_import(monkeypatch):
+    attention, inputs = F.scaled_dot_product_attention, [torch.zeros(1, 1, 1, 1)] * 3
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *args, **kwargs: attention(*args, **kwargs))
+    spec = importlib.util.find_spec("weft.torch.context_parallel.redirection")
+    redirection = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(redirection)
+
+    class Target:
+        def attend(self, query, key, value):
+            return query + 1
+
+    with redirection.redirect_attention(Target()):
+        assert attention(*inputs).item() == 1
+    assert attention(*inputs).item() == 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-_plain_attention = F.scaled_dot_product_attention
+# PyTorch's attention by all its names, also if F.scaled_dot_product_attention was replaced before this import.
+_plain_attention = torch._C._nn.scaled_dot_product_attention
+_ATTENTIONS = (
+    _plain_attention,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
 
 
 class AttentionTarget(Protocol):
@@ -54,7 +60,7 @@ class _AttentionMode(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is _plain_attention:
+        if func in _ATTENTIONS:
             return self._attend(*args, **kwargs)
         if func is torch.ops.higher_order.flex_attention:
             raise ValueError(
