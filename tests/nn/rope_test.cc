@@ -124,6 +124,31 @@ TEST(Rope, FailsWithoutWritingWhileATensorHasReaders) {
   EXPECT_NE(testing::ToDoubleValues(read.view()), testing::ToDoubleValues(read_before.view()));
 }
 
+TEST(Rope, FailsIfAWindowOfAnInputHasAReader) {
+  Rope rope("rope", std::make_shared<RopeTable>(RopeFrequencies(4, 10000.0, std::nullopt)));
+  const Tensor whole = TestTensor(DType::kF32, {1, 3, 2, 4}, 1);
+  const std::string use = "a tensor that a peer reads";
+  const Tensor head = whole.Window(whole.view().Slice(2, 1, 1));
+  const Tensor last_token = whole.Window(whole.view().Slice(1, 2, 1));
+  const Tensor other_tokens = whole.Window(whole.view().Slice(1, 0, 2));
+  const auto is_refused = StatusIs(absl::StatusCode::kFailedPrecondition, "rope would overwrite " + use);
+  for (const Tensor& read : {head, last_token}) {
+    Invocation invocation;
+    invocation.AddReader(read, &use);
+    EXPECT_THAT(rope.Forward(invocation, {whole}).status(), is_refused);
+    invocation.RemoveReader(read);
+    EXPECT_OK(rope.Forward(invocation, {whole}).status());
+  }
+  Invocation invocation;
+  invocation.AddReader(last_token, &use);
+  invocation.AddReader(whole.Window(whole.view().Slice(1, 1, 0)), &use);  // Without elements.
+  EXPECT_OK(rope.Forward(invocation, {other_tokens}).status());
+  EXPECT_THAT(rope.Forward(invocation, {last_token}).status(), is_refused);
+  invocation.AddReader(whole, &use);
+  invocation.RemoveReader(last_token);
+  EXPECT_THAT(rope.Forward(invocation, {other_tokens}).status(), is_refused);
+}
+
 TEST(Rope, GrowsItsTableWithTheSequence) {
   RopeTable table(RopeFrequencies(4, 10000.0, std::nullopt));
   table.Grow(3);

@@ -37,6 +37,7 @@
 #include <absl/types/span.h>
 
 #include "weft/core/tensor.h"
+#include "weft/core/tensor_view.h"
 #include "weft/nn/attention_mask.h"
 #include "weft/nn/token_runs.h"
 
@@ -120,8 +121,10 @@ class Invocation {
   // Lifetime: `use` must outlive the registration.
   void AddReader(const Tensor& tensor, const std::string* use);
   void RemoveReader(const Tensor& tensor);
-  // Modules that overwrite an input call this first. `writer` is the module's name.
-  // Errors: kFailedPrecondition (the tensor has a reader; names `writer` and the reader's `use`).
+  // Modules that overwrite an input call this first. `writer` is the module's name. A tensor covers the bytes
+  // from its first to its last element.
+  // Errors: kFailedPrecondition (a tensor with a reader covers some of the bytes; names `writer` and the
+  // reader's `use`).
   absl::Status CheckWritable(const Tensor& tensor, const std::string& writer) const;
 
   // Lists a forward call of `module` until EndCall, between Begin and End of which the calls inside of it are
@@ -166,9 +169,9 @@ class Invocation {
   // The last call of `module` whose forward runs; null if there is none or nothing is listed.
   Call* RunningCall(const Module& module);
   absl::Status LeftOut(const Module& module, absl::Span<const Call> calls) const;
-  struct Readers {
-    const std::string* use = nullptr;  // From the last AddReader.
-    int count = 0;
+  struct Reader {
+    TensorView view;
+    const std::string* use;
   };
 
   bool gradients_;
@@ -181,7 +184,7 @@ class Invocation {
   std::shared_ptr<const PairMask> pair_mask_;
   std::shared_ptr<KvCache> kv_cache_;
   std::optional<RandomKey> random_key_;
-  absl::flat_hash_map<const void*, Readers> readers_;  // Keyed by the address of the tensor's first element.
+  std::vector<Reader> readers_;  // In the order of AddReader.
   absl::flat_hash_map<std::pair<const void*, std::type_index>, std::shared_ptr<void>> states_;
 };
 

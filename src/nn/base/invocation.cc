@@ -1,6 +1,7 @@
 #include "weft/nn/invocation.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <iterator>
 #include <numeric>
 
@@ -21,6 +22,28 @@ Tensors PopLast(absl::flat_hash_map<const Module*, std::vector<Tensors>>& saves,
   found->second.pop_back();
   if (found->second.empty()) saves.erase(found);
   return tensors;
+}
+
+bool IsSameView(const TensorView& a, const TensorView& b) {
+  return a.data == b.data && a.dtype == b.dtype && a.shape == b.shape && a.strides == b.strides;
+}
+
+struct ByteRange {
+  uintptr_t begin;
+  uintptr_t end;
+};
+
+bool Overlap(const ByteRange& a, const ByteRange& b) {
+  return std::max(a.begin, b.begin) < std::min(a.end, b.end);
+}
+
+// From the first element to the last one. Empty for a view without elements.
+ByteRange BytesOf(const TensorView& view) {
+  const auto begin = reinterpret_cast<uintptr_t>(view.data);
+  if (view.elements() == 0) return {begin, begin};
+  int64_t last = 0;
+  for (size_t dim = 0; dim < view.shape.size(); ++dim) last += (view.shape[dim] - 1) * view.strides[dim];
+  return {begin, begin + (static_cast<size_t>(last) + 1) * SizeOf(view.dtype)};
 }
 
 }  // namespace
@@ -127,21 +150,24 @@ absl::Status Invocation::LeftOut(const Module& module, absl::Span<const Call> ca
 }
 
 void Invocation::AddReader(const Tensor& tensor, const std::string* use) {
-  Readers& readers = readers_[tensor.view().data];
-  readers.use = use;
-  ++readers.count;
+  readers_.push_back({tensor.view(), use});
 }
 
 void Invocation::RemoveReader(const Tensor& tensor) {
-  const auto found = readers_.find(tensor.view().data);
-  WEFT_CHECK(found != readers_.end(), "RemoveReader without AddReader");
-  if (--found->second.count == 0) readers_.erase(found);
+  const auto found = std::find_if(readers_.rbegin(), readers_.rend(), [&](const Reader& reader) {
+    return IsSameView(reader.view, tensor.view());
+  });
+  WEFT_CHECK(found != readers_.rend(), "RemoveReader without AddReader");
+  readers_.erase(std::next(found).base());
 }
 
 absl::Status Invocation::CheckWritable(const Tensor& tensor, const std::string& writer) const {
-  const auto found = readers_.find(tensor.view().data);
-  if (found == readers_.end()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(writer, " would overwrite ", *found->second.use));
+  const ByteRange written = BytesOf(tensor.view());
+  const auto found = std::find_if(readers_.rbegin(), readers_.rend(), [&](const Reader& reader) {
+    return Overlap(BytesOf(reader.view), written);
+  });
+  if (found == readers_.rend()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(writer, " would overwrite ", *found->use));
 }
 
 }  // namespace weft
