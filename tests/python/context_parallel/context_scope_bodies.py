@@ -238,6 +238,12 @@ def check_recomputation_outside_of_the_scope_is_an_error() -> None:
         with scope:
             out, _ = _checkpointed_gradients(*parts, use_reentrant=False)
         raises(CheckpointError, "different", out.sum().backward)
+        parts, scope = split(mesh, whole, scheme=scheme)
+        _, later_scope = split(mesh, whole, scheme=scheme)
+        with scope:
+            out, _ = _checkpointed_gradients(*parts, use_reentrant=False)
+        with later_scope:
+            raises(CheckpointError, "different", out.sum().backward)
 
 
 def check_a_backward_after_the_scope() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
@@ -40,6 +41,7 @@ from weft.torch.context_parallel.sequence_buffers import check_buffers, common_l
 from weft.torch.context_parallel.transformers_checks import check_models_of_transformers
 
 _log = logging.getLogger("weft.context_parallel")
+_scope_numbers = itertools.count()  # See Note [Marker of a split attention].
 
 
 class ContextParallelScope:
@@ -52,6 +54,7 @@ class ContextParallelScope:
     def __init__(
         self, group: dist.ProcessGroup, request: SchemeRequest, documents: BatchDocuments | None, tokens: int | None
     ) -> None:
+        self._number = next(_scope_numbers)
         self._group = group
         self._request = request
         self._documents = documents
@@ -161,7 +164,7 @@ class ContextParallelScope:
             mask = rows_of_mask(attn_mask, call.mask, layout, self._level)
             has_rows = has_rows_of_tokens(call.mask, layout)
         kernel = plan.kernel(scale, mask, has_rows=has_rows, may_hide_rows=not call.mask.is_bool)
-        return SplitAttention.apply(query, key, value, plan, kernel)
+        return SplitAttention.apply(query, key, value, plan, kernel, self._number)
 
     def _document_rows(self, layout: SequenceLayout) -> tuple[tuple[int, ...], ...]:
         return self._documents.rows if self._documents else ((0, layout.tokens),)

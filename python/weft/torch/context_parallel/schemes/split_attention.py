@@ -131,10 +131,11 @@ def make_plan(
 
 
 class SplitAttention(torch.autograd.Function):
-    """Inputs and output are [batch, heads, tokens of this rank, head_dim]. Collective: forward and backward."""
+    """Inputs and output are [batch, heads, tokens of this rank, head_dim]. `scope_number`: of the scope, in this process.
+    Collective: forward and backward."""
 
     @staticmethod
-    def forward(ctx, query, key, value, plan: AttentionPlan, kernel: TileKernel):
+    def forward(ctx, query, key, value, plan: AttentionPlan, kernel: TileKernel, scope_number: int):
         ctx.plan, ctx.kernel = plan, replace(kernel, mask=None)
         if plan.inner:
             split = plan.split
@@ -146,8 +147,10 @@ class SplitAttention(torch.autograd.Function):
         kept = plan.outer.forward(kernel, query, key, value)
         # Note [Marker of a split attention]: one saved tensor more than PyTorch's attention, which saves five, and with
         # a mask six. A checkpoint that recomputes outside of the scope, and so without the other ranks' tokens, thus
-        # fails its check of the saved tensors.
-        ctx.save_for_backward(*kept, kept.lse.new_empty(0, dtype=torch.uint8), kernel.mask)
+        # fails its check of the saved tensors. Its shape tells the scope, so that a recomputation in another scope,
+        # which may split the sequence otherwise, fails too.
+        marker = kept.lse.new_empty((0, scope_number), dtype=torch.uint8)
+        ctx.save_for_backward(*kept, marker, kernel.mask)
         if not plan.inner:
             return kept.out
         (out,) = plan.inner.gather(HeadTensor(kept.out, plan.split.queries, plan.split.heads))
@@ -171,4 +174,4 @@ class SplitAttention(torch.autograd.Function):
                 HeadTensor(query.to(kept.query.dtype), split.queries, split.heads),
             )
         dtype = kept.query.dtype
-        return query.to(dtype), key.to(dtype), value.to(dtype), None, None
+        return query.to(dtype), key.to(dtype), value.to(dtype), None, None, None
