@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from context_scope_bodies import PLAIN_ATTENTION, close, make_mesh, raises, random_qkv, split
 from torch.nn.attention.bias import causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as imported_attention
-from weft.torch.context_parallel import context_parallel_unshard
+from weft.torch.context_parallel import SequenceLayout, context_parallel_unshard
 
 
 def check_misuse_of_attention() -> None:
@@ -101,3 +101,29 @@ def check_ranks_that_disagree() -> None:
             raises(ValueError, "attn_mask of attention differs", attend, *parts, masks[is_first])
             (out,) = context_parallel_unshard(mesh, [attend(*parts, is_causal=True)], [2])
         close(out, PLAIN_ATTENTION(*whole, is_causal=True))
+
+
+def check_whole_tensors_of_ranks_that_differ() -> None:
+    """All ranks meet an error before they exchange parts, so that the next call works."""
+    mesh, whole = make_mesh(), random_qkv()[0]
+    is_first = dist.get_rank() == 0
+    (part,), scope = split(mesh, [whole], scheme="gather")
+    with scope as opened:
+        longer = torch.cat([part, part], dim=2) if is_first else part
+        message = "give the part" if is_first else r"ranks \[0\] .* refused"
+        raises(ValueError, message, context_parallel_unshard, mesh, [longer], [2])
+        message = "no dim 4" if is_first else r"ranks \[0\] .* refused"
+        raises(ValueError, message, context_parallel_unshard, mesh, [part], [4 if is_first else 2])
+        error = AttributeError if is_first else ValueError
+        raises(error, "", context_parallel_unshard, mesh, [None if is_first else part], [2])
+        different = [part.double(), part[:1], part.transpose(0, 2)]
+        for other, dim in zip(different, [2, 2, 0], strict=True):
+            arguments = ([other], [dim]) if is_first else ([part], [2])
+            raises(ValueError, r"dtypes, .*ranks \[0\] unlike", context_parallel_unshard, mesh, *arguments)
+        fewer = 1 if is_first else 2
+        raises(ValueError, "number of the buffers", context_parallel_unshard, mesh, [part] * fewer, [2] * fewer)
+        (out,) = context_parallel_unshard(mesh, [part], [2])
+        assert torch.equal(out, whole)
+    even = SequenceLayout((12,), dist.get_world_size(), "none")
+    layout = even if is_first else opened.layout
+    raises(ValueError, "layouts differ", context_parallel_unshard, mesh, [part], [2], layout=layout)

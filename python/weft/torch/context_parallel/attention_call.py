@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 
 import torch
+from weft.torch.context_parallel.agreement import describe_digests, digest, gather_numbers
 from weft.torch.context_parallel.exchanges.level_exchange import LevelExchange
 from weft.torch.context_parallel.layouts.byte_formulas import AttentionShape
 from weft.torch.context_parallel.schemes.split_mask import MaskForm
@@ -33,11 +33,6 @@ class AttentionCall:
             "is_causal": int(self.is_causal),
             "attn_mask": digest(self.mask),
         }
-
-
-def digest(value: object) -> int:
-    """A number for the text of a value. A message does not show it: _DIGESTS lists its field."""
-    return zlib.crc32(repr(value).encode())
 
 
 def autocast(tensor: torch.Tensor) -> torch.Tensor:
@@ -132,23 +127,15 @@ _DIGESTS = ("documents", "options", "scale", "dtype", "attn_mask")
 _COLUMNS = 2 + len(_SCOPE_FIELDS) + len(_RUN_FIELDS) + len(_CALL_FIELDS)
 
 
-def _gather(level: LevelExchange, numbers: list[int]) -> list[list[int]]:
-    own = torch.tensor(numbers)
-    return torch.stack(level.gather(own, [own.numel()] * level.size).wait()).tolist()
-
-
 def _describe(name: str, values: list[int]) -> str:
     """The values of the ranks; of those that are digests, which ranks have equal ones."""
-    if name not in _DIGESTS:
-        return str(values)
-    groups = [[rank for rank, other in enumerate(values) if other == value] for value in dict.fromkeys(values)]
-    return " unlike ".join(f"ranks {ranks}" for ranks in groups)
+    return describe_digests(values) if name in _DIGESTS else str(values)
 
 
 def announce_refusal(level: LevelExchange) -> None:
     """Tells ranks that are in `agree` that this rank refuses the call, so that they do not wait for it. Collective
     with `agree`."""
-    _gather(level, [1] + [0] * (_COLUMNS - 1))
+    gather_numbers(level, [1] + [0] * (_COLUMNS - 1))
 
 
 def agree(level: LevelExchange, tokens: int, fields: dict[str, int]) -> tuple[int, ...]:
@@ -158,7 +145,7 @@ def agree(level: LevelExchange, tokens: int, fields: dict[str, int]) -> tuple[in
     Errors: ValueError (a rank refuses the call; ranks differ, by field).
     """
     assert tuple(fields) == _SCOPE_FIELDS + _RUN_FIELDS + _CALL_FIELDS
-    rows = _gather(level, [0, tokens, *fields.values()])
+    rows = gather_numbers(level, [0, tokens, *fields.values()])
     refusing = [rank for rank, row in enumerate(rows) if row[0]]
     if refusing:
         raise ValueError(f"ranks {refusing} of the context group refused this attention: see their errors")

@@ -11,6 +11,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from weft.torch.context_parallel.agreement import digest
 from weft.torch.context_parallel.attention_call import (
     AttentionCall,
     agree,
@@ -19,7 +20,6 @@ from weft.torch.context_parallel.attention_call import (
     autocast_mask,
     check_inputs,
     check_options,
-    digest,
     run_fields,
     shape_of,
 )
@@ -299,7 +299,9 @@ def context_parallel_unshard(
     """Whole tensors from the parts of all ranks, in the order of the sequence, on every rank. Without gradients.
 
     layout: the split of the sequence. Default: that of the open scope. After the scope, give its `layout`.
-    Collective: all ranks of the mesh. Errors: ValueError (each names the argument and the remedy).
+    Collective: all ranks of the mesh.
+    Errors: ValueError (each names the argument and the remedy). If a rank refuses its buffers, or ranks differ, all of
+    them get an error.
     """
     if layout is None:
         scope = open_target()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
+from weft.torch.context_parallel.agreement import describe_digests, digest, gather_numbers
 from weft.torch.context_parallel.exchanges.level_exchange import LevelExchange
 from weft.torch.context_parallel.layouts.sequence_layout import SequenceLayout
 
@@ -95,9 +96,16 @@ def _replace(buffer: torch.Tensor, data: torch.Tensor) -> None:
 def unshard(
     group: dist.ProcessGroup, buffers: Sequence[torch.Tensor], seq_dims: Sequence[int], layout: SequenceLayout
 ) -> list[torch.Tensor]:
-    """Whole tensors in the order of the sequence, on every rank. Collective. Errors: ValueError."""
+    """Whole tensors in the order of the sequence, on every rank. Collective. Errors, on all ranks: ValueError (those of
+    check_parts; ranks differ), those of arguments of a wrong type."""
     level = LevelExchange(group, range(layout.ranks))
-    dims = check_parts(buffers, seq_dims, layout, level.own)
+    try:
+        dims = check_parts(buffers, seq_dims, layout, level.own)
+        forms = [_form_of(buffer, dim) for buffer, dim in zip(buffers, dims)]
+    except Exception:  # Also those of arguments of a wrong type.
+        gather_numbers(level, [1, 0, 0])
+        raise
+    _agree_on_parts(level, forms, layout)
     return [_unshard(level, buffer, dim, layout) for buffer, dim in zip(buffers, dims)]
 
 
@@ -120,6 +128,26 @@ def check_parts(
             )
         dims.append(dim % buffer.dim())
     return dims
+
+
+def _form_of(part: torch.Tensor, dim: int) -> tuple:
+    """Properties that are the same on all ranks."""
+    return part.dtype, (*part.shape[:dim], *part.shape[dim + 1 :]), dim
+
+
+def _agree_on_parts(level: LevelExchange, forms: Sequence[tuple], layout: SequenceLayout) -> None:
+    """Compares the parts of all ranks: a difference would mix up their messages."""
+    rows = gather_numbers(level, [0, digest(forms), digest(layout)])
+    refusing = [rank for rank, row in enumerate(rows) if row[0]]
+    if refusing:
+        raise ValueError(f"ranks {refusing} of the context group refused their buffers: see their errors")
+    for column, name in ((1, "dtypes, dims or number of the buffers"), (2, "layouts")):
+        values = [row[column] for row in rows]
+        if len(set(values)) > 1:
+            raise ValueError(
+                f"the {name} differ between the ranks of the context group, {describe_digests(values)}: give all "
+                "ranks the same"
+            )
 
 
 def _unshard(level: LevelExchange, part: torch.Tensor, dim: int, layout: SequenceLayout) -> torch.Tensor:
