@@ -22,7 +22,7 @@ struct Candidate {
 absl::StatusOr<Candidate> EvaluateScheme(const ContextScheme& scheme, const AttentionShape& shape,
                                          const AttentionMask& mask,
                                          absl::Span<const int64_t> document_lengths, int ranks) {
-  if (shape.is_sparse()) WEFT_RETURN_IF_ERROR(scheme.ValidateSparse(ranks, mask));
+  WEFT_RETURN_IF_ERROR(shape.is_sparse() ? scheme.ValidateSparse(ranks, mask) : scheme.Validate(ranks, mask));
   WEFT_ASSIGN_OR_RETURN(const SequenceLayout layout,
                         SequenceLayout::Create(document_lengths, scheme.Split(ranks)));
   Candidate candidate{.scheme = scheme, .bytes = 0, .imbalance = WorkImbalance(scheme, shape, mask, layout)};

@@ -33,8 +33,8 @@ std::vector<ContextScheme> SparseSchemes(LoadBalance balance);
 // Returns the scheme that moves the fewest bytes, the first of equal ones. The bytes of a scheme are the most
 // that any rank receives in forward and backward. A scheme whose busiest rank has more than 1.25 times the
 // mean work is chosen only if all schemes have that; heads that divide badly are a cause. Errors:
-// kInvalidArgument (SequenceLayout::Create; no scheme; no ranks; a scheme that sparse attention cannot have,
-// if the shape is that of one).
+// kInvalidArgument (SequenceLayout::Create; no scheme; no ranks; ContextScheme::Validate of any scheme, or
+// ValidateSparse if the shape is that of sparse attention).
 absl::StatusOr<SchemeChoice> ChooseAmong(absl::Span<const ContextScheme> schemes, const AttentionShape& shape,
                                          const AttentionMask& mask,
                                          absl::Span<const int64_t> document_lengths, int ranks);

@@ -44,16 +44,32 @@ TEST(ChooseScheme, TakesAHybridIfThereAreFewerHeadsThanRanks) {
 
 TEST(ChooseScheme, TakesTheFirstOfEqualSchemes) {
   const ContextScheme ring = ContextScheme::Ring();
-  const ContextScheme head_tail = ContextScheme::Gather(LoadBalance::kHeadTail);
   const ContextScheme gather = ContextScheme::Gather();
+  const ContextScheme of_all_ranks = {.ulysses_degree = 2};
   const AttentionShape shape = ShapeOf(16, 16);
   const AttentionMask full{.causal = false, .keys_before = {}};
   ASSERT_OK_AND_ASSIGN(const SchemeChoice fewer, ChooseAmong({ring, gather}, shape, full, {4096}, 2));
   EXPECT_EQ(fewer.scheme, gather);
-  ASSERT_OK_AND_ASSIGN(const SchemeChoice first, ChooseAmong({head_tail, gather}, shape, full, {4096}, 2));
-  EXPECT_EQ(first.scheme, head_tail);
+  for (const bool is_first : {true, false}) {
+    const ContextScheme first = is_first ? of_all_ranks : ContextScheme::Ulysses();
+    const ContextScheme second = is_first ? ContextScheme::Ulysses() : of_all_ranks;
+    ASSERT_OK_AND_ASSIGN(const SchemeChoice choice, ChooseAmong({first, second}, shape, full, {4096}, 2));
+    EXPECT_EQ(choice.scheme, first);
+  }
   EXPECT_THAT(ChooseAmong({}, shape, full, {4096}, 2),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no scheme to choose from")));
+}
+
+TEST(ChooseScheme, RefusesSchemesThatTheRanksOrTheMaskCannotHave) {
+  const AttentionMask full{.causal = false, .keys_before = {}};
+  const auto refused = [&](const ContextScheme& scheme, const AttentionMask& mask, const char* text) {
+    EXPECT_THAT(ChooseAmong({ContextScheme::Ulysses(), scheme}, ShapeOf(16, 16), mask, {4096}, 4),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
+  };
+  for (const int degree : {-1, 0, 3, 8}) {
+    refused({.ulysses_degree = degree}, kCausal, "does not divide the 4 ranks");
+  }
+  refused(ContextScheme::Gather(LoadBalance::kHeadTail), full, "load balance head-tail is for causal masks");
 }
 
 TEST(ChooseScheme, IsUlyssesForOneRankAndAnErrorForNone) {
