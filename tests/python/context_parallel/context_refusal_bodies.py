@@ -27,7 +27,8 @@ def check_misuse_of_attention() -> None:
         raises(ValueError, "one dtype", attend, query.double(), key, value, enable_gqa=True)
         raises(ValueError, "use load_balance 'none'", attend, query, key, value, enable_gqa=True)
         local_mask = torch.ones(count, count, dtype=torch.bool)
-        raises(ValueError, "attention_mask of ones", attend, query, key, value, local_mask, enable_gqa=True)
+        remedies = "attention_mask of ones.*needs a mask over all tokens"
+        raises(ValueError, remedies, attend, query, key, value, local_mask, enable_gqa=True)
         for dtype in (torch.int64, torch.float64):
             typed = torch.ones(count, 12, dtype=dtype)
             raises(ValueError, f"{dtype}.*torch.bool, torch.float32", attend, query, key, value, typed, enable_gqa=True)

@@ -102,8 +102,8 @@ def form_of(mask: torch.Tensor | None, query: torch.Tensor, whole: int) -> MaskF
             f"attn_mask {list(mask.shape)} cannot be split: a rank has {part} of {whole} tokens, so its dims must "
             f"be [1 or {batch}, 1 or "
             f"{heads}, 1 or {part} or {whole}, {whole}], or keys {part} with queries 1. If a model made the mask "
-            "from this rank's tokens "
-            "alone, let it use is_causal instead; for transformers, pass an attention_mask of ones"
+            "from this rank's tokens alone, let it use is_causal instead: give models of transformers an "
+            "attention_mask of ones. A sliding window needs a mask over all tokens"
         )
     assert query_extent is not None and key_extent is not None
     return MaskForm(rows, mask_heads, query_extent, key_extent, dtype, mask.dtype == torch.bool)
