@@ -102,7 +102,8 @@ class ContextParallelScope:
 
     @property
     def choices(self) -> tuple[SchemeChoice, ...]:
-        """Schemes of the attentions so far, one for each shape, with the comparison that led to it."""
+        """Schemes of the attentions so far, one for each form of call, with the comparison that led to it. Calls of
+        other shapes, dtypes, masks or is_causal are forms of their own."""
         return tuple(self._choices)
 
     @property
