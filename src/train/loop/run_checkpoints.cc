@@ -29,6 +29,15 @@ bool IsFolder(const std::string& path) {
   return stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+RunCheckpoints::Skips SkipsOf(const Checkpoint& checkpoint) {
+  const auto count = [&](const char* name, int64_t missing) {
+    const auto found = checkpoint.counts().find(name);
+    return found == checkpoint.counts().end() ? missing : found->second;
+  };
+  const int64_t all = count(kSkippedSteps, 0);
+  return {all, count(kCountedSkips, all)};
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
@@ -105,10 +114,12 @@ absl::Status RunCheckpoints::Resume() {
     }
   }
   WEFT_ASSIGN_OR_RETURN(resumed_, Checkpoint::OpenOnAllRanks(bootstrap_, path, timeout_));
+  resumed_step_ = resumed_->step();
+  skips_ = SkipsOf(*resumed_);
   const std::string in_folder = absl::StrCat(config_.folder, "/", CheckpointName(resumed_->step()));
   std::error_code missing;
-  if (std::filesystem::equivalent(path, in_folder, missing)) parent_ = resumed_->step();
-  messages_.push_back(absl::StrCat("resume   ", path, ", after step ", resumed_->step()));
+  if (std::filesystem::equivalent(path, in_folder, missing)) parent_ = resumed_step_;
+  messages_.push_back(absl::StrCat("resume   ", path, ", after step ", *resumed_step_));
   NoteChanges();
   absl::Status status = CheckFolderIsOfThisRun();
   if (status.ok()) status = CheckProperties();
@@ -162,16 +173,6 @@ absl::Status RunCheckpoints::CheckProperties() const {
       absl::StrCat("cannot go on from '", resumed_->folder(), "': ", absl::StrJoin(differences, "; "),
                    ": give the values of the checkpoint, or start a new run in another --checkpoint-dir");
   return flag ? absl::InvalidArgumentError(message) : absl::DataLossError(message);
-}
-
-RunCheckpoints::Skips RunCheckpoints::skips() const {
-  if (!resumed_) return {};
-  const auto count = [&](const char* name, int64_t missing) {
-    const auto found = resumed_->counts().find(name);
-    return found == resumed_->counts().end() ? missing : found->second;
-  };
-  const int64_t all = count(kSkippedSteps, 0);
-  return {all, count(kCountedSkips, all)};
 }
 
 absl::Status RunCheckpoints::Save(const TrainingState& training, int64_t step, const Skips& skips,

@@ -37,15 +37,19 @@ class RunCheckpoints {
                                                               const std::vector<RunProperty>& properties,
                                                               int64_t state_bytes, absl::Duration timeout);
 
-  // The checkpoint from which the run goes on; null for a new run.
+  // The checkpoint from which the run goes on; null for a new run, and after CloseResumed.
   const Checkpoint* resumed() const { return resumed_ ? &*resumed_ : nullptr; }
-  int64_t first_step() const { return resumed_ ? resumed_->step() + 1 : 1; }
+  // Closes its files. A save may remove them; while they are open, they keep their space on the disk.
+  void CloseResumed() { resumed_.reset(); }
+  // The step after which the run goes on; unset for a new run.
+  std::optional<int64_t> resumed_step() const { return resumed_step_; }
+  int64_t first_step() const { return resumed_step_.value_or(0) + 1; }
   // Steps without an update, and those of them that --max-skipped-steps counts.
   struct Skips {
     int64_t all = 0;
     int64_t counted = 0;
   };
-  Skips skips() const;  // Of the run until that checkpoint.
+  const Skips& skips() const { return skips_; }  // Of the run until that checkpoint.
   // Lines for the user, on rank 0: the checkpoints that were found, skipped and removed.
   const std::vector<std::string>& messages() const { return messages_; }
 
@@ -90,6 +94,8 @@ class RunCheckpoints {
   std::vector<RunProperty> noted_;                    // Those with RunProperty::if_changed.
   std::vector<std::string> messages_;
   std::optional<Checkpoint> resumed_;
+  std::optional<int64_t> resumed_step_;
+  Skips skips_;
   std::unique_ptr<CheckpointSaver> saver_;  // Null without --checkpoint-dir.
   std::string saved_;
   std::string last_saved_;

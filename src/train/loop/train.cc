@@ -164,6 +164,7 @@ class Run {
       report_.steps = resumed->step();
       report_.skipped_steps = checkpoints_->skips().all;
       counted_skips_ = checkpoints_->skips().counted;
+      checkpoints_->CloseResumed();
     }
     WEFT_RETURN_IF_ERROR(OpenTrace());  // All ranks have the same flags and the same checkpoint.
     return Agree(OpenEvaluatorAndRecords());
@@ -190,7 +191,7 @@ class Run {
     WEFT_ASSIGN_OR_RETURN(records_,
                           RunRecords::Open(config_, resolved_,
                                            {.first_step = checkpoints_->first_step(),
-                                            .resumed = checkpoints_->resumed() != nullptr,
+                                            .resumed = checkpoints_->resumed_step().has_value(),
                                             .byte_inputs = JsonText(ToJson(trainer_->byte_inputs()))},
                                            output()));
     return absl::OkStatus();

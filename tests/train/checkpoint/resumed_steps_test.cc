@@ -1,0 +1,54 @@
+// Steps of a resumed run: the files that it keeps open, and its skipped steps.
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include <absl/strings/match.h>
+
+#include "tests/train/train_run.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+class ResumedSteps : public TrainRun {
+ protected:
+  ResumedSteps() {
+    config_.checkpoint.folder = folder_ / "checkpoints";
+    config_.optimizer.lr_schedule = LrDecay::kConstant;
+  }
+};
+
+// The paths of files that this process has open, of those that begin with `beginning`.
+std::vector<std::string> OpenFilesWith(const std::string& beginning) {
+  std::vector<std::string> open;
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code closed;  // The iterator's own descriptor may be gone.
+    const std::string path = fs::read_symlink(entry.path(), closed);
+    if (!closed && absl::StartsWith(path, beginning)) open.push_back(path);
+  }
+  return open;
+}
+
+TEST_F(ResumedSteps, BeginAfterTheFilesOfTheCheckpointAreClosed) {
+  config_.optimizer.steps = 2;
+  Run({1, 1});
+  config_.checkpoint.resume = "auto";
+  config_.optimizer.steps = 4;
+  int64_t steps = 0;
+  EXPECT_OK(RunThreadRanks(NodeMap::OneNode(1), [&](Bootstrap& bootstrap) {
+    TrainEnvironment environment;
+    environment.on_step = [&](const StepMetrics&) {
+      ++steps;
+      EXPECT_THAT(OpenFilesWith(config_.checkpoint.folder + "/step-"), ::testing::IsEmpty());
+    };
+    return Train(bootstrap, config_, environment).status();
+  }));
+  EXPECT_EQ(steps, 2);
+}
+
+}  // namespace
+}  // namespace weft
