@@ -78,13 +78,14 @@ TEST(Corpus, ReadsTokenFilesOfBothWidths) {
   EXPECT_THAT(ReadTokens(corpus, 0, 2, 128256), ElementsAre(70000, 2));
 }
 
-TEST(Corpus, ReadsFoldersInOrderOfPathsWithoutHiddenFiles) {
+TEST(Corpus, ReadsFoldersInOrderOfPathsWithoutHiddenFilesAndFlightRecorders) {
   const TempFolder folder;
   folder.Write("b/1.txt", "3");
   folder.Write("a.txt", "1");
   folder.Write("b.txt", "2");
   folder.Write(".hidden", "x");
   folder.Write("b/.git/config", "x");
+  folder.Write("weft-dump/rank-0.json", "x");
   const Corpus corpus = Corpus::Open(std::vector<std::string>{folder.str()}).value();
   EXPECT_THAT(ReadTokens(corpus, 0, corpus.tokens()), ElementsAre('1', '2', '3'));
 }

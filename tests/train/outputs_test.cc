@@ -110,6 +110,21 @@ TEST_F(Outputs, MustNotLieInADataFolder) {
   EXPECT_OK(Check());
 }
 
+TEST_F(Outputs, MustNotBeAFolderInADataFolder) {
+  config_.data.paths = {folder_.str()};
+  for (const char* name : {"dumps", "weft-dumps", "new/dumps"}) {
+    config_.output.dump_folder = folder_ / name;
+    ExpectCollision(absl::StrCat("--dump-folder ", config_.output.dump_folder, ": lies in the folder ",
+                                 folder_.str(), ", of which --data reads all files"));
+  }
+  for (const char* name : {kDefaultDumpFolder, ".dumps"}) {
+    config_.output.dump_folder = folder_ / name;
+    EXPECT_OK(Check());
+  }
+  config_.output.tensorboard_folder = folder_ / "events";
+  ExpectCollision(absl::StrCat("--tensorboard ", folder_.str(), "/events: lies in the folder"));
+}
+
 TEST_F(Outputs, MustNotBeEvaluationDataOrTheConfigurationFile) {
   config_.eval.paths = {folder_.Write("eval.txt", std::string(100, 'x'))};
   config_.config_file = folder_.Write("run.toml", "");

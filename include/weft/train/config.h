@@ -199,6 +199,9 @@ struct StepRange {
   static absl::StatusOr<StepRange> Parse(std::string_view text);
 };
 
+// Default of --dump-folder. Data folders are read without entries of this name.
+inline constexpr const char* kDefaultDumpFolder = "weft-dump";
+
 struct OutputOptions {
   std::string metrics_file;           // Empty: no metrics.
   std::string tensorboard_folder;     // For an event file of TensorBoard. Empty: none.
@@ -208,7 +211,7 @@ struct OutputOptions {
   bool export_merged = false;
   // Folder for the flight recorders of a run that fails because a rank is missing, because ranks disagree, or
   // because the transport fails.
-  std::string dump_folder = "weft-dump";
+  std::string dump_folder = kDefaultDumpFolder;
   std::string trace_file;  // Empty: no trace.
   // Steps of the trace, as StepRange::Parse takes them. Empty: the third to fifth that the run does.
   std::string trace_steps;

@@ -35,7 +35,8 @@ class Corpus {
   };
 
   // Opens files and folders, in this order. A folder stands for all files below it, sorted by path; hidden
-  // files and folders are skipped, and symbolic links are followed. All files must have one format.
+  // files and folders are skipped, and entries named kDefaultDumpFolder. Symbolic links are followed. All
+  // files must have one format.
   // Errors: kNotFound, kPermissionDenied (names the path); kDataLoss (a token file whose size is not a
   //   multiple of the token size, mixed formats, a folder without files, no tokens, a folder that contains
   //   itself).

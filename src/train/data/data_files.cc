@@ -12,6 +12,7 @@
 
 #include "src/train/files/file_io.h"
 #include "weft/core/status.h"
+#include "weft/train/config.h"
 
 namespace weft {
 namespace {
@@ -69,7 +70,7 @@ class FolderWalk {
     const std::string prefix = folder.back() == '/' ? folder : folder + "/";
     errno = 0;
     while (const dirent* entry = readdir(directory.get())) {
-      if (entry->d_name[0] != '.') {
+      if (!IsSkippedAsData(entry->d_name)) {
         WEFT_RETURN_IF_ERROR(Visit(prefix + entry->d_name));
       }
       errno = 0;
@@ -92,13 +93,15 @@ absl::StatusOr<std::vector<std::string>> ExpandDataPaths(absl::Span<const std::s
     WEFT_RETURN_IF_ERROR(walk.Visit(path));
     std::vector<std::string> found = walk.TakeFiles();
     if (found.empty()) {
-      return absl::DataLossError(
-          absl::StrCat("the folder '", path, "' has no files (hidden files are skipped)"));
+      return absl::DataLossError(absl::StrCat("the folder '", path, "' has no files (hidden ones and ",
+                                              kDefaultDumpFolder, " are skipped)"));
     }
     files.insert(files.end(), std::make_move_iterator(found.begin()), std::make_move_iterator(found.end()));
   }
   return files;
 }
+
+bool IsSkippedAsData(std::string_view name) { return name.starts_with('.') || name == kDefaultDumpFolder; }
 
 std::string MaskOf(const std::string& path) { return absl::StrCat(path, kMaskSuffix); }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -9,9 +10,13 @@
 
 namespace weft {
 
-// A file stands for itself. A folder stands for all files below it, sorted by path, without hidden ones.
-// Links are followed. Errors: those of Corpus::Open.
+// A file stands for itself. A folder stands for all files below it, sorted by path, without those that are
+// skipped or lie in a folder that is. Links are followed. Errors: those of Corpus::Open.
 absl::StatusOr<std::vector<std::string>> ExpandDataPaths(absl::Span<const std::string> paths);
+
+// True for the entries of a data folder that are skipped: hidden ones, and the default folder of flight
+// recorders.
+bool IsSkippedAsData(std::string_view name);
 
 // The file beside a data file that says which of its tokens have a loss.
 inline constexpr const char* kMaskSuffix = ".mask";

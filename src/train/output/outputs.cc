@@ -163,15 +163,19 @@ absl::Status CheckOutputsDiffer(const std::vector<OutputFile>& outputs) {
 bool IsDataOf(const fs::path& folder, const fs::path& path) {
   const fs::path below = path.lexically_relative(folder);
   return !below.empty() && below.begin()->string() != ".." &&
-         std::none_of(below.begin(), below.end(), [](const fs::path& part) {
-           return part.string().size() > 1 && part.string().front() == '.';  // Hidden.
-         });
+         std::none_of(below.begin(), below.end(),
+                      [](const fs::path& part) { return part != "." && IsSkippedAsData(part.string()); });
 }
 
 // A resumed run would read the outputs of the first one as data.
 absl::Status CheckOutsideData(const TrainConfig& config, std::vector<OutputFile> outputs) {
-  const std::string& checkpoints = config.checkpoint.folder;
-  if (!checkpoints.empty()) outputs.push_back({"checkpoint-dir", checkpoints, /*in_place=*/false});
+  const std::pair<const char*, const std::string&> folders[] = {
+      {"checkpoint-dir", config.checkpoint.folder},
+      {"tensorboard", config.output.tensorboard_folder},
+      {"dump-folder", config.output.dump_folder}};
+  for (const auto& [flag, folder] : folders) {
+    if (!folder.empty()) outputs.push_back({flag, folder, /*in_place=*/false});
+  }
   const auto check = [&](const char* flag, const std::vector<std::string>& paths) -> absl::Status {
     for (const std::string& path : paths) {
       std::error_code ignored;
