@@ -39,6 +39,7 @@ int ExitCodeOf(const absl::Status& status) {
       return weft::kExitBadUsage;
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kDataLoss:
     case absl::StatusCode::kUnimplemented:
       return weft::kExitBadFile;

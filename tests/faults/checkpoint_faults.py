@@ -75,15 +75,18 @@ def interrupted(ranks, codes, message, flags=(), **case):
     return run
 
 
-def every_call(ranks, rank, what, codes, flags=(), stride=1, calls=("open", "write", "truncate", "fsync", "rename", "close")):
-    """The fault at each call of each kind under the folder of checkpoints, until a run has fewer calls. A run has one of each kind."""
+def every_call(ranks, rank, what, codes, flags=(), stride=1, calls=("open", "write", "truncate", "fsync", "rename", "close"), once=""):
+    """The fault at each call of each kind under the folder of checkpoints, until a run has fewer calls. A run has one of each kind. `once`:
+    ":once" for a fault of that call alone."""
 
     def run(harness):
         seconds, problems, done, seen = 0, [], collections.Counter(), collections.Counter()
         for call in calls:
             for number in range(1, 1000, stride):
                 place = harness.place(ranks)
-                outcome = place.train(flags=flags, fault=f"{what}@{call}:{number}", fault_rank=rank, fault_path=f"/{CHECKPOINTS}/")
+                outcome = place.train(flags=flags, fault=f"{what}@{call}:{number}{once}", fault_rank=rank, fault_path=f"/{CHECKPOINTS}/")
+                if "is not used" in outcome.output:
+                    problems.append(f"{call} {number}: the run passes over a whole checkpoint")
                 if outcome.code == 0:
                     shutil.rmtree(place.folder.parent)
                     break
@@ -294,6 +297,8 @@ def cases():
         yield (f"{code} at every call of a save, one rank", False, every_call(1, 0, code, exits, calls=calls))
         yield (f"{code} on rank 1", False, single(2, exits, "ck/", fault=f"{code}@write:1", fault_rank=1, **save))
     yield "EIO at every tenth read of a resume, one rank", False, every_call(1, 0, "EIO", (3,), stride=10, calls=("read",))
+    yield ("EIO once, at every tenth read of a resume, one rank", False,
+           every_call(1, 0, "EIO", (3,), stride=10, calls=("read",), once=":once"))
     yield "short writes", False, single(2, (0,), "saved ck/step-00000012", fault="short@write", fault_rank=1, **save)
     yield "the device hangs in a flush", False, single(2, (86,), "rank|device", fault="hang@fsync:1", fault_rank=1, **save)
     yield "the device hangs in a flush of an async save", False, single(

@@ -1,10 +1,11 @@
 // Faults of one rank, injected by LD_PRELOAD into a program that knows nothing of them.
 //
-//   FAULT_RANK=1 FAULT=<what>@<call>[:<number>] [FAULT_PATH=<part of a path>] LD_PRELOAD=fault_shim.so PROGRAM
+//   FAULT_RANK=1 FAULT=<what>@<call>[:<number>[:once]] [FAULT_PATH=<part of a path>] LD_PRELOAD=fault_shim.so PROGRAM
 //
 // <call>: MPI_Init_thread, MPI_Finalize, dnnl_sgemm; open, read (also pread), write (also pwrite, but not fwrite), fsync,
 //   rename, truncate (also fallocate), close, of files whose path contains FAULT_PATH.
-// <number>: the call at which the fault happens, from 1 (the default). Faults of files happen at that call and all later ones.
+// <number>: the call at which the fault happens, from 1 (the default). Faults of files happen at that call and, without
+//   "once", at all later ones.
 // <what>: hang, kill, segv, stop, exit0, exit1, slow (sleeps FAULT_SECONDS), nan (the result of dnnl_sgemm), short (half of the
 //   bytes), or the name of an errno: EIO, ENOSPC, EACCES, EROFS.
 #define _GNU_SOURCE
@@ -27,6 +28,7 @@
 static char fault_what[32];
 static char fault_call[32];
 static long fault_number = 1;
+static bool fault_once;
 static bool fault_here;
 
 __attribute__((constructor)) static void ReadEnvironment(void) {
@@ -34,11 +36,13 @@ __attribute__((constructor)) static void ReadEnvironment(void) {
   const char* rank = getenv("OMPI_COMM_WORLD_RANK");
   const char* faulty = getenv("FAULT_RANK");
   if (fault == NULL || faulty == NULL) return;
-  const int fields = sscanf(fault, "%31[^@]@%31[^:]:%ld", fault_what, fault_call, &fault_number);
+  char once[8] = "";
+  const int fields = sscanf(fault, "%31[^@]@%31[^:]:%ld:%7s", fault_what, fault_call, &fault_number, once);
   if (fields < 2) {
-    fprintf(stderr, "fault_shim: FAULT is '%s', expected <what>@<call>[:<number>]\n", fault);
+    fprintf(stderr, "fault_shim: FAULT is '%s', expected <what>@<call>[:<number>[:once]]\n", fault);
     abort();
   }
+  fault_once = strcmp(once, "once") == 0;
   fault_here = strcmp(rank == NULL ? "0" : rank, faulty) == 0;
 }
 
@@ -94,7 +98,7 @@ static bool FileMatches(int file) {
 
 // The fault of a call on a file: an errno to fail with, or 0.
 static int FileFault(const char* call, bool matches) {
-  if (!matches || !IsFaulty(call, true)) return 0;
+  if (!matches || !IsFaulty(call, !fault_once)) return 0;
   Act();
   return ErrnoOf(fault_what);
 }

@@ -117,7 +117,8 @@ class CheckpointSaver {
   // Creates the folder if it does not exist. Removes the remains of saves that were killed, if it
   // holds the lock.
   // Errors: kInvalidArgument (another run has the folder, or an option is out of range), kNotFound,
-  //   kPermissionDenied, kResourceExhausted, kDataLoss (names the path). All ranks return the same.
+  //   kPermissionDenied, kResourceExhausted, kUnavailable, kDataLoss (names the path). All ranks return the
+  //   same.
   static absl::StatusOr<std::unique_ptr<CheckpointSaver>> Open(Bootstrap& bootstrap,
                                                                const std::string& folder,
                                                                const CheckpointOptions& options);
@@ -165,8 +166,8 @@ class Checkpoint {
  public:
   // Reads checkpoint.json and the headers of all files, and checks their checksums and the sizes of all
   // files, but not the data. `folder`: that of one checkpoint.
-  // Errors: kNotFound, kPermissionDenied, kDataLoss (names the file and what is wrong), kUnimplemented
-  //   (written in a newer format).
+  // Errors: kNotFound, kPermissionDenied, kUnavailable (a read failed), kDataLoss (names the file and what is
+  //   wrong), kUnimplemented (written in a newer format).
   static absl::StatusOr<Checkpoint> Open(const std::string& folder);
   // Opens the same checkpoint on all ranks. The path of its folder may differ between hosts.
   // Collective: all ranks. Errors: those of Open, of the lowest rank that has one; kDataLoss (the ranks have
@@ -185,19 +186,20 @@ class Checkpoint {
   absl::Status Check(std::string_view file, const std::string& name, const Shape& shape) const;
   // Reads elements [first, first + out.size()) of an array in row-major order, and checks the checksums of
   // all ranges that they lie in. REQUIRES: Check has passed, and the range lies in the array.
-  // Errors: kDataLoss (names file, range and array).
+  // Errors: kUnavailable (the read failed), kDataLoss (names file, range and array).
   absl::Status Read(std::string_view file, const std::string& name, int64_t first,
                     absl::Span<float> out) const;
   // Loader of the arrays "<parameter><suffix>" of one file stem, with Check and Read. The loader shares the
   // checkpoint's state.
   ShardLoader Loader(std::string_view file, std::string_view suffix = "") const;
-  // Reads part `part` of `parts` of all files and checks every checksum in it. Errors: kDataLoss.
+  // Reads part `part` of `parts` of all files and checks every checksum in it. Errors: kUnavailable (a
+  // read failed), kDataLoss.
   absl::Status Verify(int part = 0, int parts = 1) const;
   // Writes a Hugging Face folder: the weights ("model" and "indexer") and all files that are not arrays, such
   // as config.json. Checks the checksum of each range. The files take the place of an earlier export
   // together.
   // Errors: kInvalidArgument (another run writes there, or it is a checkpoint, its place, or a folder of
-  //   checkpoints), kDataLoss, kNotFound, kPermissionDenied, kResourceExhausted.
+  //   checkpoints), kDataLoss, kUnavailable, kNotFound, kPermissionDenied, kResourceExhausted.
   absl::Status ExportHf(const std::string& folder) const;
 
  private:
@@ -224,7 +226,7 @@ struct SkippedCheckpoint {
 // that are damaged, or that some rank does not have.
 // Collective: all ranks. Errors: kDataLoss (there are checkpoints, but none is usable; names each), and those
 //   of Checkpoint::OpenOnAllRanks for a checkpoint that may be whole (another format, no permission, no
-//   memory).
+//   memory, a failed read).
 absl::StatusOr<std::string> FindCheckpoint(Bootstrap& bootstrap, const std::string& folder,
                                            std::vector<SkippedCheckpoint>& skipped, absl::Duration timeout);
 

@@ -37,9 +37,9 @@ class Corpus {
   // Opens files and folders, in this order. A folder stands for all files below it, sorted by path; hidden
   // files and folders are skipped, and entries named kDefaultDumpFolder. Symbolic links are followed. All
   // files must have one format.
-  // Errors: kNotFound, kPermissionDenied (names the path); kDataLoss (a token file whose size is not a
-  //   multiple of the token size, mixed formats, a folder without files, no tokens, a folder that contains
-  //   itself).
+  // Errors: kNotFound, kPermissionDenied, kUnavailable (names the path); kDataLoss (a token file whose size
+  //   is not a multiple of the token size, mixed formats, a folder without files, no tokens, a folder that
+  //   contains itself).
   // `with_loss_mask`: each file has a mask beside it, named FILE.mask, of one byte for each token: 1 if the
   //   token has a loss where it is a target, 0 if not. Masks are no files of the data. Errors: kNotFound (a
   //   file has no mask), kDataLoss (a mask has another size). Without it, a mask is an error too
@@ -55,7 +55,8 @@ class Corpus {
 
   // Reads tokens [first, first + out.size()). REQUIRES: the range lies in the corpus.
   // Errors: kDataLoss (a token is not below `vocab_size`: names file, position and token; a file became
-  //   shorter; the read failed), kNotFound, kPermissionDenied (a file can no longer be opened).
+  //   shorter), kUnavailable (the read failed), kNotFound, kPermissionDenied (a file can no longer be
+  //   opened).
   absl::Status Read(int64_t first, int64_t vocab_size, absl::Span<int32_t> out) const;
 
   // Reads the mask of tokens [first, first + out.size()): 1 if a token has a loss, 0 if not. REQUIRES:

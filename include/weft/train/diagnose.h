@@ -47,7 +47,7 @@ struct FlightRecord {
 absl::StatusOr<FlightRecord> ParseFlightRecord(std::string_view text, const std::string& path);
 
 // Reads files and, of folders, the files rank-<N>.json.
-// Errors: kNotFound, kPermissionDenied, kDataLoss (names the path).
+// Errors: kNotFound, kPermissionDenied, kUnavailable, kDataLoss (names the path).
 absl::StatusOr<std::vector<FlightRecord>> ReadFlightRecords(absl::Span<const std::string> paths);
 
 // Returns one line. It names the ranks that disagree about an operation; or else the late ranks, the oldest

@@ -27,10 +27,10 @@ namespace weft {
 // out of range), kUnimplemented (an unsupported value). Messages name `path` and the key.
 absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view json, const std::string& path);
 
-// Reads the text of a folder's config.json. Errors: kNotFound, kPermissionDenied, kDataLoss (not a regular
-// file, or too large).
+// Reads the text of a folder's config.json. Errors: kNotFound, kPermissionDenied, kUnavailable, kDataLoss
+// (not a regular file, or too large).
 absl::StatusOr<std::string> ReadHfConfigText(const std::string& folder);
-// Reads and parses the config.json of a folder. Errors: those of ParseHfConfig, kNotFound, kPermissionDenied.
+// Reads and parses the config.json of a folder. Errors: those of ParseHfConfig and ReadHfConfigText.
 absl::StatusOr<LlamaConfig> ReadHfConfig(const std::string& folder);
 
 // Formats the config.json of `config` with weights in `dtype`: f32, bf16 or f16. `source` is the text of the

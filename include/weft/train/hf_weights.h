@@ -34,7 +34,7 @@ using StoredAs = std::function<StoredTensor(const Parameter&)>;
 // Loader of the weights in a folder's safetensors files. Each rank reads its own elements. Tensors of the
 // files that are no parameters are ignored.
 // Errors of the loader: kNotFound (no weights in the folder, or no tensor for a parameter), kDataLoss (a
-// damaged file, or a tensor of another shape), kPermissionDenied.
+// damaged file, or a tensor of another shape), kPermissionDenied, kUnavailable.
 ShardLoader LoadFromHf(const std::string& folder, StoredAs stored = {});
 
 struct HfExportOptions {

@@ -91,7 +91,7 @@ class MetricsFile {
  public:
   // Creates the file, or opens an empty one, /dev/null or /dev/stdout. Follows no other link.
   // Errors: kInvalidArgument (the file is not empty, or another run writes to it), kNotFound,
-  //   kPermissionDenied, kResourceExhausted, kDataLoss (names the path).
+  //   kPermissionDenied, kResourceExhausted, kUnavailable, kDataLoss (names the path).
   static absl::StatusOr<MetricsFile> Create(const std::string& path);
   // Opens the file of a run that goes on after `step`. Removes the lines of later steps, which the run will
   // repeat, and a last line that is not whole. Creates the file if it does not exist.
@@ -101,7 +101,7 @@ class MetricsFile {
   MetricsFile& operator=(MetricsFile&& other) noexcept;
   ~MetricsFile();
 
-  // Errors: kResourceExhausted (a full disk), kDataLoss. Names the path.
+  // Errors: kResourceExhausted (a full disk), kUnavailable, kDataLoss. Names the path.
   absl::Status Write(const StepMetrics& metrics);
 
  private:

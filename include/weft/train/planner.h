@@ -59,7 +59,8 @@ struct PlanOptions {
 // Returns the report: text of at most 80 columns, or JSON.
 // REQUIRES: `config` has passed Validate.
 // Errors: kInvalidArgument (the options, or a mesh that the configuration names and that is impossible),
-//   kNotFound, kPermissionDenied, kDataLoss, kUnimplemented (an input file, or the file of costs).
+//   kNotFound, kPermissionDenied, kUnavailable, kDataLoss, kUnimplemented (an input file, or the file of
+//   costs).
 absl::StatusOr<std::string> PlanTraining(const TrainConfig& config, const PlanOptions& options);
 
 // A step of the mesh that the configuration names. Peaks are those of rank 0, as in the metrics of a run.

@@ -24,13 +24,13 @@ struct ReportOptions {
 // Writes the page: curves, a summary, bytes, the trace and the configuration of the runs. It loads nothing
 // from elsewhere and has no script.
 // REQUIRES: 1 to kMaxRuns runs.
-// Errors: kNotFound, kPermissionDenied, kResourceExhausted, kDataLoss (a file is not one of weft; names the
-//   file and the line); kInvalidArgument (the output is one of the inputs).
+// Errors: kNotFound, kPermissionDenied, kResourceExhausted, kUnavailable, kDataLoss (a file is not one of
+//   weft; names the file and the line); kInvalidArgument (the output is one of the inputs).
 absl::Status WriteReport(const ReportOptions& options);
 
 // The mean times of each parameter group and of each module over the ranks and steps of a trace, as two
 // tables of at most 80 columns.
-// Errors: kNotFound, kPermissionDenied, kDataLoss (names the file and the line).
+// Errors: kNotFound, kPermissionDenied, kUnavailable, kDataLoss (names the file and the line).
 absl::StatusOr<std::string> SummarizeTrace(const std::string& path);
 
 }  // namespace weft

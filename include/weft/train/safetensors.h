@@ -42,9 +42,9 @@ absl::StatusOr<std::map<std::string, SafetensorsEntry>> ParseSafetensorsHeader(s
 // Thread safety: const members may be called from several threads.
 class SafetensorsReader {
  public:
-  // Reads headers only. Errors: kNotFound, kPermissionDenied, kDataLoss (a file is truncated, a tensor is not
-  // in the file that the index names, …). A link must lead to a file of the model's own store: the folder or,
-  // for a snapshot in a Hugging Face cache, the folder of the model there.
+  // Reads headers only. Errors: kNotFound, kPermissionDenied, kUnavailable, kDataLoss (a file is truncated, a
+  // tensor is not in the file that the index names, …). A link must lead to a file of the model's own store:
+  // the folder or, for a snapshot in a Hugging Face cache, the folder of the model there.
   static absl::StatusOr<SafetensorsReader> Open(const std::string& folder, const std::string& stem = "model");
 
   // Entries by tensor name.
@@ -58,7 +58,8 @@ class SafetensorsReader {
   absl::Status Check(const std::string& name, const Shape& shape) const;
 
   // Reads elements [first, first + out.size()), in row-major order, as fp32. REQUIRES: Check has passed, and
-  // the range lies in the tensor. Errors: kDataLoss (the file has become shorter, or cannot be read).
+  // the range lies in the tensor. Errors: kUnavailable (the read failed), kDataLoss (the file has become
+  // shorter).
   absl::Status Read(const std::string& name, int64_t first, absl::Span<float> out) const;
 
  private:
@@ -111,7 +112,7 @@ class SafetensorsWriter {
   // Writes elements [first, first + values.size()) of a tensor, rounded to the layout's dtype. Errors:
   // kOutOfRange (names the tensor and a finite value that bf16 or f16 cannot hold).
   absl::Status Write(const std::string& name, int64_t first, absl::Span<const float> values);
-  // Flushes to the device and closes the file. Errors: kResourceExhausted, kDataLoss.
+  // Flushes to the device and closes the file. Errors: kResourceExhausted, kUnavailable, kDataLoss.
   absl::Status Close();
 
  private:

@@ -56,7 +56,8 @@ struct TrainReport {
 // Errors:
 //   kInvalidArgument: the configuration does not fit the ranks, the data or the model, an output would
 //     replace an input or the metrics of an earlier run, or another run exports to the same folder.
-//   kNotFound, kPermissionDenied, kDataLoss, kUnimplemented: an input or output file, which is named.
+//   kNotFound, kPermissionDenied, kUnavailable, kDataLoss, kUnimplemented: an input or output file, which is
+//     named.
 //   kOutOfRange: the loss, the gradient norm, the evaluation loss or a weight became infinite or NaN. Names
 //     the step. Or a finite weight does not fit the dtype of the export. Names the tensor. Nothing is
 //     exported.

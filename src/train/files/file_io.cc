@@ -35,6 +35,18 @@ absl::Status ErrnoStatus(int error, const char* what, const std::string& path) {
     case ENFILE:
     case ENOMEM:
       return absl::ResourceExhaustedError(message);
+    case EIO:
+    case EREMOTEIO:
+    case ESTALE:
+    case ETIMEDOUT:
+    case EAGAIN:  // Another host or process holds a lease.
+    case ENOTCONN:
+    case ECONNABORTED:
+    case ECONNRESET:
+    case EHOSTDOWN:
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+      return absl::UnavailableError(message);
     default:
       return absl::DataLossError(message);
   }

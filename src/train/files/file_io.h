@@ -14,7 +14,8 @@ namespace weft {
 
 // The status of an errno value, with the message "cannot <what> '<path>': <reason>". Codes: kNotFound (no
 // such path), kPermissionDenied, kResourceExhausted (the disk or a table of open files is full, or no
-// memory), kDataLoss (anything else).
+// memory), kUnavailable (the device or the file server has failed or does not answer: the file itself may be
+// whole), kDataLoss (anything else).
 absl::Status ErrnoStatus(int error, const char* what, const std::string& path);
 
 // An open regular file. The destructor closes it.

@@ -13,7 +13,8 @@ namespace weft {
 // Opens a file of a model folder. A link must lead to a file of the model's own store: the folder itself or,
 // for a snapshot in a Hugging Face cache (models--…/snapshots/REVISION), the folder of the model in the
 // cache.
-// Errors: kNotFound; kPermissionDenied (also for a link that leaves the store: names its target); kDataLoss.
+// Errors: kNotFound; kPermissionDenied (also for a link that leaves the store: names its target);
+// kUnavailable; kDataLoss.
 absl::StatusOr<File> OpenModelFile(const std::string& folder, const std::string& name);
 
 // Reads a whole file of a model folder. Errors: those of OpenModelFile, and kDataLoss (more than

@@ -34,7 +34,7 @@ class OutputFolder {
   // system without locks (some network file systems) is used without one, and nothing is restored or removed
   // there.
   // Errors: kInvalidArgument (another run has the folder), kNotFound, kPermissionDenied, kResourceExhausted,
-  //   kDataLoss (names the path).
+  //   kUnavailable, kDataLoss (names the path).
   static absl::StatusOr<std::unique_ptr<OutputFolder>> Claim(const std::string& path);
   // Removes the staging folder. Without a commit, also the folders that Claim created.
   ~OutputFolder();

@@ -20,7 +20,8 @@ namespace weft {
 absl::StatusOr<std::map<std::string, std::string>> ParseSafetensorsIndex(std::string_view text,
                                                                          const std::string& path);
 
-// Reads the header of a safetensors file, and parses it with ParseSafetensorsHeader. Errors: kDataLoss.
+// Reads the header of a safetensors file, and parses it with ParseSafetensorsHeader. Errors: kUnavailable,
+// kDataLoss.
 absl::StatusOr<std::map<std::string, SafetensorsEntry>> ReadSafetensorsHeader(const File& file,
                                                                               const std::string& path);
 

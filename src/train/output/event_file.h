@@ -31,7 +31,7 @@ class EventFile {
  public:
   // Creates a file with a new name in `folder`, which is created if needed. If `first_step` is above 1, the
   // file tells TensorBoard to forget the steps from there on, which an earlier file may have: the run repeats
-  // them. Errors: kNotFound, kPermissionDenied, kResourceExhausted, kDataLoss (names the path).
+  // them. Errors: kNotFound, kPermissionDenied, kResourceExhausted, kUnavailable, kDataLoss (names the path).
   static absl::StatusOr<EventFile> Create(const std::string& folder, int64_t first_step);
 
   // Appends the step's event by one call. Errors: as Create.

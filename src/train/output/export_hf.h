@@ -54,7 +54,8 @@ ExportedWeights ExportedWeightsOf(const TrainConfig& config);
 // Paths of the tokenizer and generation files that are in a model's folder. Empty for an empty `folder`.
 std::vector<std::string> CompanionFiles(const std::string& folder);
 
-// Reads the files of CompanionFiles. Errors: kNotFound, kPermissionDenied, kDataLoss (names the path).
+// Reads the files of CompanionFiles. Errors: kNotFound, kPermissionDenied, kUnavailable, kDataLoss (names the
+// path).
 absl::StatusOr<std::vector<ModelCompanion>> ReadCompanions(const std::string& folder);
 // config.json of weights in `dtype`, with sparse attention indexer_config.json, and the companions, by name.
 // `source_config`: the text of the source folder's config.json; empty for a new Llama.
@@ -77,7 +78,7 @@ absl::StatusOr<HfExport> ClaimExport(const std::string& folder, const std::strin
 // The same for an export of `model` in `dtype`, by --export-hf. `files`: see HfExport. `source_folder` is
 // that of --hf-model; empty for a new Llama.
 // Errors: kInvalidArgument (another run exports there), kNotFound, kPermissionDenied, kResourceExhausted (no
-//   space), kDataLoss (names the path).
+//   space), kUnavailable, kDataLoss (names the path).
 absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string& source_folder,
                                     std::map<std::string, std::string> files, LlamaModel& model,
                                     ExportedWeights weights, DType dtype);
