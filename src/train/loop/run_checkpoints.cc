@@ -175,6 +175,22 @@ absl::Status RunCheckpoints::CheckProperties() const {
   return flag ? absl::InvalidArgumentError(message) : absl::DataLossError(message);
 }
 
+absl::Status RunCheckpoints::CheckLimits(const OptimizerOptions& optimizer) const {
+  if (!resumed_) return absl::OkStatus();
+  const auto below = [this](const char* flag, int64_t value, const absl::AlphaNum& reached) {
+    return BadFlag(flag, value,
+                   absl::StrCat("the checkpoint '", resumed_->folder(), "' is after ", reached,
+                                ": give at least so many, or --resume an earlier checkpoint"));
+  };
+  // A checkpoint of the last step is right: the run may have been killed before its export.
+  if (*resumed_step_ > optimizer.steps)
+    return below("steps", optimizer.steps, absl::StrCat("step ", *resumed_step_));
+  const int64_t skipped = skips_.counted;
+  if (optimizer.in_backward || skipped <= optimizer.max_skipped_steps) return absl::OkStatus();
+  return below("max-skipped-steps", optimizer.max_skipped_steps,
+               absl::StrCat(skipped, skipped == 1 ? " skipped step" : " skipped steps"));
+}
+
 absl::Status RunCheckpoints::Save(const TrainingState& training, int64_t step, const Skips& skips,
                                   std::map<std::string, std::string> files) {
   WEFT_RETURN_IF_ERROR(Finish());

@@ -1,7 +1,7 @@
 // Checkpoints of a training run: the one from which it goes on, and those that it saves.
 //
 // Thread safety: none.
-// Collective: all functions but BeforeUpdate and CanAdvance, by all ranks in one order.
+// Collective: all functions but CheckLimits, BeforeUpdate and CanAdvance, by all ranks in one order.
 #pragma once
 
 #include <cstdint>
@@ -50,6 +50,9 @@ class RunCheckpoints {
     int64_t counted = 0;
   };
   const Skips& skips() const { return skips_; }  // Of the run until that checkpoint.
+  // Checks that the run allows the steps and the skips that the checkpoint has. Not collective. REQUIRES: no
+  // CloseResumed. Errors: kInvalidArgument (names the flag).
+  absl::Status CheckLimits(const OptimizerOptions& optimizer) const;
   // Lines for the user, on rank 0: the checkpoints that were found, skipped and removed.
   const std::vector<std::string>& messages() const { return messages_; }
 

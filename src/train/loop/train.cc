@@ -6,7 +6,6 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "src/train/config/flag_error.h"
 #include "src/train/files/file_io.h"
 #include "src/train/files/json.h"
 #include "src/train/loop/evaluator.h"
@@ -102,20 +101,11 @@ class Run {
     WEFT_ASSIGN_OR_RETURN(checkpoints_,
                           RunCheckpoints::Open(bootstrap_, config_.checkpoint, *plan_, properties_,
                                                CheckpointBytes(inputs_->model, *plan_), timeout_));
-    WEFT_RETURN_IF_ERROR(Agree(CheckStepsLeft()));
+    WEFT_RETURN_IF_ERROR(Agree(checkpoints_->CheckLimits(config_.optimizer)));
     const int64_t vocab_size = inputs_->model.vocab_size;
     WEFT_RETURN_IF_ERROR(CheckData(bootstrap_, inputs_->corpus, vocab_size, timeout_));
     return inputs_->eval_corpus ? CheckData(bootstrap_, *inputs_->eval_corpus, vocab_size, timeout_)
                                 : absl::OkStatus();
-  }
-
-  // A checkpoint of the last step is right: the run may have been killed before its export.
-  absl::Status CheckStepsLeft() const {
-    const Checkpoint* resumed = checkpoints_->resumed();
-    if (resumed == nullptr || resumed->step() <= config_.optimizer.steps) return absl::OkStatus();
-    return BadFlag("steps", config_.optimizer.steps,
-                   absl::StrCat("the checkpoint '", resumed->folder(), "' is after step ", resumed->step(),
-                                ": give at least so many, or --resume an earlier checkpoint"));
   }
 
   absl::Status CheckMemory() const {
@@ -163,7 +153,8 @@ class Run {
       WEFT_RETURN_IF_ERROR(Agree(LoadTrainingState(*resumed, trainer_->state())));
       report_.steps = resumed->step();
       report_.skipped_steps = checkpoints_->skips().all;
-      counted_skips_ = checkpoints_->skips().counted;
+      // Updates in backward allow no skip. Those of runs without them do not end this one.
+      counted_skips_ = config_.optimizer.in_backward ? 0 : checkpoints_->skips().counted;
       checkpoints_->CloseResumed();
     }
     WEFT_RETURN_IF_ERROR(OpenTrace());  // All ranks have the same flags and the same checkpoint.

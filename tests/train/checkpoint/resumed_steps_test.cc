@@ -14,6 +14,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
+
 class ResumedSteps : public TrainRun {
  protected:
   ResumedSteps() {
@@ -31,6 +35,38 @@ std::vector<std::string> OpenFilesWith(const std::string& beginning) {
     if (!closed && absl::StartsWith(path, beginning)) open.push_back(path);
   }
   return open;
+}
+
+// Fixture of a checkpoint after one step, which was skipped.
+class ResumedStepsAfterASkip : public ResumedSteps {
+ protected:
+  ResumedStepsAfterASkip() {
+    config_.parallel.param_dtype = DType::kF16;
+    config_.optimizer.clip_grad_norm = 0;
+    config_.optimizer.loss_scale = "1e30";  // All gradients overflow.
+    config_.optimizer.max_skipped_steps = 1;
+    config_.optimizer.steps = 1;
+    EXPECT_EQ(Run({1, 2}).report.skipped_steps, 1);
+    config_.checkpoint.resume = "auto";
+    config_.optimizer.loss_scale = "1024";
+    config_.optimizer.steps = 2;
+  }
+};
+
+TEST_F(ResumedStepsAfterASkip, AreRefusedIfFewerSkipsAreAllowed) {
+  config_.optimizer.max_skipped_steps = 0;
+  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kInvalidArgument,
+                                    AllOf(HasSubstr("--max-skipped-steps 0: the checkpoint '"),
+                                          HasSubstr("step-00000001' is after 1 skipped step: give at "
+                                                    "least so many, or --resume an earlier"))));
+  config_.optimizer.max_skipped_steps = 1;
+  EXPECT_EQ(Run({1, 2}).report.skipped_steps, 1);
+}
+
+TEST_F(ResumedStepsAfterASkip, AreAllowedWithUpdatesInBackward) {
+  config_.optimizer.max_skipped_steps = 0;
+  config_.optimizer.in_backward = true;
+  EXPECT_EQ(Run({1, 2}).report.skipped_steps, 1);
 }
 
 TEST_F(ResumedSteps, BeginAfterTheFilesOfTheCheckpointAreClosed) {
