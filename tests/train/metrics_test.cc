@@ -7,7 +7,6 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <string>
@@ -19,7 +18,6 @@
 #include <gtest/gtest.h>
 
 #include "src/train/files/json.h"
-#include "src/train/output/event_file.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 #include "weft/train/progress.h"
@@ -315,63 +313,6 @@ TEST(Progress, FitsEveryWidthOfATerminal) {
   for (size_t columns = 1; columns <= 130; ++columns) {
     EXPECT_LE(TerminalLine(Example(), 10, 1, columns).size(), columns);
   }
-}
-
-// Records of an event file, whose CRCs have been checked.
-std::vector<std::string> RecordsOf(const std::string& file) {
-  std::vector<std::string> records;
-  for (size_t at = 0; at < file.size();) {
-    uint64_t length = 0;
-    std::memcpy(&length, file.data() + at, sizeof(length));
-    records.push_back(file.substr(at + 12, length));
-    EXPECT_EQ(file.substr(at, length + 16), TfRecord(records.back()));
-    at += length + 16;
-  }
-  return records;
-}
-
-// The scalar of an event by a search for its bytes: the tag, then the key of simple_value.
-float ScalarOf(const std::string& event, const std::string& tag) {
-  const std::string field = absl::StrCat(std::string(1, static_cast<char>(tag.size())), tag, "\x15");
-  const size_t at = event.find(field);
-  EXPECT_NE(at, std::string::npos) << tag;
-  float value = 0;
-  std::memcpy(&value, event.data() + at + field.size(), sizeof(value));
-  return value;
-}
-
-TEST(EventFile, HoldsTheNumbersOfEachStep) {
-  // RFC 3720, appendix B.4, and the check value of the CRC's catalog.
-  EXPECT_EQ(Crc32c(std::string(32, '\0')), 0x8A9136AA);
-  EXPECT_EQ(Crc32c("123456789"), 0xE3069283);
-  const TempFolder folder;
-  {
-    ASSERT_OK_AND_ASSIGN(EventFile file, EventFile::Create(folder / "new/events", 1));
-    StepMetrics metrics = Example();
-    ASSERT_OK(file.Write(metrics));
-    metrics.loss = std::numeric_limits<double>::quiet_NaN();
-    ASSERT_OK(file.Write(metrics));
-  }
-  std::string path;
-  for (const auto& entry : std::filesystem::directory_iterator(folder / "new/events")) path = entry.path();
-  EXPECT_THAT(path, HasSubstr("tfevents"));
-  const std::vector<std::string> records = RecordsOf(ReadFile(path));
-  ASSERT_EQ(records.size(), 3);
-  EXPECT_THAT(records[0], HasSubstr("brain.Event:2"));
-  EXPECT_EQ(ScalarOf(records[1], "loss"), 2.5F);
-  EXPECT_EQ(ScalarOf(records[1], "peak_bytes/images"), static_cast<float>(Example().peak_bytes.images));
-  EXPECT_THAT(records[2], ::testing::Not(HasSubstr("\x04loss\x15")));
-}
-
-TEST(EventFile, TellsThatAResumedRunRepeatsSteps) {
-  const TempFolder folder;
-  ASSERT_OK(EventFile::Create(folder.str(), 300).status());
-  std::string path;
-  for (const auto& entry : std::filesystem::directory_iterator(folder.str())) path = entry.path();
-  const std::vector<std::string> records = RecordsOf(ReadFile(path));
-  ASSERT_EQ(records.size(), 2);
-  // Field 2, step: 300. Field 7, session_log: its field 1, status, is START (1).
-  EXPECT_THAT(records[1], ::testing::EndsWith(std::string("\x10\xAC\x02\x3A\x02\x08\x01")));
 }
 
 TEST(Progress, ShowsTheLossOfTheIndexersAsLongAsItFits) {

@@ -127,7 +127,7 @@ std::string ScalarEvent(const StepMetrics& metrics, double wall_time_s) {
       .text();
 }
 
-absl::StatusOr<EventFile> EventFile::Create(const std::string& folder, int64_t first_step) {
+absl::StatusOr<EventFile> EventFile::Create(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) return ErrnoStatus(error.value(), "create the folder", folder);
@@ -136,21 +136,23 @@ absl::StatusOr<EventFile> EventFile::Create(const std::string& folder, int64_t f
                                         ".weft.", getpid(), ".", UniqueSuffix());
   WEFT_ASSIGN_OR_RETURN(File created, File::CreateNew(path));
   EventFile file(std::move(created));
-  std::string records =
-      TfRecord(Message().Double(kEventWallTime, Now()).Bytes(kEventFileVersion, "brain.Event:2").text());
-  if (first_step > 1) {
-    records += TfRecord(Message()
-                            .Double(kEventWallTime, Now())
-                            .Varint(kEventStep, static_cast<uint64_t>(first_step))
-                            .Bytes(kEventSessionLog, Message().Varint(kSessionStatus, kSessionStart).text())
-                            .text());
-  }
-  WEFT_RETURN_IF_ERROR(file.Append(records));
+  const std::string version =
+      Message().Double(kEventWallTime, Now()).Bytes(kEventFileVersion, "brain.Event:2").text();
+  WEFT_RETURN_IF_ERROR(file.Append(TfRecord(version)));
   return file;
 }
 
 absl::Status EventFile::Write(const StepMetrics& metrics) {
-  return Append(TfRecord(ScalarEvent(metrics, Now())));
+  std::string records;
+  if (!started_) {
+    records = TfRecord(Message()
+                           .Double(kEventWallTime, Now())
+                           .Varint(kEventStep, static_cast<uint64_t>(metrics.step))
+                           .Bytes(kEventSessionLog, Message().Varint(kSessionStatus, kSessionStart).text())
+                           .text());
+  }
+  started_ = true;
+  return Append(absl::StrCat(records, TfRecord(ScalarEvent(metrics, Now()))));
 }
 
 absl::Status EventFile::Append(std::string_view records) {

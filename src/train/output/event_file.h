@@ -29,12 +29,12 @@ std::string ScalarEvent(const StepMetrics& metrics, double wall_time_s);
 
 class EventFile {
  public:
-  // Creates a file with a new name in `folder`, which is created if needed. If `first_step` is above 1, the
-  // file tells TensorBoard to forget the steps from there on, which an earlier file may have: the run repeats
-  // them. Errors: kNotFound, kPermissionDenied, kResourceExhausted, kUnavailable, kDataLoss (names the path).
-  static absl::StatusOr<EventFile> Create(const std::string& folder, int64_t first_step);
+  // Creates a file with a new name in `folder`, which is created if needed. Errors: kNotFound,
+  // kPermissionDenied, kResourceExhausted, kUnavailable, kDataLoss (names the path).
+  static absl::StatusOr<EventFile> Create(const std::string& folder);
 
-  // Appends the step's event by one call. Errors: as Create.
+  // Appends the step's event by one call. Before that of its first step, the file tells TensorBoard to forget
+  // the steps from there on, which an earlier file may have: the run repeats them. Errors: as Create.
   absl::Status Write(const StepMetrics& metrics);
 
  private:
@@ -43,6 +43,7 @@ class EventFile {
 
   File file_;
   int64_t bytes_ = 0;
+  bool started_ = false;  // A step was written.
 };
 
 }  // namespace weft

@@ -33,7 +33,7 @@ absl::StatusOr<RunRecords> RunRecords::Open(const TrainConfig& config,
   RunRecords records(std::move(start));
   const int64_t first_step = records.start_.first_step;
   if (const std::string& folder = config.output.tensorboard_folder; !folder.empty()) {
-    WEFT_ASSIGN_OR_RETURN(records.events_, EventFile::Create(folder, first_step));
+    WEFT_ASSIGN_OR_RETURN(records.events_, EventFile::Create(folder));
   }
   const std::string& path = config.output.metrics_file;
   if (path.empty()) return records;
