@@ -202,6 +202,28 @@ TEST(MetricsFile, KeepsWholeLinesOnlyAfterAFailedWrite) {
   EXPECT_EQ(std::filesystem::file_size(path), size);
 }
 
+TEST(MetricsFile, LosesNoLineIfItCannotBeOpenedForReading) {
+  const TempFolder folder;
+  const std::string path = folder.Write("m.jsonl", ToJson(Example()) + "\n");
+  const std::string lines = ReadFile(path);
+  const int next = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(next, 0);
+  close(next);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit one_more = {static_cast<rlim_t>(next) + 1, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &one_more), 0);
+  const absl::Status status = MetricsFile::Continue(path, 3).status();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_THAT(status.message(), HasSubstr("cannot read '" + path + "'"));
+  EXPECT_EQ(ReadFile(path), lines);
+}
+
+TEST(MetricsFile, NamesAReadThatFails) {
+  const std::string path = "/proc/self/mem";  // A regular file without a byte at its beginning.
+  EXPECT_THAT(MetricsFile::Continue(path, 3).status().message(), HasSubstr("cannot read '" + path + "'"));
+}
+
 TEST(ResidentBytes, AreAtLeastOneMebibyte) { EXPECT_GT(ResidentBytes(), 1 << 20); }
 
 TEST(FlopsPerToken, CountsProductsOfWeightsAndOfAttention) {

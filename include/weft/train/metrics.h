@@ -94,7 +94,8 @@ class MetricsFile {
   //   kPermissionDenied, kResourceExhausted, kUnavailable, kDataLoss (names the path).
   static absl::StatusOr<MetricsFile> Create(const std::string& path);
   // Opens the file of a run that goes on after `step`. Removes the lines of later steps, which the run will
-  // repeat, and a last line that is not whole. Creates the file if it does not exist.
+  // repeat, and a last line that is not whole. Creates the file if it does not exist. Removes nothing if the
+  // file cannot be read.
   // Errors: as Create, but kDataLoss if a line is not one of weft.
   static absl::StatusOr<MetricsFile> Continue(const std::string& path, int64_t step);
   MetricsFile(MetricsFile&& other) noexcept;

@@ -124,6 +124,7 @@ absl::StatusOr<MetricsFile> MetricsFile::Continue(const std::string& path, int64
   if (fstat(file.fd_, &info) != 0) return ErrnoStatus(errno, "write", path);
   if (!S_ISREG(info.st_mode) || IsStandardOutput(path)) return file;
   std::ifstream lines(path);
+  if (!lines.is_open()) return ErrnoStatus(errno, "read", path);
   std::string line;
   off_t kept = 0;
   // A line without a newline ends the file: its write was interrupted.
@@ -137,6 +138,7 @@ absl::StatusOr<MetricsFile> MetricsFile::Continue(const std::string& path, int64
     if (json["step"].get<int64_t>() > step) break;
     kept += static_cast<off_t>(line.size()) + 1;
   }
+  if (lines.bad()) return ErrnoStatus(errno, "read", path);
   if (ftruncate(file.fd_, kept) != 0) return ErrnoStatus(errno, "write", path);
   return file;
 }
