@@ -60,13 +60,12 @@ class Run {
     WEFT_RETURN_IF_ERROR(Announce());
     WEFT_RETURN_IF_ERROR(Build());
     const absl::Status trained = TrainSteps();
-    // If a loss or norm is not finite, all ranks end at the same step. After any other error, peers may wait
-    // for this rank.
-    if (!trained.ok() && !absl::IsOutOfRange(trained)) {
-      trainer_->Fail(trained);
+    if (trained.ok() || absl::IsOutOfRange(trained)) {
+      // If a loss or norm is not finite, all ranks end at the same step.
+      WEFT_RETURN_IF_ERROR(FinishSaveAndTrace());
+    } else {
+      trainer_->Fail(trained);  // Peers may wait for this rank.
     }
-    // All ranks return here at the same step, so they can finish a save of an earlier step.
-    if (absl::IsOutOfRange(trained)) WEFT_RETURN_IF_ERROR(checkpoints_->Finish());
     WEFT_RETURN_IF_ERROR(AgreeOnCause(trained));
     return Finish();
   }
@@ -227,11 +226,16 @@ class Run {
         progress->PrintLine("SIGUSR1 asks for a checkpoint, but there is no --checkpoint-dir");
       }
     }
-    if (trace_) WEFT_RETURN_IF_ERROR(FinishTrace());
     return EvaluateLastCheckpoint();
   }
 
-  absl::Status FinishTrace() {
+  // Finishes a save of an earlier step that is under way, and writes the steps that were traced so far.
+  absl::Status FinishSaveAndTrace() {
+    WEFT_RETURN_IF_ERROR(checkpoints_->Finish());
+    if (const std::string saved = checkpoints_->TakeSaved(); !saved.empty() && output() != nullptr) {
+      std::fprintf(output(), "saved %s\n", saved.c_str());
+    }
+    if (!trace_) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(trace_->Finish());
     const std::optional<StepRange> steps = trace_->written();
     if (!steps && output() != nullptr) {

@@ -88,6 +88,58 @@ TEST_F(TrainRun, EndsWhenItHasSkippedMoreStepsThanAllowed) {
                                     HasSubstr("3 steps were skipped, and --max-skipped-steps allows 2")));
 }
 
+// Weights that diverge after some steps.
+class DivergingRun : public TrainRun {
+ protected:
+  DivergingRun() {
+    config_.optimizer.lr = 1e6;
+    config_.optimizer.steps = 1000;
+  }
+  // What a run on 2 ranks prints until it ends with an error.
+  std::string Printed() {
+    char* text = nullptr;
+    size_t bytes = 0;
+    output_ = open_memstream(&text, &bytes);
+    EXPECT_THAT(RunThreadRanks(NodeMap::OneNode(2),
+                               [&](Bootstrap& bootstrap) {
+                                 TrainEnvironment environment;
+                                 environment.output = output_;
+                                 return Train(bootstrap, config_, environment).status();
+                               }),
+                StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("finite")));
+    std::fclose(std::exchange(output_, nullptr));
+    const std::unique_ptr<char, decltype(&std::free)> owner(text, &std::free);
+    return {text, bytes};
+  }
+};
+
+TEST_F(DivergingRun, WritesTheStepsThatItHasTraced) {
+  config_.output.trace_file = folder_ / "trace.json";
+  config_.output.trace_steps = "1:1000";
+  const std::string printed = Printed();
+  EXPECT_THAT(printed, HasSubstr("trace of steps 1 to "));
+  EXPECT_THAT(ReadFile(config_.output.trace_file), HasSubstr("step 1"));
+}
+
+TEST_F(DivergingRun, SaysThatItHasNotWrittenATraceOfLaterSteps) {
+  config_.output.trace_file = folder_ / "trace.json";
+  config_.output.trace_steps = "999";
+  EXPECT_THAT(Printed(), HasSubstr("trace.json is not written: the run did none of the steps"));
+}
+
+TEST_F(DivergingRun, NamesEveryCheckpointThatItHasSaved) {
+  config_.checkpoint.folder = folder_ / "checkpoints";
+  config_.checkpoint.interval = 1;
+  config_.checkpoint.keep = 0;
+  config_.checkpoint.async = true;  // The save of the last step but one is under way at the end.
+  const std::string printed = Printed();
+  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, ListCheckpoints(config_.checkpoint.folder));
+  EXPECT_FALSE(names.empty());
+  for (const std::string& name : names) {
+    EXPECT_THAT(printed, HasSubstr("saved " + config_.checkpoint.folder + "/" + name + "\n"));
+  }
+}
+
 TEST_F(TrainRun, SaysThatUpdatesInBackwardWereNotSkipped) {
   config_.optimizer.lr = 1e30;
   config_.optimizer.in_backward = true;
