@@ -157,6 +157,21 @@ TEST(Corpus, RefusesMasksThatAreMissingUnwantedOrWrong) {
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("the byte 2 at position 1")));
 }
 
+TEST(Corpus, RefusesAMaskWithoutItsDataFile) {
+  const TempFolder folder;
+  folder.Write("a.txt", "abc");
+  folder.Write("a.txt.mask", "\1\1\1");
+  const std::string lost = folder.Write("b/c.txt.mask", "\1\1\1");
+  for (const bool with_loss_mask : {false, true}) {
+    EXPECT_THAT(
+        Corpus::Open(std::vector<std::string>{folder.str()}, with_loss_mask).status(),
+        StatusIs(absl::StatusCode::kDataLoss, HasSubstr("'" + lost + "' is the mask of '" + folder.str() +
+                                                        "/b/c.txt', which is not in the data")));
+  }
+  fs::remove(lost);
+  EXPECT_OK(Corpus::Open(std::vector<std::string>{folder.str()}, true).status());
+}
+
 TEST(Corpus, RefusesAnUnwantedMaskThatCannotBeOpened) {
   const TempFolder folder;
   const std::vector<std::string> paths = {folder.Write("a.txt", "abc")};

@@ -42,8 +42,8 @@ class Corpus {
   //   contains itself).
   // `with_loss_mask`: each file has a mask beside it, named FILE.mask, of one byte for each token: 1 if the
   //   token has a loss where it is a target, 0 if not. Masks are no files of the data. Errors: kNotFound (a
-  //   file has no mask), kDataLoss (a mask has another size). Without it, a mask is an error too
-  //   (kInvalidArgument): it would be ignored.
+  //   file has no mask), kDataLoss (a mask has another size, or its file is not in the data). Without it, a
+  //   mask is an error too (kInvalidArgument): it would be ignored.
   static absl::StatusOr<Corpus> Open(absl::Span<const std::string> paths, bool with_loss_mask = false);
   // A corpus over text in memory. Lifetime: the text must outlive the corpus.
   static Corpus FromText(std::string_view name, std::string_view text);

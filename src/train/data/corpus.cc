@@ -69,14 +69,21 @@ absl::StatusOr<int64_t> CountTokens(const std::string& path, TokenFormat format)
   return bytes / width;
 }
 
-// Removes the masks from `files`. A mask is a file whose name without the suffix is in `files` too.
-void RemoveMasks(std::vector<std::string>& files) {
+// Removes the masks from `files`. Errors: kDataLoss (a mask whose data file is not in `files`: it would be
+// read as text).
+absl::Status RemoveMasks(std::vector<std::string>& files) {
   const absl::flat_hash_set<std::string> all(files.begin(), files.end());
-  const auto is_mask = [&](const std::string& file) {
-    return absl::EndsWith(file, kMaskSuffix) &&
-           all.contains(absl::string_view(file).substr(0, file.size() - std::strlen(kMaskSuffix)));
-  };
+  const auto is_mask = [](absl::string_view file) { return absl::EndsWith(file, kMaskSuffix); };
+  for (const std::string& file : files) {
+    if (!is_mask(file)) continue;
+    const std::string masked = file.substr(0, file.size() - std::strlen(kMaskSuffix));
+    if (all.contains(masked)) continue;
+    return absl::DataLossError(
+        absl::StrCat("'", file, "' is the mask of '", masked,
+                     "', which is not in the data: remove it, or give it another name"));
+  }
   files.erase(std::remove_if(files.begin(), files.end(), is_mask), files.end());
+  return absl::OkStatus();
 }
 
 // A mask that cannot be opened, or a link that leads nowhere, counts too: the user meant it to be one.
@@ -147,7 +154,7 @@ Corpus::Corpus(TokenFormat format, std::vector<Source> sources, std::string_view
 
 absl::StatusOr<Corpus> Corpus::Open(absl::Span<const std::string> paths, bool with_loss_mask) {
   WEFT_ASSIGN_OR_RETURN(std::vector<std::string> files, ExpandDataPaths(paths));
-  RemoveMasks(files);
+  WEFT_RETURN_IF_ERROR(RemoveMasks(files));
   const TokenFormat format = files.empty() ? TokenFormat::kBytes : FormatOf(files.front());
   std::vector<Source> sources;
   int64_t total = 0;
