@@ -91,6 +91,28 @@ TEST_F(MemoryNeedTest, CountsTheStatesOfEachOptimizer) {
   EXPECT_LT(states, 2 * parameters - parameters / 2);
 }
 
+TEST_F(MemoryNeedTest, HasCopiesForASaveWhileTrainingGoesOn) {
+  config_.checkpoint.folder = folder_ / "checkpoints";
+  const MemoryNeed without = Need(4);
+  EXPECT_EQ(without.snapshots, 0);
+  config_.checkpoint.async = true;
+  const MemoryNeed need = Need(4);
+  EXPECT_EQ(need.snapshots, CeilDiv(12 * model_.ParameterCount(), 4));  // Weights and two moments.
+  EXPECT_EQ(need.total(), without.total() + need.snapshots);
+  EXPECT_EQ(need.outside_of_node_memory(), without.outside_of_node_memory() + need.snapshots);
+  EXPECT_THAT(need.ToString(), HasSubstr("of copies for a save"));
+  config_.parallel.dp_replicate = 2;
+  EXPECT_EQ(Need(4).snapshots, need.snapshots);  // Replicas share the writing.
+  config_.lora = {.rank = 2};
+  EXPECT_EQ(Need(4).snapshots, 12 * 2 * 2 * (2 * 2 * 64) / 4);
+  config_.lora = {};
+  config_.model.dim = 1024;
+  config_.model.layers = 16;
+  EXPECT_EQ(Need(4).snapshots, 256 << 20);
+  config_.checkpoint.folder.clear();
+  EXPECT_EQ(Need(4).snapshots, 0);
+}
+
 TEST_F(MemoryNeedTest, HasGradientsAndMomentsOfAdaptersAlone) {
   const MemoryNeed whole = Need(2);
   config_.lora = {.rank = 2};

@@ -16,6 +16,7 @@
 #include "weft/core/status.h"
 #include "weft/mesh/host_memory.h"
 #include "weft/sharding/memory_bounds.h"
+#include "weft/train/checkpoint.h"
 
 namespace weft {
 namespace {
@@ -70,6 +71,14 @@ MemoryNeed NeedOfGroups(LlamaModel& model, int64_t own, const ShardingPolicy& po
   return need;
 }
 
+// The part of a checkpoint that a rank writes, up to the limit of the saver. Replicas share the writing.
+int64_t SnapshotBytes(const LlamaConfig& model, const RunPlan& plan) {
+  if (!plan.saves_while_training) return 0;
+  const int64_t elements = TrainedElements(model, plan) + StateElements(model, plan);
+  const int64_t ranks = int64_t{plan.shard_group_size()} * plan.replicate_size;
+  return std::min(CheckpointOptions().snapshot_bytes, kMasterBytes * CeilDiv(elements, ranks));
+}
+
 std::string GiB(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
 
 }  // namespace
@@ -81,6 +90,7 @@ std::string MemoryNeed::ToString() const {
       {moments, "optimizer states"},
       {images, "gathered weights"},
       {full_gradients, "gradients before their reduction"},
+      {snapshots, "copies for a save"},
       {key_value_cache, "the key-value cache"},
       {activations, "activations"},
       {exchanges, "exchanges"},
@@ -149,6 +159,7 @@ MemoryNeed NeedOf(LlamaModel& model, const RunPlan& plan) {
   const int64_t updated_parts =
       shards * (plan.parallel.shard_optimizer_over_replicas ? plan.replicate_size : 1);
   need.moments = kMasterBytes * CeilDiv(StateElements(config, plan), updated_parts);
+  need.snapshots = SnapshotBytes(config, plan);
   need.activations = KeptActivationBytes(config, plan) + WorkingBytes(config, plan);
   need.scratch = ScratchBytes(config, plan);
   return need;

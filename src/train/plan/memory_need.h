@@ -33,7 +33,8 @@ struct MemoryNeed {
   int64_t full_gradients = 0;  // Gradients of whole groups, until they are reduced.
   int64_t exchanges = 0;       // Buffers of attention over split sequences, of Muon, and of the engine.
   // Other memory.
-  int64_t moments = 0;  // States of the optimizer in fp32.
+  int64_t moments = 0;    // States of the optimizer in fp32.
+  int64_t snapshots = 0;  // Copies of values that a save has not written before an update.
   int64_t key_value_cache = 0;
   int64_t activations = 0;  // Those of one microbatch from forward to backward, and of the block that runs.
   int64_t scratch = 0;      // Logits of the head in fp32, and scratch of products.
@@ -41,7 +42,7 @@ struct MemoryNeed {
 
   int64_t node_memory() const { return weights + gradients + images + full_gradients + exchanges; }
   int64_t outside_of_node_memory() const {
-    return moments + key_value_cache + activations + scratch + program;
+    return moments + snapshots + key_value_cache + activations + scratch + program;
   }
   int64_t total() const { return node_memory() + outside_of_node_memory(); }
   // "4.0 GiB of weights, 4.0 GiB of gradients, …", without parts that are 0.

@@ -178,7 +178,8 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
                  config.attention.indexer_training(),
                  inputs.lora ? std::optional(AdapterPlan{inputs.adapter_elements, inputs.lora->scaling(),
                                                          inputs.lora->dropout})
-                             : std::nullopt};
+                             : std::nullopt,
+                 config.checkpoint.async && !config.checkpoint.folder.empty()};
 }
 
 }  // namespace weft

@@ -56,6 +56,7 @@ struct RunPlan {
   std::optional<EvaluationPlan> evaluation;
   std::optional<IndexerTraining> indexers;             // Unset for dense attention.
   std::optional<AdapterPlan> adapters = std::nullopt;  // Unset: the whole model is trained.
+  bool saves_while_training = false;                   // --checkpoint-async
 
   // The sequences of step number `step`, counted from 1, over all ranks.
   SequenceRange SequencesOf(int64_t step) const { return {(step - 1) * batch.batch_size, batch.batch_size}; }
