@@ -5,6 +5,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "weft/core/dtype.h"
 #include "weft/core/reproducible_sum.h"
 #include "weft/train/progress.h"
 
@@ -26,6 +27,15 @@ absl::Status NotFinite(int64_t step, const absl::AlphaNum& what, const Optimizer
   return absl::OutOfRangeError(absl::StrCat("step ", step, ": ", what, RemedyOf(optimizer), more_remedies));
 }
 
+std::string EvalLossIs(double loss) {
+  return absl::StrCat("the loss on --eval-data is ", loss, ", but it must be finite");
+}
+
+const char* SourceOfWeights(const TrainConfig& config) {
+  if (!config.checkpoint.resume.empty()) return "--resume";
+  return config.model.hf_model.empty() ? "the new model" : "--hf-model";
+}
+
 // The weights after steps that are not finite.
 std::string Consequence(const OptimizerOptions& optimizer, int64_t skipped) {
   if (optimizer.in_backward) return "layers were updated before that was known";
@@ -37,8 +47,15 @@ std::string Consequence(const OptimizerOptions& optimizer, int64_t skipped) {
 
 absl::Status CheckEvalLoss(int64_t step, double loss, const OptimizerOptions& optimizer) {
   if (std::isfinite(loss)) return absl::OkStatus();
-  return NotFinite(step, absl::StrCat("the loss on --eval-data is ", loss, ", but it must be finite"),
-                   optimizer);
+  return NotFinite(step, EvalLossIs(loss), optimizer);
+}
+
+absl::Status CheckLossOfGivenWeights(int64_t step, double loss, const TrainConfig& config) {
+  if (std::isfinite(loss)) return absl::OkStatus();
+  const bool is_f16 = config.parallel.param_dtype == DType::kF16;
+  return absl::OutOfRangeError(
+      absl::StrCat("step ", step, ": ", EvalLossIs(loss), ": check the weights of ", SourceOfWeights(config),
+                   is_f16 ? ", or use --param-dtype bf16 or f32, which have larger values than f16" : ""));
 }
 
 absl::Status CheckFinite(const StepMetrics& metrics, const OptimizerOptions& optimizer) {

@@ -315,7 +315,7 @@ class Run {
       std::fprintf(output(), "eval after step %lld  loss %.4f\n", static_cast<long long>(report_.steps),
                    loss);
     }
-    return CheckEvalLoss(report_.steps, loss, config_.optimizer);
+    return CheckLossOfGivenWeights(report_.steps, loss, config_);
   }
 
   absl::Status Record(const StepMetrics& metrics) {

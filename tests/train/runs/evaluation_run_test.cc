@@ -1,12 +1,19 @@
 // Runs that evaluate the loss on other data.
+#include <limits>
+#include <string>
 #include <vector>
 
+#include "src/train/loop/finite_checks.h"
 #include "tests/train/train_run.h"
 
 namespace weft {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::weft::testing::StatusIs;
 
 TEST_F(TrainRun, EvaluatesWithTheSameBitsOnEveryMesh) {
   config_.eval.paths = {
@@ -51,6 +58,30 @@ TEST_F(TrainRun, EvaluatesAtTheIntervalAndAfterTheLastStepWithoutChangingWeights
   EXPECT_THAT(evaluated, ::testing::ElementsAre(2, 4, 5));
   EXPECT_LT(*result.steps[4].eval_loss, *result.steps[1].eval_loss);
   EXPECT_EQ(result.report.weights_hash, without);
+}
+
+TEST_F(TrainRun, NamesTheRemediesOfAnEvaluationAlone) {
+  config_.optimizer.lr = 1e6;
+  config_.optimizer.steps = 1;
+  config_.output.export_folder = folder_ / "large";
+  Run({1, 1});
+  config_.output.export_folder.clear();
+  config_.model = {};
+  config_.model.hf_model = folder_ / "large";
+  config_.optimizer.steps = 0;
+  config_.eval.paths = config_.data.paths;
+  config_.parallel.param_dtype = DType::kF16;
+  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kOutOfRange,
+                                    AllOf(HasSubstr("must be finite: check the weights of --hf-model, or use "
+                                                    "--param-dtype bf16 or f32"),
+                                          Not(HasSubstr("--lr")))));
+  config_.parallel.param_dtype = DType::kF32;
+  const double infinite = std::numeric_limits<double>::infinity();
+  EXPECT_THAT(std::string(CheckLossOfGivenWeights(0, infinite, config_).message()),
+              EndsWith("check the weights of --hf-model"));
+  config_.checkpoint.resume = "auto";
+  EXPECT_THAT(std::string(CheckLossOfGivenWeights(8, infinite, config_).message()),
+              EndsWith("check the weights of --resume"));
 }
 
 TEST_F(TrainRun, RefusesEvaluationDataOfAnotherFormat) {
