@@ -54,6 +54,21 @@ std::string ReplacedName(const std::string& name) {
   return IsCheckpointName(replaced) ? replaced : "";
 }
 
+// An error if a checkpoint is only there as the folder to which ReplaceInSteps has moved it. `names`: those
+// in `folder`.
+absl::Status CheckNoneIsMissing(const std::string& folder, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    const std::string replaced = ReplacedName(name);
+    if (replaced.empty() || Exists(InFolder(folder, replaced))) continue;
+    return absl::DataLossError(absl::StrCat(
+        "'", InFolder(folder, name), "' is the checkpoint ", replaced,
+        ", which a killed save has moved away. The file system has no locks, so a live run could "
+        "be saving there: if there is none, rename the folder to ",
+        replaced));
+  }
+  return absl::OkStatus();
+}
+
 // As MoveOrExchange, by renames alone. A run that is killed between two of them leaves the checkpoint in a
 // hidden folder, from which Claim restores it.
 absl::Status ReplaceInSteps(const std::string& from, const std::string& folder, const std::string& name) {
@@ -93,7 +108,10 @@ absl::StatusOr<std::shared_ptr<CheckpointFolder>> CheckpointFolder::Claim(const 
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<OutputFolder> claim, OutputFolder::Claim(path));
   std::shared_ptr<CheckpointFolder> folder(new CheckpointFolder(std::move(claim)));
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder->path()));
-  if (!folder->claim_->is_locked()) return folder;  // The remains could be the files of a live run.
+  if (!folder->claim_->is_locked()) {  // The remains could be the files of a live run.
+    WEFT_RETURN_IF_ERROR(CheckNoneIsMissing(folder->path(), names));
+    return folder;
+  }
   for (const std::string& name : names) {
     if (const std::string replaced = ReplacedName(name); !replaced.empty()) {
       const std::string to = InFolder(folder->path(), replaced);

@@ -28,8 +28,9 @@ absl::Status CheckIsNoCheckpoint(const std::string& folder);
 
 class CheckpointFolder {
  public:
-  // Creates and locks the folder, and removes the remains of killed saves if the lock is held. Errors:
-  // those of OutputFolder::Claim.
+  // Creates and locks the folder, and restores or removes the remains of killed saves if the lock is held.
+  // Errors: those of OutputFolder::Claim; kDataLoss (without locks: a killed save has moved a checkpoint
+  // away; names its folder).
   static absl::StatusOr<std::shared_ptr<CheckpointFolder>> Claim(const std::string& path);
 
   const std::string& path() const { return claim_->path(); }

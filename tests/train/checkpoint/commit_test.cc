@@ -72,6 +72,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -140,10 +141,24 @@ TEST_F(CommitTest, HasAWholeCheckpointAfterAKillBetweenTwoRenames) {
 TEST_F(CommitTest, KeepsTheFilesOfOtherSavesWithoutLocks) {
   const char* files[] = {".saving-step-00000002-1/model.safetensors", ".removing-step-00000001-1/latest",
                          ".replaced-step-00000004-1/model.safetensors"};
+  folder_.Write("checkpoints/step-00000004/model.safetensors", "of another run");
   for (const char* file : files) folder_.Write(std::string("checkpoints/") + file, "of another run");
   has_locks = false;
   ASSERT_OK(Save(ArrayCut::kByRows, 2, {3}));
   for (const char* file : files) EXPECT_TRUE(fs::exists(root() + "/" + file)) << file;
+}
+
+TEST_F(CommitTest, NamesACheckpointThatItCannotRestoreWithoutLocks) {
+  ASSERT_OK(Save(ArrayCut::kByRows, 1, {1}));
+  const std::string aside = root() + "/.replaced-step-00000001-1";
+  fs::rename(Path(1), aside);
+  has_locks = false;
+  EXPECT_THAT(Save(ArrayCut::kByRows, 2, {2}),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       AllOf(HasSubstr("'" + aside + "' is the checkpoint step-00000001"),
+                             HasSubstr("rename the folder to step-00000001"))));
+  fs::rename(aside, Path(1));
+  EXPECT_OK(Save(ArrayCut::kByRows, 2, {2}));
 }
 
 TEST_F(CommitTest, LeavesTheFilesToACommitThatTheDeviceDelays) {
