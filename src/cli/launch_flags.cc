@@ -12,8 +12,10 @@ void AddRankFlags(CLI::App& app, LaunchOptions& options) {
              "LIST");
   group.Text("--hostfile", options.hostfile, "File of hosts and slots, in the format of Open MPI", "FILE");
   group.Switch("--oversubscribe", options.oversubscribe, "Allow more ranks than slots");
-  group.OneOfOrUnset("--bind", options.bind, {RankBinding::kNuma, RankBinding::kNone},
-                     "Bind each rank to a NUMA node, or to nothing (none) [numa if this host has several]");
+  group.OneOfOrUnset(
+      "--bind", options.bind, {RankBinding::kNuma, RankBinding::kNone},
+      "Bind each rank to a NUMA node, or to nothing (none) [numa if each host has several, and "
+      "ranks for all]");
   group.Pairs("--mca", options.mca, "Set a parameter of Open MPI: --mca btl_tcp_if_include eth0",
               "NAME VALUE");
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <string_view>
 #include <system_error>
@@ -85,6 +86,32 @@ std::optional<int64_t> RanksOnHost(const LaunchOptions& options) {
   return options.ranks.value_or(ranks) == ranks ? slots : std::nullopt;
 }
 
+// True if each host of --host that gets ranks is known to get at least `least`. mpirun adds up the slots of a
+// host that is named twice, and fills those of a host before those of the next; its own host may come first.
+bool EachNamedHostGets(int64_t least, const LaunchOptions& options) {
+  std::map<absl::string_view, int64_t> hosts;
+  int64_t total = 0;
+  for (const absl::string_view element : absl::StrSplit(options.hosts, ',')) {
+    const absl::StatusOr<int64_t> slots = SlotsOf(std::string(element));
+    if (!slots.ok()) return false;
+    hosts[element.substr(0, element.find(':'))] += *slots;
+    total += *slots;
+  }
+  const auto [fewest, most] = std::minmax_element(
+      hosts.begin(), hosts.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (fewest->second < least) return false;
+  if (options.ranks.value_or(total) == total) return true;
+  // The last host that gets ranks gets the rest. Which one that is matters unless all are alike.
+  const int64_t rest = *options.ranks % fewest->second;
+  return fewest->second == most->second && (rest == 0 || rest >= least);
+}
+
+// True if each host that gets ranks is known to get at least `least`.
+bool EachHostGets(int64_t least, const LaunchOptions& options, bool in_slurm_job) {
+  if (!options.hosts.empty()) return EachNamedHostGets(least, options);
+  return internal::RanksAreLocal(options, in_slurm_job) && options.ranks.value_or(least) >= least;
+}
+
 }  // namespace
 
 std::string_view Name(RankBinding binding) { return binding == RankBinding::kNuma ? "numa" : "none"; }
@@ -123,8 +150,8 @@ std::string NumaMapping::ToString() const {
 
 std::optional<NumaMapping> MapToNumaNodes(const LaunchOptions& options, int host_numa_nodes,
                                           bool in_slurm_job) {
-  const bool is_useful = host_numa_nodes > 1 && !options.oversubscribe &&
-                         options.ranks.value_or(host_numa_nodes) >= host_numa_nodes;
+  const bool is_useful =
+      host_numa_nodes > 1 && !options.oversubscribe && EachHostGets(host_numa_nodes, options, in_slurm_job);
   const RankBinding chosen = options.bind.value_or(is_useful ? RankBinding::kNuma : RankBinding::kNone);
   if (chosen == RankBinding::kNone) return std::nullopt;
   std::optional<int64_t> ranks;  // Of each host.

@@ -63,6 +63,42 @@ TEST(MpirunCommand, BindsRanksToTheNumaNodesOfAHostThatHasSeveral) {
   EXPECT_THAT(Mapping(options, 3)->ToString(), HasSubstr("the 3 NUMA nodes of each host, in turn"));
 }
 
+TEST(MpirunCommand, BindsRanksByDefaultOnlyIfEachHostIsKnownToHaveOneForEachNumaNode) {
+  const auto is_bound = [](std::optional<int64_t> ranks, const char* hosts, std::optional<RankBinding> bind) {
+    LaunchOptions options;
+    options.ranks = ranks;
+    options.hosts = hosts;
+    options.bind = bind;
+    return Mapping(options, 2).has_value();
+  };
+  for (const char* hosts : {"a,b", "a:1,b:1", "a:4,b:1", "a,b:4", "a:2,b,b:2,c:1"}) {
+    EXPECT_FALSE(is_bound({}, hosts, {})) << hosts;
+    EXPECT_TRUE(is_bound({}, hosts, RankBinding::kNuma)) << hosts;
+  }
+  for (const char* hosts : {"a:2,b:2", "a,b:2,a", "a:2"}) {
+    EXPECT_TRUE(is_bound({}, hosts, {})) << hosts;
+  }
+  // mpirun fills one host after another.
+  for (const int64_t ranks : {1, 5}) EXPECT_FALSE(is_bound(ranks, "a:4,b:4", {})) << ranks;
+  for (const int64_t ranks : {2, 3, 4, 6, 7, 8}) EXPECT_TRUE(is_bound(ranks, "a:4,b:4", {})) << ranks;
+  EXPECT_FALSE(is_bound(8, "a:7,b:4", {}));  // b may have four ranks, or one.
+}
+
+TEST(MpirunCommand, BindsNoRanksByDefaultWhereThoseOfAHostAreNotKnown) {
+  LaunchOptions options;
+  options.ranks = 8;
+  EXPECT_FALSE(internal::MapToNumaNodes(options, 2, /*in_slurm_job=*/true));
+  LaunchOptions file = options;
+  file.hostfile = "hosts.txt";
+  EXPECT_FALSE(Mapping(file, 2));
+  for (LaunchOptions* unknown : {&options, &file}) {
+    unknown->bind = RankBinding::kNuma;
+    const auto mapping = internal::MapToNumaNodes(*unknown, 2, /*in_slurm_job=*/true);
+    ASSERT_TRUE(mapping);
+    EXPECT_EQ(mapping->ranks_on_each, std::nullopt);
+  }
+}
+
 TEST(MpirunCommand, BindsNoRanksIfThatCannotSpreadThemOrIsNotWanted) {
   LaunchOptions options;
   options.ranks = 1;

@@ -28,8 +28,8 @@ struct LaunchOptions {
   std::string hosts;             // "node1:4,node2:4"; empty: this host, or the hosts of a Slurm job.
   std::string hostfile;          // Hosts and slots in the format of Open MPI; empty: none.
   bool oversubscribe = false;    // Allows more ranks than slots.
-  // Unset: kNuma if this host has several NUMA nodes, as the others are assumed to have, else kNone. Also
-  // kNone with `oversubscribe`, or with fewer ranks than NUMA nodes.
+  // Unset: kNuma if this host has several NUMA nodes, as the others are assumed to have, and every host is
+  // known to get at least as many ranks. Else, and with `oversubscribe`, kNone.
   std::optional<RankBinding> bind;
   std::vector<std::pair<std::string, std::string>> mca;  // Parameters of Open MPI.
   int64_t max_restarts = 3;  // In the whole launch; progress does not reset the count.
