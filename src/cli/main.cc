@@ -21,6 +21,7 @@
 #include "weft/core/status.h"
 #include "weft/launch/host_daemon.h"
 #include "weft/mesh/bootstrap.h"
+#include "weft/mesh/launch_environment.h"
 #include "weft/mesh/mpi_bootstrap.h"
 #include "weft/train/diagnose.h"
 #include "weft/train/generate.h"

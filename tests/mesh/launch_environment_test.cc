@@ -76,5 +76,13 @@ TEST(LaunchEnvironment, HasTheLauncherTheRankAndTheNumberOfRanks) {
   }
 }
 
+TEST(LaunchEnvironment, TellsIfWeftLaunchStartedMpirun) {
+  const Variables mpirun = {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}};
+  const Variables launch = {{kLaunchCommandVariable, "weft launch -n 2 --"}};
+  EXPECT_TRUE(Read(With(mpirun, launch)).uses_weft_launch);
+  EXPECT_FALSE(Read(mpirun).uses_weft_launch);
+  EXPECT_FALSE(Read(launch).uses_weft_launch);
+}
+
 }  // namespace
 }  // namespace weft

@@ -1,8 +1,13 @@
 #include "weft/train/thread_plan.h"
 
+#include <string>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/scoped_variable.h"
+#include "tests/support/status_matchers.h"
+#include "weft/mesh/launch_environment.h"
 #include "weft/mesh/thread_bootstrap.h"
 
 namespace weft {
@@ -50,6 +55,22 @@ TEST(ThreadPlan, NamesTheFlagOfTheLauncher) {
   NodePlacement placement = {{{{0}, {1}}, 0}, 8, {}};
   placement.unbound_start = "srun --cpu-bind=none";
   EXPECT_THAT(PlanThreads(placement).warnings, ElementsAre(HasSubstr("start with srun --cpu-bind=none")));
+}
+
+TEST(ThreadPlan, NamesTheFlagOfWeftLaunchIfThatStartedTheRanks) {
+  const testing::ScopedVariable rank("OMPI_COMM_WORLD_RANK", "0");
+  const auto unbound_start = [](const char* launch_command) {
+    const testing::ScopedVariable variable(kLaunchCommandVariable, launch_command);
+    std::string start;
+    EXPECT_OK(RunThreadRanks(NodeMap::OneNode(1), [&](Bootstrap& bootstrap) {
+      const auto placement = FindPlacement(bootstrap, absl::Seconds(10));
+      if (placement.ok()) start = placement->unbound_start;
+      return placement.status();
+    }));
+    return start;
+  };
+  EXPECT_EQ(unbound_start(nullptr), "mpirun --bind-to none");
+  EXPECT_EQ(unbound_start("weft launch -n 1 --"), "weft launch --bind none");
 }
 
 TEST(ThreadPlan, WarnsWhenRanksAreBoundToOneCpu) {

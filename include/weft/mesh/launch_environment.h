@@ -18,11 +18,15 @@ enum class Launcher {
   kHydra,    // mpiexec of MPICH or Intel MPI.
 };
 
+// Variable that `weft launch` sets for the ranks: its command line up to the program, "weft launch -n 2 --".
+inline constexpr const char* kLaunchCommandVariable = "WEFT_LAUNCH_COMMAND";
+
 struct LaunchEnvironment {
   Launcher launcher = Launcher::kNone;
-  std::optional<int> rank;       // Unset without a launcher.
-  std::optional<int> ranks;      // Processes that were started together. Unset if unknown.
-  std::optional<int> node_cpus;  // CPUs of this node that the job may use. Set with kSlurm only.
+  std::optional<int> rank;        // Unset without a launcher.
+  std::optional<int> ranks;       // Processes that were started together. Unset if unknown.
+  std::optional<int> node_cpus;   // CPUs of this node that the job may use. Set with kSlurm only.
+  bool uses_weft_launch = false;  // `weft launch` started mpirun. Set with kOpenMpi only.
 };
 
 // `variable` returns the value of an environment variable, or null.

@@ -9,6 +9,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "weft/core/status.h"
+#include "weft/mesh/launch_environment.h"
 #include "weft/mesh/mpi_bootstrap.h"
 #include "weft/train/checkpoint.h"
 

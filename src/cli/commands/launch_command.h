@@ -19,9 +19,6 @@ struct LaunchCommand {
   std::string before_program;        // The command line before them, for a shell: "weft launch -n 2 --".
 };
 
-// Environment variable of the ranks of a launch, with LaunchCommand::before_program.
-inline constexpr const char* kLaunchCommandVariable = "WEFT_LAUNCH_COMMAND";
-
 // Arguments that a restart adds to those of the user.
 //
 // Note [Checkpoint of a restart]

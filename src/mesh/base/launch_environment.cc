@@ -15,7 +15,11 @@ LaunchEnvironment ReadLaunchEnvironment(absl::FunctionRef<const char*(const char
   };
   // Open MPI's variables come first, because mpirun in a Slurm job inherits the variables of the job.
   if (const std::optional<int> rank = number("OMPI_COMM_WORLD_RANK")) {
-    return {Launcher::kOpenMpi, rank, number("OMPI_COMM_WORLD_SIZE"), {}};
+    return {Launcher::kOpenMpi,
+            rank,
+            number("OMPI_COMM_WORLD_SIZE"),
+            {},
+            variable(kLaunchCommandVariable) != nullptr};
   }
   // SLURM_STEP_NUM_TASKS tells a task of srun from the script of a batch job, which has SLURM_PROCID as well.
   const std::optional<int> tasks = number("SLURM_STEP_NUM_TASKS");

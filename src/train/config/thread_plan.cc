@@ -86,10 +86,12 @@ absl::StatusOr<NodePlacement> FindPlacement(Bootstrap& bootstrap, absl::Duration
   WEFT_ASSIGN_OR_RETURN(placement.cpus, ExchangeRankCpus(bootstrap, limit.status(), timeout));
   placement.limit = *limit;
   placement.node_cpus = LauncherCpus();
-  if (const LaunchEnvironment environment = ReadLaunchEnvironment();
-      environment.launcher == Launcher::kSlurm) {
+  const LaunchEnvironment environment = ReadLaunchEnvironment();
+  if (environment.launcher == Launcher::kSlurm) {
     placement.node_cpus = std::min(placement.node_cpus, environment.node_cpus.value_or(placement.node_cpus));
     placement.unbound_start = "srun --cpu-bind=none";
+  } else if (environment.uses_weft_launch) {
+    placement.unbound_start = "weft launch --bind none";
   }
   return placement;
 }
