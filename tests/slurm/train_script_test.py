@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Runs examples/slurm/train.sbatch with scripts in place of srun and of Slurm's commands."""
+import contextlib
 import os
 import pathlib
+import signal
 import subprocess
 import tempfile
 import unittest
@@ -26,13 +28,21 @@ class TrainScript(unittest.TestCase):
         environment = os.environ | {"PATH": f"{self.folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
         for name in ("WEFT", "WEFT_START"):
             environment.pop(name, None)
-        return subprocess.Popen([JOB, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-                                start_new_session=True)
+        process = subprocess.Popen([JOB, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+                                   start_new_session=True)
+        self.addCleanup(self.end, process)
+        return process
+
+    @staticmethod
+    def end(process):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
     def run_script(self, *flags):
         """(exit code, standard output, standard error)"""
-        with self.start(*flags) as process:
-            output, errors = process.communicate(timeout=60)
+        process = self.start(*flags)
+        output, errors = process.communicate(timeout=60)
         return process.returncode, output, errors
 
     def test_goes_on_from_the_newest_checkpoint_in_its_folder(self):
@@ -46,6 +56,22 @@ class TrainScript(unittest.TestCase):
             self.assertEqual((code, output), (2, ""), errors)
             self.assertIn("leave out --resume", errors)
             self.assertIn("copy its folder into a new --checkpoint-dir", errors)
+
+    def test_requeues_a_run_that_ends_before_the_command_that_signals_it(self):
+        self.program("srun", "echo $$ >number; echo started; until [[ -e signal ]]; do sleep 0.01; done; exit 130")
+        self.program("scancel", "touch signal; while [[ -e /proc/$(<number) ]]; do sleep 0.01; done")
+        self.program("scontrol", 'echo "scontrol $@"')
+        process = self.start("--checkpoint-dir", "ck")
+        self.assertEqual(process.stdout.readline(), "started\n")
+        process.send_signal(signal.SIGUSR1)
+        output, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, errors)
+        self.assertTrue(output.endswith("scontrol requeue 7\n"), output)
+
+    def test_ends_with_the_exit_code_of_the_run(self):
+        for code in (0, 3, 130):
+            self.program("srun", f"exit {code}")
+            self.assertEqual(self.run_script("--checkpoint-dir", "ck")[0], code)
 
 
 if __name__ == "__main__":
