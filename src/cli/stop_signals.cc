@@ -33,8 +33,9 @@ StopSignals::StopSignals() : signals_(TakenSignals()) {
 }
 
 StopSignals::~StopSignals() {
-  // A queued signal that carries `this` comes from this object.
-  pthread_sigqueue(thread_.native_handle(), SIGTERM, {.sival_ptr = this});
+  // A value of the signal could not tell it from others: the kernel drops values beyond RLIMIT_SIGPENDING.
+  ending_ = true;
+  pthread_kill(thread_.native_handle(), SIGUSR2);
   thread_.join();
   pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);
 }
@@ -47,10 +48,9 @@ const std::atomic<bool>& StopSignals::EnableGracefulStop() {
 void StopSignals::TakeSignals() {
   std::set<int> taken;
   for (;;) {
-    siginfo_t info;
-    const int signal = sigwaitinfo(&signals_, &info);
+    const int signal = sigwaitinfo(&signals_, nullptr);
     if (signal < 0) continue;  // EINTR: the process was stopped and continued.
-    if (info.si_code == SI_QUEUE && info.si_value.sival_ptr == this) return;
+    if (ending_) return;
     if (signal == SIGUSR1) {
       save_requested_ = true;
       continue;

@@ -50,6 +50,7 @@ class StopSignals {
   std::atomic<bool> graceful_{false};
   std::atomic<bool> stop_requested_{false};
   std::atomic<bool> save_requested_{false};
+  std::atomic<bool> ending_{false};
   std::thread thread_;  // Last: it uses the other members.
 };
 

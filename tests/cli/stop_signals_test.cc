@@ -3,6 +3,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <sys/resource.h>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -68,6 +70,16 @@ TEST(StopSignalsDeathTest, TakesASignalThatArrivedAfterBlock) {
 TEST(StopSignals, RestoresTheSignalMask) {
   { const StopSignals signals; }
   for (const int signal : kAll) EXPECT_FALSE(IsBlockedHere(signal)) << signal;
+}
+
+TEST(StopSignalsDeathTest, EndsWithoutASignalWhereNoneCanBeQueued) {
+  const auto run = [] {
+    const rlimit none = {0, 0};
+    setrlimit(RLIMIT_SIGPENDING, &none);
+    { const StopSignals signals; }
+    std::_Exit(kExitDone);
+  };
+  EXPECT_EXIT(run(), ::testing::ExitedWithCode(kExitDone), "");
 }
 
 TEST(StopSignalsDeathTest, EndsTheProcessBeforeGracefulStopsAreEnabled) {
