@@ -29,7 +29,7 @@ import time
 import fault_run
 from checkpoint_damage import FILES, damaged, file_of_another_step, flip_a_bit, link_out_of_folder, refused, remove, truncate, wrong_array
 from checkpoint_place import CHECKPOINTS, FLAGS, LONG, LONG_FLAGS, Harness, Outcome, Place, hash_of
-from fault_results import Results
+from fault_results import Results, report_no_case
 
 OK_AFTER_KILL = (1, 137, 9, 86, 143)
 
@@ -363,6 +363,8 @@ def main(cases=cases, description=__doc__):
         return resume_after_stops(arguments.resumes, vars(arguments))
     chosen = [case for case in cases()
               if (case[1] or not arguments.sample) and (not arguments.names or any(name in case[0] for name in arguments.names))]
+    if not chosen:
+        return report_no_case(arguments.names)
     if arguments.list:
         print("\n".join(name for name, _, _ in chosen))
         return 0

@@ -1,5 +1,16 @@
 """The results of cases: a line for each, a Markdown table, and the failures and counts at the end."""
+import os
+import sys
+
 import fault_run
+
+NO_CASE = 5  # Exit code if no case has one of the given names.
+
+
+def report_no_case(names):
+    """Returns the exit code."""
+    print(f"{os.path.basename(sys.argv[0])}: no case has a name that contains {' or '.join(map(repr, names))}", file=sys.stderr)
+    return NO_CASE
 
 
 class Results:

@@ -6,7 +6,7 @@
 Without names: all cases, or with --sample those that tools/test.sh runs. A NAME selects the cases whose names contain it.
 --jobs runs N cases at a time: most of the time of a case is a wait for a deadline. --table appends the results to a file as a
 Markdown table. --stops starts N runs, sends SIGTERM to each at a random instant, and counts the exit codes. Exit code: 0 if every case
-behaved as expected, or was skipped, as those that mount a file system without root.
+behaved as expected, or was skipped, as those that mount a file system without root; 5 if no case has such a name.
 """
 import argparse
 import collections
@@ -21,7 +21,7 @@ import sys
 import tempfile
 
 from fault_cases import cases
-from fault_results import Results
+from fault_results import Results, report_no_case
 from fault_run import ONCE, Case, Run, judge, reset_signals
 
 REPEATS = 2  # Of a case in which mpirun itself failed.
@@ -84,6 +84,8 @@ def main():
         return stop_at_random_instants(arguments.stops, vars(arguments))
     chosen = [case for case in cases()
               if (case.sample or not arguments.sample) and (not arguments.names or any(n in case.name for n in arguments.names))]
+    if not chosen:
+        return report_no_case(arguments.names)
     if arguments.list:
         print("\n".join(case.name for case in chosen))
         return 0
