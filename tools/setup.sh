@@ -6,6 +6,8 @@
 #   tools/setup.sh --dev    also the formatter, the linter, the fuzzer and the tool for coverage
 #   tools/setup.sh --slurm  also Slurm, for tests/slurm; Debian starts its services, if they are configured
 #   tools/setup.sh --mpich  also MPICH, for the preset mpich; mpirun remains Open MPI's
+#
+# Several options may be given.
 set -euo pipefail
 
 build=(g++ cmake ninja-build ccache libopenmpi-dev libabsl-dev libeigen3-dev libdnnl-dev libhwloc-dev libcli11-dev
@@ -16,7 +18,7 @@ slurm=(slurm-wlm munge)
 mpich=(mpich libmpich-dev)
 dev=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev gcovr)
 
-usage() { sed -n '2,8s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,10s/^# \{0,1\}//p' "$0"; }
 
 fail() {
   echo "setup: $*" >&2
@@ -32,15 +34,16 @@ missing_of() {
 }
 
 main() {
-  local wanted=("${build[@]}" "${run[@]}" "${test[@]}")
-  case "${1:-}" in
-    "") ;;
-    --dev) wanted+=("${dev[@]}") ;;
-    --slurm) wanted+=("${slurm[@]}") ;;
-    --mpich) wanted+=("${mpich[@]}") ;;
-    -h | --help) usage; exit 0 ;;
-    *) fail "unknown option '$1'; the options are --dev, --slurm and --mpich" ;;
-  esac
+  local wanted=("${build[@]}" "${run[@]}" "${test[@]}") option
+  for option in "$@"; do
+    case "$option" in
+      --dev) wanted+=("${dev[@]}") ;;
+      --slurm) wanted+=("${slurm[@]}") ;;
+      --mpich) wanted+=("${mpich[@]}") ;;
+      -h | --help) usage; exit 0 ;;
+      *) fail "unknown option '$option'; the options are --dev, --slurm and --mpich" ;;
+    esac
+  done
   command -v dpkg-query >/dev/null ||
     fail "this is not Debian (no dpkg-query); install the equivalents of: ${wanted[*]}"
 
