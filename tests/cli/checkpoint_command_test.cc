@@ -76,8 +76,13 @@ TEST_F(CheckpointCommandTest, ListsTheNewestFirst) {
   Save({1, 20});
   ASSERT_OK(Run({"ls", root()}));
   EXPECT_LT(printed_.find("step-00000020"), printed_.find("step-00000001"));
+}
+
+TEST_F(CheckpointCommandTest, ListsAllAlsoIfOneIsDamaged) {
+  Save({1, 20});
   fs::remove(root() + "/step-00000020/model.safetensors");
-  ASSERT_OK(Run({"ls", root()}));
+  EXPECT_THAT(Run({"ls", root()}),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("1 of 2 checkpoints cannot be used")));
   EXPECT_THAT(printed_, AllOf(HasSubstr("model.safetensors"), HasSubstr("complete")));
 }
 

@@ -17,6 +17,13 @@ namespace {
 
 using Strings = std::vector<std::string>;
 
+// OK, or the error of damaged checkpoints, each of which `output` names.
+absl::Status DamageStatus(size_t damaged, size_t checkpoints, std::FILE* output) {
+  std::fflush(output);  // Before the error.
+  if (damaged == 0) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(damaged, " of ", checkpoints, " checkpoints cannot be used"));
+}
+
 absl::Status List(const ListCheckpointsCommand& command, std::FILE* output) {
   WEFT_ASSIGN_OR_RETURN(const Strings names, ListCheckpoints(command.folder));
   if (names.empty()) {
@@ -26,13 +33,15 @@ absl::Status List(const ListCheckpointsCommand& command, std::FILE* output) {
         absl::StrCat("'", command.folder, exists ? "' has no checkpoints" : "': No such file or directory"));
   }
   std::fprintf(output, "%-20s %10s  %s\n", "checkpoint", "size", "state");
+  size_t damaged = 0;
   for (const std::string& name : names) {
     const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(absl::StrCat(command.folder, "/", name));
+    damaged += checkpoint.ok() ? 0 : 1;
     const std::string state = checkpoint.ok() ? "complete" : std::string(checkpoint.status().message());
     std::fprintf(output, "%-20s %10s  %s\n", name.c_str(),
                  checkpoint.ok() ? SizeText(checkpoint->bytes()).c_str() : "", state.c_str());
   }
-  return absl::OkStatus();
+  return DamageStatus(damaged, names.size(), output);
 }
 
 absl::Status VerifyOne(const std::string& path) {
@@ -55,8 +64,7 @@ absl::Status Verify(const VerifyCheckpointsCommand& command, std::FILE* output) 
     std::fprintf(output, "%s: %s\n", path.c_str(), text.c_str());
     std::fflush(output);
   }
-  if (damaged == 0) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(damaged, " of ", paths.size(), " checkpoints cannot be used"));
+  return DamageStatus(damaged, paths.size(), output);
 }
 
 absl::Status Export(const ExportCheckpointCommand& command, std::FILE* output) {

@@ -32,8 +32,8 @@ std::string CheckpointHelp();
 // Errors: kInvalidArgument (names the argument).
 absl::StatusOr<CheckpointCommand> ParseCheckpointCommand(const std::vector<std::string>& arguments);
 
-// Prints to `output`. Errors: those of Checkpoint; kDataLoss if verify found a damaged checkpoint, which it
-// has then named in the output.
+// Prints to `output`. Errors: those of Checkpoint; kDataLoss if ls or verify found a damaged checkpoint,
+// which the output then names.
 absl::Status RunCheckpointCommand(const CheckpointCommand& command, std::FILE* output);
 
 }  // namespace weft
