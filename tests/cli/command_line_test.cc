@@ -227,6 +227,23 @@ TEST(CommandLine, SuggestsTheNearestFlag) {
   }
 }
 
+TEST(CommandLine, TakesOneValueOfEachFlagOfAReport) {
+  const auto error = [](Arguments arguments) {
+    arguments.insert(arguments.begin(), {"report", "m.jsonl"});
+    return UsageErrorOf(arguments);
+  };
+  EXPECT_EQ(error({"-o", "--trace", "t"}), "-o is given without a value: write ./--trace if that is a path");
+  EXPECT_EQ(error({"--trace", "-o", "r"}), "--trace is given without a value: write ./-o if that is a path");
+  EXPECT_EQ(error({"--output"}), "--output is given without a value");
+  EXPECT_EQ(error({"-o", "r", "--trace="}), "--trace: the path is empty");
+  EXPECT_EQ(error({"-o", "r", "--output=s"}), "--output is given twice: keep one of them");
+  EXPECT_EQ(error({"-o", "r", "--trace", "a", "--trace", "b"}), "--trace is given twice: keep one of them");
+  const auto report = ParseCommandLine({"report", "m.jsonl", "--output=-r", "--trace", "t"});
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(std::get<ReportOptions>(*report).output, "-r");
+  EXPECT_EQ(std::get<ReportOptions>(*report).trace, "t");
+}
+
 TEST(CommandLine, SuggestsTheNearestValue) {
   EXPECT_EQ(UsageErrorOf({"train", "--lr-schedule", "cosin"}),
             "--lr-schedule: 'cosin' is not one of constant, linear, cosine; did you mean cosine?");

@@ -1,13 +1,34 @@
 #include "src/cli/commands/report_command.h"
 
-#include <utility>
-
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
 #include "src/cli/nearest.h"
+#include "weft/core/status.h"
 
 namespace weft {
+namespace {
+
+// The value of the flag arguments[i], which is `flag` or begins with `flag`=. Sets `i` to the last argument
+// of the two.
+absl::StatusOr<std::string> ValueOf(const std::string& flag, const std::vector<std::string>& arguments,
+                                    size_t& i) {
+  std::string value;
+  if (arguments[i] != flag) {
+    value = arguments[i].substr(flag.size() + 1);
+  } else if (i + 1 == arguments.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(flag, " is given without a value"));
+  } else if (LooksLikeFlag(arguments[i + 1])) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, " is given without a value: write ./", arguments[i + 1], " if that is a path"));
+  } else {
+    value = arguments[++i];
+  }
+  if (value.empty()) return absl::InvalidArgumentError(absl::StrCat(flag, ": the path is empty"));
+  return value;
+}
+
+}  // namespace
 
 std::string ReportHelp() {
   return "Usage: weft report METRICS.jsonl... -o REPORT.html [--trace TRACE.json]\n\n"
@@ -31,20 +52,19 @@ absl::StatusOr<ReportOptions> ParseReportCommand(const std::vector<std::string>&
   ReportOptions options;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
-    const size_t equals = absl::StartsWith(argument, "--") ? argument.find('=') : std::string::npos;
-    const std::string flag = argument.substr(0, equals);
     if (!LooksLikeFlag(argument)) {
       options.runs.push_back(argument);
       continue;
     }
+    const size_t equals = absl::StartsWith(argument, "--") ? argument.find('=') : std::string::npos;
+    const std::string flag = argument.substr(0, equals);
     const bool is_output = flag == "-o" || flag == "--output";
     if (!is_output && flag != "--trace") return UnknownFlag(flag, "report", {"output", "trace"});
-    if (equals == std::string::npos && i + 1 == arguments.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(flag, " is given without a value"));
+    std::string& path = is_output ? options.output : options.trace;
+    if (!path.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(flag, " is given twice: keep one of them"));
     }
-    std::string value = equals == std::string::npos ? arguments[++i] : argument.substr(equals + 1);
-    if (value.empty()) return absl::InvalidArgumentError(absl::StrCat(flag, ": the path is empty"));
-    (is_output ? options.output : options.trace) = std::move(value);
+    WEFT_ASSIGN_OR_RETURN(path, ValueOf(flag, arguments, i));
   }
   if (options.runs.empty()) {
     return absl::InvalidArgumentError("weft report needs a file of weft train --metrics: see --help");
