@@ -2,9 +2,14 @@
 # Trains a model from a clean clone: installs missing packages, builds the program, and trains a small Llama on the license
 # texts of Debian, with 2 replicas of 2 shards on four MPI ranks.
 #
-#   tools/quickstart.sh [FLAGS OF weft train...]      flags given here override the script's own
+#   tools/quickstart.sh [FLAGS OF weft train...]      flags given here override the script's own; --config is refused
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+if [[ " $* " == *" --config"[\ =]* ]]; then
+  echo "quickstart: the flags of this script would override the file of --config: run build/release/bin/weft train --config FILE" >&2
+  exit 2
+fi
 
 tools/setup.sh
 cmake --preset release

@@ -217,19 +217,27 @@ class Runs(WeftCase):
 class Quickstart(WeftCase):
     SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tools/quickstart.sh"
 
-    def test_lets_its_caller_override_every_flag(self):
+    def quickstart(self, *flags):
         # The script is the real one. Set-up and build do nothing here, and the program runs one rank.
         nothing = "#!/bin/sh\n"
         for name, content in {"tools/quickstart.sh": self.SCRIPT.read_text(), "tools/setup.sh": nothing, "bin/cmake": nothing,
                               "build/release/bin/weft": f'#!/bin/sh\nshift 7\nexec "{self.weft}" "$@"\n'}.items():
             self.write(name, content).chmod(0o755)
-        result = subprocess.run(
-            ["tools/quickstart.sh", "--steps", "1", "--dp-replicate", "1", "--dp-shard=1", "--warmup-steps", "0",
-             "--data", self.text, *SMALL], capture_output=True, text=True, cwd=self.folder, timeout=60,
-            env=os.environ | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}"})
+        return subprocess.run(["tools/quickstart.sh", *flags], capture_output=True, text=True, cwd=self.folder, timeout=60,
+                              env=os.environ | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}"})
+
+    def test_lets_its_caller_override_every_flag(self):
+        result = self.quickstart("--steps", "1", "--dp-replicate", "1", "--dp-shard=1", "--warmup-steps", "0", "--data", self.text, *SMALL)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertIn("step 1/1 ", result.stdout)
         self.assertRegex(result.stdout, rf"(?m)^data +{len(TEXT)} tokens in 1 file")
+
+    def test_refuses_a_file_of_flags_which_its_own_would_override(self):
+        self.write("run.toml", "steps = 1\n")
+        for flags in (["--config", "run.toml"], ["--config=run.toml"]):
+            result = self.quickstart(*flags)
+            self.assertEqual((result.returncode, result.stdout), (2, ""), result.stderr)
+            self.assertIn("run build/release/bin/weft train --config", result.stderr)
 
 
 if __name__ == "__main__":
