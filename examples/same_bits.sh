@@ -7,14 +7,15 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 weft=${1:-$root/build/release/bin/weft}
+[[ -f $weft && -x $weft ]] || { echo "same_bits: $weft is no program: build it, or name it" >&2; exit 2; }
 
-# Four ranks do not divide these sizes.
+# Four ranks divide neither the heads, nor --ffn-dim, nor --vocab-size.
 model=(--layers 2 --dim 60 --heads 5 --kv-heads 5 --ffn-dim 101 --vocab-size 131 --seq-len 32)
 run=(--steps 5 --batch-size 4 --lr 3e-3 --data "$root/LICENSE")
 
 train() {  # replicate, shard, zero copy, prefetch, reshard
   "$root/tools/mpirun.sh" -n 4 "$weft" train --dp-replicate "$1" --dp-shard "$2" --zero-copy "$3" --prefetch-depth "$4" \
-    --reshard-after-forward "$5" "${model[@]}" "${run[@]}" 2>&1 | sed -n 's/^weights //p'
+    --reshard-after-forward "$5" "${model[@]}" "${run[@]}" | sed -n 's/^weights //p'
 }
 
 hashes=()
