@@ -5,7 +5,8 @@
     generate.py -n 4 --hf-model DIR --prompt TEXT --temperature 0.8 --top-p 0.95
 
 Encodes the prompt with the special tokens that the tokenizer adds, runs `weft generate --print-tokens`, and prints the new
-text as its tokens arrive. `-n RANKS` starts the ranks by mpirun. Needs the `tokenizers` package (pip install tokenizers).
+text as its tokens arrive. `-n RANKS` starts the ranks by mpirun. Needs the `tokenizers` package (pip install tokenizers, in a
+virtual environment).
 """
 import os
 import sys

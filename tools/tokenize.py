@@ -19,7 +19,8 @@ Prompts and answers of a document are encoded as one text. If a token had charac
 they are encoded one by one, so that a prompt has the tokens that it has alone. For tokenizers that put a space before a text, let a
 prompt end without one, and the answer begin with it.
 
-Needs the package `tokenizers`; for .parquet also `pyarrow`, and for --chat-field `transformers` (pip install …).
+Needs the package `tokenizers`; for .parquet also `pyarrow`, and for --chat-field `transformers` (pip install …, in a
+virtual environment).
 """
 import os
 import sys
@@ -48,7 +49,9 @@ def load_package(name, what):
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise Failure(f"{what} needs the package {name}: pip install {name}") from None
+        # Debian's pip installs nothing outside of a virtual environment.
+        first = "" if sys.prefix != sys.base_prefix else "python3 -m venv venv && . venv/bin/activate && "
+        raise Failure(f"{what} needs the package {name}: {first}pip install {name}") from None
 
 
 def load_tokenizer(path, what="tokenize.py"):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import venv
 
 try:
     import tokenizers
@@ -226,9 +227,12 @@ printf '2\\n3\\n1\\n'
 
     def test_names_itself_if_a_package_is_missing(self):
         self.write("none/tokenizers.py", b"raise ImportError")
-        command = [sys.executable, GENERATE, "--hf-model", self.folder, "--prompt", "one"]
-        result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(self.folder / "none")})
-        self.assert_fails(result, 1, "generate.py needs the package tokenizers")
+        venv.create(self.folder / "venv", symlinks=True)
+        outside = "python3 -m venv venv && . venv/bin/activate && "
+        for python, first in (os.path.realpath(sys.executable), outside), (self.folder / "venv/bin/python", ""):
+            command = [python, GENERATE, "--hf-model", self.folder, "--prompt", "one"]
+            result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(self.folder / "none")})
+            self.assert_fails(result, 1, f"generate.py needs the package tokenizers: {first}pip install tokenizers")
 
     def test_names_a_missing_tokenizer(self):
         self.tokenizer.unlink()
