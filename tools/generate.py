@@ -100,7 +100,8 @@ def main(arguments):
         ids = tokenizer.encode(options.prompt).ids
         if not ids:
             raise tool.Failure("--prompt: the tokenizer makes no tokens of it: give some text")
-        launcher = [] if options.n is None else ["mpirun", "-n", str(options.n)]
+        # mpirun would bind one or two ranks to a core each.
+        launcher = [] if options.n is None else ["mpirun", "-n", str(options.n), "--bind-to", "none"]
         command = [*launcher, find_program(options.weft), "generate", "--hf-model", str(options.hf_model),
                    "--prompt-tokens", ",".join(map(str, ids)), "--print-tokens", *flags]
         return run(command, TextStream(tokenizer))

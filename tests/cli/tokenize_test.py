@@ -210,17 +210,27 @@ case "$*" in *--fail*) echo "weft: no" >&2; exit 3;; esac
 printf '2\\n3\\n1\\n'
 """
 
+    def program(self, name, text):
+        (self.folder / name).write_text(text)
+        (self.folder / name).chmod(0o755)
+
     def generate(self, *arguments):
-        (self.folder / "weft").write_text(self.PROGRAM)
-        (self.folder / "weft").chmod(0o755)
+        self.program("weft", self.PROGRAM)
         command = [sys.executable, GENERATE, "--weft", self.folder / "weft", "--hf-model", self.folder, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=self.folder)
+        environment = os.environ | {"PATH": f"{self.folder}:{os.environ['PATH']}"}
+        return subprocess.run(command, capture_output=True, text=True, cwd=self.folder, env=environment)
 
     def test_encodes_the_prompt_and_prints_the_new_text(self):
         result = self.generate("--prompt", "two one", "--seed", "4")
         self.assertEqual((result.returncode, result.stdout), (0, "one two </s>\n"), result.stderr)
         arguments = (self.folder / "arguments").read_text()
         self.assertIn("--prompt-tokens 3,2 --print-tokens --seed 4", arguments)
+
+    def test_starts_ranks_that_may_use_all_cores(self):
+        self.program("mpirun", '#!/bin/sh\necho "$1 $2 $3 $4" > launch\nshift 4\nexec "$@"\n')
+        result = self.generate("-n", "2", "--prompt", "two one")
+        self.assertEqual((result.returncode, result.stdout), (0, "one two </s>\n"), result.stderr)
+        self.assertEqual((self.folder / "launch").read_text(), "-n 2 --bind-to none\n")
 
     def test_returns_the_exit_code_of_the_program(self):
         self.assert_fails(self.generate("--prompt", "one", "--fail"), 3, "weft: no")
