@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs a command with emulated hosts: network namespaces of this machine, joined by a switch. Each has its own host name, so
 # that Open MPI starts a daemon on each and treats them as nodes without shared memory. The script removes all of them when
-# the command ends, also after SIGINT, SIGTERM or SIGHUP. If the script is killed, the next run removes them.
+# the command ends. SIGINT, SIGTERM and SIGHUP end the command, by SIGTERM. If the script is killed, the next run removes the
+# hosts.
 #
 #   emulated_hosts.sh [--hosts COUNT] [--rate RATE] COMMAND [ARGUMENTS...]
 #
@@ -22,6 +23,7 @@ interface=weft0
 switch=weft-$$-switch
 hosts=()
 scratch=
+process=  # Of the command, while it runs.
 
 fail() { echo "emulated_hosts: $*" >&2; exit 2; }
 skip() { echo "emulated_hosts: skipped: $*"; exit 77; }
@@ -59,7 +61,19 @@ remove_host() {
   rm -f /dev/shm/*."$1".*
 }
 
+# Ends the command, by SIGKILL if it has not ended after ten seconds.
+end_command() {
+  local _
+  kill "$process" 2>/dev/null || return 0
+  for _ in {1..100}; do
+    kill -0 "$process" 2>/dev/null || return 0
+    sleep 0.1
+  done
+  kill -KILL "$process" 2>/dev/null || true
+}
+
 remove_own() {
+  [[ -z $process ]] || end_command
   local host
   for host in "${hosts[@]}" "$switch"; do remove_host "$host"; done
   [[ -z $scratch ]] || rm -rf "$scratch"
@@ -112,7 +126,11 @@ run() {
   export WEFT_HOSTS="${hosts[*]}" WEFT_ON_HOST=$scratch/on-host WEFT_HOST_INTERFACE=$interface TMPDIR=$scratch
   # In the background: bash handles signals while it waits, but not while a foreground command runs.
   "${command[@]}" <&0 &
-  wait $!
+  process=$!
+  local code=0
+  wait "$process" || code=$?
+  process=
+  return "$code"
 }
 
 main() {
