@@ -84,6 +84,7 @@ absl::Status GroupSchedule::BeginWriting() {
 
 absl::Status GroupSchedule::FinishReading() {
   awaits_backward_ = false;
+  keeps_groups_ = false;
   WEFT_RETURN_IF_ERROR(ReshardAll());
   return context_.FinishBackward();
 }

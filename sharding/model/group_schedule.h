@@ -96,7 +96,8 @@ class GroupSchedule {
   absl::Status AfterBackward(int group);
   // Due after the root's AfterBackward. Waits for the reductions if the backward is the last one.
   absl::Status FinishBackward();
-  // Outside of passes: reduces the gradients that backwards have kept, and waits for all reductions.
+  // Outside of passes: reduces the gradients that backwards have kept, waits for all reductions, and reshards
+  // every group: shards may be written afterwards.
   // Errors: kFailedPrecondition (inside of a pass).
   absl::Status ReduceGradients();
   // Forgets a pass: no backward of it follows any more.

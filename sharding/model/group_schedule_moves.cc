@@ -135,9 +135,8 @@ absl::Status GroupSchedule::ReduceGradients() {
       WEFT_RETURN_IF_ERROR(GroupAt(group).CountGradientsAsZero());
     }
   }
-  ReshardKept();
   if (skips_unused_) WEFT_RETURN_IF_ERROR(AgreeOnUsedParameters());
-  return context_.FinishBackward();
+  return FinishReading();
 }
 
 // If no rank calls a group, its gradient is that of earlier microbatches, or zero. Once ranks have agreed on

@@ -164,8 +164,8 @@ class ShardedModel {
 
   // Outside of passes: reduces what backwards without gradient sync or all-reduce have kept, and waits for
   // the reductions of backwards that were not the last. Then Shards has gradients, as after a last backward.
-  // Gradients that are reduced already stay as they are. Reshards what SetReshardAfterBackward kept
-  // unsharded. Collective: all ranks.
+  // Gradients that are reduced already stay as they are. Reshards all groups, and shards may be written.
+  // Collective: all ranks.
   absl::Status ReduceGradients();
   // OK if gradients are reduced. Errors: kFailedPrecondition (names the place where they are, and the
   // remedy).

@@ -223,5 +223,72 @@ TEST(Writes, LetShardsBeWrittenAgainAfterBeginWriting) {
   }
 }
 
+// Updates all shards to `value`. Readers outside of passes get it on every rank.
+absl::Status ExpectAnUpdateReachesReaders(ShardedModel& model, float value) {
+  WEFT_RETURN_IF_ERROR(model.UpdateShards([value](absl::Span<const ShardView> shards) {
+    for (const ShardView& shard : shards) std::fill(shard.data, shard.data + shard.elements(), value);
+    return absl::OkStatus();
+  }));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> shards, model.CurrentShards());
+  for (const ShardView& shard : shards) {
+    EXPECT_THAT(absl::MakeConstSpan(shard.data, static_cast<size_t>(shard.elements())),
+                ::testing::Each(value));
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(model));
+  EXPECT_THAT(weights, ::testing::Each(value));
+  return absl::OkStatus();
+}
+
+// Reduces on demand while groups are unsharded, and updates.
+absl::Status ExpectUpdatesAfterReductionsOnDemandReachReaders(ToyNet& net, ShardedModel& model,
+                                                              Bootstrap& bootstrap) {
+  const auto reduce_and_update = [&model](float value) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(model.ReduceGradients());
+    EXPECT_FALSE(model.sharded_groups().are_shards_read());
+    for (const auto& group : model.sharded_groups().groups())
+      EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
+    WEFT_RETURN_IF_ERROR(ExpectAnUpdateReachesReaders(model, value));
+    model.ZeroGradients();
+    return absl::OkStatus();
+  };
+  model.SetRequiresGradientSync(false);
+  WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), bootstrap.size(), 0, 0, 1));
+  WEFT_ASSIGN_OR_RETURN(UnshardHandle handle, model.Unshard(net.layer(1)));
+  WEFT_RETURN_IF_ERROR(handle.Wait());
+  WEFT_RETURN_IF_ERROR(model.Unshard(net.layer(2)).status());  // Nobody waits for it.
+  WEFT_RETURN_IF_ERROR(reduce_and_update(3.0F));
+
+  WEFT_RETURN_IF_ERROR(Outputs(net, /*gradients=*/true).status());  // A forward without backward.
+  return reduce_and_update(5.0F);
+}
+
+TEST(Writes, AfterAReductionOnDemandReachReaders) {
+  WithEverySetting([](ToyNet& net, ShardedModel& model, Bootstrap& bootstrap) {
+    return ExpectUpdatesAfterReductionsOnDemandReachReaders(net, model, bootstrap);
+  });
+}
+
+TEST(Writes, AfterAReductionOnDemandReachReadersInEveryResidencyAndDType) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const NodeShared shared : {NodeShared::kAuto, NodeShared::kOff}) {
+        SCOPED_TRACE(
+            absl::StrCat(ranks, " ranks, ", ToAbsl(Name(dtype)), ", node shared ", ToAbsl(Name(shared))));
+        RunRanks(NodeMap::OneNode(ranks), [&](Bootstrap& bootstrap) -> absl::Status {
+          WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+          WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, ranks));
+          ToyNet net({6, 6, 6, 6});
+          ShardingPolicy policy;
+          policy.param_dtype = dtype;
+          policy.node_shared = shared;
+          WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
+                                                             LoadInitialValues(kToySeed)));
+          return ExpectUpdatesAfterReductionsOnDemandReachReaders(net, *model, bootstrap);
+        });
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace weft::testing
