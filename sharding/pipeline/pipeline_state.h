@@ -3,14 +3,12 @@
 // Thread safety: none. Lifetime: the engine must outlive it.
 #pragma once
 
-#include <functional>
-#include <optional>
 #include <utility>
 
 #include <absl/status/status.h>
-#include <absl/time/time.h>
 
 #include "weft/comm/comm_engine.h"
+#include "weft/comm/work.h"
 #include "weft/sharding/counters.h"
 
 namespace weft {
@@ -38,28 +36,24 @@ class PipelineState {
   // Waits until a Work or Transfer is ready. Errors: its failure, which is recorded.
   template <typename Pending>
   absl::Status AwaitReady(Pending& pending) {
-    const absl::Status ready = WaitInSlices([&](Timeout timeout) { return pending.Wait(timeout); });
+    const absl::Status ready = pending.Wait(wait_check_);
     return ready.ok() ? ready : Fail(ready);
   }
   // Waits until a Work or Transfer is released. Errors: its failure, which is recorded.
   template <typename Pending>
   absl::Status AwaitRelease(Pending& pending) {
-    const absl::Status released =
-        WaitInSlices([&](Timeout timeout) { return pending.WaitReleased(timeout); });
+    const absl::Status released = pending.WaitReleased(wait_check_);
     return released.ok() ? released : Fail(released);
   }
-  // Called about every 50 ms during these waits; an error ends the wait and is recorded. Null: no check.
-  void SetWaitCheck(std::function<absl::Status()> check) { wait_check_ = std::move(check); }
+  // Called about every 50 ms during these waits for the engine; an error ends the wait and is recorded. Null:
+  // no check.
+  void SetWaitCheck(Work::WaitCheck check) { wait_check_ = std::move(check); }
 
  private:
-  using Timeout = std::optional<absl::Duration>;
-  // Waits until the engine's timeout, which alone is an error, and calls the check in between.
-  absl::Status WaitInSlices(const std::function<absl::Status(Timeout)>& wait);
-
   CommEngine& engine_;
   ShardingCounters counters_;
   absl::Status status_;
-  std::function<absl::Status()> wait_check_;
+  Work::WaitCheck wait_check_;
 };
 
 }  // namespace weft

@@ -4,11 +4,9 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include <absl/status/status.h>
-#include <absl/time/time.h>
 
 #include "weft/comm/work.h"
 #include "weft/sharding/custom_collectives.h"
@@ -22,12 +20,12 @@ class Transfer {
   explicit Transfer(std::unique_ptr<PendingCollective> custom) : custom_(std::move(custom)) {}
 
   bool valid() const { return custom_ != nullptr || work_.valid(); }
-  // `timeout`: as for Work; a caller's collective has its own.
-  absl::Status Wait(std::optional<absl::Duration> timeout = std::nullopt) {
-    return custom_ != nullptr ? custom_->Wait() : work_.Wait(timeout);
+  // `check`: as for Work; a caller's collective is waited for without it.
+  absl::Status Wait(const Work::WaitCheck& check) {
+    return custom_ != nullptr ? custom_->Wait() : work_.Wait(check);
   }
-  absl::Status WaitReleased(std::optional<absl::Duration> timeout = std::nullopt) {
-    return custom_ != nullptr ? custom_->WaitReleased() : work_.WaitReleased(timeout);
+  absl::Status WaitReleased(const Work::WaitCheck& check) {
+    return custom_ != nullptr ? custom_->WaitReleased() : work_.WaitReleased(check);
   }
   bool TestReleased() const { return custom_ != nullptr ? custom_->TestReleased() : work_.TestReleased(); }
   // The engine's Work, which later operations may name as `after`. Null for a caller's collective.

@@ -49,6 +49,12 @@ class [[nodiscard]] Work {
   //         the error of a failed peer, with "rank N: " in front.
   absl::Status Wait(std::optional<absl::Duration> timeout = std::nullopt);
   absl::Status WaitReleased(std::optional<absl::Duration> timeout = std::nullopt);
+  // The same without a `timeout`. They call `check` about every 50 ms, on this thread and without a lock of
+  // the engine, until the timeout has passed. Null: no check. Errors also: those of `check`, which end the
+  // wait; the operation continues.
+  using WaitCheck = std::function<absl::Status()>;
+  absl::Status Wait(const WaitCheck& check);
+  absl::Status WaitReleased(const WaitCheck& check);
 
   // Gives the operation to the engine, which keeps `memory`, the owners of its buffers, until *released*;
   // after a failure, until ResetAfterError or the end of the engine. Any thread may drop the last reference.

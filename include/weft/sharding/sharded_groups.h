@@ -134,8 +134,9 @@ class ShardedGroups {
   // Null: the built-in rules. The lists of SetForwardPrefetch and SetBackwardPrefetch come before the rules.
   void SetScheduleRules(std::shared_ptr<const ScheduleRules> rules);
   void RecordOrderAgain();
-  // Called about every 50 ms while a schedule call waits, on its thread. An error ends the wait and fails the
-  // groups, so a program can react to signals. Null: no check.
+  // Called about every 50 ms while a call waits for the engine, on its thread. An error ends the wait and
+  // fails the groups, so a program can react to signals. A custom collective is waited for without checks.
+  // Null: no check.
   void SetWaitCheck(std::function<absl::Status()> check);
 
   // See the functions of the same names of ShardedModel.

@@ -173,7 +173,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore(WireLink&
   return core;
 }
 absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
-                                    std::optional<absl::Duration> timeout) {
+                                    std::optional<absl::Duration> timeout, const Work::WaitCheck& check) {
   if (record->lane < 0) return record->error;  // Failed at submission.
   if (record->State() == OperationState::kReleased) {
     shell_->CountPastWait();
@@ -182,8 +182,8 @@ absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& reco
   }
   const bool is_longer = timeout && *timeout > timeout_;
   const auto extension = is_longer ? ExtendWatchdog(Watchdog::Task::kWait, *timeout) : std::nullopt;
-  absl::Status status =
-      shell_->Wait(*record, event, timeout.value_or(timeout_), /*asks_for_late_ranks=*/!timeout.has_value());
+  absl::Status status = shell_->Wait(*record, event, timeout.value_or(timeout_),
+                                     /*asks_for_late_ranks=*/!timeout.has_value(), check);
   if (!timeout) missed_deadline_ = absl::IsDeadlineExceeded(status);
   return status;
 }

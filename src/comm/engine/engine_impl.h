@@ -91,8 +91,9 @@ class CommEngine::Impl {
   // The same for a point-to-point message.
   std::shared_ptr<OperationRecord> SubmitMessage(OpKind kind, const MessageAddress& address, std::byte* data,
                                                  DType dtype, int64_t count, OpOptions options);
+  // `check`: see Work::Wait.
   absl::Status Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
-                    std::optional<absl::Duration> timeout);
+                    std::optional<absl::Duration> timeout, const Work::WaitCheck& check = nullptr);
   // See Work::Detach.
   void KeepAlive(OperationRecord& record, std::vector<std::shared_ptr<void>> memory);
   void Abort(const absl::Status& cause);

@@ -20,6 +20,8 @@ constexpr int64_t kMaxParkNs = 250 * kMillisecond;
 // Longest inquiry after a missed deadline: the ranks that are asked may find a silent one themselves.
 constexpr int64_t kInquiryNs = 2 * LateRanks::kAnswerNs;
 static_assert(LateRanks::kAnswerNs == 4 * kMaxParkNs, "a rank must answer although its thread is parked");
+// Time between two checks of a wait.
+constexpr absl::Duration kCheckInterval = absl::Milliseconds(50);
 // Time that sends of failed operations have to complete.
 constexpr absl::Duration kMaxSendWait = absl::Seconds(5);
 
@@ -258,13 +260,23 @@ absl::Status EngineShell::DeadlineError(const AwaitedEvent& awaited, bool asks_f
   });
 }
 
-absl::Status EngineShell::Wait(OperationRecord& record, Event event, absl::Duration timeout,
-                               bool asks_for_late_ranks) {
-  const AwaitedEvent awaited{&record, event};
-  if (!PollUntil(
-          &awaited, [&] { return HasOccurred(awaited); }, timeout)) {
-    WEFT_RETURN_IF_ERROR(DeadlineError(awaited, asks_for_late_ranks));
+absl::StatusOr<bool> EngineShell::PollWithChecks(const AwaitedEvent& awaited, absl::Duration timeout,
+                                                 const Work::WaitCheck& check) {
+  const auto has_occurred = [&] { return HasOccurred(awaited); };
+  if (!check) return PollUntil(&awaited, has_occurred, timeout);
+  const Deadline deadline(runtime_, timeout);
+  while (!PollUntil(&awaited, has_occurred, std::min(deadline.Left(), kCheckInterval))) {
+    if (deadline.HasPassed()) return false;
+    WEFT_RETURN_IF_ERROR(check());
   }
+  return true;
+}
+
+absl::Status EngineShell::Wait(OperationRecord& record, Event event, absl::Duration timeout,
+                               bool asks_for_late_ranks, const Work::WaitCheck& check) {
+  const AwaitedEvent awaited{&record, event};
+  WEFT_ASSIGN_OR_RETURN(const bool has_occurred, PollWithChecks(awaited, timeout, check));
+  if (!has_occurred) WEFT_RETURN_IF_ERROR(DeadlineError(awaited, asks_for_late_ranks));
   const OperationState state = record.State();
   if (state == OperationState::kReleased) return absl::OkStatus();
   if (state != OperationState::kFailed && event == Event::kReady) return absl::OkStatus();

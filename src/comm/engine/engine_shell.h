@@ -48,10 +48,12 @@
 #include <absl/base/thread_annotations.h>
 #include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
 #include "src/comm/engine/engine_core.h"
 #include "src/comm/engine/wait_times.h"
+#include "weft/comm/work.h"
 #include "weft/core/mutex.h"
 #include "weft/mesh/runtime.h"
 
@@ -79,9 +81,10 @@ class EngineShell {
   enum class Event : uint8_t { kReady, kReleased };
   // Polls until the event, or until `timeout` has passed. `asks_for_late_ranks`: then asks for the ranks that
   // are late or silent, and names them, which takes up to two more seconds. See Note [Late ranks].
-  // Errors: the operation's; kDeadlineExceeded.
-  absl::Status Wait(OperationRecord& record, Event event, absl::Duration timeout, bool asks_for_late_ranks)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // `check`: called about every 50 ms before; may be null. Errors: the operation's; kDeadlineExceeded; those
+  // of `check`.
+  absl::Status Wait(OperationRecord& record, Event event, absl::Duration timeout, bool asks_for_late_ranks,
+                    const Work::WaitCheck& check) ABSL_LOCKS_EXCLUDED(mutex_);
   // Call it if a thread waits for an event that is past: see Note [Progress].
   void CountPastWait() {
     if (times_.has_core) waits_.fetch_add(1, std::memory_order_relaxed);
@@ -147,6 +150,10 @@ class EngineShell {
   // not one operation.
   bool PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool()> done, absl::Duration timeout)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Polls until the event, and calls `check`, if there is one, in between. False if `timeout` has passed
+  // first. Errors: those of `check`.
+  absl::StatusOr<bool> PollWithChecks(const AwaitedEvent& awaited, absl::Duration timeout,
+                                      const Work::WaitCheck& check) ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns once the doorbell differs from `seen`, or after about a microsecond.
   void PollDoorbell(uint32_t seen) const;
   void RunProgressThread() ABSL_LOCKS_EXCLUDED(mutex_);

@@ -55,6 +55,16 @@ absl::Status Work::WaitReleased(std::optional<absl::Duration> timeout) {
   return RecordTimeout(engine_->impl_->Wait(record_, EngineShell::Event::kReleased, timeout), !timeout);
 }
 
+absl::Status Work::Wait(const WaitCheck& check) {
+  return RecordTimeout(engine_->impl_->Wait(record_, EngineShell::Event::kReady, std::nullopt, check),
+                       /*is_engine_timeout=*/true);
+}
+
+absl::Status Work::WaitReleased(const WaitCheck& check) {
+  return RecordTimeout(engine_->impl_->Wait(record_, EngineShell::Event::kReleased, std::nullopt, check),
+                       /*is_engine_timeout=*/true);
+}
+
 void Work::Detach(std::vector<std::shared_ptr<void>> memory) {
   engine_->impl_->KeepAlive(*record_, std::move(memory));
   engine_ = nullptr;

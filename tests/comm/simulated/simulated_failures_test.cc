@@ -10,7 +10,10 @@
 namespace weft::testing {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::Ge;
 using ::testing::HasSubstr;
+using ::testing::Le;
 using ::testing::Not;
 
 // Virtual time: the engine's timeout is ten minutes.
@@ -136,6 +139,57 @@ TEST(SimulatedFailures, OfAMissedDeadlineEndWithAReset) {
       EXPECT_OK(report.status()) << Describe(nodes) << ", the late rank submits: " << late_rank_submits;
     }
   }
+}
+
+TEST(SimulatedFailures, OfAWaitWithChecksNameTheLateRank) {
+  for (const NodeMap& nodes : {NodeMap::RanksPerNode(4, 2), NodeMap::RanksPerNode(4, 1)}) {
+    SimOptions machine;
+    const SimReport report = RunSimulatedRanks(nodes, machine, [](Bootstrap& bootstrap) -> absl::Status {
+      EngineOptions options;
+      options.timeout = absl::Seconds(1);
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
+                            EngineFixture::Make(bootstrap, options, /*segment_bytes=*/size_t{4} << 20));
+      const bool is_late = bootstrap.rank() == 3;
+      if (is_late) bootstrap.runtime().SleepFor(int64_t{10'000'000'000});
+      Work work = fixture.engine->Barrier(fixture.lane);
+      if (!is_late) {
+        int checks = 0;
+        const auto check = [&checks] {
+          ++checks;
+          return absl::OkStatus();
+        };
+        EXPECT_THAT(work.Wait(check),
+                    StatusIs(absl::StatusCode::kDeadlineExceeded,
+                             HasSubstr("; rank(s) 3 have not submitted what others wait for; waits for")));
+        EXPECT_THAT(checks, AllOf(Ge(10), Le(20)));
+      }
+      return work.Wait(absl::Seconds(100));
+    });
+    EXPECT_OK(report.status()) << Describe(nodes);
+  }
+}
+
+TEST(SimulatedFailures, OfACheckEndTheWaitAndNotTheOperation) {
+  SimOptions machine;
+  const SimReport report =
+      RunSimulatedRanks(NodeMap::OneNode(2), machine, [](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
+                              EngineFixture::Make(bootstrap, {}, /*segment_bytes=*/size_t{4} << 20));
+        Work work;
+        if (bootstrap.rank() == 0) {
+          work = fixture.engine->Barrier(fixture.lane);
+          int checks = 0;
+          const auto check = [&checks] {
+            return ++checks < 3 ? absl::OkStatus() : absl::CancelledError("interrupted");
+          };
+          EXPECT_THAT(work.WaitReleased(check), StatusIs(absl::StatusCode::kCancelled, "interrupted"));
+          EXPECT_EQ(checks, 3);
+        }
+        WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+        if (bootstrap.rank() == 1) work = fixture.engine->Barrier(fixture.lane);
+        return work.WaitReleased();
+      });
+  EXPECT_OK(report.status());
 }
 
 }  // namespace

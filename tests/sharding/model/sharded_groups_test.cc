@@ -9,6 +9,7 @@
 #include "tests/sharding/support/group_fixture.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/core/status.h"
+#include "weft/mesh/simulation.h"
 
 namespace weft::testing {
 namespace {
@@ -343,6 +344,21 @@ TEST(ShardedGroups, AWaitCheckEndsAWaitOnAllRanks) {
     WEFT_RETURN_IF_ERROR(client.groups->ResetAfterError());
     return client.Forward({2, false});
   });
+}
+
+// Virtual time: the engine's timeout is two minutes.
+TEST(ShardedGroups, NameTheLateRankAtTheDeadlineOfAWaitWithChecks) {
+  const SimReport report =
+      RunSimulatedRanks(NodeMap::RanksPerNode(3, 1), {}, [](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+        WEFT_ASSIGN_OR_RETURN(const Client client, Client::Make(*engine.engine));
+        client.groups->SetWaitCheck([] { return absl::OkStatus(); });
+        if (bootstrap.rank() == 2) bootstrap.runtime().SleepFor(int64_t{200'000'000'000});
+        EXPECT_THAT(std::string(client.Forward({1, true}).message()),
+                    HasSubstr("rank(s) 2 have not submitted what others wait for"));
+        return absl::OkStatus();
+      });
+  EXPECT_OK(report.status());
 }
 
 }  // namespace

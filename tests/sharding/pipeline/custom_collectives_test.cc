@@ -3,6 +3,7 @@
 
 #include <barrier>
 #include <cstring>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -203,6 +204,34 @@ TEST(CustomCollectives, FailTheContextWhenTheyFail) {
         WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::OkStatus(), absl::Seconds(120)));
       }
     }
+    return absl::OkStatus();
+  });
+}
+
+// A collective that misses a deadline of its own once.
+class LateCollective : public PendingCollective {
+ public:
+  absl::Status Wait() override {
+    return std::exchange(is_late_, false) ? absl::DeadlineExceededError("the link is slow")
+                                          : absl::OkStatus();
+  }
+  absl::Status WaitReleased() override { return Wait(); }
+  bool TestReleased() const override { return true; }
+
+ private:
+  bool is_late_ = true;
+};
+
+TEST(CustomCollectives, AreWaitedForOnceIfThereIsAWaitCheck) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{40}})));
+    fixture.context->state().SetWaitCheck([] { return absl::OkStatus(); });
+    group->SetCustomAllGather(
+        [](const auto&) -> StartedCollective { return std::make_unique<LateCollective>(); });
+    EXPECT_THAT(Gather(*group), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("the link is slow")));
+    WEFT_RETURN_IF_ERROR(fixture.context->ResetAfterError());
+    group->ResetAfterError();
     return absl::OkStatus();
   });
 }
