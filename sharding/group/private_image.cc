@@ -27,11 +27,12 @@ PrivateImage::PrivateImage(CommContext& context, const GroupSpec& group, Replica
 
 absl::Status PrivateImage::Gather(Priority priority) {
   if (master_is_image()) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(image_, context_.memory().AcquireImage(group_.image_bytes()));
-  if (!group_.is_zero_copy() && group_.is_alone()) return absl::OkStatus();
-  if (!group_.is_zero_copy()) {
+  WEFT_ASSIGN_OR_RETURN(Buffer image, context_.memory().AcquireImage(group_.image_bytes()));
+  if (!group_.is_zero_copy() && !group_.is_alone()) {
     WEFT_ASSIGN_OR_RETURN(gathered_, context_.memory().AcquireImage(group_.gathered_bytes()));
   }
+  image_ = std::move(image);
+  if (!group_.is_zero_copy() && group_.is_alone()) return absl::OkStatus();
   std::byte* gathered = group_.is_zero_copy() ? image_.data() : gathered_.data();
   WEFT_ASSIGN_OR_RETURN(gather_,
                         kept_ ? GatherKeptParts(gathered, priority) : GatherShards(gathered, priority));

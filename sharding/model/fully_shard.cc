@@ -196,7 +196,7 @@ void ShardedModel::SetScheduleRules(std::shared_ptr<const ScheduleRules> rules) 
 absl::StatusOr<UnshardHandle> ShardedModel::Unshard(const Module& module) {
   WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
   WEFT_RETURN_IF_ERROR(groups_->Unshard(group));
-  return UnshardHandle(groups_->group(group));
+  return UnshardHandle(*groups_, group);
 }
 
 absl::Status ShardedModel::Reshard(const Module& module) {
@@ -207,10 +207,10 @@ absl::Status ShardedModel::Reshard(const Module& module) {
 absl::Status UnshardHandle::Wait() {
   if (std::exchange(waited_, true)) {
     return absl::FailedPreconditionError(
-        absl::StrCat("the unshard of parameter group '", group_->name(),
+        absl::StrCat("the unshard of parameter group '", groups_->name(group_),
                      "' was waited for already: wait once for each Unshard"));
   }
-  return group_->WaitUnshard();
+  return groups_->WaitUnshard(group_);
 }
 
 void ShardedModel::ZeroGradients() { groups_->ZeroGradients(); }

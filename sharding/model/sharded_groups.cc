@@ -237,9 +237,16 @@ absl::Status ShardedGroups::Fail(const absl::Status& cause, const std::string& p
   return Annotate(context_->state().Fail(cause), place);
 }
 
-absl::Status ShardedGroups::Unshard(int number) { return group(number).Unshard(Priority::kPrefetch); }
+absl::Status ShardedGroups::Unshard(int number) {
+  const absl::Status status = group(number).Unshard(Priority::kPrefetch);
+  return status.ok() ? status : Fail(status, absl::StrCat("unshard of '", name(number), "'"));
+}
 
-absl::Status ShardedGroups::WaitUnshard(int number) { return group(number).WaitUnshard(); }
+absl::Status ShardedGroups::WaitUnshard(int number) {
+  if (!is_being_unsharded(number)) return group(number).WaitUnshard();  // Its error is one of all ranks.
+  const absl::Status status = group(number).WaitUnshard();
+  return status.ok() ? status : Fail(status, absl::StrCat("unshard of '", name(number), "'"));
+}
 
 absl::Status ShardedGroups::Reshard(int number) { return group(number).Reshard(); }
 

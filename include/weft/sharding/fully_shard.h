@@ -66,7 +66,6 @@ namespace weft {
 
 class BoundaryCasts;
 class ModuleHooks;
-class ParamGroup;
 class ShardedGroups;
 
 // Handle of a gather that ShardedModel::Unshard started.
@@ -76,13 +75,15 @@ class ShardedGroups;
 // Lifetime: the model must outlive the handle.
 class [[nodiscard]] UnshardHandle {
  public:
-  // Blocks until the parameters can be read. Errors: kFailedPrecondition (waited for before).
+  // Blocks until the parameters can be read. Errors: kFailedPrecondition (waited for before). An error of the
+  // gather fails the model on all ranks.
   absl::Status Wait();
 
  private:
   friend class ShardedModel;
-  explicit UnshardHandle(ParamGroup& group) : group_(&group) {}
-  ParamGroup* group_;
+  UnshardHandle(ShardedGroups& groups, int group) : groups_(&groups), group_(group) {}
+  ShardedGroups* groups_;
+  int group_;
   bool waited_ = false;
 };
 

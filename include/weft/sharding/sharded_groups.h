@@ -107,7 +107,8 @@ class ShardedGroups {
 
   // A group outside of its uses: starts to gather, waits until `data` can be read, gives the image back.
   // Reshard too is due on all ranks at one place if ranks of a node share images.
-  // Errors: kFailedPrecondition (WaitUnshard without Unshard; Reshard before WaitUnshard).
+  // Errors: kFailedPrecondition (WaitUnshard without Unshard; Reshard before WaitUnshard). Any other error
+  // fails the groups on all ranks.
   absl::Status Unshard(int group);
   absl::Status WaitUnshard(int group);
   absl::Status Reshard(int group);

@@ -212,5 +212,23 @@ TEST(GroupErrors, AreNotReturnedForRepeatedCalls) {
   });
 }
 
+TEST(GroupErrors, LeaveNoImageIfTheGatheredBufferHasNoRoom) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
+    ShardingPolicy policy;
+    policy.layout = FlatKind::kPerParameter;
+    // Of the heap's 8 MiB the master takes 2.4 MB, and the image 4.8 MB.
+    WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{1'200'000}}), policy));
+    EXPECT_THAT(group->Unshard(Priority::kCritical),
+                StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("gathered images")));
+    EXPECT_EQ(group->state(), State::kSharded);
+    PipelineMemory& memory = fixture.context->memory();
+    EXPECT_GE(memory.peaks().image_bytes, size_t{4'800'000});
+    memory.ResetPeaks();
+    EXPECT_EQ(memory.peaks().image_bytes, 0);
+    return absl::OkStatus();
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing

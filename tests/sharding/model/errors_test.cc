@@ -163,5 +163,36 @@ TEST(UpdatesInBackward, NeedNoAgreementNoClippingAndABeginning) {
   }
 }
 
+TEST(ShardedModelErrors, ReachOtherRanksWhenAnUnshardFails) {
+  for (const ShardingPolicy& policy : {PrivateImages(), SharedImages()}) {
+    WithToyModel(3, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+      float storage[2] = {};
+      Parameter& weight = *net.layer(1).weight();
+      for (const bool while_gathering : {false, true}) {
+        const auto set_storage = [&] {
+          if (rank == 1) weight.data = TensorView::Contiguous(storage, DType::kF32, {2});
+        };
+        if (!while_gathering) set_storage();
+        absl::StatusOr<UnshardHandle> handle = model.Unshard(net.layer(1));
+        if (while_gathering) set_storage();
+        absl::Status status = handle.ok() ? handle->Wait() : handle.status();
+        // A rank may have gathered all it needs before it hears of the failure.
+        if (status.ok()) status = ToyWeights(model).status();
+        const std::string message(status.message());
+        EXPECT_THAT(message, HasSubstr("parameter 'layers.1.weight' was given storage of"));
+        if (rank == 1) {
+          EXPECT_THAT(message, ::testing::StartsWith("unshard of 'layers.1': "));
+          weight.data.data = nullptr;
+        }
+        WEFT_RETURN_IF_ERROR(model.ResetAfterError());
+        // No rank fails again before all ranks have recovered.
+        Bootstrap& bootstrap = model.sharded_groups().context().state().engine().bootstrap();
+        WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::OkStatus(), absl::Seconds(120)));
+      }
+      return ToyPassOf(net, model, rank);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace weft::testing
