@@ -11,6 +11,23 @@
 
 namespace weft {
 
+std::shared_ptr<BackwardUpdates> BackwardUpdates::Begin(CommContext& context, Groups groups,
+                                                        ShardUpdate update, std::vector<ClipSet> sets) {
+  std::shared_ptr<BackwardUpdates> updates(
+      new BackwardUpdates(context, groups, std::move(update), std::move(sets)));
+  for (size_t i = 0; i < groups.size(); ++i) {
+    groups[i]->SetReducedHook([weak = updates->weak_from_this(), i, &name = groups[i]->name()] {
+      const std::shared_ptr<BackwardUpdates> live = weak.lock();
+      if (live != nullptr) return live->Update(i);
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the gradient of parameter group '", name,
+          "' was reduced for updates in backward that have ended: mark their backward as the last one "
+          "(SetIsLastBackward), and call FinishUpdatesInBackward after it"));
+    });
+  }
+  return updates;
+}
+
 BackwardUpdates::BackwardUpdates(CommContext& context, Groups groups, ShardUpdate update,
                                  std::vector<ClipSet> sets)
     : context_(context),
@@ -18,11 +35,7 @@ BackwardUpdates::BackwardUpdates(CommContext& context, Groups groups, ShardUpdat
       update_(std::move(update)),
       sets_(std::move(sets)),
       squares_(sets_.size()),
-      updated_(groups.size(), false) {
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    groups_[i]->SetReducedHook([this, i] { return Update(i); });
-  }
-}
+      updated_(groups.size(), false) {}
 
 BackwardUpdates::~BackwardUpdates() {
   for (const auto& group : groups_) group->SetReducedHook(nullptr);

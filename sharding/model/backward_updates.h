@@ -29,12 +29,14 @@
 
 namespace weft {
 
-class BackwardUpdates {
+class BackwardUpdates : public std::enable_shared_from_this<BackwardUpdates> {
  public:
   using Groups = absl::Span<const std::unique_ptr<ParamGroup>>;
 
-  BackwardUpdates(CommContext& context, Groups groups, ShardUpdate update, std::vector<ClipSet> sets);
-  // Groups call it no more.
+  // A reduction that arrives after its updates are destroyed is an error, which fails the context.
+  static std::shared_ptr<BackwardUpdates> Begin(CommContext& context, Groups groups, ShardUpdate update,
+                                                std::vector<ClipSet> sets);
+  // Later reductions call it no more.
   ~BackwardUpdates();
   BackwardUpdates(const BackwardUpdates&) = delete;
   BackwardUpdates& operator=(const BackwardUpdates&) = delete;
@@ -45,6 +47,7 @@ class BackwardUpdates {
   absl::StatusOr<std::vector<GradientNorm>> Norms(ModelScalars& scalars) const;
 
  private:
+  BackwardUpdates(CommContext& context, Groups groups, ShardUpdate update, std::vector<ClipSet> sets);
   // Updates nothing more on this rank once a gradient is not finite. Other ranks may have gone on: the caller
   // must end the run, whose weights are then of different steps.
   absl::Status Update(size_t group);

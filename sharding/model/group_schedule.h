@@ -118,6 +118,7 @@ class GroupSchedule {
   GroupSwitches& switches(int group) { return switches_[static_cast<size_t>(group)]; }
   const GroupSwitches& switches(int group) const { return switches_[static_cast<size_t>(group)]; }
   void SetIsLastBackward(bool last) { is_last_backward_ = last; }
+  bool is_last_backward() const { return is_last_backward_; }
   // The groups to gather when `group` begins its forward (backward), in this order, instead of the next ones
   // in the recorded order.
   void SetForwardPrefetch(int group, std::vector<int> next);

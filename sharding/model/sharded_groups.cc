@@ -203,7 +203,8 @@ absl::Status ShardedGroups::AfterForward(int number, const SchedulePass& pass) {
 }
 
 absl::Status ShardedGroups::BeforeBackward(int number, const SchedulePass& pass) {
-  const absl::Status status = schedule_->BeforeBackward(number, pass);
+  absl::Status status = number == kRootGroup ? CheckUpdatesAreInLastBackward() : absl::OkStatus();
+  if (status.ok()) status = schedule_->BeforeBackward(number, pass);
   return status.ok() ? status : Fail(status, absl::StrCat("before backward of '", name(number), "'"));
 }
 

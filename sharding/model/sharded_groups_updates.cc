@@ -73,9 +73,15 @@ absl::Status ShardedGroups::BeginUpdatesInBackward(ShardUpdate update, std::vect
         "clipping)");
   }
   backward_updates_.reset();  // Before the next one, which sets the groups' hooks.
-  backward_updates_ =
-      std::make_unique<BackwardUpdates>(*context_, groups_, std::move(update), std::move(sets));
+  backward_updates_ = BackwardUpdates::Begin(*context_, groups_, std::move(update), std::move(sets));
   return absl::OkStatus();
+}
+
+absl::Status ShardedGroups::CheckUpdatesAreInLastBackward() const {
+  if (backward_updates_ == nullptr || schedule_->is_last_backward()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "updates in a backward that is not the last one: mark it as the last (SetIsLastBackward), or call "
+      "BeginUpdatesInBackward before a later backward");
 }
 
 absl::StatusOr<std::vector<GradientNorm>> ShardedGroups::FinishUpdatesInBackward() {
@@ -83,7 +89,7 @@ absl::StatusOr<std::vector<GradientNorm>> ShardedGroups::FinishUpdatesInBackward
     return absl::FailedPreconditionError(
         "there are no updates in backward: call BeginUpdatesInBackward first");
   }
-  const std::unique_ptr<BackwardUpdates> updates = std::move(backward_updates_);
+  const std::shared_ptr<BackwardUpdates> updates = std::move(backward_updates_);
   WEFT_RETURN_IF_ERROR(updates->UpdateRest());
   WEFT_ASSIGN_OR_RETURN(std::vector<GradientNorm> norms, updates->Norms(*scalars_));
   // Sends the updates.

@@ -193,9 +193,9 @@ class ShardedModel {
   // last backward of a step, with gradient sync and all-reduce on. Norms and updates have the bits that
   // ClipGradNorms and UpdateShards give. `update` must not communicate.
   // Collective: FinishUpdatesInBackward, by all ranks. Errors: kFailedPrecondition (unused gradients are not
-  // UnusedGradients::kZero; from the backward: a gradient that comes after its group was reduced),
-  // kInvalidArgument (a set is to be clipped). If a gradient is not finite, the norm of its set is infinite,
-  // and a part of the groups is updated: the shards are of no more use.
+  // UnusedGradients::kZero; from the backward: it is not the last one; a gradient comes after its group was
+  // reduced), kInvalidArgument (a set is to be clipped). If a gradient is not finite, the norm of its set is
+  // infinite, and a part of the groups is updated: the shards are of no more use.
   absl::Status BeginUpdatesInBackward(ShardUpdate update, std::vector<ClipSet> sets);
   absl::StatusOr<std::vector<GradientNorm>> FinishUpdatesInBackward();
   // Outside of passes: reshards what was gathered for the next one, and waits until no peer reads this rank's

@@ -85,7 +85,7 @@ class ShardedGroups {
   // Schedule. The root's BeforeForward begins a pass, its BeforeBackward a backward of that pass. A forward
   // inside a backward recomputes activations. A group may be used several times in a pass.
   // Errors: kFailedPrecondition (another group outside of a pass of the root; a backward of a pass that is
-  // unknown or whose shards were written since its forward).
+  // unknown or whose shards were written since its forward; updates in a backward that is not the last one).
   absl::Status BeforeForward(int group, const SchedulePass& pass);
   absl::Status AfterForward(int group, const SchedulePass& pass);
   absl::Status BeforeBackward(int group, const SchedulePass& pass);
@@ -201,6 +201,8 @@ class ShardedGroups {
   ShardedGroups(ShardingPolicy policy, ResidencyChoice residency, std::unique_ptr<CommContext> context);
   absl::Status CreateGroups(std::vector<GroupSpec> specs, std::vector<SharedBlock> images,
                             const ShardLoader& loader);
+  // Errors: kFailedPrecondition (updates in a backward that is not the last one).
+  absl::Status CheckUpdatesAreInLastBackward() const;
   absl::Status CreateSchedule(const DeviceMesh& mesh, std::vector<PassEvent> module_order);
   // Errors: kFailedPrecondition (a group has f64 masters).
   absl::Status CheckMastersAreF32() const;
@@ -211,7 +213,7 @@ class ShardedGroups {
   std::vector<std::unique_ptr<ParamGroup>> groups_;
   std::unique_ptr<ModelScalars> scalars_;
   std::unique_ptr<GroupSchedule> schedule_;
-  std::unique_ptr<BackwardUpdates> backward_updates_;  // Null outside of such a step.
+  std::shared_ptr<BackwardUpdates> backward_updates_;  // Null outside of such a step.
 };
 
 }  // namespace weft

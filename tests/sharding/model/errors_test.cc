@@ -144,12 +144,16 @@ TEST(ShardedModelErrors, ReachOtherRanksWhenALayerThrows) {
   });
 }
 
+ShardingPolicy ZeroUnused() {
+  ShardingPolicy policy;
+  policy.unused_gradients = UnusedGradients::kZero;
+  return policy;
+}
+
 TEST(UpdatesInBackward, NeedNoAgreementNoClippingAndABeginning) {
   constexpr auto kNothing = [](absl::Span<const ShardView>) { return absl::OkStatus(); };
   const std::vector<ClipSet> clipped = {{[](const Parameter&) { return true; }, 1.0}};
-  ShardingPolicy zeros;
-  zeros.unused_gradients = UnusedGradients::kZero;
-  for (const ShardingPolicy& policy : {ShardingPolicy(), zeros}) {
+  for (const ShardingPolicy& policy : {ShardingPolicy(), ZeroUnused()}) {
     WithToyModel(2, policy, [&](ToyNet&, ShardedModel& model, int) -> absl::Status {
       EXPECT_THAT(model.FinishUpdatesInBackward(),
                   StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("call BeginUpdatesInBackward")));
@@ -192,6 +196,41 @@ TEST(ShardedModelErrors, ReachOtherRanksWhenAnUnshardFails) {
       return ToyPassOf(net, model, rank);
     });
   }
+}
+
+TEST(UpdatesInBackward, AreRefusedInABackwardThatIsNotTheLast) {
+  WithToyModel(2, ZeroUnused(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    model.SetIsLastBackward(false);
+    WEFT_RETURN_IF_ERROR(BeginToyUpdateInBackward(model));
+    EXPECT_THAT(std::string(ToyPassOf(net, model, rank).message()),
+                HasSubstr("updates in a backward that is not the last one"));
+    WEFT_RETURN_IF_ERROR(model.ResetAfterError());
+    model.SetIsLastBackward(true);
+    WEFT_RETURN_IF_ERROR(BeginToyUpdateInBackward(model));
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    return FinishToyUpdateInBackward(model, nullptr);
+  });
+}
+
+// The backward stops to be the last one after it has begun.
+TEST(UpdatesInBackward, ThatBeginAgainWhileReductionsAreUnderWayFail) {
+  WithToyModel(2, ZeroUnused(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    // Reductions with hooks are delivered at the end of the last backward.
+    for (const auto& group : model.sharded_groups().groups())
+      group->SetGradientHook([](const std::string&, const TensorView&) { return absl::OkStatus(); });
+    WEFT_RETURN_IF_ERROR(BeginToyUpdateInBackward(model));
+    const auto hook = net.layer(2).AddBackwardPreHook([&](Module&, Invocation&, Tensors&) {
+      model.SetIsLastBackward(false);
+      return absl::OkStatus();
+    });
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    net.layer(2).RemoveHook(hook);
+    WEFT_RETURN_IF_ERROR(BeginToyUpdateInBackward(model));
+    model.SetIsLastBackward(true);
+    EXPECT_THAT(std::string(ToyPassOf(net, model, rank).message()),
+                HasSubstr("was reduced for updates in backward that have ended"));
+    return model.ResetAfterError();
+  });
 }
 
 }  // namespace
