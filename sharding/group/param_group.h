@@ -54,6 +54,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -166,9 +167,13 @@ class ParamGroup {
   // True if backwards have left gradients at any place of Note [Accumulation], except for those of Note [Late
   // gradients]. The same on all ranks.
   bool has_gradients_of_any_rank() const { return keeps_gradients_ || sums_ != nullptr; }
-  // OK if the gradients are summed over all ranks, or were forgotten since, and nothing is under way.
+  // OK if the gradients are summed over all ranks, or were forgotten since, and nothing is under way: an
+  // epoch has ended since the last reduction. The same on all ranks, whenever reductions arrive.
   // Errors: kFailedPrecondition (names the group, the place where its gradients are, and the remedy).
   absl::Status CheckGradientsReduced() const;
+  // The same for updates in backward, which do not wait for the end of the epoch: if all reductions have
+  // arrived, gradients count as reduced from now on.
+  absl::Status TakeArrivedGradients();
   bool has_reduced_gradients() const { return CheckGradientsReduced().ok(); }
 
   // Returns to the sharded state, without gradients, after CommContext::ResetAfterError.
@@ -211,6 +216,8 @@ class ParamGroup {
   FlatImage data_image() const;
   absl::Status ViewImage();
   void DropImage();
+  // True if a reduction was started in this epoch. The same on all ranks.
+  bool has_reductions_under_way() const { return reduction_epoch_ == context_.epochs().current(); }
   // True if no parameter has a gradient: Note [Frozen parameters].
   bool is_frozen() const;
   absl::Status CheckFrozenHaveNoPlace() const;
@@ -235,7 +242,8 @@ class ParamGroup {
   std::vector<bool> written_;           // By parameter: Note [Unused parameters].
   std::vector<bool> used_;              // By parameter.
   bool awaits_used_ = false;
-  bool keeps_gradients_ = false;  // See KeepGradients.
+  bool keeps_gradients_ = false;             // See KeepGradients.
+  std::optional<uint64_t> reduction_epoch_;  // Epoch of the last reduction.
 };
 
 }  // namespace weft

@@ -77,6 +77,7 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope, Priority priority) {
   ForgetGradients(parameters());
   if (sums_ == nullptr) sums_ = std::make_shared<GradientSums>();
   has_forgotten_all_ = false;
+  reduction_epoch_ = context_.epochs().current();
   std::vector<int64_t> counts;
   counts.reserve(static_cast<size_t>(layout().shard_size()));
   for (int rank = 0; rank < layout().shard_size(); ++rank) counts.push_back(layout().reduced_elements(rank));
@@ -138,7 +139,7 @@ absl::Status ParamGroup::CheckGradientsReduced() const {
     return unfinished(
         "has no reduced gradients: run backward with gradient sync on before clipping or updating");
   }
-  if (sums_ != nullptr && sums_->under_way > 0) return unfinished(kNotLastBackward);
+  if (has_reductions_under_way()) return unfinished(kNotLastBackward);
   if (sums_ != nullptr && sums_->partial) {
     return unfinished(
         "has gradients that are summed over its shard group only: run the last backward with all-reduce on "
@@ -146,6 +147,11 @@ absl::Status ParamGroup::CheckGradientsReduced() const {
   }
   if (awaits_used_) return unfinished(kNotLastBackward);
   return absl::OkStatus();
+}
+
+absl::Status ParamGroup::TakeArrivedGradients() {
+  if (sums_ != nullptr && sums_->under_way == 0) reduction_epoch_.reset();
+  return CheckGradientsReduced();
 }
 
 void ParamGroup::ZeroGradients() {
@@ -157,14 +163,15 @@ void ParamGroup::ZeroGradients() {
   used_.assign(used_.size(), true);
   awaits_used_ = false;
   keeps_gradients_ = false;
+  reduction_epoch_.reset();
 }
 
 absl::Status ParamGroup::ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects) {
-  if (sums_ == nullptr || !sums_->reduced) return absl::OkStatus();
-  if (sums_->under_way > 0 || awaits_used_) {
+  if (has_reductions_under_way() || (sums_ != nullptr && awaits_used_)) {
     return absl::FailedPreconditionError(
         absl::StrCat("parameter group '", name(), "' ", ToAbsl(kNotLastBackward)));
   }
+  if (sums_ == nullptr || !sums_->reduced) return absl::OkStatus();
   // The same on all ranks, unlike the gradients that this rank has written.
   bool keeps_some = false;
   std::vector<bool> kept = used_;

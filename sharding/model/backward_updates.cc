@@ -49,7 +49,7 @@ absl::Status BackwardUpdates::Update(size_t number) {
                      "' came after its update in backward: update it after the backward instead"));
   }
   updated_[number] = true;
-  WEFT_RETURN_IF_ERROR(group.CheckGradientsReduced());
+  WEFT_RETURN_IF_ERROR(group.TakeArrivedGradients());
   AddSquares(group, sets_, squares_);
   const bool is_finite = std::all_of(squares_.begin(), squares_.end(), [](const ReproducibleSum& sum) {
     return std::isfinite(TwoNormOf(sum));

@@ -121,19 +121,28 @@ TEST(ShardedModel, RefusesToReduceOnDemandInsideOfAPass) {
 TEST(ShardedModel, WaitsForReductionsOnlyInTheLastBackward) {
   ShardingPolicy policy;
   policy.unused_gradients = UnusedGradients::kZero;  // Nothing to agree on in the last backward.
-  WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
-    // Without a hook, a finished reduction may be delivered before FinishBackward.
-    for (const auto& group : model.sharded_groups().groups()) {
-      group->SetGradientHook([](const std::string&, const TensorView&) { return absl::OkStatus(); });
+  const auto all = [](const Parameter&) { return true; };
+  const auto is_under_way = StatusIs(kPrecondition, HasSubstr("reductions under way"));
+  for (const int ranks : {1, 2}) {
+    // Without a hook, a finished reduction may be delivered before FinishBackward, with one rank always.
+    for (const bool hooked : {false, true}) {
+      WithToyModel(ranks, policy, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+        const ParamGroup& group = model.sharded_groups().group(0);
+        if (hooked) {
+          for (const auto& each : model.sharded_groups().groups())
+            each->SetGradientHook([](const std::string&, const TensorView&) { return absl::OkStatus(); });
+        }
+        model.SetIsLastBackward(false);
+        WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+        EXPECT_FALSE(group.has_reduced_gradients());
+        EXPECT_THAT(model.ClipGradNorm(1.0), is_under_way);
+        EXPECT_THAT(model.sharded_groups().ForgetReducedGradients(all), is_under_way);
+        WEFT_RETURN_IF_ERROR(model.sharded_groups().context().FinishBackward());
+        EXPECT_TRUE(group.has_reduced_gradients());
+        return ToyUpdate(model, 1.0, nullptr);
+      });
     }
-    model.SetIsLastBackward(false);
-    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
-    EXPECT_FALSE(model.sharded_groups().groups()[0]->has_reduced_gradients());
-    EXPECT_THAT(model.ClipGradNorm(1.0), StatusIs(kPrecondition, HasSubstr("reductions under way")));
-    WEFT_RETURN_IF_ERROR(model.sharded_groups().context().FinishBackward());
-    EXPECT_TRUE(model.sharded_groups().groups()[0]->has_reduced_gradients());
-    return ToyUpdate(model, 1.0, nullptr);
-  });
+  }
 }
 
 TEST(ShardedModel, AllReducesOnlyWhenTold) {
