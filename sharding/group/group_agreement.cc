@@ -28,7 +28,7 @@ namespace {
 // Hashes of what some ranks must have alike of a group, and their names in messages.
 struct Fingerprint {
   uint64_t parameters = 0, trainable = 0, dtypes = 0, dims = 0, replicas = 0, elements = 0, parts = 0,
-           schedule = 0, divisor = 0, count = 0;
+           divisor = 0, count = 0;
 
   friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
 };
@@ -42,7 +42,6 @@ constexpr std::pair<uint64_t Fingerprint::*, absl::string_view> kAspects[] = {
     {&Fingerprint::elements,
      "the elements in their shards (with the layout kContiguous, sizes of all parameters of the group "
      "determine these)"},
-    {&Fingerprint::schedule, "reshard_after_forward, reshard_root_after_forward or prefetch_depth"},
     {&Fingerprint::divisor, "gradient_divide_factor"},
     {&Fingerprint::count, "its number of parameters"}};
 
@@ -89,7 +88,6 @@ Fingerprint FingerprintOf(const GroupSpec& spec, const ShardingPolicy& policy, s
   Add(of.divisor, std::bit_cast<uint64_t>(policy.gradient_divide_factor));
   if (bucket) return of;
   Add(of.parts, spec.regather_size);
-  Add(of.schedule, policy.reshard_after_forward, policy.reshard_root_after_forward, policy.PrefetchDepth());
   return of;
 }
 
@@ -141,18 +139,24 @@ Announcements AnnouncementsOf(const ShardingPlan& plan, int all_ranks) {
   return list;
 }
 
-// Options that decide about collectives of all ranks.
+// Options that decide about collectives of all ranks, or about the order of those of a shard group and those
+// of its replicate groups: PipelineLanes numbers both in one sequence.
 std::vector<OptionValue> OptionsOf(const ShardingPlan& plan) {
   const ShardingPolicy& policy = plan.policy;
   const auto option = [](const char* name, std::string_view value) {
     return OptionValue{name, std::string(value), absl::StrCat("set ShardingPolicy::", name)};
   };
+  const auto is_on = [&option](const char* name, bool value) { return option(name, value ? "on" : "off"); };
   // If images have no room, ranks with NodeShared::kAuto agree on private ones.
   const bool may_change =
       policy.node_shared == NodeShared::kAuto && plan.residency.residency != Residency::kPrivate;
   return {option("unused_gradients", policy.unused_gradients == UnusedGradients::kNone ? "none" : "zero"),
-          option("shard_optimizer_over_replicas", policy.shard_optimizer_over_replicas ? "on" : "off"),
+          is_on("shard_optimizer_over_replicas", policy.shard_optimizer_over_replicas),
           option("wire_compression", Name(policy.wire_compression)),
+          is_on("reshard_after_forward", policy.reshard_after_forward),
+          is_on("reshard_root_after_forward", policy.reshard_root_after_forward),
+          option("prefetch_depth", absl::StrCat(policy.PrefetchDepth())),
+          option("max_reduce_scatters", absl::StrCat(policy.max_reduce_scatters)),
           {"the residency of images",
            absl::StrCat(ToAbsl(Name(plan.residency.residency)), may_change ? " (if they have room)" : ""),
            "set node_shared, layout, mesh_of and reshard_after_forward_size of ShardingPolicy"}};

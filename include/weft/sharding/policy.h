@@ -7,11 +7,12 @@
 //
 // Ranks that share a shard group must have the same layout of each parameter group, as the options and
 // Parameter::requires_grad give it; ranks of a replicate group must have the same for what they reduce
-// together. FullyShard names the first group in which they differ. Options that decide about collectives must
-// be alike too: on all ranks unused_gradients, shard_optimizer_over_replicas, wire_compression, the residency
-// of images, the numbers of parameter groups, of replicate groups and of regather sizes, and with
-// UnusedGradients::kNone the number of parameters in each group; in a shard group reshard_after_forward,
-// reshard_root_after_forward and prefetch_depth; and gradient_divide_factor in a replicate group as well.
+// together. FullyShard names the first group in which they differ. Options that decide about collectives or
+// their order must be alike too: on all ranks unused_gradients, shard_optimizer_over_replicas,
+// wire_compression, reshard_after_forward, reshard_root_after_forward, prefetch_depth, max_reduce_scatters,
+// the residency of images, the numbers of parameter groups, of replicate groups and of regather sizes, and
+// with UnusedGradients::kNone the number of parameters in each group; and gradient_divide_factor in a shard
+// group and in a replicate group.
 //
 // Thread safety: a value.
 #pragma once

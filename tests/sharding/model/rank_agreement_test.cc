@@ -261,11 +261,16 @@ TEST(RankAgreement, NamesTheOptionThatDiffers) {
          [](ShardingPolicy& policy, int rank) {
            policy.node_shared = rank == 0 ? NodeShared::kOn : NodeShared::kAuto;
          });
+  // Options that order the collectives of a shard group and those of its replicas.
+  expect("reshard_after_forward is on on rank 0, but off on rank 2",
+         [](ShardingPolicy& policy, int rank) { policy.reshard_after_forward = rank < 2; });
+  expect("reshard_root_after_forward is off on rank 0, but on on rank 1",
+         [](ShardingPolicy& policy, int rank) { policy.reshard_root_after_forward = rank == 1; });
+  expect("prefetch_depth is 1 on rank 0, but 0 on rank 2",
+         [](ShardingPolicy& policy, int rank) { policy.prefetch_depth = rank < 2 ? 1 : 0; });
+  expect("max_reduce_scatters is 2 on rank 0, but 0 on rank 2",
+         [](ShardingPolicy& policy, int rank) { policy.max_reduce_scatters = rank < 2 ? 2 : 0; });
   const std::string shards = Differ("root", "0 and 1 hold shards of it", "");
-  expect(shards + "reshard_after_forward, reshard_root_after_forward or prefetch_depth",
-         [](ShardingPolicy& policy, int rank) { policy.reshard_after_forward = rank != 1; });
-  expect(shards + "reshard_after_forward, reshard_root_after_forward or prefetch_depth",
-         [](ShardingPolicy& policy, int rank) { policy.prefetch_depth = rank == 1 ? 0 : 1; });
   expect(shards + "gradient_divide_factor",
          [](ShardingPolicy& policy, int rank) { policy.gradient_divide_factor = rank == 1 ? 2 : 4; });
 }
