@@ -32,6 +32,7 @@ GroupSchedule::GroupSchedule(CommContext& context, ModelScalars& scalars, Groups
       training_(module_order_),
       evaluation_(module_order_),
       backward_(Reversed(module_order_)),
+      kept_(groups.size()),
       progress_(groups.size()) {
   switches_.assign(groups.size(), {.reshard_after_forward = policy.reshard_after_forward});
   switches(kRootGroup).reshard_after_forward = policy.reshard_root_after_forward;
@@ -57,7 +58,7 @@ void GroupSchedule::ResetAfterError() {
   progress_.assign(progress_.size(), {});
   awaits_backward_ = false;
   in_backward_ = false;
-  keeps_groups_ = false;
+  kept_.assign(kept_.size(), false);
 }
 
 void GroupSchedule::ForgetOrders() {
@@ -67,8 +68,9 @@ void GroupSchedule::ForgetOrders() {
 }
 
 void GroupSchedule::ReshardKept() {
-  if (!std::exchange(keeps_groups_, false)) return;
   for (int group = 0; group < group_count(); ++group) {
+    if (!kept_[static_cast<size_t>(group)]) continue;
+    ReleaseKept(group);
     if (GroupAt(group).state() == ParamGroup::State::kUnsharding) continue;
     WEFT_CHECK(Reshard(group).ok(), "an unsharded group cannot be resharded");
   }
@@ -84,7 +86,7 @@ absl::Status GroupSchedule::BeginWriting() {
 
 absl::Status GroupSchedule::FinishReading() {
   awaits_backward_ = false;
-  keeps_groups_ = false;
+  kept_.assign(kept_.size(), false);
   WEFT_RETURN_IF_ERROR(ReshardAll());
   return context_.FinishBackward();
 }
@@ -203,7 +205,7 @@ absl::Status GroupSchedule::BeginForward(const SchedulePass& pass) {
   pass_->Begin();
   progress_.assign(progress_.size(), {});
   backward_follows_ = pass.gradients;
-  keeps_groups_ = false;
+  kept_.assign(kept_.size(), false);
   calls_.erase(pass.id);  // An abandoned pass may have had this id.
   outdated_.erase(pass.id);
   // Gathers of updates need no memory. Submitting all of them now keeps the wire busy.
@@ -245,13 +247,10 @@ absl::Status GroupSchedule::FinishBackward() {
   in_backward_ = false;
   WEFT_RETURN_IF_ERROR(AgreeOnOrder());
   WEFT_RETURN_IF_ERROR(FinishPrefetches());
-  keeps_groups_ = false;
   for (int group = 0; group < group_count(); ++group) {
-    if (switches(group).reshard_after_backward) {
-      WEFT_RETURN_IF_ERROR(Reshard(group));
-    } else {
-      keeps_groups_ = true;
-    }
+    const bool reshards = switches(group).reshard_after_backward;
+    kept_[static_cast<size_t>(group)] = !reshards;
+    if (reshards) WEFT_RETURN_IF_ERROR(Reshard(group));
     if (!ProgressOf(group).is_reduced) WEFT_RETURN_IF_ERROR(ReduceUnvisited(group));
   }
   if (!is_last_backward_) return absl::OkStatus();

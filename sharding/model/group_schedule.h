@@ -112,8 +112,10 @@ class GroupSchedule {
   absl::Status BeginWriting();
   // Reshards every group and waits until no peer reads this rank's shards.
   absl::Status FinishReading();
-  // Reshards the groups that the last backward kept unsharded.
+  // Reshards the groups that the last backward kept unsharded, and no others.
   void ReshardKept();
+  // Due when a caller reshards a group: what it unshards later is its own.
+  void ReleaseKept(int group) { kept_[static_cast<size_t>(group)] = false; }
 
   GroupSwitches& switches(int group) { return switches_[static_cast<size_t>(group)]; }
   const GroupSwitches& switches(int group) const { return switches_[static_cast<size_t>(group)]; }
@@ -224,7 +226,7 @@ class GroupSchedule {
   ExecutionOrder* pass_ = &training_;  // Order of the forward or backward under way.
   bool in_backward_ = false;           // True if the root's backward is under way.
   bool backward_follows_ = false;      // True if a backward follows the forward under way.
-  bool keeps_groups_ = false;          // True if the last backward left groups unsharded.
+  std::vector<bool> kept_;             // By group: true if the last backward left it unsharded.
   std::vector<GroupProgress> progress_;
   // True if the last forward was one with gradients and no backward has begun since.
   bool awaits_backward_ = false;

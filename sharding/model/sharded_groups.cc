@@ -249,7 +249,10 @@ absl::Status ShardedGroups::WaitUnshard(int number) {
   return status.ok() ? status : Fail(status, absl::StrCat("unshard of '", name(number), "'"));
 }
 
-absl::Status ShardedGroups::Reshard(int number) { return group(number).Reshard(); }
+absl::Status ShardedGroups::Reshard(int number) {
+  schedule_->ReleaseKept(number);
+  return group(number).Reshard();
+}
 
 bool ShardedGroups::is_unsharded(int number) const {
   return group(number).state() == ParamGroup::State::kUnsharded;

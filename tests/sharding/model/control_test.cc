@@ -250,5 +250,31 @@ TEST(ShardedModel, UnshardsAModuleBeforeItsForward) {
   });
 }
 
+TEST(ShardedModel, LeavesUnshardedWhatACallerUnshardedWhenGradientsAreZeroed) {
+  for (const ShardingPolicy& policy : {PrivateImages(), SharedImages()}) {
+    WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+      const auto unshard = [&](size_t layer) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(UnshardHandle handle, model.Unshard(net.layer(layer)));
+        return handle.Wait();
+      };
+      WEFT_RETURN_IF_ERROR(model.SetReshardAfterBackward(net.layer(2), false));
+      WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+      WEFT_RETURN_IF_ERROR(unshard(0));
+      model.ZeroGradients();
+      EXPECT_EQ(States(model),
+                (std::vector{State::kSharded, State::kUnsharded, State::kSharded, State::kSharded}));
+      // A group that backward kept and the caller has resharded is the caller's, too.
+      WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+      WEFT_RETURN_IF_ERROR(model.Reshard(net.layer(2)));
+      WEFT_RETURN_IF_ERROR(unshard(2));
+      model.ZeroGradients();
+      EXPECT_EQ(States(model),
+                (std::vector{State::kSharded, State::kSharded, State::kSharded, State::kUnsharded}));
+      WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+      return ToyUpdate(model, 1.0, nullptr);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace weft::testing
