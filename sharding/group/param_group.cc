@@ -59,7 +59,10 @@ absl::Status ParamGroup::EndWriting() { return storage_->EndWriting(); }
 
 absl::Status ParamGroup::Unshard(Priority priority) {
   if (state_ == State::kUnsharding) return absl::OkStatus();
-  if (state_ == State::kUnsharded) return ViewImage();
+  if (state_ == State::kUnsharded) {
+    context_.epochs().MarkRead();  // The image may be of an earlier epoch.
+    return ViewImage();
+  }
   WEFT_RETURN_IF_ERROR(context_.state().status());
   WEFT_RETURN_IF_ERROR(CheckDataStorage(parameters(), dtypes().param));
   context_.epochs().MarkRead();

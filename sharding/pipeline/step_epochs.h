@@ -57,8 +57,8 @@ class StepEpochs {
 
   // Number of the present epoch, at least 1.
   uint64_t current() const { return epoch_; }
-  // True if a gather of shards or updates has begun in this epoch. Then shards must not be written before the
-  // next one. The same on all ranks.
+  // True if a gather of shards or updates has begun in this epoch, or a use of an image that an earlier one
+  // has gathered. Then shards must not be written before the next one. The same on all ranks.
   bool is_read() const { return is_read_; }
   void MarkRead() { is_read_ = true; }
 

@@ -290,5 +290,16 @@ TEST(Writes, AfterAReductionOnDemandReachReadersInEveryResidencyAndDType) {
   }
 }
 
+TEST(Writes, AfterAForwardWithGroupsThatBackwardKeptReachReaders) {
+  WithEverySetting([](ToyNet& net, ShardedModel& model, Bootstrap& bootstrap) -> absl::Status {
+    model.SetReshardAfterBackward(false);
+    WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), bootstrap.size(), 0, 0, 1));
+    EXPECT_FALSE(model.sharded_groups().are_shards_read());
+    WEFT_RETURN_IF_ERROR(Outputs(net, /*gradients=*/true).status());
+    EXPECT_TRUE(model.sharded_groups().are_shards_read());
+    return ExpectAnUpdateReachesReaders(model, 3.0F);
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing
