@@ -43,6 +43,11 @@ absl::StatusOr<std::unique_ptr<ParameterExchange>> ParameterExchange::Create(
             "parameter '", parameter.name, "' has a mesh of its own (mesh_of), but an exchange of ",
             "whole parameters has the model's mesh: do not select it"));
       }
+      if (group.dtypes().master != DType::kF32) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "parameter group '", group.name(), "' has ", ToAbsl(Name(group.dtypes().master)),
+            " masters, but an exchange of whole parameters has f32: do not select parameters of this group"));
+      }
       item_of[i] = static_cast<int>(exchange->items_.size() - first);
       exchange->items_.push_back(
           {&parameter, number, static_cast<int>(i), std::vector<ShardPiece>(static_cast<size_t>(ranks))});

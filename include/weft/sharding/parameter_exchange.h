@@ -53,7 +53,8 @@ class ParameterExchange {
   };
 
   // For the trainable parameters that `selects` selects, in the order of the groups.
-  // Errors: kInvalidArgument (replicas share the optimizer, so a shard group does not hold what it updates).
+  // Errors: kInvalidArgument (replicas share the optimizer, so a shard group does not hold what it updates; a
+  // selected parameter has a mesh of its own, or a master that is not f32).
   static absl::StatusOr<std::unique_ptr<ParameterExchange>> Create(
       ShardedGroups& groups, const std::function<bool(const Parameter&)>& selects);
 

@@ -10,6 +10,7 @@
 #include "tests/support/thread_ranks.h"
 #include "weft/core/status.h"
 #include "weft/mesh/simulation.h"
+#include "weft/sharding/parameter_exchange.h"
 
 namespace weft::testing {
 namespace {
@@ -359,6 +360,21 @@ TEST(ShardedGroups, NameTheLateRankAtTheDeadlineOfAWaitWithChecks) {
         return absl::OkStatus();
       });
   EXPECT_OK(report.status());
+}
+
+TEST(ShardedGroups, ExchangeNoWholeParametersOfF64Masters) {
+  ShardingPolicy policy;
+  policy.dtypes_of = [](const Parameter& parameter) {
+    return parameter.name == "p2" ? ParameterDTypes{.master = DType::kF64} : ParameterDTypes{};
+  };
+  WithClient(2, policy, [](Client& client, CommEngine&, int) -> absl::Status {
+    EXPECT_THAT(ParameterExchange::Create(*client.groups, [](const Parameter&) { return true; }),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr("parameter group 'a' has f64 masters"),
+                               HasSubstr("do not select parameters of this group"))));
+    return ParameterExchange::Create(*client.groups, [](const Parameter& p) { return p.name != "p2"; })
+        .status();
+  });
 }
 
 }  // namespace
