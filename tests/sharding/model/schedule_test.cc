@@ -194,6 +194,40 @@ TEST(Schedule, FollowsTheRulesOfAClient) {
   });
 }
 
+// The gradients of this rank's shards after a pass, end to end.
+std::vector<float> GradientsOfAPass(ToyNet& net, ShardedModel& model, int rank) {
+  EXPECT_OK(ToyPassOf(net, model, rank));
+  std::vector<float> gradients;
+  for (const ShardView& shard : model.Shards()) {
+    EXPECT_NE(shard.grad, nullptr);
+    if (shard.grad != nullptr) gradients.insert(gradients.end(), shard.grad, shard.grad + shard.elements());
+  }
+  model.ZeroGradients();
+  return gradients;
+}
+
+TEST(Schedule, ReducesAtTheEndWhatRulesLeaveAlsoOutsideOfTheRecordedOrder) {
+  class AtTheEnd : public PrefetchRules {
+   public:
+    AtTheEnd() : PrefetchRules(0) {}
+    std::vector<int> Reductions(int /*group*/, absl::Span<const int> /*complete*/) const override {
+      return {};
+    }
+  };
+  ShardingPolicy policy;
+  policy.unused_gradients = UnusedGradients::kZero;
+  WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    net.SetOrder({0, 2});
+    const std::vector<float> of_two_layers = GradientsOfAPass(net, model, rank);
+    net.SetOrder({0, 1, 2});
+    const std::vector<float> expected = GradientsOfAPass(net, model, rank);
+    EXPECT_NE(expected, of_two_layers);
+    model.SetScheduleRules(std::make_shared<AtTheEnd>());
+    EXPECT_EQ(GradientsOfAPass(net, model, rank), expected);
+    return absl::OkStatus();
+  });
+}
+
 TEST(Schedule, RefusesRulesThatReduceGradientsTooEarly) {
   class TooEarly : public PrefetchRules {
    public:
