@@ -71,6 +71,7 @@
 
 namespace weft {
 
+struct DivideScales;
 struct FlatImage;
 struct PlacedCopy;
 class GroupStorage;
@@ -151,6 +152,7 @@ class ParamGroup {
   // Called when a reduction over all ranks that was started from now on has been added to the reduced sum, at
   // places that differ between ranks; it must not communicate. An error fails the context. Null: none.
   void SetReducedHook(std::function<absl::Status()> hook) { reduced_hook_ = std::move(hook); }
+  // Divides later results of reductions over all ranks, also the partial sums that they take along.
   void SetGradientDivideFactor(double factor) { gradient_divide_factor_ = factor; }
   // Forgets the reduced gradients of some parameters, the same on all ranks: they have none until the next
   // reduction. Keeps those at earlier places of Note [Accumulation].
@@ -222,12 +224,15 @@ class ParamGroup {
   bool is_frozen() const;
   absl::Status CheckFrozenHaveNoPlace() const;
   void ZeroReducedGradients(const std::function<bool(const Parameter&)>& selects);
+  // Factors of the next reduction. All addends of a partial sum have the same factor before their reduction.
+  DivideScales ChooseScales();
   // The input of the reduce-scatter; a cast multiplies it by `scale`.
   absl::StatusOr<Buffer> TakeReduceInput(double scale);
 
   CommContext& context_;
   const GroupSpec spec_;
   double gradient_divide_factor_;
+  double partial_scale_ = 1.0;  // DivideScales::before of the partial sum, if there is one.
   std::vector<ReplicaSlice> slices_;
   std::unique_ptr<ReplicaUpdates> updates_;
   std::vector<PlacedCopy> copy_in_;  // Without zero copy only.

@@ -72,7 +72,7 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope, Priority priority) {
   keeps_gradients_ = false;
   if (!awaits_used_) used_.assign(used_.size(), true);  // Forgotten parameters have gradients again.
   context_.state().CountCopy(copied_bytes);
-  const DivideScales scales = SpreadDivision(gradient_divide_factor_, dtypes().reduce);
+  const DivideScales scales = ChooseScales();
   WEFT_ASSIGN_OR_RETURN(Buffer input, TakeReduceInput(scales.before));
   ForgetGradients(parameters());
   if (sums_ == nullptr) sums_ = std::make_shared<GradientSums>();
@@ -84,6 +84,12 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope, Priority priority) {
   return context_.reductions().Submit({&lanes(), name(), dtypes().reduce, dtypes().master, scope, priority,
                                        std::move(input), spec_.gradient_parts, std::move(counts), slices_,
                                        scales.after, sums_, gradient_hook_, reduced_hook_, reduce_scatter_});
+}
+
+DivideScales ParamGroup::ChooseScales() {
+  const DivideScales scales = SpreadDivision(gradient_divide_factor_, dtypes().reduce);
+  if (!has_partial_sum()) partial_scale_ = scales.before;
+  return {partial_scale_, scales.after * (scales.before / partial_scale_)};
 }
 
 std::vector<bool> ParamGroup::UnreducedGradients() const {

@@ -114,8 +114,8 @@ class ShardedModel {
   void SetReshardAfterBackward(bool reshard);
   absl::Status SetReshardAfterBackward(const Module& module, bool reshard, bool recurse = true);
 
-  // Divisor of the module's group instead of ShardingPolicy::gradient_divide_factor. Errors also:
-  // kInvalidArgument (not a positive number).
+  // Divisor of the module's group instead of ShardingPolicy::gradient_divide_factor, from the next reduction
+  // over all ranks on. Errors also: kInvalidArgument (not a positive number).
   absl::Status SetGradientDivideFactor(const Module& module, double factor);
   // Off: backward does not gather the module's group. For a module whose backward reads no parameter and
   // recomputes nothing, such as an embedding. Default: on.

@@ -204,6 +204,34 @@ TEST(GradientDivision, DividesTheSumOnceInEveryDType) {
   }
 }
 
+TEST(GradientDivision, DividesAPartialSumByTheFactorOfItsLastReduction) {
+  for (const int replicas : {1, 2}) {
+    RunRanks(NodeMap::OneNode(2 * replicas), [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, replicas));
+      for (ShardingPolicy policy : PolicyOfEachLayout()) {
+        policy.gradient_divide_factor = 4.0F;
+        for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+          policy.reduce_dtype = dtype;
+          WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{20}}), policy));
+          for (const ReduceScope scope :
+               {ReduceScope::kShard, ReduceScope::kShard, ReduceScope::kShardAndReplicate}) {
+            WEFT_RETURN_IF_ERROR(group->PrepareGradients());
+            AddGradient(*group->parameters()[0], std::vector<float>(20, 64.0F));
+            WEFT_RETURN_IF_ERROR(group->ReduceGradients(scope));
+            group->SetGradientDivideFactor(64.0F);
+          }
+          WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
+          for (const ShardView& shard : group->Shards()) {
+            EXPECT_THAT(absl::MakeConstSpan(shard.grad, static_cast<size_t>(shard.elements())),
+                        Each(3.0F * 2.0F * static_cast<float>(replicas)));
+          }
+        }
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
 TEST(GradientDivision, KeepsSumsInF16FromOverflowing) {
   RunRanks(NodeMap::OneNode(4), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
