@@ -184,6 +184,20 @@ def interrupted_reset() -> None:
     dist.barrier()
 
 
+def a_late_rank_is_named() -> None:
+    """Rank 1 begins its forward when that of rank 0 has missed its deadline. The ranks have nodes of their own: see name_node."""
+    model = shard_all(make_llama(), weft.fully_shard)
+    train(model, steps=1)
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["missed"], timedelta(seconds=60))
+    with expect_error((TimeoutError, RuntimeError), "rank(s) 1 have not submitted what others wait for"):
+        model(tokens_of(0))
+    store.set("missed", "")
+    weft.reset(model)
+    train(model, steps=1)
+
+
 def raise_failing(*_: object) -> None:
     raise Failing("interrupted")
 

@@ -39,6 +39,12 @@ def test_a_signal_ends_a_reset(pool_of) -> None:
     pool.close()
 
 
+def test_a_missed_deadline_names_the_late_rank(pool_of) -> None:
+    pool = pool_of(2, "gloo", PLACEMENT="late", TEST_TIMEOUT_S="8")
+    pool.run(comparison_failure_cases.name_node, ["a", "b"])
+    pool.run(comparison_failure_cases.a_late_rank_is_named)
+
+
 def test_a_model_of_a_later_process_group_has_its_ranks(pool_of) -> None:
     pool = pool_of(2, "gloo")
     pool.run(comparison_failure_cases.groups_in_another_order)
