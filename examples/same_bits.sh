@@ -7,7 +7,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 weft=${1:-$root/build/release/bin/weft}
-[[ -f $weft && -x $weft ]] || { echo "same_bits: $weft is no program: build it, or name it" >&2; exit 2; }
+command -v "$weft" >/dev/null || { echo "same_bits: cannot run $weft: build it, or give another path" >&2; exit 2; }
 
 # Four ranks divide neither the heads, nor --ffn-dim, nor --vocab-size.
 model=(--layers 2 --dim 60 --heads 5 --kv-heads 5 --ffn-dim 101 --vocab-size 131 --seq-len 32)
