@@ -71,6 +71,9 @@ def test_rotary_frequencies_that_differ_between_ranks_are_refused(ranks_of, rank
 
 def test_dynamic_rotary_frequencies_are_refused_whichever_ranks_grow_them(ranks_of):
     ranks_of(2).run(check_is_refused, Case("llama", DYNAMIC, HEAD_TAIL), r"end at \[24, 18\]")
+    # At the limit, a rank would keep what it has grown in an earlier forward.
+    case = Case("llama", DYNAMIC, CONTIGUOUS, (0, 16, TOKENS))
+    ranks_of(2).run(check_is_refused, case, r"end at \[8, 16\]")
 
 
 @pytest.mark.parametrize(

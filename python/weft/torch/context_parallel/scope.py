@@ -301,8 +301,8 @@ def context_parallel_unshard(
 
     layout: the split of the sequence. Default: that of the open scope. After the scope, give its `layout`.
     Collective: all ranks of the mesh.
-    Errors: ValueError (each names the argument and the remedy). If a rank refuses its buffers, or ranks differ, all of
-    them get an error.
+    Errors: ValueError (each names the argument and the remedy). If a rank refuses its buffers, or those of ranks differ,
+    all of them get an error. A rank without a scope or with a layout of other ranks gets an error alone.
     """
     if layout is None:
         scope = open_target()

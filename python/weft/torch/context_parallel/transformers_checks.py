@@ -91,13 +91,19 @@ def _rotary_type(parameters: Mapping[str, Any]) -> str:
     return parameters.get("rope_type", parameters.get("type", "default"))
 
 
+def _depends_on_positions(parameters: Mapping[str, Any]) -> bool:
+    return _rotary_type(parameters) == "longrope" or "dynamic" in _rotary_type(parameters)
+
+
 def _chooses_alike(config: Any, parameters: Mapping[str, Any], ends: Sequence[int]) -> bool:
-    """True if all ranks choose the frequencies that one rank with all positions chooses."""
+    """True if all ranks choose the frequencies that one rank with all positions chooses. REQUIRES: they depend on
+    positions."""
     if _rotary_type(parameters) == "longrope":
         limit = parameters.get("original_max_position_embeddings", config.max_position_embeddings)
         return len({end > limit for end in ends}) == 1
-    is_dynamic = "dynamic" in _rotary_type(parameters)
-    return not is_dynamic or max(ends) <= config.max_position_embeddings or len(set(ends)) == 1
+    # Below the limit, a rank that has grown its frequencies in an earlier forward takes the original ones again. From
+    # there on it keeps them, and others may have grown theirs less.
+    return max(ends) < config.max_position_embeddings
 
 
 def _check_attention(
@@ -105,6 +111,8 @@ def _check_attention(
 ) -> dict[str, Any]:
     config = getattr(module, "config", None)
     for parameters in _rotary_parameters(config):
+        if not _depends_on_positions(parameters):
+            continue
         ends = scope.position_ends(query.shape[2])
         if not _chooses_alike(config, parameters, ends):
             kind = _rotary_type(parameters)
