@@ -100,6 +100,7 @@ class Groups::Owned {
  public:
   // Null: they are not made yet, or closed. REQUIRES: the GIL. A counted call may use them without it.
   ShardedGroups* get() const { return groups_.get(); }
+  // REQUIRES: no other thread knows this object.
   void Set(std::unique_ptr<ShardedGroups> groups) { groups_ = std::move(groups); }
 
   // For a forked child: Note [Forked children].
@@ -213,7 +214,7 @@ std::shared_ptr<Groups> Groups::Create(std::shared_ptr<Session> session, const M
     const nb::gil_scoped_release released;
     status.Update(created->session_->WithEngine([&](CommEngine& engine) {
       status = make(engine);
-      if (!status.ok()) created->owned_->End(*created->session_);
+      if (!status.ok()) created->owned_->End(*created->session_);  // Before the engine may end.
     }));
   }
   if (!status.ok()) {

@@ -40,7 +40,7 @@ def test_a_signal_ends_a_reset(pool_of) -> None:
 
 
 def test_a_missed_deadline_names_the_late_rank(pool_of) -> None:
-    pool = pool_of(2, "gloo", PLACEMENT="late", TEST_TIMEOUT_S="8")
+    pool = pool_of(2, "gloo", PLACEMENT="late", TEST_TIMEOUT_S="20")
     pool.run(comparison_failure_cases.name_node, ["a", "b"])
     pool.run(comparison_failure_cases.a_late_rank_is_named)
 
