@@ -73,6 +73,7 @@ end_command() {
 }
 
 remove_own() {
+  trap '' INT TERM HUP  # A second signal must not end the removal.
   [[ -z $process ]] || end_command
   local host
   for host in "${hosts[@]}" "$switch"; do remove_host "$host"; done

@@ -15,6 +15,7 @@ class Command(unittest.TestCase):
 
     def test_ends_with_the_script(self):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)  # bash cannot trap a signal that is ignored when it starts.
             with subprocess.Popen([SCRIPT, "sh", "-c", "echo $$; exec sleep 60"], stdout=subprocess.PIPE, text=True) as script:
                 command = pathlib.Path("/proc", script.stdout.readline().strip())
                 self.assertTrue(command.exists())
