@@ -276,5 +276,21 @@ TEST(ShardedModel, LeavesUnshardedWhatACallerUnshardedWhenGradientsAreZeroed) {
   }
 }
 
+TEST(ShardedModel, LeavesUnshardedAModuleThatNoRankCalledWhenGradientsAreZeroed) {
+  WithToyModel(2, PrivateImages(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    net.SetOrder({0, 2});
+    model.SetReshardAfterBackward(false);
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    WEFT_RETURN_IF_ERROR(model.Reshard(net.layer(1)));  // Ranks do not know yet that none calls it.
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    WEFT_ASSIGN_OR_RETURN(UnshardHandle handle, model.Unshard(net.layer(1)));
+    WEFT_RETURN_IF_ERROR(handle.Wait());
+    model.ZeroGradients();
+    EXPECT_EQ(States(model),
+              (std::vector{State::kSharded, State::kSharded, State::kUnsharded, State::kSharded}));
+    return model.Reshard(net.layer(1));
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing
