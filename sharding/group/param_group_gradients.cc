@@ -173,11 +173,13 @@ void ParamGroup::ZeroGradients() {
 }
 
 absl::Status ParamGroup::ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects) {
-  if (has_reductions_under_way() || (sums_ != nullptr && awaits_used_)) {
+  const auto not_last_backward = [this] {
     return absl::FailedPreconditionError(
         absl::StrCat("parameter group '", name(), "' ", ToAbsl(kNotLastBackward)));
-  }
+  };
+  if (has_reductions_under_way()) return not_last_backward();
   if (sums_ == nullptr || !sums_->reduced) return absl::OkStatus();
+  if (awaits_used_) return not_last_backward();
   // The same on all ranks, unlike the gradients that this rank has written.
   bool keeps_some = false;
   std::vector<bool> kept = used_;

@@ -244,9 +244,10 @@ absl::Status ShardedGroups::Unshard(int number) {
 }
 
 absl::Status ShardedGroups::WaitUnshard(int number) {
-  if (!is_being_unsharded(number)) return group(number).WaitUnshard();  // Its error is one of all ranks.
+  const bool is_gathering = is_being_unsharded(number);  // Else an error is one of all ranks.
   const absl::Status status = group(number).WaitUnshard();
-  return status.ok() ? status : Fail(status, absl::StrCat("unshard of '", name(number), "'"));
+  return status.ok() || !is_gathering ? status
+                                      : Fail(status, absl::StrCat("unshard of '", name(number), "'"));
 }
 
 absl::Status ShardedGroups::Reshard(int number) {

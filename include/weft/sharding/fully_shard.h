@@ -75,8 +75,8 @@ class ShardedGroups;
 // Lifetime: the model must outlive the handle.
 class [[nodiscard]] UnshardHandle {
  public:
-  // Blocks until the parameters can be read. Errors: kFailedPrecondition (waited for before). An error of the
-  // gather fails the model on all ranks.
+  // Blocks until the parameters can be read. Errors: kFailedPrecondition (waited for before, or resharded
+  // since, as by ReduceGradients). An error of the gather fails the model on all ranks.
   absl::Status Wait();
 
  private:

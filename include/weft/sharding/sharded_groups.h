@@ -106,7 +106,7 @@ class ShardedGroups {
   absl::Status Fail(const absl::Status& cause, const std::string& place);
 
   // A group outside of its uses: starts to gather, waits until `data` can be read, gives the image back.
-  // Reshard too is due on all ranks at one place if ranks of a node share images.
+  // Collective: Unshard, also of an unsharded group, and Reshard if ranks of a node share images.
   // Errors: kFailedPrecondition (WaitUnshard without Unshard; Reshard before WaitUnshard). Any other error
   // fails the groups on all ranks.
   absl::Status Unshard(int group);

@@ -255,8 +255,10 @@ absl::Status ExpectUpdatesAfterReductionsOnDemandReachReaders(ToyNet& net, Shard
   WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), bootstrap.size(), 0, 0, 1));
   WEFT_ASSIGN_OR_RETURN(UnshardHandle handle, model.Unshard(net.layer(1)));
   WEFT_RETURN_IF_ERROR(handle.Wait());
-  WEFT_RETURN_IF_ERROR(model.Unshard(net.layer(2)).status());  // Nobody waits for it.
+  WEFT_ASSIGN_OR_RETURN(UnshardHandle pending, model.Unshard(net.layer(2)));
   WEFT_RETURN_IF_ERROR(reduce_and_update(3.0F));
+  EXPECT_THAT(pending.Wait(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no unshard is pending")));
 
   WEFT_RETURN_IF_ERROR(Outputs(net, /*gradients=*/true).status());  // A forward without backward.
   return reduce_and_update(5.0F);
