@@ -51,7 +51,7 @@ class [[nodiscard]] Work {
   absl::Status WaitReleased(std::optional<absl::Duration> timeout = std::nullopt);
   // The same without a `timeout`. They call `check` about every 50 ms, on this thread and without a lock of
   // the engine, until the timeout has passed. Null: no check. Errors also: those of `check`, which end the
-  // wait; the operation continues.
+  // wait; the operation continues. REQUIRES: `check` does not return kDeadlineExceeded, the engine's own.
   using WaitCheck = std::function<absl::Status()>;
   absl::Status Wait(const WaitCheck& check);
   absl::Status WaitReleased(const WaitCheck& check);
