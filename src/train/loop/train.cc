@@ -60,9 +60,13 @@ class Run {
     WEFT_RETURN_IF_ERROR(Announce());
     WEFT_RETURN_IF_ERROR(Build());
     const absl::Status trained = TrainSteps();
-    if (trained.ok() || absl::IsOutOfRange(trained)) {
-      // If a loss or norm is not finite, all ranks end at the same step.
+    if (trained.ok()) {
       WEFT_RETURN_IF_ERROR(FinishSaveAndTrace());
+    } else if (absl::IsOutOfRange(trained)) {
+      // If a loss or norm is not finite, all ranks end at the same step, with that as the cause.
+      const absl::Status finished = FinishSaveAndTrace();
+      if (!finished.ok() && output() != nullptr)
+        std::fprintf(output(), "warning  %s\n", std::string(finished.message()).c_str());
     } else {
       trainer_->Fail(trained);  // Peers may wait for this rank.
     }
@@ -152,8 +156,9 @@ class Run {
       WEFT_RETURN_IF_ERROR(Agree(LoadTrainingState(*resumed, trainer_->state())));
       report_.steps = resumed->step();
       report_.skipped_steps = checkpoints_->skips().all;
+      counted_skips_ = checkpoints_->skips().counted;
       // Updates in backward allow no skip. Those of runs without them do not end this one.
-      counted_skips_ = config_.optimizer.in_backward ? 0 : checkpoints_->skips().counted;
+      ignored_skips_ = config_.optimizer.in_backward ? counted_skips_ : 0;
       checkpoints_->CloseResumed();
     }
     WEFT_RETURN_IF_ERROR(OpenTrace());  // All ranks have the same flags and the same checkpoint.
@@ -203,7 +208,7 @@ class Run {
       report_.skipped_steps += result.skipped ? 1 : 0;
       result.metrics.skipped_steps = report_.skipped_steps;
       counted_skips_ += result.counts ? 1 : 0;
-      result.metrics.counted_skips = counted_skips_;
+      result.metrics.counted_skips = counted_skips_ - ignored_skips_;
       if (EvaluatesAfter(step) && CheckFinite(result.metrics, config_.optimizer).ok()) {
         trainer_->engine().SetPhase(absl::StrCat("evaluation after step ", step));
         WEFT_ASSIGN_OR_RETURN(report_.eval_loss, evaluator_->ComputeLoss());
@@ -366,7 +371,8 @@ class Run {
   std::unique_ptr<RunModelFiles> model_files_;  // On rank 0.
   std::unique_ptr<RunCheckpoints> checkpoints_;
   TrainReport report_;
-  int64_t counted_skips_ = 0;  // See StepMetrics.
+  int64_t counted_skips_ = 0;  // Of this run and those before it. See StepMetrics.
+  int64_t ignored_skips_ = 0;  // Those of them that --max-skipped-steps does not limit.
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <absl/strings/match.h>
 
 #include "tests/train/train_run.h"
+#include "weft/train/checkpoint.h"
 
 namespace weft {
 namespace {
@@ -67,6 +68,11 @@ TEST_F(ResumedStepsAfterASkip, AreAllowedWithUpdatesInBackward) {
   config_.optimizer.max_skipped_steps = 0;
   config_.optimizer.in_backward = true;
   EXPECT_EQ(Run({1, 2}).report.skipped_steps, 1);
+  // The run after that counts them again.
+  config_.optimizer.in_backward = false;
+  config_.optimizer.steps = 3;
+  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kInvalidArgument,
+                                    HasSubstr("step-00000002' is after 1 skipped step")));
 }
 
 TEST_F(ResumedSteps, BeginAfterTheFilesOfTheCheckpointAreClosed) {
@@ -74,12 +80,18 @@ TEST_F(ResumedSteps, BeginAfterTheFilesOfTheCheckpointAreClosed) {
   Run({1, 1});
   config_.checkpoint.resume = "auto";
   config_.optimizer.steps = 4;
+  const std::string checkpoints = fs::canonical(config_.checkpoint.folder).string() + "/step-";
+  {
+    const auto checkpoint = Checkpoint::Open(checkpoints + "00000002");
+    EXPECT_OK(checkpoint);
+    EXPECT_THAT(OpenFilesWith(checkpoints), ::testing::Not(::testing::IsEmpty()));
+  }
   int64_t steps = 0;
   EXPECT_OK(RunThreadRanks(NodeMap::OneNode(1), [&](Bootstrap& bootstrap) {
     TrainEnvironment environment;
     environment.on_step = [&](const StepMetrics&) {
       ++steps;
-      EXPECT_THAT(OpenFilesWith(config_.checkpoint.folder + "/step-"), ::testing::IsEmpty());
+      EXPECT_THAT(OpenFilesWith(checkpoints), ::testing::IsEmpty());
     };
     return Train(bootstrap, config_, environment).status();
   }));
