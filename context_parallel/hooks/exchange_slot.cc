@@ -8,6 +8,7 @@
 #include "weft/core/add_run.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
+#include "weft/core/tensor_view.h"
 
 namespace weft {
 namespace {
@@ -65,7 +66,7 @@ absl::StatusOr<ExchangeSlot::Handle> ExchangeSlot::Take(Invocation& invocation, 
   if (!input.defined() || !IsFloating(input.dtype())) return Handle();
   auto& records = invocation.State<Records>(this);
   const auto found = std::find_if(records.shared.begin(), records.shared.end(), [&](const Handle& exchange) {
-    return SameTensor(exchange->local.view(), input.view());
+    return IsSameView(exchange->local.view(), input.view());
   });
   Handle exchange;
   if (found != records.shared.end()) {

@@ -8,6 +8,7 @@
 #include "weft/core/add_run.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
+#include "weft/core/tensor_view.h"
 
 namespace weft {
 Tensor AsBshd(const Tensor& tensor, AttentionLayout layout) {
@@ -36,10 +37,6 @@ Tensor NegativeZeros(DType dtype, const Shape& shape) {
   const absl::Status filled = StridedCopy(source, zeros.view());
   WEFT_CHECK(filled.ok(), ToStd(filled.message()));
   return zeros;
-}
-
-bool SameTensor(const TensorView& a, const TensorView& b) {
-  return a.data == b.data && a.dtype == b.dtype && a.shape == b.shape && a.strides == b.strides;
 }
 
 SourceLink::SourceLink(Options options) : options_(std::move(options)) {
@@ -127,7 +124,7 @@ std::optional<SourceLink::Taken> SourceLink::TakeLaunched(Invocation& invocation
   auto& records = invocation.State<Records>(this);
   const auto found = std::find_if(
       records.launched.begin(), records.launched.end(),
-      [&](const Launch& launch) { return SameTensor(launch.tensor.local.view(), local.view()); });
+      [&](const Launch& launch) { return IsSameView(launch.tensor.local.view(), local.view()); });
   if (found == records.launched.end()) return std::nullopt;
   invocation.RemoveReader(local);
   Taken taken{std::move(found->tensor), {.call = found->call}};

@@ -49,9 +49,6 @@ TensorView HeadsOf(const TensorView& view, int64_t heads,
 // See Note [Negative-zero gradients].
 Tensor NegativeZeros(DType dtype, const Shape& shape);
 
-// True if both are the same view of the same memory.
-bool SameTensor(const TensorView& a, const TensorView& b);
-
 class SourceLink {
  public:
   using Launcher = std::function<absl::StatusOr<LaunchedTensor>(Invocation&, const Tensor& local)>;

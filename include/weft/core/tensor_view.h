@@ -55,4 +55,9 @@ struct TensorView {
   TensorView Reshape(Shape new_shape) const;
 };
 
+// True if both have the same elements in the same order, at the same addresses.
+inline bool IsSameView(const TensorView& a, const TensorView& b) {
+  return a.data == b.data && a.dtype == b.dtype && a.shape == b.shape && a.strides == b.strides;
+}
+
 }  // namespace weft

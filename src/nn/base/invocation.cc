@@ -7,6 +7,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "weft/core/tensor_view.h"
 #include "weft/nn/module.h"
 
 namespace weft {
@@ -22,10 +23,6 @@ Tensors PopLast(absl::flat_hash_map<const Module*, std::vector<Tensors>>& saves,
   found->second.pop_back();
   if (found->second.empty()) saves.erase(found);
   return tensors;
-}
-
-bool IsSameView(const TensorView& a, const TensorView& b) {
-  return a.data == b.data && a.dtype == b.dtype && a.shape == b.shape && a.strides == b.strides;
 }
 
 struct ByteRange {
