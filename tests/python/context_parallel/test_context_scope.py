@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
+import context_compiled_bodies
 import context_refusal_bodies
 import context_scope_bodies
 import pytest
@@ -23,9 +24,9 @@ CHECKS = [
     context_scope_bodies.check_recomputation_sees_the_whole_sequence,
     context_scope_bodies.check_a_backward_after_the_scope,
     context_scope_bodies.check_autocast_and_inference,
-    context_scope_bodies.check_compiled_blocks,
-    context_scope_bodies.check_compiled_references,
-    context_scope_bodies.check_compiled_multi_head_attention,
+    context_compiled_bodies.check_compiled_blocks,
+    context_compiled_bodies.check_compiled_references,
+    context_compiled_bodies.check_compiled_multi_head_attention,
     context_scope_bodies.check_parts_without_buffers,
 ]
 CHECKS_OF_SEVERAL_RANKS = [
