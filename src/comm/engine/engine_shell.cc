@@ -20,8 +20,6 @@ constexpr int64_t kMaxParkNs = 250 * kMillisecond;
 // Longest inquiry after a missed deadline: the ranks that are asked may find a silent one themselves.
 constexpr int64_t kInquiryNs = 2 * LateRanks::kAnswerNs;
 static_assert(LateRanks::kAnswerNs == 4 * kMaxParkNs, "a rank must answer although its thread is parked");
-// Time between two checks of a wait.
-constexpr absl::Duration kCheckInterval = absl::Milliseconds(50);
 // Time that sends of failed operations have to complete.
 constexpr absl::Duration kMaxSendWait = absl::Seconds(5);
 
@@ -262,10 +260,11 @@ absl::Status EngineShell::DeadlineError(const AwaitedEvent& awaited, bool asks_f
 
 absl::StatusOr<bool> EngineShell::PollWithChecks(const AwaitedEvent& awaited, absl::Duration timeout,
                                                  const Work::WaitCheck& check) {
+  constexpr absl::Duration kInterval = absl::Milliseconds(50);
   const auto has_occurred = [&] { return HasOccurred(awaited); };
   if (!check) return PollUntil(&awaited, has_occurred, timeout);
   const Deadline deadline(runtime_, timeout);
-  while (!PollUntil(&awaited, has_occurred, std::min(deadline.Left(), kCheckInterval))) {
+  while (!PollUntil(&awaited, has_occurred, std::min(deadline.Left(), kInterval))) {
     if (deadline.HasPassed()) return false;
     WEFT_RETURN_IF_ERROR(check());
   }

@@ -217,7 +217,7 @@ TEST(GroupErrors, LeaveNoImageIfTheGatheredBufferHasNoRoom) {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
     ShardingPolicy policy;
     policy.layout = FlatKind::kPerParameter;
-    // Of the heap's 8 MiB the master takes 2.4 MB, and the image 4.8 MB.
+    // The master takes 2.4 MB of the heap's 8 MiB, and the image 4.8 MB.
     WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{1'200'000}}), policy));
     EXPECT_THAT(group->Unshard(Priority::kCritical),
                 StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("gathered images")));

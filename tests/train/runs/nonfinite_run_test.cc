@@ -95,7 +95,7 @@ class DivergingRun : public TrainRun {
     config_.optimizer.lr = 1e6;
     config_.optimizer.steps = 1000;
   }
-  // What a run on 2 ranks prints until it ends with an error.
+  // Returns the output of a run on 2 ranks that ends with an error.
   std::string Printed() {
     char* text = nullptr;
     size_t bytes = 0;
