@@ -9,7 +9,6 @@ namespace weft::testing {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using State = ParamGroup::State;
