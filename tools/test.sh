@@ -6,7 +6,7 @@
 #   tools/test.sh PRESET...        the given presets (release, debug, asan, tsan); asan and tsan then run all suites
 #                                  whose ranks are threads, also those of sharding and context_parallel
 #
-# Many tests wait for processes and deadlines. The next presets are built meanwhile, at low priority.
+# Many tests wait for processes and deadlines. The other presets are built and tested meanwhile, at low priority.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -50,20 +50,22 @@ timed() {
   return "$result"
 }
 
-log_of() { echo "build/$1/build.log"; }
+# Builds a preset and runs its tests.
+check() { timed built build "$1" && timed tested run "$1"; }
 
-# Builds the presets in turn, each with a log, and prints the exit code of each build when it ends.
-build_each() {
+log_of() { echo "build/$1/test.log"; }
+
+# Builds and tests presets in turn at low priority, each with a log.
+check_each() {
   local preset
-  renice -n 19 "$BASHPID" >/dev/null
+  renice -n 10 "$BASHPID" >/dev/null
   for preset; do
-    timed built build "$preset" >"$(log_of "$preset")" 2>&1
-    echo $?
+    { timed built build "$preset" && timed tested run "$preset"; } >"$(log_of "$preset")" 2>&1
   done
 }
 
 main() {
-  local presets=("$@") preset folders=() built
+  local presets=("$@") preset folders=() built others
   if ((!${#presets[@]})); then
     presets=(release asan tsan)
     sanitized=engine
@@ -74,12 +76,19 @@ main() {
     mkdir -p "build/$preset/results"
     folders+=("build/$preset/results")
   done
-  exec 3< <(build_each "${presets[@]}")
-  for preset in "${presets[@]}"; do
-    echo "== $preset: building, see $(log_of "$preset")"
-    read -r built <&3
+  timed built build "${presets[0]}"
+  built=$?
+  set -m  # The others are a process group, which ends with this script.
+  check_each "${presets[@]:1}" </dev/null &
+  others=$!
+  set +m
+  trap "kill -- -$others 2>/dev/null" EXIT
+  ((built)) || timed tested run "${presets[0]}"
+  wait "$others"
+  trap - EXIT
+  for preset in "${presets[@]:1}"; do
+    echo "== $preset: output of $(log_of "$preset")"
     cat "$(log_of "$preset")"
-    [[ $built == 0 ]] && timed tested run "$preset" 3<&-
   done
   echo "== results"
   tools/summarize_tests.py "${folders[@]}"
