@@ -21,7 +21,7 @@
 namespace weft {
 namespace {
 
-constexpr unsigned kDeadlineS = 30;
+constexpr unsigned kDeadlineS = 90;
 
 // $FOLDER has the files of the test, $LAUNCHER is the process that calls Launch.
 constexpr const char* kMpirun = R"(#!/bin/sh

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <future>
+#include <latch>
 #include <optional>
 #include <string>
 #include <sys/resource.h>
@@ -193,8 +194,12 @@ void ExpectToWaitForReader(Launch& launch) {
   const std::string text = LongText().substr(0, 80'000);
   WriteAll(launch.writers[1], text);
   launch.EndMpirun();
-  const std::future<void> finish =
-      std::async(std::launch::async, [&] { launch.relay.Finish(launch.signals, launch.requests); });
+  std::latch begun(1);
+  const std::future<void> finish = std::async(std::launch::async, [&] {
+    begun.count_down();
+    launch.relay.Finish(launch.signals, launch.requests);
+  });
+  begun.wait();
   ASSERT_EQ(finish.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout);
   EXPECT_EQ(ReadAll(launch.reader, text.size()), text);
 }

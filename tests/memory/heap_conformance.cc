@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 #include "weft/memory/node_heap.h"
 
 namespace weft::testing {
@@ -20,11 +21,11 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr absl::Duration kTimeout = absl::Seconds(60);
 constexpr size_t kSegmentBytes = size_t{3} << 20;
 
-absl::Status Barrier(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
+absl::Status Barrier(Bootstrap& bootstrap) {
+  return AgreeOnStatus(bootstrap, absl::OkStatus(), kTestTimeout);
+}
 
 struct Block {
   std::byte* data;
@@ -97,11 +98,11 @@ absl::Status CheckAnnounced(const NodeHeap& heap, int rank, const std::string& a
 }  // namespace
 
 absl::Status BlocksDoNotOverlapAndAreVisibleToTheNode(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto heap,
-                        NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes, .timeout = kTimeout}));
+  WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes,
+                                                                      .timeout = kTestTimeout}));
   EXPECT_EQ(heap->segment_bytes(), kSegmentBytes);
   WEFT_ASSIGN_OR_RETURN(const auto blocks, AllocateAndFreeAtRandom(*heap, bootstrap.rank()));
-  WEFT_ASSIGN_OR_RETURN(const auto announced, bootstrap.AllGatherBlob(Announce(*heap, blocks), kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto announced, bootstrap.AllGatherBlob(Announce(*heap, blocks), kTestTimeout));
   for (const int rank : bootstrap.node_map().RanksOf(bootstrap.node())) {
     WEFT_RETURN_IF_ERROR(CheckAnnounced(*heap, rank, announced[rank]));
   }
@@ -113,8 +114,8 @@ absl::Status BlocksDoNotOverlapAndAreVisibleToTheNode(Bootstrap& bootstrap) {
 }
 
 absl::Status AFullHeapReturnsAnError(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto heap,
-                        NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes, .timeout = kTimeout}));
+  WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes,
+                                                                      .timeout = kTestTimeout}));
   WEFT_ASSIGN_OR_RETURN(std::byte * first, heap->Allocate(kSegmentBytes / 2));
   WEFT_ASSIGN_OR_RETURN(std::byte * second, heap->Allocate(kSegmentBytes / 4));
   heap->Free(first);
@@ -133,9 +134,9 @@ absl::Status AFullHeapReturnsAnError(Bootstrap& bootstrap) {
 }
 
 absl::Status RanksChooseTheSameDefaultSize(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.timeout = kTimeout}));
+  WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.timeout = kTestTimeout}));
   WEFT_ASSIGN_OR_RETURN(const auto sizes,
-                        bootstrap.AllGatherBlob(absl::StrCat(heap->segment_bytes()), kTimeout));
+                        bootstrap.AllGatherBlob(absl::StrCat(heap->segment_bytes()), kTestTimeout));
   EXPECT_THAT(sizes, ::testing::Each(sizes.front()));
   EXPECT_EQ(heap->segment_bytes() % (2 << 20), 0);
   WEFT_ASSIGN_OR_RETURN(std::byte * block, heap->Allocate(1 << 20));
@@ -148,17 +149,17 @@ absl::Status RanksUseTheSmallestRequestedSize(Bootstrap& bootstrap) {
   const size_t own = kSegmentBytes + static_cast<size_t>(bootstrap.rank()) * 4096;
   {
     WEFT_ASSIGN_OR_RETURN(const auto heap,
-                          NodeHeap::Create(bootstrap, {.segment_bytes = own, .timeout = kTimeout}));
+                          NodeHeap::Create(bootstrap, {.segment_bytes = own, .timeout = kTestTimeout}));
     EXPECT_EQ(heap->segment_bytes(), kSegmentBytes);
   }
   // Rank 0 leaves the choice to the heap. The size that others request stays as it is.
   for (const size_t requested : {kSegmentBytes, size_t{1'000'000}}) {
     const size_t bytes = bootstrap.rank() == 0 && bootstrap.size() > 1 ? 0 : requested;
     WEFT_ASSIGN_OR_RETURN(const auto heap,
-                          NodeHeap::Create(bootstrap, {.segment_bytes = bytes, .timeout = kTimeout}));
+                          NodeHeap::Create(bootstrap, {.segment_bytes = bytes, .timeout = kTestTimeout}));
     EXPECT_EQ(heap->segment_bytes(), requested);
   }
-  EXPECT_THAT(NodeHeap::Create(bootstrap, {.segment_bytes = size_t{1} << 50, .timeout = kTimeout}),
+  EXPECT_THAT(NodeHeap::Create(bootstrap, {.segment_bytes = size_t{1} << 50, .timeout = kTestTimeout}),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("free on the node")));
   return Barrier(bootstrap);
 }

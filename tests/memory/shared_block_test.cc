@@ -4,11 +4,13 @@
 
 #include "tests/memory/shared_block_conformance.h"
 #include "tests/support/abandoning_bootstrap.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft {
 namespace {
 
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::RunRanksOnEveryNodeMap;
 
 class SharedBlockOverThreads : public ::testing::TestWithParam<int> {};
@@ -34,14 +36,13 @@ TEST_P(SharedBlockOverThreads, AllRanksGetTheSameError) {
 TEST(ShareBlocks, FailsIfAnotherRankIsInADifferentCollective) {
   weft::testing::RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = size_t{1} << 20}));
-    constexpr absl::Duration kTimeout = absl::Seconds(120);
     if (bootstrap.rank() == 1) {
-      EXPECT_FALSE(ExchangeBlobs(bootstrap, "another", std::string("0"), kTimeout).ok());
+      EXPECT_FALSE(ExchangeBlobs(bootstrap, "another", std::string("0"), kTestTimeout).ok());
       return absl::OkStatus();
     }
     const std::vector<SharedBlockRequest> requests = {{{0, 1}, 64}};
     EXPECT_THAT(
-        ShareBlocks(bootstrap, *heap, requests, kTimeout),
+        ShareBlocks(bootstrap, *heap, requests, kTestTimeout),
         weft::testing::StatusIs(absl::StatusCode::kInternal, ::testing::HasSubstr("at the same point")));
     return absl::OkStatus();
   });
@@ -55,8 +56,7 @@ TEST(ShareBlocks, KeepsEarlierBlocksAfterARankHasMissedADeadline) {
     constexpr size_t kSegmentBytes = size_t{1} << 20;
     WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes}));
     const auto share = [&](size_t bytes) {
-      return ShareBlocks(bootstrap, *heap, std::vector<SharedBlockRequest>{{{0, 1}, bytes}},
-                         absl::Seconds(120));
+      return ShareBlocks(bootstrap, *heap, std::vector<SharedBlockRequest>{{{0, 1}, bytes}}, kTestTimeout);
     };
     if (bootstrap.rank() == 1) {
       bootstrap.AbandonAfter(1);

@@ -6,6 +6,7 @@
 
 #include "tests/support/scoped_variable.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 #include "weft/core/status.h"
 #include "weft/mesh/thread_bootstrap.h"
 
@@ -14,6 +15,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::ScopedVariable;
 using ::weft::testing::StatusIs;
 
@@ -38,10 +40,10 @@ TEST(AgreeOnStatus, TakesNoRoundOnARankThatHasMissedADeadline) {
   EXPECT_OK(RunThreadRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     if (bootstrap.rank() == 0) {
       const absl::Status missed = absl::DeadlineExceededError("rank 1 did not arrive");
-      EXPECT_EQ(AgreeOnStatus(bootstrap, missed, absl::Seconds(60)), missed);
+      EXPECT_EQ(AgreeOnStatus(bootstrap, missed, kTestTimeout), missed);
     }
     WEFT_ASSIGN_OR_RETURN(const auto blobs,
-                          bootstrap.AllGatherBlob(absl::StrCat(bootstrap.rank()), absl::Seconds(60)));
+                          bootstrap.AllGatherBlob(absl::StrCat(bootstrap.rank()), kTestTimeout));
     EXPECT_THAT(blobs, ElementsAre("0", "1"));
     return absl::OkStatus();
   }));

@@ -7,6 +7,7 @@
 
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
+#include "tests/support/test_timeout.h"
 
 namespace weft {
 namespace {
@@ -14,6 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Optional;
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::StatusIs;
 
 TEST(FileStore, ReturnsWhatWasSet) {
@@ -50,7 +52,7 @@ TEST(FileStore, TwoHandlesOfAFolderShareTheirKeys) {
   ASSERT_OK_AND_ASSIGN(const auto one, OpenFileStore(folder.str()));
   ASSERT_OK_AND_ASSIGN(const auto other, OpenFileStore(folder.str()));
   std::thread writer([&] { EXPECT_OK(one->Set("late", "here")); });
-  ASSERT_OK_AND_ASSIGN(const std::string value, other->Get("late", absl::Seconds(60)));
+  ASSERT_OK_AND_ASSIGN(const std::string value, other->Get("late", kTestTimeout));
   writer.join();
   EXPECT_EQ(value, "here");
 }

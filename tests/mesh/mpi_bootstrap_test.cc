@@ -10,12 +10,14 @@
 #include "tests/support/mpi_world.h"
 #include "tests/support/scoped_variable.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 
 namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::ScopedVariable;
 using ::weft::testing::StatusIs;
 using ::weft::testing::WorldBootstrap;
@@ -49,7 +51,7 @@ TEST(MpiBootstrap, TwoBootstrapsCanExistAtTheSameTime) {
 
 TEST(MpiBootstrap, RefusesBlobsAboveTheMaximumAndKeepsWorking) {
   const char byte = 0;  // Not read, because the size is checked first.
-  EXPECT_THAT(WorldBootstrap().AllGatherBlob({&byte, (size_t{1} << 30) + 1}, absl::Seconds(60)),
+  EXPECT_THAT(WorldBootstrap().AllGatherBlob({&byte, (size_t{1} << 30) + 1}, kTestTimeout),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the maximum is 1073741824")));
   EXPECT_OK(weft::testing::GathersBlobsInRankOrder(WorldBootstrap()));
 }
@@ -113,17 +115,18 @@ TEST(MpiBootstrap, NamesTheLateRankAndKeepsWorking) {
   const bool alone = world.size() == 1;
   // The late rank joins the first round only after the round has timed out on the other ranks.
   if (world.rank() != late) {
-    EXPECT_THAT(other->AllGatherBlob("early", absl::Milliseconds(1)),
-                StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr(absl::StrCat(late))));
+    EXPECT_THAT(
+        other->AllGatherBlob("early", absl::Milliseconds(1)),
+        StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr(absl::StrCat(late, " did not arrive"))));
   }
-  ASSERT_OK(AgreeOnStatus(world, absl::OkStatus(), absl::Seconds(60)));
+  ASSERT_OK(AgreeOnStatus(world, absl::OkStatus(), kTestTimeout));
   if (world.rank() == late) {
-    ASSERT_OK_AND_ASSIGN(const auto blobs, other->AllGatherBlob("late", absl::Seconds(60)));
+    ASSERT_OK_AND_ASSIGN(const auto blobs, other->AllGatherBlob("late", kTestTimeout));
     EXPECT_EQ(blobs[0], alone ? "late" : "early");
   }
   // Only now do the other ranks call `other` again. See Note [Relays of abandoned rounds].
-  ASSERT_OK(AgreeOnStatus(world, absl::OkStatus(), absl::Seconds(60)));
-  ASSERT_OK_AND_ASSIGN(const auto next, other->AllGatherBlob("next", absl::Seconds(60)));
+  ASSERT_OK(AgreeOnStatus(world, absl::OkStatus(), kTestTimeout));
+  ASSERT_OK_AND_ASSIGN(const auto next, other->AllGatherBlob("next", kTestTimeout));
   EXPECT_THAT(next, ::testing::Each("next"));
 }
 

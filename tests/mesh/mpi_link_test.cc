@@ -5,11 +5,13 @@
 #include "tests/mesh/support/link_conformance.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 
 namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::StatusIs;
 using ::weft::testing::WorldBootstrap;
 
@@ -28,12 +30,12 @@ TEST(MpiLink, OpensALinkAfterOneRankMissedEarlierLinks) {
       EXPECT_EQ(world.OpenLink(absl::Milliseconds(50)).status().code(), absl::StatusCode::kDeadlineExceeded);
     }
   }
-  ASSERT_OK(AgreeOnStatus(world, absl::OkStatus(), absl::Seconds(60)));
+  ASSERT_OK(AgreeOnStatus(world, absl::OkStatus(), kTestTimeout));
   EXPECT_OK(weft::testing::OpensALinkAfterSkipping(world));
 }
 
 TEST(MpiLink, RejectsMessagesAboveMpisCountLimit) {
-  ASSERT_OK_AND_ASSIGN(const auto link, WorldBootstrap().OpenLink(absl::Seconds(60)));
+  ASSERT_OK_AND_ASSIGN(const auto link, WorldBootstrap().OpenLink(kTestTimeout));
   char byte = 0;  // Not read, because Send checks the size first.
   EXPECT_THAT(link->Send(0, 0, &byte, (size_t{1} << 30) + 1),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("split it")));

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/core/topology.h"
 
@@ -21,8 +22,7 @@ TEST(RankCpus, AreDividedAmongTheRanksThatMayRunOnThem) {
 
 TEST(RankCpus, AreThoseOfTheNode) {
   RunRanks(NodeMap::RanksPerNode(3, 2), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const RankCpus cpus,
-                          ExchangeRankCpus(bootstrap, absl::OkStatus(), absl::Seconds(60)));
+    WEFT_ASSIGN_OR_RETURN(const RankCpus cpus, ExchangeRankCpus(bootstrap, absl::OkStatus(), kTestTimeout));
     EXPECT_EQ(cpus.of_rank.size(), bootstrap.rank() == 2 ? 1u : 2u);
     EXPECT_EQ(cpus.self, bootstrap.rank() % 2);
     for (const std::vector<int>& of_rank : cpus.of_rank) EXPECT_EQ(of_rank, AffinityCpus());

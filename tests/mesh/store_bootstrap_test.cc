@@ -11,15 +11,15 @@
 #include "tests/mesh/support/bootstrap_conformance.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 
 namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::StatusIs;
 using ::weft::testing::WorldBootstrap;
-
-constexpr absl::Duration kTimeout = absl::Seconds(60);
 
 // Another bootstrap of the same ranks.
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeAnother(const std::string& prefix) {
@@ -29,7 +29,7 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MakeAnother(const std::string& prefix
   return MakeStoreBootstrap(store, options);
 }
 
-absl::Status Barrier() { return AgreeOnStatus(WorldBootstrap(), absl::OkStatus(), kTimeout); }
+absl::Status Barrier() { return AgreeOnStatus(WorldBootstrap(), absl::OkStatus(), kTestTimeout); }
 
 class StoreBootstrapConformance : public ::testing::TestWithParam<weft::testing::ConformanceTest> {};
 
@@ -65,15 +65,16 @@ TEST(StoreBootstrap, NamesTheLateRankAndKeepsWorking) {
   const int late = WorldBootstrap().size() - 1;
   ASSERT_OK_AND_ASSIGN(const auto other, MakeAnother("late"));
   if (WorldBootstrap().rank() != late) {
-    EXPECT_THAT(other->AllGatherBlob("early", absl::Milliseconds(1)),
-                StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr(absl::StrCat(late))));
+    EXPECT_THAT(
+        other->AllGatherBlob("early", absl::Milliseconds(1)),
+        StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr(absl::StrCat(late, " did not arrive"))));
   }
   ASSERT_OK(Barrier());
   if (WorldBootstrap().rank() == late) {
     ASSERT_OK_AND_ASSIGN(const auto blobs, other->AllGatherBlob("late", absl::ZeroDuration()));
     EXPECT_EQ(blobs[0], late == 0 ? "late" : "early");
   }
-  ASSERT_OK_AND_ASSIGN(const auto next, other->AllGatherBlob("next", kTimeout));
+  ASSERT_OK_AND_ASSIGN(const auto next, other->AllGatherBlob("next", kTestTimeout));
   EXPECT_THAT(next, ::testing::Each("next"));
   EXPECT_OK(Barrier());
 }

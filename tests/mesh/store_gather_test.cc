@@ -10,16 +10,16 @@
 #include "src/mesh/base/deadline.h"
 #include "tests/mesh/support/memory_store.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 
 namespace weft::internal {
 namespace {
 
 using ::testing::HasSubstr;
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::MemoryStore;
 using ::weft::testing::RunRanks;
 using ::weft::testing::StatusIs;
-
-constexpr absl::Duration kTimeout = absl::Seconds(60);
 
 // Counts the reads and writes of one rank.
 class CountingStore final : public KeyValueStore {
@@ -60,7 +60,7 @@ TEST(StoreGather, ARankReadsAtMostNineKeysOfARound) {
     const auto store = std::make_shared<MemoryStore>();
     RunRanks(size, [&](int rank) {
       const auto counted = std::make_shared<CountingStore>(store);
-      ExpectAllBlobs(GatherOf(counted, rank, size).AllGather(1, BlobOf(rank), kTimeout), size);
+      ExpectAllBlobs(GatherOf(counted, rank, size).AllGather(1, BlobOf(rank), kTestTimeout), size);
       EXPECT_LE(counted->reads(), 9);
       EXPECT_LE(counted->writes(), 2);
     });
@@ -99,7 +99,7 @@ TEST(StoreGather, ALateRankCompletesARoundThatItsPeersHaveGivenUp) {
 TEST(StoreGather, RefusesValuesOfOtherPrograms) {
   const auto store = std::make_shared<MemoryStore>();
   ASSERT_OK(store->Set("test/1/0.subtree", "something else"));
-  EXPECT_THAT(GatherOf(store, 9, 10).AllGather(1, "blob", kTimeout),
+  EXPECT_THAT(GatherOf(store, 9, 10).AllGather(1, "blob", kTestTimeout),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("test/1/0.subtree")));
 }
 

@@ -10,6 +10,7 @@
 #include "tests/mesh/support/link_conformance.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 #include "weft/mesh/store_bootstrap.h"
 
 namespace weft {
@@ -17,12 +18,11 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::StatusIs;
 using ::weft::testing::WorldBootstrap;
 
-constexpr absl::Duration kTimeout = absl::Seconds(60);
-
-absl::Status Barrier() { return AgreeOnStatus(WorldBootstrap(), absl::OkStatus(), kTimeout); }
+absl::Status Barrier() { return AgreeOnStatus(WorldBootstrap(), absl::OkStatus(), kTestTimeout); }
 
 class StoreLinkConformance : public ::testing::TestWithParam<weft::testing::ConformanceTest> {};
 
@@ -46,7 +46,7 @@ TEST(StoreLink, OpensALinkAfterOneRankMissedEarlierLinks) {
 // A rank that is done with a link destroys it while its peers still use theirs.
 TEST(StoreLink, AClosedLinkFailsNeitherControlMessagesNorReceives) {
   Bootstrap& world = WorldBootstrap();
-  ASSERT_OK_AND_ASSIGN(auto link, world.OpenLink(kTimeout));
+  ASSERT_OK_AND_ASSIGN(auto link, world.OpenLink(kTestTimeout));
   for (int peer = 0; peer < world.size(); ++peer) ASSERT_OK(link->SendControlMessage(peer, "hello"));
   for (int heard = 0; heard < world.size();) {
     ASSERT_OK(link->Poll());
@@ -81,7 +81,7 @@ TEST(StoreLink, AClosedLinkFailsNeitherControlMessagesNorReceives) {
 // A child that destroys its copy of a link must not close connections of the parent.
 TEST(StoreLink, AForkedChildLeavesTheLinkIntact) {
   Bootstrap& world = WorldBootstrap();
-  ASSERT_OK_AND_ASSIGN(auto link, world.OpenLink(kTimeout));
+  ASSERT_OK_AND_ASSIGN(auto link, world.OpenLink(kTestTimeout));
   const auto exchange = [&](int64_t sent) {
     const int next = (world.rank() + 1) % world.size();
     const int previous = (world.rank() + world.size() - 1) % world.size();
@@ -120,7 +120,7 @@ TEST(StoreLink, NamesANetworkThatDoesNotExist) {
   ASSERT_OK_AND_ASSIGN(const auto store, OpenFileStore(std::getenv("WEFT_STORE")));
   ASSERT_OK_AND_ASSIGN(const auto other, MakeStoreBootstrap(store, options));
   if (other->size() > 1) {
-    EXPECT_THAT(other->OpenLink(kTimeout),
+    EXPECT_THAT(other->OpenLink(kTestTimeout),
                 StatusIs(absl::StatusCode::kFailedPrecondition,
                          AllOf(HasSubstr("no-such-device"), HasSubstr("WEFT_NETWORK"))));
   }

@@ -6,6 +6,7 @@
 #include "tests/mesh/support/memory_store.h"
 #include "tests/support/scoped_variable.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 #include "weft/mesh/store_bootstrap.h"
 
 namespace weft {
@@ -13,17 +14,18 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::MemoryStore;
 using ::weft::testing::RunRanks;
 using ::weft::testing::ScopedVariable;
 using ::weft::testing::StatusIs;
 
-StoreBootstrapOptions Rank(int rank, int size, absl::Duration timeout = absl::Seconds(60)) {
+StoreBootstrapOptions Rank(int rank, int size, absl::Duration timeout = kTestTimeout) {
   StoreBootstrapOptions options;
   options.rank = rank;
   options.size = size;
   options.startup_timeout = timeout;
-  options.timeout = absl::Seconds(60);
+  options.timeout = kTestTimeout;
   return options;
 }
 
@@ -50,7 +52,7 @@ TEST(StoreStart, TheNumberOfKeysDoesNotGrowWithTheRounds) {
     RunRanks(ranks, [&](int rank) {
       const auto bootstrap = MakeStoreBootstrap(store, Rank(rank, ranks));
       ASSERT_OK(bootstrap);
-      for (int round = 0; round < 20; ++round) EXPECT_OK((*bootstrap)->AllGatherBlob("x", absl::Seconds(60)));
+      for (int round = 0; round < 20; ++round) EXPECT_OK((*bootstrap)->AllGatherBlob("x", kTestTimeout));
     });
     EXPECT_EQ(store->size(), 2 * ranks + (ranks == 10 ? 2 : 0));
   }
@@ -99,7 +101,8 @@ TEST(StoreStart, RefusesRanksOutOfRange) {
 TEST(StoreStart, RefusesRanksThatDisagreeAboutTheSize) {
   const auto store = std::make_shared<MemoryStore>();
   RunRanks(2, [&](int rank) {
-    EXPECT_THAT(MakeStoreBootstrap(store, Rank(rank, rank + 2, absl::Milliseconds(500))).status().code(),
+    const absl::Duration timeout = rank == 0 ? kTestTimeout : absl::Milliseconds(1);  // Rank 2 never comes.
+    EXPECT_THAT(MakeStoreBootstrap(store, Rank(rank, rank + 2, timeout)).status().code(),
                 rank == 0 ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kDeadlineExceeded);
   });
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/mesh/support/bootstrap_conformance.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft {
@@ -11,6 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::RunRanks;
 using ::weft::testing::RunRanksOnEveryNodeMap;
 using ::weft::testing::StatusIs;
@@ -56,7 +58,7 @@ TEST(ThreadBootstrapNodes, DoNotShareMemory) {
   RunRanks(NodeMap::RanksPerNode(2, 1), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const NodeMemory memory, bootstrap.ReserveNodeMemory(64));
     const auto address = reinterpret_cast<uintptr_t>(memory.segments.front().base);
-    WEFT_ASSIGN_OR_RETURN(const auto all, bootstrap.AllGatherBlob(absl::StrCat(address), absl::Seconds(60)));
+    WEFT_ASSIGN_OR_RETURN(const auto all, bootstrap.AllGatherBlob(absl::StrCat(address), kTestTimeout));
     EXPECT_THAT(all[0], Not(all[1]));
     EXPECT_FALSE(memory.shared_between_processes);
     return absl::OkStatus();

@@ -5,11 +5,13 @@
 #include <gtest/gtest.h>
 
 #include "tests/mesh/support/link_conformance.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft {
 namespace {
 
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::RunRanks;
 
 class ThreadLinkConformance : public ::testing::TestWithParam<weft::testing::ConformanceTest> {};
@@ -27,7 +29,7 @@ TEST_P(ThreadLink, OpensALinkAfterSomeRanksMissedEarlierLinks) {
   RunRanks(NodeMap::RanksPerNode(GetParam(), 2), [](Bootstrap& bootstrap) -> absl::Status {
     std::vector<std::unique_ptr<WireLink>> links(static_cast<size_t>(bootstrap.rank()));
     for (auto& link : links) {
-      WEFT_ASSIGN_OR_RETURN(link, bootstrap.OpenLink(absl::Seconds(60)));
+      WEFT_ASSIGN_OR_RETURN(link, bootstrap.OpenLink(kTestTimeout));
     }
     return weft::testing::OpensALinkAfterSkipping(bootstrap);
   });
@@ -36,8 +38,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ThreadLink, ::testing::Values(1, 2, 3, 4, 7));
 
 TEST(ThreadLinkOnALostPeer, AnUnmatchedSendNeverCompletesAndIsWithdrawnWithItsLink) {
   const auto ranks = MakeThreadBootstraps(NodeMap::RanksPerNode(2, 1));
-  ASSERT_OK_AND_ASSIGN(auto sender, ranks[0]->OpenLink(absl::Seconds(60)));
-  ASSERT_OK_AND_ASSIGN(const auto receiver, ranks[1]->OpenLink(absl::Seconds(60)));
+  ASSERT_OK_AND_ASSIGN(auto sender, ranks[0]->OpenLink(kTestTimeout));
+  ASSERT_OK_AND_ASSIGN(const auto receiver, ranks[1]->OpenLink(kTestTimeout));
   auto buffer = std::make_unique<int64_t>(1);
   ASSERT_OK_AND_ASSIGN(const auto send, sender->Send(1, 0, buffer.get(), sizeof(*buffer)));
   ASSERT_OK_AND_ASSIGN(const bool sent, sender->Test(send));
@@ -54,8 +56,8 @@ TEST(ThreadLinkOnALostPeer, AnUnmatchedSendNeverCompletesAndIsWithdrawnWithItsLi
 
 TEST(ThreadLinkOnALostPeer, ReceivesOfADestroyedLinkMatchNothing) {
   const auto ranks = MakeThreadBootstraps(NodeMap::RanksPerNode(2, 1));
-  ASSERT_OK_AND_ASSIGN(const auto sender, ranks[0]->OpenLink(absl::Seconds(60)));
-  ASSERT_OK_AND_ASSIGN(auto receiver, ranks[1]->OpenLink(absl::Seconds(60)));
+  ASSERT_OK_AND_ASSIGN(const auto sender, ranks[0]->OpenLink(kTestTimeout));
+  ASSERT_OK_AND_ASSIGN(auto receiver, ranks[1]->OpenLink(kTestTimeout));
   auto buffer = std::make_unique<int64_t>(1);
   ASSERT_OK(receiver->Receive(0, 0, buffer.get(), sizeof(*buffer), WireLink::Length::kExact));
   receiver.reset();

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/mpi_world.h"
+#include "tests/support/test_timeout.h"
 #include "weft/core/status.h"
 #include "weft/mesh/mpi_bootstrap.h"
 #include "weft/mesh/store_bootstrap.h"
@@ -61,7 +62,7 @@ std::string FailedTests() {
 // Collective: all ranks. Returns the same exit code on all ranks.
 int AgreeOnVerdict(Bootstrap& bootstrap, bool passed) {
   const auto verdicts = bootstrap.AllGatherBlob(
-      passed ? std::string() : absl::StrCat("  failed\n", FailedTests()), absl::Seconds(60));
+      passed ? std::string() : absl::StrCat("  failed\n", FailedTests()), kTestTimeout);
   if (!verdicts.ok()) {
     std::fprintf(stderr, "[rank %d] the ranks could not agree on a verdict: %s\n", bootstrap.rank(),
                  std::string(verdicts.status().message()).c_str());

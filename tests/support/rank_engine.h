@@ -6,6 +6,7 @@
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
+#include "tests/support/test_timeout.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/core/status.h"
 #include "weft/memory/buffer_pool.h"
@@ -31,7 +32,7 @@ struct RankEngine {
 
 // Engine options with a timeout below that of a test.
 inline EngineOptions WithTestTimeout(EngineOptions options = {}) {
-  options.timeout = absl::Seconds(120);
+  options.timeout = kTestTimeout;
   return options;
 }
 

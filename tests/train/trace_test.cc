@@ -11,6 +11,7 @@
 #include "tests/support/forwarding_bootstrap.h"
 #include "tests/support/forwarding_runtime.h"
 #include "tests/support/rank_engine.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/train/train_run.h"
 
@@ -22,6 +23,7 @@ using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
 using ::weft::testing::ForwardingBootstrap;
 using ::weft::testing::ForwardingRuntime;
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::RunRanks;
 
 TEST(AssignRows, PutsNoTwoOverlappingIntervalsOnOneRow) {
@@ -167,7 +169,7 @@ TEST(RunTrace, AlignsTheClocksOfDifferentHosts) {
   RunRanks(NodeMap::RanksPerNode(2, 1), [&](Bootstrap& bootstrap) -> absl::Status {
     ShiftedBootstrap shifted(bootstrap);
     Bootstrap& used = bootstrap.rank() == 1 ? shifted : bootstrap;
-    const absl::Duration timeout = absl::Seconds(120);
+    const absl::Duration timeout = kTestTimeout;
     EngineOptions options;
     options.timeout = timeout;
     WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(used, {}));

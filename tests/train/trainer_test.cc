@@ -9,12 +9,14 @@
 #include "src/train/plan/run_plan.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::RunRanks;
 using ::weft::testing::StatusIs;
 
@@ -41,13 +43,12 @@ TEST(Trainer, EndsOnAllRanksWithTheErrorOfARankThatCannotSplitSequences) {
     WEFT_ASSIGN_OR_RETURN(std::unique_ptr<LlamaModel> model, LlamaModel::Create(inputs.model));
     WEFT_ASSIGN_OR_RETURN(RunPlan plan, MakeRunPlan(config, inputs, bootstrap.node_map()));
     if (bootstrap.rank() == 1) plan.context.scheme.ulysses_degree = 3;
-    constexpr absl::Duration kTimeout = absl::Seconds(120);
     EngineOptions options;
-    options.timeout = kTimeout;
+    options.timeout = kTestTimeout;
     EXPECT_THAT(
         Trainer::Create(bootstrap, inputs.corpus, plan, std::move(model), LoadInitialValues(1), options),
         StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("3")));
-    return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout);
+    return AgreeOnStatus(bootstrap, absl::OkStatus(), kTestTimeout);
   });
 }
 

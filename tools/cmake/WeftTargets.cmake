@@ -179,17 +179,18 @@ function(weft_rank_test name target)
 endfunction()
 
 # weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [STORE_RANKS counts...] [TIMEOUT seconds] [COST seconds]
-#           [LABELS labels...] [SINGLE_THREAD] [SLOW])
+#           [LABELS labels...] [SINGLE_THREAD] [SLOW] [CHILD_PROCESSES])
 # A GoogleTest program. Without MPI_RANKS and STORE_RANKS it runs in one process, and its ranks, if any, are threads. With MPI_RANKS
 # it runs once under mpirun for each count, in builds with MPI. With STORE_RANKS it runs once under tools/store_ranks.py for each
 # count; the count 2x3 means two nodes of three ranks. The ranks agree on the verdict. A rank computes with one
 # thread unless the test sets another number, because ctest runs tests in parallel. A SINGLE_THREAD program is left out under
-# ThreadSanitizer, which would find nothing in it. COST is the approximate time of a long test under the slowest preset: ctest
+# ThreadSanitizer, which would find nothing in it. The ranks of a CHILD_PROCESSES program are processes that it starts. They answer each
+# other within seconds, which they may miss under a sanitizer: it is left out there. COST is the approximate time of a long test under the slowest preset: ctest
 # starts the longest tests first, so that no core idles at the end. Under the sanitizers WEFT_SCHEDULES limits long tests; under
 # ThreadSanitizer the limit is lowest, because simulated ranks are fibers of one thread, which has no races. Programs that are not
 # SLOW have the label `quick`; of the runs of processes, only the ones with two ranks have it.
 function(weft_test name)
-  cmake_parse_arguments(ARG "SINGLE_THREAD;SLOW" "TIMEOUT;COST" "SOURCES;LINK;MPI_RANKS;STORE_RANKS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "SINGLE_THREAD;SLOW;CHILD_PROCESSES" "TIMEOUT;COST" "SOURCES;LINK;MPI_RANKS;STORE_RANKS;LABELS" ${ARGN})
   if(ARG_SINGLE_THREAD AND WEFT_SANITIZE MATCHES "thread")
     return()
   endif()
@@ -205,6 +206,9 @@ function(weft_test name)
   endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
+  endif()
+  if(WEFT_SANITIZE)
+    math(EXPR ARG_TIMEOUT "4 * ${ARG_TIMEOUT}")
   endif()
   if(NOT ARG_COST)
     set(ARG_COST 0)
@@ -239,11 +243,11 @@ function(weft_test name)
   endforeach()
   if(NOT runs_processes)
     get_filename_component(folder ${CMAKE_CURRENT_SOURCE_DIR} NAME)
-    if(folder IN_LIST WEFT_THREAD_TEST_FOLDERS)
+    if(folder IN_LIST WEFT_THREAD_TEST_FOLDERS AND NOT ARG_CHILD_PROCESSES)
       list(APPEND ARG_LABELS threads)
       add_dependencies(weft_tests_threads ${name})
     endif()
-    if(folder IN_LIST WEFT_ENGINE_FOLDERS)
+    if(folder IN_LIST WEFT_ENGINE_FOLDERS AND NOT ARG_CHILD_PROCESSES)
       list(APPEND ARG_LABELS engine)
       add_dependencies(weft_tests_engine ${name})
     endif()

@@ -23,7 +23,6 @@ namespace weft {
 namespace {
 
 constexpr int64_t kCheckIntervalNs = 100 * kMillisecond;
-constexpr std::chrono::milliseconds kDumpTime(1000);
 constexpr mode_t kFileMode = 0666;
 // Number of checks after a missed deadline within which a program must end, or reset its engine. A thread
 // that hangs in a call does neither.
@@ -193,14 +192,14 @@ void Watchdog::DumpFailure() {
 void Watchdog::EndProcess(const absl::Status& cause) {
   if (ending_.exchange(true)) {
     // Another thread ends the process within this time.
-    std::this_thread::sleep_for(2 * kDumpTime);
+    std::this_thread::sleep_for(absl::ToChronoMilliseconds(2 * options_.dump_time));
     return;
   }
   const std::string dump = Dump();
   std::fprintf(stderr, "weft: rank %d: %s%s\n", options_.rank, std::string(cause.message()).c_str(),
                dump.c_str());
   std::fflush(stderr);
-  if (options_.ranks > 1) std::this_thread::sleep_for(kDumpTime);
+  if (options_.ranks > 1) std::this_thread::sleep_for(absl::ToChronoMilliseconds(options_.dump_time));
   end_(kExitRankMissing);
 }
 
@@ -210,9 +209,10 @@ std::string Watchdog::Dump() {
   const int64_t number = recorder_.failure_number();
   if (!dumped_.empty() && number == dumped_number_) return dumped_;
   const auto hangs = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(dump_mutex_) {
-    return writing_.wait_for(kDumpTime) != std::future_status::ready;
+    return writing_.wait_for(absl::ToChronoMilliseconds(options_.dump_time)) != std::future_status::ready;
   };
-  dumped_ = absl::StrCat("; no flight recorder: '", dump_path_, "' takes longer than a second to write");
+  dumped_ = absl::StrCat("; no flight recorder: '", dump_path_, "' takes longer than ",
+                         absl::FormatDuration(options_.dump_time), " to write");
   if (writing_.valid() && hangs()) return dumped_;  // An earlier dump, which would replace this one later.
   dumped_number_ = number;
   writing_ = StartWriting(options_.dump_folder, dump_path_, recorder_.Json());

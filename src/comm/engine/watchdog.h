@@ -9,7 +9,7 @@
 // who is late.
 // Rule: the rank that meets a failure publishes it before it ends. The watchdog of every rank, also of one
 // that hangs in a call, sees the failure within kCheckIntervalNs plus the progress thread's longest sleep,
-// and writes its dump. A rank that ends leaves the others kDumpTime for it.
+// and writes its dump. A rank that ends leaves the others Options::dump_time for it.
 // Without the rule: only the first rank leaves a dump.
 #pragma once
 
@@ -27,6 +27,7 @@
 
 #include <absl/base/thread_annotations.h>
 #include <absl/status/status.h>
+#include <absl/time/time.h>
 
 #include "src/comm/engine/recorder.h"
 #include "weft/core/mutex.h"
@@ -40,6 +41,8 @@ class Watchdog {
     std::string dump_folder;  // Empty: no dump.
     int rank;
     int ranks;
+    // Longest wait for a dump to be written. A rank that ends leaves the others this time for theirs.
+    absl::Duration dump_time = absl::Seconds(1);
   };
   // `now` reads the clock of the recorder's times. `end` ends the process with an exit code; tests replace
   // it.
@@ -94,7 +97,7 @@ class Watchdog {
   // True if the engine failed by a missed deadline more than kChecksAfterFailure checks ago, and is not being
   // reset. Called once in each check.
   bool MustEnd() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Writes the dump, once for each failure, and waits a second for that. Returns where it is, for messages.
+  // Writes the dump, once for each failure. Waits for dump_time at most. Returns where it is, for messages.
   std::string Dump() ABSL_LOCKS_EXCLUDED(dump_mutex_);
 
   const Recorder& recorder_;

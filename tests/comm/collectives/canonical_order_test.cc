@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -10,7 +11,7 @@ namespace {
 
 EngineOptions SlicesOf(int64_t slice_bytes, int64_t slices_per_window) {
   EngineOptions options;
-  options.timeout = absl::Seconds(120);
+  options.timeout = kTestTimeout;
   options.slice_bytes = slice_bytes;
   options.piece_bytes = 2 * slice_bytes;
   options.lane_window_bytes = slices_per_window * slice_bytes;
@@ -71,7 +72,7 @@ using CanonicalOrderOfFour = CanonicalOrder;
 TEST_P(CanonicalOrderOfFour, HoldsForDefaultSlices) {
   for (const NodeMap& nodes : NodeMapsOf(GetParam())) {
     EngineOptions options;
-    options.timeout = absl::Seconds(120);
+    options.timeout = kTestTimeout;
     Check(nodes, options, {DType::kF32}, 40'003);
   }
 }

@@ -10,6 +10,7 @@
 
 #include "tests/comm/support/strided_parts.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 #include "weft/memory/shared_block.h"
 
 namespace weft::testing {
@@ -183,7 +184,7 @@ absl::Status SweepAllGatherShared(EngineFixture& fixture, const SweepOptions& op
   constexpr int64_t kMaxElements = 8192;
   WEFT_ASSIGN_OR_RETURN(const auto blocks,
                         ShareBlocks(fixture.engine->bootstrap(), *fixture.heap,
-                                    {{domain.ranks, kMaxElements * sizeof(int64_t)}}, absl::Seconds(60)));
+                                    {{domain.ranks, kMaxElements * sizeof(int64_t)}}, kTestTimeout));
   return ForEachCase(ranks, options, true, [&](const Case& c) -> absl::Status {
     const int64_t own = c.counts[static_cast<size_t>(me)];
     TestBuffer image = TestBuffer::Of(blocks[0].data(), c.dtype);

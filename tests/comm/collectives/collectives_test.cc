@@ -4,6 +4,7 @@
 #include "tests/comm/collectives/collective_sweep.h"
 #include "tests/comm/collectives/ranges_sweep.h"
 #include "tests/support/schedule_count.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -26,7 +27,7 @@ class Collectives : public ::testing::TestWithParam<int> {
   template <typename Sweep>
   void RunSweep(const Sweep& sweep, int64_t slice_bytes = 512) {
     EngineOptions options;
-    options.timeout = absl::Seconds(120);
+    options.timeout = kTestTimeout;
     options.slice_bytes = slice_bytes;
     options.piece_bytes = 2 * slice_bytes;
     options.lane_window_bytes = 4 * slice_bytes;

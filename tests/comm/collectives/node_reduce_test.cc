@@ -3,6 +3,7 @@
 
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/mesh/simulation.h"
 
@@ -17,7 +18,7 @@ constexpr size_t kSegmentBytes = size_t{8} << 20;
 
 EngineOptions SmallPieces() {
   EngineOptions options;
-  options.timeout = absl::Seconds(120);
+  options.timeout = kTestTimeout;
   options.piece_bytes = 4 << 10;
   return options;
 }

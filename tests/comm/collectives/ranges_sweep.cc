@@ -10,6 +10,7 @@
 
 #include "src/comm/base/group_placement.h"
 #include "tests/comm/support/random_values.h"
+#include "tests/support/test_timeout.h"
 #include "weft/memory/shared_block.h"
 
 namespace weft::testing {
@@ -160,10 +161,10 @@ absl::Status GatherShared(const Case& c) {
   SCOPED_TRACE("shared");
   const int64_t before = c.engine().counters().copied_bytes;
   const ProcessGroup domain = RanksOfThisDomain(c.engine());
-  WEFT_ASSIGN_OR_RETURN(const auto blocks,
-                        ShareBlocks(c.engine().bootstrap(), *c.fixture.heap,
-                                    {{domain.ranks, static_cast<size_t>(c.parts->extent() + 1) * sizeof(T)}},
-                                    absl::Seconds(60)));
+  WEFT_ASSIGN_OR_RETURN(
+      const auto blocks,
+      ShareBlocks(c.engine().bootstrap(), *c.fixture.heap,
+                  {{domain.ranks, static_cast<size_t>(c.parts->extent() + 1) * sizeof(T)}}, kTestTimeout));
   std::byte* output = blocks[0].data();
   if (domain.group_rank == 0) {
     for (int64_t i = 0; i < c.parts->extent(); ++i) Store(output, i, GapValue<T>(i));

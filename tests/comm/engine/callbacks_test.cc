@@ -30,10 +30,10 @@ std::function<void(const absl::Status&)> Count(Outcome& outcome) {
   };
 }
 
-// Yields until `done` or for ten seconds: no thread waits in the engine.
+// Yields until `done` or the deadline: no thread waits in the engine.
 template <typename Done>
 bool YieldUntil(Runtime& runtime, const Done& done) {
-  const Deadline deadline(runtime, absl::Seconds(10));
+  const Deadline deadline(runtime, kTestTimeout);
   while (!done() && !deadline.HasPassed()) runtime.Yield();
   return done();
 }

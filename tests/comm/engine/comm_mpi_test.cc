@@ -12,13 +12,14 @@
 #include "tests/support/mpi_world.h"
 #include "tests/support/scoped_variable.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 
 namespace weft::testing {
 namespace {
 
 EngineOptions SmallSlices() {
   EngineOptions options;
-  options.timeout = absl::Seconds(60);
+  options.timeout = kTestTimeout;
   options.slice_bytes = 512;
   options.piece_bytes = 1024;
   options.lane_window_bytes = 2048;
@@ -140,7 +141,7 @@ TEST_F(CommMpi, HybridReductionGivesTheBitsOfAReductionOverAllRanks) {
 // Parts of several slices of the default size.
 TEST(CommMpiDefaults, ReductionsKeepTheCanonicalOrder) {
   EngineOptions options;
-  options.timeout = absl::Seconds(60);
+  options.timeout = kTestTimeout;
   ASSERT_OK_AND_ASSIGN(EngineFixture fixture,
                        EngineFixture::Make(WorldBootstrap(), options, size_t{64} << 20));
   EXPECT_OK(CheckCanonicalOrder(fixture, DType::kF32, 200'003));

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/comm/support/engine_fixture.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/memory/shared_block.h"
 #include "weft/mesh/simulation.h"
@@ -27,7 +28,7 @@ struct Bytes {
 
 EngineOptions SmallSlices() {
   EngineOptions options;
-  options.timeout = absl::Seconds(120);
+  options.timeout = kTestTimeout;
   options.slice_bytes = 512;
   return options;
 }
@@ -70,7 +71,7 @@ Work AllGatherShared(EngineFixture& f, TestBuffer& input, TestBuffer& output) {
   Bootstrap& bootstrap = f.engine->bootstrap();
   std::byte* own = output.data();
   const auto outputs =
-      bootstrap.AllGatherBlob({reinterpret_cast<const char*>(&own), sizeof(own)}, absl::Seconds(60));
+      bootstrap.AllGatherBlob({reinterpret_cast<const char*>(&own), sizeof(own)}, kTestTimeout);
   std::byte* shared = nullptr;
   const auto first = static_cast<size_t>(RanksOfThisDomain(*f.engine).ranks.front());
   std::memcpy(&shared, (*outputs)[first].data(), sizeof(shared));
@@ -326,8 +327,7 @@ TEST(Counters, SharedBlocksAreReadInPlace) {
     const int ranks = bootstrap.size();
     const std::vector<SharedBlockRequest> requests = {
         {bootstrap.node_map().RanksOf(0), static_cast<size_t>(kPartBytes * ranks)}};
-    WEFT_ASSIGN_OR_RETURN(const auto blocks,
-                          ShareBlocks(bootstrap, *fixture.heap, requests, absl::Seconds(60)));
+    WEFT_ASSIGN_OR_RETURN(const auto blocks, ShareBlocks(bootstrap, *fixture.heap, requests, kTestTimeout));
     auto* own = reinterpret_cast<float*>(blocks[0].data()) + bootstrap.rank() * kPart;
     std::fill_n(own, kPart, static_cast<float>(bootstrap.rank() + 1));
     WEFT_ASSIGN_OR_RETURN(TestBuffer gathered,

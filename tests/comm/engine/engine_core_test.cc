@@ -19,6 +19,7 @@
 #include "src/comm/messages/signal.h"
 #include "tests/comm/links/fake_wire_link.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -63,7 +64,7 @@ class PolledCore {
   static absl::StatusOr<std::unique_ptr<PolledCore>> Make(Bootstrap& bootstrap, int ranks = 1) {
     auto made = std::make_unique<PolledCore>(bootstrap, ranks);
     WEFT_ASSIGN_OR_RETURN(made->heap_, NodeHeap::Create(bootstrap, {.segment_bytes = 1 << 22}));
-    WEFT_ASSIGN_OR_RETURN(made->node_, MakeSharedMemoryLink(bootstrap, *made->heap_, absl::Seconds(60)));
+    WEFT_ASSIGN_OR_RETURN(made->node_, MakeSharedMemoryLink(bootstrap, *made->heap_, kTestTimeout));
     made->scratch_ = std::make_unique<BufferPool>(*made->heap_, "scratch");
     made->core_ = std::make_unique<EngineCore>(EngineCore::Environment{
         0, made->nodes_, *made->node_, made->wire_, TagLayout::Of(made->wire_.max_tag(), made->nodes_),

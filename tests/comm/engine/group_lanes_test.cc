@@ -8,6 +8,7 @@
 #include "tests/comm/support/blob_store.h"
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/schedule_count.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/mesh/simulation.h"
 
@@ -148,7 +149,7 @@ TEST(GroupLanes, FormedInACycleEndByTheDeadlineAndNameTheRanks) {
                          AllOf(HasSubstr("lane pair/control of ranks 0, 1"),
                                HasSubstr(absl::StrCat("no blob from rank ", 1 - bootstrap.rank())))));
     for (const int number : {0, 1}) {
-      WEFT_ASSIGN_OR_RETURN(const LaneId lane, form(number, absl::Seconds(60), "ordered"));
+      WEFT_ASSIGN_OR_RETURN(const LaneId lane, form(number, kTestTimeout, "ordered"));
       WEFT_RETURN_IF_ERROR(CheckSumOfRanks(fixture, lane));
     }
     return absl::OkStatus();
@@ -203,7 +204,7 @@ TEST(GroupLanes, TellTheirMembersOfARankThatLeaves) {
     BlobStore store;
     RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
       EngineOptions options;
-      options.timeout = absl::Seconds(120);
+      options.timeout = kTestTimeout;
       WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options, kSegmentBytes));
       if (bootstrap.rank() == 3) return absl::OkStatus();
       const ProcessGroup group = GroupOf("three", {2, 0, 1}, bootstrap.rank());

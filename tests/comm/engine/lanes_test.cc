@@ -11,6 +11,7 @@
 
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/abandoning_bootstrap.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -248,7 +249,7 @@ TEST(Lanes, RandomSchedulesOverCrossingGroupsComplete) {
   const std::vector<NodeMap> maps = {NodeMap::OneNode(4), NodeMap::RanksPerNode(4, 2), NodeMap{{0, 1, 0, 1}},
                                      NodeMap::RanksPerNode(4, 1)};
   EngineOptions options;
-  options.timeout = absl::Seconds(120);
+  options.timeout = kTestTimeout;
   options.slice_bytes = 128;
   options.piece_bytes = 256;
   options.lane_window_bytes = 256;
@@ -320,7 +321,7 @@ TEST(SharedLanes, EndWithTheErrorOfARankThatFailsBetweenThem) {
       }
       return absl::OkStatus();
     };
-    EXPECT_THAT(AgreeOnStatus(bootstrap, add_lanes(), absl::Seconds(120)),
+    EXPECT_THAT(AgreeOnStatus(bootstrap, add_lanes(), kTestTimeout),
                 StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("no memory for summaries")));
     WEFT_ASSIGN_OR_RETURN(fixture.lane,
                           fixture.engine->SharedLane(WorldGroup(bootstrap), LanePurpose::kControl));
@@ -332,7 +333,7 @@ TEST(SharedLanes, EndWithTheErrorOfARankThatFailsBetweenThem) {
 TEST(SharedLanes, HaveOneIndexAfterOneForWhichARankHadNoMemory) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     EngineOptions options;
-    options.timeout = absl::Seconds(20);
+    options.timeout = kTestTimeout;
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options, size_t{8} << 20));
     std::vector<std::byte*> taken;
     for (size_t bytes = size_t{8} << 20; bootstrap.rank() == 1 && bytes >= 64;) {
@@ -365,7 +366,7 @@ TEST(SharedLanes, HaveOneIndexAfterARankHasMissedADeadline) {
     EXPECT_THAT(add(), StatusIs(absl::StatusCode::kInternal, HasSubstr("index of a shared lane")));
     WEFT_ASSIGN_OR_RETURN(fixture.lane, add());
     WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> indices,
-                          bootstrap.AllGatherBlob(absl::StrCat(fixture.lane.index), absl::Seconds(120)));
+                          bootstrap.AllGatherBlob(absl::StrCat(fixture.lane.index), kTestTimeout));
     EXPECT_EQ(indices[0], indices[1]);
     return indices[0] == indices[1] ? CheckEngineWorks(fixture) : absl::OkStatus();
   });

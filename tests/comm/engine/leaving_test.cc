@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/comm/support/engine_fixture.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -29,7 +30,7 @@ auto RankZeroHasLeft(const char* label) {
 
 EngineOptions LongTimeout() {
   EngineOptions options;
-  options.timeout = absl::Seconds(120);
+  options.timeout = kTestTimeout;
   return options;
 }
 
@@ -68,32 +69,34 @@ TEST(Leaving, EndsTheDrainOfAnEngineWhoseOperationPeersNeverSubmit) {
 }
 
 TEST(Leaving, DoesNotDisturbOperationsThatPeersSubmitLater) {
-  std::latch leaving(1);
-  RunRanksOnEveryNodeMap(3, [&](Bootstrap& bootstrap) -> absl::Status {
-    constexpr int64_t kCount = 5000;
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, LongTimeout()));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kI32, kCount));
-    std::vector<Work> works;
-    const auto submit = [&] {
-      for (int i = 0; i < 12; ++i) {  // More than the descriptor ring holds.
-        works.push_back(
-            fixture.engine->Broadcast(fixture.lane, buffer.data(), DType::kI32, kCount, /*root=*/0));
+  for (const NodeMap& nodes : NodeMapsOf(3)) {
+    std::latch leaving(1);
+    RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
+      constexpr int64_t kCount = 5000;
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, LongTimeout()));
+      WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kI32, kCount));
+      std::vector<Work> works;
+      const auto submit = [&] {
+        for (int i = 0; i < 12; ++i) {  // More than the descriptor ring holds.
+          works.push_back(
+              fixture.engine->Broadcast(fixture.lane, buffer.data(), DType::kI32, kCount, /*root=*/0));
+        }
+      };
+      if (bootstrap.rank() == 0) {
+        buffer.Write(0, std::vector<double>(kCount, 7));
+        submit();
+        for (Work& work : works) work.Detach({});
+        leaving.count_down();
+        fixture.engine.reset();
+        return absl::OkStatus();
       }
-    };
-    if (bootstrap.rank() == 0) {
-      buffer.Write(0, std::vector<double>(kCount, 7));
+      leaving.wait();
       submit();
-      for (Work& work : works) work.Detach({});
-      if (!leaving.try_wait()) leaving.count_down();
-      fixture.engine.reset();
-      return absl::OkStatus();
-    }
-    leaving.wait();
-    submit();
-    for (Work& work : works) WEFT_RETURN_IF_ERROR(work.WaitReleased());
-    EXPECT_EQ(buffer.Read(0, kCount), std::vector<double>(kCount, 7));
-    return fixture.engine->status();
-  });
+      for (Work& work : works) WEFT_RETURN_IF_ERROR(work.WaitReleased());
+      EXPECT_EQ(buffer.Read(0, kCount), std::vector<double>(kCount, 7));
+      return fixture.engine->status();
+    });
+  }
 }
 
 // The peers wait for an operation that rank 0 would have submitted next, and submit the first one afterwards.

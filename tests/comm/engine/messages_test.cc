@@ -9,6 +9,7 @@
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/comm/support/message_sweep.h"
 #include "tests/support/schedule_count.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/mesh/simulation.h"
 
@@ -21,7 +22,7 @@ using ::testing::HasSubstr;
 
 EngineOptions SmallSlices() {
   EngineOptions options;
-  options.timeout = absl::Seconds(60);
+  options.timeout = kTestTimeout;
   options.slice_bytes = 512;
   options.piece_bytes = 1024;
   options.lane_window_bytes = 2048;

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/comm/support/engine_fixture.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/memory/shared_block.h"
 
@@ -115,7 +116,7 @@ struct Case {
 // Runs the cases, and resets the engine after each one. `outcome` returns the error of a Work.
 void RunCases(const std::vector<Case>& cases, const std::function<absl::Status(Work&)>& outcome) {
   EngineOptions options;
-  options.timeout = absl::Seconds(120);
+  options.timeout = kTestTimeout;
   options.slice_bytes = 512;
   RunRanksOnEveryNodeMap(kRanks, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
@@ -197,7 +198,7 @@ TEST(Mismatch, OfEmptyPartsIsFoundBeforeTheyAreReleased) {
 // Each rank passes an output of its own.
 TEST(Mismatch, OfASharedOutputIsAnError) {
   EngineOptions options;
-  options.timeout = absl::Seconds(120);
+  options.timeout = kTestTimeout;
   RunRanks(NodeMap::RanksPerNode(3, 2), [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
     WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kI64, kElements));
@@ -221,7 +222,7 @@ TEST(Mismatch, OfAnOutputThatSeveralShareDomainsShareIsAnError) {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
     const std::vector<int>& ranks = fixture.engine->group(fixture.lane).ranks;
     WEFT_ASSIGN_OR_RETURN(const auto blocks,
-                          ShareBlocks(bootstrap, *fixture.heap, {{ranks, 4096}}, absl::Seconds(60)));
+                          ShareBlocks(bootstrap, *fixture.heap, {{ranks, 4096}}, kTestTimeout));
     TestBuffer block = TestBuffer::Of(blocks[0].data(), DType::kF32);
     // In place.
     Work work = fixture.engine->AllGatherShared(fixture.lane, block.At(24 * bootstrap.rank()), block.data(),
@@ -277,7 +278,7 @@ TEST(Mismatch, AnInvalidEngineOptionOfOneRankEndsAllAtOnce) {
 
 TEST(Mismatch, OfTheOrderOnALaneIsAnError) {
   EngineOptions options;
-  options.timeout = absl::Seconds(120);
+  options.timeout = kTestTimeout;
   RunRanksOnEveryNodeMap(kRanks, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
     WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kI64, kElements));
@@ -302,7 +303,7 @@ struct Disagreement {
 // A third rank may finish without an error, as its exchanges with both ranks match.
 TEST(Mismatch, OfAllToAllCountsIsAnErrorOnBothRanks) {
   EngineOptions options;
-  options.timeout = absl::Seconds(120);
+  options.timeout = kTestTimeout;
   options.slice_bytes = 512;
   RunRanksOnEveryNodeMap(kRanks, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
@@ -343,7 +344,7 @@ TEST(Mismatch, OfAllToAllCountsIsAnErrorOnBothRanks) {
 // Shapes with equal numbers of elements also mismatch: elements would arrive at wrong positions.
 TEST(Mismatch, OfTheShapesOfPartsIsAnErrorOnEveryRank) {
   EngineOptions options;
-  options.timeout = absl::Seconds(120);
+  options.timeout = kTestTimeout;
   RunRanksOnEveryNodeMap(2, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
     WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, kElements));
@@ -365,7 +366,7 @@ TEST(Mismatch, OfTheShapesOfPartsIsAnErrorOnEveryRank) {
 // Ranks identify a lane by its position in the order of AddLane calls.
 TEST(Mismatch, OfTheGroupsOfALaneIsAnError) {
   EngineOptions options;
-  options.timeout = absl::Seconds(120);
+  options.timeout = kTestTimeout;
   RunRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
     ProcessGroup group{"odd", {0, 1}, bootstrap.rank()};

@@ -1,10 +1,16 @@
 // Abort fails the engine on all ranks, and a reset makes it work again.
 #include <latch>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
 #include "tests/comm/support/engine_fixture.h"
+#include "tests/support/forwarding_bootstrap.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -14,7 +20,7 @@ using ::testing::HasSubstr;
 
 EngineOptions SmallSlices() {
   EngineOptions options;
-  options.timeout = absl::Seconds(120);
+  options.timeout = kTestTimeout;
   options.slice_bytes = 256;
   options.lane_window_bytes = 1024;
   return options;
@@ -80,16 +86,33 @@ TEST(ResetAfterError, MakesTheEngineWorkAgainAfterEveryFailure) {
   }
 }
 
+// A bootstrap whose rank does not wait in a chosen exchange.
+class HastyBootstrap final : public ForwardingBootstrap {
+ public:
+  using ForwardingBootstrap::ForwardingBootstrap;
+
+  // The next exchange fails unless all ranks have arrived.
+  void DoNotWait() { waits_ = false; }
+  absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
+                                                         absl::Duration timeout) override {
+    return ForwardingBootstrap::AllGatherBlob(blob,
+                                              std::exchange(waits_, true) ? timeout : absl::ZeroDuration());
+  }
+
+ private:
+  bool waits_ = true;
+};
+
 // The rank that gave up is one round of blobs ahead of the late one.
 TEST(ResetAfterError, MayBeTriedAgainAfterADeadline) {
   for (const NodeMap& nodes : {NodeMap::OneNode(2), NodeMap::RanksPerNode(2, 1)}) {
     std::latch gave_up(1);
-    RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
-      EngineOptions options = SmallSlices();
-      options.timeout = absl::Seconds(2);
-      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+    RunRanks(nodes, [&](Bootstrap& base) -> absl::Status {
+      HastyBootstrap bootstrap(base);
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
       WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
       if (bootstrap.rank() == 0) {
+        bootstrap.DoNotWait();
         EXPECT_THAT(fixture.engine->ResetAfterError(),
                     StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 1 did not arrive")));
         EXPECT_FALSE(fixture.engine->status().ok());
@@ -97,7 +120,7 @@ TEST(ResetAfterError, MayBeTriedAgainAfterADeadline) {
       } else {
         gave_up.wait();
       }
-      return ResetUntilItWorks(fixture, bootstrap.runtime(), absl::Seconds(40));
+      return ResetUntilItWorks(fixture, bootstrap.runtime(), kTestTimeout);
     });
   }
 }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/comm/support/engine_fixture.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -20,7 +21,7 @@ absl::StatusOr<int64_t> WireBytesOfAllRanks(EngineFixture& fixture) {
   const int64_t own = fixture.engine->counters().wire_bytes;
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> blobs,
                         fixture.engine->bootstrap().AllGatherBlob(
-                            {reinterpret_cast<const char*>(&own), sizeof(own)}, absl::Seconds(60)));
+                            {reinterpret_cast<const char*>(&own), sizeof(own)}, kTestTimeout));
   int64_t sum = 0;
   for (const std::string& blob : blobs) {
     int64_t bytes = 0;

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/comm/support/engine_fixture.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -18,7 +19,7 @@ constexpr int64_t kPart = 1000;  // Elements.
 
 EngineOptions SmallSlices() {
   EngineOptions options;
-  options.timeout = absl::Seconds(120);
+  options.timeout = kTestTimeout;
   options.slice_bytes = 512;
   return options;
 }

@@ -117,7 +117,7 @@ TEST(TwoEvents, MemoryOfADetachedWorkIsFreedWithoutTheEnginesLock) {
       const auto owner = [&] {
         return std::shared_ptr<void>(buffer.data(), [&](void*) {
           lookup = std::async(std::launch::async, [&] { engine.status().IgnoreError(); });  // Takes the lock.
-          EXPECT_EQ(lookup.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+          EXPECT_EQ(lookup.wait_for(absl::ToChronoSeconds(kTestTimeout)), std::future_status::ready);
           ++freed;
         });
       };

@@ -21,12 +21,14 @@
 
 #include "src/comm/phases/operation.h"
 #include "tests/support/temp_folder.h"
+#include "tests/support/test_timeout.h"
 
 namespace weft {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::weft::testing::kTestTimeout;
 
 constexpr int64_t kLimitNs = 1'000'000;  // Also the shortest interval between two checks.
 
@@ -54,7 +56,7 @@ class Clock {
   void AwaitReads(int reads) {
     std::unique_lock lock(mutex_);
     const int wanted = reads_ + reads;
-    EXPECT_TRUE(read_.wait_for(lock, std::chrono::seconds(60), [&] { return reads_ >= wanted; }));
+    EXPECT_TRUE(read_.wait_for(lock, absl::ToChronoSeconds(kTestTimeout), [&] { return reads_ >= wanted; }));
   }
   void Set(int64_t now_ns) {
     const std::lock_guard lock(mutex_);
@@ -78,10 +80,10 @@ class FakeExit {
     };
   }
   bool called() const { return called_; }
-  // Returns the exit code, or 0 after a minute without a call.
+  // Returns the exit code, or 0 if there is no call in time.
   int AwaitCode() {
     std::future<int> code = code_.get_future();
-    return code.wait_for(std::chrono::minutes(1)) == std::future_status::ready ? code.get() : 0;
+    return code.wait_for(absl::ToChronoSeconds(kTestTimeout)) == std::future_status::ready ? code.get() : 0;
   }
 
  private:
@@ -100,8 +102,8 @@ TEST(Watchdog, WritesTheRecorderAndEndsTheProcessWhenAnOperationIsStuck) {
   ::testing::internal::CaptureStderr();
   {
     const Watchdog watchdog(
-        recorder, {kLimitNs, folder / "dumps", /*rank=*/2, /*ranks=*/1}, [&] { return clock.Read(); },
-        end.Function());
+        recorder, {kLimitNs, folder / "dumps", /*rank=*/2, /*ranks=*/1, kTestTimeout},
+        [&] { return clock.Read(); }, end.Function());
     EXPECT_EQ(end.AwaitCode(), 86);
   }
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
@@ -123,7 +125,8 @@ TEST(Watchdog, SaysWhyItCouldNotWriteTheRecorder) {
   ::testing::internal::CaptureStderr();
   {
     const Watchdog watchdog(
-        recorder, {kLimitNs, folder / "file/dumps", 0, 1}, [&] { return clock.Read(); }, end.Function());
+        recorder, {kLimitNs, folder / "file/dumps", 0, 1, kTestTimeout}, [&] { return clock.Read(); },
+        end.Function());
     EXPECT_EQ(end.AwaitCode(), 86);
   }
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
@@ -134,7 +137,8 @@ TEST(Watchdog, WritesTheRecorderOnceForEachFailure) {
   const TempFolder folder;
   Recorder recorder(0, 1, 8);
   Watchdog watchdog(
-      recorder, {int64_t{1} << 60, folder.str(), 0, 1}, [] { return int64_t{0}; }, [](int /*code*/) {});
+      recorder, {int64_t{1} << 60, folder.str(), 0, 1, kTestTimeout}, [] { return int64_t{0}; },
+      [](int /*code*/) {});
   for (const char* cause : {"rank 1: deadline passed", "rank 1: deadline passed again"}) {
     recorder.RecordFailure(absl::DeadlineExceededError(cause));
     watchdog.DumpFailure();
@@ -149,7 +153,8 @@ TEST(Watchdog, WritesTheRecorderOfAFailureAfterAReset) {
   const TempFolder folder;
   Recorder recorder(0, 1, 8);
   Watchdog watchdog(
-      recorder, {int64_t{1} << 60, folder.str(), 0, 1}, [] { return int64_t{0}; }, [](int /*code*/) {});
+      recorder, {int64_t{1} << 60, folder.str(), 0, 1, kTestTimeout}, [] { return int64_t{0}; },
+      [](int /*code*/) {});
   for (const char* phase : {"step 1", "step 2"}) {
     recorder.SetPhase(phase);
     recorder.RecordFailure(absl::InternalError("the same cause"));
@@ -175,7 +180,8 @@ TEST(Watchdog, LeavesOneWholeFileWhenItsProcessIsKilled) {
       close(ends[0]);
       Recorder recorder(0, 1, 8);
       Watchdog watchdog(
-          recorder, {int64_t{1} << 60, folder.str(), 0, 1}, [] { return int64_t{0}; }, [](int /*code*/) {});
+          recorder, {int64_t{1} << 60, folder.str(), 0, 1, kTestTimeout}, [] { return int64_t{0}; },
+          [](int /*code*/) {});
       do {
         recorder.RecordFailure(absl::InternalError("a failure"));
         watchdog.DumpFailure();
@@ -205,7 +211,7 @@ TEST(Watchdog, EndsAProcessThatSurvivesAMissedDeadline) {
   ::testing::internal::CaptureStderr();
   {
     const Watchdog watchdog(
-        recorder, {kLimitNs, folder.str(), 0, 1}, [] { return int64_t{0}; }, end.Function());
+        recorder, {kLimitNs, folder.str(), 0, 1, kTestTimeout}, [] { return int64_t{0}; }, end.Function());
     recorder.RecordFailure(absl::DeadlineExceededError("rank 1 is missing"));
     EXPECT_EQ(end.AwaitCode(), 86);
   }
@@ -216,7 +222,8 @@ TEST(Watchdog, WritesNothingIfTheProgramCausedTheFailure) {
   const TempFolder folder;
   Recorder recorder(0, 1, 8);
   Watchdog watchdog(
-      recorder, {int64_t{1} << 60, folder.str(), 0, 1}, [] { return int64_t{0}; }, [](int /*code*/) {});
+      recorder, {int64_t{1} << 60, folder.str(), 0, 1, kTestTimeout}, [] { return int64_t{0}; },
+      [](int /*code*/) {});
   recorder.RecordFailure(absl::DataLossError("an unreadable file"));
   watchdog.DumpFailure();
   EXPECT_EQ(folder.FileCount(), 0U);

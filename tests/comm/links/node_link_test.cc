@@ -17,6 +17,7 @@
 #include "src/comm/links/shared_memory_link.h"
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/forwarding_bootstrap.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -36,7 +37,7 @@ struct LinkFixture {
   static absl::StatusOr<LinkFixture> Make(Bootstrap& bootstrap) {
     LinkFixture fixture;
     WEFT_ASSIGN_OR_RETURN(fixture.heap, NodeHeap::Create(bootstrap, {.segment_bytes = 1 << 22}));
-    WEFT_ASSIGN_OR_RETURN(fixture.link, MakeSharedMemoryLink(bootstrap, *fixture.heap, absl::Seconds(60)));
+    WEFT_ASSIGN_OR_RETURN(fixture.link, MakeSharedMemoryLink(bootstrap, *fixture.heap, kTestTimeout));
     WEFT_RETURN_IF_ERROR(fixture.link->OpenLane(kLane, kCounters));
     return fixture;
   }
@@ -168,7 +169,7 @@ TEST(NodeLink, GivesEachPieceOfAnOperationToOneClaimer) {
         EXPECT_TRUE(link.AllPiecesClaimed(kLane, owner, sequence, kPieces));
       }
     }
-    WEFT_ASSIGN_OR_RETURN(const auto all, bootstrap.AllGatherBlob(claimed, absl::Seconds(60)));
+    WEFT_ASSIGN_OR_RETURN(const auto all, bootstrap.AllGatherBlob(claimed, kTestTimeout));
     const std::string together = absl::StrCat(all[0], all[1]);
     const std::vector<std::string> claims = absl::StrSplit(together, ' ', absl::SkipEmpty());
     EXPECT_EQ(claims.size(), 4 * kPieces);
@@ -242,8 +243,7 @@ TEST(NodeLink, ClearsTheCountersOfAnOperationThatAllHaveConsumed) {
       EXPECT_EQ(link.HaveArrived(kMeeting, sequence, sequence), Arrived::kAllEqual) << sequence;
       if (link.Consume(kMeeting, sequence)) ++consumed_last;
     }
-    const auto last =
-        bootstrap.AllGatherBlob(absl::StrCat(arrived_last, " ", consumed_last), absl::Seconds(60));
+    const auto last = bootstrap.AllGatherBlob(absl::StrCat(arrived_last, " ", consumed_last), kTestTimeout);
     WEFT_RETURN_IF_ERROR(last.status());
     int64_t arrived_sum = 0;
     int64_t consumed_sum = 0;
@@ -291,7 +291,7 @@ TEST(NodeLink, MapsMemoryOfPeers) {
     EXPECT_FALSE(fixture.link->AddressOf(&outside));
     *block = static_cast<std::byte>(40 + bootstrap.rank());
     WEFT_ASSIGN_OR_RETURN(const auto offsets,
-                          bootstrap.AllGatherBlob(absl::StrCat(address->offset), absl::Seconds(60)));
+                          bootstrap.AllGatherBlob(absl::StrCat(address->offset), kTestTimeout));
     const int peer = 1 - bootstrap.rank();
     std::byte* theirs = fixture.link->Map({peer, std::stoull(offsets[static_cast<size_t>(peer)])});
     EXPECT_EQ(*theirs, static_cast<std::byte>(40 + peer));
@@ -341,7 +341,7 @@ TEST(NodeLink, RefusesFlagsOutsideOfNodeMemory) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     MisplacedFlags misplaced(bootstrap);
     WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(misplaced, {.segment_bytes = 1 << 22}));
-    const auto link = MakeSharedMemoryLink(misplaced, *heap, absl::Seconds(60));
+    const auto link = MakeSharedMemoryLink(misplaced, *heap, kTestTimeout);
     if (bootstrap.rank() == 0) {
       EXPECT_THAT(link, StatusIs(absl::StatusCode::kInternal,
                                  AllOf(HasSubstr("rank 1"), HasSubstr("not in node memory"),

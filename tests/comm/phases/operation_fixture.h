@@ -14,6 +14,7 @@
 #include "src/comm/links/shared_memory_link.h"
 #include "src/comm/phases/streams.h"
 #include "tests/comm/links/scheduler_end.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/core/status.h"
 
@@ -63,7 +64,7 @@ inline void WithOperation(absl::FunctionRef<absl::Status(const OperationFixture&
     WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<NodeHeap> heap,
                           NodeHeap::Create(bootstrap, {.segment_bytes = 1 << 22}));
     WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<NodeLink> node,
-                          MakeSharedMemoryLink(bootstrap, *heap, absl::Seconds(60)));
+                          MakeSharedMemoryLink(bootstrap, *heap, kTestTimeout));
     BufferPool pool(*heap, "test");
     const GroupPlacement placement({"nodes", {0, 1, 2}, 0}, NodeMap::RanksPerNode(3, 1));
     const auto record = std::make_shared<OperationRecord>();

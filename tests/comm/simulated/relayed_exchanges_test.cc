@@ -16,6 +16,7 @@
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/schedule_count.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 #include "weft/mesh/simulation.h"
 
 namespace weft::testing {
@@ -30,8 +31,7 @@ int CeilLog2(int n) { return static_cast<int>(std::bit_width(static_cast<unsigne
 
 // Messages of several slices, unless `slice_bytes` is larger.
 absl::StatusOr<EngineFixture> MakeFixture(Bootstrap& bootstrap, Relaying relaying,
-                                          absl::Duration timeout = absl::Seconds(60),
-                                          int64_t slice_bytes = 256) {
+                                          absl::Duration timeout = kTestTimeout, int64_t slice_bytes = 256) {
   EngineOptions options;
   options.relaying = relaying;
   options.recorder_entries = 4;
@@ -194,9 +194,8 @@ TEST(RelayedExchange, SendsLogarithmicallyManyMessages) {
     const int bound = 2 * CeilLog2(nodes.node_count());
     const SimReport report =
         RunSimulatedRanks(nodes, {.poll_ns = 4'000}, [&](Bootstrap& bootstrap) -> absl::Status {
-          WEFT_ASSIGN_OR_RETURN(
-              EngineFixture fixture,
-              MakeFixture(bootstrap, example.relaying, absl::Seconds(60), EngineOptions().slice_bytes));
+          WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap, example.relaying, kTestTimeout,
+                                                                   EngineOptions().slice_bytes));
           CommEngine& engine = *fixture.engine;
           std::vector<int32_t> values(static_cast<size_t>(ranks), bootstrap.rank());
           const auto messages = [&] {

@@ -13,6 +13,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
+#include "tests/support/test_timeout.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/core/mutex.h"
 
@@ -38,7 +39,7 @@ class BlobStore {
 // The exchange of one call of GroupLane. `call` differs between the calls of a group.
 // Errors: kDeadlineExceeded (names the missing ranks).
 inline GroupExchange ExchangeOver(BlobStore& store, Runtime& runtime, const ProcessGroup& group,
-                                  const std::string& call, absl::Duration timeout = absl::Seconds(60)) {
+                                  const std::string& call, absl::Duration timeout = kTestTimeout) {
   return [&store, &runtime, group, call,
           timeout](std::string_view blob) -> absl::StatusOr<std::vector<std::string>> {
     const auto key = [&](int rank) {

@@ -7,6 +7,7 @@
 #include "src/comm/collectives/operations.h"
 #include "src/comm/links/shared_memory_link.h"
 #include "src/comm/phases/data_task.h"
+#include "tests/support/test_timeout.h"
 #include "weft/core/status.h"
 #include "weft/mesh/thread_bootstrap.h"
 
@@ -30,7 +31,7 @@ struct World {
         auto heap = NodeHeap::Create(*ranks[rank], {.segment_bytes = size_t{1} << 22});
         WEFT_CHECK(heap.ok(), "no node memory");
         heaps[rank] = *std::move(heap);
-        auto link = MakeSharedMemoryLink(*ranks[rank], *heaps[rank], absl::Seconds(60));
+        auto link = MakeSharedMemoryLink(*ranks[rank], *heaps[rank], kTestTimeout);
         WEFT_CHECK(link.ok(), "no flags");
         links[rank] = *std::move(link);
       });

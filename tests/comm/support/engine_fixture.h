@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/support/rank_engine.h"
+#include "tests/support/test_timeout.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
 #include "weft/memory/buffer_pool.h"
@@ -50,7 +51,7 @@ struct EngineFixture : RankEngine {
 
 // Barrier of all ranks that does not use the engine.
 inline absl::Status BootstrapBarrier(Bootstrap& bootstrap) {
-  return bootstrap.AllGatherBlob("", absl::Seconds(120)).status();
+  return bootstrap.AllGatherBlob("", kTestTimeout).status();
 }
 
 // A buffer inside or outside node memory.

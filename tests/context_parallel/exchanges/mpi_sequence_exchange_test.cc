@@ -5,6 +5,7 @@
 #include "tests/context_parallel/support/sequence_module_sweep.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 
 namespace weft::testing {
 namespace {
@@ -13,7 +14,7 @@ class SequenceExchangeOverMpi : public ::testing::Test {
  protected:
   void SetUp() override {
     EngineOptions options;
-    options.timeout = absl::Seconds(60);
+    options.timeout = kTestTimeout;
     options.slice_bytes = 256;
     ASSERT_OK_AND_ASSIGN(fixture_, EngineFixture::Make(WorldBootstrap(), options, size_t{16} << 20));
   }

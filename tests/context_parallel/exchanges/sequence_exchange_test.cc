@@ -5,6 +5,7 @@
 
 #include "tests/context_parallel/support/exchange_sweep.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/memory/pool_tensor.h"
 
@@ -16,7 +17,7 @@ using ::testing::HasSubstr;
 
 EngineOptions SmallSlices() {
   EngineOptions options;
-  options.timeout = absl::Seconds(120);
+  options.timeout = kTestTimeout;
   options.slice_bytes = 64;
   options.piece_bytes = 256;
   options.lane_window_bytes = 256;

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 #include "weft/context_parallel/sequence_exchange.h"
 #include "weft/core/strided_copy.h"
 #include "weft/memory/pool_tensor.h"
@@ -66,7 +67,7 @@ double Dot(const TensorView& a, const TensorView& b) {
 absl::StatusOr<double> SumOverRanks(Bootstrap& bootstrap, double value) {
   WEFT_ASSIGN_OR_RETURN(
       const std::vector<std::string> blobs,
-      bootstrap.AllGatherBlob({reinterpret_cast<const char*>(&value), sizeof(value)}, absl::Seconds(120)));
+      bootstrap.AllGatherBlob({reinterpret_cast<const char*>(&value), sizeof(value)}, kTestTimeout));
   double sum = 0;
   for (const std::string& blob : blobs) {
     double one = 0;

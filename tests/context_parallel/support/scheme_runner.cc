@@ -12,6 +12,7 @@
 #include "tests/context_parallel/support/layout_tokens.h"
 #include "tests/context_parallel/support/single_schemes.h"
 #include "tests/support/schedule_count.h"
+#include "tests/support/test_timeout.h"
 #include "weft/core/status.h"
 #include "weft/memory/pool_tensor.h"
 #include "weft/nn/attention_kernel.h"
@@ -220,7 +221,7 @@ absl::StatusOr<SchemeRunner> SchemeRunner::Make(Bootstrap& bootstrap, const Engi
 }
 
 absl::Status SchemeRunner::WaitUntilReleased() {
-  const Deadline deadline(fixture_.engine->bootstrap().runtime(), absl::Seconds(60));
+  const Deadline deadline(fixture_.engine->bootstrap().runtime(), kTestTimeout);
   while (fixture_.pool->in_use_bytes() > 0) {
     if (deadline.HasPassed()) {
       return absl::DeadlineExceededError(

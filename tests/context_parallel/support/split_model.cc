@@ -9,6 +9,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "tests/context_parallel/support/single_schemes.h"
+#include "tests/support/test_timeout.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
 
@@ -153,8 +154,7 @@ absl::StatusOr<PassResult> SplitModel::Pass(const Tensor& x, const Tensor& dy, i
 
 absl::StatusOr<std::vector<float>> SumOverRanks(Bootstrap& bootstrap, const std::vector<float>& values) {
   const std::string_view blob(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> blobs,
-                        bootstrap.AllGatherBlob(blob, absl::Seconds(60)));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> blobs, bootstrap.AllGatherBlob(blob, kTestTimeout));
   std::vector<float> sums(values.size(), 0.0F);
   for (const std::string& other : blobs) {
     for (size_t i = 0; i < sums.size(); ++i) {

@@ -10,14 +10,13 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 
 namespace weft::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr absl::Duration kTimeout = absl::Seconds(60);
 
 std::string BlobOf(int rank, size_t round) {
   constexpr size_t kLengths[] = {0, 1, 17, 5000, 70000};
@@ -27,7 +26,9 @@ std::string BlobOf(int rank, size_t round) {
 
 std::byte Mark(int rank, int reservation) { return static_cast<std::byte>(16 * (reservation + 1) + rank); }
 
-absl::Status Barrier(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
+absl::Status Barrier(Bootstrap& bootstrap) {
+  return AgreeOnStatus(bootstrap, absl::OkStatus(), kTestTimeout);
+}
 
 absl::Status CheckReservation(Bootstrap& bootstrap, int reservation, size_t segment_bytes) {
   WEFT_ASSIGN_OR_RETURN(const NodeMemory memory, bootstrap.ReserveNodeMemory(segment_bytes));
@@ -55,7 +56,7 @@ absl::Status CheckReservation(Bootstrap& bootstrap, int reservation, size_t segm
 absl::Status GathersBlobsInRankOrder(Bootstrap& bootstrap) {
   for (size_t round = 0; round < 10; ++round) {
     WEFT_ASSIGN_OR_RETURN(const auto blobs,
-                          bootstrap.AllGatherBlob(BlobOf(bootstrap.rank(), round), kTimeout));
+                          bootstrap.AllGatherBlob(BlobOf(bootstrap.rank(), round), kTestTimeout));
     EXPECT_EQ(static_cast<int>(blobs.size()), bootstrap.size());
     for (int rank = 0; rank < bootstrap.size(); ++rank)
       EXPECT_TRUE(blobs[rank] == BlobOf(rank, round)) << round;
@@ -68,7 +69,7 @@ absl::Status AllRanksGetTheErrorOfTheLowestFailingRank(Bootstrap& bootstrap) {
   for (int lowest = 0; lowest < bootstrap.size(); ++lowest) {
     const std::string own = absl::StrCat("no file ", bootstrap.rank(), "\nin the folder");
     const absl::Status local = bootstrap.rank() >= lowest ? absl::NotFoundError(own) : absl::OkStatus();
-    const absl::Status agreed = AgreeOnStatus(bootstrap, local, kTimeout);
+    const absl::Status agreed = AgreeOnStatus(bootstrap, local, kTestTimeout);
     const std::string message = absl::StrCat("no file ", lowest, "\nin the folder");
     EXPECT_THAT(agreed, StatusIs(absl::StatusCode::kNotFound,
                                  lowest == bootstrap.rank() ? message
@@ -89,17 +90,17 @@ absl::Status AFailingRankEndsTheExchangesOfItsPeers(Bootstrap& bootstrap) {
         }
         const std::string own = absl::StrCat(bootstrap.rank(), " of ", number);
         WEFT_ASSIGN_OR_RETURN(const auto all,
-                              ExchangeBlobs(bootstrap, absl::StrCat("exchange ", number), own, kTimeout));
+                              ExchangeBlobs(bootstrap, absl::StrCat("exchange ", number), own, kTestTimeout));
         for (int rank = 0; rank < bootstrap.size(); ++rank)
           EXPECT_EQ(all[static_cast<size_t>(rank)], absl::StrCat(rank, " of ", number));
       }
       return absl::OkStatus();
     };
-    const absl::Status agreed = AgreeOnStatus(bootstrap, phase(), kTimeout);
+    const absl::Status agreed = AgreeOnStatus(bootstrap, phase(), kTestTimeout);
     const std::string by = failing == bootstrap.rank() ? "" : absl::StrCat("rank ", failing, ": ");
     EXPECT_THAT(agreed, StatusIs(absl::StatusCode::kDataLoss, absl::StrCat(by, "no file ", failing)));
     EXPECT_TRUE(IsAgreedError(agreed));
-    EXPECT_EQ(AgreeOnStatus(bootstrap, agreed, kTimeout), agreed);  // Takes no round.
+    EXPECT_EQ(AgreeOnStatus(bootstrap, agreed, kTestTimeout), agreed);  // Takes no round.
     EXPECT_OK(Barrier(bootstrap));
   }
   return absl::OkStatus();
@@ -108,7 +109,7 @@ absl::Status AFailingRankEndsTheExchangesOfItsPeers(Bootstrap& bootstrap) {
 absl::Status AllRanksLearnThatTheyAreInDifferentExchanges(Bootstrap& bootstrap) {
   if (bootstrap.size() == 1) return absl::OkStatus();
   const std::string what = bootstrap.rank() + 1 == bootstrap.size() ? "sizes" : "places";
-  EXPECT_THAT(ExchangeBlobs(bootstrap, what, std::string("1"), kTimeout),
+  EXPECT_THAT(ExchangeBlobs(bootstrap, what, std::string("1"), kTestTimeout),
               StatusIs(absl::StatusCode::kInternal,
                        AllOf(HasSubstr("rank 0 is in 'places'"), HasSubstr("in 'sizes'"))));
   EXPECT_OK(Barrier(bootstrap));

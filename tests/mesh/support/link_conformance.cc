@@ -13,19 +13,20 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_timeout.h"
 
 namespace weft::testing {
 namespace {
 
 using ::testing::HasSubstr;
 
-constexpr absl::Duration kTimeout = absl::Seconds(60);
-
-absl::Status Barrier(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
+absl::Status Barrier(Bootstrap& bootstrap) {
+  return AgreeOnStatus(bootstrap, absl::OkStatus(), kTestTimeout);
+}
 
 // Polls until the request is done or has failed.
 absl::Status Finish(Runtime& runtime, WireLink& link, WireLink::RequestId request) {
-  const Deadline deadline(runtime, kTimeout);
+  const Deadline deadline(runtime, kTestTimeout);
   while (!deadline.HasPassed()) {
     WEFT_RETURN_IF_ERROR(link.Poll());
     WEFT_ASSIGN_OR_RETURN(const bool done, link.Test(request));
@@ -48,7 +49,7 @@ absl::Status FinishAll(Runtime& runtime, WireLink& link, const std::vector<WireL
 // Polls both links until all requests are done and all control messages have left, or until an error.
 absl::Status FinishOnBoth(Runtime& runtime, WireLink& first, std::vector<WireLink::RequestId> on_first,
                           WireLink& second, std::vector<WireLink::RequestId> on_second) {
-  const Deadline deadline(runtime, kTimeout);
+  const Deadline deadline(runtime, kTestTimeout);
   while (!deadline.HasPassed()) {
     size_t waiting = 0;
     for (auto [link, requests] : {std::pair(&first, &on_first), std::pair(&second, &on_second)}) {
@@ -117,7 +118,7 @@ absl::Status ExchangePatterns(Bootstrap& bootstrap, WireLink& link, size_t bytes
 }  // namespace
 
 absl::Status DeliversEveryMessage(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTestTimeout));
   for (const size_t bytes : {0, 1, 64, 4099, 70001, 200003}) {
     for (const bool receive_first : {true, false}) {
       WEFT_RETURN_IF_ERROR(ExchangePatterns(bootstrap, *link, bytes, receive_first));
@@ -128,7 +129,7 @@ absl::Status DeliversEveryMessage(Bootstrap& bootstrap) {
 
 absl::Status MatchesInOrderPerPeerAndTag(Bootstrap& bootstrap) {
   constexpr int64_t kMessages = 50;
-  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTestTimeout));
   const int tags[] = {0, 1, link->max_tag()};
   const auto value = [](int from, int to, int tag, int64_t i) {
     return ((from * 8 + to) * 4 + tag % 4) * 1000 + i;
@@ -160,7 +161,7 @@ absl::Status MatchesInOrderPerPeerAndTag(Bootstrap& bootstrap) {
 
 absl::Status DeliversControlMessagesInOrder(Bootstrap& bootstrap) {
   constexpr int kMessages = 200;
-  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTestTimeout));
   const auto message = [](int from, int to, int i) {
     std::string text = absl::StrCat(from, ">", to, "#", i);
     text.resize(i % 3 == 0 ? WireLink::kMaxControlMessageBytes : text.size(), '.');
@@ -172,7 +173,7 @@ absl::Status DeliversControlMessagesInOrder(Bootstrap& bootstrap) {
     }
   }
   std::map<int, int> arrived;
-  const Deadline deadline(bootstrap.runtime(), kTimeout);
+  const Deadline deadline(bootstrap.runtime(), kTestTimeout);
   for (int missing = kMessages * bootstrap.size(); missing > 0;) {
     if (deadline.HasPassed())
       return absl::DeadlineExceededError(absl::StrCat(missing, " control messages did not arrive"));
@@ -192,8 +193,8 @@ absl::Status DeliversControlMessagesInOrder(Bootstrap& bootstrap) {
 }
 
 absl::Status MessagesOfDifferentLinksDoNotMatch(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto first, bootstrap.OpenLink(kTimeout));
-  WEFT_ASSIGN_OR_RETURN(const auto second, bootstrap.OpenLink(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto first, bootstrap.OpenLink(kTestTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto second, bootstrap.OpenLink(kTestTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   const int64_t one = 100 + bootstrap.rank();
@@ -223,7 +224,7 @@ absl::Status MessagesOfDifferentLinksDoNotMatch(Bootstrap& bootstrap) {
 }
 
 absl::Status CanceledReceivesTakeNoMessage(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTestTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   int64_t canceled = -1;
@@ -242,7 +243,7 @@ absl::Status CanceledReceivesTakeNoMessage(Bootstrap& bootstrap) {
 }
 
 absl::Status CancellingAMatchedReceiveIsSafe(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTestTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   // Longer than a transport's eager limit, so that the transfer needs a rendezvous.
@@ -266,7 +267,7 @@ absl::Status CancellingAMatchedReceiveIsSafe(Bootstrap& bootstrap) {
 }
 
 absl::Status ReportsDifferentLengths(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTestTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   const int64_t value = bootstrap.rank();
@@ -289,7 +290,7 @@ absl::Status ReportsDifferentLengths(Bootstrap& bootstrap) {
 }
 
 absl::Status AcceptsMessagesUpToTheReceivesMaximum(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTestTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   constexpr size_t kMaxBytes = 1000;
@@ -310,7 +311,7 @@ absl::Status AcceptsMessagesUpToTheReceivesMaximum(Bootstrap& bootstrap) {
 
 absl::Status CanBeDestroyedWithUnmatchedReceives(Bootstrap& bootstrap) {
   auto buffer = std::make_unique<std::vector<char>>(200'000);
-  WEFT_ASSIGN_OR_RETURN(auto link, bootstrap.OpenLink(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(auto link, bootstrap.OpenLink(kTestTimeout));
   for (int peer = 0; peer < bootstrap.size(); ++peer) {
     WEFT_RETURN_IF_ERROR(
         link->Receive(peer, 9, buffer->data(), buffer->size(), WireLink::Length::kExact).status());
@@ -323,18 +324,18 @@ absl::Status CanBeDestroyedWithUnmatchedReceives(Bootstrap& bootstrap) {
 
 absl::Status OpensALinkAfterSkipping(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto counts,
-                        bootstrap.AllGatherBlob(absl::StrCat(bootstrap.link_count()), kTimeout));
+                        bootstrap.AllGatherBlob(absl::StrCat(bootstrap.link_count()), kTestTimeout));
   int64_t highest = 0;
   for (const std::string& count : counts) highest = std::max<int64_t>(highest, std::stoll(count));
   bootstrap.SkipLinks(highest);
   EXPECT_EQ(bootstrap.link_count(), highest);
-  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTestTimeout));
   WEFT_RETURN_IF_ERROR(ExchangePatterns(bootstrap, *link, 100, /*receive_first=*/false));
   return Barrier(bootstrap);
 }
 
 absl::Status RejectsArgumentsOutOfRange(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto link, bootstrap.OpenLink(kTestTimeout));
   char byte = 0;
   const auto invalid = [](const char* text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/group_fixture.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -116,7 +117,7 @@ TEST(GroupErrors, ReachEveryRankInEveryStateAndCanBeReset) {
             EXPECT_THAT(std::string(failed.message()), HasSubstr("rank 1 failed"));
           }
           // The other replica may have finished all its operations; it gets the error in the agreement.
-          const absl::Status agreed = AgreeOnStatus(bootstrap, failed, absl::Seconds(120));
+          const absl::Status agreed = AgreeOnStatus(bootstrap, failed, kTestTimeout);
           EXPECT_THAT(context.state().Fail(agreed), Not(IsOk()));
           WEFT_RETURN_IF_ERROR(context.ResetAfterError());
           group->ResetAfterError();
@@ -129,7 +130,7 @@ TEST(GroupErrors, ReachEveryRankInEveryStateAndCanBeReset) {
           }
           // No rank fails again before all ranks have recovered.
           const absl::Status works = ExpectWorks(context, *group);
-          WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, works, absl::Seconds(120)));
+          WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, works, kTestTimeout));
         }
         return absl::OkStatus();
       });

@@ -10,6 +10,7 @@
 
 #include "tests/sharding/support/sharded_toy.h"
 #include "tests/sharding/support/shared_images.h"
+#include "tests/support/test_timeout.h"
 #include "weft/core/strided_copy.h"
 
 namespace weft::testing {
@@ -202,7 +203,7 @@ TEST(InPlace, KeepsItsValuesForReadersAfterTheModelIsDestroyed) {
       WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kCritical));
       WEFT_RETURN_IF_ERROR(group->WaitUnshard());
     }
-    const auto barrier = [&] { return bootstrap.AllGatherBlob("", absl::Seconds(60)).status(); };
+    const auto barrier = [&] { return bootstrap.AllGatherBlob("", kTestTimeout).status(); };
     WEFT_RETURN_IF_ERROR(barrier());
     if (bootstrap.rank() == 1) {
       model.reset();

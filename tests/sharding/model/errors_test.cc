@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/sharded_toy.h"
+#include "tests/support/test_timeout.h"
 
 namespace weft::testing {
 namespace {
@@ -191,7 +192,7 @@ TEST(ShardedModelErrors, ReachOtherRanksWhenAnUnshardFails) {
         WEFT_RETURN_IF_ERROR(model.ResetAfterError());
         // No rank fails again before all ranks have recovered.
         Bootstrap& bootstrap = model.sharded_groups().context().state().engine().bootstrap();
-        WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::OkStatus(), absl::Seconds(120)));
+        WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::OkStatus(), kTestTimeout));
       }
       return ToyPassOf(net, model, rank);
     });

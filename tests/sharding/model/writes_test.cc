@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/sharded_toy.h"
+#include "tests/support/test_timeout.h"
 #include "weft/nn/materialize.h"
 
 namespace weft::testing {
@@ -86,7 +87,7 @@ void WithEverySetting(Body body) {
 
 // Waits for all ranks, outside of the engine: a rank that fails does not interrupt a slower one.
 absl::Status Barrier(Bootstrap& bootstrap) {
-  return AgreeOnStatus(bootstrap, absl::OkStatus(), absl::Seconds(60));
+  return AgreeOnStatus(bootstrap, absl::OkStatus(), kTestTimeout);
 }
 
 TEST(Writes, AfterAForwardWithoutBackwardReachTheNextForward) {

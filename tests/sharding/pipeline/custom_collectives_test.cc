@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/group_fixture.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/core/strided_copy.h"
 
@@ -201,7 +202,7 @@ TEST(CustomCollectives, FailTheContextWhenTheyFail) {
         group->SetCustomReduceScatter(nullptr);
         WEFT_RETURN_IF_ERROR(Use(fixture, *group).status());
         // No rank fails again before all ranks have recovered.
-        WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::OkStatus(), absl::Seconds(120)));
+        WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::OkStatus(), kTestTimeout));
       }
     }
     return absl::OkStatus();

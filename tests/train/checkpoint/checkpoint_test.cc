@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "src/train/checkpoint/snapshot_writer.h"
+#include "tests/support/test_timeout.h"
 #include "tests/train/checkpoint/checkpoint_fixture.h"
 #include "weft/train/safetensors.h"
 
@@ -21,6 +22,7 @@ namespace fs = std::filesystem;
 using ::testing::_;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::StatusIs;
 
 TEST_F(CheckpointTest, LoadsOntoEveryPartition) {
@@ -160,7 +162,7 @@ TEST_F(CheckpointTest, TakesTheTimeoutOfTheEnvironmentUnlessItsOptionsHaveOne) {
     return CheckpointSaver::Open(bootstrap, root(), options_).status();
   };
   EXPECT_THAT(OnRanks(2, open), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("WEFT_TIMEOUT_S")));
-  options_.timeout = absl::Seconds(60);
+  options_.timeout = kTestTimeout;
   EXPECT_OK(OnRanks(2, open));
   unsetenv("WEFT_TIMEOUT_S");
 }
@@ -270,13 +272,12 @@ TEST(SnapshotWriter, FailsIfTheFileIsNotTheOneThatWasCreated) {
   const float value = 1;
   const SnapshotWriter::Item item{0, {.offset = 0, .run_bytes = 4}, reinterpret_cast<const char*>(&value)};
   SnapshotWriter missing({{folder / "none", 8}}, {item}, 0);
-  EXPECT_THAT(missing.Wait(absl::Seconds(60)),
+  EXPECT_THAT(missing.Wait(kTestTimeout),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("all ranks share")));
   SnapshotWriter other({{path, 9}}, {item}, 0);
-  EXPECT_THAT(other.Wait(absl::Seconds(60)),
-              StatusIs(absl::StatusCode::kNotFound, HasSubstr("all ranks share")));
+  EXPECT_THAT(other.Wait(kTestTimeout), StatusIs(absl::StatusCode::kNotFound, HasSubstr("all ranks share")));
   SnapshotWriter right({{path, 8}}, {item}, 0);
-  EXPECT_OK(right.Wait(absl::Seconds(60)));
+  EXPECT_OK(right.Wait(kTestTimeout));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/test_timeout.h"
 #include "tests/train/checkpoint/checkpoint_fixture.h"
 
 namespace weft {
@@ -19,6 +20,7 @@ namespace fs = std::filesystem;
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::StatusIs;
 
 absl::Status OpenAndVerify(const std::string& path) {
@@ -84,8 +86,7 @@ TEST_F(CheckpointTest, ChoosesTheNewestUsableOneAndNamesTheOthers) {
     std::string found;
     EXPECT_OK(OnRanks(3, [&](Bootstrap& bootstrap) -> absl::Status {
       std::vector<SkippedCheckpoint> own;
-      WEFT_ASSIGN_OR_RETURN(const std::string path,
-                            FindCheckpoint(bootstrap, root(), own, absl::Seconds(60)));
+      WEFT_ASSIGN_OR_RETURN(const std::string path, FindCheckpoint(bootstrap, root(), own, kTestTimeout));
       if (bootstrap.rank() != 0) return absl::OkStatus();
       found = path;
       skipped = own;
@@ -113,7 +114,7 @@ TEST_F(CheckpointTest, PassesOverNoCheckpointThatMayBeWhole) {
   EXPECT_THAT(OnRanks(2,
                       [&](Bootstrap& bootstrap) -> absl::Status {
                         std::vector<SkippedCheckpoint> skipped;
-                        return FindCheckpoint(bootstrap, root(), skipped, absl::Seconds(60)).status();
+                        return FindCheckpoint(bootstrap, root(), skipped, kTestTimeout).status();
                       }),
               StatusIs(absl::StatusCode::kPermissionDenied,
                        AllOf(HasSubstr(Path(2) + "/config.json"), HasSubstr("mend the cause, or name"))));
@@ -125,7 +126,7 @@ TEST_F(CheckpointTest, SaysThatNoCheckpointIsUsable) {
   EXPECT_THAT(OnRanks(2,
                       [&](Bootstrap& bootstrap) -> absl::Status {
                         std::vector<SkippedCheckpoint> skipped;
-                        return FindCheckpoint(bootstrap, root(), skipped, absl::Seconds(60)).status();
+                        return FindCheckpoint(bootstrap, root(), skipped, kTestTimeout).status();
                       }),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("none is usable")));
 }
@@ -134,8 +135,7 @@ TEST_F(CheckpointTest, FindsNothingInAnEmptyOrMissingFolder) {
   for (const std::string& folder : {root(), folder_.str()}) {
     EXPECT_OK(OnRanks(2, [&](Bootstrap& bootstrap) -> absl::Status {
       std::vector<SkippedCheckpoint> skipped;
-      WEFT_ASSIGN_OR_RETURN(const std::string path,
-                            FindCheckpoint(bootstrap, folder, skipped, absl::Seconds(60)));
+      WEFT_ASSIGN_OR_RETURN(const std::string path, FindCheckpoint(bootstrap, folder, skipped, kTestTimeout));
       EXPECT_EQ(path, "");
       return absl::OkStatus();
     }));

@@ -10,6 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/test_timeout.h"
 #include "tests/train/checkpoint/checkpoint_fixture.h"
 
 namespace {
@@ -34,6 +35,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::StatusIs;
 
 class FailedReadTest : public CheckpointTest {
@@ -46,7 +48,7 @@ class FailedReadTest : public CheckpointTest {
     reads_before_error = number;
     return OnRanks(1, [&](Bootstrap& bootstrap) -> absl::Status {
       skipped_.clear();
-      WEFT_ASSIGN_OR_RETURN(found_, FindCheckpoint(bootstrap, root(), skipped_, absl::Seconds(60)));
+      WEFT_ASSIGN_OR_RETURN(found_, FindCheckpoint(bootstrap, root(), skipped_, kTestTimeout));
       return absl::OkStatus();
     });
   }

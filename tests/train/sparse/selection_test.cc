@@ -19,6 +19,7 @@
 
 #include "src/train/loop/trainer.h"
 #include "src/train/plan/inputs.h"
+#include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/train/sparse/sparse_run.h"
 #include "weft/nn/sparse/sparse_attention_kernel.h"
@@ -26,6 +27,7 @@
 namespace weft {
 namespace {
 
+using ::weft::testing::kTestTimeout;
 using ::weft::testing::RunRanks;
 
 // A token by its place in the data, which the mesh does not change.
@@ -193,7 +195,7 @@ class Selections : public SparseRun {
                               trainer->Step(step, {}, [] { return absl::OkStatus(); }));
         if (bootstrap.rank() == 0) result.steps.push_back(done.metrics);
       }
-      return AgreeOnStatus(bootstrap, absl::OkStatus(), absl::Seconds(120));
+      return AgreeOnStatus(bootstrap, absl::OkStatus(), kTestTimeout);
     });
     return result;
   }
