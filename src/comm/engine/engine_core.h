@@ -126,10 +126,11 @@ class EngineCore final : private TaskQueue, private MessageEvents {
     const bool any_on_node = env_.node.FlushMail();
     return wire_.FlushControlMessages() || any_on_node;
   }
-  // True if control messages, or a failure notice, may not have been sent yet. Poll continues to send them: a
-  // peer may wait for them although no operation is left on this rank.
+  // True if control messages, signals or a failure notice may not have been sent yet. Poll continues to send
+  // them: a peer may wait for them although no operation is left on this rank.
   bool has_unsent_control_messages() const {
-    return status_.ok() ? job_spans_nodes_ && env_.link.HasUnsentControlMessages() : broadcasting_failure_;
+    if (!status_.ok()) return broadcasting_failure_;
+    return env_.node.HasUnsentMail() || (job_spans_nodes_ && env_.link.HasUnsentControlMessages());
   }
   EngineCounters counters() const { return env_.counters; }
   // Moves `memory` into the record, unless the operation is already *released*. See Work::Detach.

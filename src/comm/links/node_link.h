@@ -129,6 +129,8 @@ class NodeLink {
   virtual void SendMail(int peer, std::string_view bytes) = 0;
   // Sends as much waiting mail as possible. True if some still waits.
   virtual bool FlushMail() = 0;
+  // True if mail waits in this rank's memory.
+  virtual bool HasUnsentMail() const = 0;
   // The next mail that has arrived; nothing if there is none.
   virtual std::optional<Mail> ReceiveMail() = 0;
 

@@ -189,6 +189,7 @@ class SharedMemoryLink final : public NodeLink {
     }
     return unsent_ > 0;
   }
+  bool HasUnsentMail() const override { return unsent_ > 0; }
   std::optional<Mail> ReceiveMail() override {
     if (own_->mail.load(std::memory_order_acquire) == received_) return std::nullopt;
     for (auto& [peer, rank] : peers_) {

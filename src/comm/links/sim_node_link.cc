@@ -206,6 +206,7 @@ class SimNodeLink final : public NodeLink {
     Ring(peer);
   }
   bool FlushMail() override { return false; }
+  bool HasUnsentMail() const override { return false; }
   std::optional<Mail> ReceiveMail() override {
     if (state_->unread_messages == 0) return std::nullopt;  // A cheap check: every poll calls this function.
     for (const auto& peer : peers_) {

@@ -1,5 +1,5 @@
 // A core that the test polls: the order in which it starts the operations of a lane and records them, and
-// what it makes of a peer that it cannot reach.
+// what it makes of a peer that it cannot reach or that does not read its mail.
 #include "src/comm/engine/engine_core.h"
 
 #include <functional>
@@ -18,6 +18,7 @@
 #include "src/comm/links/shared_memory_link.h"
 #include "src/comm/messages/signal.h"
 #include "tests/comm/links/fake_wire_link.h"
+#include "tests/comm/support/core_end.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
@@ -132,6 +133,17 @@ class PolledCore {
   uint64_t submitted_ = 0;
   int64_t now_ns_ = 0;
 };
+
+// A peer may wait for mail of operations that have ended on this rank.
+TEST(EngineCore, HasUnsentMessagesWhileAMailboxIsFull) {
+  CoreEnd end;
+  for (int i = 0; i < 30; ++i) end.SubmitMessage(OpKind::kSend, /*peer=*/1, 100, /*in_node_memory=*/true);
+  ASSERT_OK(end.core().status());
+  end.core().Poll(/*now_ns=*/0);
+  EXPECT_TRUE(end.core().has_unsent_control_messages());
+  for (int i = 0; i < 2; ++i) end.Poll();  // Rank 1 reads its mail.
+  EXPECT_FALSE(end.core().has_unsent_control_messages());
+}
 
 // The flight recorder of a rank that hangs in a step of an operation must not name its predecessor, which is
 // ready, as one that still runs.
