@@ -248,9 +248,9 @@ absl::StatusOr<CommEngine::Impl::FreshCore> CommEngine::Impl::MakeFreshCore(cons
 }
 
 void CommEngine::Impl::Install(FreshCore fresh) {
-  shell_->Replace(std::move(fresh.core));
-  recorder_.RecordFailure(absl::OkStatus());
+  recorder_.RecordFailure(absl::OkStatus());  // Before the fresh core, which may fail at once.
   missed_deadline_ = false;
+  shell_->Replace(std::move(fresh.core));
   link_ = std::move(fresh.link);  // Last: the failed core uses the old link until it is replaced.
 }
 
