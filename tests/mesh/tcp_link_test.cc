@@ -1,6 +1,7 @@
 // Links over TCP between two ranks of one thread, so that each step of a transfer can be chosen.
 #include "src/mesh/tcp/tcp_link.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,12 +10,14 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/mesh/base/file_handle.h"
 #include "src/mesh/tcp/tcp_endpoint.h"
 #include "src/mesh/tcp/tcp_frame.h"
 #include "tests/mesh/support/raw_tcp_peer.h"
@@ -228,6 +231,24 @@ absl::Status FindUnreachable(WireLink& link) {
 }
 
 // The peer closes its link, or dies, before it has connected. Nothing tells which.
+// The peer is well: this process has too many files.
+TEST(TcpLink, AProcessWithoutDescriptorsBlamesNoPeer) {
+  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
+  std::vector<FileHandle> files;
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit few = {64, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  do {
+    files.emplace_back(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  } while (files.back().is_open());
+  const absl::Status sent = pair.first->SendControlMessage(1, "hello");
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_THAT(sent, StatusIs(absl::StatusCode::kInternal,
+                             AllOf(HasSubstr("Too many open files"), HasSubstr("ulimit -n"))));
+  EXPECT_THAT(pair.first->LostPeers(), IsEmpty());
+}
+
 TEST(TcpLink, APeerThatHasNeverConnectedMayHaveClosedItsLink) {
   for (const bool was_reached : {false, true}) {
     SCOPED_TRACE(was_reached);

@@ -45,6 +45,16 @@ bool IsOfOneConnection(int error) {
   return std::find(kErrors.begin(), kErrors.end(), error) != kErrors.end();
 }
 
+// True if this process, and not a peer, is at fault for a socket that cannot be opened.
+bool IsShortage(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+absl::Status NoSocket(std::string_view purpose, int error) {
+  return absl::InternalError(absl::StrCat("cannot ", ToAbsl(purpose), " another rank: ", std::strerror(error),
+                                          "; if there are too many files, raise `ulimit -n`"));
+}
+
 // Subject of an event of epoll. The rest of its data is the rank of a sender, or the id of a receiver.
 enum class Source : uint64_t { kListener, kSender, kReceiver };
 
@@ -138,6 +148,8 @@ absl::Status TcpLink::StartConnection(int peer) {
 
 absl::Status TcpLink::WatchSender(int peer) {
   TcpSender& sender = Of(peer).sender;
+  if (!sender.is_open() && IsShortage(sender.socket_error()))
+    return NoSocket("open a connection to", sender.socket_error());
   if (!sender.is_open()) return absl::OkStatus();
   const uint32_t events = sender.is_connecting() ? EPOLLOUT : EPOLLRDHUP;
   if (!sender.socket().Watch(events_.get(), events, DataOf(Source::kSender, static_cast<uint64_t>(peer))))
@@ -150,11 +162,7 @@ absl::Status TcpLink::AcceptConnections() {
     WatchedSocket socket = WatchedSocket::Accept(listener_);
     if (!socket.is_open() && errno == EAGAIN) return absl::OkStatus();
     if (!socket.is_open() && IsOfOneConnection(errno)) continue;
-    if (!socket.is_open()) {
-      return absl::InternalError(
-          absl::StrCat("cannot accept a connection of another rank: ", std::strerror(errno),
-                       "; if there are too many files, raise `ulimit -n`"));
-    }
+    if (!socket.is_open()) return NoSocket("accept a connection of", errno);
     SetConnectionOptions(socket.get());
     const uint64_t id = next_receiver_++;
     if (!socket.Watch(events_.get(), EPOLLIN, DataOf(Source::kReceiver, id))) return SystemError("epoll_ctl");

@@ -35,6 +35,7 @@ void TcpSender::TryNextRoute() {
     const absl::StatusOr<SocketAddress> address = MakeSocketAddress(ip, port_);
     if (!address.ok()) continue;
     socket_ = WatchedSocket::Open(address->storage.ss_family);
+    socket_error_ = socket_.is_open() ? 0 : errno;
     if (socket_.is_open()) {
       SetConnectionOptions(socket_.get());
       connected_ =

@@ -38,6 +38,8 @@ class TcpSender {
   bool is_connecting() const { return socket_.is_open() && !connected_; }
   // True from the moment that a connection is made, also after its loss.
   bool has_connected() const { return has_connected_; }
+  // The errno of the last attempt to open a socket; 0 if it was opened.
+  int socket_error() const { return socket_error_; }
 
   // Appends a message. The data of the first must stay valid until it is sent; `text` is copied.
   void AppendData(MessageId id, int tag, const void* data, size_t bytes);
@@ -82,6 +84,7 @@ class TcpSender {
   bool started_ = false;
   bool connected_ = false;
   bool has_connected_ = false;
+  int socket_error_ = 0;
   std::vector<std::string> routes_;
   size_t next_route_ = 0;
   uint16_t port_ = 0;
