@@ -148,10 +148,14 @@ absl::StatusOr<LaneId> CommEngine::Impl::SharedLane(const ProcessGroup& group, L
                         ExchangeBlobs(bootstrap_, "index of a shared lane",
                                       member.ok() ? absl::StatusOr<std::string>(blob) : member, timeout_));
   bool same = true;
-  for (const std::string& bytes : proposals) {
-    WEFT_CHECK(bytes.size() == sizeof(SharedLaneProposal), "a rank sent no index of a shared lane");
+  for (size_t rank = 0; rank < proposals.size(); ++rank) {
     SharedLaneProposal proposal;
-    std::memcpy(&proposal, bytes.data(), sizeof(proposal));
+    if (proposals[rank].size() != sizeof(proposal)) {
+      return absl::InternalError(absl::StrCat("rank ", rank, " has sent the index of a shared lane in ",
+                                              proposals[rank].size(), " bytes, expected ", sizeof(proposal),
+                                              kSameVersionRemedy));
+    }
+    std::memcpy(&proposal, proposals[rank].data(), sizeof(proposal));
     same = same && proposal.existing == own.existing;
     lanes_of_all_ = std::max(lanes_of_all_, proposal.lanes_of_all);
   }
