@@ -1,5 +1,6 @@
 #include "weft/mesh/key_value_store.h"
 
+#include <filesystem>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -90,6 +91,14 @@ TEST(FileStore, ReplacesAValueInOneStep) {
   }
   writer.join();
   EXPECT_EQ(folder.FileCount(), 1);
+}
+
+TEST(FileStore, LeavesNoFileOfAValueThatCannotBeSet) {
+  const TempFolder folder;
+  ASSERT_OK_AND_ASSIGN(const auto store, OpenFileStore(folder.str()));
+  std::filesystem::create_directory(folder / "key");
+  EXPECT_THAT(store->Set("key", "value"), StatusIs(absl::StatusCode::kInternal, HasSubstr("cannot rename")));
+  EXPECT_EQ(folder.FileCount(), 1U);
 }
 
 TEST(FileStore, NamesAFolderThatCannotBeUsed) {

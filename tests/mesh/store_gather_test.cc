@@ -33,7 +33,10 @@ class CountingStore final : public KeyValueStore {
     ++reads_;
     return store_->Get(key, timeout);
   }
-  absl::Status Delete(std::string_view key) override { return store_->Delete(key); }
+  absl::Status Delete(std::string_view key) override {
+    return deletes_ ? store_->Delete(key) : absl::InternalError("cannot delete");
+  }
+  void FailDeletes(bool fail) { deletes_ = !fail; }
   int reads() const { return reads_; }
   int writes() const { return writes_; }
 
@@ -41,6 +44,7 @@ class CountingStore final : public KeyValueStore {
   const std::shared_ptr<KeyValueStore> store_;
   int reads_ = 0;
   int writes_ = 0;
+  bool deletes_ = true;
 };
 
 StoreGather GatherOf(const std::shared_ptr<KeyValueStore>& store, int rank, int size) {
@@ -94,6 +98,18 @@ TEST(StoreGather, ALateRankCompletesARoundThatItsPeersHaveGivenUp) {
     for (const int rank : others)
       ExpectAllBlobs(GatherOf(store, rank, kSize).AllGather(1, BlobOf(rank), absl::ZeroDuration()), kSize);
   }
+}
+
+TEST(StoreGather, ReturnsTheBlobsAlthoughAnEarlierOneCannotBeDeleted) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto counted = std::make_shared<CountingStore>(store);
+  StoreGather gather = GatherOf(counted, 0, 1);
+  counted->FailDeletes(true);
+  for (const int round : {1, 2, 3}) ExpectAllBlobs(gather.AllGather(round, BlobOf(0), kTestTimeout), 1);
+  EXPECT_EQ(store->size(), 3U);
+  counted->FailDeletes(false);
+  ExpectAllBlobs(gather.AllGather(4, BlobOf(0), kTestTimeout), 1);
+  EXPECT_EQ(store->size(), 1U);
 }
 
 TEST(StoreGather, RefusesValuesOfOtherPrograms) {

@@ -68,14 +68,16 @@ absl::Status FileStore::Set(std::string_view key, std::string_view value) {
   // No other writer has this name: hosts that share the folder may have equal process ids, but each key has
   // one writer.
   const std::string draft = absl::StrCat(path, "~", getpid(), "~", writes_.fetch_add(1));
-  {
-    FileHandle file(open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-    if (!file.is_open()) return SystemError("create", draft, errno);
-    if (!WriteAll(file.get(), value)) return SystemError("write", draft, errno);
-    // A network file system may report here that the disk is full.
-    if (!file.Close()) return SystemError("write", draft, errno);
-  }
-  if (std::rename(draft.c_str(), path.c_str()) != 0) return SystemError("rename", draft, errno);
+  const auto fail = [&](std::string_view action) {
+    const int error = errno;
+    unlink(draft.c_str());
+    return SystemError(action, draft, error);
+  };
+  FileHandle file(open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (!file.is_open()) return SystemError("create", draft, errno);
+  if (!WriteAll(file.get(), value)) return fail("write");
+  if (!file.Close()) return fail("write");  // A network file system may report here that the disk is full.
+  if (std::rename(draft.c_str(), path.c_str()) != 0) return fail("rename");
   return absl::OkStatus();
 }
 

@@ -69,7 +69,7 @@ absl::StatusOr<std::vector<std::string>> StoreGather::AllGather(int64_t number, 
     }
     return MissingRanksError(what_, missing, timeout);
   }
-  WEFT_RETURN_IF_ERROR(DeleteEarlierKeys(number));
+  Report(DeleteEarlierKeys(number));  // The next gather tries again.
   std::vector<std::string> blobs;
   blobs.reserve(round.blobs.size());
   for (std::optional<std::string>& found : round.blobs) blobs.push_back(*std::move(found));
