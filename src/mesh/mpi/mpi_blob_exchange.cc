@@ -63,7 +63,9 @@ absl::StatusOr<std::vector<std::string>> MpiBlobExchange::AllGather(std::string_
 }
 
 MpiBlobExchange::Round& MpiBlobExchange::RoundOf(RoundNumber number) {
-  return rounds_.try_emplace(number, Round{BlobRelay(number, rank_, size_)}).first->second;
+  const auto found = rounds_.find(number);
+  if (found != rounds_.end()) return found->second;
+  return rounds_.emplace(number, Round{BlobRelay(number, rank_, size_)}).first->second;
 }
 
 MpiBlobExchange::RoundNumber MpiBlobExchange::Call(std::string_view blob, absl::Duration timeout) {
