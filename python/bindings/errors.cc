@@ -12,7 +12,11 @@ void Raise(const absl::Status& status) {
   if (absl::IsInvalidArgument(status)) type = PyExc_ValueError;
   if (absl::IsDeadlineExceeded(status)) type = PyExc_TimeoutError;
   if (absl::IsResourceExhausted(status)) type = PyExc_MemoryError;
-  PyErr_SetString(type, message.c_str());
+  // A message may name a file whose name is not UTF-8.
+  PyObject* text =
+      PyUnicode_DecodeUTF8(message.data(), static_cast<Py_ssize_t>(message.size()), "backslashreplace");
+  if (text != nullptr) PyErr_SetObject(type, text);
+  Py_XDECREF(text);
   throw nb::python_error();
 }
 

@@ -9,6 +9,7 @@
 #include "src/comm/links/control_messages.h"
 #include "src/comm/links/credit_scheduler.h"
 #include "weft/core/status.h"
+#include "weft/core/utf8.h"
 
 namespace weft {
 namespace {
@@ -175,8 +176,7 @@ void CreditScheduler::BroadcastFailure(const NodeLink::FailureNotice& notice, co
   header.code = static_cast<int32_t>(cause.code());
   header.origin = notice.rank;
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
-  bytes.append(cause.message().data(),
-               std::min(cause.message().size(), WireLink::kMaxControlMessageBytes - sizeof(header)));
+  bytes.append(StartOf(ToStd(cause.message()), WireLink::kMaxControlMessageBytes - sizeof(header)));
   for (int rank : ranks) TrySend(rank, bytes);
 }
 

@@ -15,6 +15,7 @@
 #include "src/comm/links/node_flags.h"
 #include "weft/core/futex.h"
 #include "weft/core/status.h"
+#include "weft/core/utf8.h"
 
 namespace weft {
 namespace {
@@ -207,8 +208,9 @@ class SharedMemoryLink final : public NodeLink {
     FailureSlot& failure = own_->failure;
     const absl::Status& cause = notice.cause;
     if (failure.code.load(std::memory_order_relaxed) != 0) return;
-    const size_t length = cause.message().copy(failure.text.data(), FailureSlot::kTextBytes - 1);
-    failure.text[length] = '\0';
+    const std::string_view text = StartOf(ToStd(cause.message()), FailureSlot::kTextBytes - 1);
+    text.copy(failure.text.data(), text.size());
+    failure.text[text.size()] = '\0';
     failure.rank = notice.rank;
     failure.code.store(static_cast<uint32_t>(cause.code()), std::memory_order_release);
     first_->failures.fetch_add(1, std::memory_order_release);

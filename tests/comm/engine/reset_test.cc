@@ -66,6 +66,27 @@ TEST(Abort, RefusesLaterOperationsWithTheCause) {
   });
 }
 
+// Notices have a limited length. Python refuses text that is not UTF-8.
+TEST(Abort, TellsOtherRanksWholeCharacters) {
+  const std::string letter = "\u00E9";
+  for (const NodeMap& nodes : Maps()) {
+    for (const char* start : {"", "x"}) {  // A limit is within a letter of one of the texts.
+      std::string cause = start;
+      for (int i = 0; i < 1000; ++i) cause += letter;
+      RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+        if (bootstrap.rank() == 1) {
+          fixture.engine->Abort(absl::DataLossError(cause));
+        } else {
+          const std::string message(fixture.engine->Barrier(fixture.lane).Wait().message());
+          EXPECT_TRUE(message.ends_with(letter)) << message;
+        }
+        return BootstrapBarrier(bootstrap);
+      });
+    }
+  }
+}
+
 TEST(ResetAfterError, MakesTheEngineWorkAgainAfterEveryFailure) {
   for (const NodeMap& nodes : Maps()) {
     RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
