@@ -12,10 +12,10 @@ namespace weft {
 
 EngineCore::EngineCore(const Environment& environment)
     : env_(environment),
-      wire_(environment.link, environment.tags, environment.options, environment.counters, environment.trace,
-            environment.credit_rules),
-      messages_({env_.rank, env_.nodes, env_.node, wire_, *this, env_.scratch, env_.counters, env_.options,
-                 env_.credit_rules},
+      mail_(env_.link, env_.counters),
+      wire_(env_.link, mail_, env_.tags, env_.options, env_.counters, env_.trace, env_.credit_rules),
+      messages_({env_.rank, env_.nodes, env_.node, wire_, mail_, *this, env_.scratch, env_.counters,
+                 env_.options, env_.credit_rules},
                 *this),
       job_spans_nodes_(env_.nodes.node_count() > 1),
       late_ranks_(env_.rank) {}
@@ -174,7 +174,7 @@ void EngineCore::FinishTask(const DataTask& task, const absl::Status& moved) {
 bool EngineCore::Poll(int64_t now_ns) {
   env_.node.PublishHeartbeat();
   if (!status_.ok()) {
-    broadcasting_failure_ = broadcasting_failure_ && wire_.FlushControlMessages();
+    broadcasting_failure_ = broadcasting_failure_ && mail_.Flush();
     return false;
   }
   now_ns_ = std::max(now_ns_, now_ns);

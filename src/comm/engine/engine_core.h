@@ -52,6 +52,7 @@
 #include "src/comm/base/trace_log.h"
 #include "src/comm/engine/late_ranks.h"
 #include "src/comm/engine/recorder.h"
+#include "src/comm/links/control_mail.h"
 #include "src/comm/links/credit_scheduler.h"
 #include "src/comm/links/node_link.h"
 #include "src/comm/messages/message_board.h"
@@ -124,7 +125,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // failed.
   bool FlushControlMessages() {
     const bool any_on_node = env_.node.FlushMail();
-    return wire_.FlushControlMessages() || any_on_node;
+    return mail_.Flush() || any_on_node;
   }
   // True if control messages, signals or a failure notice may not have been sent yet. Poll continues to send
   // them: a peer may wait for them although no operation is left on this rank.
@@ -271,6 +272,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   void QueueCallbacks(OperationRecord& record, const absl::Status& status);
 
   const Environment env_;
+  ControlMail mail_;
   CreditScheduler wire_;
   MessageBoard messages_;
   const bool job_spans_nodes_;

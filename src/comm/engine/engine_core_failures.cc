@@ -44,7 +44,7 @@ absl::Status EngineCore::LeaveLane(int index) {
 
 absl::Status EngineCore::CheckPeerFailures() {
   heard_ = env_.node.ReadFailure();
-  if (!heard_) heard_ = wire_.failure();
+  if (!heard_) heard_ = mail_.failure();
   if (!heard_) return absl::OkStatus();
   return absl::Status(heard_->cause.code(),
                       absl::StrCat("rank ", heard_->rank, ": ", heard_->cause.message()));
@@ -66,9 +66,9 @@ std::map<int, const OperationRecord*> EngineCore::FirstAwaiting() {
 }
 
 absl::Status EngineCore::CheckLostPeers() {
-  if (wire_.LostPeers().empty()) return absl::OkStatus();
+  if (env_.link.LostPeers().empty()) return absl::OkStatus();
   const std::map<int, const OperationRecord*> awaiting = FirstAwaiting();
-  for (const WireLink::LostPeer& lost : wire_.LostPeers()) {
+  for (const WireLink::LostPeer& lost : env_.link.LostPeers()) {
     const auto found = awaiting.find(lost.peer);
     if (found == awaiting.end()) continue;
     if (!lost.may_have_closed) return lost.cause;
@@ -130,7 +130,7 @@ void EngineCore::Fail(const absl::Status& cause) {
   env_.recorder.RecordFailure(cause);
   const NodeLink::FailureNotice notice = heard_.value_or(NodeLink::FailureNotice{env_.rank, cause});
   env_.node.PublishFailure(notice);
-  if (!heard_ || env_.credit_rules.failures_are_relayed) wire_.BroadcastFailure(notice, RanksToTell());
+  if (!heard_ || env_.credit_rules.failures_are_relayed) mail_.BroadcastFailure(notice, RanksToTell());
   wire_.Abandon();
   for (std::deque<DataTask>& tasks : tasks_) tasks.clear();
   for (const int index : std::exchange(active_, {})) {

@@ -142,16 +142,16 @@ EngineCore::Inquiry EngineCore::Inquire(const OperationRecord& record) {
 void EngineCore::AnswerQuestions() {
   LateRanks::Messages messages;
   const auto lookup = [this](const OperationNumber& number) { return AwaitedBy(number); };
-  for (const LateRankQuestion& question : wire_.TakeQuestions())
+  for (const LateRankQuestion& question : mail_.TakeQuestions())
     late_ranks_.OnQuestion(question, lookup, now_ns_, messages);
-  for (const LateRankAnswer& answer : wire_.TakeAnswers()) late_ranks_.OnAnswer(answer, messages);
+  for (const LateRankAnswer& answer : mail_.TakeAnswers()) late_ranks_.OnAnswer(answer, messages);
   late_ranks_.Poll(now_ns_, messages);
   Send(messages);
 }
 
 void EngineCore::Send(const LateRanks::Messages& messages) {
-  for (const LateRankQuestion& question : messages.questions) wire_.Ask(question);
-  for (const auto& [peer, answer] : messages.answers) wire_.Answer(peer, answer);
+  for (const LateRankQuestion& question : messages.questions) mail_.Ask(question);
+  for (const auto& [peer, answer] : messages.answers) mail_.Answer(peer, answer);
 }
 
 std::set<int> EngineCore::SilentOnNode(const Inquiry& inquiry) const {

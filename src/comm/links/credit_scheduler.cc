@@ -8,9 +8,11 @@
 
 namespace weft {
 
-CreditScheduler::CreditScheduler(WireLink& link, TagLayout tags, const EngineOptions& options,
-                                 EngineCounters& counters, TraceLog& trace, CreditRules rules)
+CreditScheduler::CreditScheduler(WireLink& link, ControlMail& mail, TagLayout tags,
+                                 const EngineOptions& options, EngineCounters& counters, TraceLog& trace,
+                                 CreditRules rules)
     : link_(link),
+      mail_(mail),
       tags_(tags),
       options_(options),
       rules_(rules),
@@ -174,7 +176,7 @@ absl::Status CreditScheduler::Send(const Channel& channel, int64_t slice, const 
   poll_times_.BeginSend(static_cast<int64_t>(bytes), budget_.now_ns());
   ++counters_.wire_messages;
   counters_.wire_bytes += static_cast<int64_t>(bytes);
-  CountPeer(channel.peer);
+  mail_.CountPeer(channel.peer);
   return absl::OkStatus();
 }
 
@@ -219,7 +221,6 @@ void CreditScheduler::Abandon() {
   partials_.clear();
   peer_reports_.clear();
   credit_senders_.clear();
-  signals_.clear();
 }
 
 CreditScheduler::PeersInFlight CreditScheduler::AbandonedTransfers() {

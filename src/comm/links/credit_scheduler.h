@@ -1,5 +1,5 @@
-// Credit-based flow control of the transfers between nodes. Also exchanges messages about late ranks and
-// failure notices with ranks of other nodes.
+// Credit-based flow control of the transfers between nodes, and the partial sums of small collectives, which
+// travel without credits.
 //
 // Note [Credits]
 // Problem: slices that a sender pushes queue in sockets in the order of sending. An urgent slice waits behind
@@ -72,10 +72,9 @@
 #include "src/comm/base/descriptor.h"
 #include "src/comm/base/part_shape.h"
 #include "src/comm/base/trace_log.h"
+#include "src/comm/links/control_mail.h"
 #include "src/comm/links/credit_pace.h"
 #include "src/comm/links/credit_rules.h"
-#include "src/comm/links/late_rank_messages.h"
-#include "src/comm/links/node_link.h"
 #include "src/comm/links/poll_times.h"
 #include "src/comm/links/run_trials.h"
 #include "src/comm/links/tag_layout.h"
@@ -102,8 +101,9 @@ class WireOwner {
 class CreditScheduler {
  public:
   // `tags` is that of the link: TagLayout::Of(link.max_tag(), …).
-  CreditScheduler(WireLink& link, TagLayout tags, const EngineOptions& options, EngineCounters& counters,
-                  TraceLog& trace, CreditRules rules = {});
+  // `mail` gets the control messages that are neither credits nor partial sums.
+  CreditScheduler(WireLink& link, ControlMail& mail, TagLayout tags, const EngineOptions& options,
+                  EngineCounters& counters, TraceLog& trace, CreditRules rules = {});
 
   // Identifies one stream of slices between this rank and a peer.
   struct Channel {
@@ -236,17 +236,8 @@ class CreditScheduler {
   // Drops the credits, descriptors and partials of a finished operation.
   void Forget(int lane, uint64_t sequence);
 
-  // Signals of point-to-point messages. They arrive in order, also relative to credits of messages.
+  // Point-to-point messages.
 
-  struct RawSignal {
-    int peer;
-    std::string bytes;  // Empty: a credit for this rank's message `number` has arrived.
-    uint64_t number = 0;
-  };
-  // Longest signal in bytes.
-  static constexpr size_t kMaxSignalBytes = WireLink::kMaxControlMessageBytes - 1;
-  absl::Status SendSignal(int peer, std::string_view bytes);
-  std::vector<RawSignal> TakeSignals() { return std::exchange(signals_, {}); }
   // Declares that the channel's peer has started to send a message to this rank. See Note [Silent peers].
   void SetStarted(const Channel& channel) {
     credit_senders_.insert({channel.lane, channel.sequence, channel.peer});
@@ -256,22 +247,6 @@ class CreditScheduler {
   void ForgetReceived(const Channel& channel) {
     credit_senders_.erase({channel.lane, channel.sequence, channel.peer});
   }
-
-  // See WireLink::LostPeers.
-  absl::Span<const WireLink::LostPeer> LostPeers() const { return link_.LostPeers(); }
-
-  // Sends a failure notice to all of `ranks`. Best effort: a rank that it does not reach notices by its
-  // deadline.
-  void BroadcastFailure(const NodeLink::FailureNotice& notice, const std::vector<int>& ranks);
-  // The first failure notice that has arrived.
-  const std::optional<NodeLink::FailureNotice>& failure() const { return failure_; }
-
-  // Best effort: a rank that a question does not reach counts as one that does not answer.
-  void Ask(const LateRankQuestion& question);
-  void Answer(int peer, const LateRankAnswer& answer);
-  // Questions of others, and answers to this rank, that have arrived.
-  std::vector<LateRankQuestion> TakeQuestions() { return std::exchange(questions_, {}); }
-  std::vector<LateRankAnswer> TakeAnswers() { return std::exchange(answers_, {}); }
 
   // Abandons all transfers after a failure. Their owners get no callback.
   void Abandon();
@@ -284,9 +259,6 @@ class CreditScheduler {
 
   // True while transfers are in flight.
   bool busy() const { return !in_flight_.empty(); }
-  // Sends the remaining control messages after a failure, when Poll is no longer called. False once all have
-  // been sent, or the transport has failed.
-  bool FlushControlMessages() { return link_.HasUnsentControlMessages() && link_.Poll().ok(); }
 
  private:
   struct Transfer {
@@ -336,11 +308,6 @@ class CreditScheduler {
   absl::Status HandleCredit(const WireLink::ControlMessage& message);
   absl::Status HandlePartial(const WireLink::ControlMessage& message);
   void NoteDescriptor(int lane, int peer, const Descriptor& descriptor);
-  // Counts the message and its receiver.
-  absl::Status SendControl(int peer, std::string_view bytes);
-  // A rank that the message does not reach notices by its own deadline.
-  void TrySend(int peer, std::string_view bytes);
-  void CountPeer(int peer);
   absl::Status SendCredit(const Channel& channel, const Descriptor& descriptor, const PartShape& part,
                           int32_t slices);
   bool MayTryRuns(int64_t slice_bytes) const {
@@ -370,6 +337,7 @@ class CreditScheduler {
   }
 
   WireLink& link_;
+  ControlMail& mail_;
   const TagLayout tags_;
   const EngineOptions& options_;
   const CreditRules rules_;
@@ -394,13 +362,8 @@ class CreditScheduler {
   Priority previous_demand_ = Priority::kBulk;  // Highest registered in the previous poll.
   absl::flat_hash_map<Key, Granted> credits_;
   absl::flat_hash_map<Key, std::string> partials_;
-  absl::flat_hash_set<int> peers_;  // Ranks to which this one has sent anything.
   // By lane and sequence.
   absl::flat_hash_map<std::pair<int, uint64_t>, PeerReports> peer_reports_;
-  std::vector<RawSignal> signals_;
-  std::optional<NodeLink::FailureNotice> failure_;
-  std::vector<LateRankQuestion> questions_;
-  std::vector<LateRankAnswer> answers_;
 };
 
 }  // namespace weft

@@ -52,7 +52,7 @@ absl::Status MessageBoard::Send(int peer, const Signal& signal) {
     own_signals_.push_back(signal);
     return absl::OkStatus();
   }
-  if (IsRemote(peer)) return env_.wire.SendSignal(peer, BytesOf(signal));
+  if (IsRemote(peer)) return env_.mail.SendSignal(peer, BytesOf(signal));
   env_.node.SendMail(peer, BytesOf(signal));
   return absl::OkStatus();
 }
@@ -116,7 +116,7 @@ absl::Status MessageBoard::Match(const Record& record, const Announcement& annou
 
 absl::StatusOr<bool> MessageBoard::HandleSignals() {
   bool any = false;
-  for (const CreditScheduler::RawSignal& received : env_.wire.TakeSignals()) {
+  for (const ControlMail::RawSignal& received : env_.mail.TakeSignals()) {
     any = true;
     if (received.bytes.empty()) {
       const auto found = sends_.find(received.number);

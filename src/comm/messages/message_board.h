@@ -19,6 +19,8 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "src/comm/links/control_mail.h"
+#include "src/comm/links/credit_scheduler.h"
 #include "src/comm/messages/message_matcher.h"
 #include "src/comm/messages/transfers.h"
 
@@ -42,6 +44,7 @@ class MessageBoard final : private SignalSender {
     const NodeMap& nodes;
     NodeLink& node;
     CreditScheduler& wire;
+    ControlMail& mail;
     TaskQueue& tasks;
     BufferPool& scratch;
     EngineCounters& counters;

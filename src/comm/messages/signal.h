@@ -34,8 +34,10 @@
 
 #include <absl/status/statusor.h>
 
-#include "src/comm/links/credit_scheduler.h"
+#include "src/comm/links/control_mail.h"
 #include "src/comm/links/mailbox.h"
+#include "weft/comm/types.h"
+#include "weft/core/dtype.h"
 #include "weft/memory/node_heap.h"
 
 namespace weft {
@@ -74,7 +76,7 @@ struct Signal {
   NodeAddress address{-1, 0};  // Rank -1: none.
 };
 static_assert(std::is_trivially_copyable_v<Signal> && sizeof(Signal) <= Mailbox::kMaxBytes &&
-              sizeof(Signal) <= CreditScheduler::kMaxSignalBytes);
+              sizeof(Signal) <= ControlMail::kMaxSignalBytes);
 
 std::string_view Name(SignalKind kind);  // "pushed".
 

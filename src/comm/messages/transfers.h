@@ -10,6 +10,7 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "src/comm/links/credit_scheduler.h"
 #include "src/comm/messages/signal.h"
 #include "src/comm/phases/sends.h"
 #include "src/comm/phases/streams.h"

@@ -1,4 +1,4 @@
-// The credit scheduler on a fake wire link: windows, credits, failure notices.
+// The credit scheduler on a fake wire link: windows, credits, incoming control messages.
 #include "src/comm/links/credit_scheduler.h"
 
 #include <gmock/gmock.h>
@@ -12,6 +12,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::FieldsAre;
 using ::testing::HasSubstr;
 
 constexpr int kLane = 2;
@@ -47,12 +48,12 @@ class CreditSchedulerTest : public ::testing::Test {
     EXPECT_OK(advanced);
     return advanced.ok() && *advanced;
   }
-  // Delivers the control messages for rank 7 to a scheduler of rank 7, as sent by rank 0.
-  void DeliverTo(CreditScheduler& other, FakeWireLink& other_link) {
+  // Delivers the control messages for rank 7 to rank 7, as sent by rank 0.
+  void DeliverTo(SchedulerEnd& other) {
     for (const WireLink::ControlMessage& message : link_.sent_messages)
-      other_link.messages.push_back({0, message.bytes});
+      other.link.messages.push_back({0, message.bytes});
     link_.sent_messages.clear();
-    EXPECT_OK(other.Poll(0));
+    EXPECT_OK(other.scheduler.Poll(0));
   }
 
   const EngineOptions options_ = Options();
@@ -60,7 +61,8 @@ class CreditSchedulerTest : public ::testing::Test {
   FakeWireLink link_;
   const SystemRuntime runtime_;
   TraceLog trace_{runtime_};
-  CreditScheduler scheduler_{link_, kTags, options_, counters_, trace_};
+  ControlMail mail_{link_, counters_};
+  CreditScheduler scheduler_{link_, mail_, kTags, options_, counters_, trace_};
   Descriptor descriptor_;
   TransferOwner owner_;
   std::vector<std::byte> memory_{kSlice};
@@ -188,96 +190,54 @@ TEST_F(CreditSchedulerTest, ReceiveIsPostedBeforeItsCreditIsSent) {
 }
 
 TEST_F(CreditSchedulerTest, CreditsAddUpAtTheSender) {
-  FakeWireLink sender_link;
-  EngineCounters sender_counters;
-  CreditScheduler sender(sender_link, kTags, options_, sender_counters, trace_);
-  EXPECT_FALSE(sender.CreditOf(ChannelOf(kLane, 0)));
+  SchedulerEnd sender;
+  EXPECT_FALSE(sender.scheduler.CreditOf(ChannelOf(kLane, 0)));
   Receive(Priority::kBulk);
   Receive(Priority::kBulk);
-  DeliverTo(sender, sender_link);
-  const auto credit = sender.CreditOf(ChannelOf(kLane, 0));
+  DeliverTo(sender);
+  const auto credit = sender.scheduler.CreditOf(ChannelOf(kLane, 0));
   ASSERT_TRUE(credit);
   EXPECT_EQ(credit->slices, 2);
   EXPECT_EQ(credit->part, PartShape::OneDim(10));
-  EXPECT_FALSE(sender.CreditOf(ChannelOf(kLane, 0, 2))) << "a credit of another channel";
+  EXPECT_FALSE(sender.scheduler.CreditOf(ChannelOf(kLane, 0, 2))) << "a credit of another channel";
 
-  EXPECT_OK(sender.Send(ChannelOf(kLane, 0), 0, memory_.data(), kSlice, &owner_));
-  EXPECT_TRUE(sender.busy());
-  EXPECT_EQ(sender_counters.wire_bytes, static_cast<int64_t>(kSlice));
-  EXPECT_TRUE(sender_link.in_flight.begin()->second.send);
-  EXPECT_EQ(sender_link.in_flight.begin()->second.tag, link_.in_flight.begin()->second.tag);
-  sender_link.FinishAll();
-  EXPECT_OK(sender.Poll(0));
-  EXPECT_FALSE(sender.busy());
+  EXPECT_OK(sender.scheduler.Send(ChannelOf(kLane, 0), 0, memory_.data(), kSlice, &owner_));
+  EXPECT_TRUE(sender.scheduler.busy());
+  EXPECT_EQ(sender.counters.wire_bytes, static_cast<int64_t>(kSlice));
+  EXPECT_TRUE(sender.link.in_flight.begin()->second.send);
+  EXPECT_EQ(sender.link.in_flight.begin()->second.tag, link_.in_flight.begin()->second.tag);
+  sender.link.FinishAll();
+  EXPECT_OK(sender.scheduler.Poll(0));
+  EXPECT_FALSE(sender.scheduler.busy());
 
-  sender.Forget(kLane, 1);
-  EXPECT_FALSE(sender.CreditOf(ChannelOf(kLane, 0)));
+  sender.scheduler.Forget(kLane, 1);
+  EXPECT_FALSE(sender.scheduler.CreditOf(ChannelOf(kLane, 0)));
 }
 
 TEST_F(CreditSchedulerTest, SenderReceivesTheAnnouncementOfAnEmptyPart) {
-  FakeWireLink sender_link;
-  EngineCounters sender_counters;
-  CreditScheduler sender(sender_link, kTags, options_, sender_counters, trace_);
+  SchedulerEnd sender;
   EXPECT_OK(scheduler_.AnnounceEmptyPart(ChannelOf(kLane), descriptor_));
   EXPECT_TRUE(link_.in_flight.empty());
-  DeliverTo(sender, sender_link);
-  const auto credit = sender.CreditOf(ChannelOf(kLane, 0));
+  DeliverTo(sender);
+  const auto credit = sender.scheduler.CreditOf(ChannelOf(kLane, 0));
   ASSERT_TRUE(credit);
   EXPECT_EQ(credit->slices, 0);
   EXPECT_EQ(credit->part, PartShape());
 }
 
 TEST_F(CreditSchedulerTest, CreditsRevealMismatchedOperations) {
-  FakeWireLink sender_link;
-  EngineCounters sender_counters;
-  CreditScheduler sender(sender_link, kTags, options_, sender_counters, trace_);
+  SchedulerEnd sender;
   Receive(Priority::kBulk);
-  DeliverTo(sender, sender_link);
+  DeliverTo(sender);
   Descriptor mine = descriptor_;
   mine.identity = 5;
-  const auto mismatch = sender.FindMismatch(kLane, mine);
+  const auto mismatch = sender.scheduler.FindMismatch(kLane, mine);
   ASSERT_TRUE(mismatch);
   EXPECT_EQ(mismatch->first, 0);
   EXPECT_TRUE(IsSameCollective(mismatch->second, descriptor_));
-  EXPECT_FALSE(sender.FindMismatch(kLane, descriptor_));
+  EXPECT_FALSE(sender.scheduler.FindMismatch(kLane, descriptor_));
   mine.sequence = 2;
-  EXPECT_FALSE(sender.FindMismatch(kLane, mine)) << "a credit of another sequence";
-}
-
-TEST_F(CreditSchedulerTest, FirstFailureNoticeIsKept) {
-  FakeWireLink other_link;
-  EngineCounters other_counters;
-  CreditScheduler other(other_link, kTags, options_, other_counters, trace_);
-  scheduler_.BroadcastFailure({5, absl::DataLossError("first")}, {7, 8});
-  scheduler_.BroadcastFailure({5, absl::AbortedError("second")}, {7});
-  ASSERT_EQ(link_.sent_messages.size(), 3U);
-  EXPECT_EQ(link_.sent_messages[1].peer, 8);
-  DeliverTo(other, other_link);
-  ASSERT_TRUE(other.failure());
-  EXPECT_EQ(other.failure()->rank, 5) << "the rank that failed, not the one that passes it on";
-  EXPECT_THAT(other.failure()->cause, StatusIs(absl::StatusCode::kDataLoss, "first"));
-}
-
-TEST_F(CreditSchedulerTest, LongFailureNoticeIsTruncatedToAControlMessage) {
-  scheduler_.BroadcastFailure({5, absl::DataLossError(std::string(10'000, 'x'))}, {7});
-  EXPECT_LE(link_.sent_messages.at(0).bytes.size(), WireLink::kMaxControlMessageBytes);
-}
-
-TEST_F(CreditSchedulerTest, FlushSendsFailureNoticesUntilNoneAreLeft) {
-  scheduler_.BroadcastFailure({5, absl::DataLossError("gone")}, {6, 7});
-  scheduler_.Abandon();
-  link_.unsent_messages = 2;
-  EXPECT_TRUE(scheduler_.FlushControlMessages());
-  EXPECT_TRUE(scheduler_.FlushControlMessages());
-  EXPECT_EQ(link_.unsent_messages, 0);
-  EXPECT_FALSE(scheduler_.FlushControlMessages());
-}
-
-TEST_F(CreditSchedulerTest, FlushStopsIfTheTransportFails) {
-  scheduler_.BroadcastFailure({5, absl::DataLossError("gone")}, {6, 7});
-  link_.unsent_messages = 2;
-  link_.transport = absl::InternalError("no route");
-  EXPECT_FALSE(scheduler_.FlushControlMessages());
+  EXPECT_FALSE(sender.scheduler.FindMismatch(kLane, mine)) << "a credit of another sequence";
 }
 
 TEST_F(CreditSchedulerTest, ControlMessageThatIsTooShortIsAnError) {
@@ -287,6 +247,16 @@ TEST_F(CreditSchedulerTest, ControlMessageThatIsTooShortIsAnError) {
     link_.messages.push_back({4, bytes});
     EXPECT_THAT(scheduler_.Poll(now_ns_), StatusIs(absl::StatusCode::kInternal, HasSubstr("rank 4")));
   }
+}
+
+TEST_F(CreditSchedulerTest, SignalsArriveInOrderAlsoRelativeToCreditsOfMessages) {
+  SchedulerEnd sender;
+  EXPECT_OK(mail_.SendSignal(7, "first"));
+  EXPECT_OK(scheduler_.AnnounceEmptyPart({kMessageLane, /*sequence=*/12, 7, /*number=*/12}, descriptor_));
+  EXPECT_OK(mail_.SendSignal(7, "last"));
+  DeliverTo(sender);
+  EXPECT_THAT(sender.mail.TakeSignals(),
+              ElementsAre(FieldsAre(0, "first", 0U), FieldsAre(0, "", 12U), FieldsAre(0, "last", 0U)));
 }
 
 TEST_F(CreditSchedulerTest, AbandonCancelsAllTransfers) {
@@ -376,16 +346,14 @@ TEST_F(CreditSchedulerTest, SilentPeersRunAheadInHalfOfTheBudgetUntilTheyStart) 
 }
 
 TEST_F(CreditSchedulerTest, KnowsThePeersThatHaveSentCreditMessagesForAnOperation) {
-  FakeWireLink other_link;
-  EngineCounters other_counters;
-  CreditScheduler other(other_link, kTags, options_, other_counters, trace_);
-  EXPECT_FALSE(other.HasCreditMessageFrom(ChannelOf(kLane, 0)));
+  SchedulerEnd other;
+  EXPECT_FALSE(other.scheduler.HasCreditMessageFrom(ChannelOf(kLane, 0)));
   EXPECT_OK(scheduler_.AnnounceEmptyPart(ChannelOf(kLane), descriptor_));
-  DeliverTo(other, other_link);
-  EXPECT_TRUE(other.HasCreditMessageFrom(ChannelOf(kLane, 0, /*number=*/5)));
-  EXPECT_FALSE(other.HasCreditMessageFrom(ChannelOf(kOtherLane, 0)));
-  other.Forget(kLane, 1);
-  EXPECT_FALSE(other.HasCreditMessageFrom(ChannelOf(kLane, 0)));
+  DeliverTo(other);
+  EXPECT_TRUE(other.scheduler.HasCreditMessageFrom(ChannelOf(kLane, 0, /*number=*/5)));
+  EXPECT_FALSE(other.scheduler.HasCreditMessageFrom(ChannelOf(kOtherLane, 0)));
+  other.scheduler.Forget(kLane, 1);
+  EXPECT_FALSE(other.scheduler.HasCreditMessageFrom(ChannelOf(kLane, 0)));
 }
 
 TEST_F(CreditSchedulerTest, FailedTransferIsNotCanceled) {

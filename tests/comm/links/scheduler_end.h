@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "src/comm/links/control_mail.h"
 #include "src/comm/links/credit_scheduler.h"
 #include "tests/comm/links/fake_wire_link.h"
 
@@ -23,7 +24,8 @@ struct SchedulerEnd {
   FakeWireLink link;
   const SystemRuntime runtime{};
   TraceLog trace{runtime};
-  CreditScheduler scheduler{link, kTags, options, counters, trace};
+  ControlMail mail{link, counters};
+  CreditScheduler scheduler{link, mail, kTags, options, counters, trace};
   TransferOwner owner;
 };
 

@@ -17,7 +17,7 @@
 namespace weft::testing {
 namespace {
 
-// The bytes of the last control message of a scheduler of rank 2.
+// The bytes of the last control message that rank 2 sends.
 std::string SentBy(const std::function<void(SchedulerEnd&)>& send) {
   SchedulerEnd peer;
   send(peer);
@@ -53,7 +53,7 @@ std::string Partial(int lane, int edge, size_t bytes) {
 
 std::string FailureNotice() {
   return SentBy([](SchedulerEnd& peer) {
-    peer.scheduler.BroadcastFailure({2, absl::AbortedError("stopped")}, {0});
+    peer.mail.BroadcastFailure({2, absl::AbortedError("stopped")}, {0});
   });
 }
 
@@ -194,10 +194,10 @@ TEST(BadLateRankMessages, WithAFieldOutOfRangeFailTheEngine) {
   constexpr LateRankQuestion kQuestion{0, {0, 1}};
   const auto answer = [&](size_t late, size_t silent) {
     return SentBy([&](SchedulerEnd& peer) {
-      peer.scheduler.Answer(0, {kQuestion, true, std::vector<int>(late, 1), std::vector<int>(silent, 1)});
+      peer.mail.Answer(0, {kQuestion, true, std::vector<int>(late, 1), std::vector<int>(silent, 1)});
     });
   };
-  const std::string question = SentBy([&](SchedulerEnd& peer) { peer.scheduler.Ask(kQuestion); });
+  const std::string question = SentBy([&](SchedulerEnd& peer) { peer.mail.Ask(kQuestion); });
   const std::string none = answer(0, 0);
   ExpectAccepted(question);
   ExpectAccepted(none);

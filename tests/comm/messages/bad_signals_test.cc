@@ -218,7 +218,7 @@ TEST(BadSignals, OfTheNodeAboutAMessageToAnotherNodeFailTheEngine) {
   end.SubmitMessage(OpKind::kSend, /*peer=*/2, 100, /*in_node_memory=*/false);
   end.Poll();
   SchedulerEnd peer;
-  EXPECT_OK(peer.scheduler.SendSignal(0, BytesOf(Of(SignalKind::kPulled, 1))));
+  EXPECT_OK(peer.mail.SendSignal(0, BytesOf(Of(SignalKind::kPulled, 1))));
   end.SendOverWire(peer.link.sent_messages.back().bytes);
   ExpectToldFailure(end, {"rank 2", "message 1", "which goes to another node"});
 }
