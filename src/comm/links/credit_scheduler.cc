@@ -135,7 +135,7 @@ absl::Status CreditScheduler::Receive(const Channel& channel, WirePhase phase, P
   return SendCredit(channel, descriptor, part, static_cast<int32_t>(slice.slices));
 }
 
-void CreditScheduler::CountAsStarted(const Channel& channel) {
+void CreditScheduler::CountInSharedWindows(const Channel& channel) {
   for (Transfer& transfer : in_flight_) {
     if (transfer.peer != channel.peer || !transfer.receive || transfer.shared) continue;
     const Key key{transfer.lane, transfer.sequence, transfer.peer, transfer.channel};
@@ -196,8 +196,7 @@ void CreditScheduler::Forget(int lane, uint64_t sequence) {
   if (peer_reports_.empty()) return;
   const auto it = peer_reports_.find(std::pair<int, uint64_t>{lane, sequence});
   if (it == peer_reports_.end()) return;
-  for (const PeerDescriptor& peer : it->second.descriptors)
-    credit_senders_.erase({lane, sequence, peer.peer});
+  for (const PeerDescriptor& peer : it->second.descriptors) started_peers_.erase({lane, sequence, peer.peer});
   peer_reports_.erase(it);
   const auto is_of_operation = [&](const auto& entry) {
     return std::get<0>(entry.first) == lane && std::get<1>(entry.first) == sequence;
@@ -220,7 +219,7 @@ void CreditScheduler::Abandon() {
   credits_.clear();
   partials_.clear();
   peer_reports_.clear();
-  credit_senders_.clear();
+  started_peers_.clear();
 }
 
 CreditScheduler::PeersInFlight CreditScheduler::AbandonedTransfers() {

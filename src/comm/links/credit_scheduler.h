@@ -35,9 +35,10 @@
 // traffic of the others.
 // Rule: until a peer is known to have started the operation, a receiver gives it credits for
 // kSilentSlices slices of a stream. They count in the lane window and the budget only, and the operation
-// registers no demand for the stream. A peer has started if one of its credit messages for the operation
-// has arrived, or its first slice. If it produces the slices while the operation runs, as in the second
-// phase of an all-reduce, a credit message is no evidence: its first slice must have arrived.
+// registers no demand for the stream. A peer has started if one of its credit messages or partial sums for
+// the operation has arrived, or its first slice. The sender of a point-to-point message has started once it
+// has announced the message. If a peer produces the slices while the operation runs, as in the second phase
+// of an all-reduce, only its first slice is evidence.
 // Slices that may run ahead: on a fast or long link, two slices are sent long before the credits for more
 // arrive. While nothing more urgent wants the wire, streams of silent peers therefore have further slices in
 // flight, up to a half of the measured budget in all (Note [Wire budget]). Other operations keep the other
@@ -180,8 +181,9 @@ class CreditScheduler {
     return pace.Admits({budget_.now_ns(), budget_.rate(), budget_.bytes(), options_.lane_window_bytes},
                        stream_bytes);
   }
-  // Counts the slices in flight of a peer that was silent in the windows that operations share.
-  void CountAsStarted(const Channel& channel);
+  // Counts the slices in flight of the stream in the windows that operations share: its peer, which was
+  // silent, has started.
+  void CountInSharedWindows(const Channel& channel);
   // Posts a receive and sends the credit for it. `part` is the shape of the whole stream; the sender compares
   // it with its own.
   absl::Status Receive(const Channel& channel, WirePhase phase, Priority priority,
@@ -190,9 +192,10 @@ class CreditScheduler {
   absl::Status AnnounceEmptyPart(const Channel& channel, const Descriptor& descriptor);
   // Applies the background window from now on. Called when the engine gets a context lane between nodes.
   void EnableBackgroundWindow() { uses_background_window_ = true; }
-  // True if a credit message of the channel's peer for this operation has arrived, on any channel.
-  bool HasCreditMessageFrom(const Channel& channel) const {
-    return credit_senders_.contains({channel.lane, channel.sequence, channel.peer});
+  // True if a credit message or a partial sum of the channel's peer for this operation has arrived, on any
+  // channel, or NoteStarted was called. See Note [Silent peers].
+  bool HasStarted(const Channel& channel) const {
+    return started_peers_.contains({channel.lane, channel.sequence, channel.peer});
   }
   // Registers that an operation of this priority wants to receive. The demand holds until the end of the next
   // poll.
@@ -238,14 +241,14 @@ class CreditScheduler {
 
   // Point-to-point messages.
 
-  // Declares that the channel's peer has started to send a message to this rank. See Note [Silent peers].
-  void SetStarted(const Channel& channel) {
-    credit_senders_.insert({channel.lane, channel.sequence, channel.peer});
+  // Declares that the channel's peer has started: it has announced the message.
+  void NoteStarted(const Channel& channel) {
+    started_peers_.insert({channel.lane, channel.sequence, channel.peer});
   }
   // Drop what is kept for a message that this rank has sent, or has received.
   void ForgetSent(const Channel& channel) { credits_.erase(KeyOf(channel)); }
   void ForgetReceived(const Channel& channel) {
-    credit_senders_.erase({channel.lane, channel.sequence, channel.peer});
+    started_peers_.erase({channel.lane, channel.sequence, channel.peer});
   }
 
   // Abandons all transfers after a failure. Their owners get no callback.
@@ -348,8 +351,8 @@ class CreditScheduler {
   // Bytes of posted receives by lane (see IndexOf) and phase. Lanes without an element have none.
   std::vector<std::array<int64_t, kWirePhases>> bytes_in_flight_;
   std::array<int64_t, 4> bytes_by_priority_{};  // Bytes of posted receives with `shared` set, by priority.
-  // Peers whose credit messages have arrived, by lane, sequence and rank.
-  absl::flat_hash_set<std::tuple<int, uint64_t, int>> credit_senders_;
+  // Peers that have started an operation, or have announced a message, by lane, sequence and rank.
+  absl::flat_hash_set<std::tuple<int, uint64_t, int>> started_peers_;
   int64_t all_bytes_ = 0;        // Bytes of all posted receives.
   int64_t silent_bytes_ = 0;     // Those of them without `shared`.
   int64_t ran_ahead_bytes_ = 0;  // Those of them beyond the first kSilentSlices of their streams.

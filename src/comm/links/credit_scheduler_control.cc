@@ -85,7 +85,7 @@ absl::Status CreditScheduler::HandlePartial(const WireLink::ControlMessage& mess
 }
 
 void CreditScheduler::NoteDescriptor(int lane, int peer, const Descriptor& descriptor) {
-  const bool is_first = credit_senders_.insert({lane, descriptor.sequence, peer}).second;
+  const bool is_first = started_peers_.insert({lane, descriptor.sequence, peer}).second;
   if (is_first) peer_reports_[{lane, descriptor.sequence}].descriptors.push_back({peer, descriptor});
 }
 

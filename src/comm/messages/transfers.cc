@@ -142,7 +142,7 @@ absl::Status IncomingMessage::Begin(OperationContext& context, SignalSender& sig
                                     const std::byte* own_source) {
   begun_ = true;
   if (is_remote_) {
-    context.wire.SetStarted(channel());
+    context.wire.NoteStarted(channel());
     receiving_.emplace(channel(), WirePhase::kGather, SlicingOf(context.options.slice_bytes),
                        Bytes(target()));
     receiving_->ReceiveRuns();

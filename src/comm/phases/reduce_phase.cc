@@ -143,7 +143,7 @@ absl::StatusOr<bool> WindowedReduce::StepCredits(OperationContext& context) {
   const int64_t step = progress_.done();
   const int64_t needed =
       step / stage_count() * remote_count_ + stages_[static_cast<size_t>(step % stage_count())].first_remote;
-  for (ReceiveStream& receive : receives_) receive.NoteStart(context);
+  for (ReceiveStream& receive : receives_) receive.CheckPeerStarted(context);
   bool advanced = false;
   while (true) {
     WEFT_ASSIGN_OR_RETURN(const bool credited, CreditNext(context, needed));

@@ -268,15 +268,15 @@ int64_t ReceiveStream::NextSlices(const OperationContext& context, const Bounds&
   return HasRoom(context, bounds, 1) ? 1 : 0;
 }
 
-void ReceiveStream::NoteStart(const OperationContext& context) {
+void ReceiveStream::CheckPeerStarted(const OperationContext& context) {
   if (!ran_ahead_ || !SenderHasStarted(context)) return;
   ran_ahead_ = false;
-  context.wire.CountAsStarted(channel_);
+  context.wire.CountInSharedWindows(channel_);
 }
 
 absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t consumed, int64_t limit) {
   const int64_t slice = progress_.issued();
-  NoteStart(context);
+  CheckPeerStarted(context);
   if (slice >= std::min(limit, slicing_.slices())) return false;
   if (ring_slices() != 0 && slice >= consumed + ring_slices()) return false;
   const bool started = SenderHasStarted(context);

@@ -352,7 +352,7 @@ class ReceiveStream final : public WireOwner {
   absl::Status AnnounceEmpty(OperationContext& context);
   // Counts the slices in flight in all windows once the peer has started the operation. See Note [Silent
   // peers]. Credit does so, too; a phase that gives other streams their credits first calls it in each poll.
-  void NoteStart(const OperationContext& context);
+  void CheckPeerStarted(const OperationContext& context);
   // Gives a credit for the next slice or run. Returns false if `limit` slices have credits, a window or the
   // ring is full, or the peer is silent. `consumed`: slices whose slots in the ring may be overwritten.
   absl::StatusOr<bool> Credit(OperationContext& context, int64_t consumed, int64_t limit);
@@ -386,7 +386,7 @@ class ReceiveStream final : public WireOwner {
   int64_t ring_slices() const { return ring_ ? ring_->ring_slices : target_.ring_slices; }
   std::byte* AddressOf(int64_t slice) const;
   bool SenderHasStarted(const OperationContext& context) const {
-    return progress_.done() > 0 || (source_ == Source::kReady && context.wire.HasCreditMessageFrom(channel_));
+    return progress_.done() > 0 || (source_ == Source::kReady && context.wire.HasStarted(channel_));
   }
 
   CreditScheduler::Channel channel_;

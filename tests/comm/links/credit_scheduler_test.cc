@@ -336,24 +336,24 @@ TEST_F(CreditSchedulerTest, SilentPeersRunAheadInHalfOfTheBudgetUntilTheyStart) 
   receive(/*sender_has_started=*/false);
   EXPECT_FALSE(scheduler_.MayRunAhead(Priority::kBulk, kSlice));
   EXPECT_TRUE(scheduler_.MayRunAhead(Priority::kBulk, static_cast<size_t>(budget / 2) - kSlice));
-  scheduler_.CountAsStarted(ChannelOf(kOtherLane));
+  scheduler_.CountInSharedWindows(ChannelOf(kOtherLane));
   EXPECT_FALSE(scheduler_.MayRunAhead(Priority::kBulk, kSlice)) << "another stream has started";
-  scheduler_.CountAsStarted(channel);
+  scheduler_.CountInSharedWindows(channel);
   EXPECT_TRUE(scheduler_.MayRunAhead(Priority::kBulk, kSlice));
   scheduler_.RegisterDemand(Priority::kPrefetch);
   EXPECT_FALSE(scheduler_.MayRunAhead(Priority::kBulk, kSlice)) << "a higher priority wants the wire";
   EXPECT_FALSE(MayReceive(Priority::kBulk, kRun, kOtherLane, 2 * kSlice)) << "it counts in the yield window";
 }
 
-TEST_F(CreditSchedulerTest, KnowsThePeersThatHaveSentCreditMessagesForAnOperation) {
+TEST_F(CreditSchedulerTest, PeersHaveStartedAnOperationOnceTheirCreditMessagesArrive) {
   SchedulerEnd other;
-  EXPECT_FALSE(other.scheduler.HasCreditMessageFrom(ChannelOf(kLane, 0)));
+  EXPECT_FALSE(other.scheduler.HasStarted(ChannelOf(kLane, 0)));
   EXPECT_OK(scheduler_.AnnounceEmptyPart(ChannelOf(kLane), descriptor_));
   DeliverTo(other);
-  EXPECT_TRUE(other.scheduler.HasCreditMessageFrom(ChannelOf(kLane, 0, /*number=*/5)));
-  EXPECT_FALSE(other.scheduler.HasCreditMessageFrom(ChannelOf(kOtherLane, 0)));
+  EXPECT_TRUE(other.scheduler.HasStarted(ChannelOf(kLane, 0, /*number=*/5)));
+  EXPECT_FALSE(other.scheduler.HasStarted(ChannelOf(kOtherLane, 0)));
   other.scheduler.Forget(kLane, 1);
-  EXPECT_FALSE(other.scheduler.HasCreditMessageFrom(ChannelOf(kLane, 0)));
+  EXPECT_FALSE(other.scheduler.HasStarted(ChannelOf(kLane, 0)));
 }
 
 TEST_F(CreditSchedulerTest, FailedTransferIsNotCanceled) {
