@@ -6,7 +6,7 @@
 namespace weft {
 namespace {
 
-// The word is kClaim * claims moved + kStates * rank + Moved. 0: no rank has told anything.
+// The word is kClaim * claims moved + kStates * rank + Moved. 0: no rank has published anything.
 constexpr int64_t kStates = 8;
 constexpr int64_t kClaim = int64_t{1} << 32;
 // Progress counter of a rank: 1 while it writes what it has claimed.
@@ -21,13 +21,13 @@ LastArrival::Word::Word(const OperationContext& context)
       group_(NodeLink::LocalGroupOf(context.record->lane, context.placement)),
       sequence_(context.record->descriptor.sequence) {}
 
-void LastArrival::Word::Tell(Moved moved) const {
+void LastArrival::Word::Publish(Moved moved) const {
   const int rank = placement_.BootstrapRank(placement_.me());
   node_.SetWord(group_, sequence_, kStates * rank + static_cast<int64_t>(moved));
 }
 
-void LastArrival::Word::TellAndWakePeers(Moved moved) const {
-  Tell(moved);
+void LastArrival::Word::PublishAndWakePeers(Moved moved) const {
+  Publish(moved);
   WakePeers();
 }
 
@@ -36,14 +36,14 @@ void LastArrival::Word::WakePeers() const {
 }
 
 Moved LastArrival::Word::moved() const {
-  const int64_t told = value();
-  return told == 0 ? Moved::kNothing : static_cast<Moved>(told % kStates);
+  const int64_t word = value();
+  return word == 0 ? Moved::kNothing : static_cast<Moved>(word % kStates);
 }
 
-std::optional<int> LastArrival::Word::teller() const {
-  const int64_t told = value();
-  if (told == 0) return std::nullopt;
-  return static_cast<int>(told % kClaim / kStates);
+std::optional<int> LastArrival::Word::publisher() const {
+  const int64_t word = value();
+  if (word == 0) return std::nullopt;
+  return static_cast<int>(word % kClaim / kStates);
 }
 
 int64_t LastArrival::Word::claims_moved() const { return value() / kClaim; }
@@ -67,21 +67,21 @@ void LastArrival::MoveAsLast(OperationContext& context, Moved outcome, MoveSize 
                              std::function<void()> move) {
   outcome_ = outcome;
   last_.emplace(context);
-  last_->Tell(Moved::kNothing);
+  last_->Publish(Moved::kNothing);
   Issue(context, size, /*is_immediate=*/true, std::move(move));
 }
 
 void LastArrival::LeaveToAll(OperationContext& context) {
   outcome_ = Moved::kForNone;
-  Word(context).TellAndWakePeers(outcome_);
+  Word(context).PublishAndWakePeers(outcome_);
 }
 
 void LastArrival::OfferClaims(OperationContext& context, ClaimRule rule) {
   outcome_ = Moved::kByClaims;
   rule_ = rule;
   const Word word(context);
-  if (rule == ClaimRule::kWaitingRanks) return word.TellAndWakePeers(outcome_);
-  word.Tell(outcome_);
+  if (rule == ClaimRule::kWaitingRanks) return word.PublishAndWakePeers(outcome_);
+  word.Publish(outcome_);
   const GroupPlacement& placement = context.placement;
   for (const int peer : placement.local_peers()) context.node.RingIfAwake(placement.BootstrapRank(peer));
 }
@@ -104,7 +104,7 @@ bool LastArrival::MoveClaimed(OperationContext& context, ClaimRule rule, Claimed
   };
   if (claim(placement.me())) return true;
   const bool is_writer =
-      rule == ClaimRule::kLastRank && Word(context).teller() == placement.BootstrapRank(placement.me());
+      rule == ClaimRule::kLastRank && Word(context).publisher() == placement.BootstrapRank(placement.me());
   if (!context.is_ready_awaited && !context.is_release_awaited && !is_writer) return false;
   return std::any_of(placement.local_peers().begin(), placement.local_peers().end(), claim);
 }
@@ -137,7 +137,7 @@ void LastArrival::Issue(OperationContext& context, MoveSize size, bool is_immedi
 
 void LastArrival::OnTaskDone(int64_t /*ticket*/) {
   is_moving_ = false;
-  if (last_) last_->TellAndWakePeers(outcome_);
+  if (last_) last_->PublishAndWakePeers(outcome_);
   if (claim_) {
     claim_->AddClaimMoved(claimed_member_, claimed_);
     claim_->ShowClaim(false);
@@ -171,7 +171,7 @@ void LastArrival::AddAwaited(const OperationContext& context, std::set<int>& ran
     }
     if (!ranks.empty()) return;
   }
-  if (const std::optional<int> last = word.teller(); last && *last != rank_of(placement.me())) {
+  if (const std::optional<int> last = word.publisher(); last && *last != rank_of(placement.me())) {
     ranks.insert(*last);
     return;
   }

@@ -120,7 +120,7 @@ class LastArrival final : private TaskOwner, private WholeMove {
   // The outcome. kNothing: this rank does not know it yet.
   Moved outcome() const { return outcome_; }
   // Adds the bootstrap ranks for which this one waits: those that are writing claimed outputs, or have not
-  // claimed theirs; otherwise the last one, or all peers of the node if that has told nothing yet.
+  // claimed theirs; otherwise the last one, or all peers of the node if that has published nothing yet.
   void AddAwaited(const OperationContext& context, std::set<int>& ranks) const;
 
  private:
@@ -129,11 +129,11 @@ class LastArrival final : private TaskOwner, private WholeMove {
    public:
     explicit Word(const OperationContext& context);
     // REQUIRES: this rank arrived last.
-    void Tell(Moved moved) const;
-    void TellAndWakePeers(Moved moved) const;
+    void Publish(Moved moved) const;
+    void PublishAndWakePeers(Moved moved) const;
     Moved moved() const;
-    // The bootstrap rank that has told something. Nothing if none has.
-    std::optional<int> teller() const;
+    // The bootstrap rank that has published something. Nothing if none has.
+    std::optional<int> publisher() const;
     // Claims that were written.
     int64_t claims_moved() const;
     // Tells `member` that what it owns is written, and counts one more. Wakes `member` if that is its output,

@@ -52,7 +52,7 @@ class RelayedReduceScatter final : public Collective {
 
   absl::StatusOr<bool> Move(OperationContext& context) override {
     if (!LeadsNode(context.placement)) {
-      if (has_result_ || !HasLeaderTold(context)) return false;
+      if (has_result_ || !HasLeaderAnnounced(context)) return false;
       return has_result_ = true;
     }
     WEFT_ASSIGN_OR_RETURN(bool advanced, halving_->Step(context));
@@ -62,7 +62,7 @@ class RelayedReduceScatter final : public Collective {
       advanced |= output.Step(context, kAllSlices);
       has_result_ &= output.finished();
     }
-    if (has_result_) TellNode(context);
+    if (has_result_) AnnounceResultToNode(context);
     return advanced || has_result_;
   }
   bool MoveComplete() const override { return has_result_; }

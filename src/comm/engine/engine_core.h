@@ -27,7 +27,7 @@
 // Closed links: a rank that is no neighbor may wait for the one that has left before any neighbor submits the
 // operation and fails. It may find that it cannot reach that rank, which has closed its link, and cannot tell
 // this from a death. It then asks the witnesses of that rank (Note [Messages]) for two seconds. If one has
-// heard of the leaving, the operation fails as that of a neighbor would. Otherwise the rank counts as lost.
+// learned of the leaving, the operation fails as that of a neighbor would. Otherwise the rank counts as lost.
 //
 // Thread safety: none. EngineShell guards the core with its mutex.
 #pragma once
@@ -254,7 +254,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // Writes into the flight recorder what the first unfinished operation of each slow lane waits for.
   void RecordSlowOperations();
   void RecordWaitOfFirst(const Lane& lane);
-  // Sets heard_, and returns its notice as an error.
+  // Sets peer_failure_, and returns it as an error.
   absl::Status CheckPeerFailures();
   // The first unfinished operation or message that waits for each rank. A receive from any rank that no
   // sender has announced waits for none in particular.
@@ -265,8 +265,8 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // Errors: kAborted (the peer has left), the cause (it has not, as far as its witnesses know). See Note
   // [Leaving].
   absl::Status CheckClosedPeer(const WireLink::LostPeer& lost, const OperationRecord& waiting);
-  // Ranks of other nodes that this rank tells of a failure. See Note [Node graphs].
-  std::vector<int> RanksToTell() const;
+  // Ranks of other nodes to which this rank sends failure notices. See Note [Node graphs].
+  std::vector<int> FailureRecipients() const;
 
   // Moves the callbacks of a completed operation to callbacks_.
   void QueueCallbacks(OperationRecord& record, const absl::Status& status);
@@ -298,7 +298,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   };
   std::map<int, Questions> questions_;  // By rank.
   absl::Status status_;
-  std::optional<NodeLink::FailureNotice> heard_;  // The failure notice of another rank.
+  std::optional<NodeLink::FailureNotice> peer_failure_;  // The failure notice of another rank.
   bool broadcasting_failure_ = false;
 };
 

@@ -1,4 +1,4 @@
-// Failures and leaving: what this rank tells others, and what it learns from them.
+// Failures and leaving: notices of this rank to others, and of others to this rank.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -43,11 +43,11 @@ absl::Status EngineCore::LeaveLane(int index) {
 }
 
 absl::Status EngineCore::CheckPeerFailures() {
-  heard_ = env_.node.ReadFailure();
-  if (!heard_) heard_ = mail_.failure();
-  if (!heard_) return absl::OkStatus();
-  return absl::Status(heard_->cause.code(),
-                      absl::StrCat("rank ", heard_->rank, ": ", heard_->cause.message()));
+  peer_failure_ = env_.node.ReadFailure();
+  if (!peer_failure_) peer_failure_ = mail_.failure();
+  if (!peer_failure_) return absl::OkStatus();
+  return absl::Status(peer_failure_->cause.code(),
+                      absl::StrCat("rank ", peer_failure_->rank, ": ", peer_failure_->cause.message()));
 }
 
 std::map<int, const OperationRecord*> EngineCore::FirstAwaiting() {
@@ -79,9 +79,9 @@ absl::Status EngineCore::CheckLostPeers() {
 
 absl::Status EngineCore::CheckClosedPeer(const WireLink::LostPeer& lost, const OperationRecord& waiting) {
   constexpr int64_t kQuestionNs = LateRanks::kAnswerNs / 4;
-  // The witnesses may have yet to hear of the leaving.
+  // The witnesses may have yet to learn of the leaving.
   constexpr int64_t kQuestionsNs = 2 * LateRanks::kAnswerNs;
-  if (messages_.has_heard_leaving(lost.peer)) {
+  if (messages_.has_left(lost.peer)) {
     if (!waiting.message) return HasLeft(lost.peer, "submitted", waiting);
     return HasLeft(lost.peer, waiting.descriptor.kind == OpKind::kSend ? "received" : "sent", waiting);
   }
@@ -92,7 +92,7 @@ absl::Status EngineCore::CheckClosedPeer(const WireLink::LostPeer& lost, const O
   return messages_.AskAbout(lost.peer);
 }
 
-std::vector<int> EngineCore::RanksToTell() const {
+std::vector<int> EngineCore::FailureRecipients() const {
   constexpr int kRanksOfANode = 3;  // Notices pass a node unless so many of its ranks are silent.
   const std::vector<int>& node_of = env_.nodes.node_of_rank;
   const int own = node_of[static_cast<size_t>(env_.rank)];
@@ -104,20 +104,20 @@ std::vector<int> EngineCore::RanksToTell() const {
     if (node == own && rank < env_.rank) ++place;
     if (const auto found = ranks_of.find(node); found != ranks_of.end()) found->second.push_back(rank);
   }
-  std::set<int> told;
+  std::set<int> recipients;
   for (const auto& [node, ranks] : ranks_of) {
     const auto count = static_cast<int>(ranks.size());
     for (int i = 0; i < std::min(kRanksOfANode, count); ++i)
-      told.insert(ranks[static_cast<size_t>((place + i) % count)]);
+      recipients.insert(ranks[static_cast<size_t>((place + i) % count)]);
   }
   // Ranks outside of a group may have destroyed their engines, so notices also go along the group's nodes.
   for (const std::unique_ptr<Lane>& lane : lanes_) {
     if (lane == nullptr) continue;
     const GroupPlacement& placement = lane->placement;
     for (const int node : NeighborNodes(placement.NodeOf(placement.me()), placement.node_count()))
-      told.insert(placement.BootstrapRank(placement.PartLeader(node, placement.me())));
+      recipients.insert(placement.BootstrapRank(placement.PartLeader(node, placement.me())));
   }
-  return {told.begin(), told.end()};
+  return {recipients.begin(), recipients.end()};
 }
 
 void EngineCore::Fail(const absl::Status& cause) {
@@ -128,9 +128,10 @@ void EngineCore::Fail(const absl::Status& cause) {
   const std::vector<std::shared_ptr<OperationRecord>> messages = messages_.unfinished();
   for (const auto& message : messages) env_.recorder.RecordWait(*message, messages_.DescribeWait(*message));
   env_.recorder.RecordFailure(cause);
-  const NodeLink::FailureNotice notice = heard_.value_or(NodeLink::FailureNotice{env_.rank, cause});
+  const NodeLink::FailureNotice notice = peer_failure_.value_or(NodeLink::FailureNotice{env_.rank, cause});
   env_.node.PublishFailure(notice);
-  if (!heard_ || env_.credit_rules.failures_are_relayed) mail_.BroadcastFailure(notice, RanksToTell());
+  if (!peer_failure_ || env_.credit_rules.failures_are_relayed)
+    mail_.BroadcastFailure(notice, FailureRecipients());
   wire_.Abandon();
   for (std::deque<DataTask>& tasks : tasks_) tasks.clear();
   for (const int index : std::exchange(active_, {})) {

@@ -81,7 +81,7 @@ void LateRanks::OnAnswer(const LateRankAnswer& answer, Messages& messages) {
   peer->second.has_answered = true;
   const bool becomes_final = answer.is_final && !std::exchange(peer->second.is_final, true);
   if (known != inquiry.late.size() + inquiry.silent.size() || (becomes_final && inquiry.is_final()))
-    Tell(inquiry, messages);
+    AnswerAll(inquiry, messages);
 }
 
 void LateRanks::Poll(int64_t now_ns, Messages& messages) {
@@ -93,11 +93,11 @@ void LateRanks::Poll(int64_t now_ns, Messages& messages) {
       inquiry.silent.insert(rank);
       changed = true;
     }
-    if (changed) Tell(inquiry, messages);
+    if (changed) AnswerAll(inquiry, messages);
   }
 }
 
-void LateRanks::Tell(const Inquiry& inquiry, Messages& messages) const {
+void LateRanks::AnswerAll(const Inquiry& inquiry, Messages& messages) const {
   for (const auto& [asker, is_late] : inquiry.askers)
     messages.answers.emplace_back(asker.peer, AnswerTo(asker, inquiry));
 }

@@ -74,8 +74,8 @@ class LateRanks {
     bool is_final() const;
   };
   Inquiry& Begin(const Awaited& awaited, int64_t now_ns, Messages& messages);
-  // Tells all askers what is known.
-  void Tell(const Inquiry& inquiry, Messages& messages) const;
+  // Answers all askers with what is known.
+  void AnswerAll(const Inquiry& inquiry, Messages& messages) const;
   LateRankAnswer AnswerTo(const LateRankQuestion& asker, const Inquiry& inquiry) const;
 
   const int rank_;

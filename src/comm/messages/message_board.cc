@@ -93,7 +93,8 @@ absl::Status MessageBoard::StartReceive(const Record& record) {
   interest.kind = SignalKind::kInterest;
   const bool any = peer == kAnySource;
   for (int rank = any ? 0 : peer; rank < (any ? env_.nodes.size() : peer + 1); ++rank) {
-    if (IsRemote(rank) && interests_told_.insert(rank).second) WEFT_RETURN_IF_ERROR(Send(rank, interest));
+    if (IsRemote(rank) && interest_recipients_.insert(rank).second)
+      WEFT_RETURN_IF_ERROR(Send(rank, interest));
   }
   return absl::OkStatus();
 }

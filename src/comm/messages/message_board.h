@@ -59,15 +59,16 @@ class MessageBoard final : private SignalSender {
   // Errors: kFailedPrecondition (a send and a receive that match have different sizes, dtypes or
   //   identities), kAborted (a rank that a message needs has destroyed its engine).
   absl::StatusOr<bool> Poll();
-  // This rank submits nothing more. Call it again to tell more when messages have finished.
+  // Announces that this rank submits nothing more. Call it again when messages have finished: it then
+  // announces more.
   absl::Status Leave();
   // Asks whether the other ends of messages that wait have left. Called about once a second.
   absl::Status AskWitnesses();
   // Asks a witness of each neighbor node whether `rank` has left, and another one at each call: one that has
   // left itself may not have passed the news on.
   absl::Status AskAbout(int rank);
-  // True if this rank has heard that the rank submits nothing more.
-  bool has_heard_leaving(int rank) const { return left_senders_.contains(rank); }
+  // True if the rank's announcement that it sends nothing more has arrived.
+  bool has_left(int rank) const { return left_senders_.contains(rank); }
 
   bool is_idle() const { return records_.empty(); }
   // True if an unfinished message may use the wire.
@@ -91,7 +92,8 @@ class MessageBoard final : private SignalSender {
   static bool IsSend(const OperationRecord& record) { return record.descriptor.kind == OpKind::kSend; }
   absl::Status HandleLeft(const Signal& signal);
   absl::Status HandleQuestion(int asker, int leaver);
-  // A rank of each node that hears of the leaving of `leaver`. `place`: chooses among the ranks of a node.
+  // A rank of each neighbor node of `leaver`, which learns that it leaves. `place`: chooses among the ranks
+  // of a node.
   std::vector<int> WitnessesOf(int leaver, int place) const;
   absl::Status CheckAnySource() const;
   IncomingMessage* FindIncoming(int source, uint64_t number);
@@ -99,15 +101,15 @@ class MessageBoard final : private SignalSender {
   absl::StatusOr<bool> StepReceives();
   absl::StatusOr<bool> StepReceive(IncomingMessage& receive);
   void Finish(const Record& record);
-  // The last announcement of this rank's leaving.
-  struct Told {
+  // This rank's last announcement that it sends, or receives, nothing more.
+  struct LeaveAnnouncement {
     bool is_complete = false;  // For this value of used_.
     bool used = false;
-    std::set<int> ranks;
+    std::set<int> recipients;
   };
-  absl::Status TellLeft(SignalKind kind, Told& told);
-  // The ranks that this rank tells that it leaves.
-  std::vector<int> RanksToTell() const;
+  absl::Status AnnounceLeave(SignalKind kind, LeaveAnnouncement& announcement);
+  // The ranks to which this rank announces that it leaves.
+  std::vector<int> LeaveRecipients() const;
 
   const Environment env_;
   MessageEvents& events_;
@@ -120,14 +122,14 @@ class MessageBoard final : private SignalSender {
   std::set<std::pair<int, int>> busy_channels_;             // Peer and number of wire channels in use.
   std::deque<Signal> own_signals_;                          // From this rank to itself.
   bool used_ = false;                                       // This rank or a peer has used messages.
-  std::set<int> interests_told_;
+  std::set<int> interest_recipients_;                       // Ranks that have had kInterest of this rank.
   std::map<int, int> asked_about_;         // By rank: how often this rank has asked witnesses about it.
   std::map<int, std::set<int>> asked_by_;  // By rank that may leave: ranks that asked about it.
   std::set<int> unused_leavers_;           // Ranks that have left and have had no message.
   std::set<int> left_senders_;             // Ranks that send nothing more.
   std::set<int> left_receivers_;           // Ranks that receive nothing more.
-  Told told_no_more_sends_;
-  Told told_no_more_receives_;
+  LeaveAnnouncement no_more_sends_;
+  LeaveAnnouncement no_more_receives_;
 };
 
 }  // namespace weft

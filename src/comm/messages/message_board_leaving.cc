@@ -1,4 +1,4 @@
-// Leaving: what a rank tells that submits no more messages, and what it learns from such ranks. See
+// Leaving: the announcements of a rank that submits no more messages, and those that it gets from others. See
 // Note [Messages].
 #include <algorithm>
 #include <numeric>
@@ -51,10 +51,10 @@ absl::Status MessageBoard::CheckAnySource() const {
 }
 
 absl::Status MessageBoard::Leave() {
-  WEFT_RETURN_IF_ERROR(TellLeft(SignalKind::kNoMoreSends, told_no_more_sends_));
+  WEFT_RETURN_IF_ERROR(AnnounceLeave(SignalKind::kNoMoreSends, no_more_sends_));
   const bool receives =
       std::any_of(records_.begin(), records_.end(), [](const auto& entry) { return !IsSend(*entry.second); });
-  return receives ? absl::OkStatus() : TellLeft(SignalKind::kNoMoreReceives, told_no_more_receives_);
+  return receives ? absl::OkStatus() : AnnounceLeave(SignalKind::kNoMoreReceives, no_more_receives_);
 }
 
 std::vector<int> MessageBoard::WitnessesOf(int leaver, int place) const {
@@ -68,7 +68,7 @@ std::vector<int> MessageBoard::WitnessesOf(int leaver, int place) const {
 }
 
 // Each rank picks another rank of a neighbor node, since one of them may have left.
-std::vector<int> MessageBoard::RanksToTell() const {
+std::vector<int> MessageBoard::LeaveRecipients() const {
   std::vector<int> ranks;
   if (used_) {
     ranks.resize(static_cast<size_t>(env_.nodes.size()));
@@ -127,16 +127,16 @@ absl::Status MessageBoard::HandleQuestion(int asker, int leaver) {
   return absl::OkStatus();
 }
 
-absl::Status MessageBoard::TellLeft(SignalKind kind, Told& told) {
-  if (told.is_complete && told.used == used_) return absl::OkStatus();
-  told.is_complete = true;
-  told.used = used_;
+absl::Status MessageBoard::AnnounceLeave(SignalKind kind, LeaveAnnouncement& announcement) {
+  if (announcement.is_complete && announcement.used == used_) return absl::OkStatus();
+  announcement.is_complete = true;
+  announcement.used = used_;
   Signal signal;
   signal.kind = kind;
   signal.leaver = env_.rank;
   signal.is_unused = !used_;
-  for (const int peer : RanksToTell()) {
-    if (!told.ranks.insert(peer).second) continue;
+  for (const int peer : LeaveRecipients()) {
+    if (!announcement.recipients.insert(peer).second) continue;
     signal.tells_node = !used_ && IsRemote(peer);
     WEFT_RETURN_IF_ERROR(Send(peer, signal));
   }

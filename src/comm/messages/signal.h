@@ -22,8 +22,8 @@
 // and each of them the ranks of its node: engines without messages then send few signals. A rank whose
 // message has waited for about a second asks a rank of each neighbor node of the other end, each second
 // another one, and these tell it once they know. A receive from any rank asks about all, once.
-// Limits: if no rank that has heard of the leaving is left before another rank's first message, that
-// message ends at its deadline. So it does if the ranks that a receive from any rank asks have not heard of
+// Limits: if no rank that has learned of the leaving is left before another rank's first message, that
+// message ends at its deadline. So it does if the ranks that a receive from any rank asks have not learned of
 // it: those of a neighbor node from which the one that was told had left before it could tell them. With up
 // to five nodes, all nodes are neighbors.
 #pragma once

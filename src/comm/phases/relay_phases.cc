@@ -225,7 +225,7 @@ absl::StatusOr<bool> RelayedGatherPhase::Step(OperationContext& context, bool re
     advanced |= copy.Step(context, kAllSlices);
     complete_ &= copy.finished();
   }
-  if (complete_) TellNode(context);
+  if (complete_) AnnounceResultToNode(context);
   return advanced || complete_;
 }
 
@@ -253,8 +253,8 @@ CopyStream RelayedCopy(const OperationContext& context, const CollectivePlan& pl
 }
 
 bool CopyOfLeader::Step(OperationContext& context) {
-  if (complete() || (!is_told_ && !HasLeaderTold(context))) return false;
-  const bool is_new = !std::exchange(is_told_, true);
+  if (complete() || (!leader_announced_ && !HasLeaderAnnounced(context))) return false;
+  const bool is_new = !std::exchange(leader_announced_, true);
   return copy_.Step(context, kAllSlices) || is_new;
 }
 

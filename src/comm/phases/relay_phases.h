@@ -113,7 +113,7 @@ class HalvingPhase final : TaskOwner, WholeMove {
 
 // Gather of the parts of all nodes, in rounds, to the output of the leader. The leader has a buffer that
 // begins with the parts of its own node, followed by those of the next nodes. A round fills the next section
-// of it. In the end it copies the parts to the output, and tells the other ranks of the node.
+// of it. In the end it copies the parts to the output, and announces that to the other ranks of the node.
 class RelayedGatherPhase {
  public:
   // `channel` and `mirrored`: as of HalvingPhase.
@@ -174,14 +174,14 @@ class CopyOfLeader {
   CopyOfLeader(const CopyOfLeader&) = delete;
   CopyOfLeader& operator=(const CopyOfLeader&) = delete;
 
-  // Advances once the leader has told. Returns true if anything moved.
+  // Advances once the leader has announced its output. Returns true if anything moved.
   bool Step(OperationContext& context);
-  bool complete() const { return is_told_ && copy_.finished(); }
+  bool complete() const { return leader_announced_ && copy_.finished(); }
   void AddAwaited(const OperationContext& context, std::set<int>& ranks) const;
 
  private:
   CopyStream copy_;
-  bool is_told_ = false;
+  bool leader_announced_ = false;
 };
 
 }  // namespace weft

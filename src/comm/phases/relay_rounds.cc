@@ -15,9 +15,9 @@ constexpr int kResultCounter = 0;  // Progress counter of a leader: 1 once it ha
 
 bool LeadsNode(const GroupPlacement& placement) { return placement.node_leader() == placement.me(); }
 
-void TellNode(OperationContext& context) { context.AnnounceToLocalPeers(kResultCounter, 1); }
+void AnnounceResultToNode(OperationContext& context) { context.AnnounceToLocalPeers(kResultCounter, 1); }
 
-bool HasLeaderTold(const OperationContext& context) {
+bool HasLeaderAnnounced(const OperationContext& context) {
   return context.CounterOf(context.placement.node_leader(), kResultCounter) != 0;
 }
 

@@ -16,9 +16,9 @@ namespace weft {
 
 // True if this rank acts for its node.
 bool LeadsNode(const GroupPlacement& placement);
-// The leader tells the other ranks of its node that it has the result.
-void TellNode(OperationContext& context);
-bool HasLeaderTold(const OperationContext& context);
+// The leader announces to the other ranks of its node that it has the result.
+void AnnounceResultToNode(OperationContext& context);
+bool HasLeaderAnnounced(const OperationContext& context);
 
 // The channel of this operation to or from the first member of `node`.
 CreditScheduler::Channel ChannelToLeader(const OperationContext& context, int node, int number);

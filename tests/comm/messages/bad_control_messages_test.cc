@@ -11,7 +11,7 @@
 #include "src/comm/links/control_messages.h"
 #include "src/comm/links/late_rank_messages.h"
 #include "tests/comm/links/scheduler_end.h"
-#include "tests/comm/support/told_failure.h"
+#include "tests/comm/support/broadcast_failure.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::testing {
@@ -76,7 +76,7 @@ void ExpectRefused(const std::string& bytes, const std::string& text) {
   SCOPED_TRACE(text);
   CoreEnd end;
   end.SendOverWire(bytes);
-  ExpectToldFailure(end, {"rank 2", text});
+  ExpectBroadcastFailure(end, {"rank 2", text});
 }
 
 void ExpectAccepted(const std::string& bytes) {
@@ -112,7 +112,7 @@ TEST(BadCredits, ForAMessageToAnotherRankFailTheEngine) {
   end.SubmitMessage(OpKind::kSend, /*peer=*/1, 1000, /*in_node_memory=*/false);
   end.Poll();
   end.SendOverWire(Credit({kMessageLane, 1, 0, 1}, PartShape::OneDim(1000), 1));
-  ExpectToldFailure(end, {"rank 2", "credit for message 1, which this rank does not send to it"});
+  ExpectBroadcastFailure(end, {"rank 2", "credit for message 1, which this rank does not send to it"});
 }
 
 TEST(BadCredits, ForMoreSlicesThanAMessageHasFailTheEngine) {
@@ -120,7 +120,7 @@ TEST(BadCredits, ForMoreSlicesThanAMessageHasFailTheEngine) {
   end.SubmitMessage(OpKind::kSend, /*peer=*/2, 1000, /*in_node_memory=*/false);
   end.Poll();
   end.SendOverWire(Credit({kMessageLane, 1, 0, 1 % TagLayout::kMessages}, PartShape::OneDim(1000), 3));
-  ExpectToldFailure(end, {"rank 2", "3 slices of a part of 2", "send of 1000 bytes"});
+  ExpectBroadcastFailure(end, {"rank 2", "3 slices of a part of 2", "send of 1000 bytes"});
 }
 
 TEST(BadCredits, WithAFieldOutOfRangeFailTheEngine) {
@@ -169,8 +169,8 @@ TEST(BadPartials, OfAnotherLengthThanTheSumFailTheEngine) {
       CoreEnd end;
       end.SubmitSum(kSum, lane);
       end.SendOverWire(Partial(lane, edge, bytes));
-      ExpectToldFailure(end, {"rank 2 has sent " + std::to_string(bytes) + " bytes for a sum of 12",
-                              "all_reduce of 3 f32"});
+      ExpectBroadcastFailure(end, {"rank 2 has sent " + std::to_string(bytes) + " bytes for a sum of 12",
+                                   "all_reduce of 3 f32"});
     }
     CoreEnd end;
     const auto sum = end.SubmitSum(kSum, lane);

@@ -9,7 +9,7 @@
 
 #include "src/comm/messages/signal.h"
 #include "tests/comm/links/scheduler_end.h"
-#include "tests/comm/support/told_failure.h"
+#include "tests/comm/support/broadcast_failure.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::testing {
@@ -28,7 +28,7 @@ TEST(BadSignals, AboutAMessageThatIsNotKnownFailTheEngine) {
     SCOPED_TRACE(Name(kind));
     CoreEnd on_node;
     on_node.SendOnNode(BytesOf(Of(kind, 99)));
-    ExpectToldFailure(on_node, {"rank 1", "message 99", std::string(Name(kind))});
+    ExpectBroadcastFailure(on_node, {"rank 1", "message 99", std::string(Name(kind))});
   }
 }
 
@@ -38,7 +38,7 @@ TEST(BadSignals, AboutAMessageOfAnotherRankFailTheEngine) {
     end.SubmitMessage(OpKind::kSend, /*peer=*/2, 100, /*in_node_memory=*/false);
     end.Poll();
     end.SendOnNode(BytesOf(Of(kind, 1)));
-    ExpectToldFailure(end, {"rank 1", "message 1", "does not send to it"});
+    ExpectBroadcastFailure(end, {"rank 1", "message 1", "does not send to it"});
   }
 }
 
@@ -79,7 +79,7 @@ TEST(BadSignals, ThatDoNotFitTheTransferFailTheEngine) {
     end.SubmitMessage(OpKind::kSend, /*peer=*/1, 1000, /*in_node_memory=*/false);
     end.Poll();
     end.SendOnNode(BytesOf(tested.make()));
-    ExpectToldFailure(end, {"rank 1", "message 1", tested.text});
+    ExpectBroadcastFailure(end, {"rank 1", "message 1", tested.text});
   }
 }
 
@@ -102,7 +102,7 @@ TEST(BadSignals, AboutGrantedAndStagedDataFailTheEngine) {
     CoreEnd end;
     receive(end);
     end.SendOnNode(BytesOf(staged(5)));
-    ExpectToldFailure(end, {"rank 1", "message 5", "5 pieces of 4"});
+    ExpectBroadcastFailure(end, {"rank 1", "message 5", "5 pieces of 4"});
   }
   {
     Signal outside = staged(2);
@@ -110,14 +110,14 @@ TEST(BadSignals, AboutGrantedAndStagedDataFailTheEngine) {
     CoreEnd end;
     receive(end);
     end.SendOnNode(BytesOf(outside));
-    ExpectToldFailure(end, {"rank 1", "message 5", "not in node memory"});
+    ExpectBroadcastFailure(end, {"rank 1", "message 5", "not in node memory"});
   }
   {
     CoreEnd end;
     receive(end);
     end.SendOnNode(BytesOf(staged(2)));
     end.SendOnNode(BytesOf(staged(2)));  // No more than before.
-    ExpectToldFailure(end, {"rank 1", "message 5", "2 pieces of 4"});
+    ExpectBroadcastFailure(end, {"rank 1", "message 5", "2 pieces of 4"});
   }
   {
     CoreEnd end;
@@ -126,7 +126,7 @@ TEST(BadSignals, AboutGrantedAndStagedDataFailTheEngine) {
     end.Poll();
     ASSERT_OK(end.core().status());
     end.SendOnNode(BytesOf(Of(SignalKind::kPushed, 5)));
-    ExpectToldFailure(end, {"rank 1", "message 5", "staged"});
+    ExpectBroadcastFailure(end, {"rank 1", "message 5", "staged"});
   }
 }
 
@@ -171,7 +171,7 @@ TEST(BadSignals, WithAFieldOutOfRangeFailTheEngine) {
     mutation.change(signal);
     CoreEnd end;
     end.SendOnNode(BytesOf(signal));
-    ExpectToldFailure(end, {"rank 1", mutation.text});
+    ExpectBroadcastFailure(end, {"rank 1", mutation.text});
   }
 }
 
@@ -180,7 +180,8 @@ TEST(BadSignals, OfAnotherLengthFailTheEngine) {
   for (const std::string& bytes : {legal.substr(1), legal + "x", std::string()}) {
     CoreEnd end;
     end.SendOnNode(bytes);
-    ExpectToldFailure(end, {"a message signal from rank 1 has " + std::to_string(bytes.size()) + " bytes"});
+    ExpectBroadcastFailure(end,
+                           {"a message signal from rank 1 has " + std::to_string(bytes.size()) + " bytes"});
   }
 }
 
@@ -194,7 +195,7 @@ TEST(BadSignals, WithABufferOutsideOfNodeMemoryFailTheEngine) {
     CoreEnd end;
     end.SendOnNode(BytesOf(announcement));
     end.SubmitMessage(OpKind::kReceive, /*peer=*/1, 1000, /*in_node_memory=*/false);
-    ExpectToldFailure(end, {"rank 1", "message 5", "not in node memory"});
+    ExpectBroadcastFailure(end, {"rank 1", "message 5", "not in node memory"});
   }
 }
 
@@ -208,7 +209,7 @@ TEST(BadSignals, OfAGrantedMessageFailTheEngine) {
     end.Poll();
     ASSERT_OK(end.core().status());
     end.SendOnNode(BytesOf(Of(kind, 1)));
-    ExpectToldFailure(end, {"rank 1", "message 1", "which has been granted before"});
+    ExpectBroadcastFailure(end, {"rank 1", "message 1", "which has been granted before"});
   }
 }
 
@@ -220,7 +221,7 @@ TEST(BadSignals, OfTheNodeAboutAMessageToAnotherNodeFailTheEngine) {
   SchedulerEnd peer;
   EXPECT_OK(peer.mail.SendSignal(0, BytesOf(Of(SignalKind::kPulled, 1))));
   end.SendOverWire(peer.link.sent_messages.back().bytes);
-  ExpectToldFailure(end, {"rank 2", "message 1", "which goes to another node"});
+  ExpectBroadcastFailure(end, {"rank 2", "message 1", "which goes to another node"});
 }
 
 // The receiver copies out of the sender's node memory, and awaits no signal.
@@ -232,7 +233,7 @@ TEST(BadSignals, OfDataThatNoReceiveAwaitsFailTheEngine) {
   end.SubmitMessage(OpKind::kReceive, /*peer=*/1, announcement.bytes, /*in_node_memory=*/false);
   end.SendOnNode(BytesOf(announcement));
   end.SendOnNode(BytesOf(Of(SignalKind::kPushed, 5)));
-  ExpectToldFailure(end, {"rank 1", "message 5", "which awaits no data"});
+  ExpectBroadcastFailure(end, {"rank 1", "message 5", "which awaits no data"});
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ TEST(Scale, AFailureReachesEveryRankWithLogarithmicallyManyMessages) {
       machine.seed = static_cast<uint64_t>(dead);
       machine.death = {{dead, 20'000'000}};
       machine.poll_ns = 4'000;
-      int told = 0;
+      int informed = 0;
       const SimReport report = RunSimulatedRanks(nodes, machine, [&](Bootstrap& bootstrap) -> absl::Status {
         WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap));
         const int64_t before = fixture.engine->counters().control_messages;
@@ -115,10 +115,10 @@ TEST(Scale, AFailureReachesEveryRankWithLogarithmicallyManyMessages) {
         const int levels = CeilLog2(nodes.node_count());
         EXPECT_LE(fixture.engine->counters().control_messages - before,
                   kRanksOfANode * 2 * levels + levels + 1);
-        ++told;
+        ++informed;
         return absl::OkStatus();
       });
-      EXPECT_EQ(told, nodes.size() - 1) << "rank " << dead << " is dead";
+      EXPECT_EQ(informed, nodes.size() - 1) << "rank " << dead << " is dead";
       EXPECT_TRUE(absl::IsUnavailable(report.outcomes[static_cast<size_t>(dead)]));
     }
   }

@@ -12,7 +12,7 @@
 namespace weft::testing {
 
 // Polls, and expects a failure of the engine that has these texts and the remedy, and that all ranks learn.
-inline void ExpectToldFailure(CoreEnd& end, const std::vector<std::string>& texts) {
+inline void ExpectBroadcastFailure(CoreEnd& end, const std::vector<std::string>& texts) {
   using ::testing::HasSubstr;
   end.Poll();
   const absl::Status& status = end.core().status();
