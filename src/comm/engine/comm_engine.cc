@@ -253,7 +253,6 @@ Work CommEngine::AllReduce(LaneId lane, const void* input, void* output, DType d
         request.plan.SetContiguous(OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
                                    PartLayout::FromCounts(impl_->FormAllReduce(dtype, count, request)));
         request.total_count = count;
-        request.counts_hash = 0;
         const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
         request.logical_bytes = 2 * bytes * (group.size() - 1) / group.size();
         return absl::OkStatus();
@@ -275,7 +274,6 @@ Work CommEngine::SubmitExchange(LaneId lane, OpKind kind, DType dtype, OpOptions
         WEFT_ASSIGN_OR_RETURN(request.plan,
                               PlanExchange(group, kind, std::move(sends), std::move(receives), dtype));
         request.total_count = 0;  // Differs between ranks.
-        request.counts_hash = 0;
         request.logical_bytes = BytesFromPeers(group, request.plan);
         return absl::OkStatus();
       });
@@ -356,7 +354,6 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
                                    PartLayout::FromCounts(counts));
         request.plan.root = root;
         request.total_count = count;
-        request.counts_hash = 0;
         request.logical_bytes = group.group_rank == root ? 0 : count * static_cast<int64_t>(SizeOf(dtype));
         return absl::OkStatus();
       });
@@ -367,8 +364,6 @@ Work CommEngine::Barrier(LaneId lane, OpOptions options, const Work* after) {
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         request.plan.SetContiguous(OpKind::kBarrier, DType::kI32, ReduceOp::kSum, nullptr, nullptr, {});
         request.total_count = group.size();
-        request.counts_hash = 0;
-        request.logical_bytes = 0;
         return absl::OkStatus();
       });
 }

@@ -77,10 +77,11 @@ class CommEngine::Impl {
     Lane* lane = nullptr;  // Null: the engine has none of that id.
     CollectivePlan plan;
     AllReduceForm form = AllReduceForm::kDirect;  // Valid for an all-reduce.
-    int64_t total_count;                          // Must be equal on all ranks of the group.
-    uint64_t counts_hash;
-    int64_t logical_bytes;   // Bytes that the algorithm must bring to this rank.
-    bool any_dtype = false;  // See Descriptor.
+    // These two must be equal on all ranks of the group.
+    int64_t total_count = 0;
+    uint64_t counts_hash = 0;
+    int64_t logical_bytes = 0;  // Bytes that the algorithm must bring to this rank.
+    bool any_dtype = false;     // See Descriptor.
     OpOptions options;
     std::shared_ptr<OperationRecord> after;
     std::shared_ptr<OperationRecord> gate;
@@ -130,6 +131,10 @@ class CommEngine::Impl {
   GroupPlacement MakePlacement(const ProcessGroup& group, uint64_t group_hash) const;
   absl::Status CheckMember(const ProcessGroup& group) const;
   absl::Status CheckMessage(const OperationRecord& record, const OpOptions& options) const;
+  // Fails the record of a request that was refused, and aborts the engine.
+  void FailInvalid(OperationRecord& record, const absl::Status& error);
+  // Gives the record the next sequence of its lane, or of messages, and queues it.
+  void QueueNext(const std::shared_ptr<OperationRecord>& record) ABSL_LOCKS_EXCLUDED(lanes_mutex_);
   // Makes the lane. What can fail on one rank alone happens here.
   absl::StatusOr<std::unique_ptr<Lane>> MakeLane(const ProcessGroup& group, LanePurpose purpose);
   // By index: true if this engine has no such lane. All later indices are free.

@@ -91,12 +91,10 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request&& request, con
   record->descriptor.dtype = request.plan.dtype;
   record->label = std::move(request.options.label);
   if (!valid.ok()) {
-    record->error = valid;
-    record->state.store(OperationState::kFailed, std::memory_order_release);
-    Abort(valid);
+    FailInvalid(*record, valid);
     return record;
   }
-  Lane& lane = *request.lane;
+  const Lane& lane = *request.lane;
   MirrorNodes(lane.placement, request);
   record->lane = lane.index;
   record->lane_name = lane.name;
@@ -122,16 +120,28 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request&& request, con
   request.plan.scale = request.options.scale;
   logical_bytes_[static_cast<size_t>(lane.purpose)].fetch_add(request.logical_bytes,
                                                               std::memory_order_relaxed);
+  record->operation = MakeOperation(lane.placement, std::move(request.plan), request.form,
+                                    descriptor.total_count, options_, HasMirroredNodes(bootstrap_));
+  QueueNext(record);
+  return record;
+}
+
+void CommEngine::Impl::FailInvalid(OperationRecord& record, const absl::Status& error) {
+  record.error = error;
+  record.state.store(OperationState::kFailed, std::memory_order_release);
+  Abort(error);
+}
+
+void CommEngine::Impl::QueueNext(const std::shared_ptr<OperationRecord>& record) {
   int64_t queued_ns = 0;
   {
     const MutexLock lock(lanes_mutex_);
-    descriptor.sequence = lane.next_sequence++;
-    record->operation = MakeOperation(lane.placement, std::move(request.plan), request.form,
-                                      descriptor.total_count, options_, HasMirroredNodes(bootstrap_));
+    uint64_t& next =
+        record->message ? next_message_ : lanes_[static_cast<size_t>(record->lane)]->next_sequence;
+    record->descriptor.sequence = next++;
     queued_ns = shell_->Queue(record);
   }
   shell_->Kick(queued_ns);
-  return record;
 }
 
 std::shared_ptr<OperationRecord> CommEngine::Impl::SubmitMessage(OpKind kind, const MessageAddress& address,
@@ -149,22 +159,14 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::SubmitMessage(OpKind kind, co
   const int64_t bytes = std::min(count, kMaxBufferBytes) * static_cast<int64_t>(SizeOf(dtype));
   record->message = MessageRequest{address.peer, address.tag, address.channel, data, bytes};
   if (const absl::Status valid = CheckMessage(*record, options); !valid.ok()) {
-    record->error = valid;
-    record->state.store(OperationState::kFailed, std::memory_order_release);
-    Abort(valid);
+    FailInvalid(*record, valid);
     return record;
   }
   record->lane = kMessageLane;
   record->lane_name = "messages";
   record->priority = options.priority;
   record->logical_bytes = bytes;
-  int64_t queued_ns = 0;
-  {
-    const MutexLock lock(lanes_mutex_);
-    record->descriptor.sequence = next_message_++;
-    queued_ns = shell_->Queue(record);
-  }
-  shell_->Kick(queued_ns);
+  QueueNext(record);
   return record;
 }
 
