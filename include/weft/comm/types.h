@@ -4,6 +4,7 @@
 // Thread safety: values and free functions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -36,9 +37,11 @@ enum class ReduceOp : uint8_t { kSum, kAverage, kMax, kMin, kProduct, kBitAnd, k
 // raises it to kCritical, together with its predecessors on the lane and the operations for which these wait
 // (`after` and gate).
 enum class Priority : uint8_t { kCritical, kPrefetch, kReduce, kBulk };
+inline constexpr size_t kPriorities = 4;
 
 // Use of a lane. Collectives of different purposes have separate lanes, so that none queues behind another.
 enum class LanePurpose : uint8_t { kAllGather, kReduceScatter, kAllReduce, kContext, kControl, kOptimizer };
+inline constexpr size_t kLanePurposes = 6;
 
 // Compression of f32 and bf16 between nodes, in all-gathers, broadcasts and reductions. Results have the same
 // bits with and without it. In the benchmark model, lossless compression saves about one sixth of the bytes

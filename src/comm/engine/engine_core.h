@@ -59,6 +59,7 @@
 #include "src/comm/phases/data_task.h"
 #include "src/comm/phases/domain_sums.h"
 #include "src/comm/phases/operation.h"
+#include "weft/comm/types.h"
 
 namespace weft {
 
@@ -280,7 +281,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   std::vector<std::unique_ptr<Lane>> lanes_;                  // By index. Null: no lane of this rank.
   std::vector<int> active_;                                   // Lanes that may have operations.
   std::vector<std::pair<Priority, int>> order_;               // Of a poll: active lanes by priority.
-  std::array<std::deque<DataTask>, 4> tasks_;                 // By priority.
+  std::array<std::deque<DataTask>, kPriorities> tasks_;       // By priority.
   std::vector<std::shared_ptr<OperationRecord>> quarantine_;  // Failed operations. See Fail.
   std::vector<std::shared_ptr<void>> released_memory_;        // See MoveReleasedMemoryTo.
   std::vector<CompletedCallback> callbacks_;                  // See TakeCallbacks.

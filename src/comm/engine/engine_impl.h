@@ -19,6 +19,7 @@
 #include "src/comm/engine/watchdog.h"
 #include "src/comm/phases/collective_plan.h"
 #include "weft/comm/comm_engine.h"
+#include "weft/comm/types.h"
 #include "weft/memory/buffer_pool.h"
 
 namespace weft {
@@ -171,8 +172,7 @@ class CommEngine::Impl {
   std::unique_ptr<NodeLink> node_;
   std::unique_ptr<WireLink> link_;
   EngineCounters counters_;  // Written by the core. Read through EngineCore::counters().
-  static constexpr size_t kPurposes = 6;
-  std::array<std::atomic<int64_t>, kPurposes> logical_bytes_{};  // By purpose of the lane.
+  std::array<std::atomic<int64_t>, kLanePurposes> logical_bytes_{};  // By purpose of the lane.
   int lane_limit_ = 0;  // Lane indices are below it. The same on all ranks.
   // The thread that has the turn forms a lane, and alone uses the members of this block. See Note [Lane
   // indices].

@@ -350,7 +350,8 @@ class CreditScheduler {
   std::vector<Transfer> uncanceled_;  // Abandoned transfers that the link could not cancel.
   // Bytes of posted receives by lane (see IndexOf) and phase. Lanes without an element have none.
   std::vector<std::array<int64_t, kWirePhases>> bytes_in_flight_;
-  std::array<int64_t, 4> bytes_by_priority_{};  // Bytes of posted receives with `shared` set, by priority.
+  // Bytes of posted receives with `shared` set, by priority.
+  std::array<int64_t, kPriorities> bytes_by_priority_{};
   // Peers that have started an operation, or have announced a message, by lane, sequence and rank.
   absl::flat_hash_set<std::tuple<int, uint64_t, int>> started_peers_;
   int64_t all_bytes_ = 0;        // Bytes of all posted receives.
