@@ -19,6 +19,11 @@ class AllGatherOperation final : public Collective {
   using Collective::Collective;
 
  protected:
+  // The staged phase has neither shared outputs nor delta encoding.
+  bool takes_rings() const override {
+    return plan().kind == OpKind::kAllGather || plan().kind == OpKind::kBroadcast;
+  }
+
   absl::Status BeginMove(OperationContext& context) override {
     if (!context.placement.spans_nodes()) staged_ = MakeStagedPhase(context);
     if (staged_) return absl::OkStatus();

@@ -37,28 +37,6 @@ int64_t Collective::SliceElements(const OperationContext& context, DType dtype) 
   return std::max<int64_t>(1, bytes / static_cast<int64_t>(SizeOf(dtype)));
 }
 
-int64_t Collective::InputElements(const OperationContext& context) const {
-  const auto me = static_cast<size_t>(context.placement.me());
-  switch (plan_.kind) {
-    case OpKind::kAllGather:
-    case OpKind::kAllGatherShared:
-    case OpKind::kAllGatherDelta:
-    case OpKind::kBroadcast:
-      return plan_.parts.counts[me];
-    default:
-      return plan_.parts.total();
-  }
-}
-
-int64_t Collective::OutputElements(const OperationContext& context) const {
-  switch (plan_.kind) {
-    case OpKind::kReduceScatter:
-      return plan_.parts.counts[static_cast<size_t>(context.placement.me())];
-    default:
-      return plan_.parts.total();
-  }
-}
-
 int64_t Collective::RingPieceElements(const OperationContext& context) const {
   const int64_t bytes = std::min(kMaxRingPieceBytes, context.options.piece_bytes);
   return std::max<int64_t>(1, bytes / static_cast<int64_t>(SizeOf(plan_.dtype)));
@@ -69,21 +47,13 @@ bool Collective::UsesRings(const OperationContext& context) const {
   if (!takes_rings()) return false;
   const PartLayout::Elements& counts = plan_.parts.counts;
   const int64_t ring_elements = kRingPieces * RingPieceElements(context);
-  switch (plan_.kind) {
-    case OpKind::kAllGather:
-    case OpKind::kBroadcast:
-    case OpKind::kReduceScatter:
-    case OpKind::kAllReduce:
-      return !context.placement.spans_nodes() && plan_.parts.ranges == nullptr &&
-             std::any_of(counts.begin(), counts.end(), [&](int64_t count) { return count > ring_elements; });
-    default:
-      return false;
-  }
+  return !context.placement.spans_nodes() && plan_.parts.ranges == nullptr &&
+         std::any_of(counts.begin(), counts.end(), [&](int64_t count) { return count > ring_elements; });
 }
 
 absl::Status Collective::PrepareMemory(OperationContext& context) {
   caller_output_ = plan_.output;
-  const int64_t elements = OutputElements(context);
+  const int64_t elements = plan_.output_elements(context.placement.me());
   if (sharing_.output && elements > 0 && !context.node.AddressOf(plan_.output)) {
     if (UsesRings(context)) {
       const size_t ring_bytes = StagedPhase::RingBytes(RingPieceElements(context), plan_.dtype);
@@ -153,11 +123,10 @@ void Collective::ReadViewTables(OperationContext& context) {
 
 absl::Status Collective::StageInput(OperationContext& context) {
   if (!plan_.views.empty()) return StageViews(context);
-  const int64_t elements = InputElements(context);
+  const int64_t elements = plan_.input_elements(context.placement.me());
   if (!sharing_.input || elements == 0 || context.node.AddressOf(plan_.input)) return absl::OkStatus();
   if (UsesRings(context)) {
-    const bool gathered = plan_.kind == OpKind::kAllGather || plan_.kind == OpKind::kBroadcast;
-    const size_t rings = gathered ? 1 : context.placement.local_peers().size();
+    const size_t rings = plan_.is_gather() ? 1 : context.placement.local_peers().size();
     const size_t ring_bytes = StagedPhase::RingBytes(RingPieceElements(context), plan_.dtype);
     WEFT_ASSIGN_OR_RETURN(input_rings_, context.scratch.Acquire(rings * ring_bytes));
     return absl::OkStatus();
@@ -326,7 +295,8 @@ absl::Status Collective::StartUnstaging(OperationContext& context) {
   stage_ = Stage::kUnstaging;
   staging_.clear();
   if (!staged_output_) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(RangeCopy copy, WholeCopy(plan_.dtype, OutputElements(context)));
+  WEFT_ASSIGN_OR_RETURN(RangeCopy copy,
+                        WholeCopy(plan_.dtype, plan_.output_elements(context.placement.me())));
   AddStaging(context, std::move(copy), staged_output_.data(), caller_output_);
   return absl::OkStatus();
 }

@@ -64,8 +64,9 @@ class Collective : public Operation {
   virtual bool MoveDrained() const = 0;
   virtual void AddAwaited(const OperationContext& context, std::set<int>& ranks) const = 0;
 
-  // False if buffers are staged whole, even if they are larger than staging rings.
-  virtual bool takes_rings() const { return true; }
+  // True if the move begins with MakeStagedPhase: large buffers are then not staged whole, but go through
+  // staging rings.
+  virtual bool takes_rings() const { return false; }
   // False if only the rank that arrives last does something then: the others need no wake-up.
   virtual bool wakes_peers_on_arrival() const { return true; }
 
@@ -85,8 +86,8 @@ class Collective : public Operation {
   SharedBuffers BuffersOf(const OperationContext& context, int member) const;
   // The error for a local peer whose operation does not match. REQUIRES: BeginMove has been called.
   absl::Status MismatchWith(const OperationContext& context, int member) const;
-  // The phase that moves the operation if this rank or a peer has published staging rings; otherwise null.
-  // REQUIRES: the group is on one node, and BeginMove has been called. See Note [Staging rings].
+  // The phase that moves the operation if takes_rings, and this rank or a peer has published rings; otherwise
+  // null. REQUIRES: the group is on one node, and BeginMove has been called. See Note [Staging rings].
   std::unique_ptr<StagedPhase> MakeStagedPhase(OperationContext& context) const;
   // The same for an input that may lie in views.
   WholeMemory WholeInputOf(const OperationContext& context, int member) const;
@@ -115,8 +116,6 @@ class Collective : public Operation {
   absl::Status StartUnstaging(OperationContext& context);
   bool StepStaging(OperationContext& context);
   bool IsStagingDone() const;
-  int64_t InputElements(const OperationContext& context) const;
-  int64_t OutputElements(const OperationContext& context) const;
 
   CollectivePlan plan_;
   const Sharing sharing_;

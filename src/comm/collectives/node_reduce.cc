@@ -55,6 +55,8 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
         to_all_(to_all) {}
 
  protected:
+  bool takes_rings() const override { return true; }
+
   absl::Status BeginMove(OperationContext& context) override {
     staged_ = MakeStagedPhase(context);
     if (staged_) return absl::OkStatus();

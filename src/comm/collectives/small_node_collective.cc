@@ -51,7 +51,6 @@ class SmallNodeCollective : public Collective {
 
  protected:
   bool wakes_peers_on_arrival() const override { return false; }
-  bool takes_rings() const override { return false; }
 
   absl::Status BeginMove(OperationContext& context) override {
     if (!arrived_last()) return absl::OkStatus();
@@ -271,13 +270,13 @@ bool IsSmallOnNode(const GroupPlacement& placement, const CollectivePlan& plan,
   const int64_t bytes = BytesOf(plan);
   const bool is_sum = plan.kind == OpKind::kAllReduce;
   if (is_sum && bytes <= kMaxSumBytes) return true;
-  const bool is_gather = plan.kind == OpKind::kAllGather || plan.kind == OpKind::kBroadcast;
-  const bool is_supported = is_sum || is_gather || plan.kind == OpKind::kReduceScatter;
+  const bool is_private_gather = plan.kind == OpKind::kAllGather || plan.kind == OpKind::kBroadcast;
+  const bool is_supported = is_sum || is_private_gather || plan.kind == OpKind::kReduceScatter;
   // Fixed ranks copy between share domains: see Note [Shared outputs].
   if (!is_supported || placement.spans_domains() || plan.parts.ranges != nullptr) return false;
   if (IsSmallTogether(placement, plan, options)) return true;
   // A claim writes an output, or reduces a part of all inputs.
-  const int64_t claimed_bytes = is_gather ? bytes : LargestPartBytes(plan) * placement.size();
+  const int64_t claimed_bytes = is_private_gather ? bytes : LargestPartBytes(plan) * placement.size();
   return bytes >= LeastClaimedBytes(options) && claimed_bytes <= MaxClaimedBytes(options) &&
          bytes * placement.size() <= MaxClaimedTogetherBytes(options);
 }

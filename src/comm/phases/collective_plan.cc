@@ -73,6 +73,26 @@ PartLayout PartLayout::FromRanges(std::shared_ptr<const PartRanges> ranges) {
   return layout;
 }
 
+bool CollectivePlan::is_gather() const {
+  switch (kind) {
+    case OpKind::kAllGather:
+    case OpKind::kAllGatherShared:
+    case OpKind::kAllGatherDelta:
+    case OpKind::kBroadcast:
+      return true;
+    default:
+      return false;
+  }
+}
+
+int64_t CollectivePlan::input_elements(int member) const {
+  return is_gather() ? parts.counts[static_cast<size_t>(member)] : parts.total();
+}
+
+int64_t CollectivePlan::output_elements(int member) const {
+  return kind == OpKind::kReduceScatter ? parts.counts[static_cast<size_t>(member)] : parts.total();
+}
+
 PartLayout MirrorParts(const PartLayout& parts, const GroupPlacement& placement) {
   std::vector<int> counterparts;
   PartLayout mirrored;

@@ -60,6 +60,12 @@ struct CollectivePlan {
   // RS, AR: factor of the result.
   double scale = 1.0;
 
+  // True if the input of each rank is its part, and the output is all parts.
+  bool is_gather() const;
+  // Elements of the contiguous buffers of `member`. 0 if the kind uses none.
+  int64_t input_elements(int member) const;
+  int64_t output_elements(int member) const;
+
   // Fills an empty plan with a collective over contiguous buffers: any kind but A2A and send-receive.
   void SetContiguous(OpKind new_kind, DType new_dtype, ReduceOp new_reduce, const std::byte* new_input,
                      std::byte* new_output, PartLayout&& new_parts) {
