@@ -1,5 +1,5 @@
 // All-to-all and send-receive. Every rank copies the parts of its local peers out of their tensors, and
-// exchanges slices with remote ranks.
+// exchanges slices with remote ranks. The rank that arrives last may move an all-to-all on one node.
 #include <algorithm>
 #include <list>
 #include <memory>
@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "src/comm/base/part_shape.h"
-#include "src/comm/collectives/last_arrival.h"
 #include "src/comm/collectives/operations.h"
 #include "src/comm/collectives/part_table.h"
+#include "src/comm/collectives/whole_exchange.h"
 #include "src/comm/phases/sends.h"
 #include "weft/core/status.h"
 
@@ -20,8 +20,6 @@ namespace weft {
 namespace {
 
 constexpr int kExchangeChannel = 0;
-// More parts take longer than if each rank moves its own.
-constexpr int64_t kMostWholeParts = 256;
 
 // Receive of a part from another node, directly into the tensor or through a ring of slices in scratch.
 struct RemoteReceive {
@@ -31,32 +29,26 @@ struct RemoteReceive {
   bool finished() const { return unpack ? unpack->finished() : receive.finished(); }
 };
 
-// A copy of one part between two ranks of the node.
-struct PartCopy {
-  RangeCopy range;
-  const std::byte* source;
-  std::byte* target;
-};
-
 class AllToAllOperation final : public Collective {
  public:
   AllToAllOperation(const GroupPlacement& placement, CollectivePlan&& plan)
-      : Collective(std::move(plan), {.input = false, .output = false}),
-        follows_last_(this->plan().kind == OpKind::kAllToAll && !placement.spans_nodes() &&
-                      placement.size() > 1) {}
-  bool is_released_when_drained() const override { return last_.outcome() == Moved::kForAll; }
+      : Collective(std::move(plan), {.input = false, .output = false}) {
+    const bool is_on_node = !placement.spans_nodes() && placement.size() > 1;
+    if (is_on_node && this->plan().kind == OpKind::kAllToAll) whole_.emplace(this->plan());
+  }
+  bool is_released_when_drained() const override { return whole_ && whole_->has_moved_all(); }
 
  protected:
-  bool wakes_peers_on_arrival() const override { return !follows_last_; }
+  bool wakes_peers_on_arrival() const override { return !whole_; }
 
   absl::Status PrepareMemory(OperationContext& context) override {
     const GroupPlacement& placement = context.placement;
     if (placement.local_peers().empty()) return absl::OkStatus();
-    const auto members = static_cast<size_t>(placement.local_size());
-    const size_t rows = follows_last_ ? 2 * members : members;
+    const size_t rows =
+        whole_ ? WholeExchange::TableRows(placement) : static_cast<size_t>(placement.local_size());
     WEFT_ASSIGN_OR_RETURN(table_, context.scratch.Acquire(rows * sizeof(PartRow)));
     auto* table = new (table_.data()) PartRow[rows];
-    if (follows_last_) DescribeForLast(context, table);
+    if (whole_) whole_->Describe(context, table);
     size_t staged_bytes = 0;
     std::vector<int> unreadable;
     for (const int peer : placement.local_peers()) {
@@ -85,14 +77,19 @@ class AllToAllOperation final : public Collective {
   }
 
   absl::Status BeginMove(OperationContext& context) override {
-    if (!follows_last_) return MoveOwn(context);
-    return arrived_last() ? BeginAsLast(context) : absl::OkStatus();
+    if (!whole_) return MoveOwn(context);
+    if (!arrived_last()) return absl::OkStatus();
+    std::vector<const PartRow*> tables;
+    tables.reserve(static_cast<size_t>(context.placement.size()));
+    for (int member = 0; member < context.placement.size(); ++member)
+      tables.push_back(TableOf(context, member));
+    return whole_->BeginAsLast(context, std::move(tables));
   }
 
   absl::StatusOr<bool> Move(OperationContext& context) override {
-    if (!is_decided_) {
-      WEFT_ASSIGN_OR_RETURN(is_decided_, Decide(context));
-      if (!is_decided_) return false;
+    if (!is_decided()) {
+      if (!whole_->Poll(context)) return false;
+      if (whole_->moves_own()) WEFT_RETURN_IF_ERROR(MoveOwn(context));
     }
     bool advanced = false;
     for (RangeStream& pull : pulls_) advanced |= pull.Step(context, kAllSlices);
@@ -110,7 +107,7 @@ class AllToAllOperation final : public Collective {
   }
 
   bool MoveComplete() const override {
-    return is_decided_ &&
+    return is_decided() &&
            std::all_of(pulls_.begin(), pulls_.end(), [](const RangeStream& s) { return s.finished(); }) &&
            std::all_of(remote_receives_.begin(), remote_receives_.end(),
                        [](const RemoteReceive& remote) { return remote.finished(); });
@@ -121,39 +118,19 @@ class AllToAllOperation final : public Collective {
       if (!remote.receive.finished()) ranks.insert(remote.receive.peer());
     }
     sends_.AddAwaited(ranks);
-    if (!is_decided_) last_.AddAwaited(context, ranks);
+    if (whole_) whole_->AddAwaited(context, ranks);
   }
 
  private:
-  // Describes the parts that this rank receives, and the one that it sends itself, for the rank that arrives
-  // last.
-  void DescribeForLast(const OperationContext& context, PartRow* table) {
-    const GroupPlacement& placement = context.placement;
-    const auto describe = [&](PartRow& row, const TensorView& part) {
-      if (IsEmptyPart(part)) return;
-      const std::optional<NodeAddress> address = AddressOf(context.node, part);
-      is_reachable_ = is_reachable_ && address.has_value();
-      row = RowOf(part, address.value_or(Descriptor::kNoAddress));
-    };
-    for (int member = 0; member < placement.size(); ++member) {
-      describe(table[placement.local_size() + placement.IndexInNode(member)],
-               plan().receives[static_cast<size_t>(member)]);
-    }
-    describe(table[placement.IndexInNode(placement.me())], plan().sends[static_cast<size_t>(placement.me())]);
-  }
-
-  // Rows of the tables that the ranks of a group on one node have published. REQUIRES: BeginAsLast has found
-  // the tables.
-  const PartRow& SendRow(int sender, int receiver) const {
-    return tables_[static_cast<size_t>(sender)][receiver];
-  }
-  const PartRow& ReceiveRow(int receiver, int sender) const {
-    return SendRow(receiver, static_cast<int>(tables_.size()) + sender);  // They follow those of sends.
+  // True if it is known which parts this rank moves itself.
+  bool is_decided() const { return !whole_ || whole_->is_decided(); }
+  // The part table that a rank of this node has published. REQUIRES: BeginMove has been called.
+  const PartRow* TableOf(const OperationContext& context, int member) const {
+    return reinterpret_cast<const PartRow*>(InputOf(context, member));
   }
 
   // Moves what this rank receives, and sends to other nodes.
   absl::Status MoveOwn(OperationContext& context) {
-    is_decided_ = true;
     const GroupPlacement& placement = context.placement;
     const auto me = static_cast<size_t>(placement.me());
     WEFT_RETURN_IF_ERROR(AddPull(context, plan().sends[me], plan().receives[me]));
@@ -170,85 +147,6 @@ class AllToAllOperation final : public Collective {
     return absl::OkStatus();
   }
 
-  // Moves all parts if they are small together. Errors: two ranks disagree about the shape of a part.
-  absl::Status BeginAsLast(OperationContext& context) {
-    const GroupPlacement& placement = context.placement;
-    for (int member = 0; member < placement.size(); ++member)
-      tables_.push_back(reinterpret_cast<const PartRow*>(InputOf(context, member)));
-    int64_t elements = 0;
-    int64_t parts = 0;
-    for (int receiver = 0; receiver < placement.size(); ++receiver) {
-      for (int sender = 0; sender < placement.size(); ++sender) {
-        const PartShape& sent = SendRow(sender, receiver).shape;
-        const PartShape& expected = ReceiveRow(receiver, sender).shape;
-        if (sent != expected) {
-          return PartMismatch(*context.record, placement.BootstrapRank(sender), sent,
-                              placement.BootstrapRank(receiver), expected);
-        }
-        elements += sent.elements();
-        parts += sent.elements() > 0 ? 1 : 0;
-      }
-    }
-    const int64_t bytes = elements * static_cast<int64_t>(SizeOf(plan().dtype));
-    const int64_t most_bytes = MaxWholeExchangeBytes(context.options, placement.size(), context.shares_core);
-    if (bytes > most_bytes || parts > kMostWholeParts) {
-      last_.LeaveToAll(context);
-      return absl::OkStatus();
-    }
-    copies_.reserve(static_cast<size_t>(parts));
-    Moved outcome = Moved::kForAll;
-    for (int receiver = 0; receiver < placement.size(); ++receiver) {
-      if (receiver == placement.me() || IsReachable(receiver)) {
-        for (int sender = 0; sender < placement.size(); ++sender)
-          WEFT_RETURN_IF_ERROR(AddCopy(context, sender, receiver));
-      } else {
-        outcome = Moved::kForReachable;
-      }
-    }
-    last_.MoveAsLast(context, outcome, {static_cast<size_t>(bytes), static_cast<size_t>(bytes)}, [this] {
-      for (const PartCopy& copy : copies_) copy.range.Run(copy.source, copy.target, 0, copy.range.elements());
-    });
-    return absl::OkStatus();
-  }
-
-  // True if this rank can write everything that `member`, another rank, receives.
-  bool IsReachable(int member) const {
-    const auto has_address = [](const PartRow& row) {
-      return row.is_empty() || row.address != Descriptor::kNoAddress;
-    };
-    if (!has_address(SendRow(member, member))) return false;
-    for (int sender = 0; sender < static_cast<int>(tables_.size()); ++sender) {
-      if (!has_address(ReceiveRow(member, sender))) return false;
-    }
-    return true;
-  }
-
-  absl::Status AddCopy(const OperationContext& context, int sender, int receiver) {
-    const PartRow& sent = SendRow(sender, receiver);
-    if (sent.is_empty()) return absl::OkStatus();
-    const auto view_of = [&](const PartRow& row) {
-      return ViewOf(row, context.node.Map(row.address), plan().dtype);
-    };
-    // This rank reaches its own tensors wherever they are.
-    const int me = context.placement.me();
-    const TensorView source =
-        sender == me && receiver == me ? plan().sends[static_cast<size_t>(me)] : view_of(sent);
-    const TensorView target =
-        receiver == me ? plan().receives[static_cast<size_t>(sender)] : view_of(ReceiveRow(receiver, sender));
-    WEFT_ASSIGN_OR_RETURN(RangeCopy range, RangeCopy::Make(source, target));
-    copies_.push_back(
-        {std::move(range), static_cast<const std::byte*>(source.data), static_cast<std::byte*>(target.data)});
-    return absl::OkStatus();
-  }
-
-  // Returns true once this rank knows what it moves itself.
-  absl::StatusOr<bool> Decide(OperationContext& context) {
-    if (!last_.Poll(context)) return false;
-    const bool is_left_out = last_.outcome() == Moved::kForReachable && !arrived_last() && !is_reachable_;
-    if (last_.outcome() == Moved::kForNone || is_left_out) WEFT_RETURN_IF_ERROR(MoveOwn(context));
-    return true;
-  }
-
   absl::Status AddPull(const OperationContext& context, const TensorView& source, const TensorView& target) {
     if (IsEmptyPart(target)) return absl::OkStatus();
     WEFT_ASSIGN_OR_RETURN(RangeCopy copy, RangeCopy::Make(source, target));
@@ -261,8 +159,7 @@ class AllToAllOperation final : public Collective {
   // Adds the copy of a local peer's part, which this rank's row of the peer's table describes.
   absl::Status AddPeer(const OperationContext& context, int peer) {
     const GroupPlacement& placement = context.placement;
-    const auto* table = reinterpret_cast<const PartRow*>(InputOf(context, peer));
-    const PartRow& row = table[placement.IndexInNode(placement.me())];
+    const PartRow& row = TableOf(context, peer)[placement.IndexInNode(placement.me())];
     const TensorView& target = plan().receives[static_cast<size_t>(peer)];
     const int rank = placement.BootstrapRank(peer);
     if (row.shape != PartShape::Of(target)) {
@@ -345,15 +242,8 @@ class AllToAllOperation final : public Collective {
         std::make_unique<StagedSendStream>(ChannelTo(context, member), std::move(packed), shape, *slots_));
   }
 
-  // Set if the rank that arrives last may move all parts. See Note [Last arrival].
-  const bool follows_last_;
-  bool is_reachable_ = true;  // Peers can write everything that this rank receives.
-  bool is_decided_ = false;   // It is known which parts this rank moves itself.
-  LastArrival last_;
-  // At the rank that arrived last.
-  std::vector<const PartRow*> tables_;  // By member.
-  std::vector<PartCopy> copies_;
-
+  // Set if the rank that arrives last may move all parts.
+  std::optional<WholeExchange> whole_;
   Buffer table_;             // See Note [Part tables].
   Buffer staged_;            // Copies of the parts for local peers that lie outside node memory.
   Buffer ring_;              // Rings of received slices of parts that are not contiguous.

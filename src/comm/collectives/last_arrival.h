@@ -29,7 +29,6 @@
 // ranks have consumed it.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -50,14 +49,6 @@ inline int64_t MaxWholeBytes(const EngineOptions& options) { return 2 * options.
 // The fewest bytes that a claim writes if one rank could move the data of all. For each claim, ranks exchange
 // about three more cache lines and run one more task, which takes as long as to copy some tens of kilobytes.
 inline int64_t LeastClaimedBytes(const EngineOptions& options) { return MaxWholeBytes(options) / 8; }
-
-// The largest data of an all-to-all, whose parts are not claimed, that one rank moves for all. Ranks with
-// hardware threads of their own run at the same time, so each moves its own parts if they have
-// LeastClaimedBytes.
-inline int64_t MaxWholeExchangeBytes(const EngineOptions& options, int ranks, bool shares_core) {
-  const int64_t most = MaxWholeBytes(options);
-  return shares_core ? most : std::min(most, ranks * LeastClaimedBytes(options));
-}
 
 // The most bytes that a claim writes (gathers) or reads (reductions). The ranks of a node move larger ones in
 // pieces, because a task of this size delays a more urgent one by tens of microseconds.
