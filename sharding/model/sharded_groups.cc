@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include <absl/algorithm/container.h>
+#include <absl/strings/str_cat.h>
 
 #include "sharding/group/group_agreement.h"
 #include "sharding/group/param_group.h"
@@ -193,39 +195,33 @@ absl::Status ShardedGroups::CreateSchedule(const DeviceMesh& mesh, std::vector<P
 }
 
 absl::Status ShardedGroups::BeforeForward(int number, const SchedulePass& pass) {
-  const absl::Status status = schedule_->BeforeForward(number, pass);
-  return status.ok() ? status : Fail(status, absl::StrCat("before forward of '", name(number), "'"));
+  return FailOnError(schedule_->BeforeForward(number, pass), "before forward", number);
 }
 
 absl::Status ShardedGroups::AfterForward(int number, const SchedulePass& pass) {
-  const absl::Status status = schedule_->AfterForward(number, pass);
-  return status.ok() ? status : Fail(status, absl::StrCat("after forward of '", name(number), "'"));
+  return FailOnError(schedule_->AfterForward(number, pass), "after forward", number);
 }
 
 absl::Status ShardedGroups::BeforeBackward(int number, const SchedulePass& pass) {
   absl::Status status = number == kRootGroup ? CheckUpdatesAreInLastBackward() : absl::OkStatus();
   if (status.ok()) status = schedule_->BeforeBackward(number, pass);
-  return status.ok() ? status : Fail(status, absl::StrCat("before backward of '", name(number), "'"));
+  return FailOnError(status, "before backward", number);
 }
 
 absl::Status ShardedGroups::AfterBackward(int number) {
-  const absl::Status status = schedule_->AfterBackward(number);
-  return status.ok() ? status : Fail(status, absl::StrCat("after backward of '", name(number), "'"));
+  return FailOnError(schedule_->AfterBackward(number), "after backward", number);
 }
 
 absl::Status ShardedGroups::FinishBackward() {
-  const absl::Status status = schedule_->FinishBackward();
-  return status.ok() ? status : Fail(status, absl::StrCat("after backward of '", name(kRootGroup), "'"));
+  return FailOnError(schedule_->FinishBackward(), "after backward", kRootGroup);
 }
 
 absl::Status ShardedGroups::ReduceGradients() {
-  const absl::Status status = schedule_->ReduceGradients();
-  return status.ok() ? status : Fail(status, absl::StrCat("reduction of '", name(kRootGroup), "'"));
+  return FailOnError(schedule_->ReduceGradients(), "reduction", kRootGroup);
 }
 
 absl::Status ShardedGroups::PrepareGradients(int number) {
-  const absl::Status status = group(number).PrepareGradients();
-  return status.ok() ? status : Fail(status, absl::StrCat("a gradient of '", name(number), "'"));
+  return FailOnError(group(number).PrepareGradients(), "a gradient", number);
 }
 
 void ShardedGroups::Abandon(const SchedulePass& pass) { schedule_->Abandon(pass); }
@@ -238,16 +234,18 @@ absl::Status ShardedGroups::Fail(const absl::Status& cause, const std::string& p
   return Annotate(context_->state().Fail(cause), place);
 }
 
+absl::Status ShardedGroups::FailOnError(const absl::Status& status, std::string_view what, int number) {
+  return status.ok() ? status : Fail(status, absl::StrCat(ToAbsl(what), " of '", name(number), "'"));
+}
+
 absl::Status ShardedGroups::Unshard(int number) {
-  const absl::Status status = group(number).Unshard(Priority::kPrefetch);
-  return status.ok() ? status : Fail(status, absl::StrCat("unshard of '", name(number), "'"));
+  return FailOnError(group(number).Unshard(Priority::kPrefetch), "unshard", number);
 }
 
 absl::Status ShardedGroups::WaitUnshard(int number) {
   const bool is_gathering = is_being_unsharded(number);  // Else an error is one of all ranks.
   const absl::Status status = group(number).WaitUnshard();
-  return status.ok() || !is_gathering ? status
-                                      : Fail(status, absl::StrCat("unshard of '", name(number), "'"));
+  return is_gathering ? FailOnError(status, "unshard", number) : status;
 }
 
 absl::Status ShardedGroups::Reshard(int number) {

@@ -51,10 +51,7 @@ absl::Status ShardedGroups::UpdateShards(const ShardUpdate& update) {
   for (int number = 0; number < static_cast<int>(groups_.size()); ++number) {
     absl::Status updated = group(number).Update(update);
     if (updated.ok()) updated = schedule_->AfterUpdate(number);
-    if (!updated.ok()) {
-      return Annotate(context_->state().Fail(updated),
-                      absl::StrCat("update of '", group(number).name(), "'"));
-    }
+    WEFT_RETURN_IF_ERROR(FailOnError(updated, "update", number));
   }
   return absl::OkStatus();
 }

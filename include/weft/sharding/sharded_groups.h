@@ -34,6 +34,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <absl/status/status.h>
@@ -201,6 +202,8 @@ class ShardedGroups {
   ShardedGroups(ShardingPolicy policy, ResidencyChoice residency, std::unique_ptr<CommContext> context);
   absl::Status CreateGroups(std::vector<GroupSpec> specs, std::vector<SharedBlock> images,
                             const ShardLoader& loader);
+  // Passes an error to Fail, with the place "`what` of '<name of the group>'".
+  absl::Status FailOnError(const absl::Status& status, std::string_view what, int group);
   // Errors: kFailedPrecondition (updates in a backward that is not the last one).
   absl::Status CheckUpdatesAreInLastBackward() const;
   absl::Status CreateSchedule(const DeviceMesh& mesh, std::vector<PassEvent> module_order);
