@@ -85,10 +85,7 @@ void BindSchedule(nb::class_<Groups>& groups) {
       .def("after_backward", Call(&ShardedGroups::AfterBackward))
       .def("finish_backward", Call(&ShardedGroups::FinishBackward))
       .def("prepare_gradients", Call(&ShardedGroups::PrepareGradients))
-      .def("abandon",
-           [](Groups& self, uintptr_t pass) {
-             self.groups().Abandon({pass, true});
-           })
+      .def("abandon", [](Groups& self, uintptr_t pass) { self.groups().Abandon(pass); })
       .def("stop",
            [](Groups& self, const std::string& cause) {
              const nb::gil_scoped_release released;

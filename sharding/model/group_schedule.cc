@@ -305,9 +305,9 @@ absl::Status GroupSchedule::AgreeOnOrder() {
   return absl::OkStatus();
 }
 
-void GroupSchedule::Abandon(const SchedulePass& pass) {
-  calls_.erase(pass.id);
-  outdated_.erase(pass.id);
+void GroupSchedule::Abandon(uintptr_t pass_id) {
+  calls_.erase(pass_id);
+  outdated_.erase(pass_id);
 }
 
 }  // namespace weft

@@ -100,8 +100,8 @@ class GroupSchedule {
   // every group: shards may be written afterwards.
   // Errors: kFailedPrecondition (inside of a pass).
   absl::Status ReduceGradients();
-  // Forgets a pass: no backward of it follows any more.
-  void Abandon(const SchedulePass& pass);
+  // Forgets the pass of that id: no backward of it follows any more.
+  void Abandon(uintptr_t pass_id);
   bool is_in_backward() const { return in_backward_; }
 
   // Shares a group's update with other ranks, and gathers the group if the next forward begins with it.

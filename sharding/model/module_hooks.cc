@@ -46,7 +46,7 @@ void ModuleHooks::Register(int group, Module& module) {
 
 // An invocation has one backward.
 absl::Status ModuleHooks::FinishBackward(const Invocation& invocation) {
-  groups_.Abandon(PassOf(invocation));
+  groups_.Abandon(PassOf(invocation).id);
   return groups_.FinishBackward();
 }
 

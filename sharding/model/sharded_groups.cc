@@ -224,7 +224,7 @@ absl::Status ShardedGroups::PrepareGradients(int number) {
   return FailOnError(group(number).PrepareGradients(), "a gradient", number);
 }
 
-void ShardedGroups::Abandon(const SchedulePass& pass) { schedule_->Abandon(pass); }
+void ShardedGroups::Abandon(uintptr_t pass_id) { schedule_->Abandon(pass_id); }
 
 bool ShardedGroups::is_in_backward() const { return schedule_->is_in_backward(); }
 

@@ -96,8 +96,8 @@ class ShardedGroups {
   absl::Status FinishBackward();
   // Hands out the `grad` views of a group whose backward has not begun, for a gradient that comes early.
   absl::Status PrepareGradients(int group);
-  // Forgets a pass: no backward of it follows any more. Nothing happens if it is unknown.
-  void Abandon(const SchedulePass& pass);
+  // Forgets the pass of that id: no backward of it follows any more. Nothing happens if it is unknown.
+  void Abandon(uintptr_t pass_id);
   // True while a backward is under way.
   bool is_in_backward() const;
   // Fails the groups on all ranks, for a failure between schedule calls. Peers get `cause` with this rank's

@@ -177,7 +177,7 @@ class ReplayRank {
     ComputePart(ModelPart::kEmbedding, false);
     WriteGradients(kRootGroup);
     WEFT_RETURN_IF_ERROR(Scheduled(sharded_->AfterBackward(kRootGroup)));
-    sharded_->Abandon(pass);
+    sharded_->Abandon(pass.id);
     return Scheduled(sharded_->FinishBackward());
   }
   bool is_tied() const { return groups_.back().part != ModelPart::kHead; }

@@ -168,7 +168,7 @@ TEST(ShardedGroups, RepeatABackwardUntilItsPassIsAbandoned) {
     WEFT_RETURN_IF_ERROR(client.Backward(pass, 1.0F));
     WEFT_RETURN_IF_ERROR(client.Backward(pass, 1.0F));
     EXPECT_THAT(client.Gradient(2), Each(2.0F));
-    client.groups->Abandon(pass);
+    client.groups->Abandon(pass.id);
     EXPECT_THAT(client.groups->BeforeBackward(0, pass),
                 StatusIs(kPrecondition, AllOf(HasSubstr("before backward of 'root'"),
                                               HasSubstr("without a forward of the same invocation"))));
