@@ -58,7 +58,7 @@ void GroupSchedule::ResetAfterError() {
   progress_.assign(progress_.size(), {});
   awaits_backward_ = false;
   in_backward_ = false;
-  kept_.assign(kept_.size(), false);
+  ForgetKept();
 }
 
 void GroupSchedule::ForgetOrders() {
@@ -86,7 +86,7 @@ absl::Status GroupSchedule::BeginWriting() {
 
 absl::Status GroupSchedule::FinishReading() {
   awaits_backward_ = false;
-  kept_.assign(kept_.size(), false);
+  ForgetKept();
   WEFT_RETURN_IF_ERROR(ReshardAll());
   return context_.FinishBackward();
 }
@@ -205,7 +205,7 @@ absl::Status GroupSchedule::BeginForward(const SchedulePass& pass) {
   pass_->Begin();
   progress_.assign(progress_.size(), {});
   backward_follows_ = pass.gradients;
-  kept_.assign(kept_.size(), false);
+  ForgetKept();
   calls_.erase(pass.id);  // An abandoned pass may have had this id.
   outdated_.erase(pass.id);
   // Gathers of updates need no memory. Submitting all of them now keeps the wire busy.

@@ -150,6 +150,8 @@ class GroupSchedule {
   absl::Status BeginForward(const SchedulePass& pass);
   absl::Status BeginBackward(const SchedulePass& pass);
   absl::Status FinishForward(const SchedulePass& pass);
+  // ReleaseKept of every group.
+  void ForgetKept() { kept_.assign(kept_.size(), false); }
 
   // Runs an event of a group, after the events that this rank has skipped before it.
   absl::Status OnEvent(PassEvent event);
