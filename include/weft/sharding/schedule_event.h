@@ -15,8 +15,19 @@ enum class ScheduleEvent : uint8_t {
   kReduce,   // A reduction of the gradients was submitted.
 };
 
-// "unshard", "wait", "reshard", "reduce".
-std::string_view Name(ScheduleEvent event);
+inline std::string_view Name(ScheduleEvent event) {
+  switch (event) {
+    case ScheduleEvent::kUnshard:
+      return "unshard";
+    case ScheduleEvent::kWait:
+      return "wait";
+    case ScheduleEvent::kReshard:
+      return "reshard";
+    case ScheduleEvent::kReduce:
+      return "reduce";
+  }
+  return "unknown";
+}
 
 // Called after each event, with the name of the group, on the thread that drives the model.
 using ScheduleObserver = std::function<void(ScheduleEvent event, const std::string& group)>;
