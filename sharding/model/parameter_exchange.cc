@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "sharding/group/param_group.h"
+#include "sharding/model/sharded_groups_parts.h"
 #include "sharding/pipeline/comm_context.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
@@ -23,7 +24,8 @@ ParameterExchange::ParameterExchange(ShardedGroups& groups, CommContext& context
 
 absl::StatusOr<std::unique_ptr<ParameterExchange>> ParameterExchange::Create(
     ShardedGroups& groups, const std::function<bool(const Parameter&)>& selects) {
-  CommContext& context = groups.context();
+  const ShardedGroupsParts parts(groups);
+  CommContext& context = parts.context;
   if (context.lanes().shards_optimizer_over_replicas()) {
     return absl::InvalidArgumentError(
         "an exchange of whole parameters needs shard groups that hold what they update: leave "
@@ -32,7 +34,7 @@ absl::StatusOr<std::unique_ptr<ParameterExchange>> ParameterExchange::Create(
   std::unique_ptr<ParameterExchange> exchange(new ParameterExchange(groups, context));
   const int ranks = exchange->shard_group_.size();
   for (int number = 0; number < groups.group_count(); ++number) {
-    const ParamGroup& group = groups.group(number);
+    const ParamGroup& group = *parts.groups[static_cast<size_t>(number)];
     const size_t first = exchange->items_.size();
     std::vector<int> item_of(group.parameters().size(), -1);  // From `first` on.
     for (size_t i = 0; i < group.parameters().size(); ++i) {

@@ -7,6 +7,7 @@
 
 #include "sharding/group/param_group.h"
 #include "sharding/model/model_scalars.h"
+#include "sharding/model/sharded_groups_parts.h"
 #include "sharding/pipeline/gather_values.h"
 #include "weft/core/status.h"
 #include "weft/sharding/sharded_groups.h"
@@ -147,14 +148,14 @@ class ArrayGatherer {
 
 absl::Status GatherFullState(ShardedModel& model, absl::Span<const ShardView> shards, StateTarget target,
                              const ArrayConsumer& consume) {
-  CommContext& context = model.sharded_groups().context();
+  const ShardedGroupsParts parts(model.sharded_groups());
+  CommContext& context = parts.context;
   ArrayGatherer gatherer(context, shards, target, consume);
-  const auto& groups = model.sharded_groups().groups();
-  absl::StatusOr<std::vector<bool>> viewed = gatherer.Viewed(groups);
+  absl::StatusOr<std::vector<bool>> viewed = gatherer.Viewed(parts.groups);
   if (!viewed.ok()) return context.state().Fail(viewed.status());
-  WEFT_RETURN_IF_ERROR(model.sharded_groups().scalars().AnyOnAllRanks("parameters to gather", *viewed));
+  WEFT_RETURN_IF_ERROR(parts.scalars.AnyOnAllRanks("parameters to gather", *viewed));
   auto next = viewed->begin();
-  for (const auto& group : groups) {
+  for (const auto& group : parts.groups) {
     const auto first = std::exchange(next, next + std::ssize(group->parameters()));
     if (const absl::Status gathered = gatherer.Gather(*group, {first, next}); !gathered.ok())
       return context.state().Fail(gathered);

@@ -191,17 +191,13 @@ class ShardedGroups {
   MemoryPeaks peaks() const;
   void ResetPeaks();
 
-  // The parts of the groups, for the library and its tests. Their headers are private.
-  GroupSchedule& schedule() { return *schedule_; }
-  CommContext& context() { return *context_; }
-  ModelScalars& scalars() { return *scalars_; }
-  absl::Span<const std::unique_ptr<ParamGroup>> groups() const { return groups_; }
-  ParamGroup& group(int number) const { return *groups_[static_cast<size_t>(number)]; }
-
  private:
+  friend struct ShardedGroupsParts;  // For the library and its tests.
+
   ShardedGroups(ShardingPolicy policy, ResidencyChoice residency, std::unique_ptr<CommContext> context);
   absl::Status CreateGroups(std::vector<GroupSpec> specs, std::vector<SharedBlock> images,
                             const ShardLoader& loader);
+  ParamGroup& group(int number) const { return *groups_[static_cast<size_t>(number)]; }
   // Passes an error to Fail, with the place "`what` of '<name of the group>'".
   absl::Status FailOnError(const absl::Status& status, std::string_view what, int group);
   // Errors: kFailedPrecondition (updates in a backward that is not the last one).

@@ -31,7 +31,7 @@ TEST(InPlaceSchedules, GivesWrongGradientsIfWritersDoNotWaitForReaders) {
     model.SetIsLastBackward(false);
     absl::Status status = TrainingStep(net, model, rank, read);
     // Starts a new epoch without a wait for readers.
-    model.sharded_groups().context().epochs().ResetAfterError();
+    PartsOf(model).context.epochs().ResetAfterError();
     return status;
   };
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -42,7 +42,7 @@ TEST(InPlaceSchedules, GivesWrongGradientsIfWritersDoNotWaitForReaders) {
 // Unshards and reads a block while all ranks still write the shards of other groups.
 absl::Status UseTheFirstBlockEarly(ToyNet& net, ShardedModel& model, Bootstrap& rank, bool writes_before,
                                    std::vector<float>& read) {
-  const ParamGroup& first = *model.sharded_groups().groups()[1];
+  const ParamGroup& first = *PartsOf(model).groups[1];
   if (writes_before) WriteShards(first.Shards());
   WEFT_ASSIGN_OR_RETURN(UnshardHandle handle, model.Unshard(net.layer(0)));
   rank.runtime().SleepFor(5'000);
@@ -50,7 +50,7 @@ absl::Status UseTheFirstBlockEarly(ToyNet& net, ShardedModel& model, Bootstrap& 
   WEFT_RETURN_IF_ERROR(handle.Wait());
   const std::vector<float> values = ReadValues(net.layer(0).weight()->data);
   read.insert(read.end(), values.begin(), values.end());
-  for (const auto& group : model.sharded_groups().groups()) {
+  for (const auto& group : PartsOf(model).groups) {
     if (group.get() != &first) WriteShards(group->Shards());
   }
   return ToyPassOf(net, model, rank.rank());

@@ -178,13 +178,12 @@ TEST(InPlace, TakesTwoBarriersPerStep) {
       };
       WEFT_RETURN_IF_ERROR(step(0));
       model.ZeroGradients();
-      const int64_t before = model.sharded_groups().context().state().engine().counters().operations;
+      const int64_t before = PartsOf(model).context.state().engine().counters().operations;
       WEFT_RETURN_IF_ERROR(step(1));
-      WEFT_RETURN_IF_ERROR(model.sharded_groups().context().state().engine().status());
+      WEFT_RETURN_IF_ERROR(PartsOf(model).context.state().engine().status());
       // In addition to the reductions of three blocks and the root. The engine may count a barrier of the
       // previous step, or not yet count the last one.
-      const int64_t operations =
-          model.sharded_groups().context().state().engine().counters().operations - before;
+      const int64_t operations = PartsOf(model).context.state().engine().counters().operations - before;
       EXPECT_THAT(operations, ::testing::AllOf(::testing::Ge(4 + 2 - 1), ::testing::Le(4 + 2 + 1)));
       EXPECT_EQ(model.counters().all_gathers, 0);
       return absl::OkStatus();
@@ -199,7 +198,7 @@ TEST(InPlace, KeepsItsValuesForReadersAfterTheModelIsDestroyed) {
     ToyNet net({6, 6, 6});
     WEFT_ASSIGN_OR_RETURN(auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, SharedImages(),
                                                  LoadInitialValues(kToySeed)));
-    for (const auto& group : model->sharded_groups().groups()) {
+    for (const auto& group : PartsOf(*model).groups) {
       WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kCritical));
       WEFT_RETURN_IF_ERROR(group->WaitUnshard());
     }
@@ -269,10 +268,10 @@ TEST(InPlace, CopiesIntoForeignStorage) {
     Parameter& weight = *net.layer(0).weight();
     std::vector<float> storage(static_cast<size_t>(weight.elements()));
     const std::vector<float> whole = [&] {
-      EXPECT_OK(model.sharded_groups().groups()[1]->Unshard(Priority::kCritical));
-      EXPECT_OK(model.sharded_groups().groups()[1]->WaitUnshard());
+      EXPECT_OK(PartsOf(model).groups[1]->Unshard(Priority::kCritical));
+      EXPECT_OK(PartsOf(model).groups[1]->WaitUnshard());
       std::vector<float> values = ReadValues(weight.data);
-      EXPECT_OK(model.sharded_groups().groups()[1]->Reshard());
+      EXPECT_OK(PartsOf(model).groups[1]->Reshard());
       return values;
     }();
     weight.data = TensorView::Contiguous(storage.data(), DType::kF32, weight.shape);
@@ -297,16 +296,15 @@ class EngineCollective : public PendingCollective {
 
 TEST(InPlace, UsesPrivateImagesForACustomAllGather) {
   WithToyModel(2, SharedImages(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
-    CommEngine& engine = model.sharded_groups().context().state().engine();
-    WEFT_ASSIGN_OR_RETURN(
-        const LaneId lane,
-        engine.AddLane(model.sharded_groups().context().lanes().shard_group(), LanePurpose::kAllGather));
+    CommEngine& engine = PartsOf(model).context.state().engine();
+    WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.AddLane(PartsOf(model).context.lanes().shard_group(),
+                                                            LanePurpose::kAllGather));
     const auto gather = [&](const AllGatherRequest& request) -> StartedCollective {
       return std::make_unique<EngineCollective>(
           engine.AllGather(lane, request.part, request.gathered, request.dtype, request.gathered_elements));
     };
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> in_place, ToyWeights(model));
-    model.sharded_groups().groups()[2]->SetCustomAllGather(gather);
+    PartsOf(model).groups[2]->SetCustomAllGather(gather);
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> gathered, ToyWeights(model));
     EXPECT_EQ(gathered, in_place);
     EXPECT_EQ(model.counters().all_gathers, 1);
@@ -316,7 +314,7 @@ TEST(InPlace, UsesPrivateImagesForACustomAllGather) {
       WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
     }
     EXPECT_GT(model.peaks().image_bytes, 0);
-    model.sharded_groups().groups()[2]->SetCustomAllGather(nullptr);
+    PartsOf(model).groups[2]->SetCustomAllGather(nullptr);
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> afterwards, ToyWeights(model));
     EXPECT_NE(afterwards, in_place);
     return ToyPassOf(net, model, rank, 2);

@@ -74,7 +74,7 @@ TEST(NodeShared, LetsRanksOfANumaNodeReadOneCopyInTheirOwnSegments) {
                  WEFT_RETURN_IF_ERROR(handle.Wait());
                  const void* place = net.layer(1).weight()->data.data;
                  places[static_cast<size_t>(rank)] = place;
-                 const CommEngine& engine = model.sharded_groups().context().state().engine();
+                 const CommEngine& engine = PartsOf(model).context.state().engine();
                  const std::optional<NodeAddress> address = engine.heap().AddressOf(place);
                  EXPECT_TRUE(address && engine.share_domains().map.SameNode(address->rank, rank));
                  return model.Reshard(net.layer(1));
@@ -106,8 +106,7 @@ TEST(NodeShared, CountsOneRegionPerNodeInEqualSharesOfItsRanks) {
   WithToyModel(kTwoAndOne, WithoutPrefetch(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
     const auto bytes = [&](size_t group) {
-      return static_cast<size_t>(model.sharded_groups().groups()[group]->layout().image_elements()) *
-             sizeof(float);
+      return static_cast<size_t>(PartsOf(model).groups[group]->layout().image_elements()) * sizeof(float);
     };
     const size_t region = bytes(0) + bytes(1);  // The root and the running block.
     EXPECT_EQ(model.peaks().image_bytes, rank < 2 ? region / 2 : region);
@@ -135,9 +134,9 @@ TEST(NodeShared, GathersPrivatelyIfTheRegionHasNoRoom) {
                    WEFT_ASSIGN_OR_RETURN(const std::vector<float> expected, ToyWeights(model));
                    EXPECT_EQ(model.counters().unshared_images, 0);
                    std::vector<float> all;
-                   for (const auto& group : model.sharded_groups().groups())
+                   for (const auto& group : PartsOf(model).groups)
                      WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kPrefetch));
-                   for (const auto& group : model.sharded_groups().groups()) {
+                   for (const auto& group : PartsOf(model).groups) {
                      WEFT_RETURN_IF_ERROR(group->WaitUnshard());
                      for (const auto& parameter : group->parameters()) {
                        const std::vector<float> values = ReadValues(parameter->data);

@@ -21,7 +21,7 @@ constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
 
 std::vector<State> States(const ShardedModel& model) {
   std::vector<State> states;
-  for (const auto& group : model.sharded_groups().groups()) states.push_back(group->state());
+  for (const auto& group : PartsOf(model).groups) states.push_back(group->state());
   return states;
 }
 

@@ -191,7 +191,7 @@ TEST(ShardedModelErrors, ReachOtherRanksWhenAnUnshardFails) {
         }
         WEFT_RETURN_IF_ERROR(model.ResetAfterError());
         // No rank fails again before all ranks have recovered.
-        Bootstrap& bootstrap = model.sharded_groups().context().state().engine().bootstrap();
+        Bootstrap& bootstrap = PartsOf(model).context.state().engine().bootstrap();
         WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::OkStatus(), kTestTimeout));
       }
       return ToyPassOf(net, model, rank);
@@ -217,7 +217,7 @@ TEST(UpdatesInBackward, AreRefusedInABackwardThatIsNotTheLast) {
 TEST(UpdatesInBackward, ThatBeginAgainWhileReductionsAreUnderWayFail) {
   WithToyModel(2, ZeroUnused(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     // Reductions with hooks are delivered at the end of the last backward.
-    for (const auto& group : model.sharded_groups().groups())
+    for (const auto& group : PartsOf(model).groups)
       group->SetGradientHook([](const std::string&, const TensorView&) { return absl::OkStatus(); });
     WEFT_RETURN_IF_ERROR(BeginToyUpdateInBackward(model));
     const auto hook = net.layer(2).AddBackwardPreHook([&](Module&, Invocation&, Tensors&) {

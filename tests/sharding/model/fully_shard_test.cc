@@ -54,7 +54,7 @@ TEST(FullyShard, GivesModulesThatWereNotCalledZeroGradientsOnRequest) {
   WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     net.SetOrder({0, 2});
     WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
-    for (const ShardView& shard : model.sharded_groups().groups()[2]->Shards()) {
+    for (const ShardView& shard : PartsOf(model).groups[2]->Shards()) {
       EXPECT_THAT(absl::MakeConstSpan(shard.grad, static_cast<size_t>(shard.elements())), Each(0.0F));
     }
     return ToyUpdate(model, 1.0, nullptr);
@@ -73,7 +73,7 @@ TEST(FullyShard, ExchangesNothingForABlockThatNoRankCalls) {
         EXPECT_EQ(after.reduce_scatters - before.reduce_scatters, 3);
         EXPECT_EQ(after.all_gathers - before.all_gathers, 3);
       }
-      for (const ShardView& shard : model.sharded_groups().groups()[2]->Shards()) {
+      for (const ShardView& shard : PartsOf(model).groups[2]->Shards()) {
         EXPECT_EQ(shard.grad, nullptr);
       }
       WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
@@ -89,7 +89,7 @@ TEST(FullyShard, ReducesABlockOnceIfItIsCalledTwice) {
     const int64_t before = model.counters().reduce_scatters;
     WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
     EXPECT_EQ(model.counters().reduce_scatters - before, 4);
-    for (const ShardView& shard : model.sharded_groups().groups()[2]->Shards())
+    for (const ShardView& shard : PartsOf(model).groups[2]->Shards())
       out.assign(shard.grad, shard.grad + shard.elements());
     model.ZeroGradients();
     return absl::OkStatus();
@@ -116,7 +116,7 @@ TEST(FullyShard, WorksIfAModelChangesItsOrder) {
            std::vector<std::vector<size_t>>{{0, 1, 2}, {0, 2}, {2, 1, 0}, {1}}) {
         net.SetOrder(order);
         WEFT_RETURN_IF_ERROR(Pass(net, rank, step++));
-        for (const auto& group : model.sharded_groups().groups())
+        for (const auto& group : PartsOf(model).groups)
           EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
         WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
       }
@@ -131,8 +131,7 @@ TEST(FullyShard, KeepsNoImageAfterAForwardWithoutGradients) {
   WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int) -> absl::Status {
     Invocation invocation(/*gradients=*/false);
     WEFT_RETURN_IF_ERROR(net.Forward(invocation, {ToyInputs(0, 2, 6)}).status());
-    for (const auto& group : model.sharded_groups().groups())
-      EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
+    for (const auto& group : PartsOf(model).groups) EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
     EXPECT_EQ(model.peaks().gradient_bytes, 0);
     return absl::OkStatus();
   });
@@ -154,18 +153,17 @@ TEST(FullyShard, CostsWhatTheFormulasSayInAForwardWithoutGradients) {
         return net.Forward(invocation, {ToyInputs(0, 2, 6)}).status();
       };
       WEFT_RETURN_IF_ERROR(forward());  // The first forward also agrees on the order.
-      const EngineCounters engine = model.sharded_groups().context().state().engine().counters();
+      const EngineCounters engine = PartsOf(model).context.state().engine().counters();
       const ShardingCounters sharding = model.counters();
       WEFT_RETURN_IF_ERROR(forward());
       StepCosts expected;
-      for (const auto& group : model.sharded_groups().groups()) {
+      for (const auto& group : PartsOf(model).groups) {
         expected += ForwardCostsOfGroup(group->layout(), policy,
                                         {.shard_size = 3, .residency = model.residency().residency});
       }
       EXPECT_EQ(model.counters().all_gathers - sharding.all_gathers, expected.all_gathers);
       EXPECT_EQ(model.counters().copied_bytes - sharding.copied_bytes, expected.copied_bytes);
-      EXPECT_EQ(model.sharded_groups().context().state().engine().counters().all_gather_bytes -
-                    engine.all_gather_bytes,
+      EXPECT_EQ(PartsOf(model).context.state().engine().counters().all_gather_bytes - engine.all_gather_bytes,
                 expected.all_gather_bytes);
       return absl::OkStatus();
     });

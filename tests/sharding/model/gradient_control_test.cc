@@ -127,9 +127,9 @@ TEST(ShardedModel, WaitsForReductionsOnlyInTheLastBackward) {
     // Without a hook, a finished reduction may be delivered before FinishBackward, with one rank always.
     for (const bool hooked : {false, true}) {
       WithToyModel(ranks, policy, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
-        const ParamGroup& group = model.sharded_groups().group(0);
+        const ParamGroup& group = *PartsOf(model).groups[0];
         if (hooked) {
-          for (const auto& each : model.sharded_groups().groups())
+          for (const auto& each : PartsOf(model).groups)
             each->SetGradientHook([](const std::string&, const TensorView&) { return absl::OkStatus(); });
         }
         model.SetIsLastBackward(false);
@@ -137,7 +137,7 @@ TEST(ShardedModel, WaitsForReductionsOnlyInTheLastBackward) {
         EXPECT_FALSE(group.has_reduced_gradients());
         EXPECT_THAT(model.ClipGradNorm(1.0), is_under_way);
         EXPECT_THAT(model.sharded_groups().ForgetReducedGradients(all), is_under_way);
-        WEFT_RETURN_IF_ERROR(model.sharded_groups().context().FinishBackward());
+        WEFT_RETURN_IF_ERROR(PartsOf(model).context.FinishBackward());
         EXPECT_TRUE(group.has_reduced_gradients());
         return ToyUpdate(model, 1.0, nullptr);
       });

@@ -51,7 +51,7 @@ Peaks PeaksOf(bool reshard, int p, int f, NodeShared node_shared = NodeShared::k
         ToyNet net(std::vector<int64_t>(kBlocks + 1, 16));
         WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
                                                            LoadInitialValues(kToySeed)));
-        CommContext& context = model->sharded_groups().context();
+        CommContext& context = PartsOf(*model).context;
         Peaks mine;
         mine.shards_before = context.memory().shard_bytes();
         net.AddForwardPostHook([&](Module&, Invocation&, Tensors&) {

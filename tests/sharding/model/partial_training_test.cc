@@ -123,7 +123,7 @@ TEST(ShardedModel, LeavesIgnoredParametersToTheCaller) {
     EXPECT_THAT(values, ::testing::Each(1.0F));
     EXPECT_THAT(gradient, ::testing::Contains(::testing::Ne(0.0F)));  // That of this rank alone.
     for (const ShardView& shard : model->Shards()) EXPECT_NE(shard.parameter, &gain);
-    EXPECT_TRUE(model->sharded_groups().groups()[0]->parameters().empty());
+    EXPECT_TRUE(PartsOf(*model).groups[0]->parameters().empty());
     return ToyUpdate(*model, 1.0, nullptr);
   });
 }

@@ -253,7 +253,7 @@ Events EventsOfAnUpdate(ToyNet& net, ShardedModel& model, int rank) {
   });
   size_t updated = 0;
   EXPECT_OK(model.UpdateShards([&](absl::Span<const ShardView>) {
-    events.push_back(absl::StrCat("update ", ShortName(model.sharded_groups().groups()[updated++]->name())));
+    events.push_back(absl::StrCat("update ", ShortName(PartsOf(model).groups[updated++]->name())));
     return absl::OkStatus();
   }));
   model.SetScheduleObserver(nullptr);
@@ -297,8 +297,7 @@ TEST(Schedule, ReshardsAllGroupsAfterAForwardWithoutBackward) {
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
     Invocation invocation(/*gradients=*/false);
     WEFT_RETURN_IF_ERROR(net.Forward(invocation, {ToyInputs(0, 1, 6)}).status());
-    for (const auto& group : model.sharded_groups().groups())
-      EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
+    for (const auto& group : PartsOf(model).groups) EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
     return absl::OkStatus();
   });
 }

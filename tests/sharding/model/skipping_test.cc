@@ -147,12 +147,11 @@ TEST(SkippedBlocks, CostNoAdditionalCollective) {
   WithToyModel(2, PrivateImages(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
     model.ZeroGradients();
-    const int64_t before = model.sharded_groups().context().state().engine().counters().operations;
+    const int64_t before = PartsOf(model).context.state().engine().counters().operations;
     net.SetOrder(rank == 0 ? std::vector<size_t>{0, 2} : std::vector<size_t>{1});
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
     // Gathers of forward and backward, reductions, and the agreement on unused parameters.
-    EXPECT_EQ(model.sharded_groups().context().state().engine().counters().operations - before,
-              1 + 3 + 1 + 4 + 1);
+    EXPECT_EQ(PartsOf(model).context.state().engine().counters().operations - before, 1 + 3 + 1 + 4 + 1);
     return absl::OkStatus();
   });
 }

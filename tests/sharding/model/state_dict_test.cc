@@ -128,8 +128,8 @@ TEST(StateDict, LoadsPiecesOfOneMeshOnAnyOther) {
 
 TEST(StateDict, ResumesToTheSameBits) {
   const auto step = [](ToyNet& net, ShardedModel& model, int rank, int number) -> absl::Status {
-    WEFT_RETURN_IF_ERROR(ToyPass(
-        net, rank, model.sharded_groups().context().state().engine().bootstrap().size(), number, 0, 1));
+    WEFT_RETURN_IF_ERROR(
+        ToyPass(net, rank, PartsOf(model).context.state().engine().bootstrap().size(), number, 0, 1));
     return ToyUpdate(model, 1.0, nullptr);
   };
   SavedPieces saved;

@@ -210,7 +210,7 @@ TEST(Writes, LetShardsBeWrittenAgainAfterBeginWriting) {
           WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
           WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
           WEFT_RETURN_IF_ERROR(model.BeginWriting());
-          for (const auto& group : model.sharded_groups().groups())
+          for (const auto& group : PartsOf(model).groups)
             EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
           for (const ShardView& shard : model.Shards()) {
             std::fill(shard.data, shard.data + shard.elements(), value);
@@ -246,8 +246,7 @@ absl::Status ExpectUpdatesAfterReductionsOnDemandReachReaders(ToyNet& net, Shard
   const auto reduce_and_update = [&model](float value) -> absl::Status {
     WEFT_RETURN_IF_ERROR(model.ReduceGradients());
     EXPECT_FALSE(model.sharded_groups().are_shards_read());
-    for (const auto& group : model.sharded_groups().groups())
-      EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
+    for (const auto& group : PartsOf(model).groups) EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
     WEFT_RETURN_IF_ERROR(ExpectAnUpdateReachesReaders(model, value));
     model.ZeroGradients();
     return absl::OkStatus();

@@ -169,7 +169,7 @@ TEST(ReplicaOptimizer, GathersShardsThatWereWrittenAfterAnUnshard) {
     for (int step = 0; step < 2; ++step) {
       WEFT_RETURN_IF_ERROR(Step(net, model, bootstrap, step));
       WEFT_ASSIGN_OR_RETURN(std::vector<float> expected, ToyWeights(model));
-      WEFT_RETURN_IF_ERROR(model.sharded_groups().context().FinishBackward());
+      WEFT_RETURN_IF_ERROR(PartsOf(model).context.FinishBackward());
       for (const ShardView& shard : model.Shards()) {
         for (int64_t i = 0; i < shard.elements(); ++i) shard.data[i] *= 2;
       }

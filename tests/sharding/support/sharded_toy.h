@@ -43,7 +43,7 @@ void WithToyModel(int ranks, const ShardingPolicy& policy, Body body) {
 
 // Runs the only microbatch of a step over all ranks of the model.
 inline absl::Status ToyPassOf(ToyNet& net, ShardedModel& model, int rank, int step = 0) {
-  return ToyPass(net, rank, model.sharded_groups().context().lanes().shard_group().size(), step, 0, 1);
+  return ToyPass(net, rank, PartsOf(model).context.lanes().shard_group().size(), step, 0, 1);
 }
 
 }  // namespace weft::testing

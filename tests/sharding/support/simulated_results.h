@@ -53,7 +53,7 @@ inline absl::Status RunSteps(Bootstrap& bootstrap, ShardingPolicy policy, const 
     block->AddBackwardPreHook(sleep);
   }
   for (int i = 0; i < 3; ++i) WEFT_RETURN_IF_ERROR(step(net, *model, bootstrap, read));
-  WEFT_RETURN_IF_ERROR(model->sharded_groups().context().FinishBackward());
+  WEFT_RETURN_IF_ERROR(PartsOf(*model).context.FinishBackward());
   for (const ShardView& shard : model->Shards()) {
     read.insert(read.end(), shard.grad, shard.grad + shard.elements());
   }

@@ -58,7 +58,7 @@ StepCosts ExpectedCosts(const ShardedModel& model, StepShape shape, const CommEn
       policy.reshard_after_forward_size =
           size_of(groups.name(group)).value_or(policy.reshard_after_forward_size);
     }
-    const PipelineLanes& lanes = groups.group(group).lanes();
+    const PipelineLanes& lanes = PartsOf(model).groups[static_cast<size_t>(group)]->lanes();
     shape.shard_size = lanes.shard_group().size();
     shape.shard_rank = lanes.shard_group().group_rank;
     shape.replicate_size = bootstrap.size() / shape.shard_size;
@@ -97,14 +97,14 @@ ShardUpdate GradientDescent(double factor) {
 
 std::vector<GroupMembers> MembersOf(const ShardedModel& model) {
   std::vector<GroupMembers> groups;
-  for (const auto& group : model.sharded_groups().groups())
+  for (const auto& group : PartsOf(model).groups)
     groups.push_back({group->name(), groups.empty() ? -1 : kRootGroup, group->parameters()});
   return groups;
 }
 
 std::vector<FlatLayout> LayoutsOf(const ShardedModel& model) {
   std::vector<FlatLayout> layouts;
-  for (const auto& group : model.sharded_groups().groups()) layouts.push_back(group->layout());
+  for (const auto& group : PartsOf(model).groups) layouts.push_back(group->layout());
   return layouts;
 }
 
@@ -162,7 +162,7 @@ absl::Status ToyUpdate(ShardedModel& model, double clip, std::vector<double>* no
 
 absl::StatusOr<std::vector<float>> ToyWeights(ShardedModel& model) {
   std::vector<float> weights;
-  for (const auto& group : model.sharded_groups().groups()) {
+  for (const auto& group : PartsOf(model).groups) {
     WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kCritical));
     WEFT_RETURN_IF_ERROR(group->WaitUnshard());
     for (const auto& parameter : group->parameters()) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "sharding/model/group_schedule.h"
+#include "sharding/model/sharded_groups_parts.h"
 #include "tests/sharding/support/toy_model.h"
 #include "tests/support/rank_engine.h"
 #include "weft/comm/comm_engine.h"
@@ -25,6 +26,10 @@ constexpr int64_t kToyRows = 12;  // Rows of a step, over all ranks and microbat
 absl::StatusOr<RankEngine> MakeToyRank(Bootstrap& bootstrap, const EngineOptions& options = {});
 
 absl::StatusOr<DeviceMesh> MakeToyMesh(int replicate, int shard, int context = 1);
+
+inline ShardedGroupsParts PartsOf(const ShardedModel& model) {
+  return ShardedGroupsParts(model.sharded_groups());
+}
 
 struct ToyRun {
   int replicate = 1;
