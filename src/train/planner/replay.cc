@@ -10,14 +10,13 @@
 
 #include "src/train/plan/memory_need.h"
 #include "src/train/plan/parameter_sets.h"
+#include "src/train/plan/step_summary.h"
 #include "src/train/planner/context_replay.h"
 #include "src/train/planner/replay_sizes.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/core/status.h"
-#include "weft/memory/buffer_pool.h"
 #include "weft/memory/node_heap.h"
 #include "weft/mesh/simulation.h"
-#include "weft/mesh/world_group.h"
 #include "weft/optim/matrix_exchange.h"
 #include "weft/sharding/sharded_groups.h"
 
@@ -86,10 +85,8 @@ class ReplayRank {
     heap_options.segment_bytes = ReplaySegmentBytes(input_, divisor_);
     WEFT_ASSIGN_OR_RETURN(heap_, NodeHeap::Create(bootstrap_, heap_options));
     WEFT_ASSIGN_OR_RETURN(engine_, CommEngine::Create(bootstrap_, *heap_, options));
-    WEFT_ASSIGN_OR_RETURN(summaries_lane_,
-                          engine_->SharedLane(WorldGroup(bootstrap_), LanePurpose::kControl));
-    pool_ = std::make_unique<BufferPool>(*heap_, "step summaries");
-    WEFT_ASSIGN_OR_RETURN(summaries_, pool_->Acquire(kSummaryBytes * static_cast<size_t>(bootstrap_.size())));
+    WEFT_ASSIGN_OR_RETURN(
+        summaries_, StepSummaries::Create(bootstrap_, *heap_, *engine_, input_.plan.indexers.has_value()));
     WEFT_ASSIGN_OR_RETURN(context_, ContextReplay::Create(*engine_, input_, divisor_, [this](double ns) {
                             Compute(ns, input_.threads);
                           }));
@@ -224,7 +221,7 @@ class ReplayRank {
     WEFT_RETURN_IF_ERROR(in_backward
                              ? sharded_->FinishUpdatesInBackward().status()
                              : sharded_->ClipGradNorms(ClipSetsOf(input_.plan), NormType::kTwo).status());
-    WEFT_RETURN_IF_ERROR(GatherSummaries());
+    WEFT_RETURN_IF_ERROR(summaries_->Sum({}).status());
     if (matrices_ != nullptr) WEFT_RETURN_IF_ERROR(OrthogonalizeAll());
     if (!in_backward) WEFT_RETURN_IF_ERROR(sharded_->UpdateShards(update));
     sharded_->ZeroGradients();
@@ -246,28 +243,13 @@ class ReplayRank {
     });
   }
 
-  absl::Status GatherSummaries() {
-    std::byte* own = summaries_.data() + kSummaryBytes * static_cast<size_t>(bootstrap_.rank());
-    OpOptions options;
-    options.label = "step_summaries";
-    options.priority = Priority::kCritical;
-    Work work = engine_->AllGather(summaries_lane_, own, summaries_.data(), DType::kI64,
-                                   static_cast<int64_t>(kSummaryBytes / sizeof(int64_t)) * bootstrap_.size(),
-                                   {}, options);
-    return work.WaitReleased();
-  }
-
-  static constexpr size_t kSummaryBytes = 16;  // A loss and the flags of a step.
-
   Bootstrap& bootstrap_;
   const ReplayInput& input_;
   const std::vector<ReplayGroup>& groups_;
   const int64_t divisor_;
   std::unique_ptr<NodeHeap> heap_;
   std::unique_ptr<CommEngine> engine_;
-  std::unique_ptr<BufferPool> pool_;
-  Buffer summaries_;
-  LaneId summaries_lane_;
+  std::unique_ptr<StepSummaries> summaries_;
   std::unique_ptr<ContextReplay> context_;  // Null if sequences are not split.
   std::unique_ptr<ShardedGroups> sharded_;
   std::vector<std::vector<std::shared_ptr<Parameter>>> parameters_;  // By group.
@@ -364,6 +346,8 @@ absl::StatusOr<ReplayResult> ReplayStep(const ReplayInput& input) {
   result.reduce_scatter_bytes = sum(&EngineCounters::reduce_scatter_bytes) / count * result.divisor;
   result.all_reduce_bytes = sum(&EngineCounters::all_reduce_bytes) / count * result.divisor;
   result.context_bytes = sum(&EngineCounters::context_bytes) / count * result.divisor;
+  // Independent of the sizes of parameters.
+  result.control_bytes = sum(&EngineCounters::control_bytes) / count;
   result.optimizer_bytes = sum(&EngineCounters::optimizer_bytes) / count * result.divisor;
   result.wire_bytes = sum(&EngineCounters::wire_bytes) / SimulatedNodes(input) * result.divisor;
   const auto scale = static_cast<size_t>(result.divisor);

@@ -108,6 +108,7 @@ class Replay : public TrainRun {
     EXPECT_EQ(forecast.reduce_scatter_bytes, mean(&Bytes::reduce_scatter));
     EXPECT_EQ(forecast.all_reduce_bytes, mean(&Bytes::all_reduce));
     EXPECT_EQ(forecast.context_bytes, mean(&Bytes::context));
+    EXPECT_EQ(forecast.control_bytes, mean(&Bytes::control));
     EXPECT_EQ(forecast.optimizer_bytes, mean(&Bytes::optimizer));
   }
   std::optional<double> numa_gb_s_;
@@ -186,6 +187,11 @@ TEST_F(Replay, GivesTheAttentionALargerShareOfTheBackwardWithAdapters) {
   const double quarters = 2 * attention * kPartMs / 4;
   const double step_ms = Forecast({1, 1, 2}, NodeMap::OneNode(2), kPartMs * 1e6).step_ms;
   EXPECT_NEAR(step_ms, halves + quarters, 0.003 * step_ms);
+}
+
+TEST_F(Replay, ExchangesTheSumsOfIndexers) {
+  config_.attention.kind = AttentionKind::kDsa;
+  ExpectBytesOfARun({1, 2}, NodeMap::OneNode(2));
 }
 
 TEST_F(Replay, GathersTheKeysOfSparseAttentionFromPartsOfDifferentSizes) {

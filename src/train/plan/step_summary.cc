@@ -1,4 +1,4 @@
-#include "src/train/loop/step_summary.h"
+#include "src/train/plan/step_summary.h"
 
 #include <cstring>
 

@@ -1,4 +1,5 @@
-// The values that ranks exchange at each step: losses, and requests to stop or to save.
+// The values that ranks exchange at each step: losses, and requests to stop or to save. Simulated ranks of a
+// forecast exchange them, too.
 //
 // Thread safety: none; one thread uses them.
 #pragma once
