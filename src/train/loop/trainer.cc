@@ -209,8 +209,9 @@ absl::Status Trainer::ForwardAndBackward(int64_t step, int64_t targets, StepSumm
 }
 
 void Trainer::SetGradientSync(bool last_microbatch) {
-  sharded_->SetRequiresGradientSync(last_microbatch || plan_.parallel.grad_sync != GradientSync::kLast);
-  sharded_->SetRequiresAllReduce(last_microbatch || plan_.parallel.grad_sync == GradientSync::kEach);
+  const MicrobatchSync sync = plan_.SyncOf(last_microbatch);
+  sharded_->SetRequiresGradientSync(sync.reduce_scatter);
+  sharded_->SetRequiresAllReduce(sync.all_reduce);
   sharded_->SetIsLastBackward(last_microbatch);
 }
 

@@ -30,6 +30,12 @@ struct AdapterPlan {
   double dropout;
 };
 
+// How far the gradients of a microbatch are reduced after its backward.
+struct MicrobatchSync {
+  bool reduce_scatter;  // Over the shard group.
+  bool all_reduce;      // Over replicas.
+};
+
 struct RunPlan {
   DeviceMesh mesh;
   int replicate_size;
@@ -68,6 +74,11 @@ struct RunPlan {
   int shard_group_size() const { return shard_size * context.size; }
   // Ranks that share sequences have the same data-parallel rank.
   int data_parallel_rank(int rank) const { return rank / context.size; }
+  // By --grad-sync.
+  MicrobatchSync SyncOf(bool last_microbatch) const {
+    return {last_microbatch || parallel.grad_sync != GradientSync::kLast,
+            last_microbatch || parallel.grad_sync == GradientSync::kEach};
+  }
   ShardingPolicy Policy(WireCompression wire_compression) const;
 };
 

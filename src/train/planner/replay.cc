@@ -193,7 +193,6 @@ class ReplayRank {
 
   absl::Status Step(int step) {
     const int64_t microbatches = input_.plan.batch.microbatches;
-    const GradientSync sync = input_.plan.parallel.grad_sync;
     const ShardUpdate update = [this](absl::Span<const ShardView> shards) {
       int64_t updated = 0;
       for (const ShardView& shard : shards) updated += TrainedElements(shard);
@@ -202,9 +201,10 @@ class ReplayRank {
     };
     for (int64_t microbatch = 0; microbatch < microbatches; ++microbatch) {
       const bool last = microbatch + 1 == microbatches;
+      const MicrobatchSync sync = input_.plan.SyncOf(last);
       for (int group = 0; group < sharded_->group_count(); ++group) {
-        sharded_->SetRequiresGradientSync(group, last || sync != GradientSync::kLast);
-        sharded_->SetRequiresAllReduce(group, last || sync == GradientSync::kEach);
+        sharded_->SetRequiresGradientSync(group, sync.reduce_scatter);
+        sharded_->SetRequiresAllReduce(group, sync.all_reduce);
       }
       sharded_->SetIsLastBackward(last);
       if (last && input_.plan.updates_in_backward) {
