@@ -138,9 +138,7 @@ class ModelStep {
     OrDie(net_->Forward(invocation, {ids_, ids_}).status());
     stopwatch_.AddTimeTo("residuals and the rest");
     const double forward = SumOf(stopwatch_.parts());
-    float one = 1.0F;
-    OrDie(
-        net_->Backward(invocation, {Tensor::Borrow(TensorView::Contiguous(&one, DType::kF32, {}))}).status());
+    OrDie(net_->Backward(invocation, {Tensor::Scalar(1.0F)}).status());
     stopwatch_.AddTimeTo("residuals and the rest");
     const double backward = SumOf(stopwatch_.parts()) - forward;
     const double factor = ClipFactor(GradientNorm(), 1.0);

@@ -87,9 +87,7 @@ class SplitLlama {
       invocation.SetSequence(sequence);
       IndexerPassOf(invocation).loss_factor = factor;
       loss_ = OrDie(model_->Forward(invocation, {ids, targets}))[0];
-      Tensor one = Tensor::Empty(DType::kF32, {});
-      *one.As<float>() = 1.0F;
-      OrDie(model_->Backward(invocation, {one}).status());
+      OrDie(model_->Backward(invocation, {Tensor::Scalar(1.0F)}).status());
     });
     return {static_cast<double>(engine_.counters().wait_ns - before) * kMsPerNs, seconds * 1e3};
   }

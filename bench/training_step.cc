@@ -97,9 +97,7 @@ class Trainer {
     Invocation invocation(/*gradients=*/true, /*loss_scale=*/1.0F / tokens);
     const Tensors loss = OrDie(net_->Forward(invocation, {inputs_, targets_}));
     const double value = static_cast<double>(*loss[0].As<float>()) * ranks_;
-    float one = 1.0F;
-    OrDie(
-        net_->Backward(invocation, {Tensor::Borrow(TensorView::Contiguous(&one, DType::kF32, {}))}).status());
+    OrDie(net_->Backward(invocation, {Tensor::Scalar(1.0F)}).status());
     const GradientNorm norm = OrDie(model_->ClipGradNorm(kMaxNorm));
     before_update();
     OrDie(optimizer_->Step(*model_, norm.factor));

@@ -69,8 +69,6 @@ absl::Status Train(Bootstrap& ranks, const std::string& folder, const std::strin
   WEFT_ASSIGN_OR_RETURN(auto model, FullyShard(net, blocks, mesh, *engine, {}, LoadFromHf(folder, Stored)));
   ShardedAdamW optimizer(model->Shards(), {.lr = 1e-3});
   const int64_t samples = kSamples / ranks.size(), first = samples * ranks.rank();
-  const Tensor one = Tensor::Empty(DType::kF32, {});
-  *one.As<float>() = 1;
   for (int step = 1; step <= 10; ++step) {
     Invocation pass(/*gradients=*/true, /*loss_scale=*/1.0F / (kSamples * kTokens));
     pass.SetRandomKey(MakeRandomKey(/*seed=*/0, step, first, samples));
@@ -78,7 +76,7 @@ absl::Status Train(Bootstrap& ranks, const std::string& folder, const std::strin
       return Tokens(samples, step * kSamples + first, shift, words[0]);
     };
     WEFT_ASSIGN_OR_RETURN(const Tensors losses, net.Forward(pass, {tokens(0), tokens(1)}));
-    WEFT_RETURN_IF_ERROR(net.Backward(pass, {one}).status());
+    WEFT_RETURN_IF_ERROR(net.Backward(pass, {Tensor::Scalar(1.0F)}).status());
     WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, model->ClipGradNorm(/*max_norm=*/0));
     WEFT_RETURN_IF_ERROR(optimizer.Step(*model));
     model->ZeroGradients();

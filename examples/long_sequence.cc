@@ -31,8 +31,6 @@ absl::Status Train(Bootstrap& ranks) {
   // The parameters are sharded over the same ranks.
   WEFT_ASSIGN_OR_RETURN(auto model, FullyShard(*net, net->units(), mesh, *engine, {}, LoadInitialValues(0)));
   ShardedAdamW optimizer(model->Shards(), {.lr = 1e-3, .weight_decay = 0});
-  const Tensor one = Tensor::Empty(DType::kF32, {});
-  *one.As<float>() = 1;
   Tensor ids = Pattern(0), targets = Pattern(1);
   for (int step = 1; step <= 40; ++step) {
     // While `scope` lives, ids and targets hold this rank's part. SetSequence states its positions.
@@ -40,7 +38,7 @@ absl::Status Train(Bootstrap& ranks) {
     Invocation pass(/*gradients=*/true, /*loss_scale=*/1.0F / kTokens);
     pass.SetSequence(layout.Parts(ranks.rank()));
     WEFT_ASSIGN_OR_RETURN(const Tensors losses, net->Forward(pass, {ids, targets}));
-    WEFT_RETURN_IF_ERROR(net->Backward(pass, {one}).status());
+    WEFT_RETURN_IF_ERROR(net->Backward(pass, {Tensor::Scalar(1.0F)}).status());
     WEFT_RETURN_IF_ERROR(optimizer.Step(model->Shards()));
     model->ZeroGradients();
     float loss = *losses[0].As<float>();  // This rank's part. The sum over ranks is the mean.

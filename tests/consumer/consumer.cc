@@ -26,12 +26,6 @@ weft::Tensors CountingBatch(int rank) {
   return {ids, targets};
 }
 
-weft::Tensors One() {
-  weft::Tensor one = weft::Tensor::Empty(weft::DType::kF32, {});
-  *one.As<float>() = 1.0F;
-  return {one};
-}
-
 absl::Status CheckThatItLearns(weft::Bootstrap& ranks, float first, float last) {
   if (ranks.rank() == 0) std::printf("loss of rank 0: %.3f, after %d steps %.3f\n", first, kSteps, last);
   return last < first / 2 ? absl::OkStatus() : absl::InternalError("the loss did not fall");
@@ -49,7 +43,7 @@ absl::Status Train(weft::Bootstrap& ranks) {
   for (int step = 0; step < kSteps; ++step) {
     weft::Invocation pass(/*gradients=*/true, /*loss_scale=*/1.0F / (kTokens * ranks.size()));
     WEFT_ASSIGN_OR_RETURN(auto loss, net->Forward(pass, CountingBatch(ranks.rank())));
-    WEFT_RETURN_IF_ERROR(net->Backward(pass, One()).status());
+    WEFT_RETURN_IF_ERROR(net->Backward(pass, {weft::Tensor::Scalar(1.0F)}).status());
     WEFT_ASSIGN_OR_RETURN(auto norm, model->ClipGradNorm(1.0));
     for (const weft::ShardView& shard : model->Shards()) {  // This rank's part of every parameter.
       for (int64_t i = 0; i < shard.elements(); ++i)

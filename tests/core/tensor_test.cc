@@ -30,6 +30,14 @@ TEST(Tensor, ZerosHasOnlyZeroElements) {
       std::all_of(tensor.As<float>(), tensor.As<float>() + 77, [](float value) { return value == 0; }));
 }
 
+TEST(Tensor, ScalarOwnsOneElementWithoutDims) {
+  const Tensor tensor = Tensor::Scalar(2.5F);
+  EXPECT_EQ(tensor.dtype(), DType::kF32);
+  EXPECT_THAT(tensor.shape(), ElementsAre());
+  EXPECT_NE(tensor.storage(), nullptr);
+  EXPECT_EQ(*tensor.As<float>(), 2.5F);
+}
+
 TEST(Tensor, SharesMemoryWithItsCopiesAndReshapes) {
   Tensor reshaped;
   EXPECT_FALSE(reshaped.defined());

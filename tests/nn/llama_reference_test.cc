@@ -110,9 +110,7 @@ TEST_P(LlamaReference, MatchesLossesNormsAndWeightsOfTransformersAndTorch) {
     EXPECT_NEAR(*(*loss)[0].As<float>(), expected_loss, kRelative * expected_loss) << "step " << step;
 
     for (const auto& parameter : parameters) parameter->grad_written = false;
-    const Tensor one = Tensor::Empty(DType::kF32, {});
-    *one.As<float>() = 1.0F;
-    ASSERT_TRUE((*model)->Backward(invocation, {one}).ok());
+    ASSERT_TRUE((*model)->Backward(invocation, {Tensor::Scalar(1.0F)}).ok());
     EXPECT_TRUE(invocation.empty());
     const double norm = GradientNorm(parameters);
     const double expected_norm = expected["grad_norms"][at];

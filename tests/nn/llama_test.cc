@@ -119,8 +119,6 @@ TEST(LlamaModel, AccumulatesGradientsOverMicrobatches) {
   ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(TinyLlama()));
   MaterializedParameters memory(*model, 3, DType::kF32, DType::kF32);
   const auto parameters = model->AllParameters();
-  const Tensor one = Tensor::Empty(DType::kF32, {});
-  *one.As<float>() = 1.0F;
   const Tensor ids = TestIds({4, 6}, 13, 1);
   const Tensor targets = TestIds({4, 6}, 13, 2);
   const auto rows = [](const Tensor& tensor, int64_t first, int64_t count) {
@@ -129,7 +127,7 @@ TEST(LlamaModel, AccumulatesGradientsOverMicrobatches) {
   const auto run = [&](int64_t first, int64_t count) {
     Invocation invocation(/*gradients=*/true, 1.0F / 24.0F);
     const auto loss = model->Forward(invocation, {rows(ids, first, count), rows(targets, first, count)});
-    EXPECT_OK(model->Backward(invocation, {one}).status());
+    EXPECT_OK(model->Backward(invocation, {Tensor::Scalar(1.0F)}).status());
     return *(*loss)[0].As<float>();
   };
   const float whole = run(0, 4);
@@ -153,9 +151,7 @@ TEST(LlamaModel, ComputesIn16BitsCloseToF32) {
     const MaterializedParameters memory(*model, 3, dtype, DType::kF32);
     Invocation invocation(/*gradients=*/true, 1.0F / 10.0F);
     const auto loss = model->Forward(invocation, {TestIds({2, 5}, 13, 1), TestIds({2, 5}, 13, 2)});
-    const Tensor one = Tensor::Empty(DType::kF32, {});
-    *one.As<float>() = 1.0F;
-    EXPECT_OK(model->Backward(invocation, {one}).status());
+    EXPECT_OK(model->Backward(invocation, {Tensor::Scalar(1.0F)}).status());
     return *(*loss)[0].As<float>();
   };
   EXPECT_NEAR(loss_in(DType::kBF16), loss_in(DType::kF32), 0.01F);
@@ -200,9 +196,7 @@ TEST(LlamaModel, AcceptsZeroTokens) {
     ASSERT_OK_AND_ASSIGN(const Tensors loss,
                          model->Forward(invocation, {TestIds({2, 0}, 13, 1), TestIds({2, 0}, 13, 2)}));
     EXPECT_EQ(*loss[0].As<float>(), 0.0F);
-    const Tensor one = Tensor::Empty(DType::kF32, {});
-    *one.As<float>() = 1.0F;
-    ASSERT_OK(model->Backward(invocation, {one}).status());
+    ASSERT_OK(model->Backward(invocation, {Tensor::Scalar(1.0F)}).status());
     EXPECT_TRUE(invocation.empty());
     for (const auto& parameter : model->AllParameters()) {
       for (int64_t i = 0; i < parameter->elements(); ++i) {

@@ -14,12 +14,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-Tensor Scalar(float value) {
-  Tensor tensor = Tensor::Empty(DType::kF32, {});
-  *tensor.As<float>() = value;
-  return tensor;
-}
-
 // y = x + addend; the gradient passes through. Saves its input, and records in `popped` what backward pops.
 class Shift : public Module {
  public:
@@ -32,7 +26,7 @@ class Shift : public Module {
  protected:
   absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override {
     if (invocation.gradients()) invocation.Save(this, {inputs[0]});
-    return Tensors{Scalar(*inputs[0].As<float>() + addend_)};
+    return Tensors{Tensor::Scalar(*inputs[0].As<float>() + addend_)};
   }
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override {
     popped.push_back(*invocation.PopSaved(this)[0].As<float>());
@@ -88,7 +82,7 @@ TEST(Module, RunsHooksInOrderAndLetsThemReplaceTensors) {
   Shift shift("shift", 1.0F);
   const auto append_digit = [](float digit) {
     return [digit](Module&, Invocation&, Tensors& tensors) {
-      tensors[0] = Scalar(*tensors[0].As<float>() * 10.0F + digit);
+      tensors[0] = Tensor::Scalar(*tensors[0].As<float>() * 10.0F + digit);
       return absl::OkStatus();
     };
   };
@@ -98,10 +92,10 @@ TEST(Module, RunsHooksInOrderAndLetsThemReplaceTensors) {
   shift.AddBackwardPreHook(append_digit(7.0F));
   shift.AddBackwardPostHook(append_digit(8.0F));
   Invocation invocation;
-  const auto outputs = shift.Forward(invocation, {Scalar(1.0F)});
+  const auto outputs = shift.Forward(invocation, {Tensor::Scalar(1.0F)});
   ASSERT_TRUE(outputs.ok());
   EXPECT_EQ(*(*outputs)[0].As<float>(), 1245.0F);  // 1 -> 12 -> 123 -> +1 -> 124 -> 1245
-  const auto gradients = shift.Backward(invocation, {Scalar(1.0F)});
+  const auto gradients = shift.Backward(invocation, {Tensor::Scalar(1.0F)});
   ASSERT_TRUE(gradients.ok());
   EXPECT_EQ(*(*gradients)[0].As<float>(), 178.0F);
 }
@@ -117,7 +111,7 @@ TEST(Module, DoesNotRunARemovedHook) {
   shift.AddForwardPostHook(count);
   shift.RemoveHook(removed);
   Invocation invocation;
-  ASSERT_TRUE(shift.Forward(invocation, {Scalar(0.0F)}).ok());
+  ASSERT_TRUE(shift.Forward(invocation, {Tensor::Scalar(0.0F)}).ok());
   EXPECT_EQ(calls, 1);
 }
 
@@ -127,7 +121,7 @@ TEST(Module, StopsAtAFailingHook) {
     return absl::UnavailableError(absl::StrCat("no weights for ", module.name()));
   });
   Invocation invocation;
-  const auto outputs = shift.Forward(invocation, {Scalar(0.0F)});
+  const auto outputs = shift.Forward(invocation, {Tensor::Scalar(0.0F)});
   EXPECT_EQ(outputs.status(), absl::UnavailableError("no weights for shift"));
   EXPECT_TRUE(invocation.empty());
 }
@@ -139,11 +133,11 @@ TEST(Module, PassesEachErrorOfItselfOrAChildToErrorHooksOnce) {
     reports.push_back(absl::StrCat(module.name(), ": ", error.message()));
   });
   Invocation invocation;
-  ASSERT_TRUE(pair.Forward(invocation, {Scalar(0.0F)}).ok());
+  ASSERT_TRUE(pair.Forward(invocation, {Tensor::Scalar(0.0F)}).ok());
   EXPECT_THAT(reports, ::testing::IsEmpty());
   const auto failing = [](Module&, Invocation&, Tensors&) { return absl::DataLossError("broken"); };
   pair.first->AddBackwardPreHook(failing);
-  EXPECT_FALSE(pair.Backward(invocation, {Scalar(0.0F)}).ok());
+  EXPECT_FALSE(pair.Backward(invocation, {Tensor::Scalar(0.0F)}).ok());
   EXPECT_THAT(reports, ElementsAre("pair: broken"));
 }
 
@@ -155,7 +149,7 @@ TEST(Module, PassesAnExceptionToErrorHooksAndRethrowsIt) {
   pair.second->AddForwardPreHook(
       [](Module&, Invocation&, Tensors&) -> absl::Status { throw std::runtime_error("broken"); });
   Invocation invocation;
-  const auto forward = [&] { return pair.Forward(invocation, {Scalar(0.0F)}); };
+  const auto forward = [&] { return pair.Forward(invocation, {Tensor::Scalar(0.0F)}); };
   EXPECT_THAT(forward, ::testing::ThrowsMessage<std::runtime_error>("broken"));
   EXPECT_THAT(reports, ElementsAre("an exception escaped module 'pair': broken"));
   pair.RemoveHook(hook);
@@ -170,7 +164,7 @@ TEST(Module, PassesANonStdExceptionToErrorHooks) {
       [&reports](Module&, const absl::Status& error) { reports.emplace_back(error.message()); });
   shift.AddForwardPreHook([](Module&, Invocation&, Tensors&) -> absl::Status { throw 7; });
   Invocation invocation;
-  EXPECT_THROW(static_cast<void>(shift.Forward(invocation, {Scalar(0.0F)})), int);
+  EXPECT_THROW(static_cast<void>(shift.Forward(invocation, {Tensor::Scalar(0.0F)})), int);
   EXPECT_THAT(
       reports,
       ElementsAre("an exception escaped module 'shift': its type is not derived from std::exception"));
@@ -192,8 +186,8 @@ TEST(Module, FailsIfItsBackwardLeavesOutAChild) {
     ForgetfulPair pair("pair");
     pair.SetActivationCheckpointing(checkpointed);
     Invocation invocation;
-    ASSERT_TRUE(pair.Forward(invocation, {Scalar(1.0F)}).ok());
-    const absl::Status status = pair.Backward(invocation, {Scalar(1.0F)}).status();
+    ASSERT_TRUE(pair.Forward(invocation, {Tensor::Scalar(1.0F)}).ok());
+    const absl::Status status = pair.Backward(invocation, {Tensor::Scalar(1.0F)}).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(status.message()),
                 HasSubstr("the backward of 'pair' left out the backward of 'pair.first'"));
@@ -204,8 +198,8 @@ TEST(Module, MayLeaveOutTheBackwardOfAFrozenChild) {
   ForgetfulPair pair("pair");
   pair.first->weight->requires_grad = false;
   Invocation invocation;
-  ASSERT_TRUE(pair.Forward(invocation, {Scalar(1.0F)}).ok());
-  EXPECT_TRUE(pair.Backward(invocation, {Scalar(1.0F)}).ok());
+  ASSERT_TRUE(pair.Forward(invocation, {Tensor::Scalar(1.0F)}).ok());
+  EXPECT_TRUE(pair.Backward(invocation, {Tensor::Scalar(1.0F)}).ok());
 }
 
 TEST(Module, MayWaitForItsBackwardWhileOtherCallsOfTheInvocationRunTheirs) {
@@ -213,22 +207,22 @@ TEST(Module, MayWaitForItsBackwardWhileOtherCallsOfTheInvocationRunTheirs) {
   Pair two("two");
   Invocation invocation;
   for (int call = 0; call < 2; ++call) {
-    ASSERT_TRUE(one.Forward(invocation, {Scalar(1.0F)}).ok());
-    ASSERT_TRUE(two.Forward(invocation, {Scalar(1.0F)}).ok());
+    ASSERT_TRUE(one.Forward(invocation, {Tensor::Scalar(1.0F)}).ok());
+    ASSERT_TRUE(two.Forward(invocation, {Tensor::Scalar(1.0F)}).ok());
   }
-  for (int call = 0; call < 2; ++call) EXPECT_TRUE(two.Backward(invocation, {Scalar(1.0F)}).ok());
-  for (int call = 0; call < 2; ++call) EXPECT_TRUE(one.Backward(invocation, {Scalar(1.0F)}).ok());
+  for (int call = 0; call < 2; ++call) EXPECT_TRUE(two.Backward(invocation, {Tensor::Scalar(1.0F)}).ok());
+  for (int call = 0; call < 2; ++call) EXPECT_TRUE(one.Backward(invocation, {Tensor::Scalar(1.0F)}).ok());
   EXPECT_TRUE(invocation.empty());
 }
 
 TEST(Invocation, PopsSavesInReverseOrderOfTheCalls) {
   Shift shift("shift", 0.0F);
   Invocation invocation;
-  ASSERT_TRUE(shift.Forward(invocation, {Scalar(1.0F)}).ok());
-  ASSERT_TRUE(shift.Forward(invocation, {Scalar(2.0F)}).ok());
+  ASSERT_TRUE(shift.Forward(invocation, {Tensor::Scalar(1.0F)}).ok());
+  ASSERT_TRUE(shift.Forward(invocation, {Tensor::Scalar(2.0F)}).ok());
   EXPECT_FALSE(invocation.empty());
-  ASSERT_TRUE(shift.Backward(invocation, {Scalar(0.0F)}).ok());
-  ASSERT_TRUE(shift.Backward(invocation, {Scalar(0.0F)}).ok());
+  ASSERT_TRUE(shift.Backward(invocation, {Tensor::Scalar(0.0F)}).ok());
+  ASSERT_TRUE(shift.Backward(invocation, {Tensor::Scalar(0.0F)}).ok());
   EXPECT_THAT(shift.popped, ElementsAre(2.0F, 1.0F));
   EXPECT_TRUE(invocation.empty());
 }
@@ -237,17 +231,17 @@ TEST(Invocation, KeepsSavesOfConcurrentInvocationsSeparate) {
   Pair pair("pair");
   Invocation one;
   Invocation two;
-  ASSERT_TRUE(pair.Forward(one, {Scalar(1.0F)}).ok());
-  ASSERT_TRUE(pair.Forward(two, {Scalar(2.0F)}).ok());
-  ASSERT_TRUE(pair.Backward(one, {Scalar(0.0F)}).ok());
-  ASSERT_TRUE(pair.Backward(two, {Scalar(0.0F)}).ok());
+  ASSERT_TRUE(pair.Forward(one, {Tensor::Scalar(1.0F)}).ok());
+  ASSERT_TRUE(pair.Forward(two, {Tensor::Scalar(2.0F)}).ok());
+  ASSERT_TRUE(pair.Backward(one, {Tensor::Scalar(0.0F)}).ok());
+  ASSERT_TRUE(pair.Backward(two, {Tensor::Scalar(0.0F)}).ok());
   EXPECT_THAT(pair.first->popped, ElementsAre(1.0F, 2.0F));
 }
 
 TEST(Invocation, SavesNothingWithoutGradients) {
   Pair pair("pair");
   Invocation invocation(/*gradients=*/false);
-  ASSERT_TRUE(pair.Forward(invocation, {Scalar(1.0F)}).ok());
+  ASSERT_TRUE(pair.Forward(invocation, {Tensor::Scalar(1.0F)}).ok());
   EXPECT_TRUE(invocation.empty());
 }
 
@@ -279,10 +273,10 @@ TEST(ActivationCheckpointing, SavesOnlyInputsAndRecomputesInBackward) {
     return absl::OkStatus();
   });
   Invocation invocation;
-  ASSERT_TRUE(pair.Forward(invocation, {Scalar(1.0F)}).ok());
+  ASSERT_TRUE(pair.Forward(invocation, {Tensor::Scalar(1.0F)}).ok());
   EXPECT_FALSE(invocation.empty());
   EXPECT_EQ(forwards, 1);
-  ASSERT_TRUE(pair.Backward(invocation, {Scalar(0.0F)}).ok());
+  ASSERT_TRUE(pair.Backward(invocation, {Tensor::Scalar(0.0F)}).ok());
   EXPECT_EQ(forwards, 2);
   EXPECT_THAT(pair.first->popped, ElementsAre(1.0F));
   EXPECT_THAT(pair.second->popped, ElementsAre(2.0F));
@@ -293,12 +287,12 @@ TEST(ActivationCheckpointing, RunsOwnForwardHooksOnceAndRecomputesFromTheInputsT
   Shift shift("shift", 1.0F);
   shift.SetActivationCheckpointing(true);
   shift.AddForwardPreHook([](Module&, Invocation&, Tensors& tensors) {
-    tensors[0] = Scalar(*tensors[0].As<float>() * 10.0F);
+    tensors[0] = Tensor::Scalar(*tensors[0].As<float>() * 10.0F);
     return absl::OkStatus();
   });
   Invocation invocation;
-  ASSERT_TRUE(shift.Forward(invocation, {Scalar(3.0F)}).ok());
-  ASSERT_TRUE(shift.Backward(invocation, {Scalar(0.0F)}).ok());
+  ASSERT_TRUE(shift.Forward(invocation, {Tensor::Scalar(3.0F)}).ok());
+  ASSERT_TRUE(shift.Backward(invocation, {Tensor::Scalar(0.0F)}).ok());
   EXPECT_THAT(shift.popped, ElementsAre(30.0F));
 }
 
@@ -320,7 +314,7 @@ TEST(ActivationCheckpointing, KeepsSavesOfOtherCallsOfAModuleSeparate) {
   for (Wrapper* wrapper : {&one, &two}) wrapper->SetActivationCheckpointing(true);
   const std::vector<Module*> calls = {&shared, &one, &two, &one, &shared};
   Invocation invocation;
-  Tensors tensors = {Scalar(0.0F)};
+  Tensors tensors = {Tensor::Scalar(0.0F)};
   for (Module* module : calls) tensors = *module->Forward(invocation, std::move(tensors));
   for (size_t i = calls.size(); i-- > 0;) tensors = *calls[i]->Backward(invocation, std::move(tensors));
   EXPECT_THAT(shared.popped, ElementsAre(4.0F, 3.0F, 2.0F, 1.0F, 0.0F));
@@ -333,10 +327,10 @@ TEST(ActivationCheckpointing, NestsAndKeepsInvocationsSeparate) {
   pair.second->SetActivationCheckpointing(true);
   Invocation one;
   Invocation two;
-  ASSERT_TRUE(pair.Forward(one, {Scalar(1.0F)}).ok());
-  ASSERT_TRUE(pair.Forward(two, {Scalar(2.0F)}).ok());
-  ASSERT_TRUE(pair.Backward(one, {Scalar(0.0F)}).ok());
-  ASSERT_TRUE(pair.Backward(two, {Scalar(0.0F)}).ok());
+  ASSERT_TRUE(pair.Forward(one, {Tensor::Scalar(1.0F)}).ok());
+  ASSERT_TRUE(pair.Forward(two, {Tensor::Scalar(2.0F)}).ok());
+  ASSERT_TRUE(pair.Backward(one, {Tensor::Scalar(0.0F)}).ok());
+  ASSERT_TRUE(pair.Backward(two, {Tensor::Scalar(0.0F)}).ok());
   EXPECT_THAT(pair.first->popped, ElementsAre(1.0F, 2.0F));
   EXPECT_THAT(pair.second->popped, ElementsAre(2.0F, 3.0F));
   EXPECT_TRUE(one.empty() && two.empty());
@@ -346,7 +340,7 @@ TEST(ActivationCheckpointing, SavesNothingWithoutGradients) {
   Pair pair("pair");
   pair.SetActivationCheckpointing(true);
   Invocation invocation(/*gradients=*/false);
-  ASSERT_TRUE(pair.Forward(invocation, {Scalar(1.0F)}).ok());
+  ASSERT_TRUE(pair.Forward(invocation, {Tensor::Scalar(1.0F)}).ok());
   EXPECT_TRUE(invocation.empty());
 }
 

@@ -37,9 +37,7 @@ Step RunStep(LlamaModel& model, MaterializedParameters& memory, const IndexerPas
   IndexerPassOf(invocation) = settings;
   const auto loss = model.Forward(invocation, {TestIds({2, 12}, 13, 1), TestIds({2, 12}, 13, 2)});
   EXPECT_OK(loss.status());
-  const Tensor gradient = Tensor::Empty(DType::kF32, {});
-  *gradient.As<float>() = loss_gradient;
-  EXPECT_OK(model.Backward(invocation, {gradient}).status());
+  EXPECT_OK(model.Backward(invocation, {Tensor::Scalar(loss_gradient)}).status());
   EXPECT_TRUE(invocation.empty());
   return {*(*loss)[0].As<float>(), IndexerPassOf(invocation)};
 }

@@ -24,6 +24,8 @@ class Tensor {
   // std::bad_alloc if there is no memory; `weft` then ends with exit code 1.
   static Tensor Empty(DType dtype, Shape shape);
   static Tensor Zeros(DType dtype, Shape shape);
+  // One f32 element of shape {} in memory of its own, such as the gradient of a loss.
+  static Tensor Scalar(float value);
   // A tensor over memory that the caller keeps alive.
   static Tensor Borrow(TensorView view) { return {nullptr, std::move(view)}; }
 

@@ -9,8 +9,8 @@
 // of kIgnoredTarget has neither loss nor gradient.
 // Without targets: the logits [..., vocab_size], f32, in a pass without gradients.
 // Saves: hidden, and the gradient of the logits [tokens, vocab_size] in the dtype of hidden. Backward takes
-// the gradient of the loss, an f32 scalar: 1, or in f16 a loss scale (weft/optim/loss_scaler.h). It writes or
-// adds the weight's gradient, summed in fp32 and rounded once.
+// the gradient of the loss, an f32 scalar (Tensor::Scalar): 1, or in f16 a loss scale
+// (weft/optim/loss_scaler.h). It writes or adds the weight's gradient, summed in fp32 and rounded once.
 // Errors: kInvalidArgument (not one target per token; a target that is neither in [0, vocab_size) nor
 //   kIgnoredTarget; no targets in a pass with gradients; checked before anything is computed).
 #pragma once

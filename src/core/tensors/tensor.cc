@@ -21,6 +21,12 @@ Tensor Tensor::Zeros(DType dtype, Shape shape) {
   return tensor;
 }
 
+Tensor Tensor::Scalar(float value) {
+  Tensor tensor = Empty(DType::kF32, {});
+  *tensor.As<float>() = value;
+  return tensor;
+}
+
 int64_t TensorBytesFromSystem() { return internal::TensorMemoryFromSystem(); }
 
 Tensor Tensor::Copy() const {

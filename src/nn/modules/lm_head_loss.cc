@@ -138,10 +138,8 @@ absl::StatusOr<Tensors> LmHeadLoss::ForwardImpl(Invocation& invocation, const Te
     });
   }
   if (keep) invocation.Save(this, {hidden, gradients});
-  Tensor loss = Tensor::Empty(DType::kF32, {});
-  *loss.As<float>() =
-      static_cast<float>(std::accumulate(losses.begin(), losses.end(), 0.0) * invocation.loss_scale());
-  return Tensors{std::move(loss)};
+  const double loss = std::accumulate(losses.begin(), losses.end(), 0.0) * invocation.loss_scale();
+  return Tensors{Tensor::Scalar(static_cast<float>(loss))};
 }
 
 absl::StatusOr<Tensors> LmHeadLoss::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {

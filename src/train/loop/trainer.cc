@@ -268,9 +268,8 @@ absl::Status Trainer::RunMicrobatch(int64_t step, SequenceRange sequences, float
                         model_->Forward(invocation, {std::move(batch.inputs), std::move(batch.targets)}));
   own.loss += *losses[0].As<float>();
   // In the warm-up only the indexers' loss has gradients.
-  Tensor gradient = Tensor::Empty(DType::kF32, {});
-  *gradient.As<float>() = warm_up ? 0.0F : loss_scale();
-  WEFT_RETURN_IF_ERROR(model_->Backward(invocation, {std::move(gradient)}).status());
+  const float loss_gradient = warm_up ? 0.0F : loss_scale();
+  WEFT_RETURN_IF_ERROR(model_->Backward(invocation, {Tensor::Scalar(loss_gradient)}).status());
   if (plan_.indexers) {
     const IndexerPass& pass = IndexerPassOf(invocation);
     own.indexers += {pass.loss, pass.queries, pass.selected_mass, pass.mass_pairs};

@@ -106,9 +106,7 @@ class WholeModel {
     invocation.SetRandomKey(MakeRandomKey(/*seed=*/1, /*step=*/0, /*first_sample=*/0, ids_.dim(0)));
     if (model_->config().sparse_attention) IndexerPassOf(invocation).loss_factor = scale;
     WEFT_RETURN_IF_ERROR(model_->Forward(invocation, {ids_, ids_}).status());
-    Tensor gradient = Tensor::Empty(DType::kF32, {});
-    *gradient.As<float>() = 1.0F;
-    WEFT_RETURN_IF_ERROR(model_->Backward(invocation, {std::move(gradient)}).status());
+    WEFT_RETURN_IF_ERROR(model_->Backward(invocation, {Tensor::Scalar(1.0F)}).status());
     memory_.ClearGradients();
     return absl::OkStatus();
   }

@@ -77,9 +77,7 @@ absl::StatusOr<SparseResult> SparseLlama::Pass(const SequenceLayout& layout, int
   WEFT_ASSIGN_OR_RETURN(Tensor targets, ExtractPart(SomeTokens(sparse_, 2).view(), 1, layout, rank));
   WEFT_ASSIGN_OR_RETURN(const Tensors losses,
                         model_->Forward(invocation, {std::move(ids), std::move(targets)}));
-  const Tensor one = Tensor::Empty(DType::kF32, {});
-  *one.As<float>() = 1;
-  WEFT_RETURN_IF_ERROR(model_->Backward(invocation, {one}).status());
+  WEFT_RETURN_IF_ERROR(model_->Backward(invocation, {Tensor::Scalar(1.0F)}).status());
   WEFT_CHECK(invocation.empty(), "a backward left something saved");
   SparseResult result{.loss = *losses[0].As<float>(), .indexer_loss = IndexerPassOf(invocation).loss};
   for (const auto& parameter : model_->AllParameters()) {

@@ -51,12 +51,10 @@ TEST(LmHeadLoss, ScalesLossAndGradientsAlike) {
   const MaterializedParameters memory(head, 3, DType::kF32, DType::kF32);
   const Tensor hidden = TestTensor(DType::kF32, {6, 4}, 1);
   const Tensor targets = TestIds({6}, 9, 2);
-  const Tensor one = Tensor::Empty(DType::kF32, {});
-  *one.As<float>() = 1.0F;
   const auto run = [&](float scale, Doubles& gradient) {
     Invocation invocation(/*gradients=*/true, scale);
     const auto loss = head.Forward(invocation, {hidden, targets});
-    const auto gradients = head.Backward(invocation, {one});
+    const auto gradients = head.Backward(invocation, {Tensor::Scalar(1.0F)});
     const auto* values = (*gradients)[0].As<float>();
     gradient.assign(values, values + 24);
     return *(*loss)[0].As<float>();
@@ -103,9 +101,7 @@ TEST(LmHeadLoss, KeepsSmallGradientsInF16WithALossScale) {
     const MaterializedParameters memory(head, 3, dtype, DType::kF32);
     Invocation invocation(/*gradients=*/true, 0x1p-19F);
     EXPECT_OK(head.Forward(invocation, {TestTensor(dtype, {6, 4}, 1), targets}).status());
-    const Tensor scale = Tensor::Empty(DType::kF32, {});
-    *scale.As<float>() = loss_gradient;
-    EXPECT_OK(head.Backward(invocation, {scale}).status());
+    EXPECT_OK(head.Backward(invocation, {Tensor::Scalar(loss_gradient)}).status());
     const auto* values = head.parameters()[0]->grad.As<float>();
     Doubles gradient(values, values + 64 * 4);
     for (double& value : gradient) value /= loss_gradient;
@@ -132,12 +128,10 @@ TEST(LmHeadLoss, GivesIgnoredTargetsNeitherLossNorGradient) {
   for (int i = 0; i < 2; ++i) targets.As<int32_t>()[i] = kIgnoredTarget;
   EXPECT_FLOAT_EQ(loss_of(hidden, targets, false), of_tail);
   EXPECT_NE(of_tail, whole);
-  const Tensor one = Tensor::Empty(DType::kF32, {});
-  *one.As<float>() = 1.0F;
   Invocation invocation;
   ASSERT_OK_AND_ASSIGN(const Tensors loss, head.Forward(invocation, {hidden, targets}));
   EXPECT_FLOAT_EQ(*loss[0].As<float>(), of_tail);
-  ASSERT_OK_AND_ASSIGN(const Tensors gradients, head.Backward(invocation, {one}));
+  ASSERT_OK_AND_ASSIGN(const Tensors gradients, head.Backward(invocation, {Tensor::Scalar(1.0F)}));
   const absl::Span<const float> values(gradients[0].As<float>(), 20);
   EXPECT_THAT(values.subspan(0, 8), ::testing::Each(0.0F));
   EXPECT_THAT(values.subspan(8), ::testing::Each(::testing::Ne(0.0F)));

@@ -80,9 +80,7 @@ absl::StatusOr<LlamaPass> PassOf(LlamaModel& net, ShardedModel& model, int rank)
   for (int i = 0; i < 8; ++i) ids.As<int32_t>()[i] = (3 * i + rank) % TinyLlama().vocab_size;
   Invocation invocation;
   WEFT_RETURN_IF_ERROR(net.Forward(invocation, {ids, ids}).status());
-  Tensor one = Tensor::Empty(DType::kF32, {});
-  *one.As<float>() = 1.0F;
-  WEFT_RETURN_IF_ERROR(net.Backward(invocation, {one}).status());
+  WEFT_RETURN_IF_ERROR(net.Backward(invocation, {Tensor::Scalar(1.0F)}).status());
   LlamaPass pass;
   for (const ShardView& shard : model.Shards()) {
     pass.gradients.insert(pass.gradients.end(), shard.grad, shard.grad + shard.elements());

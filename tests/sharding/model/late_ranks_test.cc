@@ -63,9 +63,7 @@ absl::StatusOr<double> Pass(LlamaModel& net, int64_t begin, int64_t count) {
   Invocation invocation(/*gradients=*/true, 1.0F / static_cast<float>(kRows * kLength));
   WEFT_ASSIGN_OR_RETURN(const Tensors loss,
                         net.Forward(invocation, {TokenIds(begin, count, 0), TokenIds(begin, count, 1)}));
-  const Tensor one = Tensor::Empty(DType::kF32, {});
-  *one.As<float>() = 1.0F;
-  WEFT_RETURN_IF_ERROR(net.Backward(invocation, {one}).status());
+  WEFT_RETURN_IF_ERROR(net.Backward(invocation, {Tensor::Scalar(1.0F)}).status());
   return *loss[0].As<float>();
 }
 
