@@ -37,19 +37,21 @@ class ProgressPrinter {
  public:
   ProgressPrinter(std::FILE* stream, int64_t total_steps, bool terminal)
       : stream_(stream), total_steps_(total_steps), terminal_(terminal) {}
-  // Ends the line if a terminal still shows it.
-  ~ProgressPrinter();
+  ~ProgressPrinter();  // Calls EndLine.
   ProgressPrinter(const ProgressPrinter&) = delete;
   ProgressPrinter& operator=(const ProgressPrinter&) = delete;
 
   // Prints the step's line. If the step was `skipped`, or an evaluation followed it, prints a line about that
   // as well, which stays on a terminal.
   void Print(const StepMetrics& metrics, bool skipped);
+  // Prints the loss of an evaluation after a step, in a line that stays on a terminal.
+  void PrintEvaluation(int64_t step, double loss);
   // Prints a line that stays on a terminal.
   void PrintLine(std::string_view text);
+  // Ends the line if a terminal still shows it.
+  void EndLine();
 
  private:
-  void EndLine();
   size_t Columns() const;  // Width of the terminal, or 80, less one.
   std::FILE* stream_;
   int64_t total_steps_;

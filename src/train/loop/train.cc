@@ -17,6 +17,7 @@
 #include "src/train/output/export_hf.h"
 #include "src/train/output/outputs.h"
 #include "src/train/output/resolved_config.h"
+#include "src/train/output/run_console.h"
 #include "src/train/output/run_records.h"
 #include "src/train/plan/agreement.h"
 #include "src/train/plan/inputs.h"
@@ -27,7 +28,6 @@
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"
 #include "weft/mesh/host_memory.h"
-#include "weft/train/progress.h"
 #include "weft/train/thread_plan.h"
 
 namespace weft {
@@ -38,12 +38,38 @@ int64_t CheckpointBytes(const LlamaConfig& model, const RunPlan& plan) {
   return static_cast<int64_t>(sizeof(float)) * (TrainedElements(model, plan) + StateElements(model, plan));
 }
 
+// Steps without an update, of this run and those before it.
+class SkipCounter {
+ public:
+  SkipCounter() = default;
+  // Goes on from the skips of a checkpoint. Updates in backward allow no skip; those of runs without them do
+  // not end this one.
+  SkipCounter(const RunCheckpoints::Skips& earlier, bool updates_in_backward)
+      : total_(earlier), ignored_(updates_in_backward ? earlier.counted : 0) {}
+
+  void Add(const Trainer::StepResult& result) {
+    total_.all += result.skipped ? 1 : 0;
+    total_.counted += result.counts_as_skip ? 1 : 0;
+  }
+  const RunCheckpoints::Skips& total() const { return total_; }
+  // Those that --max-skipped-steps limits.
+  int64_t limited() const { return total_.counted - ignored_; }
+
+ private:
+  RunCheckpoints::Skips total_;
+  int64_t ignored_ = 0;
+};
+
 // The parts of a run, in the order in which they are created.
 class Run {
  public:
   Run(Bootstrap& bootstrap, const TrainConfig& config, const TrainEnvironment& environment,
       absl::Duration timeout)
-      : bootstrap_(bootstrap), config_(config), environment_(environment), timeout_(timeout) {}
+      : bootstrap_(bootstrap),
+        config_(config),
+        environment_(environment),
+        timeout_(timeout),
+        console_(first() ? environment.output : nullptr, config.optimizer.steps, environment.terminal) {}
 
   absl::StatusOr<TrainReport> Execute() {
     const absl::Status status = RunPhases();
@@ -60,13 +86,13 @@ class Run {
     WEFT_RETURN_IF_ERROR(Announce());
     WEFT_RETURN_IF_ERROR(Build());
     const absl::Status trained = TrainSteps();
+    console_.EndProgress();
     if (trained.ok()) {
       WEFT_RETURN_IF_ERROR(FinishSaveAndTrace());
     } else if (absl::IsOutOfRange(trained)) {
       // If a loss or norm is not finite, all ranks end at the same step, with that as the cause.
       const absl::Status finished = FinishSaveAndTrace();
-      if (!finished.ok() && output() != nullptr)
-        std::fprintf(output(), "warning  %s\n", std::string(finished.message()).c_str());
+      if (!finished.ok()) console_.Warn(ToStd(finished.message()));
     } else {
       trainer_->Fail(trained);  // Peers may wait for this rank.
     }
@@ -75,7 +101,6 @@ class Run {
   }
 
   bool first() const { return bootstrap_.rank() == 0; }
-  std::FILE* output() const { return first() ? environment_.output : nullptr; }
   absl::Status Agree(const absl::Status& local) { return AgreeOnStatus(bootstrap_, local, timeout_); }
 
   absl::Status AgreeOnCause(const absl::Status& local) {
@@ -123,19 +148,12 @@ class Run {
     const ThreadPlan threads = PlanThreads(placement);
     SetThreadCount(threads.threads);
     resolved_ = ResolveConfig(config_, *inputs_, *plan_, threads, bootstrap_);
-    if (output() != nullptr) {
-      std::vector<ResolvedItem> lines = resolved_;
-      const DType dtype = plan_->parallel.param_dtype;
-      if (dtype != DType::kF32) lines.push_back({"speed", MeasuredProductSpeed(dtype), ""});
-      std::fputs(ToText(lines).c_str(), output());
-      for (const std::string& warning : threads.warnings) {
-        std::fprintf(output(), "warning  %s\n", warning.c_str());
-      }
-      for (const std::string& message : checkpoints_->messages())
-        std::fprintf(output(), "%s\n", message.c_str());
-      for (const std::string& message : model_files_->messages())
-        std::fprintf(output(), "export   %s\n", message.c_str());
-      std::fflush(output());
+    console_.PrintConfiguration(resolved_, plan_->parallel.param_dtype);
+    for (const std::string& warning : threads.warnings) console_.Warn(warning);
+    for (const std::string& message : checkpoints_->messages()) console_.PrintLine(message);
+    if (model_files_ == nullptr) return absl::OkStatus();
+    for (const std::string& message : model_files_->messages()) {
+      console_.PrintLine(absl::StrCat("export   ", message));
     }
     return absl::OkStatus();
   }
@@ -155,10 +173,7 @@ class Run {
     if (resumed != nullptr) {
       WEFT_RETURN_IF_ERROR(Agree(LoadTrainingState(*resumed, trainer_->state())));
       report_.steps = resumed->step();
-      report_.skipped_steps = checkpoints_->skips().all;
-      counted_skips_ = checkpoints_->skips().counted;
-      // Updates in backward allow no skip. Those of runs without them do not end this one.
-      ignored_skips_ = config_.optimizer.in_backward ? counted_skips_ : 0;
+      skips_ = SkipCounter(checkpoints_->skips(), config_.optimizer.in_backward);
       checkpoints_->CloseResumed();
     }
     WEFT_RETURN_IF_ERROR(OpenTrace());  // All ranks have the same flags and the same checkpoint.
@@ -170,9 +185,7 @@ class Run {
     if (bootstrap_.node_map().node_count() == 1) return;
     const WireCompressionChoice& choice = trainer_->wire_compression();
     resolved_.push_back({"wire-compression", std::string(Name(choice.wire_compression)), choice.reason});
-    if (output() == nullptr) return;
-    std::fputs(ToText({resolved_.back()}).c_str(), output());
-    std::fflush(output());
+    console_.PrintItem(resolved_.back());
   }
 
   // Both steps can fail on one rank alone.
@@ -188,15 +201,11 @@ class Run {
                                            {.first_step = checkpoints_->first_step(),
                                             .resumed = checkpoints_->resumed_step().has_value(),
                                             .byte_inputs = JsonText(ToJson(trainer_->byte_inputs()))},
-                                           output()));
+                                           console_));
     return absl::OkStatus();
   }
 
   absl::Status TrainSteps() {
-    std::optional<ProgressPrinter> progress;
-    if (output() != nullptr) {
-      progress.emplace(output(), config_.optimizer.steps, environment_.terminal);
-    }
     for (int64_t step = checkpoints_->first_step(); step <= config_.optimizer.steps && !report_.stopped;
          ++step) {
       trainer_->engine().SetPhase(absl::StrCat("step ", step));
@@ -205,10 +214,9 @@ class Run {
         return checkpoints_->BeforeUpdate();
       }));
       if (trace_) WEFT_RETURN_IF_ERROR(trace_->AfterStep(step));
-      report_.skipped_steps += result.skipped ? 1 : 0;
-      result.metrics.skipped_steps = report_.skipped_steps;
-      counted_skips_ += result.counts ? 1 : 0;
-      result.metrics.counted_skips = counted_skips_ - ignored_skips_;
+      skips_.Add(result);
+      result.metrics.skipped_steps = skips_.total().all;
+      result.metrics.counted_skips = skips_.limited();
       if (EvaluatesAfter(step) && CheckFinite(result.metrics, config_.optimizer).ok()) {
         trainer_->engine().SetPhase(absl::StrCat("evaluation after step ", step));
         WEFT_ASSIGN_OR_RETURN(report_.eval_loss, evaluator_->ComputeLoss());
@@ -218,17 +226,13 @@ class Run {
       report_.steps = step;
       report_.loss = result.metrics.loss;
       report_.stopped = result.flags.stop;
-      if (progress) {
-        progress->Print(result.metrics, result.skipped);
-      }
+      console_.PrintStep(result.metrics, result.skipped);
       WEFT_RETURN_IF_ERROR(CheckFinite(result.metrics, config_.optimizer));
       WEFT_RETURN_IF_ERROR(CheckReplicasAfter(step));
       WEFT_RETURN_IF_ERROR(SaveAfter(step, result.flags));
-      if (const std::string saved = checkpoints_->TakeSaved(); !saved.empty() && progress) {
-        progress->PrintLine(absl::StrCat("saved ", saved));
-      }
-      if (result.flags.save && !checkpoints_->enabled() && progress) {
-        progress->PrintLine("SIGUSR1 asks for a checkpoint, but there is no --checkpoint-dir");
+      console_.PrintSaved(checkpoints_->TakeSaved());
+      if (result.flags.save && !checkpoints_->enabled()) {
+        console_.PrintLine("SIGUSR1 asks for a checkpoint, but there is no --checkpoint-dir");
       }
     }
     return EvaluateLastCheckpoint();
@@ -237,20 +241,10 @@ class Run {
   // Finishes a save of an earlier step that is under way, and writes the steps that were traced so far.
   absl::Status FinishSaveAndTrace() {
     WEFT_RETURN_IF_ERROR(checkpoints_->Finish());
-    if (const std::string saved = checkpoints_->TakeSaved(); !saved.empty() && output() != nullptr) {
-      std::fprintf(output(), "saved %s\n", saved.c_str());
-    }
+    console_.PrintSaved(checkpoints_->TakeSaved());
     if (!trace_) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(trace_->Finish());
-    const std::optional<StepRange> steps = trace_->written();
-    if (!steps && output() != nullptr) {
-      std::fprintf(output(), "warning  %s is not written: the run did none of the steps of --trace\n",
-                   config_.output.trace_file.c_str());
-    }
-    if (steps && output() != nullptr) {
-      std::fprintf(output(), "trace of steps %lld to %lld in %s\n", static_cast<long long>(steps->first),
-                   static_cast<long long>(steps->last), config_.output.trace_file.c_str());
-    }
+    console_.PrintTrace(config_.output.trace_file, trace_->written());
     return absl::OkStatus();
   }
 
@@ -276,8 +270,7 @@ class Run {
 
   StepFlags TakeRequests() {
     StepFlags flags;
-    const bool lost_output = output() != nullptr && std::ferror(output()) != 0;
-    flags.stop = lost_output || (environment_.stop != nullptr && environment_.stop->load());
+    flags.stop = console_.has_failed() || (environment_.stop != nullptr && environment_.stop->load());
     flags.save = environment_.save != nullptr && environment_.save->exchange(false);
     flags.can_advance_save = checkpoints_->CanAdvance();
     return flags;
@@ -293,7 +286,7 @@ class Run {
       // An update can overflow after a step whose loss and gradient norm are finite.
       WEFT_RETURN_IF_ERROR(Agree(CheckWeightsFinite(state.model.Shards(), step, config_.optimizer)));
       WEFT_RETURN_IF_ERROR(checkpoints_->Save(
-          state, step, {report_.skipped_steps, counted_skips_},
+          state, step, skips_.total(),
           model_files_ ? model_files_->BesideCheckpoint() : std::map<std::string, std::string>{}));
     } else if (flags.can_advance_save) {
       WEFT_RETURN_IF_ERROR(checkpoints_->Advance());
@@ -316,10 +309,7 @@ class Run {
     trainer_->engine().SetPhase(absl::StrCat("evaluation after step ", report_.steps));
     WEFT_ASSIGN_OR_RETURN(const double loss, evaluator_->ComputeLoss());
     report_.eval_loss = loss;
-    if (output() != nullptr) {
-      std::fprintf(output(), "eval after step %lld  loss %.4f\n", static_cast<long long>(report_.steps),
-                   loss);
-    }
+    console_.PrintEvaluation(report_.steps, loss);
     return CheckLossOfGivenWeights(report_.steps, loss, config_);
   }
 
@@ -336,10 +326,8 @@ class Run {
     WEFT_RETURN_IF_ERROR(Agree(CheckWeightsFinite(shards, report_.steps, config_.optimizer)));
     WEFT_ASSIGN_OR_RETURN(report_.weights_hash, HashShards(bootstrap_, trainer_->model(), shards,
                                                            plan_->shard_group_size(), timeout_));
-    if (output() != nullptr) {
-      std::fprintf(output(), "weights xxh64:%016llx\n",
-                   static_cast<unsigned long long>(report_.weights_hash));
-    }
+    console_.PrintWeightsHash(report_.weights_hash);
+    report_.skipped_steps = skips_.total().all;
     report_.checkpoint = checkpoints_->last_saved();
     if (report_.stopped || config_.output.export_folder.empty()) {
       return absl::OkStatus();
@@ -349,9 +337,7 @@ class Run {
     WEFT_RETURN_IF_ERROR(ExportHf(bootstrap_, model_files_ ? model_files_->export_target() : nullptr,
                                   trainer_->model(), shards, ExportedWeightsOf(config_), ExportDType(config_),
                                   writes, timeout_));
-    if (output() != nullptr) {
-      std::fprintf(output(), "exported to %s\n", config_.output.export_folder.c_str());
-    }
+    console_.PrintExported(config_.output.export_folder);
     return absl::OkStatus();
   }
 
@@ -359,6 +345,7 @@ class Run {
   const TrainConfig& config_;
   const TrainEnvironment& environment_;
   absl::Duration timeout_;
+  RunConsole console_;
   std::optional<TrainInputs> inputs_;
   std::unique_ptr<LlamaModel> model_;
   std::optional<RunPlan> plan_;
@@ -371,8 +358,7 @@ class Run {
   std::unique_ptr<RunModelFiles> model_files_;  // On rank 0.
   std::unique_ptr<RunCheckpoints> checkpoints_;
   TrainReport report_;
-  int64_t counted_skips_ = 0;  // Of this run and those before it. See StepMetrics.
-  int64_t ignored_skips_ = 0;  // Those of them that --max-skipped-steps does not limit.
+  SkipCounter skips_;
 };
 
 }  // namespace

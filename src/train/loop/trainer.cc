@@ -156,11 +156,11 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, const StepFlags&
   sharded_->ZeroGradients();
   StepMetrics& metrics = result.metrics;
   metrics = ResultsOf(step, all, norms);
-  result.counts = !is_finite;
+  result.counts_as_skip = !is_finite;
   if (loss_scaler_) {
     metrics.loss_scale = {.scale = loss_scaler_->scale(), .skipped = result.skipped};
     const bool backed_off = loss_scaler_->Update(!AreFinite(norms));
-    if (has_losses && backed_off) result.counts = false;
+    if (has_losses && backed_off) result.counts_as_skip = false;
   }
   if (corpus_.has_loss_mask()) metrics.loss_tokens = targets;
   AddCounters(before, Counters(), metrics);

@@ -48,7 +48,7 @@ class Trainer {
     bool skipped = false;  // The loss or the gradient norm is not finite: no rank updated its weights.
     // The loss or the gradient norm is not finite, and --max-skipped-steps counts the step. Updates in
     // backward change weights before that is known; the step then counts, but was not skipped.
-    bool counts = false;
+    bool counts_as_skip = false;
     StepFlags flags;  // The sum over all ranks.
   };
   // Runs step number `step`, counted from 1: forward and backward of all microbatches, and the update.

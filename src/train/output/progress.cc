@@ -114,6 +114,10 @@ void ProgressPrinter::PrintLine(std::string_view text) {
   std::fflush(stream_);
 }
 
+void ProgressPrinter::PrintEvaluation(int64_t step, double loss) {
+  PrintLine(absl::StrFormat("eval after step %d  loss %.4f", step, loss));
+}
+
 void ProgressPrinter::Print(const StepMetrics& metrics, bool skipped) {
   // A moving average, because the first steps take longer than later ones.
   smoothed_step_ms_ = smoothed_step_ms_ == 0
@@ -128,16 +132,11 @@ void ProgressPrinter::Print(const StepMetrics& metrics, bool skipped) {
     std::fprintf(stream_, "%s\n", ProgressLine(metrics, total_steps_, left).c_str());
   }
   if (skipped) {
-    EndLine();
-    std::fprintf(stream_, "step %lld skipped: %s; no weight was updated\n",
-                 static_cast<long long>(metrics.step), LossesAndNorms(metrics).c_str());
-  }
-  if (metrics.eval_loss) {
-    EndLine();
-    std::fprintf(stream_, "eval after step %lld  loss %.4f\n", static_cast<long long>(metrics.step),
-                 *metrics.eval_loss);
+    PrintLine(absl::StrCat("step ", metrics.step, " skipped: ", LossesAndNorms(metrics),
+                           "; no weight was updated"));
   }
   std::fflush(stream_);
+  if (metrics.eval_loss) PrintEvaluation(metrics.step, *metrics.eval_loss);
 }
 
 }  // namespace weft

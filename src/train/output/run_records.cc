@@ -1,5 +1,7 @@
 #include "src/train/output/run_records.h"
 
+#include <absl/strings/str_cat.h>
+
 #include "src/train/files/file_io.h"
 #include "src/train/output/outputs.h"
 #include "weft/core/status.h"
@@ -8,10 +10,10 @@ namespace weft {
 namespace {
 
 // The file may be that of a run without a checkpoint.
-absl::Status MoveMetricsAside(const std::string& path, std::FILE* output) {
+absl::Status MoveMetricsAside(const std::string& path, RunConsole& console) {
   WEFT_ASSIGN_OR_RETURN(const std::string aside, KeepOldMetrics(path));
-  if (!aside.empty() && output != nullptr) {
-    std::fprintf(output, "metrics  the lines of an earlier run are now in %s\n", aside.c_str());
+  if (!aside.empty()) {
+    console.PrintLine(absl::StrCat("metrics  the lines of an earlier run are now in ", aside));
   }
   return absl::OkStatus();
 }
@@ -29,7 +31,7 @@ absl::Status WriteConfigBeside(const TrainConfig& config, const std::vector<Reso
 
 absl::StatusOr<RunRecords> RunRecords::Open(const TrainConfig& config,
                                             const std::vector<ResolvedItem>& resolved, Start start,
-                                            std::FILE* output) {
+                                            RunConsole& console) {
   RunRecords records(std::move(start));
   const int64_t first_step = records.start_.first_step;
   if (const std::string& folder = config.output.tensorboard_folder; !folder.empty()) {
@@ -40,7 +42,7 @@ absl::StatusOr<RunRecords> RunRecords::Open(const TrainConfig& config,
   if (records.start_.resumed) {
     WEFT_ASSIGN_OR_RETURN(records.metrics_, MetricsFile::Continue(path, first_step - 1));
   } else {
-    if (!config.checkpoint.resume.empty()) WEFT_RETURN_IF_ERROR(MoveMetricsAside(path, output));
+    if (!config.checkpoint.resume.empty()) WEFT_RETURN_IF_ERROR(MoveMetricsAside(path, console));
     WEFT_ASSIGN_OR_RETURN(records.metrics_, MetricsFile::Create(path));
   }
   WEFT_RETURN_IF_ERROR(WriteConfigBeside(config, resolved));

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,6 +12,7 @@
 
 #include "src/train/output/event_file.h"
 #include "src/train/output/resolved_config.h"
+#include "src/train/output/run_console.h"
 #include "weft/train/config.h"
 #include "weft/train/metrics.h"
 
@@ -26,10 +26,10 @@ class RunRecords {
     std::string byte_inputs;  // StepMetrics::byte_inputs, for the line of the first step.
   };
   // Opens the files that `config` names. A resumed run keeps the lines of --metrics up to its checkpoint, and
-  // appends to them. A run that --resume starts anew moves old lines to another file, and says so on `output`
-  // (null: nowhere). Errors: those of MetricsFile, EventFile and WriteWholeFile.
+  // appends to them. A run that --resume starts anew moves old lines to another file, and says so on
+  // `console`. Errors: those of MetricsFile, EventFile and WriteWholeFile.
   static absl::StatusOr<RunRecords> Open(const TrainConfig& config, const std::vector<ResolvedItem>& resolved,
-                                         Start start, std::FILE* output);
+                                         Start start, RunConsole& console);
 
   absl::Status Write(const StepMetrics& metrics);
 
