@@ -72,5 +72,7 @@ TEST(AvailableHostMemory, IsKnown) {
   EXPECT_GT(bytes, 0);
 }
 
+TEST(ResidentBytes, AreAtLeastOneMebibyte) { EXPECT_GT(ResidentBytes(), 1 << 20); }
+
 }  // namespace
 }  // namespace weft

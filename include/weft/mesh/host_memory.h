@@ -1,4 +1,4 @@
-// Free memory of the host and of file systems, as far as this process may use it.
+// Memory that this process holds, and free memory of the host and of file systems that it may use.
 //
 // Thread safety: free functions.
 #pragma once
@@ -23,6 +23,9 @@ absl::StatusOr<size_t> FreeAddressSpace();
 // Free bytes of the file system at `path`, such as the tmpfs /dev/shm.
 // Errors: kInternal (statvfs failed).
 absl::StatusOr<size_t> FreeFileSystemBytes(const char* path);
+
+// Resident memory of this process, in bytes; 0 if the system does not report it.
+int64_t ResidentBytes();
 
 namespace internal {
 

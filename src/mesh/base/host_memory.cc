@@ -110,6 +110,14 @@ absl::StatusOr<size_t> FreeAddressSpace() {
   return limit.rlim_cur - std::min<uint64_t>(limit.rlim_cur, used);
 }
 
+int64_t ResidentBytes() {
+  std::ifstream file("/proc/self/statm");  // Sizes in pages: the whole one, then the resident one.
+  int64_t whole_pages = 0;
+  int64_t resident_pages = 0;
+  if (!(file >> whole_pages >> resident_pages)) return 0;
+  return resident_pages * static_cast<int64_t>(PageBytes());
+}
+
 absl::StatusOr<size_t> FreeFileSystemBytes(const char* path) {
   struct statvfs info = {};
   if (statvfs(path, &info) != 0) {

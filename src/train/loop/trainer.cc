@@ -14,8 +14,10 @@
 #include "src/train/plan/memory_need.h"
 #include "weft/core/spans.h"
 #include "weft/core/status.h"
+#include "weft/mesh/host_memory.h"
 #include "weft/nn/sparse/lightning_indexer.h"
 #include "weft/nn/sparse/sparse_attention.h"
+#include "weft/train/flops.h"
 
 namespace weft {
 namespace {
