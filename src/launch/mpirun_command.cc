@@ -11,6 +11,7 @@
 #include <set>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include <absl/strings/match.h>
 #include <absl/strings/numbers.h>
@@ -26,26 +27,45 @@ using Words = std::vector<std::string>;
 
 constexpr int64_t kMaxSlots = 1'000'000;  // The most slots of one host. Sums over hosts do not overflow.
 
-// The number of slots of one element of --host: "node1:4", or "node1" for one.
-absl::StatusOr<int64_t> SlotsOf(const std::string& host) {
-  const std::vector<std::string> parts = absl::StrSplit(host, ':');
+// One element of --host.
+struct NamedHost {
+  std::string name;
+  int64_t slots;
+};
+
+// "node1:4", or "node1" for one slot.
+absl::StatusOr<NamedHost> ParseHost(const std::string& element) {
+  const std::vector<std::string> parts = absl::StrSplit(element, ':');
   int64_t slots = 1;
   const bool has_slots = parts.size() == 2;
   if (parts.size() > 2 || parts[0].empty() || (has_slots && !absl::SimpleAtoi(parts[1], &slots)) ||
       slots < 1 || slots > kMaxSlots) {
-    return absl::InvalidArgumentError(absl::StrCat("--host: '", host,
+    return absl::InvalidArgumentError(absl::StrCat("--host: '", element,
                                                    "' is not a host with its slots, from 1 to ", kMaxSlots,
                                                    ": write node1:4,node2:4"));
   }
+  return NamedHost{parts[0], slots};
+}
+
+// The hosts of --host, at least one. A host may be named twice: mpirun adds up its slots.
+absl::StatusOr<std::vector<NamedHost>> ParseHosts(const std::string& text) {
+  std::vector<NamedHost> hosts;
+  for (const absl::string_view element : absl::StrSplit(text, ',')) {
+    WEFT_ASSIGN_OR_RETURN(NamedHost host, ParseHost(std::string(element)));
+    hosts.push_back(std::move(host));
+  }
+  return hosts;
+}
+
+int64_t SumOfSlots(const std::vector<NamedHost>& hosts) {
+  int64_t slots = 0;
+  for (const NamedHost& host : hosts) slots += host.slots;
   return slots;
 }
 
 absl::Status CheckHosts(const LaunchOptions& options) {
-  int64_t slots = 0;
-  for (const absl::string_view host : absl::StrSplit(options.hosts, ',')) {
-    WEFT_ASSIGN_OR_RETURN(const int64_t more, SlotsOf(std::string(host)));
-    slots += more;
-  }
+  WEFT_ASSIGN_OR_RETURN(const std::vector<NamedHost> hosts, ParseHosts(options.hosts));
+  const int64_t slots = SumOfSlots(hosts);
   if (options.ranks && *options.ranks > slots && !options.oversubscribe) {
     return absl::InvalidArgumentError(absl::StrCat("-n ", *options.ranks,
                                                    " needs as many slots, but --host has ", slots,
@@ -74,32 +94,28 @@ absl::Status CheckHostfile(const std::string& path) {
 
 // Ranks on each host of --host if all have equally many. Nothing if that is not known.
 std::optional<int64_t> RanksOnHost(const LaunchOptions& options) {
-  std::optional<int64_t> slots;
-  std::set<absl::string_view> hosts;
-  for (const absl::string_view host : absl::StrSplit(options.hosts, ',')) {
-    const absl::StatusOr<int64_t> of_host = SlotsOf(std::string(host));
-    if (!of_host.ok() || *of_host != slots.value_or(*of_host)) return std::nullopt;
-    slots = *of_host;
-    if (!hosts.insert(host).second) return std::nullopt;  // mpirun adds up the slots of a host named twice.
+  const absl::StatusOr<std::vector<NamedHost>> hosts = ParseHosts(options.hosts);
+  if (!hosts.ok()) return std::nullopt;
+  const int64_t slots = hosts->front().slots;
+  std::set<std::string> names;
+  for (const NamedHost& host : *hosts) {
+    if (host.slots != slots || !names.insert(host.name).second) return std::nullopt;
   }
-  const int64_t ranks = *slots * static_cast<int64_t>(hosts.size());
-  return options.ranks.value_or(ranks) == ranks ? slots : std::nullopt;
+  const int64_t ranks = SumOfSlots(*hosts);
+  return options.ranks.value_or(ranks) == ranks ? std::optional(slots) : std::nullopt;
 }
 
-// True if each host of --host that gets ranks is known to get at least `least`. mpirun adds up the slots of a
-// host that is named twice, and fills those of a host before those of the next; its own host may come first.
+// True if each host of --host that gets ranks is known to get at least `least`. mpirun fills the slots of a
+// host before those of the next; its own host may come first.
 bool EachNamedHostGets(int64_t least, const LaunchOptions& options) {
-  std::map<absl::string_view, int64_t> hosts;
-  int64_t total = 0;
-  for (const absl::string_view element : absl::StrSplit(options.hosts, ',')) {
-    const absl::StatusOr<int64_t> slots = SlotsOf(std::string(element));
-    if (!slots.ok()) return false;
-    hosts[element.substr(0, element.find(':'))] += *slots;
-    total += *slots;
-  }
+  const absl::StatusOr<std::vector<NamedHost>> hosts = ParseHosts(options.hosts);
+  if (!hosts.ok()) return false;
+  std::map<std::string, int64_t> slots;
+  for (const NamedHost& host : *hosts) slots[host.name] += host.slots;
   const auto [fewest, most] = std::minmax_element(
-      hosts.begin(), hosts.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+      slots.begin(), slots.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
   if (fewest->second < least) return false;
+  const int64_t total = SumOfSlots(*hosts);
   if (options.ranks.value_or(total) == total) return true;
   // The last host that gets ranks gets the rest. Which one that is matters unless all are alike.
   const int64_t rest = *options.ranks % fewest->second;

@@ -58,6 +58,12 @@ TEST(MpirunCommand, BindsRanksToTheNumaNodesOfAHostThatHasSeveral) {
     options.hosts = hosts;
     EXPECT_THAT(Joined(options, 2), HasSubstr("|--map-by|numa|--bind-to|numa:overload-allowed|")) << hosts;
   }
+  options.bind = RankBinding::kNuma;
+  options.ranks = 2;
+  options.hosts = "a,a:1";  // One host of two slots.
+  EXPECT_THAT(Joined(options, 1), HasSubstr("|--map-by|numa|--bind-to|numa:overload-allowed|"));
+  options.bind = std::nullopt;
+  options.ranks = 8;
   options.hosts = "";
   EXPECT_THAT(Joined(options, 3), HasSubstr("|--map-by|numa|--bind-to|numa:overload-allowed|"));
   EXPECT_THAT(Mapping(options, 3)->ToString(), HasSubstr("the 3 NUMA nodes of each host, in turn"));
