@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include <absl/functional/function_ref.h>
 #include <absl/strings/str_cat.h>
 
 #include "src/cli/command_line.h"
@@ -143,18 +144,20 @@ int RunOnAllRanks(absl::StatusOr<Config> command, const Arguments& arguments) {
   return code.ok() ? *code : ExitCodeOf(code.status());
 }
 
-int RunCheckpoint(const weft::CheckpointCommand& command) {
-  const absl::Status status = weft::RunCheckpointCommand(command, stdout);
+// Prints the error of a command, if it has one. Returns the exit code.
+int PrintAnyError(const absl::Status& status) {
   if (!status.ok()) PrintError(status);
   return ExitCodeOf(status);
 }
 
-// Prints the text that a command has made from files.
+// The same for a command that starts other processes and takes over their exit code.
+int PrintAnyError(const absl::StatusOr<int>& code) {
+  return code.ok() ? *code : PrintAnyError(code.status());
+}
+
+// Prints the text that a command has made from files, or its error. Returns the exit code.
 int PrintResult(const absl::StatusOr<std::string>& text) {
-  if (!text.ok()) {
-    PrintError(text.status());
-    return ExitCodeOf(text.status());
-  }
+  if (!text.ok()) return PrintAnyError(text.status());
   std::fputs(weft::EscapeForTerminal(*text).c_str(), stdout);
   return weft::kExitDone;
 }
@@ -170,45 +173,40 @@ absl::StatusOr<std::string> Report(const weft::ReportOptions& options) {
   return "report in " + options.output + "\n";
 }
 
-// The exit code of a command that starts other processes. Prints its error.
-int ReportAndExitCode(const absl::StatusOr<int>& code) {
-  if (!code.ok()) PrintError(code.status());
-  return code.ok() ? *code : ExitCodeOf(code.status());
-}
-
 int Print(const weft::PrintText& text) {
   if (!weft::IsNonzeroRank()) std::fputs(text.text.c_str(), stdout);
   return weft::kExitDone;
+}
+
+// Runs a command of this process alone, which a signal ends. Returns its exit code.
+int RunUntilSignal(absl::FunctionRef<int()> run) {
+  const weft::StopSignals signals;
+  return run();
 }
 
 // Runs a command and returns its exit code.
 struct RunAny {
   int operator()(const weft::PrintText& text) const { return Print(text); }
   int operator()(const weft::DiagnosePaths& diagnose) const {
-    const weft::StopSignals signals;  // A signal ends the process.
-    return PrintResult(Diagnose(diagnose.paths));
+    return RunUntilSignal([&] { return PrintResult(Diagnose(diagnose.paths)); });
   }
   int operator()(const weft::ReportOptions& options) const {
-    const weft::StopSignals signals;  // A signal ends the process.
-    return PrintResult(Report(options));
+    return RunUntilSignal([&] { return PrintResult(Report(options)); });
   }
   int operator()(const weft::TraceCommand& trace) const {
-    const weft::StopSignals signals;  // A signal ends the process.
-    return PrintResult(weft::SummarizeTrace(trace.path));
+    return RunUntilSignal([&] { return PrintResult(weft::SummarizeTrace(trace.path)); });
   }
   int operator()(const weft::CheckpointCommand& command) const {
-    const weft::StopSignals signals;  // A signal ends the process.
-    return RunCheckpoint(command);
+    return RunUntilSignal([&] { return PrintAnyError(weft::RunCheckpointCommand(command, stdout)); });
   }
   int operator()(const weft::PlanCommand& plan) const {
-    const weft::StopSignals signals;  // A signal ends the process.
-    return PrintResult(weft::PlanTraining(plan.config, plan.options));
+    return RunUntilSignal([&] { return PrintResult(weft::PlanTraining(plan.config, plan.options)); });
   }
   int operator()(const weft::LaunchCommand& launch) const {
-    return ReportAndExitCode(weft::RunLaunchCommand(launch));
+    return PrintAnyError(weft::RunLaunchCommand(launch));
   }
   int operator()(const weft::HostDaemonOptions& daemon) const {
-    return ReportAndExitCode(weft::RunHostDaemon(daemon));
+    return PrintAnyError(weft::RunHostDaemon(daemon));
   }
   template <typename Config>
   int operator()(const Config& config) const {
@@ -229,8 +227,7 @@ int main(int argc, char** argv) {
   const Arguments arguments(argv + 1, argv + argc);
   const absl::StatusOr<weft::Command> command = weft::ParseCommandLine(arguments);
   if (!command.ok() && !arguments.empty() && weft::IsCommandOfOneProcess(arguments.front())) {
-    PrintError(command.status());
-    return ExitCodeOf(command.status());
+    return PrintAnyError(command.status());
   }
   if (!command.ok()) return RunOnAllRanks<weft::TrainConfig>(command.status(), arguments);
   return weft::EndOutput(std::visit(RunAny{arguments}, *command));
