@@ -221,7 +221,6 @@ TEST(SparseAttention, GivesTheResultsOfTheWholeSequenceWhenRanksShareIt) {
   for (const bool warm_up : {false, true}) {
     const IndexerPass settings = {.warm_up = warm_up, .loss_factor = 0.5F, .mass_stride = 1};
     SparseAttention attention("attention", {.top_k = 5});
-    Tensors whole_inputs = inputs;
     const PassResult whole = RunPass(attention, inputs, settings);
     std::vector<Doubles> sums;
     for (const Doubles& gradient : whole.gradients) sums.emplace_back(gradient.size());
