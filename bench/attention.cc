@@ -48,8 +48,9 @@ void WeftForward(const Problem& p) {
 
 void WeftBackward(const Problem& p) {
   AttentionDelta(p.out.view(), p.dout.view(), p.delta.view());
-  AttentionBackward(p.problem, p.q.view(), p.runs, {p.keys()}, p.lse.view(), p.delta.view(), p.dout.view(),
-                    p.dq.view(), 0.0F, {{p.dk.view(), p.dv.view()}}, 0.0F);
+  AttentionBackward(p.problem, p.q.view(), p.runs, {p.keys()},
+                    {.lse = p.lse.view(), .delta = p.delta.view(), .dout = p.dout.view()},
+                    {.dq = p.dq.view(), .keys = {{p.dk.view(), p.dv.view()}}});
 }
 
 Head HeadOf(const Problem& a, const Tensor& tensor, int64_t head) {

@@ -88,8 +88,9 @@ Kernel AttentionKernel(const Request& request) {
   const Tensor dv = Tensor::Empty(dtype, shape);
   const auto backward = [=] {
     AttentionDelta(out.view(), dout.view(), delta.view());
-    AttentionBackward(problem, q.view(), runs, {{k.view(), v.view(), &runs}}, lse.view(), delta.view(),
-                      dout.view(), dq.view(), 0.0F, {{dk.view(), dv.view()}}, 0.0F);
+    AttentionBackward(problem, q.view(), runs, {{k.view(), v.view(), &runs}},
+                      {.lse = lse.view(), .delta = delta.view(), .dout = dout.view()},
+                      {.dq = dq.view(), .keys = {{dk.view(), dv.view()}}});
   };
   return {backward, {{"dq", dq}, {"dk", dk}, {"dv", dv}}};
 }

@@ -60,6 +60,9 @@ struct Problem {
         index_dk(Results(index_k.shape())),
         index_dweights(Results(index_weights.shape())) {}
   KeyBlock keys() const { return {k.view(), v.view(), &runs}; }
+  AttentionBackwardInputs backward_inputs() const {
+    return {.lse = lse.view(), .delta = delta.view(), .dout = dout.view()};
+  }
   KeyGradients key_gradients() const { return {dk.view(), dv.view()}; }
 
   TokenRuns runs;
@@ -71,8 +74,8 @@ struct Problem {
 void RunDense(const Problem& p) {
   AttentionForward(p.problem, p.q.view(), p.runs, {p.keys()}, p.out.view(), p.lse.view());
   AttentionDelta(p.out.view(), p.dout.view(), p.delta.view());
-  AttentionBackward(p.problem, p.q.view(), p.runs, {p.keys()}, p.lse.view(), p.delta.view(), p.dout.view(),
-                    p.dq.view(), 0.0F, {p.key_gradients()}, 0.0F);
+  AttentionBackward(p.problem, p.q.view(), p.runs, {p.keys()}, p.backward_inputs(),
+                    {.dq = p.dq.view(), .keys = {p.key_gradients()}});
 }
 
 // Seconds of the parts of one pass.
@@ -96,8 +99,8 @@ SparseTimes RunSparse(const Problem& p, int64_t* selection_bytes) {
   times.backward = SecondsOf([&] {
     AttentionDelta(p.out.view(), p.dout.view(), p.delta.view());
     target = Results(selection.scores.shape());
-    SparseAttentionBackward(p.problem, p.q.view(), selection, {p.keys()}, p.lse.view(), p.delta.view(),
-                            p.dout.view(), p.dq.view(), {p.key_gradients()}, target.view());
+    SparseAttentionBackward(p.problem, p.q.view(), selection, {p.keys()}, p.backward_inputs(), p.dq.view(),
+                            {p.key_gradients()}, target.view());
   });
   times.loss = SecondsOf([&] {
     benchmark::DoNotOptimize(SelectedIndexerLoss(selection, target.view(), index, {p.keys()},

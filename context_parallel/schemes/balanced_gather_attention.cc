@@ -117,9 +117,10 @@ class BalancedGatherAttention final : public SequenceAttention {
     const auto backward = [&](const Tensor& queries, const TokenRuns& runs, const Tensor& out,
                               const Tensor& lse, const Tensor& gradient, const Tensor& target,
                               float key_beta) {
-      call.kernels->backward(call.problem, queries.view(), runs, key_blocks, lse.view(),
-                             ComputeDelta(out, gradient).view(), gradient.view(), target.view(), 0.0F,
-                             blocks.GradientsOf(dk, dv, ranks), key_beta);
+      call.kernels->backward(
+          call.problem, queries.view(), runs, key_blocks,
+          {.lse = lse.view(), .delta = ComputeDelta(out, gradient).view(), .dout = gradient.view()},
+          {.dq = target.view(), .keys = blocks.GradientsOf(dk, dv, ranks), .key_beta = key_beta});
     };
     const auto kept = [&](const Tensor& tensor) { return exchange.KeptPart(tensor, 1); };
     backward(kept(q), exchange.tails().kept_runs(), kept(saved[kSavedOut]),

@@ -47,8 +47,10 @@ class GatherAttention final : public SequenceAttention {
     WEFT_ASSIGN_OR_RETURN(Tensor dv, NewGradientBlocks(lane_, blocks.values));
     call.kernels->backward(call.problem, q.view(), call.sequence->runs(),
                            blocks.Of(*call.sequence, saved[kKeys], saved[kValues], ranks),
-                           saved[kSavedLse].view(), ComputeDelta(saved[kSavedOut], dout).view(), dout.view(),
-                           dq.view(), 0.0F, blocks.GradientsOf(dk, dv, ranks), 0.0F);
+                           {.lse = saved[kSavedLse].view(),
+                            .delta = ComputeDelta(saved[kSavedOut], dout).view(),
+                            .dout = dout.view()},
+                           {.dq = dq.view(), .keys = blocks.GradientsOf(dk, dv, ranks)});
     return ReduceKeyGradients(lane_, call, blocks, PendingTensor(std::move(dq)), std::move(dk),
                               std::move(dv));
   }

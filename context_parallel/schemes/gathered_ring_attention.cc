@@ -56,8 +56,10 @@ class GatheredRingAttention final : public SequenceAttention {
     WEFT_ASSIGN_OR_RETURN(Tensor dv, NewGradientBlocks(lane_, blocks.values));
     const Tensor delta = ComputeDelta(saved[kSavedOut], dout);
     const auto backward = [&](absl::Span<const KeyBlock> own, float dq_beta, const std::vector<int>& ranks) {
-      call.kernels->backward(call.problem, q.view(), sequence.runs(), own, lse.view(), delta.view(),
-                             dout.view(), dq.view(), dq_beta, blocks.GradientsOf(dk, dv, ranks), 0.0F);
+      call.kernels->backward(
+          call.problem, q.view(), sequence.runs(), own,
+          {.lse = lse.view(), .delta = delta.view(), .dout = dout.view()},
+          {.dq = dq.view(), .dq_beta = dq_beta, .keys = blocks.GradientsOf(dk, dv, ranks)});
     };
     backward({{k.view(), v.view(), &sequence.runs()}}, 0.0F, {lane_.rank()});
     WEFT_RETURN_IF_ERROR(keys.Wait().status());

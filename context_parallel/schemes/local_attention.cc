@@ -37,8 +37,10 @@ class LocalAttention final : public SequenceAttention {
     WEFT_ASSIGN_OR_RETURN(Tensor dv, PoolTensor(*pool_, key_dtype, v.shape()));
     const TokenRuns& runs = call.sequence->runs();
     call.kernels->backward(call.problem, q.view(), runs, {{k.view(), v.view(), &runs}},
-                           saved[kSavedLse].view(), ComputeDelta(saved[kSavedOut], dout).view(), dout.view(),
-                           dq.view(), 0.0F, {{dk.view(), dv.view()}}, 0.0F);
+                           {.lse = saved[kSavedLse].view(),
+                            .delta = ComputeDelta(saved[kSavedOut], dout).view(),
+                            .dout = dout.view()},
+                           {.dq = dq.view(), .keys = {{dk.view(), dv.view()}}});
     return Gradients{PendingTensor(std::move(dq)), PendingTensor(std::move(dk)),
                      PendingTensor(std::move(dv))};
   }

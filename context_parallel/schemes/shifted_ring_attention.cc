@@ -107,9 +107,12 @@ class RingBackward {
                           BlockGradients::Make(*pool_, block.k.shape, block.v.shape));
     call_.kernels->backward(call_.problem, Window(q_, 1, queries),
                             SliceRuns(call_.sequence->runs(), queries.begin, queries.count), {block},
-                            Window(lse_, 2, queries), Window(delta_, 2, queries), Window(dout_, 1, queries),
-                            Window(dq_, 1, queries), dq_beta, {{gradients.dk.view(), gradients.dv.view()}},
-                            0.0F);
+                            {.lse = Window(lse_, 2, queries),
+                             .delta = Window(delta_, 2, queries),
+                             .dout = Window(dout_, 1, queries)},
+                            {.dq = Window(dq_, 1, queries),
+                             .dq_beta = dq_beta,
+                             .keys = {{gradients.dk.view(), gradients.dv.view()}}});
     return gradients;
   }
 

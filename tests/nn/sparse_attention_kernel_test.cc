@@ -241,8 +241,9 @@ TEST(SparseAttentionKernel, GivesTheOutputAndGradientsOfDenseAttentionIfAllKeysA
     SparseRun dense(c);
     dense.DenseForward();
     AttentionDelta(dense.out, dense.dout, dense.delta);
-    AttentionBackward(dense.problem, dense.q, c.q_runs, dense.keys, dense.lse, dense.delta, dense.dout,
-                      dense.dq, 0.0F, dense.gradients, 0.0F);
+    AttentionBackward(dense.problem, dense.q, c.q_runs, dense.keys,
+                      {.lse = dense.lse, .delta = dense.delta, .dout = dense.dout},
+                      {.dq = dense.dq, .keys = dense.gradients});
     ExpectNear(ToDoubleValues(sparse.out), ToDoubleValues(dense.out), 1e-5, "out");
     ExpectNear(ToDoubleValues(sparse.lse), ToDoubleValues(dense.lse), 1e-5, "lse");
     ExpectNear(ToDoubleValues(sparse.dq), ToDoubleValues(dense.dq), 1e-5, "dq");

@@ -240,7 +240,8 @@ void SparseRun::Backward() {
   keep.push_back(Tensor::Empty(DType::kF32, {c.batch, c.queries(), selection.width()}));
   target = keep.back().view();
   AttentionDelta(out, dout, delta);
-  SparseAttentionBackward(problem, q, selection, keys, lse, delta, dout, dq, gradients, target);
+  SparseAttentionBackward(problem, q, selection, keys, {.lse = lse, .delta = delta, .dout = dout}, dq,
+                          gradients, target);
 }
 
 double SparseRun::SelectedLoss(float factor) {

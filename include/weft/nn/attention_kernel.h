@@ -60,20 +60,33 @@ void AttentionForward(const AttentionProblem& problem, const TensorView& q, cons
 // appendix B.2).
 void AttentionDelta(const TensorView& out, const TensorView& dout, const TensorView& delta);
 
+// Tensors that a backward reads besides the operands of its forward.
+struct AttentionBackwardInputs {
+  TensorView lse;    // As AttentionForward writes it.
+  TensorView delta;  // As AttentionDelta writes it.
+  TensorView dout;   // The gradient of out, shaped as it.
+};
+
 // Gradients of a key block, shaped as its k and v. In f32, or, if key_beta is 0, in the dtype of the inputs.
 struct KeyGradients {
   TensorView dk, dv;
 };
 
+// Targets of a backward. Each becomes gradient + beta * target; with a beta of 0 the old target is not read.
+struct AttentionGradients {
+  TensorView dq;  // Shaped as q. In f32, or, if dq_beta is 0, in q's dtype.
+  float dq_beta = 0.0F;
+  absl::Span<const KeyGradients> keys;  // One for each key block. Must outlive the call.
+  float key_beta = 0.0F;
+};
+
 // Writes the gradients of one or several blocks of keys, and the contribution of these blocks to the gradient
-// dq of the queries. dq is shaped as q, in f32, or, if dq_beta is 0, in q's dtype. Each target becomes
-// gradient + beta * target; with a beta of 0 the old target is not read.
+// dq of the queries.
 // `lse` and `delta` must cover all keys that a query may attend to. Blocks can then be passed in separate
 // calls, which add to the same dq.
 void AttentionBackward(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
-                       absl::Span<const KeyBlock> keys, const TensorView& lse, const TensorView& delta,
-                       const TensorView& dout, const TensorView& dq, float dq_beta,
-                       absl::Span<const KeyGradients> gradients, float key_beta);
+                       absl::Span<const KeyBlock> keys, const AttentionBackwardInputs& inputs,
+                       const AttentionGradients& gradients);
 
 // The two kernels as a value. A simulation of ranks gives others, which let virtual time pass and write
 // nothing.

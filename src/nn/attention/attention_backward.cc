@@ -173,22 +173,24 @@ void ScaleQueryGradients(const BackwardCall& call) {
 }  // namespace
 
 void AttentionBackward(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
-                       absl::Span<const KeyBlock> keys, const TensorView& lse, const TensorView& delta,
-                       const TensorView& dout, const TensorView& dq, float dq_beta,
-                       absl::Span<const KeyGradients> gradients, float key_beta) {
+                       absl::Span<const KeyBlock> keys, const AttentionBackwardInputs& inputs,
+                       const AttentionGradients& gradients) {
   WEFT_CHECK(problem.scale > 0.0F, "attention scores need a positive scale");
   if (const panels::PanelUnit* unit = AttentionUnit(q)) {
-    AttentionBackwardByPanels(*unit, problem, q, q_runs, keys, lse, delta, dout, dq, dq_beta, gradients,
-                              key_beta);
+    AttentionBackwardByPanels(*unit, problem, q, q_runs, keys, inputs, gradients);
     return;
   }
   const TileSize size = TileSizeFor(HostTopology().core_cache_bytes);
   const BatchPlans plans(problem.mask, problem.pair_mask.get(), q.shape[0], q_runs, RunsOf(keys), size,
                          AttentionPlan::Order::kByKeyTile);
+  const TensorView& dq = gradients.dq;
   const Tensor wide_dq = dq.dtype == DType::kF32 ? Tensor::Borrow(dq) : Tensor::Empty(DType::kF32, q.shape);
-  const BackwardCall call = {problem, plans, size, q, keys, lse, delta, dout, wide_dq.view(), dq_beta};
+  const BackwardCall call = {
+      problem,          plans, size, q, keys, inputs.lse, inputs.delta, inputs.dout, wide_dq.view(),
+      gradients.dq_beta};
   ScaleQueryGradients(call);
-  const KeyTileAccumulator accumulator(problem, q, gradients, key_beta, plans.first().MaxTileKeys());
+  const KeyTileAccumulator accumulator(problem, q, gradients.keys, gradients.key_beta,
+                                       plans.first().MaxTileKeys());
   WithElementType(q.dtype, [&](auto element) {
     for (size_t i = 0; i < plans.first().key_tiles().size(); ++i) {
       AccumulateKeyTile<decltype(element)>(call, static_cast<int64_t>(i), accumulator);

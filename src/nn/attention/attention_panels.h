@@ -34,8 +34,6 @@ void AttentionForwardByPanels(const panels::PanelUnit& unit, const AttentionProb
                               const TensorView& out, const TensorView& lse);
 void AttentionBackwardByPanels(const panels::PanelUnit& unit, const AttentionProblem& problem,
                                const TensorView& q, const TokenRuns& q_runs, absl::Span<const KeyBlock> keys,
-                               const TensorView& lse, const TensorView& delta, const TensorView& dout,
-                               const TensorView& dq, float dq_beta, absl::Span<const KeyGradients> gradients,
-                               float key_beta);
+                               const AttentionBackwardInputs& inputs, const AttentionGradients& gradients);
 
 }  // namespace weft

@@ -253,25 +253,25 @@ void StoreQuerySums(const BackwardCall& call, const TensorView& target, float be
 
 void AttentionBackwardByPanels(const panels::PanelUnit& unit, const AttentionProblem& problem,
                                const TensorView& q, const TokenRuns& q_runs, absl::Span<const KeyBlock> keys,
-                               const TensorView& lse, const TensorView& delta, const TensorView& dout,
-                               const TensorView& dq, float dq_beta, absl::Span<const KeyGradients> gradients,
-                               float key_beta) {
+                               const AttentionBackwardInputs& inputs, const AttentionGradients& gradients) {
   const TileSize size = TileSizeFor(HostTopology().core_cache_bytes);
   const BatchPlans plans(problem.mask, problem.pair_mask.get(), q.shape[0], q_runs, RunsOf(keys), size,
                          AttentionPlan::Order::kByKeyTile);
   const PackedQueries packed_q(q);
-  const PackedQueries packed_dout(dout);
+  const PackedQueries packed_dout(inputs.dout);
   const std::vector<BackwardKeys> packed_keys(keys.begin(), keys.end());
   const int64_t head_dim = q.shape[3];
   const Tensor query_sums = Tensor::Empty(
       DType::kF32, {q.shape[0], q.shape[2], PanelsOf(q.shape[1]), PanelsOf(head_dim), kProductFloats});
-  const BackwardCall call = {unit,        problem, plans, size,       packed_q, packed_dout,
-                             packed_keys, lse,     delta, query_sums, head_dim, dout.shape[3]};
+  const BackwardCall call = {unit,         problem,     plans,       size,
+                             packed_q,     packed_dout, packed_keys, inputs.lse,
+                             inputs.delta, query_sums,  head_dim,    inputs.dout.shape[3]};
   ZeroQuerySums(call);
-  const KeyTileAccumulator accumulator(problem, q, gradients, key_beta, plans.first().MaxTileKeys());
+  const KeyTileAccumulator accumulator(problem, q, gradients.keys, gradients.key_beta,
+                                       plans.first().MaxTileKeys());
   for (size_t i = 0; i < plans.first().key_tiles().size(); ++i)
     AccumulateKeyTile(call, static_cast<int64_t>(i), accumulator);
-  StoreQuerySums(call, dq, dq_beta);
+  StoreQuerySums(call, gradients.dq, gradients.dq_beta);
 }
 
 }  // namespace weft

@@ -25,8 +25,8 @@ struct TileGradients {
 
 class KeyTileAccumulator {
  public:
-  // `q` gives the batch, heads and head_dim. `targets` and `beta` are those of AttentionBackward. `max_keys`
-  // is the size of the largest key tile.
+  // `q` gives the batch, heads and head_dim. `targets` and `beta` are `keys` and `key_beta` of
+  // AttentionGradients. `max_keys` is the size of the largest key tile.
   KeyTileAccumulator(const AttentionProblem& problem, const TensorView& q,
                      absl::Span<const KeyGradients> targets, float beta, int64_t max_keys);
 

@@ -201,8 +201,8 @@ absl::StatusOr<Tensors> Attention::BackwardLocal(Invocation& invocation,
   const Tensor delta = Tensor::Empty(DType::kF32, saved[4].shape());
   AttentionDelta(view(saved[3]), dout, delta.view());
   AttentionBackward(ProblemOf(invocation, *this, q, k), q, q_runs, {{k, view(saved[2]), &k_runs}},
-                    saved[4].view(), delta.view(), dout, view(gradients[0]), 0.0F,
-                    {{view(gradients[1]), view(gradients[2])}}, 0.0F);
+                    {.lse = saved[4].view(), .delta = delta.view(), .dout = dout},
+                    {.dq = view(gradients[0]), .keys = {{view(gradients[1]), view(gradients[2])}}});
   return gradients;
 }
 

@@ -130,23 +130,24 @@ const char* FaultOfSizes(const Tensors& inputs) {
 
 // Tensors of a backward, besides its operands.
 struct Gradients {
-  TensorView lse, delta, dout, dq;
+  AttentionBackwardInputs inputs;
+  TensorView dq;
   KeyGradients keys;
   IndexerGradients index;
 };
 
 // Both write all gradients, and return the indexer's loss.
 double WarmUpBackward(const Operands& operands, const Gradients& g, float loss_factor) {
-  AttentionBackward(operands.problem, operands.q, operands.q_runs, {operands.keys()}, g.lse, g.delta, g.dout,
-                    g.dq, 0.0F, {g.keys}, 0.0F);
-  return DenseIndexerLoss(operands.problem, operands.q, operands.q_runs, {operands.keys()}, g.lse,
+  AttentionBackward(operands.problem, operands.q, operands.q_runs, {operands.keys()}, g.inputs,
+                    {.dq = g.dq, .keys = {g.keys}});
+  return DenseIndexerLoss(operands.problem, operands.q, operands.q_runs, {operands.keys()}, g.inputs.lse,
                           operands.index, {operands.index_k}, loss_factor, g.index);
 }
 double SparseBackward(const Operands& operands, const KeySelection& selection, const Gradients& g,
                       float loss_factor) {
   const Tensor target = Tensor::Empty(DType::kF32, selection.scores.shape());
-  SparseAttentionBackward(operands.problem, operands.q, selection, {operands.keys()}, g.lse, g.delta, g.dout,
-                          g.dq, {g.keys}, target.view());
+  SparseAttentionBackward(operands.problem, operands.q, selection, {operands.keys()}, g.inputs, g.dq,
+                          {g.keys}, target.view());
   return SelectedIndexerLoss(selection, target.view(), operands.index, {operands.keys()}, {operands.index_k},
                              loss_factor, g.index);
 }
@@ -236,12 +237,11 @@ absl::StatusOr<Tensors> SparseAttention::BackwardImpl(Invocation& invocation,
   const TensorView index_dk = WithoutHead(dk.view());
   const Tensor delta = Tensor::Empty(DType::kF32, saved[kLse].shape());
   AttentionDelta(saved[kOut].view(), output_gradients[0].view(), delta.view());
-  const Gradients views = {saved[kLse].view(),
-                           delta.view(),
-                           output_gradients[0].view(),
-                           gradients[kQ].view(),
-                           {gradients[kK].view(), gradients[kV].view()},
-                           {gradients[kIndexQ].view(), gradients[kIndexWeights].view(), {&index_dk, 1}}};
+  const Gradients views = {
+      .inputs = {.lse = saved[kLse].view(), .delta = delta.view(), .dout = output_gradients[0].view()},
+      .dq = gradients[kQ].view(),
+      .keys = {gradients[kK].view(), gradients[kV].view()},
+      .index = {gradients[kIndexQ].view(), gradients[kIndexWeights].view(), {&index_dk, 1}}};
   IndexerPass& pass = IndexerPassOf(invocation);
   const bool warm_up = saved.size() == kSelectedKeys;
   pass.loss += warm_up ? WarmUpBackward(operands, views, pass.loss_factor)

@@ -255,15 +255,14 @@ void StoreKeyGradients(const BackwardCall& call, absl::Span<const KeyGradients> 
 
 void SparseAttentionBackward(const AttentionProblem& problem, const TensorView& q,
                              const KeySelection& selection, absl::Span<const KeyBlock> keys,
-                             const TensorView& lse, const TensorView& delta, const TensorView& dout,
-                             const TensorView& dq, absl::Span<const KeyGradients> gradients,
-                             const TensorView& target) {
+                             const AttentionBackwardInputs& inputs, const TensorView& dq,
+                             absl::Span<const KeyGradients> gradients, const TensorView& target) {
   WEFT_CHECK(problem.scale > 0.0F, "attention scores need a positive scale");
   const bool has_target = target.data != nullptr;
   const int64_t kv_heads = keys.empty() ? KvHead(problem, q.shape[2] - 1) + 1 : keys[0].k.shape[2];
   const int64_t items = q.shape[0] * kv_heads;
   const int64_t key_count = KeyCount(keys);
-  const int64_t row_floats = PaddedRow(q.shape[3]) + PaddedRow(dout.shape[3]);
+  const int64_t row_floats = PaddedRow(q.shape[3]) + PaddedRow(inputs.dout.shape[3]);
   const Tensor sums = Tensor::Zeros(DType::kF32, {items, key_count, row_floats});
   const Tensor target_parts =
       Tensor::Empty(DType::kF32, {has_target ? items : 0, kQueryBlock, selection.width()});
@@ -272,9 +271,9 @@ void SparseAttentionBackward(const AttentionProblem& problem, const TensorView& 
                              selection,
                              ViewsOf(keys, &KeyBlock::k),
                              ViewsOf(keys, &KeyBlock::v),
-                             lse,
-                             delta,
-                             dout,
+                             inputs.lse,
+                             inputs.delta,
+                             inputs.dout,
                              dq,
                              kv_heads,
                              sums.As<float>(),

@@ -104,8 +104,8 @@ AttentionKernels TimedKernels(const PartTimes& of_pair, const PassTime& pass_tim
     pass_time(PairsOfAllHeads(problem, q, q_runs, keys) * of_pair.forward_ns);
   };
   kernels.backward = [=](const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
-                         absl::Span<const KeyBlock> keys, const TensorView&, const TensorView&,
-                         const TensorView&, const TensorView&, float, absl::Span<const KeyGradients>, float) {
+                         absl::Span<const KeyBlock> keys, const AttentionBackwardInputs&,
+                         const AttentionGradients&) {
     pass_time(PairsOfAllHeads(problem, q, q_runs, keys) * of_pair.backward_ns);
   };
   return kernels;

@@ -158,8 +158,9 @@ SolvedCase SolvedCase::ByKernel(const AttentionCase& the_case) {
   const KeyBlock keys{k.view(), v.view(), &runs};
   AttentionForward(problem, q.view(), runs, {keys}, out.view(), lse.view());
   AttentionDelta(out.view(), dout.view(), delta.view());
-  AttentionBackward(problem, q.view(), runs, {keys}, lse.view(), delta.view(), dout.view(), dq.view(), 0.0F,
-                    {{dk.view(), dv.view()}}, 0.0F);
+  AttentionBackward(problem, q.view(), runs, {keys},
+                    {.lse = lse.view(), .delta = delta.view(), .dout = dout.view()},
+                    {.dq = dq.view(), .keys = {{dk.view(), dv.view()}}});
   solved.outputs = {ToDoubleValues(out.view()), ToDoubleValues(lse.view())};
   solved.gradients = {ToDoubleValues(dq.view()), ToDoubleValues(dk.view()), ToDoubleValues(dv.view())};
   return solved;

@@ -91,7 +91,8 @@ void KernelRun::Backward(const TokenRuns& q_runs, float dq_beta, float key_beta)
     if (key_beta == 0.0F) FillWithNan(gradient.dv);
   }
   AttentionDelta(out, dout, delta);
-  AttentionBackward(problem, q, q_runs, keys, lse, delta, dout, dq, dq_beta, gradients, key_beta);
+  AttentionBackward(problem, q, q_runs, keys, BackwardInputs(),
+                    {.dq = dq, .dq_beta = dq_beta, .keys = gradients, .key_beta = key_beta});
 }
 
 void ExpectNear(const std::vector<double>& actual, const std::vector<double>& expected, double tolerance,

@@ -34,6 +34,7 @@ struct KernelRun {
   // Both fill the targets that the kernels must overwrite with NaN first.
   void Forward(const TokenRuns& q_runs);
   void Backward(const TokenRuns& q_runs, float dq_beta = 0.0F, float key_beta = 0.0F);
+  AttentionBackwardInputs BackwardInputs() const { return {.lse = lse, .delta = delta, .dout = dout}; }
 
   std::vector<Tensor> keep;  // Memory of the views.
   AttentionProblem problem;

@@ -215,8 +215,8 @@ TEST(AttentionKernel, GivesTheSameGradientsBlockByBlock) {
   run.Forward(c.q_runs);
   AttentionDelta(run.out, run.dout, run.delta);
   for (size_t i = 0; i < run.keys.size(); ++i) {
-    AttentionBackward(run.problem, run.q, c.q_runs, {run.keys[i]}, run.lse, run.delta, run.dout, run.dq,
-                      i == 0 ? 0.0F : 1.0F, {run.gradients[i]}, 0.0F);
+    AttentionBackward(run.problem, run.q, c.q_runs, {run.keys[i]}, run.BackwardInputs(),
+                      {.dq = run.dq, .dq_beta = i == 0 ? 0.0F : 1.0F, .keys = {run.gradients[i]}});
   }
   ExpectGradients(c, run, expected.gradients, 2e-5);
 }

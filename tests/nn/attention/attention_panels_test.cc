@@ -81,8 +81,8 @@ TEST_F(AttentionPanels, BeginOnEveryThreadThatMultiplies) {
   AttentionForwardByPanels(kStrictUnit, run.problem, run.q, c.q_runs, run.keys, run.out, run.lse);
   AttentionDelta(run.out, run.dout, run.delta);
   const int64_t products_of_forward = products;
-  AttentionBackwardByPanels(kStrictUnit, run.problem, run.q, c.q_runs, run.keys, run.lse, run.delta, run.dout,
-                            run.dq, 0.0F, run.gradients, 0.0F);
+  AttentionBackwardByPanels(kStrictUnit, run.problem, run.q, c.q_runs, run.keys, run.BackwardInputs(),
+                            {.dq = run.dq, .keys = run.gradients});
   SetThreadCount(threads);
   EXPECT_GT(products_of_forward, 0);
   EXPECT_GT(products, products_of_forward);

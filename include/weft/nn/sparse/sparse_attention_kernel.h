@@ -54,9 +54,8 @@ void SparseAttentionForward(const AttentionProblem& problem, const TensorView& q
 // divided by their number: [batch, queries, width], f32.
 void SparseAttentionBackward(const AttentionProblem& problem, const TensorView& q,
                              const KeySelection& selection, absl::Span<const KeyBlock> keys,
-                             const TensorView& lse, const TensorView& delta, const TensorView& dout,
-                             const TensorView& dq, absl::Span<const KeyGradients> gradients,
-                             const TensorView& target);
+                             const AttentionBackwardInputs& inputs, const TensorView& dq,
+                             absl::Span<const KeyGradients> gradients, const TensorView& target);
 
 // Gradients of the index queries, their weights and the index keys, each overwritten.
 struct IndexerGradients {
