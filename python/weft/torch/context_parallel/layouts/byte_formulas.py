@@ -5,11 +5,15 @@ For P ranks with c tokens each, an even split, heads that divide, and one head s
 one token, Hq the query heads and Hkv the KV heads. A rank receives:
 
     ulysses        forward (P-1)/P c e (2 Hq + 2 Hkv); backward the same
-    gather         forward 2 c Hkv e (P-1); backward the same, as gradients in f32
-    ring           forward 2 c Hkv e (P-1); backward twice that: keys and values again, and gradients in f32
-    hybrid U x V   ulysses over U ranks, plus the outer scheme over V ranks with U c tokens and Hkv / U heads
+    gather         forward 2 c Hkv e (P-1); backward gradients in f32. Inputs in f32: as many bytes as forward. Inputs in
+                   bf16 or f16: twice as many
+    ring           forward 2 c Hkv e (P-1); backward keys and values again, and gradients in f32. Inputs in f32: twice as
+                   many bytes as forward. Inputs in bf16 or f16: three times as many
+    hybrid U x V   ulysses over U ranks, plus the outer scheme over V ranks with U c tokens and Hkv / U heads; gradients of
+                   keys and values are in f32 on both levels
 
-A KV head that several ranks need counts once for each of them. A ring by shift sends nothing that the mask hides.
+Gradients of inputs in f64 are in f64, so backward has the same share as for f32. A KV head that several ranks need counts
+once for each of them. A ring by shift sends nothing that the mask hides.
 """
 
 from __future__ import annotations
