@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Callable
 
 import torch
@@ -49,6 +49,25 @@ class GroupSettings:
         return self.custom_all_gather is not None or self.custom_reduce_scatter is not None
 
 
+@dataclass
+class ForwardState:
+    """What forwards of a group have begun and not ended. A reset replaces it as a whole."""
+
+    calls: list[Call] = field(default_factory=list)
+    to_run: set[nn.Module] = field(default_factory=set)  # Modules whose forward this use of the group has not run yet.
+    forwards: list[nn.Module] = field(default_factory=list)  # Modules whose forward runs, the innermost last.
+    methods: set[nn.Module] = field(default_factory=set)  # Modules of which a method that is registered as a forward runs.
+
+
+@dataclass
+class BackwardState:
+    """What calls of a group have begun in the backward under way. The end of the backward and a reset replace it as a whole."""
+
+    has_begun: bool = False  # A call has begun its backward.
+    open_calls: int = 0  # Calls that have begun their backward and not ended it.
+    recomputes: list[Call] = field(default_factory=list)  # Forward calls under way; they may have ended early.
+
+
 class Group:
     """The modules of one fully_shard call, and the parameters below them that no other call has taken."""
 
@@ -69,14 +88,9 @@ class Group:
         self.number = -1
         self.name = type(modules[0]).__name__
         self.dtype = torch.float32  # Of the masters, once the group has a root.
-        self.open_backwards = 0  # Calls of a backward that have begun and not ended.
-        self.has_begun_backward = False  # A call has begun in the backward under way.
         self.is_last_backward = True  # For a later root.
-        self.calls: list[Call] = []  # Forward calls under way.
-        self.recomputes: list[Call] = []  # Those inside the backward under way; they may have ended early.
-        self.to_run: set[nn.Module] = set()  # Modules whose forward this use of the group has not run yet.
-        self.forwards: list[nn.Module] = []  # Modules whose forward runs, the innermost last.
-        self.methods: set[nn.Module] = set()  # Modules of which a method that is registered as a forward runs.
+        self.forward_state = ForwardState()
+        self.backward_state = BackwardState()
         self.parameters: list[ShardedParameter] = []
         self._registered: list[int] | None = None  # Addresses of the gathered parameters, if the modules have these.
         self._has_values = False  # The gathered parameters have the values that backward needs, also if they are not registered.
@@ -215,7 +229,7 @@ class Group:
     def check_backward(self, name: str) -> None:
         """Raises RuntimeError if a backward read other values than the parameters', as nothing told of it. `name`: of a parameter
         whose gradient it computed."""
-        if not self._has_values and not self.has_begun_backward and self is not self.root.group:
+        if not self._has_values and not self.backward_state.has_begun and self is not self.root.group:
             raise RuntimeError(
                 f"a backward computed the gradient of '{name}', but passed through no output of '{self.name}' that weft sees, so it had "
                 "other values than the parameters. Return tensors in tuples, lists, dicts, dataclasses or types registered with "

@@ -92,20 +92,20 @@ def before_forward(group: Group, module: nn.Module, args: tuple, kwargs: dict) -
     root.check_forward()
     if group.mp_policy.cast_forward_inputs:
         args, kwargs = cast_floating(group.mp_policy.param_dtype, (args, kwargs))
-    if module in group.methods:
+    if module in group.forward_state.methods:
         return args, kwargs  # The hooks of the method are at work.
     if root.is_in_backward:
         call = root.begin_recompute(group)
-        group.recomputes.append(call)
-        if group.open_backwards > 0 or group is root.group:
+        group.backward_state.recomputes.append(call)
+        if group.backward_state.open_calls > 0 or group is root.group:
             return args, kwargs  # The hooks of the first forward are at work.
         return _watch_inputs(call, args, kwargs)
-    if group.to_run:  # A later module of a group of several.
+    if group.forward_state.to_run:  # A later module of a group of several.
         group.register_unsharded()
         return args, kwargs
     call = root.begin_forward(group)
-    group.to_run.update(group.modules)
-    group.calls.append(call)
+    group.forward_state.to_run.update(group.modules)
+    group.forward_state.calls.append(call)
     if group is root.group:  # Its backward ends with that of the pass.
         return args, kwargs
     return _watch_inputs(call, args, kwargs)
@@ -113,27 +113,27 @@ def before_forward(group: Group, module: nn.Module, args: tuple, kwargs: dict) -
 
 def after_forward(group: Group, module: nn.Module, output: Any) -> Any:
     root = group.root
-    if module in group.methods:
+    if module in group.forward_state.methods:
         return cast_floating(group.mp_policy.output_dtype, output)
     if root.is_in_backward:
-        call = group.recomputes.pop()
-        if group.open_backwards == 0 and group is not root.group:
+        call = group.backward_state.recomputes.pop()
+        if group.backward_state.open_calls == 0 and group is not root.group:
             output = _watch_outputs(call, output)
         return cast_floating(group.mp_policy.output_dtype, output)
-    group.to_run.discard(module)
-    is_outermost = group.calls[-1].depth == 0
+    group.forward_state.to_run.discard(module)
+    is_outermost = group.forward_state.calls[-1].depth == 0
     if is_outermost:
         for other in reversed(root.all_groups):  # Groups of several modules, some of which did not run.
-            if other.to_run and other is not group:
+            if other.forward_state.to_run and other is not group:
                 output = _end_call(other, output)
-    if not group.to_run or is_outermost:
+    if not group.forward_state.to_run or is_outermost:
         output = _end_call(group, output)
     return cast_floating(group.mp_policy.output_dtype, output)
 
 
 def _end_call(group: Group, output: Any) -> Any:
-    group.to_run.clear()
-    call = group.calls.pop()
+    group.forward_state.to_run.clear()
+    call = group.forward_state.calls.pop()
     group.root.end_forward(call)
     return _watch_outputs(call, output)
 
@@ -144,7 +144,7 @@ def add_hooks(group: Group) -> None:
         if group.root is not None:
             group.root.stop_if_interrupted(group, module)
         changed = before_forward(group, module, args, kwargs)
-        group.forwards.append(module)
+        group.forward_state.forwards.append(module)
         return changed
 
     @torch._disable_dynamo
@@ -171,8 +171,8 @@ def add_hooks(group: Group) -> None:
 
 
 def _leave_forward(group: Group, module: nn.Module) -> None:
-    if group.forwards and group.forwards[-1] is module:
-        group.forwards.pop()
+    if group.forward_state.forwards and group.forward_state.forwards[-1] is module:
+        group.forward_state.forwards.pop()
 
 
 def _before_load(group: Group) -> None:
@@ -186,13 +186,13 @@ def as_forward(group: Group, method: Callable) -> Callable:
 
     @functools.wraps(method)
     def wrapped(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self in group.forwards:  # The hooks of the forward are at work.
+        if self in group.forward_state.forwards:  # The hooks of the forward are at work.
             if group.mp_policy.cast_forward_inputs:
                 args, kwargs = cast_floating(group.mp_policy.param_dtype, (args, kwargs))
             return cast_floating(group.mp_policy.output_dtype, method(*args, **kwargs))
         args, kwargs = before_forward(group, self, args, kwargs)
-        is_outermost = self not in group.methods
-        group.methods.add(self)
+        is_outermost = self not in group.forward_state.methods
+        group.forward_state.methods.add(self)
         try:
             output = method(*args, **kwargs)
         except BaseException as error:  # Also KeyboardInterrupt.
@@ -200,7 +200,7 @@ def as_forward(group: Group, method: Callable) -> Callable:
             raise
         finally:
             if is_outermost:
-                group.methods.discard(self)
+                group.forward_state.methods.discard(self)
         return after_forward(group, self, output)
 
     return wrapped

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from weft._core import Session, ShardedGroups, release_private_memory
 from weft.torch._session import session_of_models
-from weft.torch.sharding.group import Group, all_groups
+from weft.torch.sharding.group import BackwardState, ForwardState, Group, all_groups
 from weft.torch.sharding.group_tree import collect, name_all
 from weft.torch.sharding.placement import check_mesh, mesh_axes
 
@@ -167,7 +167,7 @@ class Root:
         if torch._C._current_graph_task_id() == -1:
             raise RuntimeError(f"the last backward of '{self.group.name}' failed: call weft.reset(model) on all ranks, then go on")
         owner = self.backward_pass
-        if group.open_backwards == 0 and group is not self.group:
+        if group.backward_state.open_calls == 0 and group is not self.group:
             # Its backward has not begun. The group then stays unsharded until it has. The recompute may end
             # without a call of end_forward.
             self.groups.before_forward(group.number, owner.number, owner.gradients)
@@ -208,8 +208,8 @@ class Root:
         if group is self.group:
             self.groups.before_backward(0, call.owner.number, True)
             return
-        group.open_backwards += 1
-        group.has_begun_backward = True
+        group.backward_state.has_begun = True
+        group.backward_state.open_calls += 1
         self.begun_calls.append(call)
         self.groups.before_backward(group.number, call.owner.number, True)
         if group.settings.unshard_in_backward:
@@ -231,7 +231,7 @@ class Root:
             return
         call.begun = False
         self.begun_calls.remove(call)
-        call.group.open_backwards -= 1
+        call.group.backward_state.open_calls -= 1
         self.groups.after_backward(call.group.number)
         call.group.register_current()
 
@@ -242,8 +242,7 @@ class Root:
         self.groups.finish_backward()
         self.backward_pass = None
         for group in self.all_groups:
-            group.has_begun_backward = False
-            group.recomputes.clear()
+            group.backward_state = BackwardState()
         self.register_all_current()
         if self.is_last_backward:
             reduced = [parameter for group in self.all_groups for parameter in group.assign_gradients()]
@@ -271,13 +270,13 @@ class Root:
 
     def stop_after(self, error: BaseException, group: Group) -> None:
         """Fails the root on all ranks if `error` leaves the outermost forward call, which is one of `group`."""
-        if self.is_in_backward or not group.calls or group.calls[-1].depth > 0:
+        if self.is_in_backward or not group.forward_state.calls or group.forward_state.calls[-1].depth > 0:
             return
         self._stop(f"{type(error).__name__} in the forward of '{group.name}': {error}")
 
     def stop_if_interrupted(self, group: Group, module: torch.nn.Module) -> None:
         """Fails the root on all ranks if a forward of `module` has begun and not ended: PyTorch runs no hook for KeyboardInterrupt."""
-        if module in group.forwards and not self.is_in_backward:
+        if module in group.forward_state.forwards and not self.is_in_backward:
             self._stop(f"the forward of '{group.name}' was interrupted")
 
     def _stop(self, cause: str) -> None:
@@ -299,13 +298,8 @@ class Root:
         self.begun_calls.clear()
         self.unreduced = None
         for group in self.all_groups:
-            group.open_backwards = 0
-            group.has_begun_backward = False
-            group.to_run.clear()
-            group.forwards.clear()
-            group.methods.clear()
-            group.calls.clear()
-            group.recomputes.clear()
+            group.forward_state = ForwardState()
+            group.backward_state = BackwardState()
             group.register_sharded()
             for parameter in group.parameters:
                 parameter.forget_gradient()
