@@ -138,8 +138,8 @@ def variants_of(weft: Peer, torch: Peer, case: Case) -> list[Variant]:
     return variants
 
 
-def losses_agree(ours: Sequence[float], theirs: Sequence[float], dtype: str) -> bool:
-    return all(abs(a - b) <= LOSS_TOLERANCE[dtype] * abs(b) for a, b in zip(ours, theirs, strict=True))
+def losses_agree(losses: Sequence[float], expected: Sequence[float], dtype: str) -> bool:
+    return all(abs(a - b) <= LOSS_TOLERANCE[dtype] * abs(b) for a, b in zip(losses, expected, strict=True))
 
 
 def mean_losses(replies: list[Reply]) -> list[float]:
@@ -159,14 +159,18 @@ def checked(
         ours = mean_losses(weft.request("train", **request, **WEFT["weft"], steps=steps))
     except ContestantError as error:
         return [MissingContestant(str(error)) for _ in options]
-    return [agreeing(torch, request, steps, of_torch, ours) for of_torch in options]
+    return [agreeing("PyTorch", torch, {**request, **of_torch, "steps": steps}, ours, "weft's") for of_torch in options]
 
 
-def agreeing(torch: Peer, request: dict[str, object], steps: int, options: dict[str, int], ours: Sequence[float]) -> Peer:
+def agreeing(name: str, contestant: Peer, request: dict[str, object], expected: Sequence[float], whose: str) -> Peer:
+    """`contestant` if its losses of a request to train agree with `expected`, otherwise a replacement that fails with the reason.
+
+    REQUIRES: `request` has a dtype. `whose` says whose losses `expected` are.
+    """
     try:
-        theirs = mean_losses(torch.request("train", **request, **options, steps=steps))
+        losses = mean_losses(contestant.request("train", **request))
     except ContestantError as error:
         return MissingContestant(str(error))
-    if losses_agree(ours, theirs, str(request["dtype"])):
-        return torch
-    return MissingContestant(f"PyTorch's losses {theirs} differ from weft's, {ours}, so their times cannot be compared")
+    if losses_agree(losses, expected, str(request["dtype"])):
+        return contestant
+    return MissingContestant(f"the losses {losses} of {name} differ from {whose}, {list(expected)}, so their times cannot be compared")

@@ -15,8 +15,8 @@ from suite.peers import WEFT_PACKAGE
 from suite.progress import log
 from suite.rounds import Variant, measure_interleaved
 from suite.rows import Goal, Row, speedup_over
-from suite.setting import MIB, MissingContestant, Peer, Setting, start
-from suite.steps import PYTORCH, SHORT, Mesh, losses_agree, mean_losses, request_of, step_variant
+from suite.setting import MIB, Peer, Setting, start
+from suite.steps import PYTORCH, SHORT, Mesh, agreeing, mean_losses, request_of, step_variant
 
 STEPS = 3  # Timed steps per round, after one that is not timed.
 ROUNDS = 6
@@ -107,18 +107,11 @@ def checked_variants(names: Sequence[str], weft: Peer, gloo: Peer, mesh: Mesh) -
         theirs = mean_losses(gloo.request("train", **request, api="fsdp2"))
     except ContestantError:  # Gloo is missing in the row, with its reason. There is nothing to compare.
         return [variant(name, weft, mesh, APIS[name]) for name in names]
-    return [variant(name, checked(name, weft, request, theirs), mesh, APIS[name]) for name in names]
 
+    def checked(name: str) -> Peer:
+        return agreeing(name, weft, {**request, "api": APIS[name]}, theirs, "PyTorch's over gloo")
 
-def checked(name: str, weft: Peer, request: dict[str, object], theirs: Sequence[float]) -> Peer:
-    """`weft` if its losses agree with `theirs`, otherwise a replacement that fails with the reason."""
-    try:
-        ours = mean_losses(weft.request("train", **request, api=APIS[name]))
-    except ContestantError as error:
-        return MissingContestant(str(error))
-    if losses_agree(ours, theirs, "f32"):
-        return weft
-    return MissingContestant(f"the losses {ours} of {name} differ from PyTorch's over gloo, {list(theirs)}")
+    return [variant(name, checked(name), mesh, APIS[name]) for name in names]
 
 
 def measure_on_hosts(setting: Setting) -> Iterator[Row]:
