@@ -19,7 +19,8 @@ from suite.steps import DEFAULTS, PREFETCH_ONE, PYTORCH, SHARDED_OPTIMIZER, Mesh
 SIZE = 64 * MIB
 LENGTH = 128
 STREAM = "wire: MPI stream"
-NOMINAL = "wire: 0.956 of its rate"  # TCP's share of the rate of an Ethernet cable.
+TCP_SHARE = 0.956  # Of the rate of an Ethernet cable.
+NOMINAL = f"wire: {TCP_SHARE} of its rate"
 BOUND = "max(compute alone, wire)"
 UNCOMPRESSED = "weft, wire compression off"
 ROUNDS = 4
@@ -45,7 +46,7 @@ class Hosts:
         return self.count == 2 and self.gigabits == 1
 
     def nominal_seconds(self, bytes_per_host: float) -> float:
-        return bytes_per_host * 8 / (self.gigabits * 1e9 * 0.956)
+        return bytes_per_host * 8 / (self.gigabits * 1e9 * TCP_SHARE)
 
     def across(self, size: float) -> float:
         """Bytes that each host sends, and receives, in an all-gather of `size` bytes."""
@@ -120,46 +121,23 @@ def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterato
         alone = start(stack, "weft alone", emulated.ranks, each_alone(setting, emulated.ranks))
         torch_maker = emulated.c10d(setting.peers.python, "training_step.py")
         torch = start(stack, "PyTorch", emulated.ranks, setting.peer("PyTorch", torch_maker))
-        comparable: dict[Mesh, Peer] = {}  # Cases of one mesh go on with the models of the first of them.
+        comparable: dict[tuple[Mesh, str], Peer] = {}  # Cases of one mesh go on with the models of the first of them.
         for case in step_cases(hosts):
             log(f"  {case.what}")
-            request = request_of(case.mesh, LENGTH)
-            if case.mesh not in comparable:
-                [comparable[case.mesh]] = checked(weft, torch, request)
+            key = (case.mesh, case.dtype)
+            if key not in comparable:
+                [comparable[key]] = checked(weft, torch, case.request())
+            size = bytes_per_host(hosts, case.mesh, case.dtype)
             variants = [
-                step_variant("weft", weft, request, 2, **case.options),
-                step_variant(UNCOMPRESSED, weft, request, 2, **{**case.options, "wire_compression": 0}),
+                *variants_of_weft(weft, case),
+                step_variant("PyTorch", comparable[key], case.request(), 1, **PYTORCH),
+                compute_alone(alone, case.dtype),
             ]
-            if case.mesh.replicate == 1:
-                variants.append(step_variant("weft, prefetch depth 1", weft, request, 2, **PREFETCH_ONE))
-            variants.append(step_variant("PyTorch", comparable[case.mesh], request, 1, **PYTORCH))
-            variants.append(compute_alone(alone, "f32"))
-            size = bytes_per_host(hosts, case.mesh, "f32")
-            variants.append(stream_variant(stream, hosts, size))
+            if case.is_bounded:
+                variants.append(stream_variant(stream, hosts, size))
             measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
             add_nominal(measured, hosts, size)
-            add_bound(measured)
-            goals = [Goal(("PyTorch",), case.pytorch_goal, speedup_over("PyTorch"))]
-            yield Row(case.what, "ms", "weft", measured.rounds, measured.missing, goals if hosts.has_goals else ())
-            # The bound counts uncompressed bytes: a step that compresses them may be faster than the bound.
-            goals = [Goal((BOUND,), 1 / case.bound_goal, f"{BOUND} / weft's time (weft takes at most {case.bound_goal} x)")]
-            uncompressed = measured.only(UNCOMPRESSED, BOUND)
-            rounds, missing = uncompressed.rounds, uncompressed.missing
-            yield Row(f"{case.what}, uncompressed", "ms", UNCOMPRESSED, rounds, missing, goals if hosts.has_goals else ())
-        for mesh in BF16_MESHES if hosts.ranks_per_host == 2 else []:
-            what = f"step, {mesh}, bf16, {hosts}"
-            log(f"  {what}")
-            request = request_of(mesh, LENGTH, "bf16")
-            [of_torch] = checked(weft, torch, request)
-            variants = [
-                step_variant("weft", weft, request, 2, **DEFAULTS),
-                step_variant("PyTorch", of_torch, request, 1, **PYTORCH),
-                compute_alone(alone, "bf16"),
-            ]
-            measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
-            add_nominal(measured, hosts, bytes_per_host(hosts, mesh, "bf16"))
-            goals = [Goal(("PyTorch",), BF16_GOAL, speedup_over("PyTorch"))]
-            yield Row(what, "ms", "weft", measured.rounds, measured.missing, goals)
+            yield from step_rows(case, measured)
 
 
 @dataclass(frozen=True)
@@ -167,21 +145,57 @@ class StepCase:
     what: str
     mesh: Mesh
     options: dict[str, int]
-    pytorch_goal: float  # PyTorch's time / weft's, at least.
-    bound_goal: float  # weft's time / the bound, at most.
+    pytorch_goal: float | None  # PyTorch's time / weft's, at least.
+    bound_goal: float | None = None  # weft's time / the bound, at most.
+    dtype: str = "f32"
+
+    @property
+    def is_bounded(self) -> bool:
+        """The case has variants of weft besides the usual one, and is compared with the bound."""
+        return self.dtype == "f32"
+
+    def request(self) -> dict[str, object]:
+        return request_of(self.mesh, LENGTH, self.dtype)
 
 
 def step_cases(hosts: Hosts) -> list[StepCase]:
-    """The steps in f32."""
+    def case(what: str, mesh: Mesh, options: dict[str, int], pytorch_goal: float, bound_goal: float) -> StepCase:
+        return StepCase(what, mesh, options, *((pytorch_goal, bound_goal) if hosts.has_goals else (None, None)))
+
     fsdp = Mesh(1, hosts.count * hosts.ranks_per_host)
-    cases = [StepCase(f"step, {fsdp}, {hosts}", fsdp, DEFAULTS, 2.5, 1.12)]
+    cases = [case(f"step, {fsdp}, {hosts}", fsdp, DEFAULTS, 2.5, 1.12)]
     if hosts.ranks_per_host > 1:
         hsdp = Mesh(hosts.count, hosts.ranks_per_host)
         what = f"step, {hsdp}, {hosts}"
-        cases.append(StepCase(what, hsdp, DEFAULTS, 2.2, 1.3))
+        cases.append(case(what, hsdp, DEFAULTS, 2.2, 1.3))
         what += ", optimizer over replicas"
-        cases.append(StepCase(what, hsdp, SHARDED_OPTIMIZER, 2.5, 1.15))
+        cases.append(case(what, hsdp, SHARDED_OPTIMIZER, 2.5, 1.15))
+    if hosts.ranks_per_host == 2:
+        cases += [StepCase(f"step, {mesh}, bf16, {hosts}", mesh, DEFAULTS, BF16_GOAL, dtype="bf16") for mesh in BF16_MESHES]
     return cases
+
+
+def variants_of_weft(weft: Peer, case: StepCase) -> list[Variant]:
+    options = {"weft": case.options}
+    if case.is_bounded:
+        options[UNCOMPRESSED] = {**case.options, "wire_compression": 0}
+        if case.mesh.replicate == 1:
+            options["weft, prefetch depth 1"] = PREFETCH_ONE
+    return [step_variant(name, weft, case.request(), 2, **of_weft) for name, of_weft in options.items()]
+
+
+def step_rows(case: StepCase, measured: Measurements) -> Iterator[Row]:
+    if case.is_bounded:
+        add_bound(measured)
+    goals = [Goal(("PyTorch",), case.pytorch_goal, speedup_over("PyTorch"))] if case.pytorch_goal else []
+    yield Row(case.what, "ms", "weft", measured.rounds, measured.missing, goals)
+    if not case.is_bounded:
+        return
+    # The bound counts uncompressed bytes: a step that compresses them may be faster than the bound.
+    own = measured.only(UNCOMPRESSED, BOUND)
+    words = f"{BOUND} / weft's time (weft takes at most {case.bound_goal} x)"
+    goals = [Goal((BOUND,), 1 / case.bound_goal, words)] if case.bound_goal else []
+    yield Row(f"{case.what}, uncompressed", "ms", UNCOMPRESSED, own.rounds, own.missing, goals)
 
 
 def compute_alone(alone: Peer, dtype: str) -> Variant:
