@@ -1,8 +1,15 @@
-"""The program of a rank without torch: collectives of numpy arrays. Arguments: store, size, rank."""
+"""The program of a rank without torch: checks of collectives of numpy arrays. Arguments: store, size, rank.
 
+Runs all checks in one session, and prints the traceback of each that fails, by its name, in JSON. A check that fails on some ranks only
+can make the later ones fail.
+"""
+
+import json
 import os
 import pathlib
 import sys
+import traceback
+from collections.abc import Callable
 
 import numpy as np
 import weft
@@ -28,58 +35,86 @@ class StoreWithAPath:
         return self.folder
 
 
-def check_stores(store: str) -> None:
-    """A store may be a path of bytes. A store that is also a path is a store."""
-    folder = f"{store}-bytes-{os.getpid()}"
-    weft.Session(os.fsencode(folder), 0, 1, segment_bytes=1 << 20).close()
-    assert os.path.isdir(folder)
-    folder = f"{store}-path-{os.getpid()}"
-    weft.Session(StoreWithAPath(folder), 0, 1, segment_bytes=1 << 20).close()
-    assert not os.path.exists(folder)
+def expect_error(kinds: type[Exception] | tuple[type[Exception], ...], fault: str, wrong: Callable[[], object]) -> None:
+    try:
+        wrong()
+    except kinds as error:
+        assert fault in str(error), error
+    else:
+        raise AssertionError(f"a wrong argument was accepted: {fault}")
 
 
-def main(store: str, size: int, rank: int) -> None:
+def needs_no_torch(session: weft.Session, group: weft.Group) -> None:
     assert "torch" not in sys.modules
-    session = weft.Session(pathlib.Path(store), rank, size, timeout_s=60)
-    group = weft.Group(session, "world", list(range(size)))
-    assert (group.rank, group.size, session.rank, session.size) == (rank, size, rank, size)
 
-    whole = session.allocate_bytes(4 * 10 * size).view(np.float32)
-    own = whole[10 * rank : 10 * (rank + 1)]
-    own[:] = np.arange(10) + 100 * rank
+
+def knows_its_ranks(session: weft.Session, group: weft.Group) -> None:
+    assert (group.rank, group.size) == (session.rank, session.size) == (int(sys.argv[3]), int(sys.argv[2]))
+
+
+def moves_node_memory_without_copies(session: weft.Session, group: weft.Group) -> None:
+    before = session.counters()["copied_bytes"]
+    whole = session.allocate_bytes(4 * 10 * group.size).view(np.float32)
+    own = whole[10 * group.rank : 10 * (group.rank + 1)]
+    own[:] = np.arange(10) + 100 * group.rank
     group.all_gather(own, whole).wait()
-    expected = np.concatenate([np.arange(10) + 100 * r for r in range(size)]).astype(np.float32)
+    expected = np.concatenate([np.arange(10) + 100 * r for r in range(group.size)]).astype(np.float32)
     assert np.array_equal(whole, expected), whole
     group.reduce_scatter(whole, own, "average").wait()
-    assert np.array_equal(own, np.arange(10) + 100 * rank), own
-    assert session.counters()["copied_bytes"] == 0, session.counters()
-    exported = np.from_dlpack(own)
-    assert np.shares_memory(exported, own) and np.array_equal(exported, own)
+    assert np.array_equal(own, np.arange(10) + 100 * group.rank), own
+    assert session.counters()["copied_bytes"] == before, session.counters()
 
+
+def exports_node_memory(session: weft.Session, group: weft.Group) -> None:
+    array = session.allocate_bytes(40).view(np.float32)
+    array[:] = np.arange(10)
+    exported = np.from_dlpack(array)
+    assert np.shares_memory(exported, array) and np.array_equal(exported, array)
+
+
+def reduces_all_dtypes(session: weft.Session, group: weft.Group) -> None:
     for dtype in (np.uint8, np.int8, np.int16, np.int32, np.int64, np.float16, np.float32, np.float64):
-        array = np.arange(7, dtype=dtype) + dtype(rank)
+        array = np.arange(7, dtype=dtype) + dtype(group.rank)
         group.all_reduce(array, "max").wait()
-        assert np.array_equal(array, np.arange(7) + size - 1), (dtype, array)
-    counts = [2 * r for r in range(size)]
-    uneven = np.zeros(sum(counts))
-    group.all_gather(np.full(2 * rank, rank, np.float64), uneven, counts).wait()
-    assert np.array_equal(uneven, np.repeat(np.arange(size), counts)), uneven
-    # In place. An empty part shares no byte with the whole, wherever it lies: a memoryview says where, numpy does not.
-    uneven[rank * (rank + 1) :] = uneven[: rank * (rank - 1)] = 0
-    part = uneven[rank * (rank - 1) : rank * (rank + 1)] if rank > 0 else memoryview(uneven)[1:1]
-    group.all_gather(part, uneven, counts).wait()
-    assert np.array_equal(uneven, np.repeat(np.arange(size), counts)), uneven
-    shared = np.full(3, rank, np.int64)
-    group.broadcast(shared, size - 1).wait()
-    assert shared.tolist() == [size - 1] * 3
+        assert np.array_equal(array, np.arange(7) + group.size - 1), (dtype, array)
 
-    right, left = (rank + 1) % size, (rank - 1) % size
+
+def gathers_different_counts(session: weft.Session, group: weft.Group) -> None:
+    counts = [2 * r for r in range(group.size)]
+    whole = np.zeros(sum(counts))
+    group.all_gather(np.full(2 * group.rank, group.rank, np.float64), whole, counts).wait()
+    assert np.array_equal(whole, np.repeat(np.arange(group.size), counts)), whole
+
+
+def gathers_different_counts_in_place(session: weft.Session, group: weft.Group) -> None:
+    rank = group.rank
+    counts = [2 * r for r in range(group.size)]
+    whole = np.zeros(sum(counts))
+    # An empty part shares no byte with the whole, wherever it lies: a memoryview says where, numpy does not.
+    part = whole[rank * (rank - 1) : rank * (rank + 1)] if rank > 0 else memoryview(whole)[1:1]
+    if rank > 0:
+        part[:] = rank
+    group.all_gather(part, whole, counts).wait()
+    assert np.array_equal(whole, np.repeat(np.arange(group.size), counts)), whole
+
+
+def broadcasts(session: weft.Session, group: weft.Group) -> None:
+    shared = np.full(3, group.rank, np.int64)
+    group.broadcast(shared, group.size - 1).wait()
+    assert shared.tolist() == [group.size - 1] * 3
+
+
+def sends_and_receives(session: weft.Session, group: weft.Group) -> None:
+    right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
     incoming = np.zeros(4)
     receive = group.receive(incoming, left, tag=5)
-    group.send(np.full(4, rank, np.float64), right, tag=5).wait()
+    group.send(np.full(4, group.rank, np.float64), right, tag=5).wait()
     receive.wait()
     assert receive.done and receive.source == left and incoming.tolist() == [left] * 4
 
+
+def refuses_wrong_arguments(session: weft.Session, group: weft.Group) -> None:
+    rank, size = group.rank, group.size
     for wrong in (
         lambda: group.all_reduce(np.ones(2), "mean"),
         lambda: group.all_reduce(np.ones(2, np.int32), "average"),
@@ -91,23 +126,21 @@ def main(store: str, size: int, rank: int) -> None:
         lambda: weft.Group(session, "twice", [rank, rank]),
         lambda: weft.Group(session, "beyond", [rank, size]),
     ):
-        try:
-            wrong()
-        except (ValueError, TypeError):
-            continue
-        raise AssertionError("a wrong argument was accepted")
-    most = 2**63 - 1
+        expect_error((ValueError, TypeError), "", wrong)
+
+
+def refuses_wrong_parts(session: weft.Session, group: weft.Group) -> None:
+    size, most = group.size, 2**63 - 1
+    whole = session.allocate_bytes(4 * 10 * size).view(np.float32)
     for wrong, fault in (
         (lambda: group.all_gather(whole[1:3], whole[: 2 * size]), "share memory"),
         (lambda: group.reduce_scatter(whole[: 2 * size], whole[1:3]), "share memory"),
         (lambda: group.all_gather(np.ones(2), np.ones(2 * size), [most] * (size - 1) + [2 * size + 2]), "add up to more"),
     ):
-        try:
-            wrong()
-        except ValueError as error:
-            assert fault in str(error), error
-            continue
-        raise AssertionError(f"{fault}: accepted")
+        expect_error(ValueError, fault, wrong)
+
+
+def refuses_arrays_that_cannot_be_moved(session: weft.Session, group: weft.Group) -> None:
     read_only = np.ones(2)
     read_only.flags.writeable = False
     for array, fault in (
@@ -117,17 +150,60 @@ def main(store: str, size: int, rank: int) -> None:
         (np.ones((4, 4)).T[:2], "not C-contiguous"),
         (read_only, "read-only"),
     ):
-        try:
-            group.all_reduce(array)
-        except TypeError as error:
-            assert fault in str(error), error
-            continue
-        raise AssertionError(f"{fault}: accepted")
-    check_stores(store)
+        expect_error(TypeError, fault, lambda array=array: group.all_reduce(array))
+
+
+def takes_a_path_of_bytes_as_store(session: weft.Session, group: weft.Group) -> None:
+    folder = f"{sys.argv[1]}-bytes-{os.getpid()}"
+    weft.Session(os.fsencode(folder), 0, 1, segment_bytes=1 << 20).close()
+    assert os.path.isdir(folder)
+
+
+def takes_a_store_that_is_also_a_path(session: weft.Session, group: weft.Group) -> None:
+    folder = f"{sys.argv[1]}-path-{os.getpid()}"
+    weft.Session(StoreWithAPath(folder), 0, 1, segment_bytes=1 << 20).close()
+    assert not os.path.exists(folder)
+
+
+def arrays_outlive_the_session(session: weft.Session, group: weft.Group) -> None:
+    array = session.allocate_bytes(40).view(np.float32)
+    array[:] = np.arange(10)
     group.barrier().wait()
     session.close()
     assert session.closed
-    assert np.array_equal(own, np.arange(10) + 100 * rank)  # Outlives the session.
+    assert np.array_equal(array, np.arange(10))
+
+
+# The last one closes the session.
+CHECKS = [
+    needs_no_torch,
+    knows_its_ranks,
+    moves_node_memory_without_copies,
+    exports_node_memory,
+    reduces_all_dtypes,
+    gathers_different_counts,
+    gathers_different_counts_in_place,
+    broadcasts,
+    sends_and_receives,
+    refuses_wrong_arguments,
+    refuses_wrong_parts,
+    refuses_arrays_that_cannot_be_moved,
+    takes_a_path_of_bytes_as_store,
+    takes_a_store_that_is_also_a_path,
+    arrays_outlive_the_session,
+]
+
+
+def main(store: str, size: int, rank: int) -> None:
+    session = weft.Session(pathlib.Path(store), rank, size, timeout_s=60)
+    group = weft.Group(session, "world", list(range(size)))
+    failures = {}
+    for check in CHECKS:
+        try:
+            check(session, group)
+        except Exception:
+            failures[check.__name__] = traceback.format_exc()
+    json.dump(failures, sys.stdout)
 
 
 if __name__ == "__main__":

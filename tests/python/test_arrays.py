@@ -1,31 +1,44 @@
 """Sessions and collectives of numpy arrays, without torch."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import array_bodies
 import pytest
 
-PROGRAM = Path(__file__).resolve().parent / "array_bodies.py"
 CLOSING = Path(__file__).resolve().parent / "closing_bodies.py"
 
 
-def run_ranks(program: Path, size: int, *arguments: str) -> None:
-    """Runs the program as `size` ranks; the rank is its last argument."""
+def run_ranks(program: str | Path, size: int, *arguments: str) -> list[str]:
+    """Runs the program as `size` ranks; the rank is its last argument. Returns what the ranks print."""
     ranks = [
-        subprocess.Popen([sys.executable, str(program), *arguments, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(size)
+        subprocess.Popen(
+            [sys.executable, str(program), *arguments, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(size)
     ]
     try:
-        outputs = [rank.communicate(timeout=120)[1] for rank in ranks]
+        outputs = [rank.communicate(timeout=120) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(outputs)
+    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(errors for _, errors in outputs)
+    return [text for text, _ in outputs]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_arrays_are_moved_and_reduced(tmp_path: Path, size: int) -> None:
-    run_ranks(PROGRAM, size, str(tmp_path / "store"), str(size))
+@pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda size: f"{size}ranks")
+def failures(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """The checks of arrays that fail, by rank, with their tracebacks. All checks of a number of ranks take one start."""
+    store = tmp_path_factory.mktemp("arrays") / "store"
+    return [json.loads(text) for text in run_ranks(array_bodies.__file__, request.param, str(store), str(request.param))]
+
+
+@pytest.mark.parametrize("check", [check.__name__ for check in array_bodies.CHECKS])
+def test_arrays(failures: list[dict[str, str]], check: str) -> None:
+    failed = [f"rank {rank}: {of_rank[check]}" for rank, of_rank in enumerate(failures) if check in of_rank]
+    assert not failed, "\n".join(failed)
 
 
 @pytest.mark.parametrize("meanwhile", ["closed", "counters", "allocate", "submit", "drop", "wait"])
