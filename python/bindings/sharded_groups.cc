@@ -38,10 +38,8 @@ absl::Status CheckSignals() {
 }
 
 DType DTypeNamed(const std::string& name) {
-  if (name == "f32") return DType::kF32;
-  if (name == "bf16") return DType::kBF16;
-  if (name == "f16") return DType::kF16;
-  if (name == "f64") return DType::kF64;
+  const absl::StatusOr<DType> dtype = ParseDType(name);
+  if (dtype.ok() && IsFloating(*dtype)) return *dtype;
   throw std::invalid_argument("dtype '" + name + "' is none of f32, bf16, f16, f64");
 }
 
