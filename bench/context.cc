@@ -31,12 +31,14 @@
 #include "bench/formula.h"
 #include "bench/or_die.h"
 #include "bench/step_model.h"
+#include "bench/tensors.h"
 #include "bench/versus.h"
 #include "tests/support/rank_engine.h"
 #include "weft/context_parallel/byte_formulas.h"
 #include "weft/context_parallel/context_parallel.h"
 #include "weft/core/parallel.h"
 #include "weft/core/strided_copy.h"
+#include "weft/core/tensor.h"
 #include "weft/mesh/mpi_bootstrap.h"
 #include "weft/nn/llama.h"
 #include "weft/nn/materialize.h"
@@ -88,12 +90,6 @@ struct Arena {
     return value;
   }
 };
-
-Tensor Converted(const Tensor& values, DType dtype) {
-  Tensor converted = Tensor::Empty(dtype, values.shape());
-  ConvertRun(values.view().data, values.dtype(), converted.view().data, dtype, values.elements());
-  return converted;
-}
 
 // The self-attention of a decoder with one block, and its weights by formula.
 class Layer {

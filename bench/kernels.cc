@@ -12,9 +12,9 @@
 #include "bench/contestant.h"
 #include "bench/formula.h"
 #include "bench/step_model.h"
+#include "bench/tensors.h"
 #include "bench/versus.h"
 #include "weft/core/parallel.h"
-#include "weft/core/strided_copy.h"
 #include "weft/core/tensor.h"
 #include "weft/nn/attention_kernel.h"
 #include "weft/nn/matmul.h"
@@ -29,11 +29,9 @@ struct Kernel {
 };
 
 Tensor Filled(const std::string& name, const Shape& shape, DType dtype) {
-  Tensor values = Tensor::Empty(DType::kF32, shape);
+  const Tensor values = Tensor::Empty(DType::kF32, shape);
   FillUniform(name, 1.0, 0, values.elements(), values.As<float>());
-  Tensor filled = Tensor::Empty(dtype, shape);
-  ConvertRun(values.view().data, DType::kF32, filled.view().data, dtype, values.elements());
-  return filled;
+  return Converted(values, dtype);
 }
 
 // x [tokens, in], weight [out, in], y = x weight^T; its gradient dy.
@@ -110,8 +108,7 @@ class Kernels {
     kernel.run();
     Reply reply;
     for (const auto& [name, result] : kernel.results) {
-      Tensor values = Tensor::Empty(DType::kF32, {result.elements()});
-      ConvertRun(result.view().data, result.dtype(), values.view().data, DType::kF32, result.elements());
+      const Tensor values = Converted(result, DType::kF32);
       Checksums checksums(result.elements());
       checksums.Add(values.As<float>(), 0, result.elements());
       checksums.AddTo(reply, name);

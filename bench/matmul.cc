@@ -3,11 +3,11 @@
 // attention's tiles.
 //
 //   build/release/bench/weft_bench_matmul [--benchmark_filter=…]
-#include <cmath>
 #include <vector>
 
 #include <benchmark/benchmark.h>
 
+#include "bench/tensors.h"
 #include "bench/versus.h"
 #include "src/nn/products/matmul_backend.h"
 #include "weft/core/parallel.h"
@@ -36,17 +36,11 @@ constexpr Shape3 kShapes[] = {
     {"attention/mix", 256, 64, 512, false, false},
 };
 
-Tensor Filled(int64_t elements) {
-  Tensor tensor = Tensor::Empty(DType::kF32, {elements});
-  for (int64_t i = 0; i < elements; ++i) tensor.As<float>()[i] = std::sin(static_cast<float>(i));
-  return tensor;
-}
-
 void MeasureShape(benchmark::State& state, const Shape3& shape) {
   SetThreadCount(1);
-  const Tensor a = Filled(shape.m * shape.k);
-  const Tensor b = Filled(shape.k * shape.n);
-  const Tensor c = Filled(shape.m * shape.n);
+  const Tensor a = Sines(shape.m * shape.k, DType::kF32);
+  const Tensor b = Sines(shape.k * shape.n, DType::kF32);
+  const Tensor c = Sines(shape.m * shape.n, DType::kF32);
   const Factor factor_a = {a.As<float>(), shape.transpose_a ? shape.m : shape.k, shape.transpose_a};
   const Factor factor_b = {b.As<float>(), shape.transpose_b ? shape.k : shape.n, shape.transpose_b};
   const Product product = {shape.m,  shape.n, shape.k,     DType::kF32,   factor_a,

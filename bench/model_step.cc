@@ -9,7 +9,6 @@
 #include <time.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -19,10 +18,11 @@
 
 #include "bench/or_die.h"
 #include "bench/step_model.h"
+#include "bench/tensors.h"
 #include "bench/versus.h"
 #include "weft/core/parallel.h"
 #include "weft/core/reproducible_sum.h"
-#include "weft/core/strided_copy.h"
+#include "weft/core/tensor.h"
 #include "weft/nn/llama.h"
 #include "weft/nn/materialize.h"
 #include "weft/nn/matmul.h"
@@ -108,14 +108,6 @@ class Stopwatch {
   double last_ = 0;
 };
 
-Tensor Filled(int64_t elements, DType dtype) {
-  Tensor tensor = Tensor::Empty(DType::kF32, {elements});
-  for (int64_t i = 0; i < elements; ++i) tensor.As<float>()[i] = std::sin(static_cast<float>(i));
-  Tensor filled = Tensor::Empty(dtype, {elements});
-  ConvertRun(tensor.view().data, DType::kF32, filled.view().data, dtype, elements);
-  return filled;
-}
-
 class ModelStep {
  public:
   ModelStep(const LlamaConfig& config, int64_t tokens, DType dtype)
@@ -184,11 +176,11 @@ class ProductsAlone {
       : config_(config),
         tokens_(tokens),
         dtype_(dtype),
-        x_(Filled(tokens * Widest(), dtype)),
-        dy_(Filled(tokens * Widest(), dtype)),
+        x_(Sines(tokens * Widest(), dtype)),
+        dy_(Sines(tokens * Widest(), dtype)),
         result_(Tensor::Zeros(dtype, {tokens * Widest()})),
-        weight_(Filled(Widest() * config_.dim, dtype)),
-        weight_gradient_(Filled(Widest() * config_.dim, DType::kF32)) {}
+        weight_(Sines(Widest() * config_.dim, dtype)),
+        weight_gradient_(Sines(Widest() * config_.dim, DType::kF32)) {}
 
   // Returns milliseconds.
   double Run() const {
