@@ -24,7 +24,7 @@ struct RankEngine {
                                          const NodeHeap::Options& heap_options = {}) {
     RankEngine rank;
     WEFT_ASSIGN_OR_RETURN(rank.heap, NodeHeap::Create(bootstrap, heap_options));
-    rank.pool = std::make_unique<BufferPool>(*rank.heap, "test");
+    rank.pool = std::make_unique<BufferPool>(*rank.heap, "rank");
     WEFT_ASSIGN_OR_RETURN(rank.engine, CommEngine::Create(bootstrap, *rank.heap, options));
     return rank;
   }
