@@ -70,7 +70,7 @@ def tagged_processes(tag):
 
 def left_processes(tag):
     """The processes of a case that are left after it. Helpers of mpirun end shortly after it."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while tagged_processes(tag) and time.monotonic() < end:
         time.sleep(0.1)
     return tagged_processes(tag)

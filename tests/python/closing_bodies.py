@@ -20,6 +20,17 @@ OPERATIONS = 500
 ENDED = 40_000  # Operations that are dropped during the release of others, which takes milliseconds.
 
 
+@contextlib.contextmanager
+def without_preemption() -> Iterator[None]:
+    """In this context, a thread runs until it releases the interpreter's lock by itself, as in a call of weft that waits."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def receive(group: weft.Group) -> weft.Operation:
     """An operation that nobody completes."""
     return group.receive(np.ones(1, np.float32), 0, tag=1)
@@ -77,9 +88,9 @@ class PairOfRanks:
     GROUPS = 6
     BROADCASTS = 8  # Of a lane before its descriptor ring is full.
 
-    def __init__(self, store: str, rank: int, timeout_s: float = 60) -> None:
+    def __init__(self, store: str, rank: int) -> None:
         os.environ["WEFT_NODE_ID"] = str(rank)  # A broadcast to another node is *ready* on its root at once.
-        self.session = weft.Session(store, rank, 2, timeout_s=timeout_s, segment_bytes=1 << 24)
+        self.session = weft.Session(store, rank, 2, timeout_s=60, segment_bytes=1 << 24)
         self.groups = [weft.Group(self.session, f"group {number}", [0, 1]) for number in range(self.GROUPS)]
         self.go = f"{store}-go"
 
@@ -143,7 +154,7 @@ def close_after_an_abort(store: str, rank: int) -> None:
 
 def close_in_vain(store: str, rank: int) -> None:
     """Rank 1 does not receive the broadcasts of rank 0, for one of which a thread waits. The error names what is missing."""
-    pair = PairOfRanks(store, rank, timeout_s=15)
+    pair = PairOfRanks(store, rank)
     if rank == 0:
         operations = list(pair.broadcasts())
         errors: list[str] = []
@@ -216,9 +227,9 @@ def begin_call(model: _core.ShardedGroups) -> tuple[threading.Thread, list[str]]
             errors.append(str(error))
 
     thread = threading.Thread(target=unshard)
-    thread.start()
-    begun.wait()
-    time.sleep(1)  # The thread is in the wait.
+    with without_preemption():
+        thread.start()
+        begun.wait()  # Returns when the thread is in the call.
     return thread, errors
 
 
@@ -254,7 +265,7 @@ def close_model_and_session(store: str, rank: int) -> None:
 
 def close_while_a_model_is_made(store: str, rank: int) -> None:
     """Rank 0 closes while another thread makes a model, for which rank 1 does not come."""
-    session, _ = model_without_its_peer(store, rank, timeout_s=5)
+    session, _ = model_without_its_peer(store, rank, timeout_s=20)  # Also of the start, and of the model that is made in vain.
     errors: list[str] = []
 
     def make() -> None:
@@ -264,7 +275,8 @@ def close_while_a_model_is_made(store: str, rank: int) -> None:
             errors.append(str(error))
 
     thread = threading.Thread(target=make)
-    thread.start()
+    with without_preemption():
+        thread.start()
     time.sleep(1)  # The thread waits for rank 1.
     session.close()
     open(f"{store}-closed", "w").close()
@@ -277,13 +289,23 @@ def close_inside_a_call(store: str, rank: int) -> None:
     session, model = model_without_its_peer(store, rank)
     model.unshard(0)
     signal.signal(signal.SIGALRM, lambda *_: session.close())
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
-    try:
-        model.wait_unshard(0)
-    except RuntimeError as error:
-        assert "close the session after the call" in str(error), error
-    else:
-        raise AssertionError("the session was closed inside a call")
+    begins = threading.Event()
+
+    def interrupt() -> None:
+        begins.wait()
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    thread = threading.Thread(target=interrupt)
+    with without_preemption():
+        thread.start()
+        begins.set()
+        try:
+            model.wait_unshard(0)  # Lets the other thread run.
+        except RuntimeError as error:
+            assert "close the session after the call" in str(error), error
+        else:
+            raise AssertionError("the session was closed inside a call")
+    thread.join()
     assert not session.closed
     session.close()
     open(f"{store}-closed", "w").close()

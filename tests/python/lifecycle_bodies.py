@@ -86,10 +86,11 @@ def missing_rank() -> str:
     """The error of an operation that rank 1 does not submit. All ranks can go on after it."""
     message = ""
     work = None
+    dist.barrier()  # The other ranks submit it before the deadline of the first.
     if dist.get_rank() != 1:
         work = dist.all_reduce(torch.ones(2), async_op=True)
         try:
-            work.wait(timedelta(seconds=0.3))
+            work.wait(timedelta(seconds=3))
         except dist.DistBackendError as error:
             message = str(error)
         assert not work.is_completed()
@@ -104,7 +105,8 @@ def missing_rank() -> str:
 
 def future_of_a_missing_rank() -> str:
     """A future fails at the deadline, although nobody waits for the work."""
-    group = dist.new_group(timeout=timedelta(seconds=0.3))
+    dist.barrier()
+    group = dist.new_group(timeout=timedelta(seconds=3))  # Also that of making the group.
     message = ""
     if dist.get_rank() == 0:
         future = dist.all_reduce(torch.ones(2), group=group, async_op=True).get_future()
@@ -125,7 +127,7 @@ def new_group_of_a_missing_rank() -> tuple[str, float]:
     message, before = "", time.monotonic()
     if dist.get_rank() != 1:
         try:
-            dist.new_group(timeout=timedelta(seconds=4))
+            dist.new_group(timeout=timedelta(seconds=8))
         except (RuntimeError, TimeoutError) as error:
             message = str(error)
     took = time.monotonic() - before
@@ -157,9 +159,10 @@ def groups_with_checks_of_collectives() -> None:
 def monitored_barrier_without(missing: list[int], wait_all_ranks: bool) -> str:
     """The error of a monitored barrier that some ranks do not enter. Collectives work after it."""
     message = ""
+    dist.barrier()  # The ranks that enter do so before the deadline of the first.
     if dist.get_rank() not in missing:
         try:
-            dist.monitored_barrier(timeout=timedelta(seconds=0.3), wait_all_ranks=wait_all_ranks)
+            dist.monitored_barrier(timeout=timedelta(seconds=3), wait_all_ranks=wait_all_ranks)
         except RuntimeError as error:
             message = str(error)
     tensor = torch.ones(1)

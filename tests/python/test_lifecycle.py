@@ -43,8 +43,8 @@ def test_a_group_that_a_rank_does_not_make_fails_at_its_own_deadline(pool_of) ->
     answers = pool.run(bodies.new_group_of_a_missing_rank)
     pool.close()  # Its ranks have made different groups.
     for message, took in (answers[0], answers[2]):
-        assert "group 1 after 4s: " in message and "rank 1 did not make the group" in message, message
-        assert took < 20  # Not a measurement: the timeout of the default group is a minute.
+        assert "group 1 after 8s: " in message and "rank 1 did not make the group" in message, message
+        assert took < 30  # Not a measurement: the timeout of the default group is a minute.
 
 
 def test_groups_may_be_wrapped_for_checks(pool_of) -> None:
@@ -75,17 +75,17 @@ def test_a_store_answers_several_keys_in_one_request() -> None:
 def test_a_monitored_barrier_names_the_missing_ranks(pool_of) -> None:
     pool = pool_of(4)
     messages = pool.run(bodies.monitored_barrier_without, [1, 3], False)
-    assert "Rank 1 failed to pass monitoredBarrier in 300 ms" in messages[0], messages
+    assert "Rank 1 failed to pass monitoredBarrier in 3000 ms" in messages[0], messages
     assert "Rank 2 successfully reached monitoredBarrier" in messages[2] and "Rank 1 failed" in messages[2], messages
     messages = pool.run(bodies.monitored_barrier_without, [1, 3], True)
-    assert "Ranks 1, 3 failed to pass monitoredBarrier in 300 ms" in messages[0], messages
+    assert "Ranks 1, 3 failed to pass monitoredBarrier in 3000 ms" in messages[0], messages
     messages = pool.run(bodies.monitored_barrier_without, [0], False)
     assert all("waiting for send/recv from rank 0: no answer" in message for message in messages[1:]), messages
 
 
 def test_a_signal_ends_a_wait(pool_of) -> None:
     # Not a measurement: a wait that ignores signals ends at its deadline, after a minute.
-    assert 0 < pool_of(2).run(bodies.interrupted_wait)[0] < 10
+    assert 0 < pool_of(2).run(bodies.interrupted_wait)[0] < 30
 
 
 @pytest.mark.parametrize("body", [bodies.interrupted_data_parallel, bodies.interrupted_new_group], ids=lambda body: body.__name__)
@@ -94,12 +94,12 @@ def test_a_signal_ends_a_wait_of(pool_of, body) -> None:
     took = pool.run(body)[0][0]
     if body is bodies.interrupted_new_group:
         pool.close()  # Its ranks have made different groups.
-    assert took < 10
+    assert took < 30
 
 
 @pytest.mark.parametrize("store", ["folder", "torch"])
 def test_a_signal_ends_a_start(pool_of, store: str) -> None:
-    assert pool_of(1).run(bodies.interrupted_start, store)[0][0] < 10
+    assert pool_of(1).run(bodies.interrupted_start, store)[0][0] < 30
 
 
 @pytest.mark.parametrize("body", [bodies.forked_children, bodies.data_loader], ids=lambda body: body.__name__)
