@@ -7,43 +7,44 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "weft/core/dtype.h"
+
 namespace nb = nanobind;
 
 namespace weft::python {
 
-std::optional<ElementType> KnownTypeOf(const nb::dlpack::dtype& dtype) {
+std::optional<DType> KnownTypeOf(const nb::dlpack::dtype& dtype) {
   const auto is = [&](DTypeCode code, int bits) {
     return dtype.code == static_cast<uint8_t>(code) && dtype.bits == bits && dtype.lanes == 1;
   };
-  if (is(DTypeCode::Float, 32)) return ElementType::kF32;
-  if (is(DTypeCode::Bfloat, 16)) return ElementType::kBF16;
-  if (is(DTypeCode::Float, 16)) return ElementType::kF16;
-  if (is(DTypeCode::Float, 64)) return ElementType::kF64;
-  if (is(DTypeCode::Int, 32)) return ElementType::kI32;
-  if (is(DTypeCode::Int, 64)) return ElementType::kI64;
-  if (is(DTypeCode::Int, 16)) return ElementType::kI16;
-  if (is(DTypeCode::Int, 8)) return ElementType::kI8;
-  if (is(DTypeCode::UInt, 8)) return ElementType::kU8;
+  if (is(DTypeCode::Float, 32)) return DType::kF32;
+  if (is(DTypeCode::Bfloat, 16)) return DType::kBF16;
+  if (is(DTypeCode::Float, 16)) return DType::kF16;
+  if (is(DTypeCode::Float, 64)) return DType::kF64;
+  if (is(DTypeCode::Int, 32)) return DType::kI32;
+  if (is(DTypeCode::Int, 64)) return DType::kI64;
+  if (is(DTypeCode::Int, 16)) return DType::kI16;
+  if (is(DTypeCode::Int, 8)) return DType::kI8;
+  if (is(DTypeCode::UInt, 8)) return DType::kU8;
   return std::nullopt;
 }
 
-ElementType TypeOf(const nb::dlpack::dtype& dtype) {
+DType TypeOf(const nb::dlpack::dtype& dtype) {
   if (const auto type = KnownTypeOf(dtype)) return *type;
   throw nb::type_error(
       "the collectives take float32, bfloat16, float16, float64, int64, int32, int16, int8 and uint8; view "
       "the array as one of them");
 }
 
-Reduction ReductionOf(std::string_view name) {
-  constexpr std::array<std::pair<std::string_view, Reduction>, 8> kNames = {
-      {{"sum", Reduction::kSum},
-       {"average", Reduction::kAverage},
-       {"max", Reduction::kMax},
-       {"min", Reduction::kMin},
-       {"product", Reduction::kProduct},
-       {"bit_and", Reduction::kBitAnd},
-       {"bit_or", Reduction::kBitOr},
-       {"bit_xor", Reduction::kBitXor}}};
+ReduceOp ReductionOf(std::string_view name) {
+  constexpr std::array<std::pair<std::string_view, ReduceOp>, 8> kNames = {{{"sum", ReduceOp::kSum},
+                                                                            {"average", ReduceOp::kAverage},
+                                                                            {"max", ReduceOp::kMax},
+                                                                            {"min", ReduceOp::kMin},
+                                                                            {"product", ReduceOp::kProduct},
+                                                                            {"bit_and", ReduceOp::kBitAnd},
+                                                                            {"bit_or", ReduceOp::kBitOr},
+                                                                            {"bit_xor", ReduceOp::kBitXor}}};
   for (const auto& [known, reduction] : kNames) {
     if (name == known) return reduction;
   }
@@ -53,14 +54,13 @@ Reduction ReductionOf(std::string_view name) {
           .c_str());
 }
 
-void CheckReduction(Reduction reduction, ElementType type) {
-  const bool is_integer = type != ElementType::kF32 && type != ElementType::kBF16 &&
-                          type != ElementType::kF16 && type != ElementType::kF64;
-  if (reduction == Reduction::kAverage && is_integer) {
+void CheckReduction(ReduceOp reduction, DType type) {
+  const bool is_integer = !IsFloating(type);
+  if (reduction == ReduceOp::kAverage && is_integer) {
     throw nb::value_error("an average of integers is not defined; use the sum, and divide it");
   }
   const bool is_bitwise =
-      reduction == Reduction::kBitAnd || reduction == Reduction::kBitOr || reduction == Reduction::kBitXor;
+      reduction == ReduceOp::kBitAnd || reduction == ReduceOp::kBitOr || reduction == ReduceOp::kBitXor;
   if (is_bitwise && !is_integer) throw nb::value_error("a bitwise reduction takes integers");
 }
 

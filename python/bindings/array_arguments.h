@@ -11,7 +11,8 @@
 #include <vector>
 
 #include "python/bindings/engine_group.h"
-#include "python/interface/group_collectives.h"
+#include "weft/comm/element_enums.h"
+#include "weft/core/dtype_enum.h"
 
 namespace weft::python {
 
@@ -21,10 +22,10 @@ using Array = nanobind::ndarray<nanobind::c_contig, nanobind::device::cpu>;
 using ConstArray = nanobind::ndarray<nanobind::ro, nanobind::c_contig, nanobind::device::cpu>;
 
 // Nothing for a dtype that the engine does not know.
-std::optional<ElementType> KnownTypeOf(const nanobind::dlpack::dtype& dtype);
-ElementType TypeOf(const nanobind::dlpack::dtype& dtype);
-Reduction ReductionOf(std::string_view name);
-void CheckReduction(Reduction reduction, ElementType type);
+std::optional<DType> KnownTypeOf(const nanobind::dlpack::dtype& dtype);
+DType TypeOf(const nanobind::dlpack::dtype& dtype);
+ReduceOp ReductionOf(std::string_view name);
+void CheckReduction(ReduceOp reduction, DType type);
 void CheckSameType(const ConstArray& input, const Array& output);
 
 // The counts of the ranks' parts of `total` elements. Without `counts`: equal parts.

@@ -17,6 +17,8 @@
 #include "python/bindings/engine_group.h"
 #include "python/bindings/errors.h"
 #include "python/bindings/python_store.h"
+#include "weft/comm/element_enums.h"
+#include "weft/core/dtype_enum.h"
 
 namespace nb = nanobind;
 
@@ -51,14 +53,14 @@ OperationPtr ReduceScatter(EngineGroup& group, const ConstArray& input, const Ar
   const auto parts = PartCounts(group, static_cast<int64_t>(input.size()), counts);
   CheckPart(group, output.size(), parts);
   CheckPlace(group, BytesOf(output), BytesOf(input), parts);
-  const ElementType type = TypeOf(output.dtype());
+  const DType type = TypeOf(output.dtype());
   CheckReduction(ReductionOf(reduction), type);
   return group.ReduceScatter({Stream::kReduceScatter, "reduce_scatter", Owner(input, output)}, input.data(),
                              output.data(), type, ReductionOf(reduction), parts);
 }
 
 OperationPtr AllReduce(EngineGroup& group, const Array& array, const std::string& reduction) {
-  const ElementType type = TypeOf(array.dtype());
+  const DType type = TypeOf(array.dtype());
   CheckReduction(ReductionOf(reduction), type);
   return group.AllReduce({Stream::kAllReduce, "all_reduce", Owner(array)}, array.data(), array.data(), type,
                          ReductionOf(reduction), static_cast<int64_t>(array.size()));
@@ -96,7 +98,7 @@ ElementKind KindOfBytes(uint8_t code) {
 // The elements of a message. Those of a dtype that the engine does not know travel in a form of the same
 // size.
 struct MessageElements {
-  ElementType type;
+  DType type;
   int64_t count;
   ElementKind kind = ElementKind::kPlain;
 };
@@ -107,7 +109,7 @@ MessageElements ElementsOf(const AnyArray& array) {
   const auto size = static_cast<int64_t>(array.size());
   if (const auto type = KnownTypeOf(dtype)) return {*type, size};
   const auto code = static_cast<DTypeCode>(dtype.code);
-  if (code == DTypeCode::Bool && dtype.bits == 8) return {ElementType::kU8, size, ElementKind::kBool};
+  if (code == DTypeCode::Bool && dtype.bits == 8) return {DType::kU8, size, ElementKind::kBool};
   if (code == DTypeCode::UInt) {
     dtype.code = static_cast<uint8_t>(DTypeCode::Int);
     if (const auto type = KnownTypeOf(dtype)) return {*type, size, ElementKind::kUnsigned};
@@ -117,7 +119,7 @@ MessageElements ElementsOf(const AnyArray& array) {
     dtype.bits /= 2;
     if (const auto type = KnownTypeOf(dtype)) return {*type, 2 * size, ElementKind::kComplex};
   }
-  return {ElementType::kU8, static_cast<int64_t>(array.nbytes()), KindOfBytes(dtype.code)};
+  return {DType::kU8, static_cast<int64_t>(array.nbytes()), KindOfBytes(dtype.code)};
 }
 
 OperationPtr Send(EngineGroup& group, const ConstArray& array, int to, int tag) {

@@ -14,44 +14,6 @@
 namespace weft::python {
 namespace {
 
-static_assert(static_cast<int>(ElementType::kF32) == static_cast<int>(DType::kF32));
-static_assert(static_cast<int>(ElementType::kBF16) == static_cast<int>(DType::kBF16));
-static_assert(static_cast<int>(ElementType::kF16) == static_cast<int>(DType::kF16));
-static_assert(static_cast<int>(ElementType::kI32) == static_cast<int>(DType::kI32));
-static_assert(static_cast<int>(ElementType::kI64) == static_cast<int>(DType::kI64));
-static_assert(static_cast<int>(ElementType::kF64) == static_cast<int>(DType::kF64));
-static_assert(static_cast<int>(ElementType::kI16) == static_cast<int>(DType::kI16));
-static_assert(static_cast<int>(ElementType::kI8) == static_cast<int>(DType::kI8));
-static_assert(static_cast<int>(ElementType::kU8) == static_cast<int>(DType::kU8));
-static_assert(static_cast<int>(ElementKind::kPlain) == static_cast<int>(::weft::ElementKind::kPlain));
-static_assert(static_cast<int>(ElementKind::kComplex) == static_cast<int>(::weft::ElementKind::kComplex));
-static_assert(static_cast<int>(ElementKind::kBool) == static_cast<int>(::weft::ElementKind::kBool));
-static_assert(static_cast<int>(ElementKind::kUnsigned) == static_cast<int>(::weft::ElementKind::kUnsigned));
-static_assert(static_cast<int>(ElementKind::kFloat8E4M3Fn) ==
-              static_cast<int>(::weft::ElementKind::kFloat8E4M3Fn));
-static_assert(static_cast<int>(ElementKind::kFloat8E4M3Fnuz) ==
-              static_cast<int>(::weft::ElementKind::kFloat8E4M3Fnuz));
-static_assert(static_cast<int>(ElementKind::kFloat8E5M2) ==
-              static_cast<int>(::weft::ElementKind::kFloat8E5M2));
-static_assert(static_cast<int>(ElementKind::kFloat8E5M2Fnuz) ==
-              static_cast<int>(::weft::ElementKind::kFloat8E5M2Fnuz));
-static_assert(static_cast<int>(ElementKind::kFloat8E8M0Fnu) ==
-              static_cast<int>(::weft::ElementKind::kFloat8E8M0Fnu));
-static_assert(static_cast<int>(ElementKind::kFloat4E2M1Fn) ==
-              static_cast<int>(::weft::ElementKind::kFloat4E2M1Fn));
-static_assert(static_cast<int>(ElementKind::kBytes) == static_cast<int>(::weft::ElementKind::kBytes));
-static_assert(static_cast<int>(Reduction::kSum) == static_cast<int>(ReduceOp::kSum));
-static_assert(static_cast<int>(Reduction::kAverage) == static_cast<int>(ReduceOp::kAverage));
-static_assert(static_cast<int>(Reduction::kMax) == static_cast<int>(ReduceOp::kMax));
-static_assert(static_cast<int>(Reduction::kMin) == static_cast<int>(ReduceOp::kMin));
-static_assert(static_cast<int>(Reduction::kProduct) == static_cast<int>(ReduceOp::kProduct));
-static_assert(static_cast<int>(Reduction::kBitAnd) == static_cast<int>(ReduceOp::kBitAnd));
-static_assert(static_cast<int>(Reduction::kBitOr) == static_cast<int>(ReduceOp::kBitOr));
-static_assert(static_cast<int>(Reduction::kBitXor) == static_cast<int>(ReduceOp::kBitXor));
-
-DType ToDType(ElementType type) { return static_cast<DType>(type); }
-ReduceOp ToReduceOp(Reduction reduction) { return static_cast<ReduceOp>(reduction); }
-
 int64_t Total(const std::vector<int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
@@ -84,7 +46,7 @@ OpOptions OptionsOf(const GroupCollectives::Call& call,
   options.priority = PriorityOf(call.stream);
   options.label = call.label;
   options.wire_compression = wire_compression;
-  options.elements = static_cast<::weft::ElementKind>(call.elements);
+  options.elements = call.elements;
   return options;
 }
 
@@ -121,52 +83,49 @@ bool EngineGroup::NeedsRelease(const std::vector<Part>& parts) const {
          std::any_of(parts.begin(), parts.end(), [&](const Part& part) { return NeedsRelease({part.data}); });
 }
 
-GroupCollectives::OperationPtr EngineGroup::AllGather(Call call, const void* input, void* output,
-                                                      ElementType type, const std::vector<int64_t>& counts) {
+GroupCollectives::OperationPtr EngineGroup::AllGather(Call call, const void* input, void* output, DType type,
+                                                      const std::vector<int64_t>& counts) {
   return EngineOperation::Submit(
       session_, std::move(call.memory), NeedsRelease({input, output}), [&](CommEngine& engine) {
-        return engine.AllGather(Lane(call.stream), input, output, ToDType(type), Total(counts), counts,
+        return engine.AllGather(Lane(call.stream), input, output, type, Total(counts), counts,
                                 OptionsOf(call, session_->wire_compression()));
       });
 }
 
 GroupCollectives::OperationPtr EngineGroup::ReduceScatter(Call call, const void* input, void* output,
-                                                          ElementType type, Reduction reduction,
+                                                          DType type, ReduceOp reduction,
                                                           const std::vector<int64_t>& counts) {
   return EngineOperation::Submit(
       session_, std::move(call.memory), NeedsRelease({input, output}), [&](CommEngine& engine) {
-        return engine.ReduceScatter(Lane(call.stream), input, output, ToDType(type), Total(counts),
-                                    ToReduceOp(reduction), counts,
+        return engine.ReduceScatter(Lane(call.stream), input, output, type, Total(counts), reduction, counts,
                                     OptionsOf(call, session_->wire_compression()));
       });
 }
 
-GroupCollectives::OperationPtr EngineGroup::AllReduce(Call call, const void* input, void* output,
-                                                      ElementType type, Reduction reduction, int64_t count) {
+GroupCollectives::OperationPtr EngineGroup::AllReduce(Call call, const void* input, void* output, DType type,
+                                                      ReduceOp reduction, int64_t count) {
   return EngineOperation::Submit(
       session_, std::move(call.memory), NeedsRelease({input, output}), [&](CommEngine& engine) {
-        return engine.AllReduce(Lane(call.stream), input, output, ToDType(type), count, ToReduceOp(reduction),
+        return engine.AllReduce(Lane(call.stream), input, output, type, count, reduction,
                                 OptionsOf(call, session_->wire_compression()));
       });
 }
 
-GroupCollectives::OperationPtr EngineGroup::Broadcast(Call call, void* buffer, ElementType type,
-                                                      int64_t count, int root) {
+GroupCollectives::OperationPtr EngineGroup::Broadcast(Call call, void* buffer, DType type, int64_t count,
+                                                      int root) {
   return EngineOperation::Submit(
       session_, std::move(call.memory), NeedsRelease({buffer}), [&](CommEngine& engine) {
-        return engine.Broadcast(Lane(call.stream), buffer, ToDType(type), count, root, OptionsOf(call));
+        return engine.Broadcast(Lane(call.stream), buffer, type, count, root, OptionsOf(call));
       });
 }
 
-GroupCollectives::OperationPtr EngineGroup::AllToAll(Call call, ElementType type,
-                                                     const std::vector<Part>& sends,
+GroupCollectives::OperationPtr EngineGroup::AllToAll(Call call, DType type, const std::vector<Part>& sends,
                                                      const std::vector<Part>& receives) {
-  const DType dtype = ToDType(type);
-  const std::vector<TensorView> send_views = ToViews(sends, dtype);
-  const std::vector<TensorView> receive_views = ToViews(receives, dtype);
+  const std::vector<TensorView> send_views = ToViews(sends, type);
+  const std::vector<TensorView> receive_views = ToViews(receives, type);
   return EngineOperation::Submit(session_, std::move(call.memory),
                                  NeedsRelease(sends) || NeedsRelease(receives), [&](CommEngine& engine) {
-                                   return engine.AllToAll(Lane(call.stream), send_views, receive_views, dtype,
+                                   return engine.AllToAll(Lane(call.stream), send_views, receive_views, type,
                                                           OptionsOf(call));
                                  });
 }
@@ -177,23 +136,22 @@ GroupCollectives::OperationPtr EngineGroup::Barrier(Call call) {
       [&](CommEngine& engine) { return engine.Barrier(Lane(call.stream), OptionsOf(call)); });
 }
 
-GroupCollectives::OperationPtr EngineGroup::Send(Call call, const void* data, ElementType type, int64_t count,
+GroupCollectives::OperationPtr EngineGroup::Send(Call call, const void* data, DType type, int64_t count,
                                                  int to, int tag) {
   const MessageAddress address{
       .peer = lanes_->group.ranks[static_cast<size_t>(to)], .tag = tag, .channel = lanes_->channel};
   return EngineOperation::Submit(
       session_, std::move(call.memory), /*needs_release=*/false,
-      [&](CommEngine& engine) { return engine.Send(address, data, ToDType(type), count, OptionsOf(call)); });
+      [&](CommEngine& engine) { return engine.Send(address, data, type, count, OptionsOf(call)); });
 }
 
-GroupCollectives::OperationPtr EngineGroup::Receive(Call call, void* data, ElementType type, int64_t count,
+GroupCollectives::OperationPtr EngineGroup::Receive(Call call, void* data, DType type, int64_t count,
                                                     int from, int tag) {
   const int peer = from == kAnyRank ? kAnySource : lanes_->group.ranks[static_cast<size_t>(from)];
   const MessageAddress address{.peer = peer, .tag = tag, .channel = lanes_->channel};
   auto operation = EngineOperation::Submit(
-      session_, std::move(call.memory), /*needs_release=*/false, [&](CommEngine& engine) {
-        return engine.Receive(address, data, ToDType(type), count, OptionsOf(call));
-      });
+      session_, std::move(call.memory), /*needs_release=*/false,
+      [&](CommEngine& engine) { return engine.Receive(address, data, type, count, OptionsOf(call)); });
   operation->SetSenders(lanes_);
   return operation;
 }

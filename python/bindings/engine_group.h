@@ -13,6 +13,8 @@
 
 #include "python/bindings/session.h"
 #include "python/interface/group_collectives.h"
+#include "weft/comm/element_enums.h"
+#include "weft/core/dtype_enum.h"
 
 namespace weft::python {
 
@@ -30,18 +32,18 @@ class EngineGroup final : public GroupCollectives {
   const std::string& name() const { return lanes_->group.name; }
   const std::shared_ptr<Session>& session() const { return session_; }
 
-  OperationPtr AllGather(Call call, const void* input, void* output, ElementType type,
+  OperationPtr AllGather(Call call, const void* input, void* output, DType type,
                          const std::vector<int64_t>& counts) override;
-  OperationPtr ReduceScatter(Call call, const void* input, void* output, ElementType type,
-                             Reduction reduction, const std::vector<int64_t>& counts) override;
-  OperationPtr AllReduce(Call call, const void* input, void* output, ElementType type, Reduction reduction,
+  OperationPtr ReduceScatter(Call call, const void* input, void* output, DType type, ReduceOp reduction,
+                             const std::vector<int64_t>& counts) override;
+  OperationPtr AllReduce(Call call, const void* input, void* output, DType type, ReduceOp reduction,
                          int64_t count) override;
-  OperationPtr Broadcast(Call call, void* buffer, ElementType type, int64_t count, int root) override;
-  OperationPtr AllToAll(Call call, ElementType type, const std::vector<Part>& sends,
+  OperationPtr Broadcast(Call call, void* buffer, DType type, int64_t count, int root) override;
+  OperationPtr AllToAll(Call call, DType type, const std::vector<Part>& sends,
                         const std::vector<Part>& receives) override;
   OperationPtr Barrier(Call call) override;
-  OperationPtr Send(Call call, const void* data, ElementType type, int64_t count, int to, int tag) override;
-  OperationPtr Receive(Call call, void* data, ElementType type, int64_t count, int from, int tag) override;
+  OperationPtr Send(Call call, const void* data, DType type, int64_t count, int to, int tag) override;
+  OperationPtr Receive(Call call, void* data, DType type, int64_t count, int from, int tag) override;
   Allocation Allocate(size_t bytes) override;
   void Abort(const std::string& cause) override { session_->Abort(cause); }
   void CloseSession() override { session_->Close(); }

@@ -126,7 +126,7 @@ WeftBackend::WorkPtr WeftBackend::reduce(Tensors& tensors, const ::c10d::ReduceO
   const at::Tensor& tensor = tensors[0];
   Submission submission(*group_, copying_, Stream::kOther, "reduce", tensors);
   CheckTensor(tensor, "reduce", "tensor");
-  const Reduction reduction = ReductionOf(options.reduceOp, tensor.scalar_type());
+  const ReduceOp reduction = ReductionOf(options.reduceOp, tensor.scalar_type());
   const TensorData input = submission.Input(ScaledInput(tensor, options.reduceOp), "tensor");
   std::vector<int64_t> counts = EqualParts(0);
   counts[static_cast<size_t>(options.rootRank)] = input.count;

@@ -94,7 +94,7 @@ void Submission::CheckAllReduce(const at::Tensor& tensor, const ::c10d::ReduceOp
 
 void Submission::AllReduce(const at::Tensor& tensor, const ::c10d::ReduceOp& op) {
   CheckAllReduce(tensor, op);
-  const Reduction reduction = ReductionOf(op, tensor.scalar_type());
+  const ReduceOp reduction = ReductionOf(op, tensor.scalar_type());
   buffers_.clear();
   TensorData input;
   TensorData output;
@@ -137,7 +137,7 @@ void Submission::CheckReduceScatter(const at::Tensor& output, const at::Tensor& 
 void Submission::ReduceScatter(const at::Tensor& output, const at::Tensor& input,
                                const std::vector<int64_t>& numels, const ::c10d::ReduceOp& op) {
   CheckReduceScatter(output, input, numels, op);
-  const Reduction reduction = ReductionOf(op, input.scalar_type());
+  const ReduceOp reduction = ReductionOf(op, input.scalar_type());
   buffers_.clear();
   const int64_t first = std::accumulate(numels.begin(), numels.begin() + group_.rank(), int64_t{0});
   const void* const in_place = PlaceIn(output, -first);
@@ -208,7 +208,7 @@ void Submission::ExchangeParts(const Tensors& inputs, const Tensors& outputs) {
   }
   const auto own = static_cast<size_t>(group_.rank());
   CheckNumel(outputs[own], inputs[own].numel(), operation_, "the output of this rank");
-  Add(group_.AllToAll(call(), ElementTypeOf(inputs[0].scalar_type()), sends, receives));
+  Add(group_.AllToAll(call(), DTypeOf(inputs[0].scalar_type()), sends, receives));
 }
 
 void Submission::Exchange(const at::Tensor& input, const std::vector<int64_t>& input_numels,

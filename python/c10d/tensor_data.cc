@@ -117,16 +117,16 @@ bool IsDefined(TorchReduction::RedOpType op, Kind kind) {
   return false;
 }
 
-Reduction ReductionOfBool(TorchReduction::RedOpType op) {
+ReduceOp ReductionOfBool(TorchReduction::RedOpType op) {
   switch (op) {
     case TorchReduction::PRODUCT:
     case TorchReduction::MIN:
     case TorchReduction::BAND:
-      return Reduction::kMin;
+      return ReduceOp::kMin;
     case TorchReduction::BXOR:
-      return Reduction::kBitXor;
+      return ReduceOp::kBitXor;
     default:
-      return Reduction::kMax;
+      return ReduceOp::kMax;
   }
 }
 
@@ -184,32 +184,32 @@ ElementKind ElementKindOf(at::ScalarType dtype) {
   return ElementKind::kPlain;
 }
 
-ElementType ElementTypeOf(at::ScalarType dtype) {
+DType DTypeOf(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:
     case at::kComplexFloat:
-      return ElementType::kF32;
+      return DType::kF32;
     case at::kDouble:
     case at::kComplexDouble:
-      return ElementType::kF64;
+      return DType::kF64;
     case at::kHalf:
     case at::kComplexHalf:
-      return ElementType::kF16;
+      return DType::kF16;
     case at::kBFloat16:
-      return ElementType::kBF16;
+      return DType::kBF16;
     case at::kInt:
     case at::kUInt32:
-      return ElementType::kI32;
+      return DType::kI32;
     case at::kLong:
     case at::kUInt64:
-      return ElementType::kI64;
+      return DType::kI64;
     case at::kShort:
     case at::kUInt16:
-      return ElementType::kI16;
+      return DType::kI16;
     case at::kChar:
-      return ElementType::kI8;
+      return DType::kI8;
     default:
-      return ElementType::kU8;
+      return DType::kU8;
   }
 }
 
@@ -225,11 +225,10 @@ int64_t ElementsOf(at::ScalarType dtype, int64_t numel) {
 }
 
 TensorData DataOf(const at::Tensor& tensor) {
-  return {tensor.data_ptr(), ElementTypeOf(tensor.scalar_type()),
-          ElementsOf(tensor.scalar_type(), tensor.numel())};
+  return {tensor.data_ptr(), DTypeOf(tensor.scalar_type()), ElementsOf(tensor.scalar_type(), tensor.numel())};
 }
 
-Reduction ReductionOf(const TorchReduction& op, at::ScalarType dtype) {
+ReduceOp ReductionOf(const TorchReduction& op, at::ScalarType dtype) {
   const Kind kind = KindOf(dtype);
   TORCH_CHECK_VALUE(
       IsDefined(op.op_, kind), "weft: ReduceOp.", NameOf(op), " is not defined for ", dtype,
@@ -238,21 +237,21 @@ Reduction ReductionOf(const TorchReduction& op, at::ScalarType dtype) {
   if (kind == Kind::kBool) return ReductionOfBool(op.op_);
   switch (op.op_) {
     case TorchReduction::AVG:
-      return Reduction::kAverage;
+      return ReduceOp::kAverage;
     case TorchReduction::PRODUCT:
-      return Reduction::kProduct;
+      return ReduceOp::kProduct;
     case TorchReduction::MIN:
-      return Reduction::kMin;
+      return ReduceOp::kMin;
     case TorchReduction::MAX:
-      return Reduction::kMax;
+      return ReduceOp::kMax;
     case TorchReduction::BAND:
-      return Reduction::kBitAnd;
+      return ReduceOp::kBitAnd;
     case TorchReduction::BOR:
-      return Reduction::kBitOr;
+      return ReduceOp::kBitOr;
     case TorchReduction::BXOR:
-      return Reduction::kBitXor;
+      return ReduceOp::kBitXor;
     default:
-      return Reduction::kSum;
+      return ReduceOp::kSum;
   }
 }
 

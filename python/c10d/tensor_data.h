@@ -6,7 +6,8 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
-#include "python/interface/group_collectives.h"
+#include "weft/comm/element_enums.h"
+#include "weft/core/dtype_enum.h"
 
 namespace weft::python {
 
@@ -14,7 +15,7 @@ namespace weft::python {
 // are integers of the same size, or bytes.
 struct TensorData {
   void* data;
-  ElementType type;
+  DType type;
   int64_t count;
 };
 
@@ -22,14 +23,14 @@ struct TensorData {
 TensorData DataOf(const at::Tensor& tensor);
 // Engine elements for `numel` elements of a dtype.
 int64_t ElementsOf(at::ScalarType dtype, int64_t numel);
-ElementType ElementTypeOf(at::ScalarType dtype);
+DType DTypeOf(at::ScalarType dtype);
 ElementKind ElementKindOf(at::ScalarType dtype);
 
 // The engine's reduction for a reduction of tensors of `dtype`. PREMUL_SUM is a sum. Of bool, a sum is
 // "or", and a product "and".
 // Errors: raises ValueError for a reduction that is not defined for the dtype, and for a PREMUL_SUM without a
 // factor, or whose factor is not one number that the dtype can take.
-Reduction ReductionOf(const ::c10d::ReduceOp& op, at::ScalarType dtype);
+ReduceOp ReductionOf(const ::c10d::ReduceOp& op, at::ScalarType dtype);
 
 // `input` times the factor of PREMUL_SUM, in its dtype; `input` itself for other reductions.
 // REQUIRES: ReductionOf accepts `op` for the dtype.

@@ -1,8 +1,8 @@
 // Interface of a group's collectives, for extension modules that do not link weft.
 //
 // weft._core implements it over CommEngine, and hands it out as a capsule. A module that links another large
-// library, such as libtorch, sees only types of the standard library here, so that no symbol of weft or
-// abseil exists twice in a process.
+// library, such as libtorch, sees only types of the standard library and enumerations of weft here, so that
+// no symbol of weft or abseil exists twice in a process.
 //
 // Thread safety: any thread may call any member. The calls of a rank on one stream happen in some order,
 //   which must be the same on all ranks of the group.
@@ -18,28 +18,15 @@
 #include <string>
 #include <vector>
 
+#include "weft/comm/element_enums.h"
+#include "weft/core/dtype_enum.h"
+
 namespace weft::python {
 
 // The name of the capsule, and with it the version of this interface. The capsule holds a
 // std::shared_ptr<GroupCollectives>*.
 inline constexpr char kGroupCapsule[] = "weft.GroupCollectives.4";
 
-enum class ElementType : uint8_t { kF32, kBF16, kF16, kI32, kI64, kF64, kI16, kI8, kU8 };
-// Kind of the caller's elements. Ranks that differ get an error, as with element types.
-enum class ElementKind : uint8_t {
-  kPlain,
-  kComplex,
-  kBool,
-  kUnsigned,
-  kFloat8E4M3Fn,
-  kFloat8E4M3Fnuz,
-  kFloat8E5M2,
-  kFloat8E5M2Fnuz,
-  kFloat8E8M0Fnu,
-  kFloat4E2M1Fn,
-  kBytes
-};
-enum class Reduction : uint8_t { kSum, kAverage, kMax, kMin, kProduct, kBitAnd, kBitOr, kBitXor };
 // Ordered streams of a group. Operations of different streams overlap.
 enum class Stream : uint8_t { kAllGather, kReduceScatter, kAllReduce, kOther };
 
@@ -90,9 +77,9 @@ class GroupCollectives {
   // Options that all operations share.
   struct Call {
     Stream stream = Stream::kOther;
-    const char* label = "";        // For messages and the flight recorder.
-    std::shared_ptr<void> memory;  // Owner of the buffers.
-    ElementKind elements = ElementKind::kPlain;
+    const char* label = "";                      // For messages and the flight recorder.
+    std::shared_ptr<void> memory;                // Owner of the buffers.
+    ElementKind elements = ElementKind::kPlain;  // Ranks that differ get an error, as with dtypes.
   };
   using OperationPtr = std::shared_ptr<Operation>;
 
@@ -101,24 +88,23 @@ class GroupCollectives {
 
   // `counts` are the elements of each rank's part; parts lie end to end in rank order. The buffers of a
   // rank may be in place: `input` is then its part of `output`, or `output` its part of `input`.
-  virtual OperationPtr AllGather(Call call, const void* input, void* output, ElementType type,
+  virtual OperationPtr AllGather(Call call, const void* input, void* output, DType type,
                                  const std::vector<int64_t>& counts) = 0;
-  virtual OperationPtr ReduceScatter(Call call, const void* input, void* output, ElementType type,
-                                     Reduction reduction, const std::vector<int64_t>& counts) = 0;
-  virtual OperationPtr AllReduce(Call call, const void* input, void* output, ElementType type,
-                                 Reduction reduction, int64_t count) = 0;
-  virtual OperationPtr Broadcast(Call call, void* buffer, ElementType type, int64_t count, int root) = 0;
+  virtual OperationPtr ReduceScatter(Call call, const void* input, void* output, DType type,
+                                     ReduceOp reduction, const std::vector<int64_t>& counts) = 0;
+  virtual OperationPtr AllReduce(Call call, const void* input, void* output, DType type, ReduceOp reduction,
+                                 int64_t count) = 0;
+  virtual OperationPtr Broadcast(Call call, void* buffer, DType type, int64_t count, int root) = 0;
   // One part for each rank of the group, in both lists; a part without data is empty.
-  virtual OperationPtr AllToAll(Call call, ElementType type, const std::vector<Part>& sends,
+  virtual OperationPtr AllToAll(Call call, DType type, const std::vector<Part>& sends,
                                 const std::vector<Part>& receives) = 0;
   virtual OperationPtr Barrier(Call call) = 0;
 
   // Messages between two ranks of the group, which match by tag, in the order of submission. They use no
   // stream. `from` may be kAnyRank.
   static constexpr int kAnyRank = -1;
-  virtual OperationPtr Send(Call call, const void* data, ElementType type, int64_t count, int to,
-                            int tag) = 0;
-  virtual OperationPtr Receive(Call call, void* data, ElementType type, int64_t count, int from, int tag) = 0;
+  virtual OperationPtr Send(Call call, const void* data, DType type, int64_t count, int to, int tag) = 0;
+  virtual OperationPtr Receive(Call call, void* data, DType type, int64_t count, int from, int tag) = 0;
 
   // Node memory, 64-byte aligned. The collectives read and write it in place. It may outlive the session.
   struct Allocation {

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "weft/comm/element_enums.h"
 #include "weft/core/dtype.h"
 
 namespace weft {
@@ -28,11 +29,6 @@ enum class OpKind : uint8_t {
   kReceive
 };
 
-// kAverage scales the sum by 1 / (group size) before it is rounded to the dtype; not for integers. kMax
-// and kMin of floating-point numbers are NaN if an operand is. Sums and products of integers wrap.
-// kBitAnd, kBitOr and kBitXor are for integers.
-enum class ReduceOp : uint8_t { kSum, kAverage, kMax, kMin, kProduct, kBitAnd, kBitOr, kBitXor };
-
 // Urgency of an operation, most urgent first. It decides which operation moves data next. Waiting on a Work
 // raises it to kCritical, together with its predecessors on the lane and the operations for which these wait
 // (`after` and gate).
@@ -48,22 +44,6 @@ inline constexpr size_t kLanePurposes = 6;
 // in f32, 0.3 in bf16 and one third in delta encoding; see docs/benchmarks.md. It takes compute time at both
 // ends.
 enum class WireCompression : uint8_t { kNone, kLossless };
-
-// The form of elements whose own dtype is none of the engine's: complex numbers travel as pairs of real ones,
-// bool and unsigned integers as integers, all others as bytes. Narrow floats have a kind for each format.
-enum class ElementKind : uint8_t {
-  kPlain,
-  kComplex,
-  kBool,
-  kUnsigned,
-  kFloat8E4M3Fn,
-  kFloat8E4M3Fnuz,
-  kFloat8E5M2,
-  kFloat8E5M2Fnuz,
-  kFloat8E8M0Fnu,
-  kFloat4E2M1Fn,
-  kBytes
-};
 
 std::string_view Name(OpKind kind);
 std::string_view Name(ReduceOp op);

@@ -9,9 +9,9 @@
 
 #include <absl/status/statusor.h>
 
-namespace weft {
+#include "weft/core/dtype_enum.h"
 
-enum class DType : uint8_t { kF32, kBF16, kF16, kI32, kI64, kF64, kI16, kI8, kU8 };
+namespace weft {
 
 // Storage formats (sign, exponent and mantissa bits): BF16 is the upper half of a binary32 (1-8-7), F16 is
 // IEEE 754 binary16 (1-5-10). Arithmetic is done in float.
