@@ -323,7 +323,7 @@ std::vector<std::pair<int, std::optional<TorchTensor>>> Groups::ReducedGradients
       HeldGradients{shared_from_this(), groups().ReducedGradients(group)});
   std::vector<std::pair<int, std::optional<TorchTensor>>> gradients;
   const DType dtype = groups().dtypes(group).master;
-  for (const MasterView& shard : groups().Masters(group)) {
+  for (const MasterView& shard : groups().ReducedSums(group)) {
     auto& [index, gradient] = gradients.emplace_back(IndexOf(group, shard.parameter), std::nullopt);
     if (shard.grad != nullptr) gradient = View(shard.grad, dtype, {shard.elements()}, owner);
   }

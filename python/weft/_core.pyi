@@ -224,8 +224,10 @@ class ShardedGroups:
     def masters(self, group: int, /) -> list[tuple[int, Any]]:
         """This rank's pieces of the masters, one-dimensional, with the indices of their parameters."""
     def reduced_parameters(self, group: int, /) -> list[bool]: ...
-    def reduced_gradients(self, group: int, /) -> list[tuple[int, Any | None]]: ...
-    def forget_reduced_gradients(self, parameters: list[tuple[int, int]], /) -> None: ...
+    def reduced_gradients(self, group: int, /) -> list[tuple[int, Any | None]]:
+        """This rank's pieces of the sums of earlier reductions, one-dimensional, with the indices of their parameters."""
+    def forget_reduced_gradients(self, parameters: list[tuple[int, int]], /) -> None:
+        """Leaves these gradients to those who hold them. Those of other parameters of their groups move to other memory."""
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> tuple[float, float]:
         """Norm of all gradients, infinite if one is infinite or NaN, and the factor that clips them. Collective."""
     @property

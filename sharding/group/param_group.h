@@ -155,11 +155,15 @@ class ParamGroup {
   // Divides later results of reductions over all ranks, also the partial sums that they take along.
   void SetGradientDivideFactor(double factor) { gradient_divide_factor_ = factor; }
   // Forgets the reduced gradients of some parameters, the same on all ranks: they have none until the next
-  // reduction. Keeps those at earlier places of Note [Accumulation].
-  // Errors: kFailedPrecondition (reductions are under way).
+  // reduction. Keeps those at earlier places of Note [Accumulation]. The reduced sum of the other parameters
+  // moves to other memory.
+  // Errors: kFailedPrecondition (reductions are under way), kResourceExhausted (then nothing has changed).
   absl::Status ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects);
   // By parameter: true if it has a reduced gradient. All false unless CheckGradientsReduced is OK.
   std::vector<bool> ReducedParameters() const;
+  // This rank's elements, with views of the reduced sum for parameters that any rank has used, also while
+  // CheckGradientsReduced holds the sum back.
+  std::vector<MasterView> ReducedSums() const;
   // Owner of the reduced gradients' memory; null if there are none.
   std::shared_ptr<const void> reduced_gradients() const { return sums_; }
   // Forgets all gradients, including those under way.

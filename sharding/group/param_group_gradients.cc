@@ -183,6 +183,7 @@ absl::Status ParamGroup::ForgetReducedGradients(const std::function<bool(const P
   // The same on all ranks, unlike the gradients that this rank has written.
   bool keeps_some = false;
   std::vector<bool> kept = used_;
+  std::vector<bool> written = written_;
   for (size_t i = 0; i < parameters().size(); ++i) {
     const Parameter& parameter = *parameters()[i];
     if (!layout().parameters()[i].trainable) continue;
@@ -191,19 +192,25 @@ absl::Status ParamGroup::ForgetReducedGradients(const std::function<bool(const P
       continue;
     }
     kept[i] = false;
-    if (!sums_->partial) written_[i] = false;
+    written[i] = written[i] && sums_->partial;
   }
+  auto sums = std::make_shared<GradientSums>();  // Holders keep the memory of the old ones.
+  if (keeps_some) {
+    const int64_t bytes = BytesOf(UpdatedElements(slices_), dtypes().master);
+    WEFT_ASSIGN_OR_RETURN(sums->reduced, context_.memory().AcquireShard(static_cast<size_t>(bytes)));
+    std::copy_n(sums_->reduced.data(), bytes, sums->reduced.data());
+  }
+  sums->partial = std::move(sums_->partial);
+  sums->has_partial = sums_->has_partial;
+  written_ = std::move(written);
+  has_forgotten_all_ = !keeps_some && !sums->partial;
+  sums_ = has_forgotten_all_ ? nullptr : std::move(sums);
   if (keeps_some) {
     ZeroReducedGradients(selects);
     used_ = std::move(kept);
-    return absl::OkStatus();
+  } else {
+    used_.assign(used_.size(), true);
   }
-  auto sums = std::make_shared<GradientSums>();  // Holders keep the memory of the old ones.
-  sums->partial = std::move(sums_->partial);
-  sums->has_partial = sums_->has_partial;
-  has_forgotten_all_ = !sums->partial;
-  sums_ = has_forgotten_all_ ? nullptr : std::move(sums);
-  used_.assign(used_.size(), true);
   return absl::OkStatus();
 }
 

@@ -54,6 +54,11 @@ std::vector<bool> ParamGroup::ReducedParameters() const {
 
 std::vector<MasterView> ParamGroup::Masters() const { return MastersWith(ReducedParameters()); }
 
+std::vector<MasterView> ParamGroup::ReducedSums() const {
+  const bool has_sum = sums_ != nullptr && sums_->reduced;
+  return MastersWith(has_sum ? used_ : std::vector<bool>(parameters().size(), false));
+}
+
 std::vector<MasterView> ParamGroup::MastersWith(const std::vector<bool>& has_gradient) const {
   const auto element_bytes = static_cast<int64_t>(SizeOf(dtypes().master));
   std::vector<MasterView> shards;

@@ -117,6 +117,8 @@ std::vector<bool> ShardedGroups::ReducedParameters(int number) const {
   return group(number).ReducedParameters();
 }
 
+std::vector<MasterView> ShardedGroups::ReducedSums(int number) const { return group(number).ReducedSums(); }
+
 std::shared_ptr<const void> ShardedGroups::ReducedGradients(int number) const {
   return group(number).reduced_gradients();
 }

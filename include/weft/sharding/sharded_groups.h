@@ -163,13 +163,16 @@ class ShardedGroups {
   absl::Status PrepareWrites();
   void ZeroGradients();
   // Forgets the reduced gradients of the parameters that `selects` selects: they have none until the next
-  // reduction. Keeps those that are still to be reduced. REQUIRES: all ranks select the same parameters.
-  // Errors: kFailedPrecondition (reductions are under way: mark the last backward first).
+  // reduction. Keeps those that are still to be reduced. Those of other parameters of their groups move to
+  // other memory: see ReducedSums. REQUIRES: all ranks select the same parameters.
+  // Errors: kFailedPrecondition (reductions are under way: mark the last backward first), kResourceExhausted.
   absl::Status ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects);
   // By parameter of a group: whether it has a reduced gradient, on this rank or another.
   std::vector<bool> ReducedParameters(int group) const;
-  // Owner of the memory of a group's reduced gradients, for holders that may outlive ZeroGradients. Null if
-  // there are none. REQUIRES: the groups outlive the owner.
+  // As Masters, but with the sums of earlier reductions also while gradients are left that are not reduced.
+  std::vector<MasterView> ReducedSums(int group) const;
+  // Owner of the memory of a group's reduced gradients, for holders that may outlive ZeroGradients or
+  // ForgetReducedGradients. Null if there are none. REQUIRES: the groups outlive the owner.
   std::shared_ptr<const void> ReducedGradients(int group) const;
   absl::StatusOr<std::vector<GradientNorm>> ClipGradNorms(absl::Span<const ClipSet> sets, NormType type);
   absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,

@@ -145,6 +145,40 @@ def hooks_on_parameters_see_whole_gradients_reduced(api: Interface) -> None:
     expect_close(whole(seen[0]), reference[1].in_proj.weight.grad, "gradient in the hook")
 
 
+def add_gradients(model: nn.Module, reference: nn.Module, step: int, between: Callable[[], None] = lambda: None) -> None:
+    """A backward of both, and `between` it and the forward before."""
+    losses = [squares(4, 9)(model, step, dist.get_rank())]
+    losses += [squares(4, 9)(reference, step, rank) / dist.get_world_size() for rank in range(dist.get_world_size())]
+    between()
+    for loss in losses:
+        loss.backward()
+
+
+@case
+def a_cleared_gradient_keeps_its_values_for_its_holders(api: Interface) -> None:
+    """Other gradients of its group stay, and may be changed after the next forward."""
+    model, reference = seeded(mlps), seeded(mlps)
+    api.shard(model)
+    add_gradients(model, reference, 0)
+    held, expected = ([param.grad for param in m[0].parameters()] for m in (model, reference))
+    pieces = [gradient.to_local() for gradient in held]
+    values = [piece.clone() for piece in pieces]
+    kept = [m[1].in_proj.weight.grad for m in (model, reference)]
+    for m in (model, reference):
+        m[0].zero_grad()
+
+    def change() -> None:
+        for gradient in kept:
+            gradient.mul_(3)
+
+    add_gradients(model, reference, 1, change)
+    for gradient, piece, value, whole_value in zip(held, pieces, values, expected, strict=True):
+        assert torch.equal(piece, value)
+        expect_close(whole(gradient), whole_value, "gradient that is held")
+    assert model[1].in_proj.weight.grad is kept[0]
+    expect_alike(model, reference)
+
+
 class Residual(nn.Module):
     """Changes the output of a part in place. A linear layer gives a view for three dims."""
 

@@ -3,6 +3,7 @@
 
 #include <absl/functional/function_ref.h>
 #include <absl/synchronization/notification.h>
+#include <absl/types/span.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -258,16 +259,25 @@ void WithPair(absl::FunctionRef<absl::Status(const PairOfParameters&, int rank)>
   });
 }
 
-// A parameter of a group of several, cleared alone.
+// A parameter of a group of several, cleared alone. A holder keeps its values.
 TEST(ShardedGroups, ForgetTheReducedGradientOfOneParameterOfAGroup) {
   WithPair([](const PairOfParameters& pair, int rank) -> absl::Status {
+    std::shared_ptr<const void> held;
+    absl::Span<const float> forgotten;
     for (uintptr_t step = 1; step <= 2; ++step) {
       const SchedulePass pass = {step, true};
       WEFT_RETURN_IF_ERROR(pair.Forward(pass));
       WEFT_RETURN_IF_ERROR(pair.Backward(pass, step == 2 || rank == 0));
       EXPECT_THAT(pair.groups.ReducedParameters(0), ElementsAre(true, true));
       if (step == 1) {
+        held = pair.groups.ReducedGradients(0);
+        for (const ShardView& shard : pair.groups.Shards()) {
+          if (pair.IsFirst(*shard.parameter)) {
+            forgotten = {shard.grad, static_cast<size_t>(shard.elements())};
+          }
+        }
         WEFT_RETURN_IF_ERROR(pair.ForgetFirst());
+        EXPECT_THAT(forgotten, Each(2.0F));
         EXPECT_THAT(pair.groups.ReducedParameters(0), ElementsAre(false, true));
         for (const ShardView& shard : pair.groups.Shards())
           EXPECT_EQ(shard.grad == nullptr, pair.IsFirst(*shard.parameter));
@@ -278,7 +288,7 @@ TEST(ShardedGroups, ForgetTheReducedGradientOfOneParameterOfAGroup) {
   });
 }
 
-// The gradients of the pass without a reduction stay.
+// The gradients of the pass without a reduction stay, and those of earlier reductions have views.
 TEST(ShardedGroups, ForgetAReducedGradientWhileOthersWaitForTheirReduction) {
   WithPair([](const PairOfParameters& pair, int /*rank*/) -> absl::Status {
     for (uintptr_t step = 1; step <= 3; ++step) {
@@ -286,7 +296,15 @@ TEST(ShardedGroups, ForgetAReducedGradientWhileOthersWaitForTheirReduction) {
       pair.groups.SetRequiresGradientSync(0, step != 2);
       WEFT_RETURN_IF_ERROR(pair.Forward(pass));
       WEFT_RETURN_IF_ERROR(pair.Backward(pass));
-      if (step == 2) WEFT_RETURN_IF_ERROR(pair.ForgetFirst());
+      if (step != 2) continue;
+      WEFT_RETURN_IF_ERROR(pair.ForgetFirst());
+      for (const ShardView& shard : pair.groups.Shards()) EXPECT_EQ(shard.grad, nullptr);
+      for (const MasterView& shard : pair.groups.ReducedSums(0)) {
+        EXPECT_EQ(shard.grad == nullptr, pair.IsFirst(*shard.parameter));
+        if (shard.grad != nullptr) {
+          EXPECT_EQ(*reinterpret_cast<const float*>(shard.grad), 2.0F);
+        }
+      }
     }
     EXPECT_THAT(pair.groups.ReducedParameters(0), ElementsAre(true, true));
     pair.ExpectGradients(4.0F, 6.0F);

@@ -249,6 +249,12 @@ class Group:
             parameter.assign_gradient(pieces.get(parameter.index))
         return reduced
 
+    def follow_gradients(self) -> None:
+        """Lets gradients view the reduced sum after it has moved to other memory. Others may hold its earlier memory."""
+        pieces = dict(self.root.groups.reduced_gradients(self.number))
+        for parameter in self.parameters:
+            parameter.follow_gradient(pieces.get(parameter.index))
+
     # Settings.
 
     def apply_settings(self) -> None:

@@ -207,6 +207,11 @@ class ShardedParameter:
         self._gradient = self.placement.distributed(local)
         self.sharded.grad = self._gradient
 
+    def follow_gradient(self, reduced: Tensor | None) -> None:
+        """Lets the gradient view the reduced piece where that lies now; None: the parameter has none."""
+        if self._gradient is not None and reduced is not None:
+            self._gradient._local_tensor = reduced.view(self.placement.local_shape)
+
     @property
     def has_foreign_gradient(self) -> bool:
         """True if the sharded parameter has a gradient, and none that assign_gradient set is part of it."""

@@ -257,9 +257,12 @@ class Root:
 
     def forget_cleared_gradients(self) -> None:
         """Forgets the reduced gradients that the caller has set to None, so that the next ones are not added to them."""
-        cleared = [(p.group.number, p.index) for g in self.all_groups for p in g.parameters if p.take_cleared_gradient()]
-        if cleared:
-            self.groups.forget_reduced_gradients(cleared)
+        cleared = [p for g in self.all_groups for p in g.parameters if p.take_cleared_gradient()]
+        if not cleared:
+            return
+        self.groups.forget_reduced_gradients([(p.group.number, p.index) for p in cleared])
+        for group in {p.group: None for p in cleared}:
+            group.follow_gradients()
 
     def prepare_writes(self) -> None:
         """Makes sure that shards may be written. Collective where they were read since. Passes that had a forward get no backward."""
