@@ -339,12 +339,18 @@ void Groups::ForgetReducedGradients(const std::vector<std::pair<int, int>>& para
   });
 }
 
-std::pair<double, double> Groups::ClipGradNorm(double max_norm, double norm_type) {
+std::pair<double, double> Groups::ClipGradNorm(double max_norm, double norm_type,
+                                               const std::vector<std::tuple<int, int, uintptr_t>>& replaced) {
+  ReplacedGradients gradients;
+  for (const auto& [group, parameter, address] : replaced) {
+    gradients.emplace(&At(group, parameter), reinterpret_cast<const std::byte*>(address));
+  }
   GradientNorm norm{};
   Run([&](ShardedGroups& groups) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const NormType type, NormTypeOf(norm_type));
     const ClipSet all{[](const Parameter&) { return true; }, max_norm};
-    WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> norms, groups.ClipGradNorms({&all, 1}, type));
+    WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> norms,
+                          groups.ClipGradNorms({&all, 1}, type, gradients));
     norm = norms.front();
     return absl::OkStatus();
   });

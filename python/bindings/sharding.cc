@@ -138,7 +138,7 @@ void BindTensors(nb::class_<Groups>& groups) {
            [](const Groups& self, int group) { return self.groups().ReducedParameters(group); })
       .def("reduced_gradients", &Groups::ReducedGradients)
       .def("forget_reduced_gradients", &Groups::ForgetReducedGradients)
-      .def("clip_grad_norm", &Groups::ClipGradNorm, nb::arg("max_norm"), nb::arg("norm_type") = 2.0);
+      .def("clip_grad_norm", &Groups::ClipGradNorm);
 }
 
 void BindReports(nb::class_<Groups>& groups) {

@@ -103,13 +103,16 @@ size_t SetOf(const Parameter& parameter, absl::Span<const ClipSet> sets) {
   return static_cast<size_t>(found - sets.begin());
 }
 
-// Adds this rank's reduced gradients of a group, without those that another replica counts, by set.
-void AddGradientsToCount(const ParamGroup& group, absl::Span<const ClipSet> sets, Parts& counted) {
+// Adds this rank's gradients of a group, without those that another replica counts, by set.
+void AddGradientsToCount(const ParamGroup& group, absl::Span<const ClipSet> sets,
+                         const ReplacedGradients& replaced, Parts& counted) {
   const PipelineLanes& lanes = group.lanes();
   for (const MasterView& shard : group.Masters()) {
     const size_t set = SetOf(*shard.parameter, sets);
-    if (shard.grad == nullptr || set == sets.size()) continue;
-    const Gradients all{shard.grad, group.dtypes().master, shard.elements()};
+    const auto other = replaced.find(shard.parameter);
+    const std::byte* gradient = other == replaced.end() ? shard.grad : other->second;
+    if (gradient == nullptr || set == sets.size()) continue;
+    const Gradients all{gradient, group.dtypes().master, shard.elements()};
     const auto parameter = static_cast<size_t>(shard.piece.parameter);
     const int bucket = group.layout().parameters()[parameter].replicate_bucket;
     const bool is_alone = lanes.shards_optimizer_over_replicas();
@@ -131,7 +134,7 @@ std::vector<GradientNorm> Clipped(const std::vector<double>& norms, absl::Span<c
 void AddSquares(const ParamGroup& group, absl::Span<const ClipSet> sets,
                 std::vector<ReproducibleSum>& squares) {
   Parts counted(sets.size());
-  AddGradientsToCount(group, sets, counted);
+  AddGradientsToCount(group, sets, {}, counted);
   for (size_t set = 0; set < sets.size(); ++set) squares[set] += SumOf(counted[set], NormType::kTwo, 1.0);
 }
 
@@ -146,10 +149,11 @@ absl::StatusOr<std::vector<GradientNorm>> NormsOfSquares(std::vector<Reproducibl
 }
 
 absl::StatusOr<std::vector<GradientNorm>> ShardedGroups::ClipGradNorms(absl::Span<const ClipSet> sets,
-                                                                       NormType type) {
+                                                                       NormType type,
+                                                                       const ReplacedGradients& replaced) {
   WEFT_RETURN_IF_ERROR(CheckGradientsReduced());
   Parts counted(sets.size());
-  for (const auto& group : groups_) AddGradientsToCount(*group, sets, counted);
+  for (const auto& group : groups_) AddGradientsToCount(*group, sets, replaced, counted);
   const bool has_doubles = std::any_of(groups_.begin(), groups_.end(), [](const auto& group) {
     return group->dtypes().master == DType::kF64;
   });

@@ -3,8 +3,10 @@
 // Thread safety: values.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <unordered_map>
 
 #include "weft/nn/parameter.h"
 
@@ -17,6 +19,10 @@ struct ClipSet {
   std::function<bool(const Parameter&)> matches;
   double max_norm;  // 0: no clipping.
 };
+
+// Gradients that count in place of reduced ones, for clients that replace these: this rank's elements of a
+// parameter, end to end, in its master dtype. REQUIRES: all replicas hold the same values.
+using ReplacedGradients = std::unordered_map<const Parameter*, const std::byte*>;
 
 struct GradientNorm {
   // The norm of all gradients of a set, before clipping; infinite if a gradient is not finite. Sums of 1- and

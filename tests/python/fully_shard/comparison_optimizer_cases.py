@@ -151,8 +151,8 @@ def clips_on_ranks_that_own_nothing() -> None:
 
 
 @case
-def a_norm_without_a_gradient_is_an_error() -> None:
-    """A penalty gives a gradient to a parameter that the model does not use."""
+def norms_count_gradients_from_elsewhere() -> None:
+    """A penalty gives a gradient to a parameter that the model does not use, and the caller replaces another."""
 
     class Unused(nn.Module):
         def __init__(self) -> None:
@@ -167,12 +167,18 @@ def a_norm_without_a_gradient_is_an_error() -> None:
     model.reshard()
     (loss + model.unused.weight.square().sum().full_tensor()).backward()
     assert model.unused.weight.grad is not None
-    for norm_of in (weft.gradient_norm, lambda m: weft.clip_grad_norm_(m, 0.1)):
-        with expect_error(RuntimeError, "'unused.weight'"):
-            norm_of(model)
-    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-    model.unused.weight.grad = None
-    weft.clip_grad_norm_(model, 0.1)
+    reduced = model.used.weight.grad
+    before = whole(reduced)
+    model.used.weight.grad = 3 * reduced
+    norms = [weft.gradient_norm(model)[0], weft.clip_grad_norm_(model, 1e9), whole(nn.utils.clip_grad_norm_(model.parameters(), 0.1))]
+    for norm in norms[:2]:
+        expect_equal(norm, norms[2], "norm", exact=False, tolerance=1e-5)
+    assert torch.equal(whole(reduced), before)
+    expect_equal(weft.clip_grad_norm_(model, 0.01), torch.tensor(0.1), "norm", exact=False, tolerance=1e-4)
+    expect_equal(weft.gradient_norm(model)[0], torch.tensor(0.01), "norm", exact=False, tolerance=1e-4)
+    model.unused.weight.grad = DTensor.from_local(torch.ones(4, 4), reduced.device_mesh, [Partial()], run_check=False)
+    with expect_error(RuntimeError, "'unused.weight'"):
+        weft.gradient_norm(model)
 
 
 @case

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import weft
 from sharded_support import Cases, mesh_2d, whole
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from unsharded_oracle import Interface, Mlp, batch, expect_alike, expect_close, mesh_1d, mlps, seeded, squares, trains_as_unsharded
 
 case = Cases()
@@ -177,6 +179,93 @@ def a_cleared_gradient_keeps_its_values_for_its_holders(api: Interface) -> None:
         expect_close(whole(gradient), whole_value, "gradient that is held")
     assert model[1].in_proj.weight.grad is kept[0]
     expect_alike(model, reference)
+
+
+def gradient_over(param: Tensor, piece: Tensor) -> Tensor:
+    """A gradient of a parameter in the memory of `piece`, of which it has this rank's part."""
+    if not isinstance(param, DTensor):
+        return piece
+    options = {"shape": param.shape, "stride": param.stride(), "run_check": False}
+    return DTensor.from_local(piece, param.device_mesh, param.placements, **options)
+
+
+def give_gradients(model: nn.Module) -> Tensor:
+    """Sets gradients of zero, which lie in one tensor of this rank, and returns it."""
+    pieces = [param.to_local() if isinstance(param, DTensor) else param for param in model.parameters()]
+    flat = torch.zeros(sum(piece.numel() for piece in pieces))
+    parts = flat.split([piece.numel() for piece in pieces])
+    for param, piece, part in zip(model.parameters(), pieces, parts, strict=True):
+        param.grad = gradient_over(param, part.view(piece.shape))
+    return flat
+
+
+@case
+def replaced_gradients_keep_their_values_for_their_holders(api: Interface) -> None:
+    """A gradient of each batch, which the caller adds up."""
+    model, reference = seeded(mlps), seeded(mlps)
+    for module in (*model, model):
+        api.shard(module)
+    held = []
+    for step in range(3):
+        add_gradients(model, reference, step)
+        held.append([param.grad for param in model.parameters()])
+        for param in model.parameters():
+            param.grad = torch.zeros_like(param.grad)
+    for param, *gradients in zip(model.parameters(), *held, strict=True):
+        param.grad = sum(gradients)
+    expect_alike(model, reference)
+
+
+@case
+def gradients_are_added_to_those_of_the_caller(api: Interface) -> None:
+    """In their memory, also where gradients are reduced later."""
+    for mesh in (mesh_1d(), mesh_2d()):
+        if mesh is None:
+            continue
+        model, reference = seeded(mlps), seeded(mlps)
+        for module in (*model, model):
+            api.shard(module, mesh=mesh)
+        add_gradients(model, reference, 0)
+        flats = [give_gradients(m) for m in (model, reference)]
+        given = [param.grad for param in model.parameters()]
+        for step in range(1, 6):
+            if step == 4:  # Clears all of them.
+                for flat in flats:
+                    flat.zero_()
+            model.set_requires_gradient_sync(step != 2)
+            add_gradients(model, reference, step)
+            if step != 2:
+                expect_alike(model, reference)
+                expect_norm(model, reference, api)
+        assert all(param.grad is gradient for param, gradient in zip(model.parameters(), given, strict=True))
+        model[1].zero_grad()
+        reference[1].zero_grad()
+        add_gradients(model, reference, 6)
+        expect_alike(model, reference)
+        expect_norm(model, reference, api)
+
+
+@case
+def the_sum_replaces_a_gradient_that_cannot_be_written(api: Interface) -> None:
+    """An expanded scalar. FSDP2 raises an error."""
+    if api.name == "torch":
+        return
+    model, reference = seeded(mlps), seeded(mlps)
+    api.shard(model)
+    for param in model.parameters():
+        param.grad = gradient_over(param, torch.ones(()).expand(param.to_local().shape))
+    for param in reference.parameters():
+        param.grad = torch.ones_like(param)
+    for step in range(2):
+        add_gradients(model, reference, step)
+        expect_alike(model, reference)
+        expect_norm(model, reference, api)
+
+
+def expect_norm(model: nn.Module, reference: nn.Module, api: Interface) -> None:
+    expected = nn.utils.clip_grad_norm_(reference.parameters(), float("inf"))
+    if api.name == "weft":
+        expect_close(weft.gradient_norm(model)[0], expected, "norm")
 
 
 class Residual(nn.Module):

@@ -1,6 +1,9 @@
 // Parameter groups driven without modules, as Python's hooks drive them.
 #include "weft/sharding/sharded_groups.h"
 
+#include <cmath>
+#include <cstddef>
+
 #include <absl/functional/function_ref.h>
 #include <absl/synchronization/notification.h>
 #include <absl/types/span.h>
@@ -308,6 +311,21 @@ TEST(ShardedGroups, ForgetAReducedGradientWhileOthersWaitForTheirReduction) {
     }
     EXPECT_THAT(pair.groups.ReducedParameters(0), ElementsAre(true, true));
     pair.ExpectGradients(4.0F, 6.0F);
+    return absl::OkStatus();
+  });
+}
+
+TEST(ShardedGroups, CountReplacedGradientsInNorms) {
+  WithPair([](const PairOfParameters& pair, int /*rank*/) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(pair.Forward({1, true}));
+    WEFT_RETURN_IF_ERROR(pair.Backward({1, true}));
+    const ClipSet all{[](const Parameter&) { return true; }, 0.0};
+    const std::vector<float> threes(4, 3.0F);  // As many as the rank may own.
+    const ReplacedGradients replaced = {
+        {pair.parameters[0].get(), reinterpret_cast<const std::byte*>(threes.data())}};
+    WEFT_ASSIGN_OR_RETURN(const auto norms, pair.groups.ClipGradNorms({&all, 1}, NormType::kTwo, replaced));
+    EXPECT_DOUBLE_EQ(norms.front().norm, std::sqrt(4 * 9.0 + 6 * 4.0));
+    pair.ExpectGradients(2.0F, 2.0F);
     return absl::OkStatus();
   });
 }

@@ -18,8 +18,8 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
     or NaN. torch.nn.utils.clip_grad_norm_ works too, with one reduction for each parameter, and then gives NaN for NaN.
     Parameters of ignored_params are not counted. `norm_type`: 1, 2 or inf. Collective.
 
-    Errors: ValueError (a model that is not sharded; norm_type), RuntimeError (gradients that are not reduced; a gradient of a
-    parameter for which no backward of the model has reduced one).
+    Errors: ValueError (a model that is not sharded; norm_type), RuntimeError (gradients that are not reduced; a gradient with other
+    placements than its parameter).
     """
     norm, factor = gradient_norm(model, max_norm, norm_type)
     if factor != 1.0:
@@ -40,13 +40,10 @@ def gradient_norm(model: nn.Module, max_norm: float = math.inf, norm_type: float
     """
     root = _root_of(model)
     root.forget_cleared_gradients()
-    for parameter in (p for g in root.all_groups for p in g.parameters):
-        if parameter.has_foreign_gradient:
-            raise RuntimeError(
-                f"no backward of the model has reduced the gradient of '{parameter.name}', which comes from a use of the shards "
-                "outside of the model or from the caller: use torch.nn.utils.clip_grad_norm_, which takes any gradients"
-            )
-    norm, factor = root.groups.clip_grad_norm(float(max_norm), float(norm_type))
+    elsewhere = [(g.number, p.index, p.gradient_elsewhere()) for g in root.all_groups for p in g.parameters]
+    elsewhere = [(number, index, piece) for number, index, piece in elsewhere if piece is not None and piece.numel()]
+    replaced = [(number, index, piece.data_ptr()) for number, index, piece in elsewhere]
+    norm, factor = root.groups.clip_grad_norm(float(max_norm), float(norm_type), replaced)
     return torch.tensor(norm, dtype=root.norm_dtype), factor
 
 

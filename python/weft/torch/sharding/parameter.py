@@ -36,7 +36,9 @@ class ShardedParameter:
         self.trained = param.requires_grad  # True if its group has a place for its gradient.
         self._required_gradient = False  # As both forms did when the unsharded one was last registered.
         self._is_hooked = False  # True if the unsharded form has the hook that takes its gradient.
-        self._gradient: DTensor | None = None  # The gradient that assign_gradient set.
+        self._gradient: DTensor | None = None  # The gradient that assign_gradient set. It views weft's reduced sum.
+        self._is_given = False  # The caller had set another gradient before the backward.
+        self._is_added = False  # The reduced gradient was added to that.
         self._views: dict[int, Tensor] = {}  # Views of gradient images, by address.
 
     # Registration of the sharded or the unsharded form in the modules.
@@ -194,16 +196,19 @@ class ShardedParameter:
         return view, groups.begin_gradient_write(number, self.index)
 
     def assign_gradient(self, reduced: Tensor | None) -> None:
-        """Sets the sharded gradient to this rank's reduced piece; None: the rank owns nothing of it."""
+        """Adds this rank's reduced piece to a gradient of the caller's, or makes it the gradient; None: the rank owns nothing of it."""
         shape = self.placement.local_shape
         local = torch.empty(shape, dtype=self.group.dtype) if reduced is None else reduced.view(shape)
         current = self.sharded.grad
         if current is not None and current is self._gradient and current._local_tensor.data_ptr() == local.data_ptr():
             return
-        if current is not None and current is not self._gradient:
-            # The caller's, or one that autograd accumulated for a use of the shards outside of the model.
-            with torch.no_grad():
-                local.add_(_local(current))
+        with torch.no_grad():
+            if current is not None and self._is_given and 0 not in _local(current).stride():  # An expanded one cannot be written.
+                _local(current).add_(local)
+                self._is_added = True
+                return
+            if current is not None and current is not self._gradient:
+                local.add_(_local(current))  # Autograd accumulated it, for a use of the shards outside of the model.
         self._gradient = self.placement.distributed(local)
         self.sharded.grad = self._gradient
 
@@ -212,10 +217,17 @@ class ShardedParameter:
         if self._gradient is not None and reduced is not None:
             self._gradient._local_tensor = reduced.view(self.placement.local_shape)
 
-    @property
-    def has_foreign_gradient(self) -> bool:
-        """True if the sharded parameter has a gradient, and none that assign_gradient set is part of it."""
-        return self._gradient is None and self.sharded.grad is not None
+    def gradient_elsewhere(self) -> Tensor | None:
+        """This rank's piece of a gradient that is not weft's reduced sum. Raises RuntimeError if it is placed otherwise."""
+        gradient = self.sharded.grad
+        if gradient is None or gradient is self._gradient:
+            return None
+        if not isinstance(gradient, DTensor) or gradient.placements != self.sharded.placements:
+            raise RuntimeError(
+                f"the gradient of '{self.name}' has {getattr(gradient, 'placements', 'no placements')}, but the parameter has "
+                f"{self.sharded.placements}: call redistribute(placements=parameter.placements)"
+            )
+        return gradient._local_tensor.detach().to(self.group.dtype).contiguous()
 
     def run_gradient_hooks(self) -> None:
         """Runs the hooks of register_post_accumulate_grad_hook on the sharded parameter."""
@@ -223,23 +235,21 @@ class ShardedParameter:
             hook(self.sharded)
 
     def take_cleared_gradient(self) -> bool:
-        """Looks at what the caller did with the gradient since assign_gradient. Returns whether it was cleared."""
-        assigned, current = self._gradient, self.sharded.grad
-        if current is assigned:
+        """Looks at what the caller did with the gradient since assign_gradient. Returns whether later reductions must not add to the
+        reduced one: it was cleared or replaced, or is part of a gradient of the caller's."""
+        if self._gradient is not None and self.sharded.grad is self._gradient:
             return False
-        if current is None:
-            self._gradient = None
-            return True
-        if assigned is not None:
-            with torch.no_grad():
-                assigned._local_tensor.copy_(_local(current))
-            self.sharded.grad = assigned
-        return False
+        is_reduced = self._gradient is not None or self._is_added
+        self._gradient, self._is_added = None, False
+        return is_reduced
+
+    def note_given_gradient(self) -> None:
+        """Before a backward: it is to add in place to a gradient that the caller has set."""
+        self._is_given = self._gradient is None and self.sharded.grad is not None
 
     def forget_gradient(self) -> None:
-        if self._gradient is not None and self.sharded.grad is self._gradient:
-            self.sharded.grad = None
-        self._gradient = None
+        self.sharded.grad = self._gradient = None
+        self._is_given = self._is_added = False
         if self.unsharded is not None:
             self.unsharded.grad = None
 

@@ -217,6 +217,9 @@ class Root:
 
     def _begin_backward_of_root(self, owner: Pass) -> None:
         self.forget_cleared_gradients()
+        for group in self.all_groups:
+            for parameter in group.parameters:
+                parameter.note_given_gradient()
         self.groups.set_is_last_backward(self.is_last_backward)
         self.groups.before_backward(0, owner.number, True)
         self.backward_pass = owner
@@ -256,7 +259,7 @@ class Root:
     # Gradients and shards between passes.
 
     def forget_cleared_gradients(self) -> None:
-        """Forgets the reduced gradients that the caller has set to None, so that the next ones are not added to them."""
+        """Forgets the reduced gradients that the caller has cleared or replaced, so that the next ones are not added to them."""
         cleared = [p for g in self.all_groups for p in g.parameters if p.take_cleared_gradient()]
         if not cleared:
             return
