@@ -78,6 +78,26 @@ def a_reset_that_raises_has_reset_all_roots() -> None:
         assert part.weight.grad is not None
 
 
+@case
+def a_step_whose_closure_fails_makes_no_update() -> None:
+    model = weft.fully_shard(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure() -> Tensor:
+        loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    handle = model.register_forward_hook(raise_failing, prepend=True)
+    with contextlib.suppress(RuntimeError), expect_error(Failing):  # That of a peer may come first.
+        optimizer.step(closure) if dist.get_rank() == 0 else closure()
+    handle.remove()
+    dist.barrier()  # A reset stops ranks that have not come as far.
+    weft.reset(model)
+    optimizer.step(closure)
+
+
 class Interrupting(nn.Linear):
     """Raises KeyboardInterrupt, as Ctrl-C does in code of the module's own."""
 

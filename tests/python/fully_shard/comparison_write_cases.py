@@ -10,6 +10,8 @@ import weft
 from fsdp2_comparison import BOTH, expect_equal, expect_same_gradients, loss_of, make_llama, shard_all, tokens_of, train, whole_state
 from sharded_support import Cases, expect_error, whole
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import Shard
 
 case = Cases()
 
@@ -134,3 +136,50 @@ def a_write_reshards_what_the_last_backward_kept() -> None:
                 expected.get_parameter(name).copy_(value)
             assert not torch.equal(before, expected.lm_head.weight)
             expect_equal(loss_of(model, tokens_of(1)), loss_of(expected, tokens_of(1)), "loss")
+
+
+class StepsTwice(torch.optim.SGD):
+    """Calls its closure twice, and writes the parameters after each call."""
+
+    def step(self, closure: Callable[[], Tensor]) -> Tensor:
+        for _ in range(2):
+            with torch.enable_grad():
+                loss = closure()
+            with torch.no_grad():
+                for param in self.param_groups[0]["params"]:
+                    param.add_(param.grad, alpha=-0.1)
+        return loss
+
+
+@case
+def forwards_read_what_a_step_with_a_closure_has_written() -> None:
+    """Also if the closure's backward keeps the gathered parameters."""
+    on_last_dim = lambda param: Shard(1) if param.ndim == 2 and param.shape[1] % 4 == 0 else None
+    shardings = [{}, {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}, {"shard_placement_fn": on_last_dim}]
+    optimizers = [lambda params: torch.optim.SGD(params, lr=0.1), lambda params: weft.AdamW(params, lr=1e-2), lambda params: StepsTwice(params)]
+
+    def losses(options: dict, make: Callable, keeps: bool, name: str) -> list[Tensor]:
+        model = shard_all(make_llama(dim=36, hidden=48), weft.fully_shard, **options)
+        model.set_reshard_after_backward(not keeps)
+        optimizer = make(model.parameters())
+        seen = []
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, tokens_of(len(seen)))
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            seen.append(optimizer.step(**{name: closure}) if name else optimizer.step(closure))
+            with torch.no_grad():
+                seen.append(loss_of(model, tokens_of(9)))
+        assert model._weft_group.root.updates == 2
+        return seen
+
+    for options in shardings:
+        for make in optimizers:
+            expected = losses(options, make, False, "")
+            for name in ("", "closure"):
+                for number, (ours, theirs) in enumerate(zip(losses(options, make, True, name), expected, strict=True)):
+                    expect_equal(ours, theirs, f"loss {number}", exact=True)

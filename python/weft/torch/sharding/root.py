@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import itertools
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Callable
 
 import torch
 from torch.autograd import Variable
@@ -372,13 +374,41 @@ def _close_all() -> None:
         root.groups.close()
 
 
-def _prepare_optimizer_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-    """Before a step of any optimizer: shards that were read since must not be overwritten under a reader."""
+def _roots_of(optimizer: torch.optim.Optimizer) -> list[Root]:
     stepped = {id(param) for entry in optimizer.param_groups for param in entry["params"]}
-    for root in list(_roots.values()):
-        if any(id(p.sharded) in stepped for g in root.all_groups for p in g.parameters):
+    return [root for root in list(_roots.values()) if any(id(p.sharded) in stepped for g in root.all_groups for p in g.parameters)]
+
+
+def _prepare_optimizer_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """Before a step of any optimizer: shards that were read since must not be overwritten under a reader.
+
+    Those that a closure reads may be written after it, and the update begins when it has returned.
+    """
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # The first of `args` is the optimizer.
+    for root in _roots_of(optimizer):
+        root.prepare_writes()
+        root.updates += not callable(closure)
+    if not callable(closure):
+        return None
+    prepared = _prepare_after(closure, optimizer)
+    return (args, {**kwargs, "closure": prepared}) if "closure" in kwargs else ((args[0], prepared, *args[2:]), kwargs)
+
+
+def _prepare_after(closure: Callable[..., object], optimizer: torch.optim.Optimizer) -> Callable[..., object]:
+    """The closure of a step, after each call of which shards may be written. Its first return counts as an update."""
+    calls = 0
+
+    @functools.wraps(closure)
+    def evaluate(*args: object, **kwargs: object) -> object:
+        nonlocal calls
+        result = closure(*args, **kwargs)
+        calls += 1
+        for root in _roots_of(optimizer):  # The closure may have made them.
             root.prepare_writes()
-            root.updates += 1
+            root.updates += calls == 1
+        return result
+
+    return evaluate
 
 
 register_optimizer_step_pre_hook(_prepare_optimizer_step)
