@@ -11,7 +11,7 @@ from fsdp2_comparison import BOTH, expect_equal, expect_same_gradients, loss_of,
 from sharded_support import Cases, expect_error, whole
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
 case = Cases()
 
@@ -119,6 +119,27 @@ def backwards_before_a_write_are_right() -> None:
                 step_of_model()
                 model.zero_grad()
     expect_same_gradients(models["weft"], models["torch"], exact=False, tolerance=1e-5)
+
+
+@case
+def modules_have_sharded_parameters_after_a_backward_that_keeps_the_gathered_ones() -> None:
+    """The gradients of all backwards are clipped, and a second backward reads what the first has kept."""
+    norms = []
+    for keeps in (False, True):
+        model = layered_model()
+        model.set_reshard_after_backward(not keeps)
+        for step in range(2):
+            loss = loss_of(model, tokens_of(step))
+            loss.backward(retain_graph=True)
+            assert all(isinstance(param, DTensor) and param.grad is not None for param in model.parameters())
+            groups = model._weft_group.root.groups
+            assert groups.is_unsharded(0) == groups.is_unsharded(1) == keeps
+            loss.backward()
+            norms.append(whole(nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
+            norms.append(whole(nn.utils.get_total_norm([param.grad for param in model.parameters()])))
+    expect_equal(norms[1], torch.tensor(0.1), "clipped norm", exact=False, tolerance=1e-4)
+    for number in range(4):
+        expect_equal(norms[4 + number], norms[number], f"norm {number}", exact=True)
 
 
 @case

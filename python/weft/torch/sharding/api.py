@@ -100,7 +100,10 @@ class FSDPModule:
         self._set(recurse, reshard_after_forward=reshard_after_forward)
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
-        """Off: parameters stay gathered after backward, until a step of an optimizer or `load_state_dict` writes the shards."""
+        """Off: parameters stay gathered after backward, until a step of an optimizer or `load_state_dict` writes the shards.
+
+        The module has its sharded parameters after backward in either case.
+        """
         self._set(recurse, reshard_after_backward=reshard_after_backward)
 
     def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:

@@ -204,9 +204,13 @@ class Group:
 
     def register_after_forward(self) -> None:
         """Registers the sharded parameters if the group reshards after forward, also where the schedule keeps the gathered values."""
-        if not self.reshards_after_forward:
+        if self.reshards_after_forward:
+            self.register_sharded_beside_values()
+        else:
             self.register_current()
-            return
+
+    def register_sharded_beside_values(self) -> None:
+        """Registers the sharded parameters. A backward may still read the gathered values that the schedule has left."""
         has_values = self.root.groups.is_unsharded(self.number)
         self.register_sharded()
         self._set_has_values(has_values)

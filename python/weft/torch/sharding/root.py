@@ -248,15 +248,11 @@ class Root:
         self.backward_pass = None
         for group in self.all_groups:
             group.backward_state = BackwardState()
-        self.register_all_current()
+            group.register_sharded_beside_values()
         if self.is_last_backward:
             reduced = [parameter for group in self.all_groups for parameter in group.assign_gradients()]
             for parameter in reduced:  # A hook may step an optimizer: all gradients are in place before the first.
                 parameter.run_gradient_hooks()
-
-    def register_all_current(self) -> None:
-        for group in self.all_groups:
-            group.register_current()
 
     # Gradients and shards between passes.
 
@@ -272,7 +268,8 @@ class Root:
     def prepare_writes(self) -> None:
         """Makes sure that shards may be written. Collective where they were read since. Passes that had a forward get no backward."""
         self.groups.prepare_writes()
-        self.register_all_current()
+        for group in self.all_groups:
+            group.register_current()
 
     # Failures.
 
