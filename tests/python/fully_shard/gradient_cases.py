@@ -147,7 +147,7 @@ def hooks_on_parameters_see_whole_gradients_reduced(api: Interface) -> None:
     expect_close(whole(seen[0]), reference[1].in_proj.weight.grad, "gradient in the hook")
 
 
-def add_gradients(model: nn.Module, reference: nn.Module, step: int, between: Callable[[], None] = lambda: None) -> None:
+def add_gradients(model: nn.Module, reference: nn.Module, step: int, between: Callable[[], object] = lambda: None) -> None:
     """A backward of both, and `between` it and the forward before."""
     losses = [squares(4, 9)(model, step, dist.get_rank())]
     losses += [squares(4, 9)(reference, step, rank) / dist.get_world_size() for rank in range(dist.get_world_size())]
@@ -179,6 +179,21 @@ def a_cleared_gradient_keeps_its_values_for_its_holders(api: Interface) -> None:
         expect_close(whole(gradient), whole_value, "gradient that is held")
     assert model[1].in_proj.weight.grad is kept[0]
     expect_alike(model, reference)
+
+
+@case
+def gradients_are_cleared_between_forward_and_backward(api: Interface) -> None:
+    """Of the root, whose modules have the gathered parameters then. FSDP2 clears those of the other modules only."""
+    if api.name == "torch":
+        return
+    for set_to_none, reshards in itertools.product((False, True), (None, False)):
+        model, reference = seeded(mlps), seeded(mlps)
+        api.shard([model[0], model[1]], reshard_after_forward=reshards)
+        api.shard(model, reshard_after_forward=reshards)
+        for step in range(3):
+            cleared = [m[1] if step == 2 else m for m in (model, reference)]
+            add_gradients(model, reference, step, lambda: [m.zero_grad(set_to_none) for m in cleared])  # noqa: B023
+            expect_alike(model, reference)
 
 
 def gradient_over(param: Tensor, piece: Tensor) -> Tensor:

@@ -77,6 +77,17 @@ class FSDPModule:
         """Recovers from an exception in a forward or backward: see weft.reset. Collective."""
         reset(self)
 
+    # Gradients.
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients of all parameters of the module, also between its forward and backward: see nn.Module.zero_grad."""
+        super().zero_grad(set_to_none)
+        modules = set(self.modules())
+        for group in {module._weft_group: None for module in modules if isinstance(module, FSDPModule)}:
+            for parameter in group.parameters:
+                if any(module in modules for module, _ in parameter.owners):
+                    parameter.clear_gradient(set_to_none)
+
     # Setters.
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:

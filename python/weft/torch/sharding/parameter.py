@@ -234,6 +234,15 @@ class ShardedParameter:
         for hook in (self.sharded._post_accumulate_grad_hooks or {}).values():
             hook(self.sharded)
 
+    def clear_gradient(self, set_to_none: bool) -> None:
+        """Clears the gradient as nn.Module.zero_grad does that of a registered parameter."""
+        gradient = self.sharded.grad
+        if set_to_none:
+            self.sharded.grad = None
+        elif gradient is not None:
+            gradient.detach_() if gradient.grad_fn is not None else gradient.requires_grad_(False)
+            gradient.zero_()
+
     def take_cleared_gradient(self) -> bool:
         """Looks at what the caller did with the gradient since assign_gradient. Returns whether later reductions must not add to the
         reduced one: it was cleared or replaced, or is part of a gradient of the caller's."""
