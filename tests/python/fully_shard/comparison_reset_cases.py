@@ -112,6 +112,13 @@ class Interrupting(nn.Linear):
         return Interrupting.forward(self, x)
 
 
+class Repeating(Interrupting):
+    """Calls itself."""
+
+    def forward(self, x: Tensor, calls: int = 2) -> Tensor:
+        return self(x, calls - 1) if calls else super().forward(x)
+
+
 def chain_of(inner: nn.Module) -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 4), inner)
     for part in (*model, model):
@@ -149,7 +156,7 @@ def an_interrupted_method_fails_the_model_on_all_ranks() -> None:
 @case
 def a_forward_after_an_interrupted_one_names_the_remedy() -> None:
     """The hooks of PyTorch learn nothing of a KeyboardInterrupt."""
-    for inner in (Interrupting(4, 4), nn.Sequential(Interrupting(4, 4))):
+    for inner in (Interrupting(4, 4), nn.Sequential(Interrupting(4, 4)), Repeating(4, 4)):
         model = chain_of(inner)
         x = torch.ones(2, 4)
         model(x).sum().backward()

@@ -12,6 +12,7 @@ from sharded_support import Cases, expect_error, whole
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils.checkpoint import checkpoint
 from unsharded_oracle import Interface, Mlp, batch, expect_close, mesh_1d, mlps, seeded, squares, trains_as_unsharded
 
 case = Cases()
@@ -240,3 +241,50 @@ def a_module_that_refuses_a_parameter_stays_as_it_was(api: Interface) -> None:
     assert all(before[name] is param for name, param in model.named_parameters())
     api.shard(model)
     trains_as_unsharded(model, reference, squares(4, 9), steps=2)
+
+
+class Tree(nn.Module):
+    """Calls itself for both halves of its input, and again after an inner call that has failed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaf, self.join = nn.Linear(6, 6), nn.Linear(12, 6)
+
+    def forward(self, x: Tensor, is_inner: bool = False) -> Tensor:
+        if x.size(0) == 1:
+            return torch.tanh(self.leaf(x))
+        if is_inner and x.size(0) == 3:
+            raise ArithmeticError("on purpose")
+        parts = []
+        for part in x.chunk(2):
+            try:
+                parts.append(self(part, is_inner=True))
+            except ArithmeticError:
+                parts.append(self(part[:2], is_inner=True))
+        return self.join(torch.cat(parts, dim=1)).relu()
+
+
+@case
+def modules_may_call_themselves(api: Interface) -> None:
+    """As a root, and as a part with a part that is a group, too. FSDP2 reshards a module after the inner calls."""
+    if api.name == "torch":
+        return
+    model, reference = seeded(Tree), seeded(Tree)
+    api.shard(model)
+    trains_as_unsharded(model, reference, squares(6, 6))
+    chain = lambda: nn.Sequential(nn.Linear(6, 6), Tree(), nn.Linear(6, 6))
+    for checkpoints in (False, True):
+
+        def loss_of_chain(model: nn.Module, step: int, rank: int, checkpoints: bool = checkpoints) -> Tensor:
+            x = batch(step, rank, 6, 6)
+            if not checkpoints:
+                return model(x).square().mean()
+            for part in model:
+                x = checkpoint(part, x, use_reentrant=False)
+            return x.square().mean()
+
+        model, reference = seeded(chain), seeded(chain)
+        api.shard(model[1].leaf)
+        for part in (*model, model):
+            api.shard(part)
+        trains_as_unsharded(model, reference, loss_of_chain)

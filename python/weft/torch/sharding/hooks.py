@@ -87,11 +87,14 @@ def cast_floating(dtype: torch.dtype | None, tree: Any) -> Any:
     return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, tree)
 
 
+def _cast_inputs(group: Group, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    return cast_floating(group.mp_policy.param_dtype, (args, kwargs)) if group.mp_policy.cast_forward_inputs else (args, kwargs)
+
+
 def before_forward(group: Group, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     root = root_of(group)
     root.check_forward()
-    if group.mp_policy.cast_forward_inputs:
-        args, kwargs = cast_floating(group.mp_policy.param_dtype, (args, kwargs))
+    args, kwargs = _cast_inputs(group, args, kwargs)
     if module in group.forward_state.methods:
         return args, kwargs  # The hooks of the method are at work.
     if root.is_in_backward:
@@ -141,23 +144,31 @@ def _end_call(group: Group, output: Any) -> Any:
 def add_hooks(group: Group) -> None:
     @torch._disable_dynamo
     def before(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        if group.root is not None:
-            group.root.stop_if_interrupted(group, module)
-        changed = before_forward(group, module, args, kwargs)
+        if _calls_itself(group, module):
+            changed = _cast_inputs(group, args, kwargs)
+        else:
+            if group.root is not None:
+                group.root.stop_if_interrupted(group, module)
+            changed = before_forward(group, module, args, kwargs)
         group.forward_state.forwards.append(module)
         return changed
 
     @torch._disable_dynamo
     def after(module: nn.Module, args: tuple, output: Any) -> Any:
         _leave_forward(group, module)
+        group.forward_state.ended = module
+        if _calls_itself(group, module):
+            return cast_floating(group.mp_policy.output_dtype, output)
         return after_forward(group, module, output)
 
     @torch._disable_dynamo
     def after_failure(module: nn.Module, args: tuple, output: Any) -> None:
-        error = sys.exc_info()[1]
-        if error is not None:
+        has_ended = group.forward_state.ended is module
+        group.forward_state.ended = None
+        error = sys.exc_info()[1]  # Or one that is handled around this forward.
+        if error is not None and not has_ended:
             _leave_forward(group, module)
-        if error is not None and group.root is not None:
+        if error is not None and group.root is not None and not _calls_itself(group, module):
             group.root.stop_after(error, group)
 
     for module in group.modules:
@@ -175,6 +186,20 @@ def _leave_forward(group: Group, module: nn.Module) -> None:
         group.forward_state.forwards.pop()
 
 
+def _calls_itself(group: Group, module: nn.Module) -> bool:
+    """In a hook of a forward of `module`: whether another forward of it is around this one. The hooks of the outermost are at work then.
+
+    After a KeyboardInterrupt, of which PyTorch tells no hook, `forwards` has the module although none is.
+    """
+    if module not in group.forward_state.forwards:
+        return False
+    calls, frame = 0, sys._getframe()
+    while frame is not None and calls < 2:
+        calls += frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module
+        frame = frame.f_back
+    return calls == 2
+
+
 def _before_load(group: Group) -> None:
     if group.is_initialized:
         group.root.prepare_writes()
@@ -187,8 +212,7 @@ def as_forward(group: Group, method: Callable) -> Callable:
     @functools.wraps(method)
     def wrapped(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self in group.forward_state.forwards:  # The hooks of the forward are at work.
-            if group.mp_policy.cast_forward_inputs:
-                args, kwargs = cast_floating(group.mp_policy.param_dtype, (args, kwargs))
+            args, kwargs = _cast_inputs(group, args, kwargs)
             return cast_floating(group.mp_policy.output_dtype, method(*args, **kwargs))
         args, kwargs = before_forward(group, self, args, kwargs)
         is_outermost = self not in group.forward_state.methods
