@@ -157,6 +157,26 @@ def add_gradients(model: nn.Module, reference: nn.Module, step: int, between: Ca
 
 
 @case
+def hooks_on_parameters_may_remove_themselves(api: Interface) -> None:
+    if api.name == "torch":
+        return
+    model, reference = seeded(mlps), seeded(mlps)
+    api.shard(model)
+    calls = []
+
+    def once(param: Tensor) -> None:
+        calls.append("once")
+        handle.remove()
+
+    weight = model[1].in_proj.weight
+    handle = weight.register_post_accumulate_grad_hook(once)
+    weight.register_post_accumulate_grad_hook(lambda param: calls.append("each"))
+    for step in range(2):
+        add_gradients(model, reference, step)
+    assert calls == ["once", "each", "each"], calls
+
+
+@case
 def a_cleared_gradient_keeps_its_values_for_its_holders(api: Interface) -> None:
     """Other gradients of its group stay, and may be changed after the next forward."""
     model, reference = seeded(mlps), seeded(mlps)

@@ -231,7 +231,7 @@ class ShardedParameter:
 
     def run_gradient_hooks(self) -> None:
         """Runs the hooks of register_post_accumulate_grad_hook on the sharded parameter."""
-        for hook in (self.sharded._post_accumulate_grad_hooks or {}).values():
+        for hook in list((self.sharded._post_accumulate_grad_hooks or {}).values()):  # A hook may remove itself.
             hook(self.sharded)
 
     def clear_gradient(self, set_to_none: bool) -> None:
