@@ -209,21 +209,24 @@ c10::intrusive_ptr<c10::ivalue::Future> BackendWork::getFuture() {
 }
 
 void BackendWork::CompleteLater() {
-  WhenAllDone([this](const std::exception_ptr& error) { Complete(error); });
-}
-
-void BackendWork::CopyOutLater() {
-  WhenAllDone([this](const std::exception_ptr& error) {
-    if (error == nullptr) Complete(nullptr);
+  WhenAllDone([this](const Outcome& outcome) {
+    Complete(outcome.ok() ? nullptr : ToException(outcome, contents_.timeout));
   });
 }
 
-void BackendWork::WhenAllDone(std::function<void(std::exception_ptr)> done) {
+void BackendWork::CopyOutLater() {
+  WhenAllDone([this](const Outcome& outcome) {
+    if (outcome.ok()) Complete(nullptr);
+    if (outcome.code == Outcome::Code::kTimeout) CopyOutLater();  // The operation continues.
+  });
+}
+
+void BackendWork::WhenAllDone(std::function<void(const Outcome&)> done) {
   struct Remaining {
-    std::function<void(std::exception_ptr)> done;
+    std::function<void(const Outcome&)> done;
     std::atomic<size_t> operations;
     std::mutex mutex;
-    std::exception_ptr error;
+    Outcome outcome;
   };
   auto remaining = std::make_shared<Remaining>();
   remaining->done = std::move(done);
@@ -233,13 +236,11 @@ void BackendWork::WhenAllDone(std::function<void(std::exception_ptr)> done) {
     operation->WhenDone(contents_.timeout, [self, remaining](const Outcome& outcome) {
       if (!outcome.ok()) {
         const std::lock_guard lock(remaining->mutex);
-        if (remaining->error == nullptr) {
-          remaining->error = ToException(outcome, self->contents_.timeout);
-        }
+        if (remaining->outcome.code != Outcome::Code::kFailed) remaining->outcome = outcome;
       }
       if (--remaining->operations > 0) return;
       runs_callbacks = true;
-      remaining->done(remaining->error);
+      remaining->done(remaining->outcome);
       runs_callbacks = false;
     });
   }

@@ -6,8 +6,8 @@
 // Note [Dropped works]
 // Problem: the result of a non-contiguous output is copied to it from temporary memory. The caller may drop
 //   the work, and wait for a barrier instead, or look at the output later.
-// Rule: a thread of the session copies when the operations are done, and holds the work until then. A barrier
-//   completes all earlier works that still copy.
+// Rule: a thread of the session copies when the operations are done, and holds the work until then, also
+//   after its deadline. A barrier completes all earlier works that still copy.
 // Why it suffices: each copies once, under a mutex, for which the other waits.
 // Without it: such an output never gets its result.
 //
@@ -54,7 +54,7 @@ class BackendWork final : public ::c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return contents_.sequence; }
 
-  // Completes the work on a thread of the session, unless an operation fails or misses its deadline.
+  // Completes the work on a thread of the session, also after its deadline, unless an operation fails.
   // Note [Dropped works].
   void CopyOutLater();
 
@@ -69,9 +69,9 @@ class BackendWork final : public ::c10d::Work {
   void WaitAtTheEndOfBackward();
   // Completes the work when all operations are done, on a thread of the session.
   void CompleteLater();
-  // Calls `done` once on a thread of the session, which holds the work until then: with null when all
-  // operations are done, otherwise with the error of one.
-  void WhenAllDone(std::function<void(std::exception_ptr)> done);
+  // Calls `done` once on a thread of the session, which holds the work until then: with OK when all
+  // operations are done, otherwise with a failure, or else a missed deadline, of one.
+  void WhenAllDone(std::function<void(const Outcome&)> done);
 
   Contents contents_;
   std::mutex completion_mutex_;

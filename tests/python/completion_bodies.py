@@ -1,6 +1,7 @@
 """Functions that the ranks run: barriers, works and futures."""
 
 import itertools
+import time
 from datetime import timedelta
 
 import torch
@@ -79,6 +80,23 @@ def a_barrier_waits_for_earlier_collectives() -> None:
         if receive is not None:
             dist.send(torch.ones(1), (rank() + 1) % ranks())
             receive.wait()
+
+
+def a_dropped_work_writes_its_output_after_its_deadline() -> None:
+    """The last rank comes after the deadline of the others. The result is copied to the output, which is not contiguous."""
+    store = dist.distributed_c10d._get_default_store()
+    key = f"deadline-{next(_numbers)}"
+    if rank() == ranks() - 1:
+        store.wait([key])
+    output = torch.ones(4, 25).t()
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(milliseconds=50)
+    dist.group.WORLD.allreduce([output], options)
+    if rank() == 0:
+        time.sleep(0.5)
+        store.set(key, "passed")
+    dist.barrier()
+    check(output, torch.full((25, 4), float(ranks())), "a dropped work after its deadline")
 
 
 def futures_in_callbacks() -> None:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import completion_bodies
 import lifecycle_bodies as bodies
 import pytest
 import torch.distributed as dist
@@ -36,6 +37,10 @@ def test_a_missed_deadline_names_the_missing_rank(pool_of) -> None:
 def test_a_future_fails_at_the_deadline(pool_of) -> None:
     message = pool_of(2).run(bodies.future_of_a_missing_rank)[0]
     assert "all_reduce" in message and "waits for rank(s) 1" in message, message
+
+
+def test_a_dropped_work_writes_its_output_after_its_deadline(pool_of) -> None:
+    pool_of(3).run(completion_bodies.a_dropped_work_writes_its_output_after_its_deadline)
 
 
 def test_a_group_that_a_rank_does_not_make_fails_at_its_own_deadline(pool_of) -> None:
