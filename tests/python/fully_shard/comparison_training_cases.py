@@ -339,13 +339,16 @@ def divides_gradients_by_a_factor() -> None:
 def hooks_see_reduced_gradients() -> None:
     model = shard_all(make_llama(), weft.fully_shard)
     seen = []
-    model.layers[0].set_all_reduce_hook(lambda gradient: seen.append(gradient.clone()) or gradient.mul_(2))
-    loss_of(model, tokens_of(0)).backward()
+    model.layers[0].set_all_reduce_hook(lambda gradient: seen.append((gradient.clone(), gradient.mul_(2))))
     other = shard_all(make_llama(), weft.fully_shard)
-    loss_of(other, tokens_of(0)).backward()
-    assert len(seen) == 1
-    doubled, once = (m.layers[0].mlp.up_proj.weight.grad for m in (model, other))
-    expect_equal(whole(doubled), 2 * whole(once), "gradient", exact=True)
+    for step in range(3):  # Gradients add up.
+        for each in (model, other):
+            loss_of(each, tokens_of(step)).backward()
+        doubled, once = (m.layers[0].mlp.up_proj.weight.grad for m in (model, other))
+        expect_equal(whole(doubled), 2 * whole(once), "gradient", exact=False)
+    assert len(seen) == 3
+    for before, kept in seen:
+        expect_equal(kept, 2 * before, "gradient that the caller has kept", exact=True)
 
 
 @case

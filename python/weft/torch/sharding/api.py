@@ -140,7 +140,7 @@ class FSDPModule:
         self.set_gradient_divide_factor(factor)
 
     def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: object = None) -> None:
-        """A hook on this rank's reduced gradients of the module, one tensor, which it may change in place.
+        """A hook on this rank's reduced gradients of the module, one tensor, which it may change in place, and keep.
 
         `stream` must be None: CPUs have no streams.
         """

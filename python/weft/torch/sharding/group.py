@@ -277,7 +277,7 @@ class Group:
             groups.set_forward_prefetch(number, [group.number for group in settings.forward_prefetch])
         if settings.backward_prefetch is not None:
             groups.set_backward_prefetch(number, [group.number for group in settings.backward_prefetch])
-        groups.set_gradient_hook(number, settings.gradient_hook)
+        groups.set_gradient_hook(number, None if settings.gradient_hook is None else _on_a_copy(settings.gradient_hook))
         if settings.custom_all_gather is not None:
             groups.set_custom_all_gather(number, self._all_gather)
         if settings.custom_reduce_scatter is not None:
@@ -299,6 +299,17 @@ class Group:
         for group in others:
             if group not in groups:
                 raise ValueError(f"'{self.name}' cannot prefetch '{group.name}', which is not below the same root")
+
+
+def _on_a_copy(hook: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """The hook on a copy of a gradient, which the caller may keep: weft's memory ends with the hook."""
+
+    def run(gradient: torch.Tensor) -> None:
+        own = gradient.clone()
+        hook(own)
+        gradient.copy_(own)
+
+    return run
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
