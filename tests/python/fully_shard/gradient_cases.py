@@ -303,6 +303,33 @@ def expect_norm(model: nn.Module, reference: nn.Module, api: Interface) -> None:
         expect_close(weft.gradient_norm(model)[0], expected, "norm")
 
 
+@case
+def penalties_count_once_in_backwards_that_make_a_graph(api: Interface) -> None:
+    """Autograd adds their gradients out of place, before or after the model's backward."""
+
+    def penalty_of(params: list[Tensor]) -> Tensor:
+        return 0.1 * sum((param.to_local() if isinstance(param, DTensor) else param).square().sum() for param in params)
+
+    size = dist.get_world_size()
+    for comes_first in (False, True):
+        model, reference = seeded(mlps), seeded(mlps)
+        for module in (*model, model):
+            api.shard(module)
+        params = [list(m.parameters()) for m in (model, reference)]
+        held, values = None, None
+        for step in range(3):
+            for m, own, ranks in ((model, params[0], [dist.get_rank()]), (reference, params[1], range(size))):
+                early = penalty_of(own) if comes_first else None
+                loss = sum(squares(4, 9)(m, step, rank) for rank in ranks) / len(ranks)
+                (loss + (penalty_of(own) if early is None else early)).backward(create_graph=step > 0 and m is model)
+            expect_alike(model, reference)
+            if step == 0:
+                held = [param.grad for param in model.parameters()]
+                values = [gradient.to_local().clone() for gradient in held]
+            elif api.name == "weft":
+                assert all(torch.equal(gradient.to_local(), value) for gradient, value in zip(held, values, strict=True))
+
+
 class Residual(nn.Module):
     """Changes the output of a part in place. A linear layer gives a view for three dims."""
 

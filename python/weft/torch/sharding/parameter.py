@@ -243,18 +243,22 @@ class ShardedParameter:
             gradient.detach_() if gradient.grad_fn is not None else gradient.requires_grad_(False)
             gradient.zero_()
 
-    def take_cleared_gradient(self) -> bool:
+    def take_cleared_gradient(self, makes_graph: bool = False) -> bool:
         """Looks at what the caller did with the gradient since assign_gradient. Returns whether later reductions must not add to the
-        reduced one: it was cleared or replaced, or is part of a gradient of the caller's."""
-        if self._gradient is not None and self.sharded.grad is self._gradient:
+        reduced one: it was cleared or replaced, or is part of a gradient of the caller's.
+
+        `makes_graph`: autograd is about to add out of place, for uses of the shards outside of the model. What is there must then
+        not be in the reduced sum, too.
+        """
+        if self._gradient is not None and self.sharded.grad is self._gradient and not makes_graph:
             return False
         is_reduced = self._gradient is not None or self._is_added
         self._gradient, self._is_added = None, False
         return is_reduced
 
-    def note_given_gradient(self) -> None:
-        """Before a backward: it is to add in place to a gradient that the caller has set."""
-        self._is_given = self._gradient is None and self.sharded.grad is not None
+    def note_given_gradient(self, makes_graph: bool) -> None:
+        """Before a backward: unless it makes a graph, it is to add in place to a gradient that the caller has set."""
+        self._is_given = self._gradient is None and self.sharded.grad is not None and not makes_graph
 
     def forget_gradient(self) -> None:
         self.sharded.grad = self._gradient = None

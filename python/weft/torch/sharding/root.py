@@ -218,10 +218,11 @@ class Root:
             group.register_unsharded()
 
     def _begin_backward_of_root(self, owner: Pass) -> None:
-        self.forget_cleared_gradients()
+        makes_graph = torch.is_grad_enabled()  # As create_graph says.
+        self.forget_cleared_gradients(makes_graph)
         for group in self.all_groups:
             for parameter in group.parameters:
-                parameter.note_given_gradient()
+                parameter.note_given_gradient(makes_graph)
         self.groups.set_is_last_backward(self.is_last_backward)
         self.groups.before_backward(0, owner.number, True)
         self.backward_pass = owner
@@ -256,9 +257,12 @@ class Root:
 
     # Gradients and shards between passes.
 
-    def forget_cleared_gradients(self) -> None:
-        """Forgets the reduced gradients that the caller has cleared or replaced, so that the next ones are not added to them."""
-        cleared = [p for g in self.all_groups for p in g.parameters if p.take_cleared_gradient()]
+    def forget_cleared_gradients(self, makes_graph: bool = False) -> None:
+        """Forgets the reduced gradients that the caller has cleared or replaced, so that the next ones are not added to them.
+
+        `makes_graph`: all of them, before a backward that does.
+        """
+        cleared = [p for g in self.all_groups for p in g.parameters if p.take_cleared_gradient(makes_graph)]
         if not cleared:
             return
         self.groups.forget_reduced_gradients([(p.group.number, p.index) for p in cleared])
