@@ -276,13 +276,16 @@ absl::Status CheckConfigBeside(const TrainConfig& config) {
   return absl::OkStatus();
 }
 
-// Nothing for a device, beside which there is no place.
+// Nothing for a device, beside which there is no place. Another suffix than that of a metrics file stays, as
+// it may be a part of the name: "lr0.1" and "lr0.01" are two runs.
 std::optional<std::string> PathBeside(const std::string& metrics_file, const char* extension) {
   struct stat info {};
   const bool is_device =
       stat(metrics_file.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
   if (metrics_file == "/dev/stdout" || is_device) return std::nullopt;
-  return fs::path(metrics_file).replace_extension(extension);
+  fs::path path = metrics_file;
+  if (path.extension() == ".jsonl" || path.extension() == ".json") path.replace_extension();
+  return path.concat(extension);
 }
 
 // A failed run creates the folder if it is missing.

@@ -18,7 +18,7 @@ namespace weft {
 //   the configuration beside it), kNotFound, kPermissionDenied (an output cannot be written; names the path).
 absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs);
 
-// "run.jsonl" -> "run.config.json"; nullopt for a device.
+// "run.jsonl" and "run.json" -> "run.config.json", "lr0.1" -> "lr0.1.config.json"; nullopt for a device.
 std::optional<std::string> ConfigPathBeside(const std::string& metrics_file);
 // The same of the flags, which --config reads.
 std::optional<std::string> FlagsPathBeside(const std::string& metrics_file);

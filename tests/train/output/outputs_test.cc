@@ -178,7 +178,17 @@ TEST_F(Outputs, HaveNoConfigurationBesideADevice) {
     EXPECT_OK(Check());
     EXPECT_EQ(ConfigPathBeside(device), std::nullopt);
   }
+}
+
+TEST_F(Outputs, HaveAConfigurationNamedAfterTheMetrics) {
   EXPECT_EQ(ConfigPathBeside("a/run.jsonl"), "a/run.config.json");
+  EXPECT_EQ(ConfigPathBeside("a.b/run.json"), "a.b/run.config.json");
+  EXPECT_EQ(ConfigPathBeside("a.b/run"), "a.b/run.config.json");
+  // Runs that differ after a point have files of their own.
+  EXPECT_EQ(ConfigPathBeside("lr0.1"), "lr0.1.config.json");
+  EXPECT_EQ(ConfigPathBeside("lr0.01"), "lr0.01.config.json");
+  EXPECT_EQ(FlagsPathBeside("lr0.1"), "lr0.1.config.toml");
+  EXPECT_EQ(FlagsPathBeside("lr0.1.jsonl"), "lr0.1.config.toml");
 }
 
 TEST_F(Outputs, MustNotRemoveShardsThatTheRunReads) {
