@@ -6,8 +6,8 @@
     tokenize.py --tokenizer DIR --output chat.u32 --chat-field messages FILE.jsonl
 
 A PATH is a text file, which is one document; a .jsonl or .parquet file with a document in --field of each row; or a folder, which stands
-for all files below it, sorted by path and without hidden ones. Documents are written in this order. With --separator TOKEN, that
-token follows each document ("<|end_of_text|>", "</s>"); without it, no token is added.
+for all files below it, also through links, sorted by path and without hidden ones. Documents are written in this order. With --separator
+TOKEN, that token follows each document ("<|end_of_text|>", "</s>"); without it, no token is added.
 
 The suffix of the output determines the width of tokens: .u16 or .bin for 16 bits, .u32 for 32 bits, little-endian.
 
@@ -80,15 +80,33 @@ def load_chat_template(path):
     return functools.partial(tokenizer.apply_chat_template, tokenize=False)
 
 
+def files_below(folder, parents=()):
+    """Yields the files below a folder, without hidden ones. Follows links, as `weft train --data` does.
+
+    `parents`: (device, inode) of the folders from the root of the walk to this one.
+    """
+    info = folder.stat()
+    identity = info.st_dev, info.st_ino
+    if identity in parents:
+        raise Failure(f"the folder {folder} contains itself through a link: remove the link")
+    for entry in folder.iterdir():
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from files_below(entry, (*parents, identity))
+        elif entry.is_file():
+            yield entry
+        elif entry.is_symlink():
+            raise Failure(f"the target of link {entry} does not exist: fix or remove it")
+
+
 def files_of(paths):
     """Yields the files of all paths. A folder stands for the files below it."""
     for path in paths:
         if not path.is_dir():
             yield path
             continue
-        below = [file for file in path.rglob("*") if file.is_file()]
-        hidden = [file for file in below if any(part.startswith(".") for part in file.relative_to(path).parts)]
-        files = sorted(set(below) - set(hidden))
+        files = sorted(files_below(path))
         if not files:
             raise Failure(f"{path}: has no files (hidden files are skipped)")
         yield from files

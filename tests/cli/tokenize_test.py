@@ -86,6 +86,25 @@ class Tokenize(ToolCase):
         self.assertEqual(self.run_tool("out.u16", "--field", "body", self.folder / "data" / "b.jsonl").returncode, 0)
         self.assertEqual(self.tokens("out.u16", "H"), [3, 2])
 
+    def test_follows_links_to_files_and_folders(self):
+        self.write("elsewhere/b.txt", b"two")
+        self.write("elsewhere/.hidden/c.txt", b"far")
+        self.write("data/z.txt", b"one one")
+        for name, target in ("file.txt", "elsewhere/b.txt"), ("folder", "elsewhere"), (".hidden", "elsewhere"):
+            (self.folder / "data" / name).symlink_to(self.folder / target)
+        result = self.run_tool("out.u16", "--separator", "</s>", self.folder / "data")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.tokens("out.u16", "H"), [3, 1, 3, 1, 2, 2, 1])
+
+    def test_names_links_that_lead_nowhere_or_back(self):
+        self.write("data/a/b.txt", b"one")
+        link = self.folder / "data/a/link"
+        link.symlink_to(self.folder / "data")
+        self.assert_fails(self.run_tool("out.u16", self.folder / "data"), 1, str(link), "contains itself through a link")
+        link.unlink()
+        link.symlink_to(self.folder / "gone")
+        self.assert_fails(self.run_tool("out.u16", self.folder / "data"), 1, str(link), "does not exist")
+
     def test_reads_parquet(self):
         try:
             import pyarrow.parquet
