@@ -91,15 +91,17 @@ class MetricsFile {
   // Errors: kInvalidArgument (the file is not empty, or another run writes to it), kNotFound,
   //   kPermissionDenied, kResourceExhausted, kUnavailable, kDataLoss (names the path).
   static absl::StatusOr<MetricsFile> Create(const std::string& path);
-  // Opens the file of a run that goes on after `step`. Removes the lines of later steps, which the run will
-  // repeat, and a last line that is not whole. Creates the file if it does not exist. Removes nothing if the
-  // file cannot be read.
+  // Opens the file of a run that goes on after `step`. Moves the lines of later steps, which the run will
+  // repeat, to a new file ("<path>.1", or the next free number): they may be those of another run. Removes a
+  // last line that is not whole. Creates the file if it does not exist. Removes nothing after an error.
   // Errors: as Create, but kDataLoss if a line is not one of weft.
   static absl::StatusOr<MetricsFile> Continue(const std::string& path, int64_t step);
   MetricsFile(MetricsFile&& other) noexcept;
   MetricsFile& operator=(MetricsFile&& other) noexcept;
   ~MetricsFile();
 
+  // The file to which Continue has moved the lines of later steps; empty if there were none.
+  const std::string& later_lines() const { return later_lines_; }
   // Errors: kResourceExhausted (a full disk), kUnavailable, kDataLoss. Names the path.
   absl::Status Write(const StepMetrics& metrics);
 
@@ -109,6 +111,7 @@ class MetricsFile {
   MetricsFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
   int fd_;
   std::string path_;
+  std::string later_lines_;
 };
 
 // If the file has lines, gives it another name ("<path>.1", or the next free number), and returns that name.

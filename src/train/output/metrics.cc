@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <utility>
 
+#include <absl/functional/function_ref.h>
 #include <absl/strings/str_cat.h>
 
 #include "src/train/config/flag_error.h"
@@ -43,6 +44,37 @@ absl::Status CheckKind(const struct stat& info, const std::string& path) {
 absl::Status Lock(int fd, const std::string& path) {
   if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return absl::OkStatus();
   return BadFlag("metrics", path, "another run writes to it: wait until it has ended, or name another file");
+}
+
+// Calls `create` with the names "<path>.1", "<path>.2" and so on, until one does not exist yet. `create`
+// creates the file and returns true; false: see errno. Returns the name.
+absl::StatusOr<std::string> CreateBeside(const std::string& path,
+                                         absl::FunctionRef<bool(const std::string&)> create) {
+  for (int number = 1;; ++number) {
+    std::string beside = absl::StrCat(path, ".", number);
+    if (create(beside)) return beside;
+    if (errno != EEXIST) return ErrnoStatus(errno, "write", beside);
+  }
+}
+
+// Copies what `lines` still has to a new file beside `path`, and flushes it to the device. Returns its name.
+absl::StatusOr<std::string> CopyBeside(std::ifstream& lines, const std::string& path) {
+  int fd = -1;
+  WEFT_ASSIGN_OR_RETURN(std::string copy, CreateBeside(path, [&fd](const std::string& name) {
+                          fd = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+                          return fd >= 0;
+                        }));
+  std::string part(1 << 20, '\0');
+  int error = 0;
+  while (error == 0 &&
+         (lines.read(part.data(), static_cast<std::streamsize>(part.size())), lines.gcount() > 0)) {
+    if (!WriteAll(fd, std::string_view(part).substr(0, static_cast<size_t>(lines.gcount())))) error = errno;
+  }
+  if (error == 0 && fsync(fd) != 0) error = errno;
+  if (close(fd) != 0 && error == 0) error = errno;
+  if (error == 0 && !lines.bad()) return copy;
+  unlink(copy.c_str());
+  return error != 0 ? ErrnoStatus(error, "write", copy) : ErrnoStatus(EIO, "read", path);
 }
 
 }  // namespace
@@ -115,18 +147,23 @@ absl::StatusOr<MetricsFile> MetricsFile::Continue(const std::string& path, int64
   if (!lines.is_open()) return ErrnoStatus(errno, "read", path);
   std::string line;
   off_t kept = 0;
+  bool has_later = false;
   // A line without a newline ends the file: its write was interrupted.
-  while (std::getline(lines, line) && !lines.eof()) {
+  while (!has_later && std::getline(lines, line) && !lines.eof()) {
     const Json json = ParseJson(line);
     if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) {
       return absl::DataLossError(absl::StrCat("cannot append to '", path,
                                               "': it has a line that is not one of weft's metrics; ",
                                               "move the file away, or name another one"));
     }
-    if (json["step"].get<int64_t>() > step) break;
-    kept += static_cast<off_t>(line.size()) + 1;
+    has_later = json["step"].get<int64_t>() > step;
+    if (!has_later) kept += static_cast<off_t>(line.size()) + 1;
   }
   if (lines.bad()) return ErrnoStatus(errno, "read", path);
+  if (has_later) {
+    lines.seekg(kept);
+    WEFT_ASSIGN_OR_RETURN(file.later_lines_, CopyBeside(lines, path));
+  }
   if (ftruncate(file.fd_, kept) != 0) return ErrnoStatus(errno, "write", path);
   return file;
 }
@@ -139,15 +176,12 @@ absl::StatusOr<std::string> KeepOldMetrics(const std::string& path) {
   const absl::Status unused = Lock(fd, path);
   close(fd);
   WEFT_RETURN_IF_ERROR(unused);
-  for (int number = 1;; ++number) {
-    std::string aside = absl::StrCat(path, ".", number);
-    // Unlike rename, link never replaces a file.
-    if (link(path.c_str(), aside.c_str()) == 0) {
-      if (unlink(path.c_str()) != 0) return ErrnoStatus(errno, "rename", path);
-      return aside;
-    }
-    if (errno != EEXIST) return ErrnoStatus(errno, "rename", path);
-  }
+  // Unlike rename, link never replaces a file.
+  WEFT_ASSIGN_OR_RETURN(std::string aside, CreateBeside(path, [&path](const std::string& name) {
+                          return link(path.c_str(), name.c_str()) == 0;
+                        }));
+  if (unlink(path.c_str()) != 0) return ErrnoStatus(errno, "rename", path);
+  return aside;
 }
 
 absl::StatusOr<MetricsFile> MetricsFile::Open(const std::string& path) {
@@ -173,11 +207,14 @@ absl::StatusOr<MetricsFile> MetricsFile::Open(const std::string& path) {
 }
 
 MetricsFile::MetricsFile(MetricsFile&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+    : fd_(std::exchange(other.fd_, -1)),
+      path_(std::move(other.path_)),
+      later_lines_(std::move(other.later_lines_)) {}
 
 MetricsFile& MetricsFile::operator=(MetricsFile&& other) noexcept {
   std::swap(fd_, other.fd_);
   std::swap(path_, other.path_);
+  std::swap(later_lines_, other.later_lines_);
   return *this;
 }
 

@@ -18,6 +18,13 @@ absl::Status MoveMetricsAside(const std::string& path, RunConsole& console) {
   return absl::OkStatus();
 }
 
+// The lines may be those of another run, if the user has named its file.
+void AnnounceLaterLines(const MetricsFile& metrics, int64_t step, RunConsole& console) {
+  if (metrics.later_lines().empty()) return;
+  console.PrintLine(
+      absl::StrCat("metrics  the lines of steps after ", step, " are now in ", metrics.later_lines()));
+}
+
 absl::Status WriteConfigBeside(const TrainConfig& config, const std::vector<ResolvedItem>& resolved) {
   const std::string& metrics_file = config.output.metrics_file;
   const auto beside = ConfigPathBeside(metrics_file);
@@ -41,6 +48,7 @@ absl::StatusOr<RunRecords> RunRecords::Open(const TrainConfig& config,
   if (path.empty()) return records;
   if (records.start_.resumed) {
     WEFT_ASSIGN_OR_RETURN(records.metrics_, MetricsFile::Continue(path, first_step - 1));
+    AnnounceLaterLines(*records.metrics_, first_step - 1, console);
   } else {
     if (!config.checkpoint.resume.empty()) WEFT_RETURN_IF_ERROR(MoveMetricsAside(path, console));
     WEFT_ASSIGN_OR_RETURN(records.metrics_, MetricsFile::Create(path));

@@ -394,7 +394,9 @@ TEST_F(ResumeTest, AppendsToTheMetricsWithoutRepeatedLines) {
   std::ofstream(config_.output.metrics_file, std::ios::app) << "{\"step\":5,\"loss\":1}\n{\"step\":6,\"lo";
   config_.checkpoint.resume = "auto";
   config_.optimizer.steps = kSteps;
-  Run({1, 2});
+  EXPECT_THAT(Printed({1, 2}, NodeMap::OneNode(2)),
+              HasSubstr(absl::StrCat("metrics  the lines of steps after 4 are now in ",
+                                     config_.output.metrics_file, ".1\n")));
   std::ifstream lines(config_.output.metrics_file);
   int64_t step = 0;
   for (std::string line; std::getline(lines, line);) {
@@ -402,6 +404,9 @@ TEST_F(ResumeTest, AppendsToTheMetricsWithoutRepeatedLines) {
     EXPECT_THAT(line, HasSubstr("rss_bytes"));
   }
   EXPECT_EQ(step, kSteps);
+  // The file could have been that of another run.
+  EXPECT_EQ(ReadFile(config_.output.metrics_file + ".1"), "{\"step\":5,\"loss\":1}\n{\"step\":6,\"lo");
+  EXPECT_FALSE(fs::exists(config_.output.metrics_file + ".2"));
 }
 
 TEST_F(ResumeTest, KeepsTheMetricsOfARunThatSavedNothing) {

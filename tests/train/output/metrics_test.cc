@@ -183,6 +183,45 @@ TEST(MetricsFile, RefusesAFileThatAnotherRunWrites) {
   EXPECT_TRUE(MetricsFile::Continue(path, 3).ok());
 }
 
+TEST(MetricsFile, KeepsTheLinesThatAResumedRunRepeats) {
+  const TempFolder folder;
+  const std::string kept = "{\"step\":1}\n{\"step\":2}\n";
+  const std::string later = "{\"step\":3}\n{\"step\":4}\n{\"st";
+  const std::string path = folder.Write("m.jsonl", kept + later);
+  folder.Write("m.jsonl.1", "other");
+  ASSERT_OK_AND_ASSIGN(const MetricsFile file, MetricsFile::Continue(path, 2));
+  EXPECT_EQ(file.later_lines(), path + ".2");
+  EXPECT_EQ(ReadFile(path), kept);
+  EXPECT_EQ(ReadFile(path + ".1"), "other");
+  EXPECT_EQ(ReadFile(path + ".2"), later);
+}
+
+TEST(MetricsFile, HasNoLaterLinesIfTheRunRepeatsNone) {
+  const TempFolder folder;
+  const std::string path = folder.Write("m.jsonl", "{\"step\":1}\n{\"step\":2}\n{\"st");
+  ASSERT_OK_AND_ASSIGN(const MetricsFile file, MetricsFile::Continue(path, 2));
+  EXPECT_EQ(file.later_lines(), "");
+  EXPECT_EQ(ReadFile(path), "{\"step\":1}\n{\"step\":2}\n");
+  EXPECT_EQ(folder.FileCount(), 1);
+}
+
+TEST(MetricsFile, RemovesNothingIfLaterLinesCannotBeKept) {
+  const TempFolder folder;
+  const std::string lines = "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n";
+  const std::string path = folder.Write("m.jsonl", lines);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit low = {15, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
+  const absl::Status status = MetricsFile::Continue(path, 1).status();
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, old_handler);
+  EXPECT_THAT(status.message(), HasSubstr("cannot write '" + path + ".1'"));
+  EXPECT_EQ(ReadFile(path), lines);
+  EXPECT_EQ(folder.FileCount(), 1);
+}
+
 // A full disk takes a part of a line.
 TEST(MetricsFile, KeepsWholeLinesOnlyAfterAFailedWrite) {
   const TempFolder folder;
