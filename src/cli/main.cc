@@ -10,6 +10,7 @@
 
 #include <absl/functional/function_ref.h>
 #include <absl/strings/str_cat.h>
+#include <absl/time/time.h>
 
 #include "src/cli/command_line.h"
 #include "src/cli/commands/launch_command.h"
@@ -32,6 +33,9 @@
 namespace {
 
 using Arguments = std::vector<std::string>;
+
+// After the loss of a link, ranks end within about a minute.
+constexpr absl::Duration kLockWaitOfRestart = absl::Minutes(2);
 
 int ExitCodeOf(const absl::Status& status) {
   switch (status.code()) {
@@ -86,6 +90,7 @@ absl::StatusOr<int> RunCommand(weft::Bootstrap& bootstrap, const weft::TrainConf
   environment.save = &signals.save_requested();
   environment.output = stdout;
   environment.terminal = weft::IsOutputTerminal();
+  if (std::getenv(weft::kLaunchRestartVariable) != nullptr) environment.lock_wait = kLockWaitOfRestart;
   std::signal(SIGPIPE,
               SIG_IGN);  // A lost reader of the output is an error of the write, which stops the run.
   WEFT_ASSIGN_OR_RETURN(const weft::TrainReport report, weft::Train(bootstrap, config, environment));

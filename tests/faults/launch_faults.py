@@ -6,6 +6,8 @@ left of it.
 
 NAME, --sample, --list, --table and the exit code are as in faults.py.
 """
+import fcntl
+import os
 import pathlib
 import random
 import re
@@ -127,6 +129,17 @@ def stop_before_second_attempt(run):
     run.send(signal.SIGTERM)
 
 
+def hold_checkpoints(run):
+    """Locks the folder of checkpoints between two attempts, as a rank does that has not ended yet, until the second one waits for it."""
+    run.wait_for_step(150)
+    run.kill_rank(1)
+    run.wait_for(lambda text: "left after it" in text, attempt=2)
+    folder = os.open(run.folder / CHECKPOINTS, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    run.wait_for(lambda text: "waiting  for a rank of an earlier attempt" in text, attempt=2)
+    os.close(folder)
+
+
 def stop_while_silent(run):
     """Sends SIGTERM once mpirun waits for a host."""
     fault_run.wait_until(lambda: any(b"orted" in command for command in run.commands()), run.process, run.end)
@@ -175,6 +188,8 @@ def cases():
     yield "Ctrl-C twice under weft launch, in a save", True, launched(at_step(99, twice(signal.SIGINT)), 130, "", **save)
     yield ("SIGTERM before the next attempt", False,
            launched(stop_before_second_attempt, 130, "stopped by a signal before attempt 2", launch=("--restart-delay", "1000")))
+    yield ("a rank of the last attempt still has the checkpoints", False,
+           launched(hold_checkpoints, 0, finished.format(2), launch=("--restart-delay", "3")))
     silent = ("--host", "far:2", "--mca", "plm_rsh_agent", str(pathlib.Path(__file__).with_name("silent_host.sh").resolve()))
     yield ("a host does not answer", False,
            launched(lambda run: None, 86, r"far did not answer mpirun within 12s: check that ssh [\s\S]*: not restarting", launch=silent))

@@ -20,6 +20,8 @@ enum class Launcher {
 
 // Variable that `weft launch` sets for the ranks: its command line up to the program, "weft launch -n 2 --".
 inline constexpr const char* kLaunchCommandVariable = "WEFT_LAUNCH_COMMAND";
+// Variable that `weft launch` sets for the ranks of every attempt but the first.
+inline constexpr const char* kLaunchRestartVariable = "WEFT_LAUNCH_RESTART";
 
 struct LaunchEnvironment {
   Launcher launcher = Launcher::kNone;

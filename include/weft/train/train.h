@@ -12,6 +12,7 @@
 #include <string>
 
 #include <absl/status/statusor.h>
+#include <absl/time/time.h>
 
 #include "weft/comm/comm_engine.h"
 #include "weft/mesh/bootstrap.h"
@@ -34,6 +35,9 @@ struct TrainEnvironment {
   // fails, as on a full disk, the run stops as if `stop` were true.
   std::FILE* output = nullptr;
   bool terminal = false;  // True if `output` is a terminal: progress then stays on one line.
+  // Time for which rank 0 waits for outputs that another run has locked; at most half of the timeout. Only a
+  // restart should wait: a rank of the attempt before it may still have them.
+  absl::Duration lock_wait = absl::ZeroDuration();
   // Scheduling of communication (slices, windows, pieces), which changes no result. The run overwrites
   // timeout, share_domain, watchdog and dump_folder.
   EngineOptions engine;

@@ -37,12 +37,15 @@ absl::StatusOr<int> RunLaunchCommand(const LaunchCommand& command) {
   RankProgram program;
   program.command.push_back(std::filesystem::read_symlink("/proc/self/exe", error));
   program.command.insert(program.command.end(), command.program.begin(), command.program.end());
-  program.restart_arguments = RestartArguments(command.checkpoint);
+  unsetenv(kLaunchRestartVariable);  // The process has one thread.
+  program.restart_arguments = [arguments = RestartArguments(command.checkpoint)] {
+    setenv(kLaunchRestartVariable, "1", /*overwrite=*/1);
+    return arguments();
+  };
   LaunchOptions options = command.options;
   WEFT_ASSIGN_OR_RETURN(const MpiBootstrapOptions of_ranks, MpiBootstrapOptions::FromEnvironment());
   options.startup_timeout = of_ranks.startup_timeout;
-  setenv(kLaunchCommandVariable, command.before_program.c_str(),
-         /*overwrite=*/1);  // The process has one thread.
+  setenv(kLaunchCommandVariable, command.before_program.c_str(), /*overwrite=*/1);
   return Launch(options, program);
 }
 

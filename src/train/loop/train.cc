@@ -1,5 +1,6 @@
 #include "weft/train/train.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "src/train/loop/sharded_hash.h"
 #include "src/train/loop/trainer.h"
 #include "src/train/output/export_hf.h"
+#include "src/train/output/output_locks.h"
 #include "src/train/output/outputs.h"
 #include "src/train/output/resolved_config.h"
 #include "src/train/output/run_console.h"
@@ -117,6 +119,9 @@ class Run {
     WEFT_ASSIGN_OR_RETURN(plan_, MakeRunPlan(config_, *inputs_, bootstrap_.node_map()));
     WEFT_ASSIGN_OR_RETURN(properties_, PropertiesOf(config_, *inputs_));
     if (!first()) return absl::OkStatus();
+    WaitForLockedOutputs(
+        config_, std::min(environment_.lock_wait, timeout_ / 2), [this] { return IsStopRequested(); },
+        console_);
     WEFT_RETURN_IF_ERROR(CheckOutputs(config_, *inputs_));
     WEFT_ASSIGN_OR_RETURN(model_files_, RunModelFiles::Open(config_, *inputs_, *model_));
     return absl::OkStatus();
@@ -268,9 +273,11 @@ class Run {
         absl::StrCat("after step ", step));
   }
 
+  bool IsStopRequested() const { return environment_.stop != nullptr && environment_.stop->load(); }
+
   StepFlags TakeRequests() {
     StepFlags flags;
-    flags.stop = console_.has_failed() || (environment_.stop != nullptr && environment_.stop->load());
+    flags.stop = console_.has_failed() || IsStopRequested();
     flags.save = environment_.save != nullptr && environment_.save->exchange(false);
     flags.can_advance_save = checkpoints_->CanAdvance();
     return flags;

@@ -1,10 +1,19 @@
 // Runs that are stopped and go on from a checkpoint: the bits of an uninterrupted run on the same mesh, its
 // losses on another one, and errors for a run that differs.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
 #include <atomic>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <string>
+#include <string_view>
+#include <sys/file.h>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -416,6 +425,43 @@ TEST_F(ResumeTest, KeepsTheMetricsOfARunThatSavedNothing) {
   Run({1, 2});
   EXPECT_EQ(ReadFile(folder_ / "run.jsonl.1"), "{\"step\":1}\n");
   EXPECT_THAT(ReadFile(folder_ / "run.jsonl"), HasSubstr("{\"step\":8,"));
+}
+
+// As under `weft launch`, if rank 0 of the last attempt does not end at once.
+TEST_F(ResumeTest, WaitsForARankThatStillHasTheCheckpoints) {
+  config_.checkpoint.folder = root();
+  config_.checkpoint.resume = "auto";
+  fs::create_directory(root());
+  const int lock = open(root().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ASSERT_EQ(flock(lock, LOCK_EX | LOCK_NB), 0);
+  TrainEnvironment environment;
+  const auto train = [&] {
+    return RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
+      return Train(bootstrap, config_, environment).status();
+    });
+  };
+  const auto refused =
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("another run writes to the folder"));
+  EXPECT_THAT(train(), refused);
+  environment.lock_wait = absl::Milliseconds(1);
+  EXPECT_THAT(train(), refused);
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  std::thread reader([&] {
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> text(fdopen(ends[0], "r"), std::fclose);
+    bool is_locked = true;
+    for (std::array<char, 1000> line; std::fgets(line.data(), line.size(), text.get()) != nullptr;) {
+      if (!is_locked || std::string_view(line.data()).find("waiting  for a rank") != 0) continue;
+      close(lock);
+      is_locked = false;
+    }
+    if (is_locked) close(lock);
+  });
+  environment.lock_wait = absl::Minutes(1);
+  environment.output = fdopen(ends[1], "w");
+  EXPECT_OK(train());
+  std::fclose(environment.output);
+  reader.join();
 }
 
 TEST_F(ResumeTest, CountsTheStepsThatWereSkippedBefore) {
