@@ -66,14 +66,15 @@ Words CurrentEnvironment() {
   return environment;
 }
 
+bool IsInSlurmJob() { return std::getenv("SLURM_JOB_ID") != nullptr; }
+
 class Launcher {
  public:
   Launcher(const LaunchOptions& options, const RankProgram& program)
       : options_(options),
         program_(program),
-        mapping_(internal::MapToNumaNodes(options, HostTopology().numa_nodes,
-                                          std::getenv("SLURM_JOB_ID") != nullptr)),
-        ranks_are_local_(internal::RanksAreLocal(options, std::getenv("SLURM_JOB_ID") != nullptr)),
+        mapping_(internal::MapToNumaNodes(options, HostTopology().numa_nodes, IsInSlurmJob())),
+        ranks_are_local_(RanksAreLocal(options)),
         signals_(SignalsToTake()),
         requests_(ranks_are_local_) {}
 
@@ -84,8 +85,9 @@ class Launcher {
           program_path_, "'"));
     }
     if (mapping_) internal::PrintMessage(mapping_->ToString());
+    absl::StatusOr<Words> more = Words{};  // Arguments that the attempt adds to the command.
     for (int64_t attempt = 1;; ++attempt) {
-      WEFT_ASSIGN_OR_RETURN(const AttemptEnd end, RunAttempt(attempt));
+      WEFT_ASSIGN_OR_RETURN(const AttemptEnd end, RunAttempt(*more));
       const internal::Verdict verdict =
           Judge(end, {attempt, options_.max_restarts, options_.restart_delay_s});
       if (!verdict.message.empty()) internal::PrintMessage(verdict.message);
@@ -94,18 +96,20 @@ class Launcher {
         internal::PrintMessage(absl::StrCat("stopped by a signal before attempt ", attempt + 1));
         return kExitInterrupted;
       }
+      more = program_.restart_arguments();
+      if (more.ok()) continue;
+      internal::PrintMessage(
+          absl::StrCat("not starting attempt ", attempt + 1, ": ", more.status().message()));
+      return verdict.exit_code;
     }
   }
 
  private:
-  absl::StatusOr<AttemptEnd> RunAttempt(int64_t attempt) {
+  absl::StatusOr<AttemptEnd> RunAttempt(const Words& more) {
     WEFT_ASSIGN_OR_RETURN(const internal::JobFolder folder, internal::JobFolder::Create());
     internal::JobFolder::RemoveAbandoned(folder.path());
     Words program = program_.command;
-    if (attempt > 1) {
-      const Words more = program_.restart_arguments();
-      program.insert(program.end(), more.begin(), more.end());
-    }
+    program.insert(program.end(), more.begin(), more.end());
     const std::string agent =
         CanPassOn(program_path_) ? absl::StrCat(program_path_, " host-daemon ", folder.path()) : "";
     internal::OutputRelay relay;
@@ -148,6 +152,8 @@ class Launcher {
 };
 
 }  // namespace
+
+bool RanksAreLocal(const LaunchOptions& options) { return internal::RanksAreLocal(options, IsInSlurmJob()); }
 
 absl::StatusOr<int> Launch(const LaunchOptions& options, const RankProgram& program) {
   WEFT_RETURN_IF_ERROR(Validate(options));

@@ -157,6 +157,13 @@ TEST_F(LaunchTest, DoesNotRepeatAFirstAttemptThatStartsNoRank) {
   EXPECT_THAT(Calls(), SizeIs(1));
 }
 
+TEST_F(LaunchTest, DoesNotRestartWithoutArgumentsForIt) {
+  folder_.Write("rank", "kill -KILL $$");
+  const RankProgram program = {{"PROGRAM", "train"}, [] { return absl::NotFoundError("no such folder"); }};
+  EXPECT_EQ(Launch(options_, program).value(), 137);
+  EXPECT_THAT(Calls(), SizeIs(1));
+}
+
 TEST_F(LaunchTest, GivesEachAttemptAFolderOfItsOwn) {
   EXPECT_EQ(LaunchWithCodes({"86", "0"}), 0);
   const std::vector<std::string> folders = Lines("folders");

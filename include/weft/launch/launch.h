@@ -46,9 +46,13 @@ absl::Status Validate(const LaunchOptions& options);
 // The program of every rank.
 struct RankProgram {
   std::vector<std::string> command;  // Path and arguments.
-  // Called before every attempt but the first. Returns arguments to add to the command.
-  std::function<std::vector<std::string>()> restart_arguments;
+  // Called before every attempt but the first. Returns arguments to add to the command. An error, whose
+  // message says why, prevents the attempt and all further ones.
+  std::function<absl::StatusOr<std::vector<std::string>>()> restart_arguments;
 };
+
+// True if mpirun starts all ranks on this host: neither the options nor a Slurm job name others.
+bool RanksAreLocal(const LaunchOptions& options);
 
 // Starts `program` by mpirun and waits until it has ended for good. Returns the exit code for the user: that
 // of the last attempt, and 130 after a signal. docs/launching.md lists which exit codes lead to another

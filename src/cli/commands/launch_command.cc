@@ -15,13 +15,22 @@
 
 namespace weft {
 
-RestartArguments::RestartArguments(CheckpointConfig checkpoint)
-    : checkpoint_(std::move(checkpoint)), newest_before_(Newest()) {}
+RestartArguments::RestartArguments(CheckpointConfig checkpoint, bool ranks_are_local)
+    : checkpoint_(std::move(checkpoint)), ranks_are_local_(ranks_are_local), newest_before_(Newest()) {}
 
-std::vector<std::string> RestartArguments::operator()() const {
+absl::StatusOr<std::vector<std::string>> RestartArguments::operator()() const {
+  const bool names_checkpoint = !checkpoint_.resume.empty() && checkpoint_.resume != "auto";
+  std::error_code ignored;
+  if (names_checkpoint && !ranks_are_local_ && !std::filesystem::exists(checkpoint_.folder, ignored)) {
+    return absl::NotFoundError(absl::StrCat("this host does not see the folder --checkpoint-dir ",
+                                            checkpoint_.folder, ", and --resume ", checkpoint_.resume,
+                                            " would go back to that checkpoint if the run has saved a later "
+                                            "one: launch with --resume auto if it has, "
+                                            "or from a host that sees the folder"));
+  }
   const bool user_decides = !newest_before_.empty() || !checkpoint_.resume.empty();
-  if (user_decides && Newest() == newest_before_) return {};
-  return {"--resume", "auto"};
+  if (user_decides && Newest() == newest_before_) return std::vector<std::string>();
+  return std::vector<std::string>{"--resume", "auto"};
 }
 
 std::string RestartArguments::Newest() const {
@@ -38,7 +47,8 @@ absl::StatusOr<int> RunLaunchCommand(const LaunchCommand& command) {
   program.command.push_back(std::filesystem::read_symlink("/proc/self/exe", error));
   program.command.insert(program.command.end(), command.program.begin(), command.program.end());
   unsetenv(kLaunchRestartVariable);  // The process has one thread.
-  program.restart_arguments = [arguments = RestartArguments(command.checkpoint)] {
+  program.restart_arguments = [arguments =
+                                   RestartArguments(command.checkpoint, RanksAreLocal(command.options))] {
     setenv(kLaunchRestartVariable, "1", /*overwrite=*/1);
     return arguments();
   };

@@ -28,20 +28,23 @@ struct LaunchCommand {
 // Rule: a restart adds `--resume auto` if the newest checkpoint differs from that before the launch. It also
 //   does if the folder had no checkpoint then, and the user gave no `--resume`.
 // Why it suffices: only the ranks of this launch save in the folder. In the other cases the user's own
-//   arguments start where the first attempt started.
+//   arguments start where the first attempt started. If ranks run on other hosts, a folder that is missing
+//   here may exist there: there is no restart then if the user has named a checkpoint, as the run could go
+//   back to it from a later one.
 // Without the second part: a run refuses the metrics that the first attempt has left.
 class RestartArguments {
  public:
-  // Finds the newest checkpoint before the launch.
-  explicit RestartArguments(CheckpointConfig checkpoint);
-  // The arguments, from the newest checkpoint now.
-  std::vector<std::string> operator()() const;
+  // Finds the newest checkpoint before the launch. `ranks_are_local`: they see the folders of this host.
+  RestartArguments(CheckpointConfig checkpoint, bool ranks_are_local);
+  // The arguments, from the newest checkpoint now. Errors: kNotFound (it is not known if there is one).
+  absl::StatusOr<std::vector<std::string>> operator()() const;
 
  private:
   // The newest checkpoint: its name, and the number and time of its folder, which a second save of the step
   // changes. Empty: there is none.
   std::string Newest() const;
   CheckpointConfig checkpoint_;
+  bool ranks_are_local_;
   std::string newest_before_;
 };
 
