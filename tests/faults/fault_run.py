@@ -17,7 +17,7 @@ MODEL = ["--layers", "2", "--dim", "32", "--heads", "2", "--ffn-dim", "48", "--s
 SKIPPED = 77  # Exit code of a case that this system does not allow. Its output says why.
 CANNOT_MOUNT = "skipped: mounting a file system needs root"
 ONCE = ("--max-restarts", "0")  # Flags of weft launch.
-DUMPS = [f"weft-dump/rank-{rank}.json" for rank in range(8)]
+DUMPS = [f"weft-dump/rank-{rank}.json{age}" for rank in range(8) for age in ("", ".old")]
 
 
 @dataclasses.dataclass

@@ -162,6 +162,15 @@ TEST(FlightRecord, ReadsFilesAndFolders) {
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("no flight recorder")));
 }
 
+TEST(FlightRecord, ReadsFilesOfAnEarlierRunOnlyByName) {
+  const TempFolder folder;
+  const std::string file[] = {folder.Write("dumps/rank-1.json.old", kText)};
+  EXPECT_OK(ReadFlightRecords(file));
+  const std::string dumps[] = {folder / "dumps"};
+  EXPECT_THAT(ReadFlightRecords(dumps),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("rank-<N>.json.old")));
+}
+
 TEST(FlightRecord, RefusesEveryTruncationAndEveryRemovedField) {
   const std::string text = kText;
   for (size_t length = 0; length + 1 < text.size(); ++length) {

@@ -77,7 +77,8 @@ struct EngineOptions {
   // The watchdog's thread makes no MPI call. REQUIRES: off for ranks that are threads of one process.
   bool watchdog = false;
   // Folder in which the watchdog of each rank writes its flight recorder, as rank-<N>.json; created if
-  // needed. `weft diagnose` reads it. Empty: no file.
+  // needed. At the start it renames the file of an earlier run to rank-<N>.json.old. `weft diagnose` reads
+  // them. Empty: no file.
   std::string dump_folder;
 };
 

@@ -104,8 +104,10 @@ Watchdog::Watchdog(const Recorder& recorder, Options options, std::function<int6
       now_(std::move(now)),
       end_(std::move(end)),
       dump_path_(absl::StrCat(options_.dump_folder, "/rank-", options_.rank, ".json")) {
-  // Remove the dump of an earlier run: a rank that is killed writes none, and would seem to have written it.
-  if (!options_.dump_folder.empty()) std::remove(dump_path_.c_str());
+  // Move the dump of an earlier run away: a rank that is killed writes none, and would seem to have written
+  // it. Under `weft launch` the earlier run may have failed seconds ago, and its dumps tell why.
+  if (!options_.dump_folder.empty())
+    std::rename(dump_path_.c_str(), absl::StrCat(dump_path_, ".old").c_str());
   thread_ = std::thread([this] { Run(); });
 }
 

@@ -1,6 +1,7 @@
 // Files of flight recorders.
 #include <algorithm>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -48,9 +49,9 @@ FlightRecord::Operation ReadOperation(JsonFields json) {
   return operation;
 }
 
-bool IsRecordName(const std::filesystem::path& path) {
+bool IsRecordName(const std::filesystem::path& path, std::string_view suffix) {
   const std::string name = path.filename();
-  return absl::StartsWith(name, "rank-") && absl::EndsWith(name, ".json");
+  return absl::StartsWith(name, "rank-") && name.ends_with(suffix);
 }
 
 absl::StatusOr<std::vector<std::string>> FilesOf(const std::string& path) {
@@ -58,13 +59,18 @@ absl::StatusOr<std::vector<std::string>> FilesOf(const std::string& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return std::vector<std::string>{path};
   std::vector<std::string> files;
+  bool has_old = false;
   fs::directory_iterator entry(path, error);
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    if (IsRecordName(entry->path())) files.push_back(entry->path());
+    if (IsRecordName(entry->path(), ".json")) files.push_back(entry->path());
+    has_old = has_old || IsRecordName(entry->path(), ".json.old");
   }
   if (error) return ErrnoStatus(error.value(), "read the folder", path);
-  if (files.empty())
-    return absl::NotFoundError(absl::StrCat("'", path, "' has no flight recorder (rank-<N>.json)"));
+  if (files.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat("'", path, "' has no flight recorder (rank-<N>.json)",
+                     has_old ? ", but those of an earlier run: give the files rank-<N>.json.old" : ""));
+  }
   std::sort(files.begin(), files.end());
   return files;
 }

@@ -115,6 +115,23 @@ TEST(Watchdog, WritesTheRecorderAndEndsTheProcessWhenAnOperationIsStuck) {
   EXPECT_EQ(written["operations"][0]["waiting_for"], "waits for rank(s) 1");
 }
 
+// A restart follows a failed run within seconds.
+TEST(Watchdog, KeepsTheDumpOfAnEarlierRunUnderAnotherName) {
+  const TempFolder folder;
+  folder.Write("rank-2.json", "second");
+  folder.Write("rank-2.json.old", "first");
+  folder.Write("rank-1.json", "of another rank");
+  Recorder recorder(2, 3, 8);
+  Clock clock(0);
+  FakeExit end;
+  const Watchdog watchdog(
+      recorder, {kLimitNs, folder.str(), /*rank=*/2, /*ranks=*/3}, [&] { return clock.Read(); },
+      end.Function());
+  EXPECT_FALSE(std::filesystem::exists(folder / "rank-2.json"));
+  EXPECT_EQ(ReadFile(folder / "rank-2.json.old"), "second");
+  EXPECT_EQ(ReadFile(folder / "rank-1.json"), "of another rank");
+}
+
 TEST(Watchdog, SaysWhyItCouldNotWriteTheRecorder) {
   const TempFolder folder;
   folder.Write("file", "");
@@ -194,6 +211,7 @@ TEST(Watchdog, LeavesOneWholeFileWhenItsProcessIsKilled) {
     kill(writer, SIGKILL);
     waitpid(writer, nullptr, 0);
     close(ends[0]);
+    std::filesystem::remove(folder / "rank-0.json.old");  // The file of the writer before.
     EXPECT_LE(folder.FileCount(), most_files);
     if (!std::filesystem::exists(folder / "rank-0.json"))
       continue;  // It was killed between the removal of a dump and the next one.
