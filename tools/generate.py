@@ -97,6 +97,7 @@ def main(arguments):
     options, flags = parse(arguments)
     try:
         tokenizer = tool.load_tokenizer(options.tokenizer or options.hf_model, "generate.py")
+        tool.check_text("--prompt", options.prompt)
         ids = tokenizer.encode(options.prompt).ids
         if not ids:
             raise tool.Failure("--prompt: the tokenizer makes no tokens of it: give some text")

@@ -112,13 +112,27 @@ def files_of(paths):
         yield from files
 
 
+def check_text(place, text):
+    """Refuses text that tokenizers cannot read: JSON and arguments may have surrogates, which UTF-8 has not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Failure(f"{place}: is not Unicode text at character {error.start}") from None
+
+
+def parquet_rows(path):
+    pyarrow = load_package("pyarrow", path.name)
+    try:
+        for batch in importlib.import_module("pyarrow.parquet").ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+    except (ValueError, OSError, pyarrow.ArrowException) as error:
+        raise Failure(f"{path}: cannot be read: {error}") from None
+
+
 def rows_of(path):
     """Yields (place, row) of a file of rows; a row is a dict."""
     if path.suffix == ".parquet":
-        load_package("pyarrow", path.name)
-        parquet = importlib.import_module("pyarrow.parquet").ParquetFile(path)
-        rows = itertools.chain.from_iterable(batch.to_pylist() for batch in parquet.iter_batches())
-        for number, row in enumerate(rows, 1):
+        for number, row in enumerate(parquet_rows(path), 1):
             yield f"{path}: row {number}", row
         return
     with open(path, "rb") as lines:
@@ -130,6 +144,8 @@ def rows_of(path):
                 row = json.loads(line)
             except ValueError as error:
                 raise Failure(f"{place}: is not JSON: {error}") from None
+            except RecursionError:
+                raise Failure(f"{place}: has too many lists or objects in each other") from None
             if not isinstance(row, dict):
                 raise Failure(f"{place}: is not an object with fields")
             yield place, row
@@ -140,6 +156,8 @@ def field_of(place, row, name, kind=str):
         raise Failure(f"{place}: has no field '{name}'; it has {', '.join(map(repr, row)) or 'none'}")
     if not isinstance(row[name], kind):
         raise Failure(f"{place}: the field '{name}' is not {'text' if kind is str else 'a list'}")
+    if kind is str:
+        check_text(f"{place}: the field '{name}'", row[name])
     return row[name]
 
 
@@ -161,6 +179,7 @@ def chat_parts(place, field, messages, render):
             text = render(messages[:count], **options)
         except Exception as error:  # Templates may raise any exception.
             raise Failure(f"{place}: the chat template refuses the messages in '{field}': {error}") from None
+        check_text(f"{place}: the text of the messages in '{field}'", text)
         if not text.startswith(done):
             raise Failure(f"{place}: the chat template changes earlier messages, so the answers cannot be told apart")
         parts.append((text[len(done):], has_loss))
@@ -261,6 +280,7 @@ def encode(tokenizer, documents, separator, is_masked):
     """Yields the (ids, mask) of each document. Texts are not cut: a cut would change tokens."""
     end = None
     if separator is not None:
+        check_text("--separator", separator)
         end = tokenizer.token_to_id(separator)
         if end is None:
             raise Failure(f"--separator {separator}: the tokenizer has no such token")

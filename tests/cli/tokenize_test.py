@@ -207,6 +207,34 @@ class Tokenize(ToolCase):
         self.assert_fails(self.run_tool("out.u16", "--prompt-field", "q", self.write("a.txt", b"one")), 2, "--answer-field")
         self.assert_fails(self.run_tool("out.u16", "--chat-field", "messages", self.write("a.jsonl", b"{}")), 1, "tokenizer")
 
+    def test_names_rows_that_are_no_text(self):
+        """JSON can have half of a pair of surrogates, and lists in each other without end."""
+        for row, words in (
+            (b'{"text": "one \\ud83d two"}', "the field 'text': is not Unicode text at character 4"),
+            (b'{"text": ' + b"[" * 100000, "too many lists"),
+        ):
+            self.assert_fails(self.run_tool("out.u16", self.write("a.jsonl", b'{"text": "one"}\n' + row)), 1, "a.jsonl: line 2", words)
+        self.assert_fails(self.run_tool("out.u16", "--separator", b"\xff", self.write("a.txt", b"one")), 1, "--separator: is not Unicode text")
+
+    def test_names_a_chat_that_is_no_text(self):
+        self.write_chat_template()
+        chat = self.write("a.jsonl", b'{"messages": [{"role": "user", "content": "one \\udc00"}]}')
+        self.assert_fails(self.run_tool("out.u32", "--chat-field", "messages", chat), 1, "a.jsonl: line 1", "'messages'", "is not Unicode text")
+
+    def test_names_damaged_parquet(self):
+        try:
+            import pyarrow.parquet
+        except ImportError:
+            self.skipTest("the pyarrow package is not installed")
+        path = self.folder / "rows.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["one two", "two"]}), path)
+        content = path.read_bytes()
+        damaged = bytearray(content)
+        damaged[8:40] = bytes(32)
+        for text in (b"PAR1", b"one two", content[:-20], content[:-4] + b"xxxx", bytes(damaged)):
+            path.write_bytes(text)
+            self.assert_fails(self.run_tool("out.u16", path), 1, f"{path}: cannot be read")
+
     def test_refuses_tokens_that_do_not_fit(self):
         self.assert_fails(self.run_tool("out.u16", self.write("a.txt", b"one far")), 1, "70000", ".u32")
 
@@ -262,6 +290,9 @@ printf '2\\n3\\n1\\n'
             command = [python, GENERATE, "--hf-model", self.folder, "--prompt", "one"]
             result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(self.folder / "none")})
             self.assert_fails(result, 1, f"generate.py needs the package tokenizers: {first}pip install tokenizers")
+
+    def test_names_a_prompt_that_is_no_text(self):
+        self.assert_fails(self.generate("--prompt", b"one \xff"), 1, "generate.py: --prompt: is not Unicode text at character 4")
 
     def test_names_a_missing_tokenizer(self):
         self.tokenizer.unlink()
