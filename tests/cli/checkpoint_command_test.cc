@@ -4,8 +4,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
+#include <sys/types.h>
 #include <utility>
 #include <vector>
 
@@ -24,6 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::weft::testing::StatusIs;
@@ -67,9 +70,28 @@ class CheckpointCommandTest : public ::testing::Test {
     return status;
   }
 
+  // Runs a command, and calls `then` as soon as it prints something.
+  absl::Status RunUntilItPrints(const std::vector<std::string>& arguments, std::function<void()> then) {
+    WEFT_ASSIGN_OR_RETURN(const CheckpointCommand command, ParseCheckpointCommand(arguments));
+    printed_.clear();
+    first_write_ = std::move(then);
+    const auto write = [](void* self, const char* text, size_t bytes) {
+      auto& test = *static_cast<CheckpointCommandTest*>(self);
+      test.printed_.append(text, bytes);
+      if (test.first_write_) std::exchange(test.first_write_, nullptr)();
+      return static_cast<ssize_t>(bytes);
+    };
+    std::FILE* output = fopencookie(this, "w", {nullptr, write, nullptr, nullptr});
+    std::setvbuf(output, nullptr, _IONBF, 0);
+    absl::Status status = RunCheckpointCommand(command, output);
+    std::fclose(output);
+    return status;
+  }
+
   std::string root() const { return folder_ / "checkpoints"; }
   TempFolder folder_;
   std::string printed_;
+  std::function<void()> first_write_;
 };
 
 TEST_F(CheckpointCommandTest, ListsTheNewestFirst) {
@@ -97,6 +119,18 @@ TEST_F(CheckpointCommandTest, VerifiesFoldersAndSingleCheckpoints) {
   EXPECT_THAT(Run({"verify", root()}), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("1 of 2")));
   EXPECT_THAT(printed_, HasSubstr("optimizer.safetensors"));
   EXPECT_OK(Run({"verify", root() + "/step-00000001"}));
+}
+
+// A live run removes its oldest checkpoints.
+TEST_F(CheckpointCommandTest, CallsACheckpointThatIsRemovedMeanwhileNotDamaged) {
+  for (const char* word : {"ls", "verify"}) {
+    Save({1, 20});
+    const std::string oldest = root() + "/step-00000001";
+    EXPECT_OK(RunUntilItPrints({word, root()}, [&] { fs::remove_all(oldest); }));
+    EXPECT_THAT(printed_, ContainsRegex("step-00000001[^\n]*removed meanwhile"));
+    EXPECT_THAT(printed_, ContainsRegex("step-00000020[^\n]*(complete|ok)"));
+    fs::remove_all(root());
+  }
 }
 
 TEST_F(CheckpointCommandTest, ExportsWeightsConfigurationAndTokenizer) {

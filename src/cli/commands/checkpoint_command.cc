@@ -24,6 +24,14 @@ absl::Status DamageStatus(size_t damaged, size_t checkpoints, std::FILE* output)
   return absl::DataLossError(absl::StrCat(damaged, " of ", checkpoints, " checkpoints cannot be used"));
 }
 
+// True if a checkpoint that was listed is gone. A live run removes its oldest ones.
+bool IsRemoved(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::symlink_status(path, error).type() == std::filesystem::file_type::not_found;
+}
+
+constexpr const char* kRemoved = "removed meanwhile";
+
 absl::Status List(const ListCheckpointsCommand& command, std::FILE* output) {
   WEFT_ASSIGN_OR_RETURN(const Strings names, ListCheckpoints(command.folder));
   if (names.empty()) {
@@ -35,9 +43,14 @@ absl::Status List(const ListCheckpointsCommand& command, std::FILE* output) {
   std::fprintf(output, "%-20s %10s  %s\n", "checkpoint", "size", "state");
   size_t damaged = 0;
   for (const std::string& name : names) {
-    const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(absl::StrCat(command.folder, "/", name));
-    damaged += checkpoint.ok() ? 0 : 1;
-    const std::string state = checkpoint.ok() ? "complete" : std::string(checkpoint.status().message());
+    const std::string path = absl::StrCat(command.folder, "/", name);
+    const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(path);
+    std::string state = "complete";
+    if (!checkpoint.ok()) {
+      const bool is_removed = IsRemoved(path);
+      damaged += is_removed ? 0 : 1;
+      state = is_removed ? kRemoved : std::string(checkpoint.status().message());
+    }
     std::fprintf(output, "%-20s %10s  %s\n", name.c_str(),
                  checkpoint.ok() ? SizeText(checkpoint->bytes()).c_str() : "", state.c_str());
   }
@@ -50,21 +63,29 @@ absl::Status VerifyOne(const std::string& path) {
 }
 
 absl::Status Verify(const VerifyCheckpointsCommand& command, std::FILE* output) {
-  Strings paths;
+  struct Found {
+    std::string path;
+    bool is_listed;  // False: the user has named it, so it must exist.
+  };
+  std::vector<Found> checkpoints;
   for (const std::string& path : command.paths) {
     WEFT_ASSIGN_OR_RETURN(const Strings names, ListCheckpoints(path));
-    for (const std::string& name : names) paths.push_back(absl::StrCat(path, "/", name));
-    if (names.empty()) paths.push_back(path);
+    for (const std::string& name : names) checkpoints.push_back({absl::StrCat(path, "/", name), true});
+    if (names.empty()) checkpoints.push_back({path, false});
   }
   size_t damaged = 0;
-  for (const std::string& path : paths) {
+  for (const auto& [path, is_listed] : checkpoints) {
     const absl::Status status = VerifyOne(path);
-    damaged += status.ok() ? 0 : 1;
-    const std::string text = status.ok() ? "ok" : std::string(status.message());
+    std::string text = "ok";
+    if (!status.ok()) {
+      const bool is_removed = is_listed && IsRemoved(path);
+      damaged += is_removed ? 0 : 1;
+      text = is_removed ? kRemoved : std::string(status.message());
+    }
     std::fprintf(output, "%s: %s\n", path.c_str(), text.c_str());
     std::fflush(output);
   }
-  return DamageStatus(damaged, paths.size(), output);
+  return DamageStatus(damaged, checkpoints.size(), output);
 }
 
 absl::Status Export(const ExportCheckpointCommand& command, std::FILE* output) {
