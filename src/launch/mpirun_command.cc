@@ -26,6 +26,7 @@ namespace {
 using Words = std::vector<std::string>;
 
 constexpr int64_t kMaxSlots = 1'000'000;  // The most slots of one host. Sums over hosts do not overflow.
+constexpr int64_t kMaxRestarts = 1'000'000;
 
 // One element of --host.
 struct NamedHost {
@@ -139,6 +140,10 @@ absl::Status Validate(const LaunchOptions& options) {
   if (options.max_restarts < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--max-restarts ", options.max_restarts, " must not be negative; 0 means no restart"));
+  }
+  if (options.max_restarts > kMaxRestarts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-restarts ", options.max_restarts, " must be at most ", kMaxRestarts));
   }
   if (options.restart_delay_s < 0) {
     return absl::InvalidArgumentError(

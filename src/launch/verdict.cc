@@ -111,9 +111,9 @@ Verdict Judge(const AttemptEnd& end, const AttemptNumber& number) {
                           : absl::StrCat(ended, ": giving up after ", Restarts(restarts));
   } else {
     verdict.restart = true;
-    verdict.message = absl::StrCat(ended, ": starting attempt ", number.attempt + 1, " in ",
-                                   number.restart_delay_s, " s from the last checkpoint; ",
-                                   Restarts(number.max_restarts - restarts - 1), " left after it");
+    verdict.message =
+        absl::StrCat(ended, ": starting attempt ", number.attempt + 1, " in ", number.restart_delay_s, " s; ",
+                     Restarts(number.max_restarts - restarts - 1), " left after it");
   }
   return verdict;
 }

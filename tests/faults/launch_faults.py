@@ -125,7 +125,7 @@ def twice(number):
 def stop_before_second_attempt(run):
     run.wait_for_step(150)
     run.kill_rank(1)
-    run.wait_for(lambda text: "from the last checkpoint" in text, attempt=2)
+    run.wait_for(lambda text: "left after it" in text, attempt=2)
     run.send(signal.SIGTERM)
 
 

@@ -1,5 +1,8 @@
 #include "src/launch/mpirun_command.h"
 
+#include <cstdint>
+#include <limits>
+
 #include <absl/strings/str_join.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -171,6 +174,8 @@ TEST(LaunchOptions, AreRefusedWithTheFlagAndTheRemedy) {
   LaunchOptions options;
   options.max_restarts = -1;
   refused(options, "--max-restarts -1 must not be negative");
+  options.max_restarts = std::numeric_limits<int64_t>::max();
+  refused(options, "--max-restarts 9223372036854775807 must be at most 1000000");
   options = {};
   options.restart_delay_s = -1;
   refused(options, "--restart-delay -1 must not be negative");

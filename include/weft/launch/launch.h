@@ -32,7 +32,7 @@ struct LaunchOptions {
   // known to get at least as many ranks. Else, and with `oversubscribe`, kNone.
   std::optional<RankBinding> bind;
   std::vector<std::pair<std::string, std::string>> mca;  // Parameters of Open MPI.
-  int64_t max_restarts = 3;  // In the whole launch; progress does not reset the count.
+  int64_t max_restarts = 3;  // In the whole launch, at most 1,000,000; progress does not reset the count.
   int64_t restart_delay_s = 5;
   std::string mpirun = "mpirun";  // A path, or a name that PATH finds.
   // Limit from the start of mpirun until all other hosts have answered it, unless ranks run on this host.
