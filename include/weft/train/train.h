@@ -57,6 +57,7 @@ struct TrainReport {
 
 // Opens and checks data and model, shards and loads the model, opens the outputs, does the steps, and exports
 // the model. REQUIRES: `config` has passed Validate.
+// If metrics or events cannot be written, the run stops as if `stop` were true, and returns that error.
 // Errors:
 //   kInvalidArgument: the configuration does not fit the ranks, the data or the model, an output would
 //     replace an input or the metrics of an earlier run, or another run exports to the same folder.

@@ -98,7 +98,7 @@ class Run {
     } else {
       trainer_->Fail(trained);  // Peers may wait for this rank.
     }
-    WEFT_RETURN_IF_ERROR(AgreeOnCause(trained));
+    WEFT_RETURN_IF_ERROR(AgreeOnCause(trained.ok() ? recorded_ : trained));
     return Finish();
   }
 
@@ -227,7 +227,7 @@ class Run {
         WEFT_ASSIGN_OR_RETURN(report_.eval_loss, evaluator_->ComputeLoss());
         result.metrics.eval_loss = report_.eval_loss;
       }
-      WEFT_RETURN_IF_ERROR(Record(result.metrics));
+      Record(result.metrics);
       report_.steps = step;
       report_.loss = result.metrics.loss;
       report_.stopped = result.flags.stop;
@@ -277,7 +277,7 @@ class Run {
 
   StepFlags TakeRequests() {
     StepFlags flags;
-    flags.stop = console_.has_failed() || IsStopRequested();
+    flags.stop = console_.has_failed() || !recorded_.ok() || IsStopRequested();
     flags.save = environment_.save != nullptr && environment_.save->exchange(false);
     flags.can_advance_save = checkpoints_->CanAdvance();
     return flags;
@@ -320,11 +320,11 @@ class Run {
     return CheckLossOfGivenWeights(report_.steps, loss, config_);
   }
 
-  absl::Status Record(const StepMetrics& metrics) {
+  void Record(const StepMetrics& metrics) {
     if (environment_.on_step) {
       environment_.on_step(metrics);
     }
-    return records_ ? records_->Write(metrics) : absl::OkStatus();
+    if (records_) recorded_.Update(records_->Write(metrics));
   }
 
   absl::Status Finish() {
@@ -362,6 +362,7 @@ class Run {
   std::optional<RunTrace> trace_;               // If there is --trace.
   std::unique_ptr<Evaluator> evaluator_;        // Null without --eval-data.
   std::optional<RunRecords> records_;           // On rank 0.
+  absl::Status recorded_;                       // Its first error, which stops the run after the next step.
   std::unique_ptr<RunModelFiles> model_files_;  // On rank 0.
   std::unique_ptr<RunCheckpoints> checkpoints_;
   TrainReport report_;

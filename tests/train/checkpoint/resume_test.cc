@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +14,7 @@
 #include <string>
 #include <string_view>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -28,6 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::weft::testing::StatusIs;
@@ -462,6 +465,29 @@ TEST_F(ResumeTest, WaitsForARankThatStillHasTheCheckpoints) {
   EXPECT_OK(train());
   std::fclose(environment.output);
   reader.join();
+}
+
+// As on a full disk that has no room for a line of metrics, but another one for checkpoints.
+TEST_F(ResumeTest, SavesWhatARunHasDoneWhoseMetricsCannotBeWritten) {
+  config_.output.metrics_file = folder_ / "run.jsonl";
+  config_.checkpoint.folder = root();
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  const auto limit_second_line = [&](const StepMetrics& metrics) {  // Called before the line is written.
+    const rlimit low = {1, before.rlim_max};
+    setrlimit(RLIMIT_FSIZE, metrics.step == 2 ? &low : &before);
+  };
+  const absl::Status status = RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
+    TrainEnvironment environment;
+    if (bootstrap.rank() == 0) environment.on_step = limit_second_line;
+    return Train(bootstrap, config_, environment).status();
+  });
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, old_handler);
+  EXPECT_THAT(status.message(), HasSubstr(absl::StrCat("cannot write '", config_.output.metrics_file, "'")));
+  ASSERT_OK_AND_ASSIGN(const auto saved, ListCheckpoints(root()));
+  EXPECT_THAT(saved, ElementsAre(CheckpointName(3)));
 }
 
 TEST_F(ResumeTest, CountsTheStepsThatWereSkippedBefore) {
