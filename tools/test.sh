@@ -50,9 +50,6 @@ timed() {
   return "$result"
 }
 
-# Builds a preset and runs its tests.
-check() { timed built build "$1" && timed tested run "$1"; }
-
 log_of() { echo "build/$1/test.log"; }
 
 # Builds and tests presets in turn at low priority, each with a log.
@@ -62,6 +59,7 @@ check_each() {
   for preset; do
     { timed built build "$preset" && timed tested run "$preset"; } >"$(log_of "$preset")" 2>&1
   done
+  return 0
 }
 
 main() {
@@ -72,19 +70,19 @@ main() {
   fi
   tools/setup.sh || return 1
   for preset in "${presets[@]}"; do
-    rm -rf "build/$preset/results"  # Results of an earlier run must not be counted.
+    rm -rf "build/$preset/results" "$(log_of "$preset")"  # Results of an earlier run must not be counted.
     mkdir -p "build/$preset/results"
     folders+=("build/$preset/results")
   done
   timed built build "${presets[0]}"
   built=$?
-  set -m  # The others are a process group, which ends with this script.
+  set -m  # The others are a process group, which a signal to this script ends, too.
   check_each "${presets[@]:1}" </dev/null &
   others=$!
   set +m
   trap "kill -- -$others 2>/dev/null" EXIT
   ((built)) || timed tested run "${presets[0]}"
-  wait "$others"
+  wait "$others" || echo "== ${presets[*]:1}: ended early, by exit code $?"
   trap - EXIT
   for preset in "${presets[@]:1}"; do
     echo "== $preset: output of $(log_of "$preset")"
