@@ -58,12 +58,25 @@ absl::StatusOr<RunRecords> RunRecords::Open(const TrainConfig& config,
 }
 
 absl::Status RunRecords::Write(const StepMetrics& metrics) {
-  if (events_) WEFT_RETURN_IF_ERROR(events_->Write(metrics));
-  if (!metrics_) return absl::OkStatus();
-  if (metrics.step != start_.first_step) return metrics_->Write(metrics);
-  StepMetrics first = metrics;
-  first.byte_inputs = start_.byte_inputs;
-  return metrics_->Write(first);
+  const auto missing = [&](const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat(status.message(), "; steps from ", metrics.step,
+                                                    " on are missing there"));
+  };
+  absl::Status written;
+  if (events_) {
+    if (const absl::Status status = events_->Write(metrics); !status.ok()) {
+      written = missing(status);
+      events_.reset();
+    }
+  }
+  if (!metrics_) return written;
+  StepMetrics line = metrics;
+  if (metrics.step == start_.first_step) line.byte_inputs = start_.byte_inputs;
+  if (const absl::Status status = metrics_->Write(line); !status.ok()) {
+    written.Update(missing(status));
+    metrics_.reset();
+  }
+  return written;
 }
 
 }  // namespace weft

@@ -31,6 +31,7 @@ class RunRecords {
   static absl::StatusOr<RunRecords> Open(const TrainConfig& config, const std::vector<ResolvedItem>& resolved,
                                          Start start, RunConsole& console);
 
+  // After an error, the file that it names gets no later steps. Others do.
   absl::Status Write(const StepMetrics& metrics);
 
  private:

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <csignal>
@@ -485,7 +486,11 @@ TEST_F(ResumeTest, SavesWhatARunHasDoneWhoseMetricsCannotBeWritten) {
   });
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   std::signal(SIGXFSZ, old_handler);
-  EXPECT_THAT(status.message(), HasSubstr(absl::StrCat("cannot write '", config_.output.metrics_file, "'")));
+  EXPECT_THAT(status.message(),
+              AllOf(HasSubstr(absl::StrCat("cannot write '", config_.output.metrics_file, "'")),
+                    HasSubstr("steps from 2 on are missing there")));
+  const std::string lines = ReadFile(config_.output.metrics_file);
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 1) << lines;
   ASSERT_OK_AND_ASSIGN(const auto saved, ListCheckpoints(root()));
   EXPECT_THAT(saved, ElementsAre(CheckpointName(3)));
 }
