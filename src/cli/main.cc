@@ -54,6 +54,8 @@ int ExitCodeOf(const absl::Status& status) {
     case absl::StatusCode::kDeadlineExceeded:
     case absl::StatusCode::kAborted:
       return weft::kExitRankMissing;
+    case absl::StatusCode::kCancelled:
+      return weft::kExitInterrupted;
     default:
       return weft::kExitFailed;
   }

@@ -119,9 +119,9 @@ class Run {
     WEFT_ASSIGN_OR_RETURN(plan_, MakeRunPlan(config_, *inputs_, bootstrap_.node_map()));
     WEFT_ASSIGN_OR_RETURN(properties_, PropertiesOf(config_, *inputs_));
     if (!first()) return absl::OkStatus();
-    WaitForLockedOutputs(
+    WEFT_RETURN_IF_ERROR(WaitForLockedOutputs(
         config_, std::min(environment_.lock_wait, timeout_ / 2), [this] { return IsStopRequested(); },
-        console_);
+        console_));
     WEFT_RETURN_IF_ERROR(CheckOutputs(config_, *inputs_));
     WEFT_ASSIGN_OR_RETURN(model_files_, RunModelFiles::Open(config_, *inputs_, *model_));
     return absl::OkStatus();

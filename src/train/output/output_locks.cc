@@ -41,13 +41,17 @@ std::string LockedOutput(const TrainConfig& config) {
 
 }  // namespace
 
-void WaitForLockedOutputs(const TrainConfig& config, absl::Duration limit,
-                          absl::FunctionRef<bool()> is_stopped, RunConsole& console) {
-  if (limit <= absl::ZeroDuration()) return;
+absl::Status WaitForLockedOutputs(const TrainConfig& config, absl::Duration limit,
+                                  absl::FunctionRef<bool()> is_stopped, RunConsole& console) {
+  if (limit <= absl::ZeroDuration()) return absl::OkStatus();
   const auto end = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(limit);
   std::string announced;
   for (std::string locked = LockedOutput(config); !locked.empty(); locked = LockedOutput(config)) {
-    if (is_stopped() || std::chrono::steady_clock::now() >= end) return;
+    if (is_stopped()) {
+      return absl::CancelledError(
+          absl::StrCat("stopped by a signal while a rank of an earlier attempt still had ", locked));
+    }
+    if (std::chrono::steady_clock::now() >= end) break;
     if (locked != announced) {
       console.PrintLine(absl::StrCat("waiting  for a rank of an earlier attempt, which still has ", locked,
                                      ", for at most ", absl::FormatDuration(limit)));
@@ -55,6 +59,7 @@ void WaitForLockedOutputs(const TrainConfig& config, absl::Duration limit,
     }
     std::this_thread::sleep_for(kPollInterval);
   }
+  return absl::OkStatus();
 }
 
 }  // namespace weft

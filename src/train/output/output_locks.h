@@ -10,6 +10,7 @@
 #pragma once
 
 #include <absl/functional/function_ref.h>
+#include <absl/status/status.h>
 #include <absl/time/time.h>
 
 #include "src/train/output/run_console.h"
@@ -19,8 +20,8 @@ namespace weft {
 
 // Waits until nobody else has locked (`flock`) the folder of checkpoints, the file of metrics or the folder
 // of the export: at most for `limit`, and only while `is_stopped` is false. Prints a line if it waits.
-// Whoever then opens the outputs reports a lock that is left.
-void WaitForLockedOutputs(const TrainConfig& config, absl::Duration limit,
-                          absl::FunctionRef<bool()> is_stopped, RunConsole& console);
+// Whoever opens the outputs after the limit reports a lock that is left. Errors: kCancelled (stopped).
+absl::Status WaitForLockedOutputs(const TrainConfig& config, absl::Duration limit,
+                                  absl::FunctionRef<bool()> is_stopped, RunConsole& console);
 
 }  // namespace weft

@@ -449,6 +449,11 @@ TEST_F(ResumeTest, WaitsForARankThatStillHasTheCheckpoints) {
   EXPECT_THAT(train(), refused);
   environment.lock_wait = absl::Milliseconds(1);
   EXPECT_THAT(train(), refused);
+  environment.lock_wait = absl::Minutes(1);
+  const std::atomic<bool> stop = true;
+  environment.stop = &stop;
+  EXPECT_THAT(train(), StatusIs(absl::StatusCode::kCancelled, HasSubstr("stopped by a signal while")));
+  environment.stop = nullptr;
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   std::thread reader([&] {
@@ -461,7 +466,6 @@ TEST_F(ResumeTest, WaitsForARankThatStillHasTheCheckpoints) {
     }
     if (is_locked) close(lock);
   });
-  environment.lock_wait = absl::Minutes(1);
   environment.output = fdopen(ends[1], "w");
   EXPECT_OK(train());
   std::fclose(environment.output);
