@@ -149,8 +149,10 @@ absl::StatusOr<Command> ParseLaunch(const Strings& arguments) {
       "-- is missing between the flags of launch and the program: weft launch -n 4 -- train ...");
   if (separator == arguments.end() && !asks_for_help) return missing_separator;
   LaunchCommand launch;
-  CLI::App app("Starts ranks by mpirun, and starts them again from the last checkpoint if a rank fails.",
-               "launch");
+  CLI::App app(
+      "Starts ranks by mpirun, and starts them again if a rank fails, from the last checkpoint if there is "
+      "one.",
+      "launch");
   AddLaunchFlags(app, launch.options);
   WEFT_ASSIGN_OR_RETURN(const std::optional<PrintText> help,
                         ParseFlags(app, kLaunchUsage, Strings(arguments.begin(), separator)));

@@ -84,7 +84,7 @@ TEST(RestartArguments, AreUnknownWithoutTheFolderOfOtherHosts) {
   const RestartArguments arguments(config, /*ranks_are_local=*/false);
   EXPECT_THAT(arguments(),
               StatusIs(absl::StatusCode::kNotFound,
-                       HasSubstr("this host does not see the folder --checkpoint-dir " + config.folder)));
+                       HasSubstr("the folder --checkpoint-dir " + config.folder)));
   std::filesystem::create_directory(config.folder);
   EXPECT_THAT(arguments().value(), IsEmpty());
   Save(parent, 4);

@@ -22,11 +22,11 @@ absl::StatusOr<std::vector<std::string>> RestartArguments::operator()() const {
   const bool names_checkpoint = !checkpoint_.resume.empty() && checkpoint_.resume != "auto";
   std::error_code ignored;
   if (names_checkpoint && !ranks_are_local_ && !std::filesystem::exists(checkpoint_.folder, ignored)) {
-    return absl::NotFoundError(absl::StrCat("this host does not see the folder --checkpoint-dir ",
-                                            checkpoint_.folder, ", and --resume ", checkpoint_.resume,
-                                            " would go back to that checkpoint if the run has saved a later "
-                                            "one: launch with --resume auto if it has, "
-                                            "or from a host that sees the folder"));
+    return absl::NotFoundError(absl::StrCat(
+        "the folder --checkpoint-dir ", checkpoint_.folder,
+        " does not exist on this host, so it is not known whether the run has saved a checkpoint later than "
+        "--resume ",
+        checkpoint_.resume, ": launch with --resume auto if it has, otherwise with the same command"));
   }
   const bool user_decides = !newest_before_.empty() || !checkpoint_.resume.empty();
   if (user_decides && Newest() == newest_before_) return std::vector<std::string>();
