@@ -226,6 +226,8 @@ class ParamGroup {
   bool has_reductions_under_way() const { return reduction_epoch_ == context_.epochs().current(); }
   // True if no parameter has a gradient: Note [Frozen parameters].
   bool is_frozen() const;
+  // By parameter: true if any rank has used it, and it has gradients.
+  std::vector<bool> UsedParameters() const;
   absl::Status CheckFrozenHaveNoPlace() const;
   void ZeroReducedGradients(const std::function<bool(const Parameter&)>& selects);
   // Factors of the next reduction. All addends of a partial sum have the same factor before their reduction.

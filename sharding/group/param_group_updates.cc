@@ -43,20 +43,23 @@ absl::Status ParamGroup::Load(const ShardLoader& loader) {
   return absl::OkStatus();
 }
 
+std::vector<bool> ParamGroup::UsedParameters() const {
+  std::vector<bool> used = used_;
+  for (size_t i = 0; i < used.size(); ++i)
+    used[i] = used[i] && layout().parameters()[i].trainable && parameters()[i]->requires_grad;
+  return used;
+}
+
 std::vector<bool> ParamGroup::ReducedParameters() const {
-  std::vector<bool> reduced(parameters().size(), false);
-  if (sums_ == nullptr || !has_reduced_gradients()) return reduced;
-  for (size_t i = 0; i < reduced.size(); ++i) {
-    reduced[i] = layout().parameters()[i].trainable && parameters()[i]->requires_grad && used_[i];
-  }
-  return reduced;
+  if (sums_ == nullptr || !has_reduced_gradients()) return std::vector<bool>(parameters().size(), false);
+  return UsedParameters();
 }
 
 std::vector<MasterView> ParamGroup::Masters() const { return MastersWith(ReducedParameters()); }
 
 std::vector<MasterView> ParamGroup::ReducedSums() const {
   const bool has_sum = sums_ != nullptr && sums_->reduced;
-  return MastersWith(has_sum ? used_ : std::vector<bool>(parameters().size(), false));
+  return MastersWith(has_sum ? UsedParameters() : std::vector<bool>(parameters().size(), false));
 }
 
 std::vector<MasterView> ParamGroup::MastersWith(const std::vector<bool>& has_gradient) const {

@@ -6,7 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <unordered_map>
+
+#include <absl/container/flat_hash_map.h>
 
 #include "weft/nn/parameter.h"
 
@@ -22,7 +23,7 @@ struct ClipSet {
 
 // Gradients that count in place of reduced ones, for clients that replace these: this rank's elements of a
 // parameter, end to end, in its master dtype. REQUIRES: all replicas hold the same values.
-using ReplacedGradients = std::unordered_map<const Parameter*, const std::byte*>;
+using ReplacedGradients = absl::flat_hash_map<const Parameter*, const std::byte*>;
 
 struct GradientNorm {
   // The norm of all gradients of a set, before clipping; infinite if a gradient is not finite. Sums of 1- and
