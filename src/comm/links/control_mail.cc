@@ -83,7 +83,7 @@ void ControlMail::BroadcastFailure(const NodeLink::FailureNotice& notice, const 
   header.code = static_cast<int32_t>(cause.code());
   header.origin = notice.rank;
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
-  bytes.append(StartOf(ToStd(cause.message()), WireLink::kMaxControlMessageBytes - sizeof(header)));
+  bytes.append(TruncateUtf8(ToStd(cause.message()), WireLink::kMaxControlMessageBytes - sizeof(header)));
   for (int rank : ranks) TrySend(rank, bytes);
 }
 

@@ -208,7 +208,7 @@ class SharedMemoryLink final : public NodeLink {
     FailureSlot& failure = own_->failure;
     const absl::Status& cause = notice.cause;
     if (failure.code.load(std::memory_order_relaxed) != 0) return;
-    const std::string_view text = StartOf(ToStd(cause.message()), FailureSlot::kTextBytes - 1);
+    const std::string_view text = TruncateUtf8(ToStd(cause.message()), FailureSlot::kTextBytes - 1);
     text.copy(failure.text.data(), text.size());
     failure.text[text.size()] = '\0';
     failure.rank = notice.rank;
