@@ -78,7 +78,7 @@ struct EngineOptions {
   bool watchdog = false;
   // Folder in which the watchdog of each rank writes its flight recorder, as rank-<N>.json; created if
   // needed. At the start it renames the file of an earlier run to rank-<N>.json.old. `weft diagnose` reads
-  // them. Empty: no file.
+  // those of this run. Empty: no file.
   std::string dump_folder;
 };
 

@@ -106,8 +106,9 @@ Watchdog::Watchdog(const Recorder& recorder, Options options, std::function<int6
       dump_path_(absl::StrCat(options_.dump_folder, "/rank-", options_.rank, ".json")) {
   // Move the dump of an earlier run away: a rank that is killed writes none, and would seem to have written
   // it. Under `weft launch` the earlier run may have failed seconds ago, and its dumps tell why.
-  if (!options_.dump_folder.empty())
-    std::rename(dump_path_.c_str(), absl::StrCat(dump_path_, ".old").c_str());
+  if (!options_.dump_folder.empty() &&
+      std::rename(dump_path_.c_str(), absl::StrCat(dump_path_, ".old").c_str()) != 0)
+    std::remove(dump_path_.c_str());
   thread_ = std::thread([this] { Run(); });
 }
 

@@ -214,7 +214,7 @@ TEST(Watchdog, LeavesOneWholeFileWhenItsProcessIsKilled) {
     std::filesystem::remove(folder / "rank-0.json.old");  // The file of the writer before.
     EXPECT_LE(folder.FileCount(), most_files);
     if (!std::filesystem::exists(folder / "rank-0.json"))
-      continue;  // It was killed between the removal of a dump and the next one.
+      continue;  // It was killed between the move of a dump and the next one.
     EXPECT_TRUE(nlohmann::json::accept(ReadFile(folder / "rank-0.json")));
     ++files;
   }
