@@ -5,6 +5,8 @@
 
 #include <cerrno>
 #include <fstream>
+#include <string>
+#include <string_view>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <utility>
@@ -177,9 +179,9 @@ absl::StatusOr<std::string> KeepOldMetrics(const std::string& path) {
   close(fd);
   WEFT_RETURN_IF_ERROR(unused);
   // Unlike rename, link never replaces a file.
-  WEFT_ASSIGN_OR_RETURN(std::string aside, CreateBeside(path, [&path](const std::string& name) {
-                          return link(path.c_str(), name.c_str()) == 0;
-                        }));
+  absl::StatusOr<std::string> aside =
+      CreateBeside(path, [&path](const std::string& name) { return link(path.c_str(), name.c_str()) == 0; });
+  if (!aside.ok()) return Annotate(aside.status(), absl::StrCat("cannot rename '", path, "'"));
   if (unlink(path.c_str()) != 0) return ErrnoStatus(errno, "rename", path);
   return aside;
 }

@@ -53,7 +53,7 @@ struct ReplayResult {
   int64_t reduce_scatter_bytes = 0;
   int64_t all_reduce_bytes = 0;
   int64_t context_bytes = 0;
-  int64_t control_bytes = 0;       // Gradient norms, losses and requests.
+  int64_t control_bytes = 0;       // Gradient norms, losses and requests. For comparison with a run.
   int64_t optimizer_bytes = 0;     // Matrices that Muon orthogonalizes.
   int64_t wire_bytes = 0;          // Sent by all ranks of a node to other nodes, the mean over nodes.
   MemoryPeaks peaks;               // Of rank 0, as in the metrics of a run.
