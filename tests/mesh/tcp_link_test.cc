@@ -230,7 +230,6 @@ absl::Status FindUnreachable(WireLink& link) {
   return absl::InternalError("the link has not noticed it");
 }
 
-// The peer closes its link, or dies, before it has connected. Nothing tells which.
 // The peer is well: this process has too many files.
 TEST(TcpLink, AProcessWithoutDescriptorsBlamesNoPeer) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
@@ -249,6 +248,7 @@ TEST(TcpLink, AProcessWithoutDescriptorsBlamesNoPeer) {
   EXPECT_THAT(pair.first->LostPeers(), IsEmpty());
 }
 
+// The peer closes its link, or dies, before it has connected. Nothing tells which.
 TEST(TcpLink, APeerThatHasNeverConnectedMayHaveClosedItsLink) {
   for (const bool was_reached : {false, true}) {
     SCOPED_TRACE(was_reached);

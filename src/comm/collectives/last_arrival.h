@@ -1,5 +1,5 @@
 // The move of a small operation on one node by the rank that arrives last, and the word in node memory by
-// which that rank tells the others what it has moved.
+// which that rank publishes what it has moved.
 //
 // Note [Last arrival]
 // Problem: if every rank moved its own part of a small collective, it would wait twice: until all ranks have
@@ -10,11 +10,11 @@
 // The move is *immediate*: the thread that finds that its rank is the last one performs it, even if it only
 // submits. Waking another thread would take longer.
 // Why it suffices: that rank is running, and all inputs are there. A sum has the order of the canonical tree,
-// whichever rank computes it. Once the word tells that all outputs are written, no rank accesses another's
+// whichever rank computes it. Once the word says that all outputs are written, no rank accesses another's
 // buffers: the operation is *released*.
-// Larger outputs: one core would take longer than all. The last rank then tells the others to *claim*
-// outputs, without waking those that sleep. A rank that runs claims its own output, and then others if one of
-// its threads waits. When it has written an output, it tells its owner, for which the operation is then
+// Larger outputs: one core would take longer than all. The last rank then lets the others *claim* outputs,
+// without waking those that sleep. A rank that runs claims its own output, and then others if one of its
+// threads waits. When it has written an output, it counts this at its owner, for which the operation is then
 // *ready*, and adds one to the count in the word. The last rank claims outputs until none is left: it waits
 // for outputs alone that others are about to write. The rank that writes the last output wakes the others.
 // A claim of an all-reduce is not an output but a part of all outputs, each of which has an owner. The
@@ -85,12 +85,12 @@ enum class Moved : uint8_t {
 // Lifetime: that of the operation, as tasks hold a pointer to it.
 class LastArrival final : private TaskOwner, private WholeMove {
  public:
-  // Issues `move`. Once it has run, tells the others `outcome` and wakes them. REQUIRES: this rank
+  // Issues `move`. Once it has run, publishes `outcome` and wakes the others. REQUIRES: this rank
   // arrived last.
   void MoveAsLast(OperationContext& context, Moved outcome, MoveSize size, std::function<void()> move);
-  // Tells the others that every rank moves its own result. REQUIRES: this rank arrived last.
+  // Publishes that every rank moves its own result. REQUIRES: this rank arrived last.
   void LeaveToAll(OperationContext& context);
-  // Tells the others to claim outputs, and wakes them if this rank writes only its own. REQUIRES: this rank
+  // Lets the others claim outputs, and wakes them if this rank writes only its own. REQUIRES: this rank
   // arrived last; all outputs lie in node memory.
   void OfferClaims(OperationContext& context, ClaimRule rule);
   // Issues a move of this rank's own result.
@@ -127,7 +127,7 @@ class LastArrival final : private TaskOwner, private WholeMove {
     std::optional<int> publisher() const;
     // Claims that were written.
     int64_t claims_moved() const;
-    // Tells `member` that what it owns is written, and counts one more. Wakes `member` if that is its output,
+    // Counts that what `member` owns is written. Wakes `member` if that is its output,
     // and all peers if it is the last claim.
     void AddClaimMoved(int member, Claimed claimed) const;
     // Shows peers whether this rank writes what it has claimed.

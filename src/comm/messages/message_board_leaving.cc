@@ -12,8 +12,8 @@ namespace weft {
 absl::Status MessageBoard::HandleLeft(const Signal& signal) {
   const int leaver = signal.leaver;
   Signal forwarded = signal;
-  forwarded.tells_node = false;
-  if (signal.tells_node) {
+  forwarded.for_whole_node = false;
+  if (signal.for_whole_node) {
     for (const int peer : env_.nodes.RanksOf(env_.nodes.node_of_rank[static_cast<size_t>(env_.rank)])) {
       if (peer != env_.rank) WEFT_RETURN_IF_ERROR(Send(peer, forwarded));
     }
@@ -137,7 +137,7 @@ absl::Status MessageBoard::AnnounceLeave(SignalKind kind, LeaveAnnouncement& ann
   signal.is_unused = !used_;
   for (const int peer : LeaveRecipients()) {
     if (!announcement.recipients.insert(peer).second) continue;
-    signal.tells_node = !used_ && IsRemote(peer);
+    signal.for_whole_node = !used_ && IsRemote(peer);
     WEFT_RETURN_IF_ERROR(Send(peer, signal));
   }
   return absl::OkStatus();

@@ -49,7 +49,7 @@ absl::StatusOr<Signal> ParseSignal(int peer, std::string_view bytes) {
       {{"kind", offsetof(Signal, kind), kGreatest<SignalKind>},
        {"dtype", offsetof(Signal, dtype), kGreatest<DType>},
        {"kind of elements", offsetof(Signal, elements), kGreatest<ElementKind>},
-       {"field tells_node", offsetof(Signal, tells_node), kGreatest<bool>},
+       {"field for_whole_node", offsetof(Signal, for_whole_node), kGreatest<bool>},
        {"field is_unused", offsetof(Signal, is_unused), kGreatest<bool>}}};
   if (const auto unknown = UnknownField(kFields, bytes.data())) {
     return absl::InternalError(

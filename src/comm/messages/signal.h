@@ -15,17 +15,18 @@
 // without any other operation, and the windows of Note [Credits] cannot lock up. An announcement takes a
 // small record at the receiver, and nothing else, until it is matched.
 //
-// Leaving: a rank that destroys its engine tells that it sends nothing more, and, once it has no unfinished
-// receive, that it receives nothing more. Both arrive after what it had sent before. A receive that only this
-// rank could match, or a send that it has not matched, then fails. A rank that has had a message tells all
-// ranks. A rank that has had none tells one rank of each neighbor node (Note [Node graphs]), its *witnesses*,
-// and each of them the ranks of its node: engines without messages then send few signals. A rank whose
-// message has waited for about a second asks a rank of each neighbor node of the other end, each second
-// another one, and these tell it once they know. A receive from any rank asks about all, once.
+// Leaving: a rank that destroys its engine announces that it sends nothing more, and, once it has no
+// unfinished receive, that it receives nothing more. Both arrive after what it had sent before. A receive
+// that only this rank could match, or a send that it has not matched, then fails. A rank that has had a
+// message announces it to all ranks. A rank that has had none announces it to one rank of each neighbor node
+// (Note [Node graphs]), its *witnesses*, which pass it on to the ranks of their nodes: engines without
+// messages then send few signals. A rank whose message has waited for about a second asks a rank of each
+// neighbor node of the other end, each second another one, and these answer once they know. A receive from
+// any rank asks about all, once.
 // Limits: if no rank that has learned of the leaving is left before another rank's first message, that
-// message ends at its deadline. So it does if the ranks that a receive from any rank asks have not learned of
-// it: those of a neighbor node from which the one that was told had left before it could tell them. With up
-// to five nodes, all nodes are neighbors.
+// message ends at its deadline. The same holds for a receive from any rank if the ranks that it asks have
+// not learned of the leaving, because the witness of their node had left before it passed the announcement
+// on. With up to five nodes, all nodes are neighbors.
 #pragma once
 
 #include <cstdint>
@@ -64,7 +65,7 @@ struct Signal {
   ElementKind elements = ElementKind::kPlain;
   int32_t tag = 0;
   int32_t leaver = 0;
-  bool tells_node = false;  // The receiver of the signal tells it to the other ranks of its node.
+  bool for_whole_node = false;  // The receiver passes the signal on to the other ranks of its node.
   // The leaver has had no message. None of its signals can then be on the way, so others may pass this one
   // on.
   bool is_unused = false;

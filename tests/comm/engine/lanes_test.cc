@@ -2,6 +2,8 @@
 #include <map>
 #include <random>
 #include <set>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -11,6 +13,7 @@
 
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/abandoning_bootstrap.h"
+#include "tests/support/forwarding_bootstrap.h"
 #include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 
@@ -369,6 +372,38 @@ TEST(SharedLanes, HaveOneIndexAfterARankHasMissedADeadline) {
                           bootstrap.AllGatherBlob(absl::StrCat(fixture.lane.index), kTestTimeout));
     EXPECT_EQ(indices[0], indices[1]);
     return indices[0] == indices[1] ? CheckEngineWorks(fixture) : absl::OkStatus();
+  });
+}
+
+// A bootstrap that brings the blobs of other ranks without their last byte, like those of another version.
+class ShorteningBootstrap final : public ForwardingBootstrap {
+ public:
+  using ForwardingBootstrap::ForwardingBootstrap;
+
+  void Shorten() { shortens_ = true; }
+  absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
+                                                         absl::Duration timeout) override {
+    WEFT_ASSIGN_OR_RETURN(std::vector<std::string> blobs, ForwardingBootstrap::AllGatherBlob(blob, timeout));
+    for (size_t from = 0; shortens_ && from < blobs.size(); ++from) {
+      if (static_cast<int>(from) != rank()) blobs[from].pop_back();
+    }
+    return blobs;
+  }
+
+ private:
+  bool shortens_ = false;
+};
+
+TEST(SharedLanes, RefuseTheIndexOfAnotherVersion) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& base) -> absl::Status {
+    ShorteningBootstrap bootstrap(base);
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    bootstrap.Shorten();
+    EXPECT_THAT(fixture.engine->SharedLane(WorldGroup(bootstrap), LanePurpose::kContext),
+                StatusIs(absl::StatusCode::kInternal,
+                         AllOf(HasSubstr(absl::StrCat("rank ", 1 - bootstrap.rank(), " has sent the index")),
+                               HasSubstr("same version"))));
+    return BootstrapBarrier(base);
   });
 }
 

@@ -345,6 +345,20 @@ TEST_F(CreditSchedulerTest, SilentPeersRunAheadInHalfOfTheBudgetUntilTheyStart) 
   EXPECT_FALSE(MayReceive(Priority::kBulk, kRun, kOtherLane, 2 * kSlice)) << "it counts in the yield window";
 }
 
+TEST_F(CreditSchedulerTest, PeersHaveStartedAnOperationOnceTheirPartialSumsArrive) {
+  SchedulerEnd other;
+  EXPECT_OK(scheduler_.SendPartial(/*peer=*/1, kLane, /*edge=*/0, descriptor_, "sum"));
+  DeliverTo(other);
+  EXPECT_TRUE(other.scheduler.HasStarted(ChannelOf(kLane, 0)));
+}
+
+TEST_F(CreditSchedulerTest, PeersHaveStartedAMessageUntilItIsForgotten) {
+  scheduler_.NoteStarted(ChannelOf(kMessageLane));
+  EXPECT_TRUE(scheduler_.HasStarted(ChannelOf(kMessageLane)));
+  scheduler_.ForgetReceived(ChannelOf(kMessageLane));
+  EXPECT_FALSE(scheduler_.HasStarted(ChannelOf(kMessageLane)));
+}
+
 TEST_F(CreditSchedulerTest, PeersHaveStartedAnOperationOnceTheirCreditMessagesArrive) {
   SchedulerEnd other;
   EXPECT_FALSE(other.scheduler.HasStarted(ChannelOf(kLane, 0)));
