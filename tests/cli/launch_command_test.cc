@@ -82,9 +82,8 @@ TEST(RestartArguments, AreUnknownWithoutTheFolderOfOtherHosts) {
   config.resume = "other/" + CheckpointName(2);
   EXPECT_THAT(RestartArguments(config, /*ranks_are_local=*/true)().value(), IsEmpty());
   const RestartArguments arguments(config, /*ranks_are_local=*/false);
-  EXPECT_THAT(arguments(),
-              StatusIs(absl::StatusCode::kNotFound,
-                       HasSubstr("the folder --checkpoint-dir " + config.folder)));
+  EXPECT_THAT(arguments(), StatusIs(absl::StatusCode::kNotFound,
+                                    HasSubstr("the folder --checkpoint-dir " + config.folder)));
   std::filesystem::create_directory(config.folder);
   EXPECT_THAT(arguments().value(), IsEmpty());
   Save(parent, 4);
