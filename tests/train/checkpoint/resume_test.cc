@@ -1,28 +1,18 @@
-// Runs that are stopped and go on from a checkpoint: the bits of an uninterrupted run on the same mesh, its
-// losses on another one, and errors for a run that differs.
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <array>
+// Runs that are stopped and go on from a checkpoint: the bits of an uninterrupted run on the same mesh, and
+// its losses on another one.
 #include <atomic>
 #include <csignal>
-#include <cstdio>
+#include <cstdint>
 #include <filesystem>
-#include <fstream>
-#include <functional>
-#include <memory>
 #include <string>
-#include <string_view>
-#include <sys/file.h>
-#include <sys/resource.h>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include <absl/strings/match.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
-#include "tests/train/train_run.h"
+#include "tests/support/status_matchers.h"
+#include "tests/train/checkpoint/resume_fixture.h"
 #include "weft/train/checkpoint.h"
 
 namespace weft {
@@ -30,37 +20,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::weft::testing::StatusIs;
-
-class ResumeTest : public TrainRun {
- protected:
-  ResumeTest() {
-    config_.data.batch_size = 12;
-    config_.optimizer.steps = kSteps;
-    config_.optimizer.lr_schedule = LrDecay::kConstant;
-  }
-  static constexpr int64_t kSteps = 8;
-  static constexpr int64_t kStop = 4;
-
-  std::string root() const { return folder_ / "checkpoints"; }
-  // The run that goes on after kStop steps of `before`.
-  Result Interrupted(const Mesh& before, const Mesh& after) {
-    fs::remove_all(root());
-    config_.checkpoint.folder = root();
-    config_.checkpoint.resume.clear();
-    config_.optimizer.steps = kStop;
-    Run(before);
-    config_.checkpoint.resume = "auto";
-    config_.optimizer.steps = kSteps;
-    Result result = Run(after);
-    config_.checkpoint = {};
-    return result;
-  }
-};
 
 TEST_F(ResumeTest, GivesTheBitsOfAnUninterruptedRun) {
   for (const bool async : {false, true}) {
@@ -256,56 +219,6 @@ TEST_F(ResumeTest, SaysThatChangedStepsChangeTheLearningRates) {
   }
 }
 
-TEST_F(ResumeTest, RefusesToMixRuns) {
-  config_.checkpoint.folder = root();
-  Run({1, 2});
-  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("give --resume auto")));
-  config_.checkpoint.resume = "auto";
-  const TrainConfig same = config_;
-  const auto expect_refused = [&](const std::string& name, absl::StatusCode code) {
-    EXPECT_THAT(RunError(2), StatusIs(code, HasSubstr(name)));
-    config_ = same;
-  };
-  config_.optimizer.lr = 0.5;
-  expect_refused("--lr is 0.5, but the checkpoint has 0.01", absl::StatusCode::kInvalidArgument);
-  config_.seed = 4;
-  expect_refused("--seed", absl::StatusCode::kInvalidArgument);
-  config_.data.batch_size = 6;
-  expect_refused("--batch-size is 6, but the checkpoint has 12", absl::StatusCode::kInvalidArgument);
-  config_.data.seq_len = 8;
-  expect_refused("--seq-len", absl::StatusCode::kInvalidArgument);
-  config_.model.dim = 32;
-  expect_refused("--model", absl::StatusCode::kInvalidArgument);
-  config_.data.paths = {folder_.Write("other.txt", SomeText() + SomeText())};
-  expect_refused("data of --data", absl::StatusCode::kDataLoss);
-}
-
-TEST_F(ResumeTest, RefusesToGoOnFromAnotherRunInAFolderWithCheckpoints) {
-  const std::string other = folder_ / "other";
-  config_.optimizer.steps = kStop;
-  config_.checkpoint.folder = root();
-  Run({1, 2});
-  config_.checkpoint.folder = other;
-  Run({1, 2});
-  config_.checkpoint.folder = root();
-  config_.optimizer.steps = kSteps;
-  for (const std::string& resume : {other, other + "/step-00000004"}) {
-    config_.checkpoint.resume = resume;
-    EXPECT_THAT(RunError(2),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         AllOf(HasSubstr("--checkpoint-dir " + root()), HasSubstr("--resume " + resume),
-                               HasSubstr("name another folder"), HasSubstr("--resume auto"))));
-  }
-  EXPECT_FALSE(fs::exists(root() + "/step-00000008"));
-  // By a link, and into a folder without checkpoints.
-  fs::create_directory_symlink(root(), folder_ / "link");
-  config_.checkpoint.resume = folder_ / "link/step-00000004";
-  EXPECT_EQ(Run({1, 2}).report.checkpoint, root() + "/step-00000008");
-  config_.checkpoint.resume = other;
-  config_.checkpoint.folder = folder_ / "new";
-  EXPECT_EQ(Run({1, 2}).report.checkpoint, folder_ / "new/step-00000008");
-}
-
 TEST_F(ResumeTest, ReportsOnlyTheCheckpointsThatItHasSaved) {
   config_.checkpoint.folder = root();
   Run({1, 2});
@@ -327,176 +240,6 @@ TEST_F(ResumeTest, TracesTheStepsThatAreLeftOfTheTrace) {
   config_.output.trace_steps = "3:7";
   config_.optimizer.steps = kSteps;
   EXPECT_THAT(Printed({1, 2}, NodeMap::OneNode(2)), HasSubstr("trace of steps 6 to 7 in"));
-}
-
-TEST_F(ResumeTest, RefusesToMixRunsOfDifferentAttention) {
-  config_.checkpoint.folder = root();
-  Run({1, 2});
-  config_.checkpoint.resume = "auto";
-  config_.attention.kind = AttentionKind::kDsa;
-  EXPECT_THAT(RunError(2),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("--attention is dsa, but the checkpoint was written without it")));
-  fs::remove_all(root());
-  Run({1, 2});
-  const std::pair<const char*, std::function<void(AttentionConfig&)>> changes[] = {
-      {"--dsa-topk is 8, but the checkpoint has 512", [](AttentionConfig& a) { a.top_k = 8; }},
-      {"--dsa-index-heads is 2", [](AttentionConfig& a) { a.index_heads = 2; }},
-      {"--dsa-index-dim is 8", [](AttentionConfig& a) { a.index_dim = 8; }},
-      {"--dsa-warmup-steps is 2", [](AttentionConfig& a) { a.warmup_steps = 2; }},
-      {"--dsa-loss-coef is 0.5", [](AttentionConfig& a) { a.loss_coef = 0.5; }},
-      {"--attention is not given, but the checkpoint has dsa", [](AttentionConfig& a) { a = {}; }},
-  };
-  for (const auto& [message, change] : changes) {
-    const AttentionConfig same = config_.attention;
-    change(config_.attention);
-    EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
-    config_.attention = same;
-  }
-}
-
-TEST_F(ResumeTest, RefusesACheckpointThatIsAnotherOneOnSomeRank) {
-  const std::string roots[] = {folder_ / "of_rank_0", folder_ / "of_rank_1"};
-  config_.checkpoint.interval = 2;
-  config_.checkpoint.keep = 0;
-  for (const std::string& root : roots) {
-    config_.checkpoint.folder = root;
-    Run({1, 2});
-    config_.parallel.param_dtype = DType::kBF16;  // The second run has other weights.
-  }
-  const auto resumed = [&](const std::string& path_of_0, const std::string& path_of_1, bool automatic) {
-    return RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
-      const std::string& path = bootstrap.rank() == 0 ? path_of_0 : path_of_1;
-      TrainConfig config = config_;
-      config.checkpoint = {};
-      config.checkpoint.folder = automatic ? path : "";
-      config.checkpoint.resume = automatic ? "auto" : path;
-      return Train(bootstrap, config, {}).status();
-    });
-  };
-  const std::string step_2 = "/step-00000002", step_4 = "/step-00000004";
-  EXPECT_THAT(resumed(roots[0] + step_4, roots[1] + step_4, /*automatic=*/false),
-              StatusIs(absl::StatusCode::kDataLoss,
-                       AllOf(HasSubstr("rank 0 has '" + roots[0] + step_4 + "', after step 4 (checksum "),
-                             HasSubstr("rank 1 has '" + roots[1] + step_4 + "', after step 4 (checksum "),
-                             HasSubstr("on a file system that all ranks share"))));
-  EXPECT_THAT(resumed(roots[0] + step_2, roots[0] + step_4, /*automatic=*/false),
-              StatusIs(absl::StatusCode::kDataLoss,
-                       AllOf(HasSubstr("after step 2 (checksum "), HasSubstr("after step 4 (checksum "))));
-  for (const bool automatic : {false, true}) {
-    EXPECT_THAT(resumed(roots[0], roots[1], automatic),
-                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("after step 8 (checksum ")));
-  }
-  fs::copy(roots[0], folder_ / "copy", fs::copy_options::recursive);
-  EXPECT_OK(resumed(roots[0] + step_4, folder_ / ("copy" + step_4), /*automatic=*/false));
-}
-
-TEST_F(ResumeTest, NamesAPathWithoutACheckpoint) {
-  config_.checkpoint.resume = folder_ / "none";
-  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kNotFound, HasSubstr("--resume")));
-  config_.checkpoint.resume = folder_.str();
-  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kNotFound, HasSubstr("has no checkpoint")));
-}
-
-TEST_F(ResumeTest, AppendsToTheMetricsWithoutRepeatedLines) {
-  config_.output.metrics_file = folder_ / "run.jsonl";
-  config_.checkpoint.folder = root();
-  config_.optimizer.steps = kStop;
-  Run({1, 2});
-  // Lines of steps that were not saved, the last one torn.
-  std::ofstream(config_.output.metrics_file, std::ios::app) << "{\"step\":5,\"loss\":1}\n{\"step\":6,\"lo";
-  config_.checkpoint.resume = "auto";
-  config_.optimizer.steps = kSteps;
-  EXPECT_THAT(Printed({1, 2}, NodeMap::OneNode(2)),
-              HasSubstr(absl::StrCat("metrics  the lines of steps after 4 are now in ",
-                                     config_.output.metrics_file, ".1\n")));
-  std::ifstream lines(config_.output.metrics_file);
-  int64_t step = 0;
-  for (std::string line; std::getline(lines, line);) {
-    EXPECT_THAT(line, HasSubstr(absl::StrCat("{\"step\":", ++step, ",")));
-    EXPECT_THAT(line, HasSubstr("rss_bytes"));
-  }
-  EXPECT_EQ(step, kSteps);
-  // The file could have been that of another run.
-  EXPECT_EQ(ReadFile(config_.output.metrics_file + ".1"), "{\"step\":5,\"loss\":1}\n{\"step\":6,\"lo");
-  EXPECT_FALSE(fs::exists(config_.output.metrics_file + ".2"));
-}
-
-TEST_F(ResumeTest, KeepsTheMetricsOfARunThatSavedNothing) {
-  config_.output.metrics_file = folder_.Write("run.jsonl", "{\"step\":1}\n");
-  config_.checkpoint.folder = root();
-  config_.checkpoint.resume = "auto";
-  Run({1, 2});
-  EXPECT_EQ(ReadFile(folder_ / "run.jsonl.1"), "{\"step\":1}\n");
-  EXPECT_THAT(ReadFile(folder_ / "run.jsonl"), HasSubstr("{\"step\":8,"));
-}
-
-// As under `weft launch`, if rank 0 of the last attempt does not end at once.
-TEST_F(ResumeTest, WaitsForARankThatStillHasTheCheckpoints) {
-  config_.checkpoint.folder = root();
-  config_.checkpoint.resume = "auto";
-  fs::create_directory(root());
-  const int lock = open(root().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  ASSERT_EQ(flock(lock, LOCK_EX | LOCK_NB), 0);
-  TrainEnvironment environment;
-  const auto train = [&] {
-    return RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
-      return Train(bootstrap, config_, environment).status();
-    });
-  };
-  const auto refused =
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("another run writes to the folder"));
-  EXPECT_THAT(train(), refused);
-  environment.lock_wait = absl::Milliseconds(1);
-  EXPECT_THAT(train(), refused);
-  environment.lock_wait = absl::Minutes(1);
-  const std::atomic<bool> stop = true;
-  environment.stop = &stop;
-  EXPECT_THAT(train(), StatusIs(absl::StatusCode::kCancelled, HasSubstr("stopped by a signal while")));
-  environment.stop = nullptr;
-  int ends[2];
-  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
-  std::thread reader([&] {
-    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> text(fdopen(ends[0], "r"), std::fclose);
-    bool is_locked = true;
-    for (std::array<char, 1000> line; std::fgets(line.data(), line.size(), text.get()) != nullptr;) {
-      if (!is_locked || std::string_view(line.data()).find("waiting  for a rank") != 0) continue;
-      close(lock);
-      is_locked = false;
-    }
-    if (is_locked) close(lock);
-  });
-  environment.output = fdopen(ends[1], "w");
-  EXPECT_OK(train());
-  std::fclose(environment.output);
-  reader.join();
-}
-
-// As on a full disk that has no room for a line of metrics, but another one for checkpoints.
-TEST_F(ResumeTest, SavesWhatARunHasDoneWhoseMetricsCannotBeWritten) {
-  config_.output.metrics_file = folder_ / "run.jsonl";
-  config_.checkpoint.folder = root();
-  rlimit before{};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
-  const auto limit_second_line = [&](const StepMetrics& metrics) {  // Called before the line is written.
-    const rlimit low = {1, before.rlim_max};
-    setrlimit(RLIMIT_FSIZE, metrics.step == 2 ? &low : &before);
-  };
-  const absl::Status status = RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
-    TrainEnvironment environment;
-    if (bootstrap.rank() == 0) environment.on_step = limit_second_line;
-    return Train(bootstrap, config_, environment).status();
-  });
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  std::signal(SIGXFSZ, old_handler);
-  EXPECT_THAT(status.message(),
-              AllOf(HasSubstr(absl::StrCat("cannot write '", config_.output.metrics_file, "'")),
-                    HasSubstr("steps from 2 on are missing there")));
-  const std::string lines = ReadFile(config_.output.metrics_file);
-  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 1) << lines;
-  ASSERT_OK_AND_ASSIGN(const auto saved, ListCheckpoints(root()));
-  EXPECT_THAT(saved, ElementsAre(CheckpointName(3)));
 }
 
 TEST_F(ResumeTest, CountsTheStepsThatWereSkippedBefore) {
