@@ -1,6 +1,7 @@
 """All cases of both interfaces against unsharded models."""
 
 import container_cases
+import external_gradient_cases
 import frozen_cases
 import gradient_cases
 import grouped_module_cases
@@ -17,6 +18,7 @@ _MODULES = [
     training_cases,
     grouped_module_cases,
     gradient_cases,
+    external_gradient_cases,
     container_cases,
     frozen_cases,
     value_cases,
