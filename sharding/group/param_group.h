@@ -156,9 +156,12 @@ class ParamGroup {
   void SetGradientDivideFactor(double factor) { gradient_divide_factor_ = factor; }
   // Forgets the reduced gradients of some parameters, the same on all ranks: they have none until the next
   // reduction. Keeps those at earlier places of Note [Accumulation]. The reduced sum of the other parameters
-  // moves to other memory.
-  // Errors: kFailedPrecondition (reductions are under way), kResourceExhausted (then nothing has changed).
+  // moves to other memory. Nothing happens if no parameter is selected.
+  // Errors: kFailedPrecondition (CheckCanForget), kResourceExhausted (then nothing has changed).
   absl::Status ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects);
+  // The same on all ranks.
+  // Errors: kFailedPrecondition (reductions are under way, and a parameter is selected).
+  absl::Status CheckCanForget(const std::function<bool(const Parameter&)>& selects) const;
   // By parameter: true if it has a reduced gradient. All false unless CheckGradientsReduced is OK.
   std::vector<bool> ReducedParameters() const;
   // This rank's elements, with views of the reduced sum for parameters that any rank has used, also while
@@ -229,7 +232,11 @@ class ParamGroup {
   // By parameter: true if any rank has used it, and it has gradients.
   std::vector<bool> UsedParameters() const;
   absl::Status CheckFrozenHaveNoPlace() const;
-  void ZeroReducedGradients(const std::function<bool(const Parameter&)>& selects);
+  bool has_reduced_sum() const { return sums_ != nullptr && sums_->reduced; }
+  // By parameter: true if it has a place for a gradient (Note [Frozen parameters]) and is selected.
+  std::vector<bool> WithPlace(const std::function<bool(const Parameter&)>& selects) const;
+  // `forgotten`: by parameter.
+  void ZeroReducedGradients(const std::vector<bool>& forgotten);
   // Factors of the next reduction. All addends of a partial sum have the same factor before their reduction.
   DivideScales ChooseScales();
   // The input of the reduce-scatter; a cast multiplies it by `scale`.

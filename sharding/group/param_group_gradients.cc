@@ -4,6 +4,8 @@
 #include <string_view>
 #include <utility>
 
+#include <absl/algorithm/container.h>
+
 #include "sharding/group/param_group.h"
 #include "sharding/plan/divide_factors.h"
 #include "sharding/plan/parameter_views.h"
@@ -172,14 +174,25 @@ void ParamGroup::ZeroGradients() {
   reduction_epoch_.reset();
 }
 
+std::vector<bool> ParamGroup::WithPlace(const std::function<bool(const Parameter&)>& selects) const {
+  std::vector<bool> selected(parameters().size(), false);
+  for (size_t i = 0; i < selected.size(); ++i) {
+    selected[i] = layout().parameters()[i].trainable && selects(*parameters()[i]);
+  }
+  return selected;
+}
+
+absl::Status ParamGroup::CheckCanForget(const std::function<bool(const Parameter&)>& selects) const {
+  const bool is_under_way = has_reductions_under_way() || (has_reduced_sum() && awaits_used_);
+  if (!is_under_way || !absl::c_linear_search(WithPlace(selects), true)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("parameter group '", name(), "' ", ToAbsl(kNotLastBackward)));
+}
+
 absl::Status ParamGroup::ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects) {
-  const auto not_last_backward = [this] {
-    return absl::FailedPreconditionError(
-        absl::StrCat("parameter group '", name(), "' ", ToAbsl(kNotLastBackward)));
-  };
-  if (has_reductions_under_way()) return not_last_backward();
-  if (sums_ == nullptr || !sums_->reduced) return absl::OkStatus();
-  if (awaits_used_) return not_last_backward();
+  WEFT_RETURN_IF_ERROR(CheckCanForget(selects));
+  const std::vector<bool> forgotten = WithPlace(selects);
+  if (!has_reduced_sum() || !absl::c_linear_search(forgotten, true)) return absl::OkStatus();
   // The same on all ranks, unlike the gradients that this rank has written.
   bool keeps_some = false;
   std::vector<bool> kept = used_;
@@ -187,7 +200,7 @@ absl::Status ParamGroup::ForgetReducedGradients(const std::function<bool(const P
   for (size_t i = 0; i < parameters().size(); ++i) {
     const Parameter& parameter = *parameters()[i];
     if (!layout().parameters()[i].trainable) continue;
-    if (!selects(parameter)) {
+    if (!forgotten[i]) {
       keeps_some = keeps_some || (used_[i] && parameter.requires_grad);
       continue;
     }
@@ -206,7 +219,7 @@ absl::Status ParamGroup::ForgetReducedGradients(const std::function<bool(const P
   has_forgotten_all_ = !keeps_some && !sums->partial;
   sums_ = has_forgotten_all_ ? nullptr : std::move(sums);
   if (keeps_some) {
-    ZeroReducedGradients(selects);
+    ZeroReducedGradients(forgotten);
     used_ = std::move(kept);
   } else {
     used_.assign(used_.size(), true);
@@ -214,12 +227,8 @@ absl::Status ParamGroup::ForgetReducedGradients(const std::function<bool(const P
   return absl::OkStatus();
 }
 
-void ParamGroup::ZeroReducedGradients(const std::function<bool(const Parameter&)>& selects) {
+void ParamGroup::ZeroReducedGradients(const std::vector<bool>& forgotten) {
   // Also of a sum that CheckGradientsReduced keeps back.
-  std::vector<bool> forgotten(parameters().size(), false);
-  for (size_t i = 0; i < forgotten.size(); ++i) {
-    forgotten[i] = layout().parameters()[i].trainable && selects(*parameters()[i]);
-  }
   for (const MasterView& shard : MastersWith(forgotten)) {
     if (shard.grad != nullptr) Zero(shard.grad, dtypes().master, {{0, shard.elements()}});
   }

@@ -58,8 +58,7 @@ std::vector<bool> ParamGroup::ReducedParameters() const {
 std::vector<MasterView> ParamGroup::Masters() const { return MastersWith(ReducedParameters()); }
 
 std::vector<MasterView> ParamGroup::ReducedSums() const {
-  const bool has_sum = sums_ != nullptr && sums_->reduced;
-  return MastersWith(has_sum ? UsedParameters() : std::vector<bool>(parameters().size(), false));
+  return MastersWith(has_reduced_sum() ? UsedParameters() : std::vector<bool>(parameters().size(), false));
 }
 
 std::vector<MasterView> ParamGroup::MastersWith(const std::vector<bool>& has_gradient) const {

@@ -110,6 +110,9 @@ absl::Status ShardedGroups::PrepareWrites() {
 
 absl::Status ShardedGroups::ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects) {
   for (int number = 0; number < group_count(); ++number) {
+    WEFT_RETURN_IF_ERROR(group(number).CheckCanForget(selects));
+  }
+  for (int number = 0; number < group_count(); ++number) {
     const absl::Status forgotten = group(number).ForgetReducedGradients(selects);
     // Other ranks have no error if memory is short on this one.
     if (absl::IsResourceExhausted(forgotten)) return FailOnError(forgotten, "forgotten gradients", number);

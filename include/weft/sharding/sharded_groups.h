@@ -165,7 +165,8 @@ class ShardedGroups {
   // Forgets the reduced gradients of the parameters that `selects` selects: they have none until the next
   // reduction. Keeps those that are still to be reduced. Those of other parameters of their groups move to
   // other memory: see ReducedSums. REQUIRES: all ranks select the same parameters.
-  // Errors: kFailedPrecondition (reductions are under way: mark the last backward first), kResourceExhausted.
+  // Errors: kFailedPrecondition (reductions of one of these groups are under way: mark the last backward
+  // first. Nothing is forgotten), kResourceExhausted.
   absl::Status ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects);
   // By parameter of a group: whether it has a reduced gradient, on this rank or another.
   std::vector<bool> ReducedParameters(int group) const;

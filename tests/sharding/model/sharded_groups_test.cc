@@ -221,6 +221,28 @@ TEST(ShardedGroups, ForgetReducedGradientsOfSomeParametersOrOfAll) {
   });
 }
 
+TEST(ShardedGroups, ForgetReducedGradientsOfTheSelectedGroupsOrOfNone) {
+  WithClient(2, {}, [](Client& client, CommEngine&, int) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(client.Forward({1, true}));
+    WEFT_RETURN_IF_ERROR(client.Backward({1, true}, 1.0F));
+    const std::shared_ptr<const void> root = client.groups->ReducedGradients(0);
+    WEFT_RETURN_IF_ERROR(client.groups->ForgetReducedGradients(
+        [&](const Parameter& parameter) { return &parameter == client.parameters[2].get(); }));
+    EXPECT_EQ(client.groups->ReducedGradients(0), root);  // It has not moved.
+    // Reductions of the groups below the root are under way.
+    client.groups->SetRequiresGradientSync(0, false);
+    client.groups->SetIsLastBackward(false);
+    WEFT_RETURN_IF_ERROR(client.Forward({2, true}));
+    WEFT_RETURN_IF_ERROR(client.Backward({2, true}, 1.0F));
+    const auto all = [](const Parameter&) { return true; };
+    EXPECT_THAT(client.groups->ForgetReducedGradients(all),
+                StatusIs(kPrecondition, HasSubstr("'a' has reductions under way")));
+    EXPECT_EQ(client.groups->ReducedGradients(0), root);
+    return client.groups->ForgetReducedGradients(
+        [&](const Parameter& parameter) { return &parameter == client.parameters[0].get(); });
+  });
+}
+
 // One group of two parameters, on one of two ranks.
 struct PairOfParameters {
   ShardedGroups& groups;
