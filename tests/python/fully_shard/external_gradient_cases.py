@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 import weft
 from gradient_cases import add_gradients
-from sharded_support import Cases, mesh_2d
+from sharded_support import Cases, expect_error, mesh_2d
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from unsharded_oracle import Interface, expect_alike, expect_close, mesh_1d, mlps, seeded, squares
 
 case = Cases()
@@ -79,20 +79,52 @@ def gradients_are_added_to_those_of_the_caller(api: Interface) -> None:
 
 
 @case
-def the_sum_replaces_a_gradient_that_cannot_be_written(api: Interface) -> None:
-    """An expanded scalar. FSDP2 raises an error."""
+def gradients_are_added_to_a_copy_of_an_expanded_one(api: Interface) -> None:
+    """Of a scalar, or of a row, which a rank of one row has in ordinary memory. FSDP2 raises an error."""
+    if api.name == "torch":
+        return
+    for is_row in (False, True):
+        make = lambda: mlps(dim=dist.get_world_size() + 1)  # A rank has one row of some parameters, or none.
+        model, reference = seeded(make), seeded(make)
+        for module in (*model, model):
+            api.shard(module)
+        held = []
+        for param in model.parameters():
+            local = param.to_local()
+            piece = torch.ones(local.shape[1:] if is_row else ())
+            param.grad = gradient_over(param, piece.expand(local.shape))
+            held.append(piece)
+        for param in reference.parameters():
+            param.grad = torch.ones_like(param)
+        for step in range(4):
+            if step == 2:
+                for m in (model, reference):
+                    m[1].zero_grad()
+            add_gradients(model, reference, step, dim=dist.get_world_size() + 1)
+            expect_alike(model, reference)
+            expect_norm(model, reference, api)
+
+
+@case
+def a_gradient_with_other_placements_is_refused_before_the_backward(api: Interface) -> None:
     if api.name == "torch":
         return
     model, reference = seeded(mlps), seeded(mlps)
-    api.shard(model)
-    for param in model.parameters():
-        param.grad = gradient_over(param, torch.ones(()).expand(param.to_local().shape))
-    for param in reference.parameters():
-        param.grad = torch.ones_like(param)
-    for step in range(2):
-        add_gradients(model, reference, step)
-        expect_alike(model, reference)
-        expect_norm(model, reference, api)
+    for module in (*model, model):
+        api.shard(module)
+    add_gradients(model, reference, 0)
+    weight = model[1].in_proj.weight
+    gradient = weight.grad
+    loss = squares(4, 9)(model, 1, dist.get_rank())
+    for placement in (Replicate(), Partial()):
+        weight.grad = DTensor.from_local(torch.ones(weight.shape), weight.device_mesh, [placement], run_check=False)
+        with expect_error(RuntimeError, "call redistribute(placements=parameter.placements)"):
+            loss.backward(retain_graph=True)
+    weight.grad = gradient
+    loss.backward()
+    for rank in range(dist.get_world_size()):
+        (squares(4, 9)(reference, 1, rank) / dist.get_world_size()).backward()
+    expect_alike(model, reference)
 
 
 def expect_norm(model: nn.Module, reference: nn.Module, api: Interface) -> None:
@@ -126,3 +158,20 @@ def penalties_count_once_in_backwards_that_make_a_graph(api: Interface) -> None:
                 values = [gradient.to_local().clone() for gradient in held]
             elif api.name == "weft":
                 assert all(torch.equal(gradient.to_local(), value) for gradient, value in zip(held, values, strict=True))
+
+
+@case
+def a_backward_that_makes_a_graph_may_follow_one_that_is_not_the_last(api: Interface) -> None:
+    for module_clears in (False, True):
+        model, reference = seeded(mlps), seeded(mlps)
+        for module in (*model, model):
+            api.shard(module)
+        for step in range(4):
+            is_last = step != 1
+            model.set_is_last_backward(is_last)
+            add_gradients(model, reference, step, create_graph=is_last)
+            if is_last:
+                expect_alike(model, reference)
+            if module_clears and step == 2:
+                for m in (model, reference):
+                    m[0].zero_grad()

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sharded_support import Cases, mesh_2d, whole
+import weft
+from sharded_support import Cases, expect_error, mesh_2d, whole
 from torch import Tensor, nn
 from unsharded_oracle import Interface, Mlp, batch, expect_alike, expect_close, mesh_1d, mlps, seeded, squares, trains_as_unsharded
 
@@ -145,12 +146,21 @@ def hooks_on_parameters_see_whole_gradients_reduced(api: Interface) -> None:
     expect_close(whole(seen[0]), reference[1].in_proj.weight.grad, "gradient in the hook")
 
 
-def add_gradients(model: nn.Module, reference: nn.Module, step: int, between: Callable[[], object] = lambda: None) -> None:
-    """A backward of both, and `between` it and the forward before."""
-    losses = [squares(4, 9)(model, step, dist.get_rank())]
-    losses += [squares(4, 9)(reference, step, rank) / dist.get_world_size() for rank in range(dist.get_world_size())]
+def add_gradients(
+    model: nn.Module,
+    reference: nn.Module,
+    step: int,
+    between: Callable[[], object] = lambda: None,
+    *,
+    dim: int = 9,
+    create_graph: bool = False,
+) -> None:
+    """A backward of both, and `between` it and the forward before. `create_graph`: of the sharded model's."""
+    losses = [squares(4, dim)(model, step, dist.get_rank())]
+    losses += [squares(4, dim)(reference, step, rank) / dist.get_world_size() for rank in range(dist.get_world_size())]
     between()
-    for loss in losses:
+    losses[0].backward(create_graph=create_graph)
+    for loss in losses[1:]:
         loss.backward()
 
 
@@ -196,6 +206,68 @@ def a_cleared_gradient_keeps_its_values_for_its_holders(api: Interface) -> None:
         assert torch.equal(piece, value)
         expect_close(whole(gradient), whole_value, "gradient that is held")
     assert model[1].in_proj.weight.grad is kept[0]
+    expect_alike(model, reference)
+
+
+@case
+def a_gradient_of_another_group_is_the_same_after_a_partial_clear(api: Interface) -> None:
+    """Changes of it between a forward and its backward count."""
+    model, reference = seeded(mlps), seeded(mlps)
+    for module in (*model, model):
+        api.shard(module)
+    add_gradients(model, reference, 0)
+    kept = [m[1].in_proj.weight.grad for m in (model, reference)]
+    for m in (model, reference):
+        m[0].in_proj.zero_grad()
+
+    def change() -> None:
+        for gradient in kept:
+            gradient.mul_(3)
+
+    add_gradients(model, reference, 1, change)
+    if api.name == "weft":
+        assert model[1].in_proj.weight.grad is kept[0]
+    expect_alike(model, reference)
+
+
+@case
+def gradients_that_were_cleared_too_early_never_count(api: Interface) -> None:
+    """Before the last backward: each forward raises an error, until the gradients are back."""
+    if api.name == "torch":
+        return
+    model, reference = seeded(mlps), seeded(mlps)
+    for module in (*model, model):
+        api.shard(module)
+    add_gradients(model, reference, 0)
+    held = [param.grad for param in model.parameters()]
+    model.set_is_last_backward(False)
+    add_gradients(model, reference, 1)
+    model.zero_grad()
+    for is_last in (False, True, True):
+        model.set_is_last_backward(is_last)
+        with expect_error(RuntimeError, "reductions under way"):
+            model(batch(2, dist.get_rank(), 4, 9))
+        with expect_error(RuntimeError, "reductions under way"):
+            weft.gradient_norm(model)
+    for param, gradient in zip(model.parameters(), held, strict=True):
+        param.grad = gradient
+    add_gradients(model, reference, 2)
+    expect_alike(model, reference)
+
+
+@case
+def a_partial_clear_may_come_before_an_evaluation_in_inference_mode(api: Interface) -> None:
+    model, reference = seeded(mlps), seeded(mlps)
+    api.shard(model)
+    add_gradients(model, reference, 0)
+    for m in (model, reference):
+        m[0].zero_grad()
+    with torch.inference_mode():
+        model(batch(1, dist.get_rank(), 4, 9))
+    add_gradients(model, reference, 2)
+    for m in (model, reference):
+        clip = weft.clip_grad_norm_ if api.name == "weft" and m is model else nn.utils.clip_grad_norm_
+        clip(m if clip is weft.clip_grad_norm_ else m.parameters(), 0.01)
     expect_alike(model, reference)
 
 

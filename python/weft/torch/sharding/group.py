@@ -256,9 +256,10 @@ class Group:
 
     def follow_gradients(self) -> None:
         """Lets gradients view the reduced sum after it has moved to other memory. Others may hold its earlier memory."""
-        pieces = dict(self.root.groups.reduced_gradients(self.number))
-        for parameter in self.parameters:
-            parameter.follow_gradient(pieces.get(parameter.index))
+        with torch.inference_mode(False):  # A forward in it may be the first to forget gradients.
+            pieces = dict(self.root.groups.reduced_gradients(self.number))
+            for parameter in self.parameters:
+                parameter.follow_gradient(pieces.get(parameter.index))
 
     # Settings.
 

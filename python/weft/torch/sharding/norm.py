@@ -24,7 +24,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
     norm, factor = gradient_norm(model, max_norm, norm_type)
     if factor != 1.0:
         root = _root_of(model)
-        local = [p.sharded.grad._local_tensor for g in root.all_groups for p in g.parameters if p.sharded.grad is not None]
+        local = [p.sharded.grad._local_tensor for p in root.parameters() if p.sharded.grad is not None]
         gradients = [gradient for gradient in local if gradient.numel()]
         if gradients:  # PyTorch takes no empty list; a rank may own nothing.
             with torch.no_grad():
@@ -39,11 +39,11 @@ def gradient_norm(model: nn.Module, max_norm: float = math.inf, norm_type: float
     update has the bits that it has after clip_grad_norm_. Otherwise as clip_grad_norm_.
     """
     root = _root_of(model)
-    root.forget_cleared_gradients()
-    elsewhere = [(g.number, p.index, p.gradient_elsewhere()) for g in root.all_groups for p in g.parameters]
-    elsewhere = [(number, index, piece) for number, index, piece in elsewhere if piece is not None and piece.numel()]
-    replaced = [(number, index, piece.data_ptr()) for number, index, piece in elsewhere]
-    norm, factor = root.groups.clip_grad_norm(float(max_norm), float(norm_type), replaced)
+    root.forget_stale_sums()
+    found = [(parameter, parameter.external_gradient()) for parameter in root.parameters()]
+    pieces = [(p, piece.to(p.group.dtype).contiguous()) for p, piece in found if piece is not None and piece.numel()]
+    external = [(p.group.number, p.index, piece.data_ptr()) for p, piece in pieces]
+    norm, factor = root.groups.clip_grad_norm(float(max_norm), float(norm_type), external)
     return torch.tensor(norm, dtype=root.norm_dtype), factor
 
 

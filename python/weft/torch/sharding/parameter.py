@@ -37,8 +37,9 @@ class ShardedParameter:
         self._required_gradient = False  # As both forms did when the unsharded one was last registered.
         self._is_hooked = False  # True if the unsharded form has the hook that takes its gradient.
         self._gradient: DTensor | None = None  # The gradient that assign_gradient set. It views weft's reduced sum.
-        self._is_given = False  # The caller had set another gradient before the backward.
-        self._is_added = False  # The reduced gradient was added to that.
+        self._is_aside = False  # `_gradient` is not in `.grad` during a backward that makes a graph.
+        self._adds_to_external = False  # `.grad` was not weft's when the backward of the root began.
+        self._is_in_external = False  # The reduced sum was added to an external gradient.
         self._views: dict[int, Tensor] = {}  # Views of gradient images, by address.
 
     # Registration of the sharded or the unsharded form in the modules.
@@ -155,6 +156,17 @@ class ShardedParameter:
         self._move_to_master()
 
     # Gradients.
+    #
+    # Note [External gradients]
+    # Problem: `.grad` of the shard may be weft's gradient, which views the reduced sum, or an *external* one: set by the caller, or
+    # accumulated by autograd for a use of the shards outside of the model, such as a penalty. Reductions add to the reduced sum, so
+    # a gradient that is in `.grad` and in the sum would count twice. Rule: before a forward, a backward and a norm, the sum is
+    # forgotten if it is stale: weft's gradient is no longer in `.grad` (has_stale_sum), or the sum is in an external gradient already
+    # (_is_in_external). After the last backward, the sum is added to a gradient that was external when the backward began, in its
+    # memory. One that became external during the backward is added to the sum, and weft's gradient takes its place. A backward that
+    # makes a graph adds out of place. Weft's gradient is then set aside, and an external one counts as one of this backward. Why it
+    # suffices: what is in `.grad` at the end of a backward is either the sum, or does not have it when the next begins. What breaks
+    # without it: gradients that were cleared come back, or those of a penalty count twice.
 
     def _hook_gradient(self) -> None:
         """Registers the hook of the unsharded form when that first requires a gradient: PyTorch takes no hook before."""
@@ -196,19 +208,26 @@ class ShardedParameter:
         return view, groups.begin_gradient_write(number, self.index)
 
     def assign_gradient(self, reduced: Tensor | None) -> None:
-        """Adds this rank's reduced piece to a gradient of the caller's, or makes it the gradient; None: the rank owns nothing of it."""
+        """Adds this rank's reduced piece to an external gradient, or makes it the gradient; None: the rank owns nothing of it.
+
+        See Note [External gradients]. Raises RuntimeError if an external gradient has other placements than the parameter.
+        """
         shape = self.placement.local_shape
         local = torch.empty(shape, dtype=self.group.dtype) if reduced is None else reduced.view(shape)
-        current = self.sharded.grad
-        if current is not None and current is self._gradient and current._local_tensor.data_ptr() == local.data_ptr():
+        current = self._gradient if self.sharded.grad is self._gradient else None
+        if current is not None and current._local_tensor.data_ptr() == local.data_ptr():
             return
+        external = self.external_gradient()
         with torch.no_grad():
-            if current is not None and self._is_given and 0 not in _local(current).stride():  # An expanded one cannot be written.
-                _local(current).add_(local)
-                self._is_added = True
+            if external is not None and self._adds_to_external:
+                if 0 in external.stride():  # An expanded one cannot be written. Its strides may differ between ranks.
+                    external = external.clone(memory_format=torch.contiguous_format)
+                    self.sharded.grad = self.placement.distributed(external)
+                external.add_(local)
+                self._is_in_external = True
                 return
-            if current is not None and current is not self._gradient:
-                local.add_(_local(current))  # Autograd accumulated it, for a use of the shards outside of the model.
+            if external is not None:
+                local.add_(external)
         self._gradient = self.placement.distributed(local)
         self.sharded.grad = self._gradient
 
@@ -217,8 +236,8 @@ class ShardedParameter:
         if self._gradient is not None and reduced is not None:
             self._gradient._local_tensor = reduced.view(self.placement.local_shape)
 
-    def gradient_elsewhere(self) -> Tensor | None:
-        """This rank's piece of a gradient that is not weft's reduced sum. Raises RuntimeError if it is placed otherwise."""
+    def external_gradient(self) -> Tensor | None:
+        """This rank's piece of an external gradient. Raises RuntimeError if it has other placements than the parameter."""
         gradient = self.sharded.grad
         if gradient is None or gradient is self._gradient:
             return None
@@ -227,7 +246,7 @@ class ShardedParameter:
                 f"the gradient of '{self.name}' has {getattr(gradient, 'placements', 'no placements')}, but the parameter has "
                 f"{self.sharded.placements}: call redistribute(placements=parameter.placements)"
             )
-        return gradient._local_tensor.detach().to(self.group.dtype).contiguous()
+        return gradient._local_tensor.detach()
 
     def run_gradient_hooks(self) -> None:
         """Runs the hooks of register_post_accumulate_grad_hook on the sharded parameter."""
@@ -243,32 +262,44 @@ class ShardedParameter:
             gradient.detach_() if gradient.grad_fn is not None else gradient.requires_grad_(False)
             gradient.zero_()
 
-    def take_cleared_gradient(self, makes_graph: bool = False) -> bool:
-        """Looks at what the caller did with the gradient since assign_gradient. Returns whether later reductions must not add to the
-        reduced one: it was cleared or replaced, or is part of a gradient of the caller's.
+    def has_stale_sum(self) -> bool:
+        """True if the reduced sum must be forgotten before the next reduction: Note [External gradients]."""
+        is_replaced = self._gradient is not None and not self._is_aside and self.sharded.grad is not self._gradient
+        return is_replaced or self._is_in_external
 
-        `makes_graph`: autograd is about to add out of place, for uses of the shards outside of the model. What is there must then
-        not be in the reduced sum, too.
-        """
-        if self._gradient is not None and self.sharded.grad is self._gradient and not makes_graph:
-            return False
-        is_reduced = self._gradient is not None or self._is_added
-        self._gradient, self._is_added = None, False
-        return is_reduced
+    def note_forgotten_sum(self) -> None:
+        """REQUIRES: the reduced sum is forgotten."""
+        self._gradient, self._is_in_external = None, False
 
-    def note_given_gradient(self, makes_graph: bool) -> None:
-        """Before a backward: unless it makes a graph, it is to add in place to a gradient that the caller has set."""
-        self._is_given = self._gradient is None and self.sharded.grad is not None and not makes_graph
+    def begin_accumulation(self) -> None:
+        """Before a backward, which is to add to an external gradient in its memory. Raises RuntimeError as external_gradient."""
+        self._adds_to_external = self.external_gradient() is not None
+
+    def set_gradient_aside(self) -> None:
+        """At the start of a backward that makes a graph: weft's gradient is not in `.grad` until end_accumulation. Holders of it
+        get a copy, as autograd adds out of place."""
+        self._adds_to_external = False
+        if self._gradient is None:
+            return
+        held, self._gradient = self._gradient, self.placement.distributed(self._gradient._local_tensor)
+        held._local_tensor = held._local_tensor.clone()
+        self.sharded.grad, self._is_aside = None, True
+
+    def end_accumulation(self) -> None:
+        """After a backward: puts weft's gradient back, with what autograd has added meanwhile."""
+        if not self._is_aside:
+            return
+        external = self.external_gradient()
+        if external is not None:
+            with torch.no_grad():
+                self._gradient._local_tensor.add_(external)
+        self.sharded.grad, self._is_aside = self._gradient, False
 
     def forget_gradient(self) -> None:
         self.sharded.grad = self._gradient = None
-        self._is_given = self._is_added = False
+        self._is_aside = self._adds_to_external = self._is_in_external = False
         if self.unsharded is not None:
             self.unsharded.grad = None
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient._local_tensor if isinstance(gradient, DTensor) else gradient
 
 
 def repoint(param: nn.Parameter, address: int) -> None:

@@ -10,7 +10,7 @@ import itertools
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.autograd import Variable
@@ -20,6 +20,7 @@ from weft._core import Session, ShardedGroups, release_private_memory
 from weft.torch._session import session_of_models
 from weft.torch.sharding.group import BackwardState, ForwardState, Group, all_groups
 from weft.torch.sharding.group_tree import collect, name_all
+from weft.torch.sharding.parameter import ShardedParameter
 from weft.torch.sharding.placement import check_mesh, mesh_axes
 
 # In the order of the first forwards, which is that of all ranks.
@@ -127,6 +128,9 @@ class Root:
         }
         return groups, options
 
+    def parameters(self) -> Iterator[ShardedParameter]:
+        return (parameter for group in self.all_groups for parameter in group.parameters)
+
     @property
     def norm_dtype(self) -> torch.dtype:
         """The widest dtype of gradients."""
@@ -159,7 +163,7 @@ class Root:
             )
         while self.dead_passes:
             self.groups.abandon(self.dead_passes.popleft())
-        self.forget_cleared_gradients()
+        self.forget_stale_sums()
         self.forward_pass = Pass(self)
         self.groups.before_forward(0, self.forward_pass.number, self.forward_pass.gradients)
         self.group.register_unsharded()
@@ -218,11 +222,9 @@ class Root:
             group.register_unsharded()
 
     def _begin_backward_of_root(self, owner: Pass) -> None:
-        makes_graph = torch.is_grad_enabled()  # As create_graph says.
-        self.forget_cleared_gradients(makes_graph)
-        for group in self.all_groups:
-            for parameter in group.parameters:
-                parameter.note_given_gradient(makes_graph)
+        self.forget_stale_sums()
+        for parameter in self.parameters():
+            parameter.begin_accumulation()
         self.groups.set_is_last_backward(self.is_last_backward)
         self.groups.before_backward(0, owner.number, True)
         self.backward_pass = owner
@@ -230,6 +232,9 @@ class Root:
         if self.group.settings.unshard_in_backward:
             self.group.register_unsharded()
         Variable._execution_engine.queue_callback(_EndOfBackward(self, owner))
+        if torch.is_grad_enabled():  # create_graph.
+            for parameter in self.parameters():
+                parameter.set_gradient_aside()
 
     def end_backward(self, call: Call) -> None:
         """Reduces and reshards a group after the backward of one of its calls."""
@@ -250,6 +255,8 @@ class Root:
         for group in self.all_groups:
             group.backward_state = BackwardState()
             group.register_sharded_beside_values()
+        for parameter in self.parameters():
+            parameter.end_accumulation()
         if self.is_last_backward:
             reduced = [parameter for group in self.all_groups for parameter in group.assign_gradients()]
             for parameter in reduced:  # A hook may step an optimizer: all gradients are in place before the first.
@@ -257,17 +264,20 @@ class Root:
 
     # Gradients and shards between passes.
 
-    def forget_cleared_gradients(self, makes_graph: bool = False) -> None:
-        """Forgets the reduced gradients that the caller has cleared or replaced, so that the next ones are not added to them.
+    def forget_stale_sums(self) -> None:
+        """Forgets reduced gradients that the caller has cleared or replaced, so that the next ones are not added to them.
 
-        `makes_graph`: all of them, before a backward that does.
+        REQUIRES: the same ones on all ranks.
+        Errors: RuntimeError (reductions are under way). Then nothing is forgotten, and the next call tries again.
         """
-        cleared = [p for g in self.all_groups for p in g.parameters if p.take_cleared_gradient(makes_graph)]
-        if not cleared:
+        stale = [parameter for parameter in self.parameters() if parameter.has_stale_sum()]
+        if not stale:
             return
-        self.groups.forget_reduced_gradients([(p.group.number, p.index) for p in cleared])
-        for group in {p.group: None for p in cleared}:
+        self.groups.forget_reduced_gradients([(parameter.group.number, parameter.index) for parameter in stale])
+        for group in {parameter.group: None for parameter in stale}:
             group.follow_gradients()
+        for parameter in stale:  # Last: what raises before leaves all of them stale.
+            parameter.note_forgotten_sum()
 
     def prepare_writes(self) -> None:
         """Makes sure that shards may be written. Collective where they were read since. Passes that had a forward get no backward."""
