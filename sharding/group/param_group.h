@@ -173,6 +173,9 @@ class ParamGroup {
   void ZeroGradients();
   bool has_unreduced_gradients() const { return static_cast<bool>(gradient_image_); }
   bool has_partial_sum() const { return sums_ != nullptr && sums_->has_partial; }
+  // True if backwards have left gradients that are not summed over all ranks, except for those of Note [Late
+  // gradients]. The same on all ranks, also if they have forgotten different reduced gradients.
+  bool has_gradients_to_reduce() const { return keeps_gradients_ || has_partial_sum(); }
   // True if backwards have left gradients at any place of Note [Accumulation], except for those of Note [Late
   // gradients]. The same on all ranks.
   bool has_gradients_of_any_rank() const { return keeps_gradients_ || sums_ != nullptr; }

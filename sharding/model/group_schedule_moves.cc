@@ -140,13 +140,14 @@ absl::Status GroupSchedule::ReduceGradients() {
 }
 
 // If no rank calls a group, its gradient is that of earlier microbatches, or zero. Once ranks have agreed on
-// the order, all of them know this, and a zero need not be exchanged. All ranks call a group outside of the
-// order alike; its gradients may be complete and wait for their reduction by the rules.
+// the order, all of them know this, and a zero need not be exchanged, nor a sum over all ranks. All ranks
+// call a group outside of the order alike; its gradients may be complete and wait for their reduction by the
+// rules.
 absl::Status GroupSchedule::ReduceUnvisited(int group) {
   const PassEvent end{group, PassEvent::Kind::kEnd};
   const bool is_visited =
       absl::c_linear_search(pass_->expected(), end) || absl::c_linear_search(complete_, group);
-  if (is_visited || !pass_->settled() || GroupAt(group).has_gradients_of_any_rank()) return Reduce(group);
+  if (is_visited || !pass_->settled() || GroupAt(group).has_gradients_to_reduce()) return Reduce(group);
   return switches(group).gradient_sync ? GroupAt(group).CountGradientsAsZero() : absl::OkStatus();
 }
 

@@ -82,6 +82,32 @@ TEST(FullyShard, ExchangesNothingForABlockThatNoRankCalls) {
   });
 }
 
+TEST(FullyShard, ExchangesNoSumOfABlockThatNoRankCallsAnyMore) {
+  WithToyModel(2, PrivateImages(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    int step = 0;
+    for (const std::vector<size_t>& order : std::vector<std::vector<size_t>>{{0, 2}, {0, 2}, {0, 1, 2}}) {
+      net.SetOrder(order);
+      WEFT_RETURN_IF_ERROR(Pass(net, rank, step++));
+    }
+    const auto sums = [&] {
+      std::vector<float> values;
+      for (const ShardView& shard : PartsOf(model).groups[2]->Shards()) {
+        values.insert(values.end(), shard.grad, shard.grad + shard.elements());
+      }
+      return values;
+    };
+    const std::vector<float> expected = sums();
+    net.SetOrder({0, 2});  // As the ranks have agreed in the first pass.
+    for (; step < 5; ++step) {
+      const int64_t before = model.counters().reduce_scatters;
+      WEFT_RETURN_IF_ERROR(Pass(net, rank, step));
+      EXPECT_EQ(model.counters().reduce_scatters - before, 3);
+      EXPECT_EQ(sums(), expected);
+    }
+    return absl::OkStatus();
+  });
+}
+
 TEST(FullyShard, ReducesABlockOnceIfItIsCalledTwice) {
   const auto gradients = [](std::vector<size_t> order, ShardedModel& model, ToyNet& net, int rank,
                             std::vector<float>& out) -> absl::Status {
