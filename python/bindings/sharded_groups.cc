@@ -340,9 +340,9 @@ void Groups::ForgetReducedGradients(const std::vector<std::pair<int, int>>& para
 }
 
 std::pair<double, double> Groups::ClipGradNorm(double max_norm, double norm_type,
-                                               const std::vector<std::tuple<int, int, uintptr_t>>& replaced) {
-  ReplacedGradients gradients;
-  for (const auto& [group, parameter, address] : replaced) {
+                                               const std::vector<std::tuple<int, int, uintptr_t>>& external) {
+  ExternalGradients gradients;
+  for (const auto& [group, parameter, address] : external) {
     gradients.emplace(&At(group, parameter), reinterpret_cast<const std::byte*>(address));
   }
   GradientNorm norm{};

@@ -75,9 +75,9 @@ class Groups : public std::enable_shared_from_this<Groups> {
   std::vector<std::pair<int, std::optional<TorchTensor>>> ReducedGradients(int group);
   // `parameters`: (group, index).
   void ForgetReducedGradients(const std::vector<std::pair<int, int>>& parameters);
-  // `replaced`: (group, index, address). The norm of the gradients, and the factor that clips them.
+  // `external`: (group, index, address). The norm of the gradients, and the factor that clips them.
   std::pair<double, double> ClipGradNorm(double max_norm, double norm_type,
-                                         const std::vector<std::tuple<int, int, uintptr_t>>& replaced);
+                                         const std::vector<std::tuple<int, int, uintptr_t>>& external);
 
  private:
   // The groups, which end with the Groups or the session, whichever is first. Lives as long as both.

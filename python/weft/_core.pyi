@@ -228,10 +228,10 @@ class ShardedGroups:
         """This rank's pieces of the sums of earlier reductions, one-dimensional, with the indices of their parameters."""
     def forget_reduced_gradients(self, parameters: list[tuple[int, int]], /) -> None:
         """Leaves these gradients to those who hold them. Those of other parameters of their groups move to other memory."""
-    def clip_grad_norm(self, max_norm: float, norm_type: float, replaced: list[tuple[int, int, int]], /) -> tuple[float, float]:
+    def clip_grad_norm(self, max_norm: float, norm_type: float, external: list[tuple[int, int, int]], /) -> tuple[float, float]:
         """Norm of all gradients, infinite if one is infinite or NaN, and the factor that clips them. Collective.
 
-        `replaced`: addresses of this rank's pieces of gradients that count in place of reduced ones, after group and parameter.
+        `external`: addresses of this rank's pieces of gradients that count in place of reduced ones, after group and parameter.
         """
     @property
     def residency(self) -> str: ...

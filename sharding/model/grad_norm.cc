@@ -105,12 +105,12 @@ size_t SetOf(const Parameter& parameter, absl::Span<const ClipSet> sets) {
 
 // Adds this rank's gradients of a group, without those that another replica counts, by set.
 void AddGradientsToCount(const ParamGroup& group, absl::Span<const ClipSet> sets,
-                         const ReplacedGradients& replaced, Parts& counted) {
+                         const ExternalGradients& external, Parts& counted) {
   const PipelineLanes& lanes = group.lanes();
   for (const MasterView& shard : group.Masters()) {
     const size_t set = SetOf(*shard.parameter, sets);
-    const auto other = replaced.find(shard.parameter);
-    const std::byte* gradient = other == replaced.end() ? shard.grad : other->second;
+    const auto other = external.find(shard.parameter);
+    const std::byte* gradient = other == external.end() ? shard.grad : other->second;
     if (gradient == nullptr || set == sets.size()) continue;
     const Gradients all{gradient, group.dtypes().master, shard.elements()};
     const auto parameter = static_cast<size_t>(shard.piece.parameter);
@@ -150,10 +150,10 @@ absl::StatusOr<std::vector<GradientNorm>> NormsOfSquares(std::vector<Reproducibl
 
 absl::StatusOr<std::vector<GradientNorm>> ShardedGroups::ClipGradNorms(absl::Span<const ClipSet> sets,
                                                                        NormType type,
-                                                                       const ReplacedGradients& replaced) {
+                                                                       const ExternalGradients& external) {
   WEFT_RETURN_IF_ERROR(CheckGradientsReduced());
   Parts counted(sets.size());
-  for (const auto& group : groups_) AddGradientsToCount(*group, sets, replaced, counted);
+  for (const auto& group : groups_) AddGradientsToCount(*group, sets, external, counted);
   const bool has_doubles = std::any_of(groups_.begin(), groups_.end(), [](const auto& group) {
     return group->dtypes().master == DType::kF64;
   });

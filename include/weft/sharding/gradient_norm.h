@@ -21,9 +21,9 @@ struct ClipSet {
   double max_norm;  // 0: no clipping.
 };
 
-// Gradients that count in place of reduced ones, for clients that replace these: this rank's elements of a
-// parameter, end to end, in its master dtype. REQUIRES: all replicas hold the same values.
-using ReplacedGradients = absl::flat_hash_map<const Parameter*, const std::byte*>;
+// Gradients in memory of the client that count in place of reduced ones: this rank's elements of a parameter,
+// end to end, in its master dtype. REQUIRES: all replicas hold the same values.
+using ExternalGradients = absl::flat_hash_map<const Parameter*, const std::byte*>;
 
 struct GradientNorm {
   // The norm of all gradients of a set, before clipping; infinite if a gradient is not finite. Sums of 1- and

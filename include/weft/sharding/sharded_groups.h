@@ -175,9 +175,9 @@ class ShardedGroups {
   // Owner of the memory of a group's reduced gradients, for holders that may outlive ZeroGradients or
   // ForgetReducedGradients. Null if there are none. REQUIRES: the groups outlive the owner.
   std::shared_ptr<const void> ReducedGradients(int group) const;
-  // `replaced` may differ between shard ranks. REQUIRES: empty, or replicas do not share the optimizer.
+  // `external` may differ between shard ranks. REQUIRES: empty, or replicas do not share the optimizer.
   absl::StatusOr<std::vector<GradientNorm>> ClipGradNorms(absl::Span<const ClipSet> sets, NormType type,
-                                                          const ReplacedGradients& replaced = {});
+                                                          const ExternalGradients& external = {});
   absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
                                 ReduceOp op);
   absl::Status ResetAfterError();

@@ -337,15 +337,15 @@ TEST(ShardedGroups, ForgetAReducedGradientWhileOthersWaitForTheirReduction) {
   });
 }
 
-TEST(ShardedGroups, CountReplacedGradientsInNorms) {
+TEST(ShardedGroups, CountExternalGradientsInNorms) {
   WithPair([](const PairOfParameters& pair, int /*rank*/) -> absl::Status {
     WEFT_RETURN_IF_ERROR(pair.Forward({1, true}));
     WEFT_RETURN_IF_ERROR(pair.Backward({1, true}));
     const ClipSet all{[](const Parameter&) { return true; }, 0.0};
     const std::vector<float> threes(4, 3.0F);  // As many as the rank may own.
-    const ReplacedGradients replaced = {
+    const ExternalGradients external = {
         {pair.parameters[0].get(), reinterpret_cast<const std::byte*>(threes.data())}};
-    WEFT_ASSIGN_OR_RETURN(const auto norms, pair.groups.ClipGradNorms({&all, 1}, NormType::kTwo, replaced));
+    WEFT_ASSIGN_OR_RETURN(const auto norms, pair.groups.ClipGradNorms({&all, 1}, NormType::kTwo, external));
     EXPECT_DOUBLE_EQ(norms.front().norm, std::sqrt(4 * 9.0 + 6 * 4.0));
     pair.ExpectGradients(2.0F, 2.0F);
     return absl::OkStatus();
