@@ -211,8 +211,10 @@ class Group:
             self.register_current()
 
     def register_sharded_beside_values(self) -> None:
-        """Registers the sharded parameters. A backward may still read the gathered values that the schedule has left."""
-        has_values = self.root.groups.is_unsharded(self.number)
+        """Registers the sharded parameters. A backward may still read the gathered values that the schedule has left, if the gathered
+        parameters lie there: this rank may not have used a group that was gathered again."""
+        groups = self.root.groups
+        has_values = groups.is_unsharded(self.number) and groups.data_addresses(self.number) == [p.address for p in self.parameters]
         self.register_sharded()
         self._set_has_values(has_values)
 
