@@ -332,7 +332,8 @@ def prepare_writes(model: nn.Module) -> None:
     """Waits until no rank reads the shards of `model`, so that they may be written by hand.
 
     A backward of an earlier forward is an error afterwards.
-    It is needed after a forward with gradients that got no backward, and after a backward with set_is_last_backward(False).
+    It is needed after a forward with gradients that got no backward, and after a backward with set_is_last_backward(False) or
+    set_reshard_after_backward(False).
     Collective: all ranks of the mesh.
     """
     for root in _roots_of(model, "prepare_writes"):
