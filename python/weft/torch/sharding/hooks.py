@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -151,6 +153,7 @@ def add_hooks(group: Group) -> None:
                 group.root.stop_if_interrupted(group, module)
             changed = before_forward(group, module, args, kwargs)
         group.forward_state.forwards.append(module)
+        group.forward_state.ended = None  # A KeyboardInterrupt may have ended the last hook of a forward.
         return changed
 
     @torch._disable_dynamo
@@ -165,7 +168,8 @@ def add_hooks(group: Group) -> None:
     def after_failure(module: nn.Module, args: tuple, output: Any) -> None:
         has_ended = group.forward_state.ended is module
         group.forward_state.ended = None
-        error = sys.exc_info()[1]  # Or one that is handled around this forward.
+        # An exception that is handled around this forward shows here too; `ended` tells them apart.
+        error = sys.exc_info()[1]
         if error is not None and not has_ended:
             _leave_forward(group, module)
         if error is not None and group.root is not None and not _calls_itself(group, module):
@@ -193,11 +197,16 @@ def _calls_itself(group: Group, module: nn.Module) -> bool:
     """
     if module not in group.forward_state.forwards:
         return False
-    calls, frame = 0, sys._getframe()
-    while frame is not None and calls < 2:
-        calls += frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module
+    frames = (frame for frame in _frames_around(sys._getframe()) if frame.f_code.co_name == "_call_impl")
+    calls = (frame for frame in frames if frame.f_locals.get("self") is module)
+    return len(list(itertools.islice(calls, 2))) == 2
+
+
+def _frames_around(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those around it, the innermost first."""
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    return calls == 2
 
 
 def _before_load(group: Group) -> None:

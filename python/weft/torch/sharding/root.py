@@ -398,7 +398,8 @@ def _prepare_optimizer_step(optimizer: torch.optim.Optimizer, args: tuple, kwarg
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # The first of `args` is the optimizer.
     for root in _roots_of(optimizer):
         root.prepare_writes()
-        root.updates += not callable(closure)
+        if not callable(closure):
+            root.updates += 1
     if not callable(closure):
         return None
     prepared = _prepare_after(closure, optimizer)
@@ -407,16 +408,17 @@ def _prepare_optimizer_step(optimizer: torch.optim.Optimizer, args: tuple, kwarg
 
 def _prepare_after(closure: Callable[..., object], optimizer: torch.optim.Optimizer) -> Callable[..., object]:
     """The closure of a step, after each call of which shards may be written. Its first return counts as an update."""
-    calls = 0
+    is_counted = False
 
     @functools.wraps(closure)
     def evaluate(*args: object, **kwargs: object) -> object:
-        nonlocal calls
+        nonlocal is_counted
         result = closure(*args, **kwargs)
-        calls += 1
         for root in _roots_of(optimizer):  # The closure may have made them.
             root.prepare_writes()
-            root.updates += calls == 1
+            if not is_counted:
+                root.updates += 1
+        is_counted = True
         return result
 
     return evaluate
