@@ -61,7 +61,8 @@ std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double
     fields.insert(fields.begin() + 3, {absl::StrFormat("indexer %.4f", metrics.indexers->loss), 6});
   if (metrics.loss_scale) {
     const double scale = metrics.loss_scale->scale;
-    fields.insert(fields.begin() + 3, {absl::StrFormat(scale < 1 ? "scale %g" : "scale %.0f", scale), 1});
+    fields.insert(fields.begin() + 3,
+                  {scale < 1 ? absl::StrFormat("scale %g", scale) : absl::StrFormat("scale %.0f", scale), 1});
   }
   const auto join = [&](int min_importance) {
     std::string line;
