@@ -23,7 +23,7 @@ interface=weft0
 switch=weft-$$-switch
 hosts=()
 scratch=
-process=  # Of the command, while it runs.
+runs_command=  # Not empty while the command runs.
 
 fail() { echo "emulated_hosts: $*" >&2; exit 2; }
 skip() { echo "emulated_hosts: skipped: $*"; exit 77; }
@@ -63,7 +63,7 @@ remove_host() {
 
 # Ends the command, by SIGKILL if it has not ended after ten seconds.
 end_command() {
-  local _
+  local process=$! _
   kill "$process" 2>/dev/null || return 0
   for _ in {1..100}; do
     kill -0 "$process" 2>/dev/null || return 0
@@ -74,7 +74,8 @@ end_command() {
 
 remove_own() {
   trap '' INT TERM HUP  # A second signal must not end the removal.
-  [[ -z $process ]] || end_command
+  # A signal may come right after the start of the command: $! is set then, and a variable would not be.
+  [[ -z $runs_command || -z ${!-} ]] || end_command
   local host
   for host in "${hosts[@]}" "$switch"; do remove_host "$host"; done
   [[ -z $scratch ]] || rm -rf "$scratch"
@@ -126,11 +127,11 @@ SHELL
 run() {
   export WEFT_HOSTS="${hosts[*]}" WEFT_ON_HOST=$scratch/on-host WEFT_HOST_INTERFACE=$interface TMPDIR=$scratch
   # In the background: bash handles signals while it waits, but not while a foreground command runs.
+  runs_command=yes
   "${command[@]}" <&0 &
-  process=$!
   local code=0
-  wait "$process" || code=$?
-  process=
+  wait "$!" || code=$?
+  runs_command=
   return "$code"
 }
 
