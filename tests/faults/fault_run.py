@@ -104,8 +104,17 @@ def can_mount():
     return subprocess.run(["unshare", "--mount", "true"], stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
+def is_probe(path):
+    """True for the empty file that Open MPI makes and removes at the start of a process, to see whether it may. One that is killed
+    in between leaves it."""
+    try:
+        return re.fullmatch(r"open_mpi\.\d{4}", path.name) is not None and path.stat().st_size == 0
+    except FileNotFoundError:
+        return False
+
+
 def shared_memory():
-    return {path for path in pathlib.Path("/dev/shm").iterdir()}
+    return {path for path in pathlib.Path("/dev/shm").iterdir() if not is_probe(path)}
 
 
 def is_mapped(path):
