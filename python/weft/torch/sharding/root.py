@@ -5,16 +5,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import functools
 import itertools
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch.autograd import Variable
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from weft._core import Session, ShardedGroups, release_private_memory
 from weft.torch._session import session_of_models
@@ -380,48 +378,11 @@ def _return_freed_memory() -> None:
         trim(0)
 
 
+def all_roots() -> list[Root]:
+    """The roots that have had a forward and live."""
+    return list(_roots.values())
+
+
 def _close_all() -> None:
-    for root in list(_roots.values()):
+    for root in all_roots():
         root.groups.close()
-
-
-def _roots_of(optimizer: torch.optim.Optimizer) -> list[Root]:
-    stepped = {id(param) for entry in optimizer.param_groups for param in entry["params"]}
-    return [root for root in list(_roots.values()) if any(id(p.sharded) in stepped for g in root.all_groups for p in g.parameters)]
-
-
-def _prepare_optimizer_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    """Before a step of any optimizer: shards that were read since must not be overwritten under a reader.
-
-    Those that a closure reads may be written after it, and the update begins when it has returned.
-    """
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # The first of `args` is the optimizer.
-    for root in _roots_of(optimizer):
-        root.prepare_writes()
-        if not callable(closure):
-            root.updates += 1
-    if not callable(closure):
-        return None
-    prepared = _prepare_after(closure, optimizer)
-    return (args, {**kwargs, "closure": prepared}) if "closure" in kwargs else ((args[0], prepared, *args[2:]), kwargs)
-
-
-def _prepare_after(closure: Callable[..., object], optimizer: torch.optim.Optimizer) -> Callable[..., object]:
-    """The closure of a step, after each call of which shards may be written. Its first return counts as an update."""
-    is_counted = False
-
-    @functools.wraps(closure)
-    def evaluate(*args: object, **kwargs: object) -> object:
-        nonlocal is_counted
-        result = closure(*args, **kwargs)
-        for root in _roots_of(optimizer):  # The closure may have made them.
-            root.prepare_writes()
-            if not is_counted:
-                root.updates += 1
-        is_counted = True
-        return result
-
-    return evaluate
-
-
-register_optimizer_step_pre_hook(_prepare_optimizer_step)
