@@ -1,7 +1,6 @@
 // Links over TCP between two ranks of one thread, so that each step of a transfer can be chosen.
 #include "src/mesh/tcp/tcp_link.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,14 +9,12 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "src/mesh/base/file_handle.h"
 #include "src/mesh/tcp/tcp_endpoint.h"
 #include "src/mesh/tcp/tcp_frame.h"
 #include "tests/mesh/support/raw_tcp_peer.h"
@@ -28,9 +25,7 @@ namespace weft::internal {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::weft::testing::RawTcpPeer;
 using ::weft::testing::StatusIs;
 using Pair = ::weft::testing::TcpLinkPair;
@@ -207,91 +202,6 @@ TEST(TcpLink, SendsToAClosedPeerFailAndNameIt) {
   EXPECT_THAT(done, StatusIs(absl::StatusCode::kInternal, HasSubstr("rank 1 has closed its link")));
 }
 
-TEST(TcpLink, APeerThatCannotBeReachedIsNamedWithTheRemedy) {
-  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
-  pair.second.reset();  // Nobody listens at its port any more.
-  char byte = 0;
-  ASSERT_OK_AND_ASSIGN(const auto send, pair.first->Send(1, 1, &byte, 1));
-  absl::StatusOr<bool> done = false;
-  for (int i = 0; i < 1'000'000 && done.ok() && !*done; ++i) {
-    ASSERT_OK(pair.first->Poll());
-    done = pair.first->Test(send);
-  }
-  EXPECT_THAT(
-      done, StatusIs(absl::StatusCode::kInternal,
-                     AllOf(HasSubstr("rank 1"), HasSubstr("Connection refused"), HasSubstr("WEFT_NETWORK"))));
-}
-
-// Sends a message to rank 1, until the link has noticed that nobody takes it.
-absl::Status FindUnreachable(WireLink& link) {
-  WEFT_RETURN_IF_ERROR(link.SendControlMessage(1, "are you there?"));
-  for (int i = 0; i < 1'000'000 && link.LostPeers().empty(); ++i) WEFT_RETURN_IF_ERROR(link.Poll());
-  if (link.LostPeers().size() == 1) return absl::OkStatus();
-  return absl::InternalError("the link has not noticed it");
-}
-
-// The peer is well: this process has too many files.
-TEST(TcpLink, AProcessWithoutDescriptorsBlamesNoPeer) {
-  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
-  std::vector<FileHandle> files;
-  rlimit limit = {};
-  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
-  const rlimit few = {64, limit.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
-  do {
-    files.emplace_back(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  } while (files.back().is_open());
-  const absl::Status sent = pair.first->SendControlMessage(1, "hello");
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-  EXPECT_THAT(sent, StatusIs(absl::StatusCode::kInternal,
-                             AllOf(HasSubstr("Too many open files"), HasSubstr("ulimit -n"))));
-  EXPECT_THAT(pair.first->LostPeers(), IsEmpty());
-}
-
-// The peer closes its link, or dies, before it has connected. Nothing tells which.
-TEST(TcpLink, APeerThatHasNeverConnectedMayHaveClosedItsLink) {
-  for (const bool was_reached : {false, true}) {
-    SCOPED_TRACE(was_reached);
-    ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
-    if (was_reached) {
-      ASSERT_OK(pair.Exchange(1));
-    }
-    pair.second.reset();
-    char byte = 0;
-    ASSERT_OK_AND_ASSIGN(const auto receive, pair.first->Receive(1, 1, &byte, 1, WireLink::Length::kExact));
-    ASSERT_OK(FindUnreachable(*pair.first));
-    EXPECT_TRUE(pair.first->LostPeers()[0].may_have_closed);
-    EXPECT_THAT(pair.first->LostPeers()[0].cause,
-                StatusIs(absl::StatusCode::kInternal, HasSubstr("the connection to rank 1 was lost")));
-    ASSERT_OK_AND_ASSIGN(const bool done, pair.first->Test(receive));
-    EXPECT_FALSE(done);
-    EXPECT_TRUE(pair.first->Cancel(receive));
-  }
-}
-
-// Nobody can be reached at the port of the peer when its connection ends without a farewell.
-TEST(TcpLink, APeerWhoseConnectionEndsWithoutAFarewellHasNotClosedItsLink) {
-  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
-  pair.second.reset();
-  char byte = 0;
-  ASSERT_OK_AND_ASSIGN(const auto receive, pair.first->Receive(1, 1, &byte, 1, WireLink::Length::kExact));
-  ASSERT_OK(FindUnreachable(*pair.first));
-  ASSERT_TRUE(pair.first->LostPeers()[0].may_have_closed);
-  {
-    const RawTcpPeer peer(pair.first->endpoint());
-    peer.WriteFrame(RawTcpPeer::GreetingOf(pair.first->endpoint(), 1));
-    for (int i = 0; i < 10; ++i) ASSERT_OK(pair.first->Poll());
-  }
-  absl::StatusOr<bool> done = false;
-  for (int i = 0; i < 1'000'000 && done.ok() && !*done; ++i) {
-    ASSERT_OK(pair.first->Poll());
-    done = pair.first->Test(receive);
-  }
-  EXPECT_THAT(done, StatusIs(absl::StatusCode::kInternal, HasSubstr("the connection to rank 1 was lost")));
-  ASSERT_EQ(pair.first->LostPeers().size(), 1);
-  EXPECT_FALSE(pair.first->LostPeers()[0].may_have_closed);
-}
-
 // Another program, or a rank of another job, connects to the port of a link.
 TEST(TcpLink, IgnoresStrangers) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
@@ -407,51 +317,6 @@ TEST(TcpLink, AllocatesNothingForAMessageBeforeItsBytesArrive) {
   EXPECT_TRUE(control.ok() && control->has_value());
   pair.Poll();
   EXPECT_TRUE(pair.first->LostPeers().empty());
-}
-
-TcpEndpoint EndpointOf(const std::string& host, const std::vector<TcpEndpoint::Interface>& interfaces) {
-  return {"token", host, 1234, interfaces};
-}
-
-TEST(TcpEndpoint, IsTheSameAfterEncodingAndDecoding) {
-  const TcpEndpoint endpoint = EndpointOf("boot/net", {{"eth0", "10.0.0.1", 24}, {"eth1", "fd00::1", 64}});
-  ASSERT_OK_AND_ASSIGN(const TcpEndpoint decoded, TcpEndpoint::Decode(endpoint.Encode()));
-  EXPECT_EQ(decoded.Encode(), endpoint.Encode());
-  EXPECT_EQ(decoded.port, 1234);
-  for (const char* text : {"", "token", "token host", "token host port", "token host 1 eth0,10.0.0.1"})
-    EXPECT_EQ(TcpEndpoint::Decode(text).status().code(), absl::StatusCode::kInternal) << text;
-}
-
-TEST(TcpEndpoint, SharedNetworksComeFirst) {
-  const TcpEndpoint own = EndpointOf("a", {{"eth0", "10.0.0.1", 24}, {"eth1", "192.168.7.1", 20}});
-  const TcpEndpoint peer = EndpointOf("b", {{"public", "8.8.8.8", 24},
-                                            {"eth0", "10.0.1.2", 24},
-                                            {"eth1", "192.168.15.9", 20},
-                                            {"x", "fd00::2", 64}});
-  EXPECT_THAT(RoutesTo(own, peer), ElementsAre("192.168.15.9", "8.8.8.8", "10.0.1.2", "fd00::2"));
-}
-
-TEST(TcpEndpoint, TheLoopbackInterfaceServesOneHostOnly) {
-  const std::vector<TcpEndpoint::Interface> interfaces = {{"eth0", "10.0.0.1", 24}};
-  EXPECT_THAT(RoutesTo(EndpointOf("a", interfaces), EndpointOf("a", interfaces)),
-              ElementsAre("127.0.0.1", "10.0.0.1"));
-  EXPECT_THAT(RoutesTo(EndpointOf("a", {}), EndpointOf("a", {})), ElementsAre("127.0.0.1"));
-  EXPECT_THAT(RoutesTo(EndpointOf("a", {}), EndpointOf("b", {})), IsEmpty());
-}
-
-// Container software gives its bridge the same address on every host.
-TEST(TcpEndpoint, AnAddressOfBothHostsIsNoRoute) {
-  const TcpEndpoint own = EndpointOf("a", {{"docker0", "172.17.0.1", 16}, {"eth0", "10.0.0.1", 24}});
-  const TcpEndpoint peer = EndpointOf("b", {{"docker0", "172.17.0.1", 16}, {"eth0", "10.0.0.2", 24}});
-  EXPECT_THAT(RoutesTo(own, peer), ElementsAre("10.0.0.2"));
-}
-
-TEST(TcpEndpoint, NamesAnInterfaceThatDoesNotExist) {
-  EXPECT_OK(TcpEndpoint::OfThisHost("lo"));
-  EXPECT_THAT(
-      TcpEndpoint::OfThisHost("lo,no-such"),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               AllOf(HasSubstr("'no-such'"), HasSubstr("WEFT_NETWORK"), HasSubstr("lo (127.0.0.1)"))));
 }
 
 }  // namespace
