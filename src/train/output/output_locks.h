@@ -20,7 +20,8 @@ namespace weft {
 
 // Waits until nobody else has locked (`flock`) the folder of checkpoints, the file of metrics or the folder
 // of the export: at most for `limit`, and only while `is_stopped` is false. Prints a line if it waits.
-// Whoever opens the outputs after the limit reports a lock that is left. Errors: kCancelled (stopped).
+// After the limit, a lock that is left is an error of the code that opens the output. Errors: kCancelled
+// (stopped).
 absl::Status WaitForLockedOutputs(const TrainConfig& config, absl::Duration limit,
                                   absl::FunctionRef<bool()> is_stopped, RunConsole& console);
 

@@ -1,4 +1,4 @@
-// What rank 0 of a run prints: the configuration, progress, and the results.
+// Console of a run, on which rank 0 prints the configuration, progress and the results.
 //
 // Thread safety: none; one thread uses a console.
 // Lifetime: the stream must outlive it.
