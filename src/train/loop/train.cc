@@ -218,7 +218,7 @@ class Run {
       WEFT_ASSIGN_OR_RETURN(Trainer::StepResult result, trainer_->Step(step, TakeRequests(), [this] {
         return checkpoints_->BeforeUpdate();
       }));
-      if (trace_) WEFT_RETURN_IF_ERROR(trace_->AfterStep(step));
+      WEFT_RETURN_IF_ERROR(TraceAfter(step));
       skips_.Add(result);
       result.metrics.skipped_steps = skips_.total().all;
       result.metrics.counted_skips = skips_.limited();
@@ -259,6 +259,16 @@ class Run {
         const StepRange steps,
         TracedSteps(config_.output.trace_steps, checkpoints_->first_step(), config_.optimizer.steps));
     trace_.emplace(trainer_->engine(), config_.output.trace_file, steps, timeout_);
+    return absl::OkStatus();
+  }
+
+  // A trace that cannot be written stops the run as metrics do, after the next step and its checkpoint.
+  absl::Status TraceAfter(int64_t step) {
+    if (!trace_) return absl::OkStatus();
+    const absl::Status traced = trace_->AfterStep(step);
+    if (!IsAgreedError(traced)) return traced;
+    recorded_.Update(traced);
+    trace_.reset();
     return absl::OkStatus();
   }
 
@@ -359,10 +369,10 @@ class Run {
   std::vector<RunProperty> properties_;  // Equal on all ranks.
   std::vector<ResolvedItem> resolved_;
   std::unique_ptr<Trainer> trainer_;
-  std::optional<RunTrace> trace_;               // If there is --trace.
-  std::unique_ptr<Evaluator> evaluator_;        // Null without --eval-data.
-  std::optional<RunRecords> records_;           // On rank 0.
-  absl::Status recorded_;                       // Its first error, which stops the run after the next step.
+  std::optional<RunTrace> trace_;         // If there is --trace.
+  std::unique_ptr<Evaluator> evaluator_;  // Null without --eval-data.
+  std::optional<RunRecords> records_;     // On rank 0.
+  absl::Status recorded_;  // The first error of records or trace, which stops the run after the next step.
   std::unique_ptr<RunModelFiles> model_files_;  // On rank 0.
   std::unique_ptr<RunCheckpoints> checkpoints_;
   TrainReport report_;

@@ -40,7 +40,7 @@ class RunTrace {
 
   // Errors: those of an exchange between the ranks.
   absl::Status BeforeStep(int64_t step);
-  // Errors, on all ranks: those of an exchange; those of writing the file (names the path).
+  // Errors: those of an exchange; on all ranks (IsAgreedError), those of writing the file (names the path).
   absl::Status AfterStep(int64_t step);
   // Writes the file if the run has ended between the first and the last of the steps. Errors: as AfterStep.
   absl::Status Finish();

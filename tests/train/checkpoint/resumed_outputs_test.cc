@@ -136,5 +136,22 @@ TEST_F(ResumeTest, SavesWhatARunHasDoneWhoseMetricsCannotBeWritten) {
   EXPECT_THAT(saved, ElementsAre(CheckpointName(3)));
 }
 
+TEST_F(ResumeTest, SavesWhatARunHasDoneWhoseTraceCannotBeWritten) {
+  const std::string folder = folder_ / "traces";
+  fs::create_directory(folder);
+  config_.output.trace_file = folder + "/trace.json";
+  config_.output.trace_steps = "2:2";
+  config_.optimizer.steps = 9;
+  config_.checkpoint.folder = root();
+  const absl::Status status = RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
+    TrainEnvironment environment;
+    if (bootstrap.rank() == 0) environment.on_step = [&](const StepMetrics&) { fs::remove_all(folder); };
+    return Train(bootstrap, config_, environment).status();
+  });
+  EXPECT_THAT(status.message(), HasSubstr("trace.json"));
+  ASSERT_OK_AND_ASSIGN(const auto saved, ListCheckpoints(root()));
+  EXPECT_THAT(saved, ElementsAre(CheckpointName(3)));
+}
+
 }  // namespace
 }  // namespace weft
