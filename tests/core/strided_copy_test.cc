@@ -23,7 +23,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::weft::testing::StatusIs;
 
-constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF64, DType::kI32, DType::kI64};
+constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF64, DType::kI64,
+                             DType::kI32, DType::kI16,  DType::kI8,  DType::kU8};
 
 bool Convertible(DType source, DType target) { return IsFloating(source) == IsFloating(target); }
 
@@ -36,11 +37,11 @@ void CopyElement(const std::byte* source, DType source_dtype, std::byte* target,
     return;
   }
   if (!IsFloating(source_dtype)) {
-    int64_t wide = 0;
-    int32_t narrow = 0;
-    std::memcpy(source_dtype == DType::kI64 ? static_cast<void*>(&wide) : &narrow, source,
-                SizeOf(source_dtype));
-    const int64_t value = source_dtype == DType::kI64 ? wide : narrow;
+    uint64_t bits = 0;
+    std::memcpy(&bits, source, SizeOf(source_dtype));
+    const size_t unused = 64 - 8 * SizeOf(source_dtype);
+    int64_t value = static_cast<int64_t>(bits);
+    if (source_dtype != DType::kU8) value = static_cast<int64_t>(bits << unused) >> unused;  // The sign.
     std::memcpy(target, &value, SizeOf(target_dtype));  // Little-endian: the low bytes come first.
     return;
   }
@@ -78,10 +79,8 @@ void CopyByIndex(const TensorView& source, const TensorView& target, double scal
       to += rest % source.shape[dim] * target.strides[dim];
       rest /= source.shape[dim];
     }
-    CopyElement(
-        static_cast<const std::byte*>(source.data) + from * static_cast<int64_t>(SizeOf(source.dtype)),
-        source.dtype, static_cast<std::byte*>(target.data) + to * static_cast<int64_t>(SizeOf(target.dtype)),
-        target.dtype, scale);
+    CopyElement(static_cast<const std::byte*>(source.data) + BytesOf(from, source.dtype), source.dtype,
+                static_cast<std::byte*>(target.data) + BytesOf(to, target.dtype), target.dtype, scale);
   }
 }
 

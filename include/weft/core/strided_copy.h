@@ -41,7 +41,7 @@ struct CopyPlan {
 
   int64_t elements() const;
   // Runs the plan on buffers with the planned layouts. Large copies use the calling rank's threads. A
-  // conversion from i64 to i32 keeps the low bits.
+  // conversion to an integer of fewer bits keeps the low ones.
   // REQUIRES: `scale` is 1 for integers. Source and target do not overlap, or are the same memory with the
   // same layout and dtype.
   void Run(const void* source, void* target, double scale = 1.0) const;

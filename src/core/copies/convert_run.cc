@@ -107,6 +107,24 @@ RunKernel SelectFloatTarget(DType target) {
   }
 }
 
+template <typename Source>
+RunKernel SelectIntegerTarget(DType target) {
+  switch (target) {
+    case DType::kI64:
+      return ConvertIntegers<Source, int64_t>;
+    case DType::kI32:
+      return ConvertIntegers<Source, int32_t>;
+    case DType::kI16:
+      return ConvertIntegers<Source, int16_t>;
+    case DType::kI8:
+      return ConvertIntegers<Source, int8_t>;
+    case DType::kU8:
+      return ConvertIntegers<Source, uint8_t>;
+    default:
+      return nullptr;
+  }
+}
+
 RunKernel SelectConversion(DType source, DType target) {
   if (f16c::IsAvailable() && source == DType::kF16 && target == DType::kF32)
     return ConvertByInstructions<F16, float, f16c::Widen>;
@@ -122,13 +140,15 @@ RunKernel SelectConversion(DType source, DType target) {
     case DType::kF64:
       return SelectFloatTarget<double>(target);
     case DType::kI32:
-      return target == DType::kI64 ? ConvertIntegers<int32_t, int64_t> : nullptr;
+      return SelectIntegerTarget<int32_t>(target);
     case DType::kI64:
-      return target == DType::kI32 ? ConvertIntegers<int64_t, int32_t> : nullptr;
+      return SelectIntegerTarget<int64_t>(target);
     case DType::kI16:
+      return SelectIntegerTarget<int16_t>(target);
     case DType::kI8:
+      return SelectIntegerTarget<int8_t>(target);
     case DType::kU8:
-      break;
+      return SelectIntegerTarget<uint8_t>(target);
   }
   return nullptr;
 }
