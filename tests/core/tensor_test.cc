@@ -109,6 +109,8 @@ TEST(Tensor, ThrowsIfThereIsNoMemory) {
   const int64_t before = TensorBytesFromSystem();
   EXPECT_THROW(Tensor::Empty(DType::kF32, {kMoreThanAnAddressSpace}), std::bad_alloc);
   EXPECT_THROW(Tensor::Zeros(DType::kF32, {kMoreThanAnAddressSpace}), std::bad_alloc);
+  constexpr int64_t kRows = int64_t{1} << 31;  // The product of bytes is 0 in 64 bits.
+  EXPECT_THROW(Tensor::Empty(DType::kF32, {kRows, kRows}), std::bad_alloc);
   EXPECT_EQ(TensorBytesFromSystem(), before);
 }
 

@@ -1,5 +1,6 @@
 #include "weft/core/tensor_view.h"
 
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -68,6 +69,15 @@ TEST_F(TensorViewTest, DimsOfSizeOneDoNotBreakContiguity) {
   view.strides[1] = 1000;
   EXPECT_TRUE(view.IsContiguous());
   EXPECT_THAT(view.Reshape({4, 6}).strides, ElementsAre(6, 1));
+}
+
+TEST_F(TensorViewTest, CountsNoFewerElementsAndBytesThanAShapeHas) {
+  constexpr int64_t kHuge = int64_t{1} << 40;
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(ElementCount({kHuge, kHuge}), kMost);
+  EXPECT_EQ(ElementCount({kHuge, kHuge, 0}), 0);
+  EXPECT_EQ(TensorView::Contiguous(nullptr, DType::kF64, {kHuge, 1 << 22}).bytes(), kMost);
+  EXPECT_EQ(TensorView::Contiguous(nullptr, DType::kF64, {kHuge, 1 << 19}).bytes(), uint64_t{1} << 62);
 }
 
 using TensorViewDeathTest = TensorViewTest;

@@ -55,8 +55,11 @@ TEST_F(PoolTensorTest, HasMemoryEvenWithoutElements) {
 }
 
 TEST_F(PoolTensorTest, NamesTheFullPoolInTheError) {
-  EXPECT_THAT(PoolTensor(*pool_, DType::kF32, {1 << 20}).status(),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("keys")));
+  constexpr int64_t kRows = int64_t{1} << 31;  // The product of bytes is 0 in 64 bits.
+  for (const Shape& shape : {Shape{1 << 20}, Shape{kRows, kRows}, Shape{kRows, kRows, kRows}}) {
+    EXPECT_THAT(PoolTensor(*pool_, DType::kF32, shape).status(),
+                StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("keys")));
+  }
 }
 
 }  // namespace

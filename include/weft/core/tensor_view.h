@@ -18,7 +18,7 @@ namespace weft {
 
 using Shape = absl::InlinedVector<int64_t, 5>;
 
-// Product of the sizes; 1 for the empty shape of a scalar.
+// Product of the sizes; 1 for the empty shape of a scalar. The largest int64_t if the product is larger.
 int64_t ElementCount(const Shape& shape);
 // Example: "[2, 3]".
 std::string ToString(const Shape& shape);
@@ -33,7 +33,8 @@ struct TensorView {
   static TensorView Contiguous(void* data, DType dtype, Shape shape);
 
   int64_t elements() const { return ElementCount(shape); }
-  size_t bytes() const { return static_cast<size_t>(elements()) * SizeOf(dtype); }
+  // Of the elements, in bytes. More than any memory has if the product is too large for a size_t.
+  size_t bytes() const;
   bool IsContiguous() const;
 
   // Pointer to the first element.

@@ -1,15 +1,27 @@
 #include "weft/core/tensor_view.h"
 
+#include <limits>
+#include <numeric>
 #include <utility>
 
 #include <absl/strings/str_join.h>
 
 namespace weft {
 
+namespace {
+
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+
+// REQUIRES: neither is negative.
+int64_t SaturatedProduct(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? kMax : product;
+}
+
+}  // namespace
+
 int64_t ElementCount(const Shape& shape) {
-  int64_t count = 1;
-  for (const int64_t size : shape) count *= size;
-  return count;
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, SaturatedProduct);
 }
 
 std::string ToString(const Shape& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
@@ -19,9 +31,13 @@ TensorView TensorView::Contiguous(void* data, DType dtype, Shape shape) {
   int64_t stride = 1;
   for (size_t dim = shape.size(); dim-- > 0;) {
     strides[dim] = stride;
-    stride *= shape[dim];
+    stride = SaturatedProduct(stride, shape[dim]);
   }
   return {data, dtype, std::move(shape), std::move(strides)};
+}
+
+size_t TensorView::bytes() const {
+  return static_cast<size_t>(SaturatedProduct(elements(), static_cast<int64_t>(SizeOf(dtype))));
 }
 
 bool TensorView::IsContiguous() const {
@@ -29,7 +45,7 @@ bool TensorView::IsContiguous() const {
   int64_t expected = 1;
   for (size_t dim = shape.size(); dim-- > 0;) {
     if (shape[dim] != 1 && strides[dim] != expected) return false;
-    expected *= shape[dim];
+    expected = SaturatedProduct(expected, shape[dim]);
   }
   return true;
 }
@@ -43,7 +59,7 @@ TensorView TensorView::Slice(int dim, int64_t start, int64_t length) const {
   TensorView window = *this;
   window.shape[at] = length;
   if (data != nullptr) {
-    window.data = static_cast<std::byte*>(data) + start * strides[at] * static_cast<int64_t>(SizeOf(dtype));
+    window.data = static_cast<std::byte*>(data) + BytesOf(start * strides[at], dtype);
   }
   return window;
 }
