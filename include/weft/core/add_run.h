@@ -9,8 +9,9 @@
 
 namespace weft {
 
-// target[i] = target[i] + source[i] * scale. The sum is rounded once, to the target's dtype. An element's
-// result has the same bits at every position in a run.
+// target[i] = target[i] + source[i] * scale. The sum is rounded to float (to double if either dtype is f64),
+// then to the target's dtype; from double to 16 bits through float. An element's result has the same bits at
+// every position in a run.
 // REQUIRES: both dtypes are floating-point; source and target do not overlap.
 void AddRun(const void* source, DType source_dtype, void* target, DType target_dtype, int64_t count,
             double scale = 1.0);
