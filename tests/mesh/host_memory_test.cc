@@ -1,4 +1,4 @@
-// Free memory within the limits of control groups, of both versions.
+// Free memory and CPU time within the limits of control groups, of both versions.
 #include "weft/mesh/host_memory.h"
 
 #include <limits>
@@ -9,6 +9,7 @@
 
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
+#include "weft/mesh/cpu_quota.h"
 
 namespace weft {
 namespace {
@@ -65,6 +66,24 @@ TEST_F(ControlGroups, LeaveNothingBeyondTheirLimit) {
 TEST_F(ControlGroups, IgnoreMalformedMembershipLines) {
   WriteVersion2("/jobs", "400", 350);
   EXPECT_EQ(Headroom("nonsense\n0::jobs\n0::/../jobs\n:\n"), kNoLimit);
+}
+
+TEST_F(ControlGroups, GrantTheLeastQuotaOfTheirChain) {
+  const auto cpus = [&](const std::string& membership) {
+    return internal::ControlGroupCpus(folder_.Write("membership", membership), folder_.str());
+  };
+  EXPECT_EQ(cpus("3:cpu,cpuacct:/a\n0::/b\n"), std::nullopt);
+  folder_.Write("b/cpu.max", "max 100000\n");
+  EXPECT_EQ(cpus("0::/b/c\n"), std::nullopt);
+  folder_.Write("b/cpu.max", "250000 100000\n");
+  EXPECT_EQ(cpus("0::/b/c\n"), 2.5);
+  folder_.Write("b/c/cpu.max", "50000 100000\n");
+  EXPECT_EQ(cpus("0::/b/c\n"), 0.5);
+  folder_.Write("cpu/a/cpu.cfs_period_us", "100000\n");
+  folder_.Write("cpu/a/cpu.cfs_quota_us", "-1\n");
+  EXPECT_EQ(cpus("3:cpu,cpuacct:/a\n"), std::nullopt);
+  folder_.Write("cpu/a/cpu.cfs_quota_us", "400000\n");
+  EXPECT_EQ(cpus("3:cpu,cpuacct:/a\n"), 4);
 }
 
 TEST(AvailableHostMemory, IsKnown) {

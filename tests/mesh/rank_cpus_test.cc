@@ -5,6 +5,7 @@
 #include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/core/topology.h"
+#include "weft/mesh/cpu_quota.h"
 
 namespace weft::testing {
 namespace {
@@ -20,11 +21,21 @@ TEST(RankCpus, AreDividedAmongTheRanksThatMayRunOnThem) {
   EXPECT_TRUE(has_core({{0, 4}, {0}, {1}, {2}}));
 }
 
+TEST(RankCpus, ShareTheQuotaOfTheirControlGroup) {
+  RankCpus cpus{{{0, 1, 2, 3}, {0, 1, 2, 3}}, 0, 3.0};
+  EXPECT_NEAR(cpus.Share(), 1.5, 1e-5);
+  EXPECT_TRUE(cpus.IsLimitedByQuota());
+  cpus.quota = 5;  // More than its CPUs.
+  EXPECT_NEAR(cpus.Share(), 2, 1e-5);
+  EXPECT_FALSE(cpus.IsLimitedByQuota());
+}
+
 TEST(RankCpus, AreThoseOfTheNode) {
   RunRanks(NodeMap::RanksPerNode(3, 2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const RankCpus cpus, ExchangeRankCpus(bootstrap, absl::OkStatus(), kTestTimeout));
     EXPECT_EQ(cpus.of_rank.size(), bootstrap.rank() == 2 ? 1u : 2u);
     EXPECT_EQ(cpus.self, bootstrap.rank() % 2);
+    EXPECT_EQ(cpus.quota.has_value(), CpuQuota().has_value());
     for (const std::vector<int>& of_rank : cpus.of_rank) EXPECT_EQ(of_rank, AffinityCpus());
     return absl::OkStatus();
   });

@@ -10,8 +10,8 @@
 
 namespace weft {
 
-// Counts cover what this process might use when the topology was read: its control group and its affinity
-// limit them.
+// Counts cover what this process might use when the topology was read: the CPUs of its control group and its
+// affinity limit them. Limits of CPU time do not: see weft/mesh/cpu_quota.h.
 struct Topology {
   int cpus = 1;        // Hardware threads.
   int cores = 1;       // Physical cores.

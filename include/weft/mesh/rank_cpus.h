@@ -3,6 +3,7 @@
 // Thread safety: values.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include <absl/status/status.h>
@@ -16,11 +17,18 @@ namespace weft {
 struct RankCpus {
   std::vector<std::vector<int>> of_rank;  // By rank of the node, ascending.
   int self = 0;                           // Index of the calling rank.
+  // CPUs whose whole time control groups grant to the ranks of the node together: the least CpuQuota of them.
+  std::optional<double> quota = std::nullopt;
 
-  // This rank's share of its CPUs: of each, one divided by the number of ranks that may run on it. With a
-  // share of 1, no rank needs to wait for another one's time slice. Rounded up by 1e-6, so that sums such as
-  // 3 x 1/3 reach the whole number.
+  // This rank's share of its CPUs: of each, one divided by the number of ranks that may run on it. At most
+  // the quota divided by the ranks of the node. With a share of 1, no rank needs to wait for another one's
+  // time slice. Rounded up by 1e-6, so that sums such as 3 x 1/3 reach the whole number.
   double Share() const;
+  // True if the quota lowers that share.
+  bool IsLimitedByQuota() const;
+
+ private:
+  double ShareWithoutQuota() const;
 };
 
 // `local` may be an error of this rank, which every rank returns. Errors: those of ExchangeBlobs.

@@ -29,7 +29,7 @@ struct NodePlacement {
 };
 
 // Divides each CPU equally among the ranks that may run on it. The thread count is the sum of the rank's
-// shares, rounded down, at least 1 and at most `limit`.
+// shares, at most its share of the quota of control groups, rounded down, at least 1 and at most `limit`.
 ThreadPlan PlanThreads(const NodePlacement& placement);
 
 // Returns the placement of the node of the calling rank.

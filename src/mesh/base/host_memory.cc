@@ -13,6 +13,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/mesh/base/control_groups.h"
 #include "weft/core/page_bytes.h"
 #include "weft/core/status.h"
 
@@ -61,32 +62,13 @@ uint64_t Headroom(const std::string& folder, const GroupFiles& files) {
   return *limit - std::min(*limit, held);
 }
 
-// The least headroom of the group `path` below `root` and of the groups that contain it.
-uint64_t HeadroomOfChain(const std::string& root, std::string path, const GroupFiles& files) {
-  uint64_t least = Headroom(root, files);
-  for (; path.size() > 1; path.erase(path.rfind('/'))) least = std::min(least, Headroom(root + path, files));
-  return least;
-}
-
 }  // namespace
 
 uint64_t internal::ControlGroupHeadroom(const std::string& membership, const std::string& root) {
-  // A container may see its own group at the root, although the file has another path.
-  uint64_t least = std::min(Headroom(root, kVersion2), Headroom(root + "/memory", kVersion1));
-  std::ifstream file(membership);
-  for (std::string line; std::getline(file, line);) {
-    // "<number>:<controllers>:<path>"; version 2 has number 0 and no controllers.
-    const size_t first = line.find(':');
-    const size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = absl::StrCat(",", line.substr(first + 1, second - first - 1), ",");
-    const std::string path = line.substr(second + 1);
-    if (path.empty() || path.front() != '/' || path.find("..") != std::string::npos) continue;
-    if (controllers == ",,") least = std::min(least, HeadroomOfChain(root, path, kVersion2));
-    if (controllers.find(",memory,") != std::string::npos) {
-      least = std::min(least, HeadroomOfChain(root + "/memory", path, kVersion1));
-    }
-  }
+  uint64_t least = std::numeric_limits<uint64_t>::max();
+  VisitControlGroups(membership, root, "memory", [&](ControlGroupVersion version, const std::string& folder) {
+    least = std::min(least, Headroom(folder, version == ControlGroupVersion::k2 ? kVersion2 : kVersion1));
+  });
   return least;
 }
 

@@ -11,6 +11,7 @@
 
 #include "weft/core/status.h"
 #include "weft/core/topology.h"
+#include "weft/mesh/cpu_quota.h"
 
 namespace weft {
 namespace {
@@ -25,6 +26,18 @@ std::string RangesOf(const std::vector<int>& cpus) {
   return absl::StrJoin(ranges, ",");
 }
 
+// "0-3,8", and the quota behind a slash if there is one: "0-3,8/1.5".
+std::string OwnCpus() {
+  std::string cpus = RangesOf(AffinityCpus());
+  if (const std::optional<double> quota = CpuQuota()) absl::StrAppend(&cpus, "/", *quota);
+  return cpus;
+}
+
+absl::Status NoListOfCpus(int rank, std::string_view text) {
+  return absl::InternalError(
+      absl::StrCat("rank ", rank, " sent no list of CPUs: '", ToAbsl(text), "'", kSameVersionRemedy));
+}
+
 absl::StatusOr<std::vector<int>> CpusOf(int rank, std::string_view ranges) {
   std::vector<int> cpus;
   for (const absl::string_view range : absl::StrSplit(ToAbsl(ranges), ',')) {
@@ -32,8 +45,7 @@ absl::StatusOr<std::vector<int>> CpusOf(int rank, std::string_view ranges) {
     int first = 0;
     int last = 0;
     if (!absl::SimpleAtoi(ends.front(), &first) || !absl::SimpleAtoi(ends.back(), &last)) {
-      return absl::InternalError(
-          absl::StrCat("rank ", rank, " sent no list of CPUs: '", ToAbsl(ranges), "'", kSameVersionRemedy));
+      return NoListOfCpus(rank, ranges);
     }
     for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
   }
@@ -42,7 +54,7 @@ absl::StatusOr<std::vector<int>> CpusOf(int rank, std::string_view ranges) {
 
 }  // namespace
 
-double RankCpus::Share() const {
+double RankCpus::ShareWithoutQuota() const {
   double share = 0;
   for (const int cpu : of_rank[static_cast<size_t>(self)]) {
     share += 1.0 / static_cast<double>(
@@ -50,19 +62,32 @@ double RankCpus::Share() const {
                          return std::binary_search(cpus.begin(), cpus.end(), cpu);
                        }));
   }
+  return share;
+}
+
+double RankCpus::Share() const {
+  double share = ShareWithoutQuota();
+  if (quota) share = std::min(share, *quota / static_cast<double>(of_rank.size()));
   return share + 1e-6;
 }
 
+bool RankCpus::IsLimitedByQuota() const { return Share() < ShareWithoutQuota(); }
+
 absl::StatusOr<RankCpus> ExchangeRankCpus(Bootstrap& bootstrap, const absl::Status& local,
                                           absl::Duration timeout) {
-  const absl::StatusOr<std::string> own =
-      local.ok() ? absl::StatusOr<std::string>(RangesOf(AffinityCpus())) : local;
+  const absl::StatusOr<std::string> own = local.ok() ? absl::StatusOr<std::string>(OwnCpus()) : local;
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> masks,
                         ExchangeBlobs(bootstrap, "CPUs of ranks", own, timeout));
   RankCpus found;
   for (const int rank : bootstrap.node_map().RanksOf(bootstrap.node())) {
     if (rank == bootstrap.rank()) found.self = static_cast<int>(found.of_rank.size());
-    WEFT_ASSIGN_OR_RETURN(found.of_rank.emplace_back(), CpusOf(rank, masks[static_cast<size_t>(rank)]));
+    const std::string& sent = masks[static_cast<size_t>(rank)];
+    const std::vector<std::string> parts = absl::StrSplit(sent, '/');
+    WEFT_ASSIGN_OR_RETURN(found.of_rank.emplace_back(), CpusOf(rank, parts.front()));
+    if (parts.size() == 1) continue;
+    double quota = 0;
+    if (!absl::SimpleAtod(parts[1], &quota)) return NoListOfCpus(rank, sent);
+    found.quota = std::min(found.quota.value_or(quota), quota);
   }
   return found;
 }

@@ -38,6 +38,13 @@ std::vector<std::string> PlacementWarnings(const NodePlacement& placement, size_
     return {absl::StrCat(Count(ranks, "rank"), " may use only ", Count(used, "CPU"), " of the ", available,
                          " available: start with ", placement.unbound_start)};
   }
+  const std::optional<double>& quota = placement.cpus.quota;
+  if (quota && *quota < static_cast<double>(std::min(ranks, used))) {
+    return {
+        absl::StrCat(Count(ranks, "rank"), ranks == 1 ? " has" : " share", " the time of ", *quota,
+                     " CPUs, the limit of the control group: raise it (docker run --cpus), or start fewer "
+                     "ranks per node")};
+  }
   if (ranks > used) {
     return {absl::StrCat(Count(ranks, "rank"), " share ", Count(used, "CPU"), ": start at most ", used,
                          " ranks per node for the best speed")};
@@ -72,6 +79,9 @@ ThreadPlan PlanThreads(const NodePlacement& placement) {
   plan.threads = std::max(1, static_cast<int>(placement.cpus.Share()));
   plan.reason = sharers == 1 ? absl::StrCat(Count(own.size(), "CPU"), " of its own")
                              : absl::StrCat(Count(own.size(), "CPU"), " shared by ", sharers, " ranks");
+  if (placement.cpus.IsLimitedByQuota()) {
+    absl::StrAppend(&plan.reason, "; the control group grants its ranks the time of ", *placement.cpus.quota);
+  }
   if (placement.limit && *placement.limit < plan.threads) {
     plan.threads = *placement.limit;
     plan.reason = absl::StrCat("OMP_NUM_THREADS; the rank has ", plan.reason);
