@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from collective_bodies import check, rank, ranks
+from collective_values import check, rank, ranks
 from torch.distributed import ReduceOp
 
 

@@ -1,10 +1,10 @@
 """Functions that the ranks run: each collective against a plain computation from the ranks' known inputs."""
 
 import itertools
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
+from collective_values import check, placed, rank, ranks, values
 from torch import Tensor
 from torch.distributed import ReduceOp
 
@@ -13,39 +13,6 @@ INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COMPLEX = [torch.complex64, torch.complex128]
 MOVED = [*INTEGERS, *FLOATS, *COMPLEX, torch.bool, torch.float8_e4m3fn, torch.uint16, torch.uint64]
-
-
-def rank() -> int:
-    return dist.get_rank()
-
-
-def ranks() -> int:
-    return dist.get_world_size()
-
-
-def values(numel: int, dtype: torch.dtype, of_rank: int) -> Tensor:
-    """Values from which rank and position can be read back, small enough that no sum rounds or wraps."""
-    position = torch.arange(numel)
-    if dtype == torch.bool:
-        return (position + of_rank) % 3 == 0
-    small = (position % 5 + of_rank % 3).to(torch.float32)
-    if dtype.is_complex:
-        return torch.complex(small, small + 1).to(dtype)
-    return small.to(dtype)
-
-
-def placed(tensor: Tensor, from_backend: bool) -> Tensor:
-    """The tensor, or its copy in the backend's memory."""
-    if not from_backend:
-        return tensor
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    memory = backend.allocate_tensor(tensor.numel(), dtype=tensor.dtype, device=torch.device("cpu"))
-    return memory.view(tensor.shape).copy_(tensor)
-
-
-def check(actual: Tensor, expected: Tensor, what: str) -> None:
-    same = torch.equal(actual.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8)) if actual.numel() else True
-    assert actual.shape == expected.shape and same, f"{what} on rank {rank()}: got {actual}, expected {expected}"
 
 
 def reduced(inputs: list[Tensor], op: ReduceOp) -> Tensor:
@@ -344,80 +311,6 @@ def groups() -> None:
     for work in works:
         work.wait()
     check(torch.cat([one, two]), torch.full((3,), float(ranks())), "two groups of all ranks")
-
-
-def in_place_without_copies() -> dict[str, int]:
-    """The bytes that the engine copies when all tensors come from the backend. Expected: none."""
-    import weft.torch
-
-    session = weft.torch.current_session()
-    numel = 1000
-    full = placed(torch.zeros(numel * ranks()), True)
-    own = full[numel * rank() : numel * (rank() + 1)]
-    own.copy_(values(numel, torch.float32, rank()))
-    before = session.counters()["copied_bytes"]
-    dist.all_gather_into_tensor(full, own)
-    check(full, torch.cat([values(numel, torch.float32, r) for r in range(ranks())]), "in-place all_gather")
-    dist.reduce_scatter_tensor(own, full)
-    check(own, ranks() * values(numel, torch.float32, rank()), "in-place reduce_scatter")
-    dist.all_reduce(full[:0])
-    dist.barrier()
-    return session.counters()["copied_bytes"] - before
-
-
-def copied_by_all_reduce(tensor: Tensor) -> int:
-    """The bytes that the engine copies."""
-    import weft.torch
-
-    counters = weft.torch.current_session().counters
-    before = counters()["copied_bytes"]
-    dist.all_reduce(tensor)
-    return counters()["copied_bytes"] - before
-
-
-def allocated_by_pytorch() -> None:
-    """In the context, tensors of 64 KiB and more lie in node memory, unless another thread allocates them."""
-    import weft.torch
-
-    numel = 1 << 14
-    with weft.torch.node_memory():
-        tensor = torch.ones(numel)
-        result = tensor + rank()
-        with weft.torch.node_memory(dist.group.WORLD):
-            nested = torch.ones(numel)
-        after_nested = torch.ones(numel)
-        smaller = torch.ones(numel - 1)
-        with ThreadPoolExecutor(1) as pool:
-            by_other_thread = pool.submit(torch.ones, numel).result()
-    ordinary = torch.ones(numel)
-    for inside in (tensor, result, nested, after_nested):
-        assert copied_by_all_reduce(inside) == 0
-    check(tensor, torch.full((numel,), float(ranks())), "all_reduce of an allocated tensor")
-    check(result, torch.full((numel,), sum(1.0 + r for r in range(ranks()))), "all_reduce of a result")
-    for outside in (smaller, by_other_thread, ordinary):
-        assert copied_by_all_reduce(outside) > 0
-    context = weft.torch.node_memory()
-    with context:
-        pass
-    try:
-        with context:
-            raise AssertionError("a context was entered twice")
-    except RuntimeError as error:
-        assert "entered before" in str(error), error
-
-
-def resized() -> None:
-    """A storage moves to the memory of the place where it grows, and keeps its contents."""
-    import weft.torch
-
-    with weft.torch.node_memory():
-        tensor = torch.arange(1 << 15, dtype=torch.float32)
-    tensor.resize_(1 << 16)[1 << 15 :] = 1
-    assert copied_by_all_reduce(tensor) > 0
-    with weft.torch.node_memory():
-        tensor.resize_(1 << 17)[1 << 16 :] = 2
-    check(tensor[: 1 << 15], ranks() * torch.arange(1 << 15, dtype=torch.float32), "a grown storage")
-    assert copied_by_all_reduce(tensor) == 0
 
 
 def large_gather_and_reductions() -> int:

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from collective_bodies import check, rank, ranks
+from collective_values import check, rank, ranks
 from torch import Tensor
 
 _numbers = itertools.count()  # Of calls, which all ranks make alike.

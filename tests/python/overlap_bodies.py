@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from collective_bodies import check, placed, rank, ranks
+from collective_values import check, placed, rank, ranks
 from torch import Tensor
 
 _PART = 1 << 19  # Elements: peers read a part of this size in several slices.

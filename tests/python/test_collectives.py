@@ -3,6 +3,7 @@
 import collective_argument_bodies as argument_bodies
 import collective_bodies as bodies
 import completion_bodies
+import node_memory_bodies
 import overlap_bodies
 import pytest
 from rank_pool import RankPool
@@ -61,10 +62,10 @@ def test_an_input_may_share_memory_with_an_output(pool: RankPool, body) -> None:
     pool.run(body)
 
 
-@pytest.mark.parametrize("body", [bodies.allocated_by_pytorch, bodies.resized], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [node_memory_bodies.allocated_by_pytorch, node_memory_bodies.resized], ids=lambda body: body.__name__)
 def test_pytorch_allocates_in_node_memory(pool_of, body) -> None:
     pool_of(2).run(body)
 
 
 def test_tensors_of_the_backend_are_moved_in_place_without_copies(pool: RankPool) -> None:
-    assert pool.run(bodies.in_place_without_copies) == [0] * pool.size
+    assert pool.run(node_memory_bodies.in_place_without_copies) == [0] * pool.size
