@@ -23,7 +23,7 @@ const std::byte* EndOf(const TensorView& view) {
   if (view.elements() == 0) return end;
   int64_t last = 0;
   for (size_t dim = 0; dim < view.shape.size(); ++dim) last += (view.shape[dim] - 1) * view.strides[dim];
-  return end + static_cast<size_t>(last + 1) * SizeOf(view.dtype);
+  return end + BytesOf(last + 1, view.dtype);
 }
 
 bool Overlap(const TensorView& a, const TensorView& b) {

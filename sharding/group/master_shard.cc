@@ -25,7 +25,7 @@ MasterShard MasterShard::InImage(CommContext& context, const GroupSpec& group, s
 std::byte* MasterShard::At(const ShardPiece& piece) const {
   const int64_t offset =
       is_in_ranges_ ? group_.layout.image_offset(piece.parameter) + piece.start : piece.shard_offset;
-  return data_ + static_cast<size_t>(offset) * SizeOf(group_.dtypes.master);
+  return data_ + BytesOf(offset, group_.dtypes.master);
 }
 
 void MasterShard::CastTo(std::byte* target) const {
@@ -41,8 +41,8 @@ void MasterShard::CastInto(std::byte* gathered) const {
   }
   const DType dtype = group_.dtypes.param;
   for (const PartRanges::PlacedRange& placed : group_.image_parts->part(rank())) {
-    ConvertRun(data_ + static_cast<size_t>(placed.place) * SizeOf(group_.dtypes.master), group_.dtypes.master,
-               gathered + static_cast<size_t>(placed.range.begin) * SizeOf(dtype), dtype, placed.range.count);
+    ConvertRun(data_ + BytesOf(placed.place, group_.dtypes.master), group_.dtypes.master,
+               gathered + BytesOf(placed.range.begin, dtype), dtype, placed.range.count);
   }
   CountCast();
 }
@@ -51,7 +51,7 @@ std::byte* MasterShard::CastPlaceOf(const ShardPiece& piece, std::byte* gathered
   const int64_t element = group_.image_parts == nullptr
                               ? group_.layout.gathered_offset(rank()) + piece.shard_offset
                               : group_.layout.image_offset(piece.parameter) + piece.start;
-  return gathered + static_cast<size_t>(element) * SizeOf(group_.dtypes.param);
+  return gathered + BytesOf(element, group_.dtypes.param);
 }
 
 void MasterShard::CountCast() const {

@@ -65,7 +65,7 @@ absl::StatusOr<Transfer> PrivateImage::GatherKeptParts(std::byte* gathered, Prio
 size_t PrivateImage::kept_bytes() const {
   if (kept_parts_ == nullptr) return group_.gathered_bytes() / static_cast<size_t>(regather_group().size());
   const int64_t count = kept_parts_->counts()[static_cast<size_t>(regather_group().group_rank)];
-  return static_cast<size_t>(count) * SizeOf(group_.dtypes.param);
+  return static_cast<size_t>(BytesOf(count, group_.dtypes.param));
 }
 
 void PrivateImage::CopyKept(std::byte* gathered, bool out) {

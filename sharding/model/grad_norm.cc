@@ -36,7 +36,7 @@ Gradients PartOf(const Gradients& all, const ProcessGroup& replicas) {
   const int64_t count = replicas.size();
   const int64_t begin = all.count * replicas.group_rank / count;
   const int64_t end = all.count * (replicas.group_rank + 1) / count;
-  return {all.data + begin * static_cast<int64_t>(SizeOf(all.dtype)), all.dtype, end - begin};
+  return {all.data + BytesOf(begin, all.dtype), all.dtype, end - begin};
 }
 
 // The gradients of each set, in parts.

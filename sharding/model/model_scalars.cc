@@ -28,7 +28,7 @@ absl::Status ModelScalars::AllReduce(const std::string& label, void* values, DTy
                                      ReduceOp op) {
   const int ranks = context_.state().engine().group(lane_).size();
   const bool has_replicas = ranks > context_.lanes().shard_group().size();
-  const bool is_small = static_cast<size_t>(count) * SizeOf(dtype) <= PipelineLanes::kScalarBytes;
+  const bool is_small = static_cast<size_t>(BytesOf(count, dtype)) <= PipelineLanes::kScalarBytes;
   return has_replicas || !is_small ? AllReduceOverModel(label, values, dtype, count, op)
                                    : context_.lanes().AllReduceScalars(label, values, dtype, count, op);
 }
@@ -36,7 +36,7 @@ absl::Status ModelScalars::AllReduce(const std::string& label, void* values, DTy
 absl::Status ModelScalars::AllReduceOverModel(const std::string& label, void* values, DType dtype,
                                               int64_t count, ReduceOp op) {
   PipelineState& state = context_.state();
-  const size_t bytes = static_cast<size_t>(count) * SizeOf(dtype);
+  const size_t bytes = static_cast<size_t>(BytesOf(count, dtype));
   const absl::StatusOr<Buffer> buffer = context_.memory().AcquireShard(bytes);
   if (!buffer.ok()) return state.Fail(buffer.status());
   std::memcpy(buffer->data(), values, bytes);

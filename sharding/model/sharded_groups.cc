@@ -355,7 +355,7 @@ void ShardedGroups::ZeroGradients() {
 
 absl::Status ShardedGroups::AllReduceScalars(const std::string& label, void* values, DType dtype,
                                              int64_t count, ReduceOp op) {
-  const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
+  const int64_t bytes = BytesOf(count, dtype);
   if (bytes > static_cast<int64_t>(PipelineLanes::kScalarBytes)) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", label, "' has ", bytes, " bytes, but a scalar reduction takes at most ",

@@ -229,7 +229,7 @@ absl::Status PipelineLanes::AllReduceScalars(const std::string& label, void* val
                                              int64_t count, ReduceOp op) {
   WEFT_RETURN_IF_ERROR(state_.status());
   if (shard_group_.size() == 1) return absl::OkStatus();
-  const size_t bytes = static_cast<size_t>(count) * SizeOf(dtype);
+  const size_t bytes = static_cast<size_t>(BytesOf(count, dtype));
   WEFT_CHECK(bytes <= scalars_.bytes(), "AllReduceScalars takes at most kScalarBytes");
   std::memcpy(scalars_.data(), values, bytes);
   Work work = state_.engine().AllReduce(control_lane_, scalars_.data(), scalars_.data(), dtype, count, op,

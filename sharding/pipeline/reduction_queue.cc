@@ -94,7 +94,7 @@ absl::Status ReductionQueue::SubmitReduceScatter(Entry& entry) {
     entry.output = std::move(reduction.input);
     return absl::OkStatus();
   }
-  const int64_t bytes = OwnElements(reduction) * static_cast<int64_t>(SizeOf(reduction.dtype));
+  const int64_t bytes = BytesOf(OwnElements(reduction), reduction.dtype);
   WEFT_ASSIGN_OR_RETURN(entry.output, memory_.AcquireShard(static_cast<size_t>(bytes)));
   PipelineLanes& lanes = *reduction.lanes;
   WEFT_ASSIGN_OR_RETURN(entry.reduce_scatter,
@@ -117,8 +117,7 @@ void ReductionQueue::SubmitAllReduces(Entry& entry, const Work* after) {
   const Reduction& reduction = entry.reduction;
   for (const ReplicaSlice& slice : reduction.slices) {
     if (reduction.lanes->replicate_group(slice.bucket).size() == 1) continue;
-    std::byte* values =
-        entry.output.data() + slice.range.begin * static_cast<int64_t>(SizeOf(reduction.dtype));
+    std::byte* values = entry.output.data() + BytesOf(slice.range.begin, reduction.dtype);
     entry.replications.push_back(
         reduction.lanes->AllReduce(reduction.label, slice.bucket, values, reduction.dtype, slice.range.count,
                                    {entry.replication_scale, reduction.priority}, after));
@@ -256,7 +255,7 @@ absl::Status ReductionQueue::RunHook(const Reduction& reduction, Buffer own) {
 
 // The first addend becomes the sum. Converting an addend counts as a copy.
 absl::Status ReductionQueue::AddTo(Buffer& sum, DType sum_dtype, Addend addend, int64_t elements) {
-  const int64_t bytes = elements * static_cast<int64_t>(SizeOf(sum_dtype));
+  const int64_t bytes = BytesOf(elements, sum_dtype);
   if (addend.dtype != sum_dtype) state_.CountCopy(bytes);
   const void* source = addend.values.data();
   if (sum) {

@@ -43,16 +43,16 @@ struct GroupSpec {
   bool is_alone() const { return layout.shard_size() == 1; }
 
   size_t shard_bytes(int shard_rank, DType dtype) const {
-    return static_cast<size_t>(layout.shard_elements(shard_rank)) * SizeOf(dtype);
+    return static_cast<size_t>(BytesOf(layout.shard_elements(shard_rank), dtype));
   }
   size_t master_bytes(int shard_rank) const { return shard_bytes(shard_rank, dtypes.master); }
   size_t gathered_bytes() const {
-    return static_cast<size_t>(layout.gathered_elements()) * SizeOf(dtypes.param);
+    return static_cast<size_t>(BytesOf(layout.gathered_elements(), dtypes.param));
   }
-  size_t image_bytes() const { return static_cast<size_t>(layout.image_elements()) * SizeOf(dtypes.param); }
+  size_t image_bytes() const { return static_cast<size_t>(BytesOf(layout.image_elements(), dtypes.param)); }
   // First byte of the range of a gathered buffer that `shard_rank` owns. REQUIRES: parts lie end to end.
   std::byte* RangeOf(int shard_rank, std::byte* gathered) const {
-    return gathered + static_cast<size_t>(layout.gathered_offset(shard_rank)) * SizeOf(dtypes.param);
+    return gathered + BytesOf(layout.gathered_offset(shard_rank), dtypes.param);
   }
 };
 

@@ -22,7 +22,7 @@ std::string Describe(const TensorView& view) {
 }  // namespace
 
 TensorView FlatImage::At(int parameter) const {
-  const int64_t bytes = layout.image_offset(parameter) * static_cast<int64_t>(SizeOf(dtype));
+  const int64_t bytes = BytesOf(layout.image_offset(parameter), dtype);
   return TensorView::Contiguous(static_cast<std::byte*>(base) + bytes, dtype,
                                 layout.parameters()[static_cast<size_t>(parameter)].shape);
 }

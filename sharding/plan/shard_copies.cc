@@ -32,8 +32,7 @@ PlacedCopy Place(const TensorView& source, int64_t source_element, const TensorV
                  int64_t target_element) {
   absl::StatusOr<CopyPlan> plan = CopyPlan::Make(source, target);
   WEFT_CHECK(plan.ok(), ToStd(plan.status().message()));
-  return {*std::move(plan), source_element * static_cast<int64_t>(SizeOf(source.dtype)),
-          target_element * static_cast<int64_t>(SizeOf(target.dtype))};
+  return {*std::move(plan), BytesOf(source_element, source.dtype), BytesOf(target_element, target.dtype)};
 }
 
 }  // namespace
@@ -78,7 +77,7 @@ int64_t RunCopies(const std::vector<PlacedCopy>& copies, const void* source, voi
   for (const PlacedCopy& copy : copies) {
     copy.plan.Run(static_cast<const std::byte*>(source) + copy.source_byte,
                   static_cast<std::byte*>(target) + copy.target_byte, scale);
-    bytes += copy.plan.elements() * static_cast<int64_t>(SizeOf(copy.plan.target_dtype));
+    bytes += BytesOf(copy.plan.elements(), copy.plan.target_dtype);
   }
   return bytes;
 }

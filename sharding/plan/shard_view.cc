@@ -35,8 +35,7 @@ ShardLoader LoadFromParameters() {
           absl::StrCat("parameter '", parameter.name, "' has no contiguous floating-point data of its shape ",
                        ToString(parameter.shape), " to load from: give it some, or use another loader"));
     }
-    const auto* source =
-        static_cast<const std::byte*>(data.data) + static_cast<size_t>(start) * SizeOf(data.dtype);
+    const auto* source = static_cast<const std::byte*>(data.data) + BytesOf(start, data.dtype);
     ConvertRun(source, data.dtype, out, DType::kF32, count);
     return absl::OkStatus();
   };

@@ -31,7 +31,7 @@ int FuzzCompressedSlice(const uint8_t* data, size_t size) {
   const int64_t count = ElementsOf(data);
   const size_t capacity = CompressedCapacity(SizeOf(dtype), count);
   const std::vector<std::byte> slice = Slice(data, size, capacity);
-  std::vector<std::byte> numbers(static_cast<size_t>(count) * SizeOf(dtype));
+  std::vector<std::byte> numbers(static_cast<size_t>(BytesOf(count, dtype)));
   if (!DecompressSlice(dtype, slice.data(), count, numbers.data())) return 0;
   std::vector<std::byte> again(capacity);
   WEFT_CHECK(CompressSlice(dtype, numbers.data(), count, again.data()) <= capacity,

@@ -131,7 +131,7 @@ void AppendDoubles(const TensorView& view, size_t dim, const char* data, std::ve
     values.push_back(value);
     return;
   }
-  const auto step = view.strides[dim] * static_cast<int64_t>(SizeOf(view.dtype));
+  const auto step = BytesOf(view.strides[dim], view.dtype);
   for (int64_t i = 0; i < view.shape[dim]; ++i) AppendDoubles(view, dim + 1, data + i * step, values);
 }
 

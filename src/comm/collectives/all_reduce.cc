@@ -59,8 +59,7 @@ class AllReduceOperation final : public Collective {
 
  private:
   std::byte* PartOf(std::byte* output, int member) const {
-    return output +
-           static_cast<size_t>(plan().parts.offsets[static_cast<size_t>(member)]) * SizeOf(plan().dtype);
+    return output + BytesOf(plan().parts.offsets[static_cast<size_t>(member)], plan().dtype);
   }
 
   // Tells the local peers once that this rank's part is in their outputs.

@@ -190,7 +190,7 @@ class AllToAllOperation final : public Collective {
       WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(ring_bytes));
     }
     const int64_t slot = std::min(largest_send, SliceElements(context, plan().dtype));
-    slots_.emplace(RoundUpToCacheLine(static_cast<size_t>(slot) * SizeOf(plan().dtype)));
+    slots_.emplace(RoundUpToCacheLine(static_cast<size_t>(BytesOf(slot, plan().dtype))));
     return absl::OkStatus();
   }
 

@@ -59,7 +59,7 @@ absl::Status Collective::PrepareMemory(OperationContext& context) {
       const size_t ring_bytes = StagedPhase::RingBytes(RingPieceElements(context), plan_.dtype);
       WEFT_ASSIGN_OR_RETURN(output_ring_, context.scratch.Acquire(ring_bytes));
     } else {
-      const size_t bytes = static_cast<size_t>(elements) * SizeOf(plan_.dtype);
+      const size_t bytes = static_cast<size_t>(BytesOf(elements, plan_.dtype));
       WEFT_ASSIGN_OR_RETURN(staged_output_, context.scratch.Acquire(bytes));
       plan_.output = staged_output_.data();
     }
@@ -74,7 +74,7 @@ absl::Status Collective::StageViews(OperationContext& context) {
   auto* rows = new (view_rows_.data()) NodeAddress[plan_.views.size()];
   SetSharedInput(view_rows_.data());
   const auto bytes_of = [&](size_t view) {
-    return static_cast<size_t>(plan_.views[view].range.count) * SizeOf(plan_.dtype);
+    return static_cast<size_t>(BytesOf(plan_.views[view].range.count, plan_.dtype));
   };
   std::vector<size_t> unreadable;
   size_t staged_bytes = 0;
@@ -131,7 +131,7 @@ absl::Status Collective::StageInput(OperationContext& context) {
     WEFT_ASSIGN_OR_RETURN(input_rings_, context.scratch.Acquire(rings * ring_bytes));
     return absl::OkStatus();
   }
-  const size_t bytes = static_cast<size_t>(elements) * SizeOf(plan_.dtype);
+  const size_t bytes = static_cast<size_t>(BytesOf(elements, plan_.dtype));
   WEFT_ASSIGN_OR_RETURN(staged_input_, context.scratch.Acquire(bytes));
   WEFT_ASSIGN_OR_RETURN(RangeCopy copy, WholeCopy(plan_.dtype, elements));
   AddStaging(context, std::move(copy), plan_.input, staged_input_.data());

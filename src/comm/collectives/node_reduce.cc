@@ -126,7 +126,7 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
     return to_all_ ? output + OffsetOf(owner) : output;
   }
   size_t OffsetOf(int owner) const {
-    return static_cast<size_t>(plan().parts.offsets[static_cast<size_t>(owner)]) * SizeOf(plan().dtype);
+    return static_cast<size_t>(BytesOf(plan().parts.offsets[static_cast<size_t>(owner)], plan().dtype));
   }
 
   ReduceStream StreamOf(const OperationContext& context, int owner) const {

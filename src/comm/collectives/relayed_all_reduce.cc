@@ -81,7 +81,7 @@ class RelayedAllReduce final : public Collective {
 AllReduceForm FormOfAllReduce(const GroupPlacement& placement, DType dtype, int64_t count,
                               Relaying relaying) {
   if (TakesTree(placement, dtype, count, relaying)) return AllReduceForm::kTree;
-  const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
+  const int64_t bytes = BytesOf(count, dtype);
   const bool may_relay = relaying != Relaying::kNever && placement.spans_nodes() &&
                          !placement.spans_domains() && placement.nodes_are_subtrees() &&
                          AccumulationDType(dtype) == dtype && bytes <= kMaxRelayedBytes;
@@ -93,7 +93,7 @@ AllReduceForm FormOfAllReduce(const GroupPlacement& placement, DType dtype, int6
 }
 
 std::vector<int64_t> RelayedAllReduceCounts(const GroupPlacement& placement, DType dtype, int64_t count) {
-  const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
+  const int64_t bytes = BytesOf(count, dtype);
   const int owners = OwnersOfAllReduce(placement.node_count(), bytes);
   const std::vector<int64_t> of_owners = AllReduceCounts(count, owners, dtype);
   std::vector<int64_t> counts(static_cast<size_t>(placement.size()));

@@ -39,7 +39,7 @@ class RelayedGather final : public Collective {
     std::byte* target = gather_->own_parts();
     for (const int member : placement.MembersOf(placement.NodeOf(placement.me()))) {
       const int64_t count = plan().parts.counts[static_cast<size_t>(member)];
-      const auto bytes = count * static_cast<int64_t>(SizeOf(plan().dtype));
+      const auto bytes = BytesOf(count, plan().dtype);
       packed_.push_back(RelayedCopy(context, plan(), slice, InputOf(context, member), target, count));
       context.counters.copied_bytes += bytes;
       target += bytes;
@@ -82,7 +82,7 @@ bool IsRelayed(const GroupPlacement& placement, const CollectivePlan& plan, int6
     return false;
   }
   const int nodes = placement.node_count();
-  const int64_t bytes = elements * static_cast<int64_t>(SizeOf(plan.dtype));
+  const int64_t bytes = BytesOf(elements, plan.dtype);
   if (bytes > kMaxRelayedBytes) return false;
   if (plan.kind == OpKind::kReduceScatter) {
     if (!placement.nodes_are_subtrees() || AccumulationDType(plan.dtype) != plan.dtype) return false;

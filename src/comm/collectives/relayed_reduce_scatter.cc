@@ -79,7 +79,7 @@ class RelayedReduceScatter final : public Collective {
     return {.input = !LeadsNode(placement), .output = !LeadsNode(placement)};
   }
   int64_t CountOf(int member) const { return plan().parts.counts[static_cast<size_t>(member)]; }
-  int64_t BytesOf(int member) const { return CountOf(member) * static_cast<int64_t>(SizeOf(plan().dtype)); }
+  int64_t BytesOf(int member) const { return weft::BytesOf(CountOf(member), plan().dtype); }
 
   const bool mirrored_;
   // At the leader.

@@ -24,9 +24,7 @@ constexpr int64_t kMaxSumBytes = 4096;
 constexpr size_t kInlined = 8;
 using Members = absl::InlinedVector<int, kInlined>;
 
-int64_t BytesOf(const CollectivePlan& plan) {
-  return plan.parts.total() * static_cast<int64_t>(SizeOf(plan.dtype));
-}
+int64_t BytesOf(const CollectivePlan& plan) { return BytesOf(plan.parts.total(), plan.dtype); }
 
 // True if one rank may move the data of all.
 bool IsSmallTogether(const GroupPlacement& placement, const CollectivePlan& plan,
@@ -37,7 +35,7 @@ bool IsSmallTogether(const GroupPlacement& placement, const CollectivePlan& plan
 
 int64_t LargestPartBytes(const CollectivePlan& plan) {
   const PartLayout::Elements& counts = plan.parts.counts;
-  return *std::max_element(counts.begin(), counts.end()) * static_cast<int64_t>(SizeOf(plan.dtype));
+  return BytesOf(*std::max_element(counts.begin(), counts.end()), plan.dtype);
 }
 
 class SmallNodeCollective : public Collective {
@@ -106,11 +104,16 @@ class SmallNodeCollective : public Collective {
   virtual void MoveClaim(int member) const { MoveTo({member}); }
   virtual MoveSize SizeOfClaim(int member) const { return {OutputBytesOf(member), InputBytes({member})}; }
 
-  size_t total_bytes() const { return static_cast<size_t>(plan().parts.total()) * SizeOf(plan().dtype); }
+  size_t total_bytes() const {
+    return static_cast<size_t>(weft::BytesOf(plan().parts.total(), plan().dtype));
+  }
   int64_t CountOf(int member) const { return plan().parts.counts[static_cast<size_t>(member)]; }
-  size_t BytesOf(int member) const { return static_cast<size_t>(CountOf(member)) * SizeOf(plan().dtype); }
+  size_t BytesOf(int member) const {
+    return static_cast<size_t>(weft::BytesOf(CountOf(member), plan().dtype));
+  }
   size_t OffsetOf(int member) const {
-    return static_cast<size_t>(plan().parts.offsets[static_cast<size_t>(member)]) * SizeOf(plan().dtype);
+    return static_cast<size_t>(
+        weft::BytesOf(plan().parts.offsets[static_cast<size_t>(member)], plan().dtype));
   }
   // Buffers by member, valid in MoveTo. The output of a rank that this one cannot reach is null.
   const std::byte* input(int member) const { return inputs_[static_cast<size_t>(member)]; }

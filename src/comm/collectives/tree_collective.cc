@@ -103,9 +103,9 @@ class TreeCollective final : public Collective {
   };
 
   int64_t elements() const { return plan().kind == OpKind::kBarrier ? 0 : plan().parts.total(); }
-  size_t input_bytes() const { return static_cast<size_t>(elements()) * SizeOf(plan().dtype); }
+  size_t input_bytes() const { return static_cast<size_t>(BytesOf(elements(), plan().dtype)); }
   std::vector<std::byte> CopyOf(const std::byte* input) const { return {input, input + input_bytes()}; }
-  static std::string_view BytesOf(const std::vector<std::byte>& sum) {
+  static std::string_view ViewOf(const std::vector<std::byte>& sum) {
     return {reinterpret_cast<const char*>(sum.data()), sum.size()};
   }
   static int Node(const OperationContext& context) {
@@ -180,7 +180,7 @@ class TreeCollective final : public Collective {
       advanced = true;
       if (chain.tree.parent < 0 || context.placement.IsLocal(chain.tree.parent)) continue;
       WEFT_RETURN_IF_ERROR(
-          Send(context, LeaderOfMember(context, chain.tree.parent), chain.tree.lo, BytesOf(chain.sum)));
+          Send(context, LeaderOfMember(context, chain.tree.parent), chain.tree.lo, ViewOf(chain.sum)));
     }
     const bool has_sums =
         std::all_of(chains_.begin(), chains_.end(), [](const Chain& chain) { return !chain.sum.empty(); });
@@ -189,7 +189,7 @@ class TreeCollective final : public Collective {
       has_sent_up_ = true;
       return advanced;
     }
-    return HaveArrived(context) ? Finish(context, BytesOf(chains_.back().sum)) : advanced;
+    return HaveArrived(context) ? Finish(context, ViewOf(chains_.back().sum)) : advanced;
   }
 
   // Computes the sum of a chain. False if a partial sum is missing.
@@ -226,7 +226,7 @@ class TreeCollective final : public Collective {
       target = TargetOf(context.placement, plan(), nullptr);
       target.nontemporal = false;
     }
-    chain.sum.resize(static_cast<size_t>(elements()) * SizeOf(target.dtype));
+    chain.sum.resize(static_cast<size_t>(BytesOf(elements(), target.dtype)));
     target.data = chain.sum.data();
     Reduce(program, leaves, target);
     return true;
@@ -246,7 +246,7 @@ class TreeCollective final : public Collective {
       const int leader = LeaderOfMember(context, branch.lo);
       const std::string* sum = Arrived(context, leader, branch.lo);
       if (sum == nullptr) return nullptr;
-      const size_t bytes = static_cast<size_t>(elements()) * SizeOf(SumDType(plan().dtype));
+      const size_t bytes = static_cast<size_t>(BytesOf(elements(), SumDType(plan().dtype)));
       WEFT_RETURN_IF_ERROR(CheckSize(context, leader, *sum, bytes));
       return reinterpret_cast<const std::byte*>(sum->data());
     }
@@ -337,7 +337,7 @@ bool TakesTree(const GroupPlacement& placement, DType dtype, int64_t count, Rela
     return false;
   }
   const auto members = static_cast<int64_t>(placement.MembersOf(0).size());
-  if (members * count * static_cast<int64_t>(SizeOf(dtype)) > kMostInputBytes) return false;
+  if (BytesOf(members * count, dtype) > kMostInputBytes) return false;
   return relaying == Relaying::kAlways || TreePays(placement.node_count());
 }
 

@@ -57,7 +57,7 @@ absl::Status WholeExchange::BeginAsLast(OperationContext& context, std::vector<c
       parts += sent.elements() > 0 ? 1 : 0;
     }
   }
-  const int64_t bytes = elements * static_cast<int64_t>(SizeOf(plan_.dtype));
+  const int64_t bytes = BytesOf(elements, plan_.dtype);
   if (bytes > MostBytes(context) || parts > kMostParts) {
     last_.LeaveToAll(context);
     return absl::OkStatus();

@@ -79,7 +79,7 @@ absl::Status CheckNotNull(const NamedBuffer& buffer, OpKind kind) {
 
 absl::Status CheckInNodeMemory(const NodeHeap& heap, const NamedBuffer& buffer, DType dtype, OpKind kind) {
   if (buffer.elements == 0) return absl::OkStatus();
-  const int64_t bytes = buffer.elements * static_cast<int64_t>(SizeOf(dtype));
+  const int64_t bytes = BytesOf(buffer.elements, dtype);
   const auto first = heap.AddressOf(buffer.data);
   const auto last = heap.AddressOf(static_cast<const std::byte*>(buffer.data) + bytes - 1);
   if (first && last && first->rank == last->rank) return absl::OkStatus();

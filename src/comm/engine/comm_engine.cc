@@ -95,14 +95,14 @@ Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buf
         const auto me = static_cast<size_t>(group.group_rank);
         if (kind == OpKind::kAllGatherDelta) {
           WEFT_RETURN_IF_ERROR(CheckNotNull({"base", buffers.base, parts.counts[me]}, kind));
-          request.plan.input = Bytes(buffers.output) + static_cast<size_t>(parts.offsets[me]) * SizeOf(dtype);
+          request.plan.input = Bytes(buffers.output) + BytesOf(parts.offsets[me], dtype);
           request.plan.base = Bytes(buffers.base);
         } else {
           WEFT_RETURN_IF_ERROR(CheckNotNull({"input", buffers.input, parts.counts[me]}, kind));
         }
         request.total_count = total_count;
         request.counts_hash = HashOf(parts);
-        request.logical_bytes = (total_count - parts.counts[me]) * static_cast<int64_t>(SizeOf(dtype));
+        request.logical_bytes = BytesOf(total_count - parts.counts[me], dtype);
         return absl::OkStatus();
       });
 }
@@ -141,7 +141,7 @@ Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DTy
         request.counts_hash = HashOf(parts);
         const int64_t own = parts.counts[static_cast<size_t>(group.group_rank)];
         WEFT_RETURN_IF_ERROR(CheckNotNull({"output", output, own}, OpKind::kReduceScatter));
-        request.logical_bytes = own * (group.size() - 1) * static_cast<int64_t>(SizeOf(dtype));
+        request.logical_bytes = BytesOf(own * (group.size() - 1), dtype);
         return absl::OkStatus();
       });
 }
@@ -166,7 +166,7 @@ Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buf
           }
         }
         request.total_count = parts->total();
-        request.logical_bytes = (parts->total() - own) * static_cast<int64_t>(SizeOf(dtype));
+        request.logical_bytes = BytesOf(parts->total() - own, dtype);
         request.plan.SetContiguous(kind, dtype, ReduceOp::kSum, Bytes(buffers.input), Bytes(buffers.output),
                                    PartLayout::FromRanges(std::move(parts)));
         request.plan.base = Bytes(buffers.base);
@@ -208,7 +208,7 @@ Work CommEngine::SubmitReduceScatter(LaneId lane, const Input& input, void* outp
         const int64_t own = ranges.counts()[static_cast<size_t>(group.group_rank)];
         WEFT_RETURN_IF_ERROR(CheckNotNull({"output", output, own}, kKind));
         request.total_count = ranges.total();
-        request.logical_bytes = own * (group.size() - 1) * static_cast<int64_t>(SizeOf(dtype));
+        request.logical_bytes = BytesOf(own * (group.size() - 1), dtype);
         request.plan.SetContiguous(kKind, dtype, op, nullptr, Bytes(output),
                                    PartLayout::FromRanges(std::move(parts)));
         request.counts_hash = HashOf(request.plan.parts);
@@ -253,7 +253,7 @@ Work CommEngine::AllReduce(LaneId lane, const void* input, void* output, DType d
         request.plan.SetContiguous(OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
                                    PartLayout::FromCounts(impl_->FormAllReduce(dtype, count, request)));
         request.total_count = count;
-        const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
+        const int64_t bytes = BytesOf(count, dtype);
         request.logical_bytes = 2 * bytes * (group.size() - 1) / group.size();
         return absl::OkStatus();
       });
@@ -354,7 +354,7 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
                                    PartLayout::FromCounts(counts));
         request.plan.root = root;
         request.total_count = count;
-        request.logical_bytes = group.group_rank == root ? 0 : count * static_cast<int64_t>(SizeOf(dtype));
+        request.logical_bytes = group.group_rank == root ? 0 : BytesOf(count, dtype);
         return absl::OkStatus();
       });
 }

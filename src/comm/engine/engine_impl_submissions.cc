@@ -156,7 +156,7 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::SubmitMessage(OpKind kind, co
   record->descriptor.generation = reset_rounds_.attempt();
   record->label = std::move(options.label);
   // CheckMessage refuses larger ones.
-  const int64_t bytes = std::min(count, kMaxBufferBytes) * static_cast<int64_t>(SizeOf(dtype));
+  const int64_t bytes = BytesOf(std::min(count, kMaxBufferBytes), dtype);
   record->message = MessageRequest{address.peer, address.tag, address.channel, data, bytes};
   if (const absl::Status valid = CheckMessage(*record, options); !valid.ok()) {
     FailInvalid(*record, valid);

@@ -145,14 +145,14 @@ int64_t BytesFromPeers(const ProcessGroup& group, const CollectivePlan& exchange
     if (member == group.group_rank) continue;
     elements += PartShape::Of(exchange.receives[static_cast<size_t>(member)]).elements();
   }
-  return elements * static_cast<int64_t>(SizeOf(exchange.dtype));
+  return BytesOf(elements, exchange.dtype);
 }
 
 std::vector<TensorView> ContiguousParts(void* memory, DType dtype, const std::vector<int64_t>& counts) {
   std::vector<TensorView> parts;
   int64_t offset = 0;
   for (const int64_t count : counts) {
-    auto* begin = static_cast<std::byte*>(memory) + offset * static_cast<int64_t>(SizeOf(dtype));
+    auto* begin = static_cast<std::byte*>(memory) + BytesOf(offset, dtype);
     parts.push_back(TensorView::Contiguous(begin, dtype, {count}));
     offset += count;
   }

@@ -12,7 +12,7 @@ namespace {
 
 bool IsPlain(const LeafSource& leaf) { return leaf.encoding == WireEncoding::kPlain; }
 
-size_t ElementBytes(int64_t count, DType dtype) { return static_cast<size_t>(count) * SizeOf(dtype); }
+size_t ElementBytes(int64_t count, DType dtype) { return static_cast<size_t>(BytesOf(count, dtype)); }
 
 absl::Status ApplyDeltaSlice(const DecodeTask& task, std::byte* elements) {
   if (ApplyDelta(task.slice, task.count, elements)) return absl::OkStatus();

@@ -20,7 +20,7 @@ GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& part
       dtype_(dtype),
       element_bytes_(SizeOf(dtype)),
       slice_elements_(slice_elements),
-      nontemporal_(ShouldBypassCaches(static_cast<size_t>(parts.total()) * SizeOf(dtype) *
+      nontemporal_(ShouldBypassCaches(static_cast<size_t>(BytesOf(parts.total(), dtype)) *
                                       (kind == Kind::kShared ? 1 : 1 + memory.peers.size()))),
       encoding_(WireEncodingOf(context, dtype)),
       slots_(RingFor(nullptr).SlotBytes(SlicingOf(context.placement.me()))) {

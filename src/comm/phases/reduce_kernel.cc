@@ -227,7 +227,7 @@ class BlockMachine {
 
   const T* Leaf(int index, int64_t begin, int64_t count, int spare) {
     const LeafSource& leaf = leaves_[static_cast<size_t>(index)];
-    const std::byte* source = leaf.data + static_cast<size_t>(begin) * SizeOf(leaf.dtype);
+    const std::byte* source = leaf.data + BytesOf(begin, leaf.dtype);
     if (leaf.dtype == kDTypeOf<T>) return reinterpret_cast<const T*>(source);
     T* widened = Block(program_.depth + spare);
     ConvertRun(source, leaf.dtype, widened, kDTypeOf<T>, count);
@@ -254,8 +254,8 @@ void RunTyped(const ReduceProgram& program, absl::Span<const LeafSource> leaves,
   if (plain && target.nontemporal && machine.Stream(target, count)) return;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t length = std::min(kBlock, count - begin);
-    const size_t at = static_cast<size_t>(begin) * SizeOf(target.dtype);
-    const size_t bytes = static_cast<size_t>(length) * SizeOf(target.dtype);
+    const size_t at = static_cast<size_t>(BytesOf(begin, target.dtype));
+    const size_t bytes = static_cast<size_t>(BytesOf(length, target.dtype));
     std::byte* out = target.data + at;
     const T* result = machine.Run(begin, length, direct ? reinterpret_cast<T*>(out) : nullptr);
     if (direct) continue;
@@ -298,7 +298,7 @@ void RunOnBytes(const ReduceProgram& program, absl::Span<const LeafSource> leave
   for (LeafSource& leaf : byte_leaves) leaf.dtype = DType::kU8;
   ReduceTarget bytes = target;
   bytes.dtype = DType::kU8;
-  const int64_t byte_count = count * static_cast<int64_t>(SizeOf(target.dtype));
+  const int64_t byte_count = BytesOf(count, target.dtype);
   if (op == ReduceOp::kBitAnd) return RunTyped<uint8_t, BitAnd>(program, byte_leaves, bytes, byte_count);
   if (op == ReduceOp::kBitOr) return RunTyped<uint8_t, BitOr>(program, byte_leaves, bytes, byte_count);
   RunTyped<uint8_t, BitXor>(program, byte_leaves, bytes, byte_count);

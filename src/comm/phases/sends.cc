@@ -78,7 +78,7 @@ absl::Status StagedSendStream::Send(OperationContext& context, int64_t slice) {
   const std::byte* produced = source_->Produced(slice);
   const std::byte* staged = produced != nullptr ? produced : Find(slice)->memory;
   const size_t plain_bytes =
-      static_cast<size_t>(source_->slicing().Length(slice)) * SizeOf(source_->element_dtype());
+      static_cast<size_t>(BytesOf(source_->slicing().Length(slice), source_->element_dtype()));
   const size_t bytes = source_->encoding() == WireEncoding::kPlain ? plain_bytes : CompressedBytes(staged);
   context.counters.wire_saved_bytes += static_cast<int64_t>(plain_bytes) - static_cast<int64_t>(bytes);
   return context.wire.Send(channel_, slice, staged, bytes, this);

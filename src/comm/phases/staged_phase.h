@@ -33,7 +33,7 @@ class StagedPhase {
   // Bytes of one ring. `piece_elements` as for the constructor.
   static size_t RingBytes(int64_t piece_elements, DType dtype) {
     return static_cast<size_t>(kRingPieces) *
-           RoundUpToCacheLine(static_cast<size_t>(piece_elements) * SizeOf(dtype));
+           RoundUpToCacheLine(static_cast<size_t>(BytesOf(piece_elements, dtype)));
   }
 
   // Memory that a rank has published: a whole buffer, or its staging rings.

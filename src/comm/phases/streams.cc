@@ -18,7 +18,7 @@ void PushTask(OperationContext& context, TaskOwner* owner, int64_t ticket, TaskB
 
 // Counts elements that are packed or unpacked.
 void CountCopy(OperationContext& context, int64_t elements, DType dtype) {
-  context.counters.copied_bytes += elements * static_cast<int64_t>(SizeOf(dtype));
+  context.counters.copied_bytes += BytesOf(elements, dtype);
 }
 
 }  // namespace
@@ -91,7 +91,7 @@ void CopyStream::Issue(OperationContext& context, int64_t slices) {
       return;
     }
   }
-  const int64_t bytes = slicing_.Length(slice, slices) * static_cast<int64_t>(SizeOf(dtype_));
+  const int64_t bytes = BytesOf(slicing_.Length(slice, slices), dtype_);
   PushTask(context, this, slice, BodyOf(slice, slices), crosses_domains_ ? bytes : 0, slices);
 }
 
@@ -162,7 +162,7 @@ void ReduceStream::IssueAs(OperationContext& context, int64_t ticket, int64_t sl
 }
 
 int64_t ReduceStream::CrossingBytes(int crossing_outputs) const {
-  int64_t bytes = crossing_outputs * static_cast<int64_t>(SizeOf(target_.dtype));
+  int64_t bytes = BytesOf(crossing_outputs, target_.dtype);
   for (const Leaf& leaf : leaves_) {
     if (leaf.crosses_domains) bytes += static_cast<int64_t>(SizeOf(leaf.dtype));
   }

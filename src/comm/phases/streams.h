@@ -31,7 +31,7 @@ struct Slicing {
 
   int64_t slices() const { return (elements + slice_elements - 1) / slice_elements; }
   int64_t Begin(int64_t slice) const { return slice * slice_elements; }
-  int64_t SliceBytes(DType dtype) const { return slice_elements * static_cast<int64_t>(SizeOf(dtype)); }
+  int64_t SliceBytes(DType dtype) const { return BytesOf(slice_elements, dtype); }
   // Elements of `slices` slices, from `slice` on.
   int64_t Length(int64_t slice, int64_t slices = 1) const {
     return std::min(slices * slice_elements, elements - Begin(slice));

@@ -44,8 +44,8 @@ void AddIn(const void* source, DType source_dtype, void* target, DType target_dt
   auto* to = static_cast<std::byte*>(target);
   const bool plain = source_dtype == kDTypeOf<T> && target_dtype == kDTypeOf<T> && scale == 1.0;
   ParallelFor(count, kGrain, [&](int64_t begin, int64_t end) {
-    const std::byte* first = from + begin * static_cast<int64_t>(SizeOf(source_dtype));
-    std::byte* place = to + begin * static_cast<int64_t>(SizeOf(target_dtype));
+    const std::byte* first = from + BytesOf(begin, source_dtype);
+    std::byte* place = to + BytesOf(begin, target_dtype);
     if (plain) {
       AddPlain(reinterpret_cast<const T*>(first), reinterpret_cast<T*>(place), end - begin);
     } else {

@@ -32,7 +32,7 @@ struct PositionsSortedById {
 };
 
 void ZeroRows(const TensorView& gradient, int64_t rows, int64_t dim) {
-  const size_t row_bytes = static_cast<size_t>(dim) * SizeOf(gradient.dtype);
+  const size_t row_bytes = static_cast<size_t>(BytesOf(dim, gradient.dtype));
   ParallelFor(rows, RowGrain(dim), [&](int64_t begin, int64_t end) {
     std::memset(static_cast<char*>(gradient.data) + static_cast<size_t>(begin) * row_bytes, 0,
                 static_cast<size_t>(end - begin) * row_bytes);

@@ -40,7 +40,7 @@ absl::StatusOr<Tensors> Embedding::ForwardImpl(Invocation& invocation, const Ten
   Shape shape = ids.shape();
   shape.push_back(dim_);
   Tensor output = Tensor::Empty(table.dtype, std::move(shape));
-  const size_t row_bytes = static_cast<size_t>(dim_) * SizeOf(table.dtype);
+  const size_t row_bytes = static_cast<size_t>(BytesOf(dim_, table.dtype));
   ParallelFor(ids.elements(), RowGrain(dim_), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const auto id = static_cast<size_t>(ids.As<int32_t>()[i]);

@@ -16,7 +16,7 @@ namespace {
 // Copies a row to all rows of a contiguous tensor.
 void FillRows(const TensorView& row, const Tensor& rows) {
   const int64_t features = rows.shape().back();
-  const size_t row_bytes = static_cast<size_t>(features) * SizeOf(rows.dtype());
+  const size_t row_bytes = static_cast<size_t>(BytesOf(features, rows.dtype()));
   ParallelFor(Rows(rows), RowGrain(features), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       std::memcpy(static_cast<char*>(rows.view().data) + static_cast<size_t>(i) * row_bytes, row.data,

@@ -127,9 +127,7 @@ absl::StatusOr<Tensors> LmHeadLoss::ForwardImpl(Invocation& invocation, const Te
     if (keep) gradient = gradients.view().Slice(0, first, rows);
     auto* logits = in_place ? gradient.As<float>() : chunk_logits.As<float>();
     Matmul(rows, vocab_size(), dim(), hidden.dtype(),
-           {static_cast<const char*>(hidden.view().data) +
-                static_cast<size_t>(first * dim()) * SizeOf(hidden.dtype()),
-            dim()},
+           {static_cast<const char*>(hidden.view().data) + BytesOf(first * dim(), hidden.dtype()), dim()},
            {weight.data, dim(), true}, 0.0F, DType::kF32, logits, vocab_size());
     ParallelFor(rows, RowGrain(vocab_size()), [&](int64_t begin, int64_t end) {
       ComputeRowLosses(logits, vocab_size(), targets.As<int32_t>() + first,

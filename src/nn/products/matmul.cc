@@ -36,7 +36,7 @@ Factor Widen(Factor factor, DType dtype, int64_t rows, int64_t columns, Scratch&
   if (factor.transposed) std::swap(rows, columns);
   float* wide = scratch.Floats(rows * columns);
   const auto* narrow = static_cast<const std::byte*>(factor.data);
-  const int64_t row_bytes = factor.leading * static_cast<int64_t>(SizeOf(dtype));
+  const int64_t row_bytes = BytesOf(factor.leading, dtype);
   ParallelFor(rows, RowGrain(columns), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       ConvertRun(narrow + row * row_bytes, dtype, wide + row * columns, DType::kF32, columns);

@@ -68,7 +68,7 @@ SafetensorsLayout::SafetensorsLayout(absl::Span<const Tensor> tensors, DType dty
   int64_t bytes = 0;
   for (const Tensor& tensor : tensors) {
     WEFT_CHECK(offsets_.emplace(tensor.name, bytes).second, "two tensors have the same name");
-    const int64_t end = bytes + ElementCount(tensor.shape) * static_cast<int64_t>(SizeOf(dtype));
+    const int64_t end = bytes + BytesOf(ElementCount(tensor.shape), dtype);
     header[tensor.name] = {{"dtype", FormatName(dtype)},
                            {"shape", std::vector<int64_t>(tensor.shape.begin(), tensor.shape.end())},
                            {"data_offsets", {bytes, end}}};
@@ -81,8 +81,7 @@ SafetensorsLayout::SafetensorsLayout(absl::Span<const Tensor> tensors, DType dty
 int64_t SafetensorsLayout::OffsetOf(const std::string& name, int64_t element) const {
   const auto found = offsets_.find(name);
   WEFT_CHECK(found != offsets_.end(), "the tensor is not in the layout");
-  return static_cast<int64_t>(header_.size()) + found->second +
-         element * static_cast<int64_t>(SizeOf(dtype_));
+  return static_cast<int64_t>(header_.size()) + found->second + BytesOf(element, dtype_);
 }
 
 class SafetensorsWriter::Impl {

@@ -116,7 +116,7 @@ class Generation {
     MemoryNeed need = NeedOfForward(*model_, policy, domains, residency.residency, bootstrap_.size());
     const LlamaConfig& model = inputs_.model;
     const int64_t cached = 2 * model.layers * model.kv_heads * model.head_dim * capacity();
-    need.key_value_cache = cached * static_cast<int64_t>(SizeOf(parallel.param_dtype));
+    need.key_value_cache = BytesOf(cached, parallel.param_dtype);
     return need;
   }
 

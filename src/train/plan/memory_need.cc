@@ -63,7 +63,7 @@ MemoryNeed NeedOfGroups(LlamaModel& model, int64_t own, const ShardingPolicy& po
   WEFT_CHECK(peaks.ok(), ToStd(peaks.status().message()));
   // A cast shard that ranks share counts among the images.
   const bool shares_casts = shape.residency != Residency::kPrivate && policy.param_dtype != DType::kF32;
-  const int64_t casts = shares_casts ? own * static_cast<int64_t>(SizeOf(policy.param_dtype)) : 0;
+  const int64_t casts = shares_casts ? BytesOf(own, policy.param_dtype) : 0;
   need.gradients = std::max<int64_t>(0, static_cast<int64_t>(peaks->shard_bytes) - need.weights - casts);
   need.images = static_cast<int64_t>(peaks->image_bytes) + casts;
   need.full_gradients = static_cast<int64_t>(peaks->gradient_bytes);

@@ -140,7 +140,7 @@ absl::Status ProgramValues::CheckGather(int index, const ProgramOp& op, const st
     const int64_t count = parts[static_cast<size_t>(member)];
     const int rank = group.ranks[static_cast<size_t>(member)];
     WEFT_RETURN_IF_ERROR(CompareWith(index, op.dtype, rank, 0, count, image));
-    image += static_cast<size_t>(count) * SizeOf(op.dtype);
+    image += static_cast<size_t>(BytesOf(count, op.dtype));
   }
   return absl::OkStatus();
 }
@@ -180,7 +180,7 @@ absl::Status ProgramValues::CheckAllReduce(int index, const ProgramOp& op, const
 absl::Status ProgramValues::CheckExchange(int index, const ProgramOp& op, const std::vector<int64_t>& parts,
                                           const std::byte* output) const {
   for (int peer = 0; peer < world_.size(); ++peer) {
-    const std::byte* part = output + static_cast<size_t>(Sum(parts, peer)) * SizeOf(op.dtype);
+    const std::byte* part = output + BytesOf(Sum(parts, peer), op.dtype);
     WEFT_RETURN_IF_ERROR(CompareWith(index, op.dtype, peer, ExchangeBegin(world_.group_rank),
                                      parts[static_cast<size_t>(peer)], part));
   }

@@ -27,7 +27,7 @@ size_t ImageBytes(const Program& program) {
   size_t bytes = 1;
   for (const ProgramOp& op : program.ops) {
     const int ranks = op.whole_world ? program.nodes.size() : program.shard_size;
-    bytes = std::max(bytes, static_cast<size_t>(Sum(PartsOf(op, ranks))) * SizeOf(op.dtype));
+    bytes = std::max(bytes, static_cast<size_t>(BytesOf(Sum(PartsOf(op, ranks)), op.dtype)));
   }
   return bytes;
 }

@@ -31,7 +31,7 @@ absl::Status ProgramRunner::SubmitGather(int index, const ProgramOp& op, Live& l
 void ProgramRunner::ScatterBuffer(int index, const ProgramOp& op, Live& live, TestBuffer& buffer) {
   DrawRanges(index, op, live);
   if (live.ranges == nullptr) return;
-  const size_t bytes = static_cast<size_t>(live.ranges->total()) * SizeOf(op.dtype);
+  const size_t bytes = static_cast<size_t>(BytesOf(live.ranges->total(), op.dtype));
   const std::vector<std::byte> end_to_end(buffer.data(), buffer.data() + bytes);
   CopyToRanges(*live.ranges, end_to_end.data(), buffer.data(), SizeOf(op.dtype));
 }

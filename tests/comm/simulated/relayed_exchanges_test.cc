@@ -130,7 +130,7 @@ absl::StatusOr<std::string> OutputOf(EngineFixture& fixture, const Exchange& exc
   };
   WEFT_RETURN_IF_ERROR(submit().WaitReleased());
   return std::string(reinterpret_cast<const char*>(target.data()),
-                     static_cast<size_t>(received) * SizeOf(dtype));
+                     static_cast<size_t>(BytesOf(received, dtype)));
 }
 
 TEST(RelayedExchange, GivesTheBitsOfADirectOneOnEveryNodeMap) {

@@ -60,7 +60,7 @@ class TestBuffer {
   static absl::StatusOr<TestBuffer> Make(BufferPool& pool, bool in_node_memory, DType dtype, int64_t count) {
     TestBuffer buffer;
     buffer.dtype_ = dtype;
-    const size_t bytes = static_cast<size_t>(count) * SizeOf(dtype);
+    const size_t bytes = static_cast<size_t>(BytesOf(count, dtype));
     if (in_node_memory) {
       WEFT_ASSIGN_OR_RETURN(buffer.node_, pool.Acquire(bytes));
     } else {
@@ -79,7 +79,7 @@ class TestBuffer {
     if (borrowed_ != nullptr) return borrowed_;
     return node_ ? node_.data() : own_.data();
   }
-  std::byte* At(int64_t element) { return data() + static_cast<size_t>(element) * SizeOf(dtype_); }
+  std::byte* At(int64_t element) { return data() + BytesOf(element, dtype_); }
 
   // Values are rounded to the dtype.
   void Write(int64_t begin, const std::vector<double>& values) {

@@ -51,7 +51,7 @@ absl::StatusOr<StridedPart> StridedPart::Make(BufferPool& pool, bool in_node_mem
   part.memory_elements_ = stride + 1;
   WEFT_ASSIGN_OR_RETURN(part.memory_, TestBuffer::Make(pool, in_node_memory, dtype, part.memory_elements_));
   part.view_.data = part.memory_.data();
-  std::memset(part.base(), kGap, static_cast<size_t>(part.memory_elements_) * SizeOf(dtype));
+  std::memset(part.base(), kGap, static_cast<size_t>(BytesOf(part.memory_elements_, dtype)));
   return part;
 }
 

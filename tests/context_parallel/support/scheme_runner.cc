@@ -268,8 +268,7 @@ absl::StatusOr<Tensor> SchemeRunner::LocalOf(const AttentionCase& attention, con
     const std::vector<float> values(whole.begin() + static_cast<ptrdiff_t>(from),
                                     whole.begin() + static_cast<ptrdiff_t>(from) + dim);
     const int64_t place = b * view.strides[0] + index * view.strides[1] + head * view.strides[2];
-    ConvertRun(values.data(), DType::kF32,
-               static_cast<std::byte*>(view.data) + static_cast<size_t>(place) * SizeOf(view.dtype),
+    ConvertRun(values.data(), DType::kF32, static_cast<std::byte*>(view.data) + BytesOf(place, view.dtype),
                view.dtype, dim);
   }
   return local;

@@ -80,7 +80,7 @@ TEST(LmHeadLoss, TakesMemoryForItsGradientsAndForTheLogitsOfAChunk) {
       forward();  // From now on products have their scratch memory.
       std::vector<Tensor> taken;
       int64_t expected = 0;
-      const int64_t gradients = int64_t{tokens} * vocab_size * static_cast<int64_t>(SizeOf(dtype));
+      const int64_t gradients = BytesOf(int64_t{tokens} * vocab_size, dtype);
       for (const int64_t bytes : {gradients, LogitsScratchBytes(tokens, vocab_size, dtype), int64_t{4}}) {
         expected += TakeFromSystem(bytes, taken);
       }

@@ -73,8 +73,7 @@ CustomReduceScatter ReduceScatterOver(PointerExchange& exchange, int& calls) {
     std::vector<float> addend(static_cast<size_t>(count));
     exchange.Share(request.group.group_rank, request.input, [&](const auto& inputs) {
       for (const std::byte* input : inputs) {
-        ConvertRun(input + begin * static_cast<int64_t>(SizeOf(request.dtype)), request.dtype, addend.data(),
-                   DType::kF32, count);
+        ConvertRun(input + BytesOf(begin, request.dtype), request.dtype, addend.data(), DType::kF32, count);
         for (size_t i = 0; i < sum.size(); ++i) sum[i] += addend[i];
       }
     });

@@ -107,7 +107,7 @@ TEST_P(ShardCopies, CopyEveryElementOutAndNeverReadPadding) {
     const int64_t bytes =
         RunCopies(PlanCopyOut(layout, from, to), Convert(Gathered(layout), from).data(), image.data());
     ExpectSame(ConvertBack(image, to), Image(layout));
-    EXPECT_EQ(bytes, layout.parameter_elements() * static_cast<int64_t>(SizeOf(to)));
+    EXPECT_EQ(bytes, BytesOf(layout.parameter_elements(), to));
   }
 }
 
@@ -121,7 +121,7 @@ TEST_P(ShardCopies, CopyEveryGradientInAndNeverWritePadding) {
     const int64_t bytes = RunCopies(PlanGradientCopyIn(layout, from, to),
                                     Convert(GradientImage(layout), from).data(), input.data());
     ExpectSame(ConvertBack(input, to), ReduceInput(layout));
-    EXPECT_EQ(bytes, layout.trainable_elements() * static_cast<int64_t>(SizeOf(to)));
+    EXPECT_EQ(bytes, BytesOf(layout.trainable_elements(), to));
   }
 }
 
