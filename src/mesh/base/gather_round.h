@@ -14,7 +14,7 @@
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
-#include "src/mesh/base/anonymous_memory.h"
+#include "src/mesh/host/anonymous_memory.h"
 #include "weft/mesh/bootstrap.h"
 
 namespace weft::internal {

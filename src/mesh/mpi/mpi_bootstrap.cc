@@ -9,9 +9,9 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "src/mesh/base/anonymous_memory.h"
 #include "src/mesh/base/deadline.h"
-#include "src/mesh/base/node_memory_limits.h"
+#include "src/mesh/host/anonymous_memory.h"
+#include "src/mesh/host/node_memory_limits.h"
 #include "src/mesh/mpi/mpi_blob_exchange.h"
 #include "src/mesh/mpi/mpi_duplicates.h"
 #include "src/mesh/mpi/mpi_library.h"

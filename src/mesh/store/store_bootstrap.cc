@@ -10,9 +10,9 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_split.h>
 
-#include "src/mesh/base/anonymous_memory.h"
 #include "src/mesh/base/deadline.h"
-#include "src/mesh/base/node_memory_limits.h"
+#include "src/mesh/host/anonymous_memory.h"
+#include "src/mesh/host/node_memory_limits.h"
 #include "src/mesh/store/node_identity.h"
 #include "src/mesh/store/shared_segment.h"
 #include "src/mesh/store/store_gather.h"

@@ -1,4 +1,4 @@
-#include "src/mesh/base/node_memory_limits.h"
+#include "src/mesh/host/node_memory_limits.h"
 
 #include <algorithm>
 #include <limits>

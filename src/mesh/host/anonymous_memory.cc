@@ -1,4 +1,4 @@
-#include "src/mesh/base/anonymous_memory.h"
+#include "src/mesh/host/anonymous_memory.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -13,7 +13,7 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "src/mesh/base/control_groups.h"
+#include "src/mesh/host/control_groups.h"
 #include "weft/core/page_bytes.h"
 #include "weft/core/status.h"
 

@@ -1,4 +1,4 @@
-#include "src/mesh/base/control_groups.h"
+#include "src/mesh/host/control_groups.h"
 
 #include <fstream>
 

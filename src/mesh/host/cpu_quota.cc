@@ -5,7 +5,7 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "src/mesh/base/control_groups.h"
+#include "src/mesh/host/control_groups.h"
 
 namespace weft {
 namespace {
