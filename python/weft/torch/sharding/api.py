@@ -263,8 +263,10 @@ def fully_shard(
         module: a module, or several that form one group.
         mesh: (shard) or (replicate, shard), over all ranks. Default: (shard) over all ranks.
         reshard_after_forward: whether modules are resharded between forward and backward. None: yes, but no
-            for the root. An int k > 1: between nodes, one of k parts is kept, and backward gathers the rest from
-            the other k - 1 ranks of its regather group.
+            for the root. An int k: one of k parts is kept, and backward gathers the rest from the other k - 1 ranks
+            of its regather group. k divides the number of shard ranks; all of them means True, and 1 False. With
+            another k, each rank gathers the images of the whole model, also where ranks share a node: use True on
+            one node. A root takes one k.
         shard_placement_fn: returns `Shard(dim)` for a parameter that is to be cut on another dim, or None.
         mp_policy: dtypes. param_dtype and reduce_dtype: float32, bfloat16, float16 or float64. In float16
             gradients need torch.amp.GradScaler("cpu").
