@@ -122,7 +122,9 @@ absl::StatusOr<std::vector<OptionValue>> CommEngine::Impl::OptionsOfAllRanks(
     return OptionValue{name, absl::StrCat(value), absl::StrCat("set EngineOptions::", name)};
   };
   return std::vector<OptionValue>{
-      {"the timeout", absl::FormatDuration(timeout_), "set WEFT_TIMEOUT_S, or EngineOptions::timeout,"},
+      {"the timeout", absl::FormatDuration(timeout_),
+       "set the timeout of init_process_group under PyTorch, otherwise WEFT_TIMEOUT_S or "
+       "EngineOptions::timeout,"},
       {"the share domain", std::string(Name(share_domains_.kind)),
        "set WEFT_SHARE_DOMAIN, or --share-domain or EngineOptions::share_domain,"},
       bytes("slice_bytes", options_.slice_bytes),
