@@ -96,7 +96,8 @@ TEST(TrainConfig, NamesWhatUpdatesInBackwardCannotDo) {
   };
   EXPECT_THAT(error([](TrainConfig& c) { c.optimizer.clip_grad_norm = 0.5; }),
               HasSubstr("--optimizer-in-backward true: updates weights before the norm of all gradients is "
-                        "known, but --clip-grad-norm is 0.5"));
+                        "known, but --clip-grad-norm is 0.5: give --clip-grad-norm 0, or leave "
+                        "--optimizer-in-backward out"));
   EXPECT_THAT(error([](TrainConfig& c) { c.optimizer.kind = OptimizerKind::kMuon; }),
               HasSubstr("--optimizer muon exchanges matrices"));
   EXPECT_THAT(error([](TrainConfig& c) { c.optimizer.max_skipped_steps = 1; }),
@@ -198,7 +199,8 @@ TEST(TrainConfig, NamesWhatALossScaleCannotBe) {
                 c.optimizer.in_backward = true;
                 c.optimizer.clip_grad_norm = 0;
               }),
-              HasSubstr("so it cannot skip a step, as --loss-scale dynamic does"));
+              HasSubstr("so it cannot skip a step, as --loss-scale dynamic does (the default in f16): give "
+                        "--loss-scale N, or leave --optimizer-in-backward out"));
 }
 
 std::string ContextError(int64_t size, const std::function<void(ContextOptions&)>& change) {

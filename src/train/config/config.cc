@@ -170,9 +170,9 @@ absl::Status ValidateUpdatesInBackward(const TrainConfig& config) {
     return BadFlag("optimizer-in-backward", "true", why);
   };
   if (optimizer.clip_grad_norm != 0) {
-    return refused(
-        absl::StrCat("updates weights before the norm of all gradients is known, but --clip-grad-norm is ",
-                     optimizer.clip_grad_norm, ": give --clip-grad-norm 0, or leave it out"));
+    return refused(absl::StrCat(
+        "updates weights before the norm of all gradients is known, but --clip-grad-norm is ",
+        optimizer.clip_grad_norm, ": give --clip-grad-norm 0, or leave --optimizer-in-backward out"));
   }
   if (optimizer.kind == OptimizerKind::kMuon) {
     return refused(

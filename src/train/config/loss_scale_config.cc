@@ -57,7 +57,8 @@ absl::Status ValidateLossScale(const TrainConfig& config) {
     return BadFlag(
         "optimizer-in-backward", "true",
         "updates weights before it is known whether a gradient overflows, so it cannot skip a step, as "
-        "--loss-scale dynamic does (the default in f16): give --loss-scale N, or leave it out");
+        "--loss-scale dynamic does (the default in f16): give --loss-scale N, or leave "
+        "--optimizer-in-backward out");
   }
   return absl::OkStatus();
 }
