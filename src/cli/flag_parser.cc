@@ -241,7 +241,10 @@ absl::StatusOr<std::optional<PrintText>> ParseFlags(CLI::App& app, const char* u
 }
 
 std::string GivenFlags(const CLI::App& app) {
-  std::string text = "# Flags of a run. To repeat it: weft train --config THIS_FILE --metrics NEW.jsonl\n";
+  // The first line marks the file as one of a run: CheckConfigBeside compares it with that of an older file.
+  std::string text =
+      "# Flags of a run. To repeat it: weft train --config THIS_FILE --metrics NEW.jsonl\n"
+      "# If the file has them, also give a new --checkpoint-dir, --export-hf, --tensorboard and --trace.\n";
   for (const CLI::Option* option : app.get_options()) {
     const std::string name = option->get_single_name();
     if (option->count() == 0 || name == "config" || name == "metrics" || name == "resume") continue;

@@ -162,6 +162,19 @@ class Runs(WeftCase):
         flags = [(self.folder / name).read_text() for name in ("m.config.toml", "again.config.toml")]
         self.assertEqual(flags[0], flags[1])
 
+    def test_says_beside_the_saved_flags_which_outputs_must_be_new(self):
+        self.train("--steps", "1", "--metrics", "m.jsonl", "--checkpoint-dir", "first")
+        self.assertIn("new --checkpoint-dir", (self.folder / "m.config.toml").read_text())
+        repeat = ["train", "--config", "m.config.toml", "--metrics", "again.jsonl"]
+        self.assert_refused(2, ["--checkpoint-dir first", "name another folder"], *repeat)
+        again = self.run_weft(*repeat, "--checkpoint-dir", "second")
+        self.assertEqual(again.returncode, 0, again.stderr)
+
+    def test_replaces_the_saved_flags_of_a_run_of_an_earlier_version(self):
+        self.write("m.config.toml", "# Flags of a run. To repeat it: weft train --config THIS_FILE --metrics NEW.jsonl\nsteps = 9\n")
+        self.train("--steps", "1", "--metrics", "m.jsonl")
+        self.assertIn('steps = "1"', (self.folder / "m.config.toml").read_text())
+
     def test_replaces_no_file_beside_the_metrics_that_no_run_has_written(self):
         own = self.write("m.config.toml", "lr = 0.01\n")
         self.assert_refused(2, ["--metrics m.jsonl", "m.config.toml"], "train", *SMALL, "--steps", "1", "--metrics", "m.jsonl")
