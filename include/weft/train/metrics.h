@@ -79,8 +79,10 @@ struct StepMetrics {
   std::optional<std::string> byte_inputs;
 };
 
-// One line of JSON without a newline: the fields with these names, in this order. A number that is not finite
-// becomes null.
+// One line of JSON without a newline; docs/training.md has its keys. They are the names of the fields, with
+// two exceptions: `loss_scale` becomes loss_scale and skipped, and `indexers` becomes indexer_loss,
+// indexer_grad_norm and attention_mass_selected. Fields that are not set are left out, and so is
+// counted_skips. A number that is not finite becomes null.
 std::string ToJson(const StepMetrics& metrics);
 
 // The file of `--metrics`. Each line is written by one call at the end of the file, so an interrupted run
