@@ -141,6 +141,19 @@ def clips_as_torch_does() -> None:
 
 
 @case
+def norms_name_what_they_take_instead() -> None:
+    model = shard_all(make_llama(), weft.fully_shard)
+    for norm_of in (weft.gradient_norm, weft.clip_grad_norm_):
+        with expect_error(ValueError, "model is a generator, but must be a model sharded by weft.fully_shard: give the model itself"):
+            norm_of(model.parameters(), 1.0)
+        with expect_error(ValueError, "call this after a backward"):
+            norm_of(model, 1.0)
+    loss_of(model, tokens_of(0)).backward()
+    with expect_error(ValueError, "below the root of a sharded model: give the root"):
+        weft.gradient_norm(model.layers[0])
+
+
+@case
 def clips_on_ranks_that_own_nothing() -> None:
     """One rank has all rows of the weight."""
     model = weft.fully_shard(nn.Linear(8, 1, bias=False))

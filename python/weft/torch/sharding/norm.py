@@ -18,7 +18,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
     or NaN. torch.nn.utils.clip_grad_norm_ works too, with one reduction for each parameter, and then gives NaN for NaN.
     Parameters of ignored_params are not counted. `norm_type`: 1, 2 or inf. Collective.
 
-    Errors: ValueError (a model that is not sharded; norm_type), RuntimeError (gradients that are not reduced; a gradient with other
+    Errors: ValueError (a model that is not sharded, or not a root whose forward has run; norm_type), RuntimeError (gradients that are not reduced; a gradient with other
     placements than its parameter).
     """
     norm, factor = gradient_norm(model, max_norm, norm_type)
@@ -49,7 +49,15 @@ def gradient_norm(model: nn.Module, max_norm: float = math.inf, norm_type: float
 
 def _root_of(model: nn.Module) -> Root:
     model = getattr(model, "_orig_mod", model)  # The module that torch.compile wraps.
-    root = model._weft_group.root if isinstance(model, FSDPModule) else None
-    if root is None or root.group is not model._weft_group:
-        raise ValueError("the gradient norm is that of the root of a model sharded by weft.fully_shard, after a backward")
+    kind = type(model).__name__
+    if not isinstance(model, FSDPModule):
+        raise ValueError(
+            f"model is a {kind}, but must be a model sharded by weft.fully_shard: give the model itself, not its parameters, or use "
+            "torch.nn.utils.clip_grad_norm_"
+        )
+    root = model._weft_group.root
+    if root is None:
+        raise ValueError(f"model is a {kind} whose forward has not run: call this after a backward")
+    if root.group is not model._weft_group:
+        raise ValueError(f"model is a {kind} below the root of a sharded model: give the root, as the norm is that of all gradients")
     return root
