@@ -42,18 +42,27 @@ class TextStream:
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
         self.tokens = []
-        self.shown = ""
+        self.shown = ""  # Text of the first shown_tokens tokens.
+        self.shown_tokens = 0
 
     def add(self, token):
         self.tokens.append(token)
         return self.take(hold_back=True)
 
     def take(self, hold_back):
-        text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
-        if hold_back and text.endswith(REPLACEMENT) or not text.startswith(self.shown):
+        text = self.decode()
+        if hold_back and text.endswith(REPLACEMENT):
             return ""
-        new, self.shown = text[len(self.shown):], text
+        # The tokenizer decodes neighboring bytes together: a stray one turns those that are shown into replacement
+        # characters. They stay as they are, and the text goes on behind them.
+        if not text.startswith(self.shown):
+            self.tokens, self.shown = self.tokens[self.shown_tokens:], ""
+            text = self.decode()
+        new, self.shown, self.shown_tokens = text[len(self.shown):], text, len(self.tokens)
         return new
+
+    def decode(self):
+        return self.tokenizer.decode(self.tokens, skip_special_tokens=True)
 
 
 def printable(text):

@@ -49,6 +49,11 @@ class ToolCase(unittest.TestCase):
         tokens.frombytes((self.folder / output).read_bytes())
         return list(tokens)
 
+    def change_tokenizer(self, change):
+        model = tokenizers.Tokenizer.from_file(str(self.tokenizer))
+        change(model)
+        model.save(str(self.tokenizer))
+
     def assert_fails(self, result, code, *words):
         self.assertEqual(result.returncode, code, result.stderr)
         for word in words:
@@ -154,11 +159,6 @@ class Tokenize(ToolCase):
         self.assertEqual(self.tokens("out.u32", "I"), [2, 3, 70000, 3, 2])
         self.assertEqual((self.folder / "out.u32.mask").read_bytes(), bytes([0, 0, 0, 1, 0]))
 
-    def change_tokenizer(self, change):
-        model = tokenizers.Tokenizer.from_file(str(self.tokenizer))
-        change(model)
-        model.save(str(self.tokenizer))
-
     def test_neither_cuts_nor_pads_texts(self):
         self.change_tokenizer(lambda model: (model.enable_truncation(3), model.enable_padding(length=5)))
         result = self.run_tool("out.u16", self.write("a.txt", b"one two two two one"), self.write("b.txt", b"two"))
@@ -261,8 +261,8 @@ printf '2\\n3\\n1\\n'
         (self.folder / name).write_text(text)
         (self.folder / name).chmod(0o755)
 
-    def generate(self, *arguments):
-        self.program("weft", self.PROGRAM)
+    def generate(self, *arguments, program=PROGRAM):
+        self.program("weft", program)
         command = [sys.executable, GENERATE, "--weft", self.folder / "weft", "--hf-model", self.folder, *arguments]
         environment = os.environ | {"PATH": f"{self.folder}:{os.environ['PATH']}"}
         return subprocess.run(command, capture_output=True, text=True, cwd=self.folder, env=environment)
@@ -278,6 +278,19 @@ printf '2\\n3\\n1\\n'
         result = self.generate("-n", "2", "--prompt", "two one")
         self.assertEqual((result.returncode, result.stdout), (0, "one two </s>\n"), result.stderr)
         self.assertEqual((self.folder / "launch").read_text(), "-n 2 --bind-to none\n")
+
+    def test_prints_all_text_after_a_byte_that_spoils_the_character_before_it(self):
+        """The tokenizer, as that of Llama 2, has tokens for bytes, and decodes neighbors among them together."""
+        def fall_back_to_bytes(model):
+            words = ["a", "b", "c", *(f"<0x{byte:02X}>" for byte in "字".encode())]
+            model.model = tokenizers.models.BPE({word: id for id, word in enumerate(words)}, [], byte_fallback=True)
+            model.decoder = tokenizers.decoders.Sequence([tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()])
+
+        self.change_tokenizer(fall_back_to_bytes)
+        for tokens, text in (("0 3 4 5 1", "a字b"), ("0 3 4 5 3 1 2", "a字\ufffdbc"), ("0 3 4 5 3", "a字\ufffd"),
+                             ("0 3 4 5 3 3 4 5 1 3 2", "a字\ufffd\ufffd\ufffd\ufffdb\ufffdc")):
+            result = self.generate("--prompt", "a", program="#!/bin/sh\nprintf '%s\\n' " + tokens + "\n")
+            self.assertEqual((result.returncode, result.stdout), (0, text + "\n"), result.stderr)
 
     def test_returns_the_exit_code_of_the_program(self):
         self.assert_fails(self.generate("--prompt", "one", "--fail"), 3, "weft: no")
