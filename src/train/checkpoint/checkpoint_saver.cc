@@ -23,7 +23,7 @@ using Blobs = std::vector<std::string>;
 
 constexpr absl::Duration kLastWait = absl::Seconds(5);
 
-// Creates a file of its full size with its header. Flushes nothing: its writers do.
+// Creates a file of its full size with its header. Flushes nothing: the commit does.
 absl::Status CreateFile(const std::string& path, const SafetensorsLayout& layout) {
   WEFT_ASSIGN_OR_RETURN(File file, File::CreateNew(path));
   WEFT_RETURN_IF_ERROR(file.Reserve(layout.file_bytes()));

@@ -74,7 +74,21 @@ absl::StatusOr<CheckpointManifest> MergeParts(const CheckpointLayout& layout, co
   return manifest;
 }
 
+// Flushes the header, which rank 0 has written. Other bytes are flushed by their writers, who may be on other
+// hosts; a file without elements has none.
+absl::Status FlushHeader(const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(File file, File::OpenForUpdate(path));
+  return file.Close();
+}
+
 }  // namespace
+
+absl::Status SaveCommit::FinishDataFiles() const {
+  for (const CheckpointLayout::File& file : layout.files()) {
+    WEFT_RETURN_IF_ERROR(FlushHeader(absl::StrCat(staged, "/", file.name)));
+  }
+  return absl::OkStatus();
+}
 
 // Writes the files that are not data, and the manifest.
 absl::Status SaveCommit::WriteDescription(const std::vector<std::string>& parts) const {
@@ -94,7 +108,9 @@ absl::Status SaveCommit::WriteDescription(const std::vector<std::string>& parts)
 }
 
 absl::Status SaveCommit::Run(const std::vector<std::string>& parts) const {
-  if (absl::Status status = WriteDescription(parts); !status.ok()) {
+  absl::Status status = FinishDataFiles();
+  if (status.ok()) status = WriteDescription(parts);
+  if (!status.ok()) {
     CheckpointFolder::Discard(staged);
     return status;
   }

@@ -40,6 +40,7 @@ struct SaveCommit {
   absl::Status Run(const std::vector<std::string>& parts) const;
 
  private:
+  absl::Status FinishDataFiles() const;
   absl::Status WriteDescription(const std::vector<std::string>& parts) const;
 };
 

@@ -9,10 +9,12 @@
 #include <condition_variable>
 #include <filesystem>
 #include <mutex>
+#include <set>
 #include <string>
 #include <sys/file.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <system_error>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -31,6 +33,7 @@ std::atomic<bool> has_locks = true;
 std::mutex device;
 std::condition_variable device_answers;
 bool device_hangs = false;
+std::set<std::string> flushed;  // Names of the files that were flushed.
 
 void SetHanging(bool hangs) {
   const std::lock_guard lock(device);
@@ -64,6 +67,8 @@ extern "C" int flock(int file, int operation) noexcept {
 extern "C" int fsync(int file) {
   std::unique_lock lock(device);
   device_answers.wait(lock, [] { return !device_hangs; });
+  std::error_code unknown;
+  flushed.insert(std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(file), unknown).filename());
   return static_cast<int>(syscall(SYS_fsync, file));
 }
 
@@ -159,6 +164,23 @@ TEST_F(CommitTest, NamesACheckpointThatItCannotRestoreWithoutLocks) {
                              HasSubstr("rename the folder to step-00000001"))));
   fs::rename(aside, Path(1));
   EXPECT_OK(Save(ArrayCut::kByRows, 2, {2}));
+}
+
+TEST_F(CommitTest, FlushesFilesToWhichNoRankWrites) {
+  flushed.clear();
+  Parameter empty;
+  empty.name = "empty";
+  empty.shape = {0};
+  ASSERT_OK(OnRanks(1, [&](Bootstrap& bootstrap) -> absl::Status {
+    CheckpointState state;
+    state.step = 1;
+    state.arrays = {{"nothing", "", {{&empty, {0, 0, 0, 1, 0, 0}, nullptr, nullptr}}}};
+    WEFT_ASSIGN_OR_RETURN(const auto saver, CheckpointSaver::Open(bootstrap, root(), options_));
+    WEFT_RETURN_IF_ERROR(saver->Start(std::move(state)));
+    return saver->Finish();
+  }));
+  const std::lock_guard lock(device);
+  EXPECT_THAT(flushed, Contains("nothing.safetensors"));
 }
 
 TEST_F(CommitTest, LeavesTheFilesToACommitThatTheDeviceDelays) {
