@@ -23,6 +23,7 @@
 // Problem: a run may be killed at any instant of a save.
 // Rule: files are written to a hidden folder `.saving-…`, and flushed to the device. Then the folder is
 //   renamed, and after that `latest` replaced. Each is one system call.
+//   A state that a reader would refuse is not committed.
 //   A checkpoint of the same step is exchanged with the new one. File systems without exchanges, as NFS, give
 //   it a hidden name first; the next run restores it if the new one has not taken its place.
 // Why it suffices: a folder that is named step-… is complete. `latest` names an older one until the new one
@@ -76,19 +77,22 @@ struct CheckpointArrays {
 
 // The state that one rank saves.
 struct CheckpointState {
-  int64_t step = 0;
+  int64_t step = 0;  // At least 0.
   // Step of the checkpoint in the saver's folder from which this run resumed. Checkpoints that were saved
   // after it belong to an abandoned branch: they count as older, and are removed first. Only rank 0's value
   // counts. A program that resumes sets it for its first save; later saves follow the last one.
   std::optional<int64_t> parent = std::nullopt;
+  // A tensor has at most 16 dims, and a file at most 200,000 tensors.
   std::vector<CheckpointArrays> arrays;
-  // Values for the caller, which a loader does not interpret. Equal on all ranks.
+  // Values for the caller, which a loader does not interpret. Equal on all ranks. As JSON, a key or a value
+  // has at most 1 MiB.
   std::map<std::string, int64_t> counts;
   std::map<std::string, std::string> properties;
   // Counts by parameter, of the parameters that the rank holds, such as numbers of updates. Ranks that hold
   // parts of one parameter must agree.
   std::map<std::string, int64_t> counts_of_parameters;
-  // Small files by name, written by rank 0, such as config.json.
+  // Small files by name, written by rank 0, such as config.json. A name is UTF-8 text without '/', does not
+  // begin with '.', and is not checkpoint.json.
   std::map<std::string, std::string> files;
 };
 
@@ -132,8 +136,9 @@ class CheckpointSaver {
   // Checks that a checkpoint of `bytes` fits on the disk. Errors: kResourceExhausted (needed and free bytes).
   absl::Status CheckSpace(int64_t bytes) const;
 
-  // Begins to save. REQUIRES: no save is under way. Errors: kInvalidArgument (two arrays of one name, or
-  // elements that no rank holds), and those of the system.
+  // Begins to save. REQUIRES: no save is under way. Errors, the same on all ranks: kInvalidArgument (two
+  // arrays of one name, or a step, a name or a text that CheckpointState does not allow: names the key), and
+  // those of the system.
   absl::Status Start(CheckpointState state);
   // True while a save is under way.
   bool saving() const;
@@ -148,7 +153,9 @@ class CheckpointSaver {
   bool CanAdvance() const;
   // Enters the next phase of the save: from writing to the commit by rank 0, or from the commit to the end.
   // Returns true if the save has ended. REQUIRES: CanAdvance on all ranks.
-  // Errors: those of the system on any rank; then the save has ended, and its files are removed.
+  // Errors: kInvalidArgument (elements that no rank or two ranks hold, two files of one name, or a checkpoint
+  //   that its reader would refuse), and those of the system on any rank; then the save has ended, and its
+  //   files are removed.
   absl::StatusOr<bool> Advance();
   // Waits until the save under way has ended, if there is one. Errors: as Advance.
   absl::Status Finish();

@@ -18,8 +18,6 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
-
 // True for the files of a model folder: weights and their index, and files without arrays.
 bool BelongsToModelFolder(const std::string& name, const std::string& stem) {
   if (!stem.empty()) return stem == kModelFiles || stem == kIndexerFiles || stem == kAdapterFiles;

@@ -9,6 +9,7 @@
 #include "src/train/checkpoint/background_task.h"
 #include "src/train/checkpoint/checkpoint_folder.h"
 #include "src/train/checkpoint/checkpoint_layout.h"
+#include "src/train/checkpoint/manifest.h"
 #include "src/train/checkpoint/save_commit.h"
 #include "src/train/checkpoint/save_messages.h"
 #include "src/train/checkpoint/snapshot_writer.h"
@@ -68,8 +69,11 @@ class CheckpointSaver::Impl {
     WEFT_CHECK(phase_ == Phase::kIdle, "a save is under way: call Finish first");
     state_ = std::move(state);
     step_ = state_.step;
-    WEFT_ASSIGN_OR_RETURN(const Blobs blobs, ExchangeBlobs(bootstrap_, "tensors of a checkpoint",
-                                                           EncodeTensors(state_), timeout_));
+    const absl::Status refused = CheckState(state_);
+    const absl::StatusOr<std::string> tensors =
+        refused.ok() ? absl::StatusOr<std::string>(EncodeTensors(state_)) : refused;
+    WEFT_ASSIGN_OR_RETURN(const Blobs blobs,
+                          ExchangeBlobs(bootstrap_, "tensors of a checkpoint", tensors, timeout_));
     absl::Status status = MakeLayout(blobs);
     if (status.ok() && first()) status = CreateFiles();
     status = Agree(status);

@@ -79,6 +79,29 @@ bool IsInFolder(const std::string& name) {
          !absl::StrContains(name, '\0');
 }
 
+absl::Status CheckFileName(const std::string& name) {
+  // JsonText replaces what is not UTF-8.
+  const bool is_text = ParseJson(JsonText(name)) == Json(name);
+  if (is_text && IsInFolder(name) && name != kManifestName) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "CheckpointState::files has '", Excerpt(name),
+      "', which is no name for a file of a checkpoint: give UTF-8 text without '/' that does not ",
+      "begin with '.', and that is not ", kManifestName));
+}
+
+// `member`: that of CheckpointState.
+template <typename Value>
+absl::Status CheckTexts(const char* member, const std::map<std::string, Value>& values) {
+  for (const auto& [key, value] : values) {
+    const absl::Status status = CheckJsonText(JsonText(Json::object({{key, value}})), kLimits);
+    if (status.ok()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("CheckpointState::", member, ": '", Excerpt(key), "' ",
+                                                   status.message(),
+                                                   ": put long texts into CheckpointState::files"));
+  }
+  return absl::OkStatus();
+}
+
 // The text up to the hash. Errors: kDataLoss.
 absl::StatusOr<absl::string_view> CheckHash(absl::string_view text, const std::string& path) {
   const size_t tail = kHashKey.size() + kHashDigits + kTail.size();
@@ -95,6 +118,16 @@ absl::StatusOr<absl::string_view> CheckHash(absl::string_view text, const std::s
 }
 
 }  // namespace
+
+absl::Status CheckState(const CheckpointState& state) {
+  if (state.step < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("CheckpointState::step is ", state.step, ": give 0 or more"));
+  }
+  for (const auto& [name, content] : state.files) WEFT_RETURN_IF_ERROR(CheckFileName(name));
+  WEFT_RETURN_IF_ERROR(CheckTexts("counts", state.counts));
+  return CheckTexts("properties", state.properties);
+}
 
 std::string FormatManifest(const CheckpointManifest& manifest) {
   Json files = Json::object();
@@ -122,6 +155,8 @@ std::string FormatManifest(const CheckpointManifest& manifest) {
 }
 
 absl::StatusOr<CheckpointManifest> ParseManifest(std::string_view text, const std::string& path) {
+  if (static_cast<int64_t>(text.size()) > kMaxManifestBytes)
+    return Damaged(path, absl::StrCat("has more than ", kMaxManifestBytes, " bytes"));
   WEFT_ASSIGN_OR_RETURN(const absl::string_view hashed, CheckHash(ToAbsl(text), path));
   if (const absl::Status status = CheckJsonText(text, kLimits); !status.ok())
     return Damaged(path, status.message());

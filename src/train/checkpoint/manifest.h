@@ -14,11 +14,13 @@
 #include <absl/status/statusor.h>
 
 #include "src/train/checkpoint/file_range.h"
+#include "weft/train/checkpoint.h"
 
 namespace weft {
 
 inline constexpr const char* kManifestName = "checkpoint.json";
 inline constexpr int kCheckpointFormat = 1;
+inline constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 
 struct CheckpointManifest {
   struct File {
@@ -33,9 +35,13 @@ struct CheckpointManifest {
   std::map<std::string, File> files;  // By name, without checkpoint.json itself.
 };
 
+// Checks that a manifest can have the step, the files' names, the counts and the properties of a state.
+// Errors: kInvalidArgument (names the member of CheckpointState and the key).
+absl::Status CheckState(const CheckpointState& state);
+
 std::string FormatManifest(const CheckpointManifest& manifest);
 
-// Checks the hash and all values. `path` goes into messages.
+// Checks the size, the hash and all values. `path` goes into messages.
 // Errors: kDataLoss (names the fault), kUnimplemented (another format).
 absl::StatusOr<CheckpointManifest> ParseManifest(std::string_view text, const std::string& path);
 

@@ -12,6 +12,7 @@
 #include "src/train/checkpoint/manifest.h"
 #include "src/train/checkpoint/save_messages.h"
 #include "src/train/files/file_io.h"
+#include "src/train/files/safetensors_header.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
 
@@ -74,10 +75,18 @@ absl::StatusOr<CheckpointManifest> MergeParts(const CheckpointLayout& layout, co
   return manifest;
 }
 
-// Flushes the header, which rank 0 has written. Other bytes are flushed by their writers, who may be on other
-// hosts; a file without elements has none.
-absl::Status FlushHeader(const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(File file, File::OpenForUpdate(path));
+// The error of a save if readers of the checkpoint would end with `status`.
+absl::Status RefusalOf(const absl::Status& status) {
+  if (!absl::IsDataLoss(status)) return status;
+  return absl::InvalidArgumentError(absl::StrCat("no reader would take the checkpoint: ", status.message(),
+                                                 "; save fewer or smaller values"));
+}
+
+// Checks the header as a reader does, and flushes it: rank 0 has written it. Other bytes are flushed by their
+// writers, who may be on other hosts; a file without elements has none.
+absl::Status FinishHeader(const std::string& folder, const std::string& name) {
+  WEFT_ASSIGN_OR_RETURN(File file, File::OpenForUpdate(absl::StrCat(folder, "/", name)));
+  WEFT_RETURN_IF_ERROR(RefusalOf(ReadSafetensorsHeader(file, name).status()));
   return file.Close();
 }
 
@@ -85,7 +94,7 @@ absl::Status FlushHeader(const std::string& path) {
 
 absl::Status SaveCommit::FinishDataFiles() const {
   for (const CheckpointLayout::File& file : layout.files()) {
-    WEFT_RETURN_IF_ERROR(FlushHeader(absl::StrCat(staged, "/", file.name)));
+    WEFT_RETURN_IF_ERROR(FinishHeader(staged, file.name));
   }
   return absl::OkStatus();
 }
@@ -104,7 +113,9 @@ absl::Status SaveCommit::WriteDescription(const std::vector<std::string>& parts)
       WEFT_RETURN_IF_ERROR(WriteWholeFile(absl::StrCat(staged, "/", name), content));
     }
   }
-  return WriteWholeFile(absl::StrCat(staged, "/", kManifestName), FormatManifest(manifest));
+  const std::string text = FormatManifest(manifest);
+  WEFT_RETURN_IF_ERROR(RefusalOf(ParseManifest(text, kManifestName).status()));
+  return WriteWholeFile(absl::StrCat(staged, "/", kManifestName), text);
 }
 
 absl::Status SaveCommit::Run(const std::vector<std::string>& parts) const {

@@ -36,7 +36,8 @@ struct SaveCommit {
 
   // `parts`: the messages of EncodePart of all ranks.
   // Errors: kInvalidArgument (the parts do not make up the files, or differ in a count of a parameter; two
-  //   files have one name), kInternal (a message of another exchange), those of CheckpointFolder::Commit.
+  //   files have one name; a reader would refuse the checkpoint), kInternal (a message of another exchange),
+  //   those of CheckpointFolder::Commit.
   absl::Status Run(const std::vector<std::string>& parts) const;
 
  private:

@@ -1,0 +1,97 @@
+// States that a reader of checkpoints would refuse, and that the saver therefore does not commit.
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/test_timeout.h"
+#include "tests/train/checkpoint/checkpoint_fixture.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::weft::testing::kTestTimeout;
+using ::weft::testing::StatusIs;
+
+class RefusedStateTest : public CheckpointTest {
+ protected:
+  using Change = std::function<void(CheckpointState& state, int rank)>;
+
+  // Saves a changed state after a good one, which must stay, and then another good one.
+  void ExpectRefused(const Change& change, const std::string& message) {
+    std::filesystem::remove_all(root());
+    options_.keep = 1;
+    EXPECT_OK(OnRanks(2, [&](Bootstrap& bootstrap) -> absl::Status {
+      SavedArrays arrays(ArrayCut::kByRows, bootstrap.rank(), bootstrap.size());
+      arrays.Fill();
+      WEFT_ASSIGN_OR_RETURN(const auto saver, CheckpointSaver::Open(bootstrap, root(), options_));
+      const auto save = [&](CheckpointState state) -> absl::Status {
+        WEFT_RETURN_IF_ERROR(saver->Start(std::move(state)));
+        return saver->Finish();
+      };
+      WEFT_RETURN_IF_ERROR(save(arrays.ToSave(1)));
+      CheckpointState changed = arrays.ToSave(2);
+      change(changed, bootstrap.rank());
+      EXPECT_THAT(save(std::move(changed)), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
+      WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::OkStatus(), kTestTimeout));
+      if (bootstrap.rank() == 0) {
+        EXPECT_THAT(Names(), ElementsAre("latest", "step-00000001"));
+        EXPECT_OK(Checkpoint::Open(Path(1)).status());
+      }
+      WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::OkStatus(), kTestTimeout));
+      return save(arrays.ToSave(3));
+    }));
+    EXPECT_THAT(Names(), ElementsAre("latest", "step-00000003"));
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "x.json"));
+  }
+};
+
+TEST_F(RefusedStateTest, HasANameThatIsNotThatOfAFileOfACheckpoint) {
+  for (const std::string name : {"", ".rng", "checkpoint.json", "../x.json", "../latest", "a/b", "\xFF"}) {
+    ExpectRefused([&](CheckpointState& state, int) { state.files[name] = "x"; },
+                  "CheckpointState::files has '" + name + "'");
+  }
+}
+
+TEST_F(RefusedStateTest, HasANegativeStep) {
+  ExpectRefused([](CheckpointState& state, int) { state.step = -1; }, "CheckpointState::step is -1");
+}
+
+TEST_F(RefusedStateTest, HasATextThatIsTooLong) {
+  const std::string text((1 << 20) + 1, 'x');
+  ExpectRefused([&](CheckpointState& state, int) { state.properties["loader"] = text; },
+                "CheckpointState::properties: 'loader' has more than 1048576 bytes in one string");
+  // As JSON each of these has two bytes.
+  const std::string quotes(600'000, '"');
+  ExpectRefused([&](CheckpointState& state, int) { state.properties["quotes"] = quotes; }, "'quotes' has");
+  ExpectRefused([&](CheckpointState& state, int) { state.counts[text] = 1; }, "CheckpointState::counts: 'x");
+  ExpectRefused([&](CheckpointState& state, int) { state.counts_of_parameters[text] = 1; },
+                "'checkpoint.json' has more than 1048576 bytes in one string");
+}
+
+TEST_F(RefusedStateTest, IsRefusedOnAllRanksIfOneRankHasIt) {
+  const auto change = [](CheckpointState& state, int rank) {
+    if (rank == 1) state.properties["loader"] = std::string((1 << 20) + 1, 'x');
+  };
+  ExpectRefused(change, "'loader'");
+}
+
+TEST_F(RefusedStateTest, HasATensorThatSafetensorsReadersRefuse) {
+  Parameter deep;
+  deep.name = "deep";
+  deep.shape = Shape(17, 1);
+  float value = 1;
+  const auto change = [&](CheckpointState& state, int rank) {
+    if (rank == 1) state.arrays.push_back({"deep", "", {{&deep, {0, 0, 0, 1, 1, 0}, &value, nullptr}}});
+  };
+  ExpectRefused(change, "deep.safetensors': tensor 'deep'");
+}
+
+}  // namespace
+}  // namespace weft
