@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <set>
 #include <sys/stat.h>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -119,8 +120,8 @@ absl::StatusOr<std::shared_ptr<CheckpointFolder>> CheckpointFolder::Claim(const 
     } else if (!absl::StartsWith(name, kStaging) && !absl::StartsWith(name, kRemoving)) {
       continue;
     }
-    folder->removed_.push_back(InFolder(folder->path(), name));
-    RemoveTree(folder->removed_.back());
+    const std::string remains = InFolder(folder->path(), name);
+    if (folder->RemoveHidden(remains)) folder->removed_.push_back(remains);
   }
   return folder;
 }
@@ -138,7 +139,7 @@ absl::StatusOr<std::string> CheckpointFolder::Stage(int64_t step) {
 void CheckpointFolder::Discard(const std::string& staged) { RemoveTree(staged); }
 
 absl::Status CheckpointFolder::Commit(const std::string& staged, const Place& place,
-                                      const std::atomic<bool>& abandoned) const {
+                                      const std::atomic<bool>& abandoned) {
   const std::string name = CheckpointName(place.step);
   absl::Status status = SyncFolder(staged);
   const MutexLock lock(commit_);
@@ -146,7 +147,7 @@ absl::Status CheckpointFolder::Commit(const std::string& staged, const Place& pl
   if (status.ok()) status = MoveOrExchange(staged, InFolder(path(), name));
   if (absl::IsUnimplemented(status)) status = ReplaceInSteps(staged, path(), name);
   if (status.ok()) status = SyncFolder(path());
-  RemoveTree(staged);  // After an exchange this is the replaced checkpoint.
+  RemoveHidden(staged);  // After an exchange this is the replaced checkpoint.
   WEFT_RETURN_IF_ERROR(status);
   WEFT_ASSIGN_OR_RETURN(std::vector<std::string> names, ListCheckpoints(path()));
   // The parent and those before it come ahead of the later ones that the training left.
@@ -161,17 +162,39 @@ absl::Status CheckpointFolder::Commit(const std::string& staged, const Place& pl
   }
   WEFT_RETURN_IF_ERROR(WriteWholeFile(InFolder(path(), kLatest), absl::StrJoin(names, "\n") + "\n"));
   WEFT_RETURN_IF_ERROR(SyncFolder(path()));
-  for (const std::string& removed : old) WEFT_RETURN_IF_ERROR(Remove(removed));
+  for (const std::string& checkpoint : old) RemoveCheckpoint(checkpoint);
   return absl::OkStatus();
 }
 
-absl::Status CheckpointFolder::Remove(const std::string& name) const {
+// The checkpoint stays if it cannot be renamed, and the next commit tries again.
+void CheckpointFolder::RemoveCheckpoint(const std::string& name) {
+  const std::string checkpoint = InFolder(path(), name);
+  const std::string hidden = InFolder(path(), absl::StrCat(kRemoving, name, "-", UniqueSuffix()));
   // Renames the folder first, so that a killed removal leaves no incomplete checkpoint.
-  const std::string removed = InFolder(path(), absl::StrCat(kRemoving, name, "-", UniqueSuffix()));
-  if (std::rename(InFolder(path(), name).c_str(), removed.c_str()) != 0)
-    return ErrnoStatus(errno, "remove", name);
-  RemoveTree(removed);
-  return absl::OkStatus();
+  if (std::rename(checkpoint.c_str(), hidden.c_str()) == 0) {
+    RemoveHidden(hidden);
+  } else if (errno != ENOENT) {
+    WarnAbout(checkpoint, errno);
+  }
+}
+
+// Returns true if the folder is gone.
+bool CheckpointFolder::RemoveHidden(const std::string& path) {
+  const std::error_code error = RemoveTree(path);
+  if (error) WarnAbout(path, error.value());
+  return !error;
+}
+
+void CheckpointFolder::WarnAbout(const std::string& path, int error) {
+  const MutexLock lock(warnings_mutex_);
+  if (!warned_.insert(path).second) return;
+  warnings_.push_back(
+      absl::StrCat(ErrnoStatus(error, "remove", path).message(), ": remove it yourself to free its space"));
+}
+
+std::vector<std::string> CheckpointFolder::TakeWarnings() {
+  const MutexLock lock(warnings_mutex_);
+  return std::exchange(warnings_, {});
 }
 
 absl::StatusOr<std::vector<std::string>> ListCheckpoints(const std::string& folder) {

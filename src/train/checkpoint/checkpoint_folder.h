@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <absl/base/thread_annotations.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
@@ -36,6 +38,9 @@ class CheckpointFolder {
   const std::string& path() const { return claim_->path(); }
   // The remains that Claim removed.
   const std::vector<std::string>& removed() const { return removed_; }
+  // Warnings since the last call about folders that could not be removed. Each folder has one warning.
+  // Another thread may commit meanwhile.
+  std::vector<std::string> TakeWarnings();
   // Errors: kResourceExhausted (gives needed and free bytes).
   absl::Status CheckSpace(int64_t bytes, int64_t largest_file) const;
   // Makes an empty folder for the files of a checkpoint, and returns its path.
@@ -45,22 +50,26 @@ class CheckpointFolder {
     std::optional<int64_t> parent;  // See CheckpointState.
     int64_t keep;                   // Newest checkpoints to keep, this one among them; 0: all.
   };
-  // Makes the staged checkpoint visible, lists it first in `latest`, and removes old ones. After an error the
-  // staged folder is gone, and the first one of `latest` is complete: this one or the one before. Errors:
-  // kCancelled (`abandoned` is true: see Note [Late commits]), and those of the system. REQUIRES: all files
-  // are flushed and closed.
-  absl::Status Commit(const std::string& staged, const Place& place,
-                      const std::atomic<bool>& abandoned) const;
+  // Makes the staged checkpoint visible, lists it first in `latest`, and removes old ones as far as the
+  // system allows it: see TakeWarnings. After an error the staged folder is gone, and the first one of
+  // `latest` is complete: this one or the one before. Errors: kCancelled (`abandoned` is true: see Note [Late
+  // commits]), and those of the system. REQUIRES: all files are flushed and closed.
+  absl::Status Commit(const std::string& staged, const Place& place, const std::atomic<bool>& abandoned);
   // Removes a staged folder.
   static void Discard(const std::string& staged);
 
  private:
   explicit CheckpointFolder(std::unique_ptr<OutputFolder> claim) : claim_(std::move(claim)) {}
-  absl::Status Remove(const std::string& name) const;
+  void RemoveCheckpoint(const std::string& name);
+  bool RemoveHidden(const std::string& path);
+  void WarnAbout(const std::string& path, int error);
 
-  mutable Mutex commit_;  // Held by the commit that changes the folder.
+  Mutex commit_;  // Held by the commit that changes the folder.
   std::unique_ptr<OutputFolder> claim_;
   std::vector<std::string> removed_;
+  Mutex warnings_mutex_;  // Never held in a call of the file system.
+  std::vector<std::string> warnings_ ABSL_GUARDED_BY(warnings_mutex_);  // Not taken yet.
+  std::set<std::string> warned_ ABSL_GUARDED_BY(warnings_mutex_);       // Paths of all warnings.
 };
 
 }  // namespace weft

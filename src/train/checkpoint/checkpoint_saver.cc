@@ -61,6 +61,10 @@ class CheckpointSaver::Impl {
     return first() ? folder_->removed() : kNone;
   }
 
+  std::vector<std::string> TakeWarnings() {
+    return first() ? folder_->TakeWarnings() : std::vector<std::string>();
+  }
+
   absl::Status CheckSpace(int64_t bytes) const {
     return first() ? folder_->CheckSpace(bytes, std::min(bytes, options_.max_file_bytes)) : absl::OkStatus();
   }
@@ -240,6 +244,7 @@ CheckpointSaver::CheckpointSaver(std::unique_ptr<Impl> impl) : impl_(std::move(i
 CheckpointSaver::~CheckpointSaver() = default;
 
 const std::vector<std::string>& CheckpointSaver::removed() const { return impl_->removed(); }
+std::vector<std::string> CheckpointSaver::TakeWarnings() { return impl_->TakeWarnings(); }
 absl::Status CheckpointSaver::CheckSpace(int64_t bytes) const { return impl_->CheckSpace(bytes); }
 absl::Status CheckpointSaver::Start(CheckpointState state) { return impl_->Start(std::move(state)); }
 bool CheckpointSaver::saving() const { return impl_->saving(); }

@@ -32,9 +32,10 @@ absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
   return names;
 }
 
-void RemoveTree(const std::string& path) {
-  std::error_code ignored;
-  fs::remove_all(path, ignored);
+std::error_code RemoveTree(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  return error;
 }
 
 }  // namespace weft

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -13,7 +14,8 @@ std::string InFolder(const std::string& folder, const std::string& name);
 bool Exists(const std::string& path);
 // The names in a folder, in no order. Errors: those of the system.
 absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder);
-// Removes a file, or a folder with its content, as far as the system allows it.
-void RemoveTree(const std::string& path);
+// Removes a file, or a folder with its content, as far as the system allows it. Returns the error of a part
+// that is left. Nothing at `path` is no error.
+std::error_code RemoveTree(const std::string& path);
 
 }  // namespace weft

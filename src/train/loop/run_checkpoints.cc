@@ -86,6 +86,9 @@ absl::Status RunCheckpoints::Claim(int64_t state_bytes) {
   for (const std::string& removed : saver_->removed()) {
     messages_.push_back(absl::StrCat("removed  ", removed, ", the remains of a save that was killed"));
   }
+  for (const std::string& warning : saver_->TakeWarnings()) {
+    messages_.push_back(absl::StrCat("warning  ", warning));
+  }
   return AgreeOnStatus(bootstrap_, saver_->CheckSpace(state_bytes), timeout_);
 }
 

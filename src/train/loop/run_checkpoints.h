@@ -73,6 +73,10 @@ class RunCheckpoints {
   absl::Status Finish();
   // Returns the path of the newest checkpoint that was committed since the last call; empty without one.
   std::string TakeSaved() { return std::exchange(saved_, ""); }
+  // Warnings since the last call, on rank 0: old checkpoints that could not be removed.
+  std::vector<std::string> TakeWarnings() {
+    return enabled() ? saver_->TakeWarnings() : std::vector<std::string>();
+  }
   // The path of the last checkpoint that this run has saved; empty without one.
   const std::string& last_saved() const { return last_saved_; }
 

@@ -235,7 +235,7 @@ class Run {
       WEFT_RETURN_IF_ERROR(CheckFinite(result.metrics, config_.optimizer));
       WEFT_RETURN_IF_ERROR(CheckReplicasAfter(step));
       WEFT_RETURN_IF_ERROR(SaveAfter(step, result.flags));
-      console_.PrintSaved(checkpoints_->TakeSaved());
+      PrintSaved();
       if (result.flags.save && !checkpoints_->enabled()) {
         console_.PrintLine("SIGUSR1 asks for a checkpoint, but there is no --checkpoint-dir");
       }
@@ -243,10 +243,16 @@ class Run {
     return EvaluateLastCheckpoint();
   }
 
+  // Prints the checkpoint that was committed since the last call, and the old ones that could not be removed.
+  void PrintSaved() {
+    console_.PrintSaved(checkpoints_->TakeSaved());
+    for (const std::string& warning : checkpoints_->TakeWarnings()) console_.Warn(warning);
+  }
+
   // Finishes a save of an earlier step that is under way, and writes the steps that were traced so far.
   absl::Status FinishSaveAndTrace() {
     WEFT_RETURN_IF_ERROR(checkpoints_->Finish());
-    console_.PrintSaved(checkpoints_->TakeSaved());
+    PrintSaved();
     if (!trace_) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(trace_->Finish());
     console_.PrintTrace(config_.output.trace_file, trace_->written());

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
+#include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <set>
@@ -21,6 +22,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/train/checkpoint/checkpoint_fixture.h"
+#include "tests/train/train_run.h"
 
 namespace {
 
@@ -28,6 +30,8 @@ constexpr int kDeath = 9;
 std::atomic<int> exchange_error = 0;        // errno of exchanges; 0: they are made.
 std::atomic<int> renames_before_death = 0;  // Counts down after an exchange has failed. 0: no death.
 std::atomic<bool> has_locks = true;
+std::atomic<int> removal_error = 0;  // errno of the rename that begins to remove a checkpoint; 0: it is made.
+std::atomic<bool> keeps_files = false;  // Files and folders cannot be removed.
 
 // While it is held, fsync waits.
 std::mutex device;
@@ -55,7 +59,17 @@ extern "C" int renameat2(int from_folder, const char* from, int to_folder, const
 
 extern "C" int rename(const char* from, const char* to) noexcept {
   if (renames_before_death > 0 && --renames_before_death == 0) _exit(kDeath);
+  if (removal_error != 0 && std::strstr(to, "/.removing-") != nullptr) {
+    errno = removal_error;
+    return -1;
+  }
   return renameat2(AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
+extern "C" int unlinkat(int folder, const char* name, int flags) noexcept {
+  if (!keeps_files) return static_cast<int>(syscall(SYS_unlinkat, folder, name, flags));
+  errno = EBUSY;
+  return -1;
 }
 
 extern "C" int flock(int file, int operation) noexcept {
@@ -79,8 +93,10 @@ namespace fs = std::filesystem;
 
 using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
 using ::weft::testing::StatusIs;
@@ -91,6 +107,8 @@ class CommitTest : public CheckpointTest {
     exchange_error = 0;
     renames_before_death = 0;
     has_locks = true;
+    removal_error = 0;
+    keeps_files = false;
     SetHanging(false);
   }
 };
@@ -164,6 +182,65 @@ TEST_F(CommitTest, NamesACheckpointThatItCannotRestoreWithoutLocks) {
                              HasSubstr("rename the folder to step-00000001"))));
   fs::rename(aside, Path(1));
   EXPECT_OK(Save(ArrayCut::kByRows, 2, {2}));
+}
+
+TEST_F(CommitTest, WarnsOnceOfAnOldCheckpointThatItCannotRemove) {
+  options_.keep = 1;
+  ASSERT_OK(OnRanks(1, [&](Bootstrap& bootstrap) -> absl::Status {
+    SavedArrays state(ArrayCut::kByRows, 0, 1);
+    WEFT_ASSIGN_OR_RETURN(const auto saver, CheckpointSaver::Open(bootstrap, root(), options_));
+    const auto warnings_of_save = [&](int64_t step) {
+      EXPECT_OK(saver->Start(state.ToSave(step)));
+      EXPECT_OK(saver->Finish());
+      return saver->TakeWarnings();
+    };
+    EXPECT_THAT(warnings_of_save(1), IsEmpty());
+    removal_error = EACCES;
+    EXPECT_THAT(warnings_of_save(2),
+                ElementsAre(AllOf(HasSubstr("cannot remove '" + Path(1) + "': Permission denied"),
+                                  HasSubstr("remove it yourself"))));
+    EXPECT_THAT(warnings_of_save(3), ElementsAre(HasSubstr("'" + Path(2) + "'")));
+    EXPECT_THAT(Names(), ElementsAre("latest", "step-00000001", "step-00000002", "step-00000003"));
+    removal_error = ENOENT;  // Another process has removed it.
+    EXPECT_THAT(warnings_of_save(4), IsEmpty());
+    removal_error = 0;
+    EXPECT_THAT(warnings_of_save(5), IsEmpty());
+    EXPECT_THAT(Names(), ElementsAre("latest", "step-00000005"));
+    return absl::OkStatus();
+  }));
+}
+
+TEST_F(TrainRun, GoesOnIfAnOldCheckpointCannotBeRemoved) {
+  config_.checkpoint.folder = folder_ / "checkpoints";
+  config_.checkpoint.interval = 1;
+  config_.checkpoint.keep = 1;
+  removal_error = EACCES;
+  const std::string printed = Printed({1, 1}, NodeMap::OneNode(1));
+  removal_error = 0;
+  for (const char* old : {"step-00000001", "step-00000002"}) {
+    EXPECT_THAT(printed, ContainsRegex(absl::StrCat("warning  cannot remove '.*/checkpoints/", old,
+                                                    "': Permission denied")));
+  }
+}
+
+TEST_F(CommitTest, WarnsOfRemainsThatItCannotRemove) {
+  options_.keep = 1;
+  folder_.Write("checkpoints/.saving-step-00000001-1/model.safetensors", "of a killed save");
+  keeps_files = true;
+  ASSERT_OK(OnRanks(1, [&](Bootstrap& bootstrap) -> absl::Status {
+    SavedArrays state(ArrayCut::kByRows, 0, 1);
+    WEFT_ASSIGN_OR_RETURN(const auto saver, CheckpointSaver::Open(bootstrap, root(), options_));
+    EXPECT_THAT(saver->removed(), IsEmpty());
+    EXPECT_THAT(saver->TakeWarnings(),
+                ElementsAre(HasSubstr("cannot remove '" + root() + "/.saving-step-00000001-1'")));
+    for (const int64_t step : {1, 2}) {
+      WEFT_RETURN_IF_ERROR(saver->Start(state.ToSave(step)));
+      WEFT_RETURN_IF_ERROR(saver->Finish());
+    }
+    EXPECT_THAT(saver->TakeWarnings(),
+                ElementsAre(HasSubstr("cannot remove '" + root() + "/.removing-step-00000001-")));
+    return absl::OkStatus();
+  }));
 }
 
 TEST_F(CommitTest, FlushesFilesToWhichNoRankWrites) {
