@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <set>
@@ -209,6 +210,20 @@ TEST_F(GenerateRun, EndsOnAllRanksIfTheirPromptsDiffer) {
     return Generate(bootstrap, config, {}).status();
   });
   EXPECT_THAT(error, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--prompt")));
+}
+
+TEST_F(GenerateRun, EndsOnAllRanksIfTheirModelsEndAtDifferentTokens) {
+  const std::string other = folder_ / "other";
+  std::filesystem::copy(generate_.hf_folder, other);
+  std::ofstream(other + "/generation_config.json") << R"({"eos_token_id": [7, 5]})";
+  const absl::Status error = RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
+    GenerateConfig config = generate_;
+    if (bootstrap.rank() == 1) config.hf_folder = other;
+    return Generate(bootstrap, config, {}).status();
+  });
+  EXPECT_THAT(error, StatusIs(absl::StatusCode::kDataLoss,
+                              HasSubstr("eos_token_id of generation_config.json or config.json is none on "
+                                        "rank 0 and 5,7 on rank 1")));
 }
 
 }  // namespace

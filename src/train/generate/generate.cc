@@ -84,6 +84,9 @@ class Generation {
     WEFT_ASSIGN_OR_RETURN(end_tokens_, ReadEndTokens(config_.hf_folder, inputs_.hf_config));
     WEFT_ASSIGN_OR_RETURN(properties_, PropertiesOf(inputs_));
     AddFlags();
+    // Each rank finds the end of the text itself.
+    properties_.push_back({"eos_token_id of generation_config.json or config.json",
+                           end_tokens_.empty() ? "none" : absl::StrJoin(end_tokens_, ",")});
     return absl::OkStatus();
   }
 

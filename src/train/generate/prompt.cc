@@ -59,6 +59,7 @@ absl::StatusOr<std::vector<int32_t>> EndTokensIn(const std::string& text, const 
       return damaged("has an eos_token_id that is neither a token id nor a list of them");
     tokens.push_back(token.get<int32_t>());
   }
+  std::sort(tokens.begin(), tokens.end());
   return tokens;
 }
 

@@ -28,8 +28,8 @@ int64_t GenerationRopeSequence(const LlamaConfig& model, int64_t prompt_tokens);
 // max_new_tokens exceed the positions that the model can generate; the scaling that limits them is named).
 absl::Status CheckLength(const LlamaConfig& model, int64_t prompt_tokens, int64_t max_new_tokens);
 
-// The values of eos_token_id: those of generation_config.json or, in a folder without it, those of
-// `hf_config`, the text of config.json. Empty: none is given.
+// The values of eos_token_id, in ascending order: those of generation_config.json or, in a folder without it,
+// those of `hf_config`, the text of config.json. Empty: none is given.
 // Errors: kDataLoss (names the file), kPermissionDenied.
 absl::StatusOr<std::vector<int32_t>> ReadEndTokens(const std::string& folder, const std::string& hf_config);
 
