@@ -47,8 +47,8 @@ def values(name, count):
     return [(draw() - 0.5) * 0.3 + gain for _ in range(count)]
 
 
-def make_folder(path):
-    return model_folder.write(path, CONFIG, shapes(), fill=values)
+def make_folder(path, **keys):
+    return model_folder.write(path, CONFIG | keys, shapes(), fill=values)
 
 
 def transformers_figures(folder):
@@ -102,10 +102,11 @@ class Gpt2(unittest.TestCase):
                 self.assertAlmostEqual(value / other, 1, delta=tolerance)
 
     def test_has_the_losses_and_norms_of_transformers_and_exports_what_it_loads(self):
-        self.assert_close(self.figures("tuned"), json.loads(FIGURES.read_text())["figures"], 1e-4)
+        source = make_folder(self.folder / "bf16", torch_dtype="bfloat16")
+        self.assert_close(self.figures("tuned", source=source), json.loads(FIGURES.read_text())["figures"], 1e-4)
         exported = model_folder.read_safetensors(self.folder / "tuned" / "model.safetensors")
         self.assertEqual({name: shape for name, (shape, _) in exported.items()}, shapes())
-        self.assertEqual(json.loads((self.folder / "tuned" / "config.json").read_text()), CONFIG)
+        self.assertEqual(json.loads((self.folder / "tuned" / "config.json").read_text()), CONFIG | {"dtype": "float32"})
         try:
             import transformers
         except ImportError:

@@ -38,6 +38,10 @@ absl::StatusOr<LlamaConfig> ReadHfConfig(const std::string& folder);
 // `source` is empty for a new Llama.
 std::string FormatHfConfig(const LlamaConfig& config, std::string_view source, DType dtype = DType::kF32);
 
+// The text of the config.json of any model, with `dtype` as that of its weights. All other keys are kept.
+// Errors: kDataLoss (not a JSON object; names `path`).
+absl::StatusOr<std::string> SetHfDtype(std::string_view json, const std::string& path, DType dtype);
+
 // The same for an indexer_config.json. Errors: those of ParseHfConfig.
 absl::StatusOr<SparseAttentionConfig> ParseIndexerConfig(std::string_view json, const std::string& path);
 // Errors: those of ParseIndexerConfig, kNotFound, kPermissionDenied.

@@ -38,8 +38,9 @@ using StoredAs = std::function<StoredTensor(const Parameter&)>;
 ShardLoader LoadFromHf(const std::string& folder, StoredAs stored = {});
 
 struct HfExportOptions {
-  // Folder of the model that was trained: its config.json, tokenizer and generation files are copied. Empty:
-  // the export has weights alone.
+  // Folder of the model that was trained: its config.json, tokenizer and generation files are copied. The
+  // copy of config.json has float32 as its `dtype`, in place of the source's. Empty: the export has weights
+  // alone.
   std::string source;
   StoredAs stored;
   // This rank's index among the ranks that hold the same elements, such as its coordinate on the mesh's axis
@@ -54,7 +55,7 @@ struct HfExportOptions {
 // must lie on a file system that all ranks share, and must not be the source.
 // Collective: all ranks, outside of passes. Errors, the same on all ranks: kInvalidArgument (two parameters
 // with one tensor, a transposed parameter without two dims; the folder is the source, or another run exports
-// there), kNotFound, kPermissionDenied, kResourceExhausted (names the path).
+// there), kNotFound, kPermissionDenied, kResourceExhausted, kDataLoss (names the path).
 absl::Status ExportToHf(Bootstrap& bootstrap, ShardedModel& model, const std::string& folder,
                         const HfExportOptions& options);
 

@@ -157,6 +157,12 @@ void SetTraits(const HfArchitecture& architecture, const LlamaConfig& config, Js
   }
 }
 
+// Replaces the dtype of the weights, which older configurations have as torch_dtype.
+void SetDtype(DType dtype, Json& json) {
+  json.erase("torch_dtype");
+  json["dtype"] = TorchName(dtype);
+}
+
 }  // namespace
 
 absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view text, const std::string& path) {
@@ -217,8 +223,7 @@ std::string FormatHfConfig(const LlamaConfig& config, std::string_view source, D
     architecture = FindHfArchitecture(type->get<std::string>());
     WEFT_CHECK(architecture != nullptr, "the source is no configuration that ParseHfConfig accepts");
   }
-  json.erase("torch_dtype");
-  json["dtype"] = TorchName(dtype);
+  SetDtype(dtype, json);
   json["vocab_size"] = config.vocab_size;
   json["hidden_size"] = config.dim;
   json["num_hidden_layers"] = config.layers;
@@ -234,6 +239,12 @@ std::string FormatHfConfig(const LlamaConfig& config, std::string_view source, D
   json["tie_word_embeddings"] = config.tie_word_embeddings;
   json["max_position_embeddings"] = config.max_positions;
   SetHfRope(config, json);
+  return JsonText(json, 2) + "\n";
+}
+
+absl::StatusOr<std::string> SetHfDtype(std::string_view text, const std::string& path, DType dtype) {
+  WEFT_ASSIGN_OR_RETURN(Json json, ParseConfigFile(text, path, kHfConfig));
+  SetDtype(dtype, json);
   return JsonText(json, 2) + "\n";
 }
 

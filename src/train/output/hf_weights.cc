@@ -85,7 +85,9 @@ absl::StatusOr<HfExport> Open(const std::string& folder, const std::string& sour
       return absl::InvalidArgumentError(
           absl::StrCat("'", folder, "' is the source of the export: name another folder"));
     }
-    WEFT_ASSIGN_OR_RETURN(files[kConfigFile], ReadHfConfigText(source));
+    WEFT_ASSIGN_OR_RETURN(const std::string config, ReadHfConfigText(source));
+    WEFT_ASSIGN_OR_RETURN(files[kConfigFile],
+                          SetHfDtype(config, absl::StrCat(source, "/", kConfigFile), DType::kF32));
     WEFT_ASSIGN_OR_RETURN(std::vector<ModelCompanion> companions, ReadCompanions(source));
     for (ModelCompanion& companion : companions) files[companion.name] = std::move(companion.content);
   }
