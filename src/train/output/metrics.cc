@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <fstream>
 #include <string>
 #include <string_view>
@@ -11,7 +12,6 @@
 #include <sys/stat.h>
 #include <utility>
 
-#include <absl/functional/function_ref.h>
 #include <absl/strings/str_cat.h>
 
 #include "src/train/config/flag_error.h"
@@ -48,35 +48,37 @@ absl::Status Lock(int fd, const std::string& path) {
   return BadFlag("metrics", path, "another run writes to it: wait until it has ended, or name another file");
 }
 
-// Calls `create` with the names "<path>.1", "<path>.2" and so on, until one does not exist yet. `create`
-// creates the file and returns true; false: see errno. Returns the name.
-absl::StatusOr<std::string> CreateBeside(const std::string& path,
-                                         absl::FunctionRef<bool(const std::string&)> create) {
+// An empty file, open for writing.
+struct NewFile {
+  std::string path;
+  int fd;
+};
+
+// Creates a file with the first of the names "<path>.1", "<path>.2" and so on that does not exist yet.
+absl::StatusOr<NewFile> CreateBeside(const std::string& path) {
   for (int number = 1;; ++number) {
     std::string beside = absl::StrCat(path, ".", number);
-    if (create(beside)) return beside;
+    const int fd = open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd >= 0) return NewFile{std::move(beside), fd};
     if (errno != EEXIST) return ErrnoStatus(errno, "write", beside);
   }
 }
 
 // Copies what `lines` still has to a new file beside `path`, and flushes it to the device. Returns its name.
 absl::StatusOr<std::string> CopyBeside(std::ifstream& lines, const std::string& path) {
-  int fd = -1;
-  WEFT_ASSIGN_OR_RETURN(std::string copy, CreateBeside(path, [&fd](const std::string& name) {
-                          fd = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-                          return fd >= 0;
-                        }));
+  WEFT_ASSIGN_OR_RETURN(const NewFile copy, CreateBeside(path));
   std::string part(1 << 20, '\0');
   int error = 0;
   while (error == 0 &&
          (lines.read(part.data(), static_cast<std::streamsize>(part.size())), lines.gcount() > 0)) {
-    if (!WriteAll(fd, std::string_view(part).substr(0, static_cast<size_t>(lines.gcount())))) error = errno;
+    if (!WriteAll(copy.fd, std::string_view(part).substr(0, static_cast<size_t>(lines.gcount()))))
+      error = errno;
   }
-  if (error == 0 && fsync(fd) != 0) error = errno;
-  if (close(fd) != 0 && error == 0) error = errno;
-  if (error == 0 && !lines.bad()) return copy;
-  unlink(copy.c_str());
-  return error != 0 ? ErrnoStatus(error, "write", copy) : ErrnoStatus(EIO, "read", path);
+  if (error == 0 && fsync(copy.fd) != 0) error = errno;
+  if (close(copy.fd) != 0 && error == 0) error = errno;
+  if (error == 0 && !lines.bad()) return copy.path;
+  unlink(copy.path.c_str());
+  return error != 0 ? ErrnoStatus(error, "write", copy.path) : ErrnoStatus(EIO, "read", path);
 }
 
 }  // namespace
@@ -178,12 +180,14 @@ absl::StatusOr<std::string> KeepOldMetrics(const std::string& path) {
   const absl::Status unused = Lock(fd, path);
   close(fd);
   WEFT_RETURN_IF_ERROR(unused);
-  // Unlike rename, link never replaces a file.
-  absl::StatusOr<std::string> aside =
-      CreateBeside(path, [&path](const std::string& name) { return link(path.c_str(), name.c_str()) == 0; });
+  // The rename replaces the new file alone. Not all file systems have links, or renames that replace nothing.
+  const absl::StatusOr<NewFile> aside = CreateBeside(path);
   if (!aside.ok()) return Annotate(aside.status(), absl::StrCat("cannot rename '", path, "'"));
-  if (unlink(path.c_str()) != 0) return ErrnoStatus(errno, "rename", path);
-  return aside;
+  close(aside->fd);
+  if (std::rename(path.c_str(), aside->path.c_str()) == 0) return aside->path;
+  const int error = errno;
+  unlink(aside->path.c_str());
+  return ErrnoStatus(error, "rename", path);
 }
 
 absl::StatusOr<MetricsFile> MetricsFile::Open(const std::string& path) {

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -12,6 +14,7 @@
 #include <string>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -21,6 +24,19 @@
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 #include "weft/train/progress.h"
+
+namespace {
+
+std::atomic<int> link_error = 0;  // errno of hard links; 0: they are made.
+
+}  // namespace
+
+// Replaces the function of the C library.
+extern "C" int link(const char* from, const char* to) noexcept {
+  if (link_error == 0) return static_cast<int>(syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0));
+  errno = link_error;
+  return -1;
+}
 
 namespace weft {
 namespace {
@@ -181,6 +197,23 @@ TEST(MetricsFile, RefusesAFileThatAnotherRunWrites) {
     EXPECT_EQ(ReadFile(path), ToJson(Example()) + "\n");
   }
   EXPECT_TRUE(MetricsFile::Continue(path, 3).ok());
+}
+
+TEST(MetricsFile, KeepsAnOldFileWithoutHardLinks) {
+  const TempFolder folder;
+  for (const int error : {EPERM, EOPNOTSUPP}) {
+    const std::string path = folder.Write("m.jsonl", "of an earlier run\n");
+    folder.Write("m.jsonl.1", "of another run\n");
+    std::filesystem::remove(folder / "m.jsonl.2");
+    link_error = error;
+    const absl::StatusOr<std::string> aside = KeepOldMetrics(path);
+    link_error = 0;
+    ASSERT_OK(aside.status());
+    EXPECT_EQ(*aside, path + ".2");
+    EXPECT_EQ(ReadFile(*aside), "of an earlier run\n");
+    EXPECT_EQ(ReadFile(path + ".1"), "of another run\n");
+    EXPECT_FALSE(std::filesystem::exists(path));
+  }
 }
 
 TEST(MetricsFile, KeepsTheLinesThatAResumedRunRepeats) {
