@@ -35,42 +35,45 @@ absl::Status ConsumerLink::Add(ExchangeSlot& slot, size_t input) {
 
 // All exchanges are launched before the first is waited for.
 absl::Status ConsumerLink::BeforeForward(Invocation& invocation, Tensors& inputs) {
-  Handles handles;
+  Shares shares;
   for (const Input& input : inputs_) {
     if (input.index >= inputs.size()) {
       return absl::InvalidArgumentError(
           absl::StrCat(module_.name(), " was given ", inputs.size(), " inputs, but slot '",
                        input.slot->name(), "' is for input ", input.index, ": name an existing one"));
     }
-    WEFT_ASSIGN_OR_RETURN(handles.emplace_back(), input.slot->Take(invocation, inputs[input.index]));
+    WEFT_ASSIGN_OR_RETURN(shares.emplace_back(), input.slot->Take(invocation, module_, inputs[input.index]));
   }
-  for (size_t i = 0; i < handles.size(); ++i) {
-    if (handles[i] == nullptr) continue;
-    WEFT_ASSIGN_OR_RETURN(inputs[inputs_[i].index], inputs_[i].slot->Read(invocation, handles[i]));
+  for (size_t i = 0; i < shares.size(); ++i) {
+    if (shares[i].exchange == nullptr) continue;
+    WEFT_ASSIGN_OR_RETURN(inputs[inputs_[i].index], inputs_[i].slot->Read(invocation, shares[i]));
   }
-  if (invocation.is_saving()) invocation.State<Calls>(this).push_back(std::move(handles));
+  if (invocation.is_saving()) invocation.State<Calls>(this).push_back(std::move(shares));
   return absl::OkStatus();
 }
 
 absl::Status ConsumerLink::AfterBackward(Invocation& invocation, Tensors& input_gradients) {
   auto& calls = invocation.State<Calls>(this);
   WEFT_CHECK(!calls.empty(), "a consumer's backward without its forward");
-  const Handles handles = std::move(calls.back());
+  const Shares shares = std::move(calls.back());
   calls.pop_back();
-  for (size_t i = 0; i < handles.size(); ++i) {
-    if (handles[i] == nullptr) continue;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    if (shares[i].exchange == nullptr) continue;
     if (inputs_[i].index >= input_gradients.size()) {
       return absl::InternalError(absl::StrCat(
           "the backward of ", module_.name(), " returned ", input_gradients.size(), " gradients, but input ",
           inputs_[i].index, " was exchanged: return one for every input"));
     }
-    WEFT_RETURN_IF_ERROR(
-        inputs_[i].slot->AddGradient(invocation, handles[i], input_gradients[inputs_[i].index]));
+    WEFT_RETURN_IF_ERROR(ExchangeSlot::AddGradient(shares[i], input_gradients[inputs_[i].index]));
   }
-  for (size_t i = 0; i < handles.size(); ++i) {
-    if (handles[i] == nullptr) continue;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    if (shares[i].exchange == nullptr) continue;
+    WEFT_RETURN_IF_ERROR(inputs_[i].slot->ReturnSum(invocation, shares[i]));
+  }
+  for (size_t i = 0; i < shares.size(); ++i) {
+    if (shares[i].exchange == nullptr) continue;
     Tensor& gradient = input_gradients[inputs_[i].index];
-    WEFT_ASSIGN_OR_RETURN(gradient, inputs_[i].slot->InputGradient(invocation, handles[i], gradient));
+    WEFT_ASSIGN_OR_RETURN(gradient, inputs_[i].slot->InputGradient(invocation, shares[i], gradient));
   }
   return absl::OkStatus();
 }

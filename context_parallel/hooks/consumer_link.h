@@ -25,8 +25,8 @@ class ConsumerLink {
     ExchangeSlot* slot;
     size_t index;
   };
-  using Handles = std::vector<ExchangeSlot::Handle>;  // By input of `inputs_`.
-  using Calls = std::vector<Handles>;                 // Calls whose backward has not run.
+  using Shares = std::vector<ExchangeSlot::Share>;  // By input of `inputs_`.
+  using Calls = std::vector<Shares>;                // Calls whose backward has not run.
 
   absl::Status BeforeForward(Invocation& invocation, Tensors& inputs);
   absl::Status AfterBackward(Invocation& invocation, Tensors& input_gradients);

@@ -62,8 +62,9 @@ absl::StatusOr<LaunchedTensor> ExchangeSlot::Launch(Invocation& invocation, cons
   return launched;
 }
 
-absl::StatusOr<ExchangeSlot::Handle> ExchangeSlot::Take(Invocation& invocation, const Tensor& input) {
-  if (!input.defined() || !IsFloating(input.dtype())) return Handle();
+absl::StatusOr<ExchangeSlot::Share> ExchangeSlot::Take(Invocation& invocation, const Module& consumer,
+                                                       const Tensor& input) {
+  if (!input.defined() || !IsFloating(input.dtype())) return Share();
   auto& records = invocation.State<Records>(this);
   const auto found = std::find_if(records.shared.begin(), records.shared.end(), [&](const Handle& exchange) {
     return IsSameView(exchange->local.view(), input.view());
@@ -74,11 +75,23 @@ absl::StatusOr<ExchangeSlot::Handle> ExchangeSlot::Take(Invocation& invocation, 
   } else {
     WEFT_ASSIGN_OR_RETURN(exchange, TakeFirst(invocation, input));
   }
-  if (exchange == nullptr || !invocation.is_saving()) return exchange;
-  if (exchange->missing_gradients++ == 0 && exchange->origin.call) {
-    records.awaiting_gradients.push_back(exchange);
+  if (exchange == nullptr || !invocation.is_saving()) return Share{exchange};
+  return ExpectGradient(invocation, consumer, exchange);
+}
+
+ExchangeSlot::Share ExchangeSlot::ExpectGradient(Invocation& invocation, const Module& consumer,
+                                                 const Handle& exchange) {
+  const bool is_first = exchange->missing_gradients++ == 0;
+  if (is_first && exchange->origin.call) {
+    invocation.State<Records>(this).awaiting_gradients.push_back(exchange);
+  } else if (is_first) {
+    invocation.RequireBackward(consumer, [this, exchange] {
+      if (!exchange->sum.defined()) return std::string();
+      return absl::StrCat("which returns the gradient of slot '", name_, "' for all of its consumers: call ",
+                          "this Backward, too, or give the slot a source");
+    });
   }
-  return exchange;
+  return {exchange, is_first};
 }
 
 absl::StatusOr<ExchangeSlot::Handle> ExchangeSlot::TakeFirst(Invocation& invocation, const Tensor& input) {
@@ -96,9 +109,11 @@ absl::StatusOr<ExchangeSlot::Handle> ExchangeSlot::TakeFirst(Invocation& invocat
   return exchange;
 }
 
-absl::StatusOr<Tensor> ExchangeSlot::Read(Invocation& invocation, const Handle& exchange) {
-  WEFT_ASSIGN_OR_RETURN(Tensor exchanged, exchange->exchanged.Wait());
-  if (--exchange->unread == 0) StopSharing(invocation, invocation.State<Records>(this), exchange);
+absl::StatusOr<Tensor> ExchangeSlot::Read(Invocation& invocation, const Share& share) {
+  WEFT_ASSIGN_OR_RETURN(Tensor exchanged, share.exchange->exchanged.Wait());
+  if (--share.exchange->unread == 0) {
+    StopSharing(invocation, invocation.State<Records>(this), share.exchange);
+  }
   return exchanged;
 }
 
@@ -109,14 +124,19 @@ void ExchangeSlot::StopSharing(Invocation& invocation, Records& records, const H
   exchange->exchanged = PendingTensor();
 }
 
-absl::Status ExchangeSlot::AddGradient(Invocation& invocation, const Handle& exchange,
-                                       const Tensor& gradient) {
-  if (gradient.defined()) WEFT_RETURN_IF_ERROR(AddToSum(*exchange, gradient));
-  if (--exchange->missing_gradients > 0) return absl::OkStatus();
+absl::Status ExchangeSlot::AddGradient(const Share& share, const Tensor& gradient) {
+  --share.exchange->missing_gradients;
+  return gradient.defined() ? AddToSum(*share.exchange, gradient) : absl::OkStatus();
+}
+
+absl::Status ExchangeSlot::ReturnSum(Invocation& invocation, const Share& share) {
+  Exchange& exchange = *share.exchange;
+  const bool waits_for_others = !share.is_first || exchange.origin.call;
+  if (waits_for_others && exchange.missing_gradients > 0) return absl::OkStatus();
   auto& records = invocation.State<Records>(this);
-  StopSharing(invocation, records, exchange);
-  std::erase(records.awaiting_gradients, exchange);
-  return StartReturn(invocation, *exchange);
+  StopSharing(invocation, records, share.exchange);
+  std::erase(records.awaiting_gradients, share.exchange);
+  return StartReturn(invocation, exchange);
 }
 
 absl::Status ExchangeSlot::StartReturn(Invocation& invocation, Exchange& exchange) {
@@ -129,12 +149,13 @@ absl::Status ExchangeSlot::StartReturn(Invocation& invocation, Exchange& exchang
   return absl::OkStatus();
 }
 
-absl::StatusOr<Tensor> ExchangeSlot::InputGradient(Invocation& invocation, const Handle& exchange,
+absl::StatusOr<Tensor> ExchangeSlot::InputGradient(Invocation& invocation, const Share& share,
                                                    const Tensor& gradient) {
-  if (exchange->returned.valid()) {
-    return link_.ReturnGradient(invocation, exchange->origin, std::move(exchange->returned));
+  Exchange& exchange = *share.exchange;
+  if (exchange.returned.valid()) {
+    return link_.ReturnGradient(invocation, exchange.origin, std::move(exchange.returned));
   }
-  return gradient.defined() ? NegativeZeros(exchange->origin.dtype, exchange->origin.shape) : gradient;
+  return gradient.defined() ? NegativeZeros(exchange.origin.dtype, exchange.origin.shape) : gradient;
 }
 
 absl::Status ExchangeSlot::Complete(Invocation& invocation, int64_t call) {

@@ -7,11 +7,12 @@
 // Rule: the first consumer takes the exchange from the source, or launches it. The slot keeps the exchange,
 // with its local tensor, until every consumer has taken it. Each consumer that saves for a backward must give
 // one gradient, which backward adds. The consumer whose gradient comes last launches the exchange of the sum.
-// Without a source it also returns the result, since it is the first of the consumers that took the tensor;
-// the others return negative zeros.
+// Without a source it also returns the result; the others return negative zeros.
 // Why it suffices: backward runs in the reverse order of forward, so no consumer takes an exchange after the
-// first gradient. If the backward of a consumer was left out, its gradient is still missing when the source's
-// backward begins, and counts as zero; the source's hook then exchanges the sum.
+// first gradient, and the gradient of the first consumer that saved comes last. The backward of others may be
+// left out; their gradients count as zero. With a source, its hook exchanges the sum if gradients are missing
+// when its backward begins. Without one, the first consumer does not wait for missing gradients. If its own
+// backward is left out, nothing could return the sum, and the backward that called it fails.
 #pragma once
 
 #include <memory>
@@ -41,16 +42,23 @@ class ExchangeSlot {
     PendingTensor returned;
   };
   using Handle = std::shared_ptr<Exchange>;
+  // The exchange as one consumer takes it.
+  struct Share {
+    Handle exchange;        // Null: the input stays as it is.
+    bool is_first = false;  // Of those that saved.
+  };
 
-  // Takes the exchange of `input`, or launches it. Null if the input stays as it is.
-  absl::StatusOr<Handle> Take(Invocation& invocation, const Tensor& input);
+  // Takes the exchange of `input` for the running call of `consumer`, or launches it.
+  absl::StatusOr<Share> Take(Invocation& invocation, const Module& consumer, const Tensor& input);
   // Waits for the exchanged tensor. Once for each Take.
-  absl::StatusOr<Tensor> Read(Invocation& invocation, const Handle& exchange);
-  // Adds the gradient of a consumer that saved; undefined: none. The last one starts the exchange of the sum.
-  absl::Status AddGradient(Invocation& invocation, const Handle& exchange, const Tensor& gradient);
-  // The gradient for the consumer to return, after AddGradient of the same one.
-  absl::StatusOr<Tensor> InputGradient(Invocation& invocation, const Handle& exchange,
-                                       const Tensor& gradient);
+  absl::StatusOr<Tensor> Read(Invocation& invocation, const Share& share);
+  // Adds the gradient of a consumer that saved; undefined: none.
+  static absl::Status AddGradient(const Share& share, const Tensor& gradient);
+  // Starts the exchange of the sum if it waits for no further gradient. Call it after AddGradient for all
+  // inputs of the consumer.
+  absl::Status ReturnSum(Invocation& invocation, const Share& share);
+  // The gradient for the consumer to return, after ReturnSum.
+  absl::StatusOr<Tensor> InputGradient(Invocation& invocation, const Share& share, const Tensor& gradient);
 
  private:
   // State in an invocation.
@@ -61,6 +69,8 @@ class ExchangeSlot {
 
   absl::StatusOr<LaunchedTensor> Launch(Invocation& invocation, const Tensor& local, int64_t& counter);
   absl::StatusOr<Handle> TakeFirst(Invocation& invocation, const Tensor& input);
+  // Notes that a consumer which saves has taken the exchange.
+  Share ExpectGradient(Invocation& invocation, const Module& consumer, const Handle& exchange);
   void StopSharing(Invocation& invocation, Records& records, const Handle& exchange) const;
   absl::Status StartReturn(Invocation& invocation, Exchange& exchange);
   // Exchanges the sum of a call of the source to which gradients are missing.

@@ -202,6 +202,24 @@ TEST(Module, MayLeaveOutTheBackwardOfAFrozenChild) {
   EXPECT_TRUE(pair.Backward(invocation, {Tensor::Scalar(1.0F)}).ok());
 }
 
+TEST(Module, FailsIfItsBackwardLeavesOutAFrozenChildThatAHookRequires) {
+  for (const std::string& reason : {std::string(), std::string("whose gradient a hook awaits")}) {
+    ForgetfulPair pair("pair");
+    pair.first->weight->requires_grad = false;
+    pair.first->AddForwardPreHook([&reason](Module& module, Invocation& invocation, Tensors&) {
+      invocation.RequireBackward(module, [&reason] { return reason; });
+      return absl::OkStatus();
+    });
+    Invocation invocation;
+    ASSERT_TRUE(pair.Forward(invocation, {Tensor::Scalar(1.0F)}).ok());
+    const absl::Status status = pair.Backward(invocation, {Tensor::Scalar(1.0F)}).status();
+    EXPECT_EQ(status.ok(), reason.empty());
+    if (status.ok()) continue;
+    EXPECT_EQ(std::string(status.message()),
+              "the backward of 'pair' left out the backward of 'pair.first', whose gradient a hook awaits");
+  }
+}
+
 TEST(Module, MayWaitForItsBackwardWhileOtherCallsOfTheInvocationRunTheirs) {
   Pair one("one");
   Pair two("two");

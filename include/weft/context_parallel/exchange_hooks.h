@@ -16,6 +16,10 @@
 // slot without a source, is exchanged by the first consumer that takes it, which also returns its gradient:
 // with the same bits.
 //
+// The backward of a consumer may be left out; its gradient counts as zero. Without a source, the first
+// consumer is an exception: if it is left out but another gave a gradient, the backward of the module that
+// called it fails with kFailedPrecondition.
+//
 //   ExchangeHooks hooks;
 //   WEFT_RETURN_IF_ERROR(hooks.AddSlot({.name = "keys", .source = {&projection, 1}, .heads = 8,
 //                                       .exchange = SequenceGather(*exchange, "keys")}));

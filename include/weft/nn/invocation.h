@@ -17,13 +17,15 @@
 // Problem: a module whose backward forgets a child gives wrong gradients without an error.
 // Rule: an invocation lists the forward calls that wait for their backward. When the backward of a call ends,
 //   no call that was made inside its forward may be left. Exceptions, whose backward need not run: a child
-//   whose parameters are all frozen, and a child without parameters that has saved nothing.
+//   whose parameters are all frozen, and a child without parameters that has saved nothing. A hook can
+//   require their backward, too.
 // Why it suffices: calls nest. A recomputed forward lists its calls in a NewSaveScope of its own.
 //
 // Thread safety: none; one thread drives an invocation.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -133,6 +135,11 @@ class Invocation {
   void EndCall(const Module& module);
   // Notes dtypes and shapes of the outputs of the last call of `module`, for CheckGradients.
   void NoteOutputs(const Module& module, const Tensors& outputs);
+  // Requires the backward of the running call of `module`, even if it is one of the exceptions, as long as
+  // `reason` returns a text: "the backward of <parent> left out the backward of <module>, <text>". Without
+  // saves nothing is required.
+  using BackwardReason = std::function<std::string()>;
+  void RequireBackward(const Module& module, BackwardReason reason);
   // OK if the last call of `module` waits for its backward, and the gradients have the dtypes and shapes of
   // its outputs. A gradient may be undefined, and those of the last outputs may be missing.
   // Errors: kFailedPrecondition (no call waits), kInvalidArgument. Messages begin with the module's name.
@@ -159,6 +166,7 @@ class Invocation {
     int64_t begin;
     int64_t end;  // Number of the first call after it; 0 while its forward runs.
     absl::InlinedVector<Output, 1> outputs;
+    std::vector<BackwardReason> backward_reasons;
   };
   using SavesByModule = absl::flat_hash_map<const Module*, std::vector<Tensors>>;
   struct Saves {
@@ -169,6 +177,8 @@ class Invocation {
   // The last call of `module` whose forward runs; null if there is none or nothing is listed.
   Call* RunningCall(const Module& module);
   absl::Status LeftOut(const Module& module, absl::Span<const Call> calls) const;
+  // Why the backward of the call is required beyond the rule; empty: it is not.
+  static std::string RequiredReason(const Call& call);
   struct Reader {
     TensorView view;
     const std::string* use;

@@ -64,7 +64,7 @@ void Invocation::SaveInputs(const Module* module, Tensors inputs) {
 Tensors Invocation::PopInputs(const Module* module) { return PopLast(saves_.inputs, module); }
 
 void Invocation::BeginCall(Module& module) {
-  if (is_saving()) saves_.calls.push_back({&module, next_call_++, 0, {}});
+  if (is_saving()) saves_.calls.push_back({&module, next_call_++, 0, {}, {}});
 }
 
 Invocation::Call* Invocation::RunningCall(const Module& module) {
@@ -83,6 +83,10 @@ void Invocation::NoteOutputs(const Module& module, const Tensors& outputs) {
 
 void Invocation::EndCall(const Module& module) {
   if (Call* call = RunningCall(module); call != nullptr) call->end = next_call_;
+}
+
+void Invocation::RequireBackward(const Module& module, BackwardReason reason) {
+  if (Call* call = RunningCall(module); call != nullptr) call->backward_reasons.push_back(std::move(reason));
 }
 
 absl::Status Invocation::CheckGradients(const Module& module, const Tensors& output_gradients) const {
@@ -130,6 +134,13 @@ absl::Status Invocation::CheckCallsFinished(const Module& module) const {
   return LeftOut(module, saves_.calls);
 }
 
+std::string Invocation::RequiredReason(const Call& call) {
+  for (const BackwardReason& reason : call.backward_reasons) {
+    if (std::string why = reason(); !why.empty()) return why;
+  }
+  return {};
+}
+
 absl::Status Invocation::LeftOut(const Module& module, absl::Span<const Call> calls) const {
   for (const Call& call : calls) {
     const auto parameters = call.module->AllParameters();
@@ -137,11 +148,13 @@ absl::Status Invocation::LeftOut(const Module& module, absl::Span<const Call> ca
     const bool is_frozen =
         !parameters.empty() && std::none_of(parameters.begin(), parameters.end(), trainable);
     const bool has_saved = saves_.modules.contains(call.module) || saves_.inputs.contains(call.module);
-    if (is_frozen || (parameters.empty() && !has_saved)) continue;
-    return absl::FailedPreconditionError(absl::StrCat("the backward of '", module.name(),
-                                                      "' left out the backward of '", call.module->name(),
-                                                      "', whose forward it has called: call Backward of "
-                                                      "every child, in the reverse order of the forwards"));
+    const bool is_exception = is_frozen || (parameters.empty() && !has_saved);
+    const std::string why = is_exception ? RequiredReason(call)
+                                         : "whose forward it has called: call Backward of every child, in "
+                                           "the reverse order of the forwards";
+    if (why.empty()) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the backward of '", module.name(), "' left out the backward of '", call.module->name(), "', ", why));
   }
   return absl::OkStatus();
 }

@@ -155,5 +155,28 @@ TEST(ExchangeHooksErrors, DetectABackwardOfTheSourceBeforeThatOfAConsumer) {
   });
 }
 
+// Without a source only the first consumer can return the gradient of the others.
+TEST(ExchangeHooksErrors, RefuseToLeaveOutTheConsumerThatReturnsTheGradient) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    for (const bool checkpointed : {false, true}) {
+      WEFT_ASSIGN_OR_RETURN(TwoRanks two, TwoRanks::Make(bootstrap, {.consumers = 2}));
+      SlotBlock& block = two.model->block();
+      ExchangeHooks::Slot slot = block.KeySlot();
+      slot.source = {};
+      WEFT_RETURN_IF_ERROR(two.model->AddKeySlot(std::move(slot)));
+      block.SetActivationCheckpointing(checkpointed);
+      block.LeaveOutBackward(0);
+      EXPECT_THAT(
+          two.Pass(),
+          StatusIs(absl::StatusCode::kFailedPrecondition,
+                   AllOf(HasSubstr("the backward of 'block' left out the backward of 'block.consumer.0'"),
+                         HasSubstr("slot 'keys'"), HasSubstr("give the slot a source"))));
+      EXPECT_EQ(two.model->hooks().counters().returned, 0);
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    }
+    return absl::OkStatus();
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing

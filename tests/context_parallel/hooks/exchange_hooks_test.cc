@@ -133,24 +133,83 @@ TEST(ExchangeHooks, ExchangeTensorsThatTheSourceDidNotMake) {
   });
 }
 
+// Compares a pass that leaves out the backward of a consumer with that of one rank.
+absl::Status CheckWithoutBackward(Bootstrap& bootstrap, SlotModel& model, size_t left_out) {
+  const SlotPair pair;
+  BlockModel<SlotBlock> whole(model.block().options());
+  whole.block().LeaveOutBackward(left_out);
+  WEFT_ASSIGN_OR_RETURN(const PassResult expected, whole.Pass(nullptr, pair.x, pair.dy));
+  model.block().LeaveOutBackward(left_out);
+  const SequenceLayout layout = SlotLayout(bootstrap.size());
+  WEFT_ASSIGN_OR_RETURN(const PassResult result, model.Pass(layout, pair.x, pair.dy));
+  return CheckPass(bootstrap, absl::StrCat("without consumer ", left_out), layout, result, expected);
+}
+
+// Without a source, the first consumer returns the sum.
 TEST(ExchangeHooks, ExchangeTheSumOfTheConsumersThatRanBackward) {
-  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
-    for (const size_t left_out : {0, 1}) {
-      const SlotBlockOptions options{.consumers = 2};
-      BlockModel<SlotBlock> whole(options);
-      whole.block().LeaveOutBackward(left_out);
-      const SlotPair pair;
-      WEFT_ASSIGN_OR_RETURN(const PassResult expected, whole.Pass(nullptr, pair.x, pair.dy));
-      WEFT_ASSIGN_OR_RETURN(const auto model, SlotModel::Make(bootstrap, options, true));
-      model->block().LeaveOutBackward(left_out);
-      const SequenceLayout layout = SlotLayout(2);
-      WEFT_ASSIGN_OR_RETURN(const PassResult result, model->Pass(layout, pair.x, pair.dy));
-      WEFT_RETURN_IF_ERROR(
-          CheckPass(bootstrap, absl::StrCat("without consumer ", left_out), layout, result, expected));
-      EXPECT_EQ(model->hooks().counters().returned, 1);
+  const struct {
+    bool has_source;
+    int consumers;
+    size_t left_out;
+    int64_t returned;
+  } cases[] = {{true, 2, 0, 1},  {true, 2, 1, 1},  {true, 3, 1, 1},  {true, 1, 0, 0},
+               {false, 2, 1, 1}, {false, 3, 1, 1}, {false, 3, 2, 1}, {false, 1, 0, 0}};
+  RunRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) -> absl::Status {
+    for (const auto& [has_source, consumers, left_out, returned] : cases) {
+      WEFT_ASSIGN_OR_RETURN(const auto model,
+                            SlotModel::Make(bootstrap, {.consumers = consumers}, has_source));
+      WEFT_RETURN_IF_ERROR(CheckWithoutBackward(bootstrap, *model, left_out));
+      EXPECT_EQ(model->hooks().counters().returned, returned);
       WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     }
     return absl::OkStatus();
+  });
+}
+
+TEST(ExchangeHooks, ReturnTheSumOfATensorThatTheSourceDidNotMake) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const auto model, SlotModel::Make(bootstrap, {.consumers = 3}, true));
+    Tensor copy;  // Taken by the last two consumers.
+    model->block().SetBefore([&](Invocation&, size_t consumer, Tensors& inputs) {
+      if (consumer == 1) copy = inputs[1].Copy();
+      if (consumer > 0) inputs[1] = copy;
+      return absl::OkStatus();
+    });
+    WEFT_RETURN_IF_ERROR(CheckWithoutBackward(bootstrap, *model, 2));
+    EXPECT_EQ(model->hooks().counters().returned, 2);
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
+// All ranks compute alike on the gathered tensor, so that the exchange doubles the gradient.
+TEST(ExchangeHooks, ReturnTheSumOfTwoInputsOfOneConsumer) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const auto model, SlotModel::Make(bootstrap, {}));
+    SquareSum& consumer = *model->block().consumers()[0];
+    const SlotPair pair;
+    const Tensor keys = pair.x.Reshape({2, kTokens, 3, 2});
+    const Tensor dout = pair.dy.Reshape(keys.shape());
+    Invocation alone;
+    WEFT_RETURN_IF_ERROR(consumer.Forward(alone, {keys, keys}).status());
+    WEFT_ASSIGN_OR_RETURN(const Tensors apart, consumer.Backward(alone, {dout}));
+    const Tensor sum = Tensor::Zeros(DType::kF32, pair.x.shape());
+    for (int64_t i = 0; i < sum.elements(); ++i) {
+      sum.As<float>()[i] = 2 * (apart[0].As<float>()[i] + apart[1].As<float>()[i]);
+    }
+    WEFT_RETURN_IF_ERROR(
+        model->hooks().AddSlot({.name = "keys", .exchange = SequenceGather(model->exchange(), "keys")}));
+    for (const int input : {0, 1}) WEFT_RETURN_IF_ERROR(model->hooks().AddConsumer("keys", consumer, input));
+    WEFT_ASSIGN_OR_RETURN(const SequenceLayout layout, SequenceLayout::Contiguous(kTokens, 2));
+    const Tensor part = PartOf(pair.x, layout, bootstrap.rank());
+    const Tensor own = part.Reshape({2, part.dim(1), 3, 2});
+    Invocation invocation;
+    invocation.SetSequence(layout.Parts(bootstrap.rank()));
+    WEFT_RETURN_IF_ERROR(consumer.Forward(invocation, {own, own}).status());
+    WEFT_ASSIGN_OR_RETURN(const Tensors given, consumer.Backward(invocation, {dout}));
+    EXPECT_EQ(model->hooks().counters().returned, 1);
+    WEFT_RETURN_IF_ERROR(
+        CheckClose("gradient", given[0].Reshape(part.shape()), PartOf(sum, layout, bootstrap.rank())));
+    return BootstrapBarrier(bootstrap);
   });
 }
 
