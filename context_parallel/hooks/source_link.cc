@@ -172,6 +172,7 @@ absl::Status SourceLink::HandToSource(Invocation& invocation, int64_t call, Pend
 absl::Status SourceLink::BeforeBackward(Invocation& invocation, Tensors& output_gradients) {
   auto& records = invocation.State<Records>(this);
   if (records.calls.empty()) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(invocation.CheckGradients(*options_.source.module, output_gradients));
   const int64_t number = records.calls.back();
   records.calls.pop_back();
   WEFT_RETURN_IF_ERROR(DropUntaken(invocation, records, number));
@@ -186,6 +187,7 @@ absl::Status SourceLink::BeforeBackward(Invocation& invocation, Tensors& output_
   source.calls.pop_back();
   for (Gradient& gradient : call.gradients) {
     const size_t index = *gradient.link->OutputIndex(call.output_shapes.size());
+    if (index >= output_gradients.size()) output_gradients.resize(index + 1);
     Tensor& sum = output_gradients[index];
     WEFT_ASSIGN_OR_RETURN(const Tensor received, gradient.tensor.Wait());
     WEFT_ASSIGN_OR_RETURN(sum, gradient.link->Sum(sum, received, call.output_shapes[index]));
@@ -216,7 +218,8 @@ absl::StatusOr<Tensor> SourceLink::Sum(const Tensor& gradient, const Tensor& rec
   if (whole && received.view().IsContiguous()) {
     Tensor sum = received.Reshape(output_shape);
     if (gradient.defined()) {
-      AddRun(gradient.view().data, gradient.dtype(), sum.view().data, sum.dtype(), sum.elements());
+      const Tensor added = gradient.view().IsContiguous() ? gradient : gradient.Copy();
+      AddRun(added.view().data, added.dtype(), sum.view().data, sum.dtype(), sum.elements());
     }
     return sum;
   }

@@ -127,6 +127,7 @@ class SourceLink {
   // Records the call of the source that has just run and returns its number.
   int64_t RecordCall(Invocation& invocation, Records& records, const Tensors& outputs) const;
   absl::Status AfterForward(Invocation& invocation, const Tensors& outputs);
+  // Gradients of the last outputs may be missing. A refused backward changes nothing.
   absl::Status BeforeBackward(Invocation& invocation, Tensors& output_gradients);
   std::optional<Taken> TakeLaunched(Invocation& invocation, const Tensor& local) const;
   // Drops what this call of the source launched and no consumer took. Returns an error unless the launch
