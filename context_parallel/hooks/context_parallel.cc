@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <absl/container/flat_hash_map.h>
+#include <absl/container/flat_hash_set.h>
 #include <absl/strings/str_cat.h>
 
 #include "context_parallel/hooks/split_attention.h"
@@ -55,6 +55,21 @@ SparseAttentionNeighbors SparseNeighborsOf(const SelfAttention& parts, const Lla
   return neighbors;
 }
 
+// Allocates the results of a module in node memory.
+struct PoolAllocator {
+  BufferPool* pool;
+
+  absl::StatusOr<Tensor> operator()(DType dtype, Shape shape) const {
+    return PoolTensor(*pool, dtype, std::move(shape));
+  }
+};
+
+// The pool of a PoolAllocator; null for any other allocator.
+const BufferPool* PoolOf(const TensorAllocator& allocator) {
+  const auto* in_pool = allocator.target<PoolAllocator>();
+  return in_pool == nullptr ? nullptr : in_pool->pool;
+}
+
 }  // namespace
 
 class ContextParallel::Impl {
@@ -67,8 +82,16 @@ class ContextParallel::Impl {
 
   ~Impl() {
     root_.RemoveHook(error_hook_);
-    for (Attention* attention : attentions_) attention->SetOperator(nullptr);
-    for (const auto& [module, allocators] : allocators_) module->SetResultAllocators({});
+    for (const auto& [attention, own] : operators_) {
+      if (attention->attention_operator() == own) attention->SetOperator(nullptr);
+    }
+    for (Module* module : allocating_) {
+      ResultAllocators allocators = module->result_allocators();
+      for (TensorAllocator* allocator : {&allocators.outputs, &allocators.input_gradients}) {
+        if (PoolOf(*allocator) == &pool_) *allocator = nullptr;
+      }
+      module->SetResultAllocators(std::move(allocators));
+    }
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -83,6 +106,11 @@ class ContextParallel::Impl {
 
   absl::Status Parallelize(Attention& attention, const AttentionNeighbors& neighbors) {
     WEFT_RETURN_IF_ERROR(CheckNotSplit(attention));
+    if (attention.attention_operator() != nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          attention.name(), " has an operator already, such as that of another context: destroy ",
+          "the other ContextParallel first, or remove the operator"));
+    }
     WEFT_RETURN_IF_ERROR(
         Annotate(scheme_.Validate(shared_.group.size(), attention.options().mask), attention.name()));
     std::vector<Module*> sources;
@@ -96,7 +124,7 @@ class ContextParallel::Impl {
                        " KV heads: if a source is given, set both, the first to a multiple of the second"));
     }
     attention.SetOperator(std::make_shared<SplitAttention>(attention, neighbors, shared_));
-    attentions_.push_back(&attention);
+    operators_.emplace_back(&attention, attention.attention_operator());
     split_.push_back(&attention);
     for (Module* source : sources) Allocate(*source, &ResultAllocators::outputs);
     for (Module* module : neighbors.allocators) Allocate(*module, &ResultAllocators::outputs);
@@ -106,6 +134,10 @@ class ContextParallel::Impl {
 
   absl::Status Parallelize(SparseAttention& attention, const SparseAttentionNeighbors& neighbors) {
     WEFT_RETURN_IF_ERROR(CheckNotSplit(attention));
+    if (PoolOf(attention.result_allocators().input_gradients) != nullptr) {  // Set by who has split it.
+      return absl::InvalidArgumentError(absl::StrCat(
+          attention.name(), " is split by another context: destroy the other ContextParallel first"));
+    }
     WEFT_RETURN_IF_ERROR(
         Annotate(scheme_.ValidateSparse(shared_.group.size(), attention.options().mask), attention.name()));
     if (exchange_ == nullptr) {
@@ -151,10 +183,10 @@ class ContextParallel::Impl {
 
   // Allocates some results of a module in node memory.
   void Allocate(Module& module, TensorAllocator ResultAllocators::*results) {
-    ResultAllocators& allocators = allocators_[&module];
-    allocators.*
-        results = [this](DType dtype, Shape shape) { return PoolTensor(pool_, dtype, std::move(shape)); };
-    module.SetResultAllocators(allocators);
+    ResultAllocators allocators = module.result_allocators();
+    allocators.*results = PoolAllocator{&pool_};
+    module.SetResultAllocators(std::move(allocators));
+    allocating_.insert(&module);
   }
 
   const ContextScheme scheme_;
@@ -162,11 +194,11 @@ class ContextParallel::Impl {
   Module::HookId error_hook_ = 0;
   BufferPool pool_;
   SplitAttention::Shared shared_;
-  std::vector<Attention*> attentions_;
-  std::vector<const Module*> split_;            // Dense and sparse attentions.
+  std::vector<std::pair<Attention*, const AttentionOperator*>> operators_;  // Those of dense attentions.
+  std::vector<const Module*> split_;                                        // Dense and sparse attentions.
   std::unique_ptr<SequenceExchange> exchange_;  // Moves the keys of sparse attentions; null without any.
   ExchangeHooks hooks_;                         // Those of sparse attentions.
-  absl::flat_hash_map<Module*, ResultAllocators> allocators_;
+  absl::flat_hash_set<Module*> allocating_;     // Modules with results in the pool.
 };
 
 ContextParallel::ContextParallel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -82,20 +82,22 @@ class ContextParallel {
                                                                  const DeviceMesh& mesh,
                                                                  absl::Span<const std::string_view> axes,
                                                                  const ContextScheme& scheme);
-  // Removes all hooks. The attentions compute on this rank's tokens alone from then on.
+  // Removes all of its hooks, operators and allocators. The attentions compute on this rank's tokens alone
+  // from then on.
   ~ContextParallel();
   ContextParallel(const ContextParallel&) = delete;
   ContextParallel& operator=(const ContextParallel&) = delete;
 
-  // Splits one attention. Errors: kInvalidArgument, with the attention's name (it is split already; the mask
-  // does not fit the scheme; a source is given but the heads are not, or kv_heads does not divide heads).
+  // Splits one attention. Errors: kInvalidArgument, with the attention's name (it is split already, by this
+  // object or another; the mask does not fit the scheme; a source is given but the heads are not, or kv_heads
+  // does not divide heads).
   absl::Status Parallelize(Attention& attention, const AttentionNeighbors& neighbors = {});
 
   // Splits one sparse attention: its keys, values and index keys are gathered over all ranks, once each, and
   // their gradients are reduce-scattered. Queries, index queries and their weights stay local. Collective:
   // the first call that passes the checks of its arguments, by all ranks of the engine; it takes a shared
-  // lane. Errors: kInvalidArgument, with the attention's name (it is split already;
-  // ContextScheme::ValidateSparse), those of ExchangeHooks and CommEngine::SharedLane.
+  // lane. Errors: kInvalidArgument, with the attention's name (it is split already, by this object or
+  // another; ContextScheme::ValidateSparse), those of ExchangeHooks and CommEngine::SharedLane.
   absl::Status Parallelize(SparseAttention& attention, const SparseAttentionNeighbors& neighbors = {});
 
   // The kernels of dense attentions from the next pass on. REQUIRES: no pass is in flight.

@@ -110,6 +110,7 @@ class Attention : public Module {
   void SetOperator(std::shared_ptr<AttentionOperator> attention_operator) {
     operator_ = std::move(attention_operator);
   }
+  const AttentionOperator* attention_operator() const { return operator_.get(); }  // Null: there is none.
 
  protected:
   absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override;

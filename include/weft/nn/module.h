@@ -84,6 +84,7 @@ class Module {
   // Sets the allocators of this module's results, for results that other ranks read in place (see
   // PoolTensor). Only modules whose header says so use them. REQUIRES: no pass is in flight.
   void SetResultAllocators(ResultAllocators allocators) { allocators_ = std::move(allocators); }
+  const ResultAllocators& result_allocators() const { return allocators_; }
 
   HookId AddForwardPreHook(Hook hook);
   HookId AddForwardPostHook(Hook hook);

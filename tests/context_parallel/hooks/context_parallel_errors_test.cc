@@ -1,11 +1,14 @@
 // Error messages of split models, and recovery after errors.
+#include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/context_parallel/support/split_model.h"
 #include "tests/support/thread_ranks.h"
+#include "weft/nn/linear.h"
 #include "weft/nn/rope.h"
 
 namespace weft::testing {
@@ -142,6 +145,73 @@ TEST(ContextParallelErrors, RefusesToOverwriteASourceOutputBeforeTheAttention) {
     EXPECT_THAT(
         split->Pass(pair.x, pair.dy).status(),
         StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("rope would overwrite an output of")));
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
+absl::StatusOr<std::unique_ptr<ContextParallel>> ContextOver(SplitModel& split) {
+  const int ranks = split.bootstrap().size();
+  WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create({{"context", ranks}}, ranks));
+  return ContextParallel::Create(*split.fixture().engine, split.model().block(), mesh, {"context"}, {});
+}
+
+TEST(ContextParallelErrors, RefusesAnAttentionThatAnotherContextHasSplit) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const auto split, SplitModel::Make(bootstrap, {}, {}));
+    WEFT_RETURN_IF_ERROR(SplitFromSources(*split));
+    const Pair pair;
+    WEFT_ASSIGN_OR_RETURN(const PassResult before, split->Pass(pair.x, pair.dy));
+    {
+      WEFT_ASSIGN_OR_RETURN(const auto other, ContextOver(*split));
+      ToyBlock& block = split->model().block();
+      EXPECT_THAT(
+          other->Parallelize(*block.attentions()[0], block.Neighbors()),
+          StatusIs(absl::StatusCode::kInvalidArgument,
+                   AllOf(HasSubstr("block.attention.0"), HasSubstr("destroy the other ContextParallel"))));
+    }
+    WEFT_ASSIGN_OR_RETURN(const PassResult after, split->Pass(pair.x, pair.dy));
+    EXPECT_TRUE(SameBits(before, after));
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
+class OtherOperator final : public AttentionOperator {
+ public:
+  absl::StatusOr<Tensors> Forward(Invocation&, const Attention&, const Tensors& inputs) override {
+    return inputs;
+  }
+  absl::StatusOr<Tensors> Backward(Invocation&, const Attention&, const Tensors& gradients) override {
+    return gradients;
+  }
+};
+
+TEST(ContextParallelErrors, LeavesWhatOthersHaveSetWhenDestroyed) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const auto split, SplitModel::Make(bootstrap, {}, {}));
+    Attention replaced("replaced");
+    Attention removed("removed");
+    Linear consumer("consumer", 4, 4);
+    Linear source("source", 4, 12);
+    const auto heap = [](DType dtype, Shape shape) { return Tensor::Empty(dtype, std::move(shape)); };
+    consumer.SetResultAllocators({.outputs = heap, .input_gradients = {}});
+    WEFT_ASSIGN_OR_RETURN(auto context, ContextOver(*split));
+    AttentionNeighbors neighbors;
+    neighbors.heads = 2;
+    neighbors.kv_heads = 2;
+    neighbors.query = {&source};
+    neighbors.consumer = &consumer;
+    WEFT_RETURN_IF_ERROR(context->Parallelize(replaced, neighbors));
+    WEFT_RETURN_IF_ERROR(context->Parallelize(removed));
+    const auto other = std::make_shared<OtherOperator>();
+    replaced.SetOperator(other);
+    source.SetResultAllocators({.outputs = heap, .input_gradients = {}});
+    context.reset();
+    EXPECT_EQ(replaced.attention_operator(), other.get());
+    EXPECT_EQ(removed.attention_operator(), nullptr);
+    for (const Module* module : {&source, &consumer}) {
+      EXPECT_TRUE(module->result_allocators().outputs) << module->name();
+      EXPECT_FALSE(module->result_allocators().input_gradients) << module->name();
+    }
     return BootstrapBarrier(bootstrap);
   });
 }

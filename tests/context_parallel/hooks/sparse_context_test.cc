@@ -156,6 +156,26 @@ TEST(SparseContext, RefusesSchemesThatDoNotGather) {
   });
 }
 
+TEST(SparseContext, RefusesAnAttentionThatAnotherContextHasSplit) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const auto split, SplitSparseLlama::Make(bootstrap, {}));
+    WEFT_ASSIGN_OR_RETURN(const SparseResult before, split->Pass());
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create({{"context", 2}}, 2));
+    WEFT_ASSIGN_OR_RETURN(auto next, ContextParallel::Create(*split->fixture.engine, split->llama.model(),
+                                                             mesh, {"context"}, split->context->scheme()));
+    EXPECT_THAT(
+        ParallelizeLlama(*next, split->llama.model()),
+        StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("model.layers.0.self_attn.attention"),
+                                                           HasSubstr("destroy the other ContextParallel"))));
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));  // The memory of the pass is in the other one's pool.
+    split->context = std::move(next);
+    WEFT_RETURN_IF_ERROR(ParallelizeLlama(*split->context, split->llama.model()));
+    WEFT_ASSIGN_OR_RETURN(const SparseResult after, split->Pass());
+    EXPECT_TRUE(SameBits(before, after));
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
 TEST(SparseContext, NeedsTheKeysOfAllRanks) {
   SparseLlama llama({});
   const auto layout = SequenceLayout::HeadTail(23, 2);
