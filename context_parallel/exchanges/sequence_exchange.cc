@@ -182,7 +182,8 @@ absl::StatusOr<PendingTensor> SequenceExchange::SplitPack(const Tensor& whole, c
   WEFT_RETURN_IF_ERROR(CheckWhole(whole, by_rank, "split of a pack"));
   WEFT_ASSIGN_OR_RETURN(Tensor part,
                         PoolTensor(pool_, whole.dtype(), by_rank.PartShape(whole.shape(), rank())));
-  for (const PackSplit::Piece& piece : pack.PiecesOf(rank())) {
+  const auto pieces = pack.PiecesByRank();
+  for (const PackSplit::Piece& piece : pieces[static_cast<size_t>(rank())]) {
     WEFT_RETURN_IF_ERROR(StridedCopy(whole.view().Slice(pack.dim, piece.whole_begin, piece.count),
                                      part.view().Slice(pack.dim, piece.part_begin, piece.count)));
   }
@@ -203,12 +204,13 @@ absl::StatusOr<PendingTensor> SequenceExchange::GatherPack(const Tensor& part, c
   WEFT_ASSIGN_OR_RETURN(PendingTensor gathered, AllGather(part, by_rank, label));
   WEFT_ASSIGN_OR_RETURN(const Tensor whole,
                         PoolTensor(pool_, part.dtype(), by_rank.WholeShape(part.shape())));
-  gathered.FinishWith([whole, by_rank, pack](const Tensor& gathered_parts) -> absl::StatusOr<Tensor> {
-    for (int rank = 0; rank < pack.ranks(); ++rank) {
+  gathered.FinishWith([whole, by_rank,
+                       pieces = pack.PiecesByRank()](const Tensor& gathered_parts) -> absl::StatusOr<Tensor> {
+    for (int rank = 0; rank < by_rank.ranks(); ++rank) {
       const TensorView held = by_rank.PartOf(gathered_parts.view(), rank);
-      for (const PackSplit::Piece& piece : pack.PiecesOf(rank)) {
-        WEFT_RETURN_IF_ERROR(StridedCopy(held.Slice(pack.dim, piece.part_begin, piece.count),
-                                         whole.view().Slice(pack.dim, piece.whole_begin, piece.count)));
+      for (const PackSplit::Piece& piece : pieces[static_cast<size_t>(rank)]) {
+        WEFT_RETURN_IF_ERROR(StridedCopy(held.Slice(by_rank.dim, piece.part_begin, piece.count),
+                                         whole.view().Slice(by_rank.dim, piece.whole_begin, piece.count)));
       }
     }
     return whole;

@@ -1,6 +1,7 @@
 #include "weft/context_parallel/dim_split.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -187,23 +188,23 @@ DimSplit PackSplit::ByRank() const {
   return split;
 }
 
-std::vector<PackSplit::Piece> PackSplit::PiecesOf(int rank) const {
-  std::vector<Piece> pieces;
-  int64_t part = 0;
-  int64_t document_begin = 0;
-  for (int document = 0; document < documents(); ++document) {
-    const auto column = static_cast<size_t>(document);
-    int64_t before = 0;
-    int64_t length = 0;
-    for (int other = 0; other < ranks(); ++other) {
-      const int64_t count = sizes[static_cast<size_t>(other)][column];
-      if (other < rank) before += count;
-      length += count;
+std::vector<std::vector<PackSplit::Piece>> PackSplit::PiecesByRank() const {
+  // Offset in the whole of the next rank's part of each document: at first the begin of the document.
+  std::vector<int64_t> next(static_cast<size_t>(documents()), 0);
+  for (const std::vector<int64_t>& row : sizes) {
+    std::transform(row.begin(), row.end(), next.begin(), next.begin(), std::plus<>());
+  }
+  std::exclusive_scan(next.begin(), next.end(), next.begin(), int64_t{0});
+  std::vector<std::vector<Piece>> pieces(sizes.size());
+  for (size_t rank = 0; rank < sizes.size(); ++rank) {
+    int64_t part = 0;
+    for (size_t document = 0; document < next.size(); ++document) {
+      const int64_t count = sizes[rank][document];
+      if (count == 0) continue;
+      pieces[rank].push_back({part, next[document], count});
+      part += count;
+      next[document] += count;
     }
-    const int64_t count = sizes[static_cast<size_t>(rank)][column];
-    if (count > 0) pieces.push_back({part, document_begin + before, count});
-    part += count;
-    document_begin += length;
   }
   return pieces;
 }

@@ -98,8 +98,8 @@ struct PackSplit {
     int64_t whole_begin;
     int64_t count;
   };
-  // The pieces of a rank's part, in its order.
-  std::vector<Piece> PiecesOf(int rank) const;
+  // The pieces of each rank's part, in its order. Takes time in proportion to the table of sizes.
+  std::vector<std::vector<Piece>> PiecesByRank() const;
 };
 
 }  // namespace weft

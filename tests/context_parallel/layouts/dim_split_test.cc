@@ -1,6 +1,9 @@
 #include "weft/context_parallel/dim_split.h"
 
 #include <algorithm>
+#include <array>
+#include <random>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -81,10 +84,12 @@ TEST(PackSplit, PlacesEveryTokenOfEveryDocumentOnce) {
   ASSERT_OK_AND_ASSIGN(const PackSplit pack, PackSplit::Make({8, 5}, -2, 3, table));
   EXPECT_EQ(pack.documents(), 3);
   EXPECT_THAT(pack.ByRank().sizes, ElementsAre(3, 4, 3));
+  const auto pieces = pack.PiecesByRank();
+  ASSERT_EQ(pieces.size(), 3);
   std::vector<int> seen(10);
   for (int rank = 0; rank < 3; ++rank) {
     int64_t next = 0;
-    for (const PackSplit::Piece& piece : pack.PiecesOf(rank)) {
+    for (const PackSplit::Piece& piece : pieces[static_cast<size_t>(rank)]) {
       EXPECT_EQ(piece.part_begin, next);
       next += piece.count;
       for (int64_t i = 0; i < piece.count; ++i) ++seen[static_cast<size_t>(piece.whole_begin + i)];
@@ -93,8 +98,8 @@ TEST(PackSplit, PlacesEveryTokenOfEveryDocumentOnce) {
   }
   EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), 10);
   // Rank 1 starts after rank 0's two tokens of the first document, and at the start of the third.
-  EXPECT_EQ(pack.PiecesOf(1)[0].whole_begin, 2);
-  EXPECT_EQ(pack.PiecesOf(1)[1].whole_begin, 5);
+  EXPECT_EQ(pieces[1][0].whole_begin, 2);
+  EXPECT_EQ(pieces[1][1].whole_begin, 5);
 }
 
 // Head-tail chunks of packed documents, over two levels of ranks.
@@ -105,14 +110,48 @@ TEST(PackSplit, HasTheRangesOfALayout) {
                            SequenceLayout::Create(documents, {.outer = 3, .inner = 2, .order = order}));
       const PackSplit pack = PackSplit::Of(layout, 1);
       EXPECT_EQ(pack.ByRank().sizes, DimSplit::ByRank(layout, 1).sizes);
+      const auto pieces = pack.PiecesByRank();
       for (int rank = 0; rank < layout.ranks(); ++rank) {
         const std::vector<int64_t> tokens = TokensOfRank(layout, rank);
-        for (const PackSplit::Piece& piece : pack.PiecesOf(rank)) {
+        for (const PackSplit::Piece& piece : pieces[static_cast<size_t>(rank)]) {
           for (int64_t i = 0; i < piece.count; ++i) {
             EXPECT_EQ(tokens[static_cast<size_t>(piece.part_begin + i)], piece.whole_begin + i);
           }
         }
       }
+    }
+  }
+}
+
+// By definition, a piece begins in the whole after all earlier documents, and after the lower ranks' parts of
+// its own document.
+TEST(PackSplit, PlacesPiecesByDocumentAndRank) {
+  std::mt19937 random(7);
+  for (const size_t ranks : {1, 2, 3, 4, 7}) {
+    for (const size_t documents : {0, 1, 2, 5, 17}) {
+      PackSplit pack{0, std::vector<std::vector<int64_t>>(ranks, std::vector<int64_t>(documents))};
+      for (auto& row : pack.sizes) {
+        for (int64_t& size : row) size = static_cast<int64_t>(random() % 4);
+      }
+      std::vector<std::vector<std::array<int64_t, 3>>> expected(ranks);
+      std::vector<int64_t> parts(ranks, 0);
+      int64_t whole = 0;
+      for (size_t document = 0; document < documents; ++document) {
+        for (size_t rank = 0; rank < ranks; ++rank) {
+          const int64_t count = pack.sizes[rank][document];
+          if (count > 0) expected[rank].push_back({parts[rank], whole, count});
+          parts[rank] += count;
+          whole += count;
+        }
+      }
+      std::vector<std::vector<std::array<int64_t, 3>>> actual;
+      for (const auto& pieces : pack.PiecesByRank()) {
+        auto& of_rank = actual.emplace_back();
+        for (const PackSplit::Piece& piece : pieces) {
+          of_rank.push_back({piece.part_begin, piece.whole_begin, piece.count});
+        }
+      }
+      EXPECT_EQ(actual, expected);
     }
   }
 }
