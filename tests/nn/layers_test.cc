@@ -1,21 +1,27 @@
 // All layers share these: errors of their callers, and inputs without tokens.
+#include <memory>
 #include <utility>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/nn/gradient_check.h"
 #include "tests/support/status_matchers.h"
+#include "weft/nn/dropout.h"
 #include "weft/nn/embedding.h"
 #include "weft/nn/gated_unit.h"
 #include "weft/nn/gelu.h"
+#include "weft/nn/heads.h"
 #include "weft/nn/layer_norm.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/lm_head_loss.h"
 #include "weft/nn/materialize.h"
 #include "weft/nn/mlp.h"
+#include "weft/nn/position_embedding.h"
 #include "weft/nn/rms_norm.h"
+#include "weft/nn/rope.h"
 #include "weft/nn/sequential.h"
 #include "weft/nn/transpose.h"
 
@@ -24,6 +30,43 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
+
+// A layer with inputs that it accepts.
+struct Layer {
+  std::shared_ptr<Module> module;
+  Tensors inputs;
+};
+
+// Layers that take contiguous gradients only.
+std::vector<Layer> LayersWithContiguousGradients() {
+  const auto x = [] { return TestTensor(DType::kF32, {2, 3, 4}, 1); };
+  const auto heads = [] { return TestTensor(DType::kF32, {2, 3, 2, 2}, 1); };
+  const auto frequencies = std::make_shared<RopeTable>(RopeFrequencies(2, 10000.0, std::nullopt));
+  auto adapted = std::make_shared<Linear>("adapted", 4, 6);
+  adapted->AddAdapter(0, 2, 1.0F);
+  auto residual = std::make_shared<Residual>("residual");
+  residual->Add<Linear>("linear", 4, 4);
+  return {{std::make_shared<Linear>("linear", 4, 6), {x()}},
+          {std::move(adapted), {x()}},
+          {std::make_shared<RmsNorm>("rms_norm", 4, 1e-5F), {x()}},
+          {std::make_shared<LayerNorm>("layer_norm", 4, 1e-5F), {x()}},
+          {std::make_shared<Gelu>("gelu"), {x()}},
+          {std::make_shared<GatedUnit>("gated_unit"), {x(), x()}},
+          {std::make_shared<Embedding>("embedding", 7, 4), {TestIds({2, 3}, 7, 1)}},
+          {std::make_shared<PositionEmbedding>("position_embedding", 3, 4), {x()}},
+          {std::make_shared<Dropout>("dropout", 0.5F), {x()}},
+          {std::make_shared<MergeHeads>("merge_heads", 2), {heads()}},
+          {std::make_shared<Rope>("rope", frequencies), {heads()}},
+          {std::move(residual), {x()}}};
+}
+
+// A gradient whose rows are apart in memory.
+Tensor StridedGradient(const Shape& shape) {
+  Shape wide = shape;
+  wide.back() *= 2;
+  const Tensor memory = TestTensor(DType::kF32, wide, 2);
+  return memory.Window(memory.view().Slice(-1, 0, shape.back()));
+}
 
 // Mistakes of a caller are errors with the module's path and both sizes.
 TEST(Layers, RejectInputsOfAnotherWidthDtypeOrNumber) {
@@ -95,6 +138,20 @@ TEST(Layers, RejectGradientsThatDoNotFitTheirOutputs) {
   expect({q}, "attn.qkv: the number of gradients is 1, that of the outputs 2");
   ASSERT_OK(qkv.Forward(pass, {TestTensor(DType::kF32, {3, 6}, 3)}));
   expect({q, Tensor()}, "attn.qkv: the gradient of output 1 is an undefined tensor");
+}
+
+TEST(Layers, RejectGradientsThatAreNotContiguous) {
+  for (const Layer& layer : LayersWithContiguousGradients()) {
+    Module& module = *layer.module;
+    const MaterializedParameters memory(module, 1, DType::kF32, DType::kF32);
+    Invocation pass;
+    pass.SetRandomKey(MakeRandomKey(1, 0, 0, 2));
+    ASSERT_OK_AND_ASSIGN(const Tensors y, module.Forward(pass, layer.inputs));
+    EXPECT_THAT(module.Backward(pass, {StridedGradient(y[0].shape())}),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         absl::StrCat(module.name(), ": the gradient of output 0, of shape ",
+                                      ToString(y[0].shape()), ", is not contiguous; pass its Copy()")));
+  }
 }
 
 TEST(Layers, RejectParametersWithoutMemory) {

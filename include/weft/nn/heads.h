@@ -18,7 +18,7 @@ namespace weft {
 
 // Inputs: x [batch, tokens, parts * heads * head_dim]. Outputs: for each part its columns, in order, as
 // [batch, tokens, heads, head_dim]: windows of x, which are not contiguous if there are several parts.
-// Saves: nothing. Backward copies the gradients into one tensor.
+// Saves: nothing. Backward copies the gradients, which may have any strides, into one tensor.
 // Errors: kInvalidArgument (the number of columns is not a multiple of parts * heads).
 class SplitHeads : public Module {
  public:

@@ -2,15 +2,16 @@
 // torch.nn.Module has them. There is no autograd tape: a module's BackwardImpl calls Backward of its children
 // in the reverse order of its forward.
 //
-// Conventions of all modules: activations are contiguous tensors [..., features] of f32, bf16 or f16, unless
-// the module's header says otherwise. The data of parameters have the dtype of the activations.
+// Conventions of all modules: activations and their gradients are contiguous tensors [..., features] of f32,
+// bf16 or f16, unless the module's header says otherwise. The data of parameters have the dtype of the
+// activations.
 //
 // Thread safety: none; one thread drives a model.
 // Call order within an invocation: at most one Backward for each Forward, in the reverse order of the
 // Forwards.
-// Errors: kInvalidArgument (number, shape or dtype of the inputs, or of the gradients that backward is given;
-//   a module's header adds to these), kFailedPrecondition (a parameter is sharded, or has no memory for its
-//   gradient). Messages begin with the module's name.
+// Errors: kInvalidArgument (number, shape, strides or dtype of the inputs, or of the gradients that backward
+//   is given; a module's header adds to these), kFailedPrecondition (a parameter is sharded, or has no memory
+//   for its gradient). Messages begin with the module's name.
 // REQUIRES: the caller does not overwrite a module's inputs and outputs before its backward, because the
 //   module may have saved them. The headers of the modules state the exceptions.
 // Lifetime: a module owns its children and parameters. They never move.

@@ -1,7 +1,7 @@
 // Swap of the last two dims, as a module. A layer between two Transposes works on the second-last dim.
 //
 // Inputs: x [..., a, b], f32, bf16 or f16. Outputs: y [..., b, a], contiguous, a copy in the dtype of x.
-// Saves: nothing.
+// Saves: nothing. The gradient may have any strides.
 #pragma once
 
 #include <absl/status/statusor.h>

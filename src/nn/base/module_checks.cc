@@ -90,9 +90,19 @@ absl::Status CheckGradientCount(const Module& module, const Tensors& output_grad
   return absl::OkStatus();
 }
 
+absl::Status CheckContiguousGradients(const Module& module, const Tensors& output_gradients, size_t count) {
+  WEFT_RETURN_IF_ERROR(CheckGradientCount(module, output_gradients, count));
+  for (size_t i = 0; i < count; ++i) {
+    if (output_gradients[i].view().IsContiguous()) continue;
+    return Invalid(module, "the gradient of output ", i, ", of shape ", ToString(output_gradients[i].shape()),
+                   ", is not contiguous; pass its Copy()");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckBackward(const Module& module, const Tensors& output_gradients, size_t outputs,
                            DType compute) {
-  WEFT_RETURN_IF_ERROR(CheckGradientCount(module, output_gradients, outputs));
+  WEFT_RETURN_IF_ERROR(CheckContiguousGradients(module, output_gradients, outputs));
   WEFT_RETURN_IF_ERROR(CheckParameters(module, compute));
   return CheckGradientMemory(module);
 }

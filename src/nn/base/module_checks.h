@@ -30,6 +30,8 @@ absl::Status CheckForward(const Module& module, const Tensors& inputs, int64_t c
 // OK if there are `count` gradients of outputs, all of them defined. Their shapes are those of the outputs:
 // see Invocation::CheckGradients.
 absl::Status CheckGradientCount(const Module& module, const Tensors& output_gradients, size_t count);
+// The same, and OK only if the gradients are contiguous.
+absl::Status CheckContiguousGradients(const Module& module, const Tensors& output_gradients, size_t count);
 // The checks of a module that reads its parameters and has `outputs` outputs, before its backward.
 absl::Status CheckBackward(const Module& module, const Tensors& output_gradients, size_t outputs,
                            DType compute);

@@ -52,7 +52,7 @@ absl::StatusOr<Tensors> Residual::ForwardImpl(Invocation& invocation, const Tens
 }
 
 absl::StatusOr<Tensors> Residual::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
-  WEFT_RETURN_IF_ERROR(CheckGradientCount(*this, output_gradients, 1));
+  WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, 1));
   WEFT_ASSIGN_OR_RETURN(const Tensors gradients, Sequential::BackwardImpl(invocation, output_gradients));
   return Sum(gradients[0], output_gradients[0]);
 }

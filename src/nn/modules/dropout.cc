@@ -23,7 +23,7 @@ absl::StatusOr<Tensors> Dropout::BackwardImpl(Invocation& invocation, const Tens
   WEFT_RETURN_IF_ERROR(CheckGradientCount(*this, output_gradients, 1));
   if (probability_ == 0.0F) return output_gradients;
   invocation.PopSaved(this);
-  WEFT_RETURN_IF_ERROR(CheckActivation(*this, output_gradients[0], 2));
+  WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, 1));
   WEFT_ASSIGN_OR_RETURN(Tensor dx, DropElements(invocation, name(), probability_, output_gradients[0]));
   return Tensors{std::move(dx)};
 }

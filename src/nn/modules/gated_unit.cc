@@ -79,7 +79,7 @@ absl::StatusOr<Tensors> GatedUnit::ForwardImpl(Invocation& invocation, const Ten
 
 absl::StatusOr<Tensors> GatedUnit::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   Tensors saved = invocation.PopSaved(this);
-  WEFT_RETURN_IF_ERROR(CheckGradientCount(*this, output_gradients, 1));
+  WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, 1));
   const Tensor& dy = output_gradients[0];
   WithTypes(activation_, dy.dtype(), [&](auto f, auto element) {
     using F = decltype(f);

@@ -49,7 +49,7 @@ absl::StatusOr<Tensors> MergeHeads::ForwardImpl(Invocation&, const Tensors& inpu
 }
 
 absl::StatusOr<Tensors> MergeHeads::BackwardImpl(Invocation&, const Tensors& output_gradients) {
-  WEFT_RETURN_IF_ERROR(CheckGradientCount(*this, output_gradients, 1));
+  WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, 1));
   const Tensor& gradient = output_gradients[0];
   return Tensors{gradient.Reshape({gradient.dim(0), gradient.dim(1), heads_, gradient.dim(2) / heads_})};
 }

@@ -53,7 +53,7 @@ absl::StatusOr<Tensors> PositionEmbedding::ForwardImpl(Invocation& invocation, c
 
 absl::StatusOr<Tensors> PositionEmbedding::BackwardImpl(Invocation& invocation,
                                                         const Tensors& output_gradients) {
-  WEFT_RETURN_IF_ERROR(CheckGradientCount(*this, output_gradients, 1));
+  WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, 1));
   const Tensor& dy = output_gradients[0];
   if (!parameters()[0]->requires_grad) return output_gradients;
   WEFT_RETURN_IF_ERROR(CheckGradientMemory(*this));

@@ -181,7 +181,7 @@ absl::StatusOr<Tensors> Rope::ForwardImpl(Invocation& invocation, const Tensors&
 }
 
 absl::StatusOr<Tensors> Rope::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
-  WEFT_RETURN_IF_ERROR(CheckGradientCount(*this, output_gradients, output_gradients.size()));
+  WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, output_gradients.size()));
   WEFT_RETURN_IF_ERROR(Rotate(invocation, output_gradients, -1.0F));
   return output_gradients;
 }
