@@ -1,5 +1,6 @@
 // All layers share these: errors of their callers, and inputs without tokens.
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,8 @@ namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
 // A layer with inputs that it accepts.
@@ -172,6 +175,45 @@ TEST(Layers, RejectParametersWithoutMemory) {
   EXPECT_THAT(linear.Backward(trained, {TestTensor(DType::kF32, {3, 4}, 2)}),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("mlp.up: mlp.up.weight has no memory for its gradient")));
+}
+
+TEST(Layers, RepeatABackwardAfterAnErrorInItsGradients) {
+  for (const Layer& layer : LayersWithContiguousGradients()) {
+    Module& module = *layer.module;
+    const MaterializedParameters memory(module, 1, DType::kF32, DType::kF32);
+    Invocation pass;
+    pass.SetRandomKey(MakeRandomKey(1, 0, 0, 2));
+    ASSERT_OK_AND_ASSIGN(const Tensors y, module.Forward(pass, layer.inputs));
+    const Tensor strided = StridedGradient(y[0].shape());
+    EXPECT_THAT(module.Backward(pass, {strided}), Not(IsOk()));
+    EXPECT_OK(module.Backward(pass, {strided.Copy()})) << module.name();
+    EXPECT_TRUE(pass.empty()) << module.name();
+  }
+}
+
+TEST(Layers, RepeatABackwardAfterTheirParametersAreUnsharded) {
+  std::vector<Layer> layers = LayersWithContiguousGradients();
+  layers.push_back({std::make_shared<LmHeadLoss>("head", 7, 4),
+                    {TestTensor(DType::kF32, {2, 3, 4}, 1), TestIds({2, 3}, 7, 1)}});
+  for (const Layer& layer : layers) {
+    Module& module = *layer.module;
+    const MaterializedParameters memory(module, 1, DType::kF32, DType::kF32);
+    // The memory of the gradient for modules whose backward does not read the weight.
+    const bool reads_weight =
+        dynamic_cast<Embedding*>(&module) == nullptr && dynamic_cast<PositionEmbedding*>(&module) == nullptr;
+    for (const auto& parameter : module.AllParameters()) {
+      TensorView& view = reads_weight ? parameter->data : parameter->grad;
+      Invocation pass;
+      ASSERT_OK_AND_ASSIGN(const Tensors y, module.Forward(pass, layer.inputs));
+      const Tensor dy = TestTensor(DType::kF32, y[0].shape(), 2);
+      void* const unsharded = std::exchange(view.data, nullptr);
+      EXPECT_THAT(module.Backward(pass, {dy}),
+                  StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(parameter->name)));
+      view.data = unsharded;
+      EXPECT_OK(module.Backward(pass, {dy})) << module.name();
+      EXPECT_TRUE(pass.empty()) << module.name();
+    }
+  }
 }
 
 TEST(Layers, AcceptZeroTokens) {

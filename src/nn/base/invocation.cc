@@ -13,12 +13,19 @@
 namespace weft {
 namespace {
 
-Tensors PopLast(absl::flat_hash_map<const Module*, std::vector<Tensors>>& saves, const Module* module) {
+// Position of the saves of `module`, of which there is at least one.
+template <typename Saves>
+auto FindSaves(Saves& saves, const Module* module) {
   const auto found = saves.find(module);
   WEFT_CHECK(
       found != saves.end(),
       absl::StrCat("backward of ", module->name(),
                    " found no saved tensors; its forward must save them if the invocation is_saving()"));
+  return found;
+}
+
+Tensors PopLast(absl::flat_hash_map<const Module*, std::vector<Tensors>>& saves, const Module* module) {
+  const auto found = FindSaves(saves, module);
   Tensors tensors = std::move(found->second.back());
   found->second.pop_back();
   if (found->second.empty()) saves.erase(found);
@@ -56,6 +63,10 @@ void Invocation::Save(const Module* module, Tensors tensors) {
 }
 
 Tensors Invocation::PopSaved(const Module* module) { return PopLast(saves_.modules, module); }
+
+const Tensors& Invocation::LastSaved(const Module* module) const {
+  return FindSaves(saves_.modules, module)->second.back();
+}
 
 void Invocation::SaveInputs(const Module* module, Tensors inputs) {
   if (is_saving()) saves_.inputs[module].push_back(std::move(inputs));

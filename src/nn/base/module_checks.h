@@ -32,7 +32,8 @@ absl::Status CheckForward(const Module& module, const Tensors& inputs, int64_t c
 absl::Status CheckGradientCount(const Module& module, const Tensors& output_gradients, size_t count);
 // The same, and OK only if the gradients are contiguous.
 absl::Status CheckContiguousGradients(const Module& module, const Tensors& output_gradients, size_t count);
-// The checks of a module that reads its parameters and has `outputs` outputs, before its backward.
+// The checks of a module that reads its parameters and has `outputs` outputs, before its backward. Call it
+// before PopSaved, so that backward can be called again after an error.
 absl::Status CheckBackward(const Module& module, const Tensors& output_gradients, size_t outputs,
                            DType compute);
 

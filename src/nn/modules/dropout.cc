@@ -22,9 +22,9 @@ absl::StatusOr<Tensors> Dropout::ForwardImpl(Invocation& invocation, const Tenso
 absl::StatusOr<Tensors> Dropout::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   WEFT_RETURN_IF_ERROR(CheckGradientCount(*this, output_gradients, 1));
   if (probability_ == 0.0F) return output_gradients;
-  invocation.PopSaved(this);
   WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, 1));
   WEFT_ASSIGN_OR_RETURN(Tensor dx, DropElements(invocation, name(), probability_, output_gradients[0]));
+  invocation.PopSaved(this);
   return Tensors{std::move(dx)};
 }
 

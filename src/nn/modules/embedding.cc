@@ -61,12 +61,12 @@ absl::StatusOr<Tensors> Embedding::ForwardImpl(Invocation& invocation, const Ten
 }
 
 absl::StatusOr<Tensors> Embedding::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
-  const Tensor ids = invocation.PopSaved(this)[0];
   WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, 1));
+  WEFT_RETURN_IF_ERROR(CheckGradientMemory(*this));
+  const Tensor ids = invocation.PopSaved(this)[0];
   const Tensor& dy = output_gradients[0];
   Parameter& parameter = *parameters()[0];
   if (!parameter.requires_grad) return Tensors{Tensor()};
-  WEFT_RETURN_IF_ERROR(CheckGradientMemory(*this));
   WithElementType(dy.dtype(), [&](auto element) {
     AddRowGradients(dy, {ids.As<int32_t>(), static_cast<size_t>(ids.elements())},
                     Rounded<decltype(element)>(scale_), parameter);

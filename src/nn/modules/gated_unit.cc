@@ -78,8 +78,8 @@ absl::StatusOr<Tensors> GatedUnit::ForwardImpl(Invocation& invocation, const Ten
 }
 
 absl::StatusOr<Tensors> GatedUnit::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
-  Tensors saved = invocation.PopSaved(this);
   WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, 1));
+  Tensors saved = invocation.PopSaved(this);
   const Tensor& dy = output_gradients[0];
   WithTypes(activation_, dy.dtype(), [&](auto f, auto element) {
     using F = decltype(f);

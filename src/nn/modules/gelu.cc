@@ -40,8 +40,8 @@ absl::StatusOr<Tensors> Gelu::ForwardImpl(Invocation& invocation, const Tensors&
 }
 
 absl::StatusOr<Tensors> Gelu::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
-  const Tensor x = invocation.PopSaved(this)[0];
   WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, 1));
+  const Tensor x = invocation.PopSaved(this)[0];
   const Tensor& dy = output_gradients[0];
   Tensor dx = Tensor::Empty(x.dtype(), x.shape());
   WithElementType(x.dtype(), [&](auto element) {

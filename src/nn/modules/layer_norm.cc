@@ -95,10 +95,10 @@ absl::StatusOr<Tensors> LayerNorm::ForwardImpl(Invocation& invocation, const Ten
 }
 
 absl::StatusOr<Tensors> LayerNorm::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
+  const Tensor& dy = output_gradients[0];
+  WEFT_RETURN_IF_ERROR(CheckBackward(*this, output_gradients, 1, dy.dtype()));
   const Tensors saved = invocation.PopSaved(this);
   const Tensor& x = saved[0];
-  WEFT_RETURN_IF_ERROR(CheckBackward(*this, output_gradients, 1, x.dtype()));
-  const Tensor& dy = output_gradients[0];
   WithElementType(x.dtype(), [&](auto element) {
     using T = decltype(element);
     if (Parameter& weight = *parameters()[0]; weight.requires_grad) {

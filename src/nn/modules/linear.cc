@@ -94,13 +94,13 @@ absl::StatusOr<Tensors> Linear::ForwardImpl(Invocation& invocation, const Tensor
 }
 
 absl::StatusOr<Tensors> Linear::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
-  const Tensors saved = invocation.PopSaved(this);
-  const Tensor& x = saved[0];  // Undefined if nothing below reads it.
-  WEFT_RETURN_IF_ERROR(CheckBackward(*this, output_gradients, outputs(), parameters()[0]->data.dtype));
-  const int64_t tokens = Rows(output_gradients[0]);
   const DType dtype = output_gradients[0].dtype();
+  WEFT_RETURN_IF_ERROR(CheckBackward(*this, output_gradients, outputs(), dtype));
+  const int64_t tokens = Rows(output_gradients[0]);
   WEFT_ASSIGN_OR_RETURN(Tensor dx,
                         NewInputGradient(dtype, WithLastDim(output_gradients[0].shape(), in_features_)));
+  const Tensors saved = invocation.PopSaved(this);
+  const Tensor& x = saved[0];  // Undefined if nothing below reads it.
   size_t next_saved = 1;
   for (size_t i = 0; i < biases_.size(); ++i) {
     const Tensor& dy = output_gradients[i];

@@ -141,10 +141,11 @@ absl::StatusOr<Tensors> LmHeadLoss::ForwardImpl(Invocation& invocation, const Te
 }
 
 absl::StatusOr<Tensors> LmHeadLoss::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
+  const DType dtype = invocation.LastSaved(this)[0].dtype();
+  WEFT_RETURN_IF_ERROR(CheckBackward(*this, output_gradients, 1, dtype));
   const Tensors saved = invocation.PopSaved(this);
   const Tensor& hidden = saved[0];
   const Tensor& logit_gradients = saved[1];
-  WEFT_RETURN_IF_ERROR(CheckBackward(*this, output_gradients, 1, hidden.dtype()));
   const float factor = KeptToGradient(hidden.dtype(), invocation, *output_gradients[0].As<float>());
   if (factor != 1.0F) {
     void* data = logit_gradients.view().data;

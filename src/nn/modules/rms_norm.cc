@@ -78,10 +78,10 @@ absl::StatusOr<Tensors> RmsNorm::ForwardImpl(Invocation& invocation, const Tenso
 }
 
 absl::StatusOr<Tensors> RmsNorm::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
+  const Tensor& dy = output_gradients[0];
+  WEFT_RETURN_IF_ERROR(CheckBackward(*this, output_gradients, 1, dy.dtype()));
   const Tensors saved = invocation.PopSaved(this);
   const Tensor& x = saved[0];
-  WEFT_RETURN_IF_ERROR(CheckBackward(*this, output_gradients, 1, x.dtype()));
-  const Tensor& dy = output_gradients[0];
   const auto* scales = saved[1].As<float>();
   const int64_t tokens = Rows(x);
   Parameter& parameter = *parameters()[0];
