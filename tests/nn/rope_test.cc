@@ -149,6 +149,25 @@ TEST(Rope, FailsIfAWindowOfAnInputHasAReader) {
   EXPECT_THAT(rope.Forward(invocation, {other_tokens}).status(), is_refused);
 }
 
+TEST(Rope, RotatesACopyOfAGradientThatHasAReader) {
+  Rope rope("rope", std::make_shared<RopeTable>(RopeFrequencies(4, 10000.0, std::nullopt)));
+  const auto gradients = [] {
+    return Tensors{TestTensor(DType::kF32, {1, 3, 2, 4}, 1), TestTensor(DType::kF32, {1, 3, 2, 4}, 2)};
+  };
+  Invocation invocation;
+  for (int pass = 0; pass < 2; ++pass) ASSERT_OK(rope.Forward(invocation, gradients()));
+  ASSERT_OK_AND_ASSIGN(const Tensors expected, rope.Backward(invocation, gradients()));
+  const Tensors given = gradients();
+  const std::string use = "a gradient that is added to another";
+  invocation.AddReader(given[0], &use);
+  ASSERT_OK_AND_ASSIGN(const Tensors rotated, rope.Backward(invocation, given));
+  for (size_t i = 0; i < rotated.size(); ++i) {
+    EXPECT_EQ(testing::ToDoubleValues(rotated[i].view()), testing::ToDoubleValues(expected[i].view()));
+  }
+  EXPECT_EQ(testing::ToDoubleValues(given[0].view()), testing::ToDoubleValues(gradients()[0].view()));
+  EXPECT_EQ(rotated[1].view().data, given[1].view().data);
+}
+
 TEST(Rope, GrowsItsTableWithTheSequence) {
   RopeTable table(RopeFrequencies(4, 10000.0, std::nullopt));
   table.Grow(3);

@@ -120,13 +120,14 @@ class Invocation {
     return *static_cast<T*>(state.get());
   }
 
-  // Registers a reader of `tensor` that runs beside the modules, such as a send to another rank. `use`
-  // completes the error "<module> would overwrite <use>". Call RemoveReader once for each AddReader.
+  // Registers a reader of `tensor` that runs beside the modules or after them, such as a send to another
+  // rank. `use` completes the error "<module> would overwrite <use>". Call RemoveReader once for each
+  // AddReader.
   // Lifetime: `use` must outlive the registration.
   void AddReader(const Tensor& tensor, const std::string* use);
   void RemoveReader(const Tensor& tensor);
-  // Modules that overwrite an input call this first. `writer` is the module's name. A tensor covers the bytes
-  // from its first to its last element.
+  // Modules that overwrite an input or a gradient call this first. `writer` is the module's name. A tensor
+  // covers the bytes from its first to its last element.
   // Errors: kFailedPrecondition (a tensor with a reader covers some of the bytes; names `writer` and the
   // reader's `use`).
   absl::Status CheckWritable(const Tensor& tensor, const std::string& writer) const;

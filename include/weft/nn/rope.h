@@ -115,7 +115,8 @@ class RopeTable {
 //
 // Inputs: any number of contiguous tensors [batch, tokens, heads, head_dim], f32, bf16 or f16. The
 // invocation's sequence() gives the positions of the tokens. Outputs: the same tensors, overwritten.
-// Saves: nothing. Backward rotates the gradients by the opposite angles, in place.
+// Saves: nothing. Backward rotates the gradients by the opposite angles, in place; of a gradient that has a
+// reader, it rotates a copy.
 // Errors: kInvalidArgument (shape or dtype; the sequence has another number of tokens), kFailedPrecondition
 // (an input has a reader, see Invocation::AddReader; nothing was overwritten).
 class Rope : public Module {

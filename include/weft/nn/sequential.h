@@ -42,8 +42,9 @@ class Sequential : public Module {
 // rounded once.
 //
 // Inputs: x, f32, bf16 or f16. Outputs: y of the same shape and dtype, in memory of its own. Saves: nothing
-// itself.
-// Errors: kInvalidArgument (f does not keep shape and dtype).
+// itself. While the children run, x and the gradient of y have a reader (see Invocation::AddReader).
+// Errors: kInvalidArgument (f does not keep shape and dtype), kFailedPrecondition (a child would overwrite x,
+//   as a Rope at the head of the chain).
 class Residual : public Sequential {
  public:
   using Sequential::Sequential;
@@ -51,6 +52,13 @@ class Residual : public Sequential {
  protected:
   absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override;
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
+
+ private:
+  // Why x and the gradient of y have a reader. Outlives the passes, because RemoveReader may remove another
+  // registration of the same tensor.
+  const std::string reader_purpose_ =
+      absl::StrCat("a tensor that the residual connection '", name(),
+                   "' adds after its children have run; let an earlier child write to new memory");
 };
 
 }  // namespace weft

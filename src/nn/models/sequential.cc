@@ -1,11 +1,30 @@
 #include "weft/nn/sequential.h"
 
+#include <string>
+#include <utility>
+
 #include "src/nn/base/module_checks.h"
 #include "src/nn/base/residual.h"
 #include "weft/core/strided_copy.h"
 
 namespace weft {
 namespace {
+
+// Registers a reader of a tensor while it lives. See Invocation::AddReader.
+class ReaderScope {
+ public:
+  ReaderScope(Invocation& invocation, Tensor tensor, const std::string* use)
+      : invocation_(invocation), tensor_(std::move(tensor)) {
+    invocation_.AddReader(tensor_, use);
+  }
+  ~ReaderScope() { invocation_.RemoveReader(tensor_); }
+  ReaderScope(const ReaderScope&) = delete;
+  ReaderScope& operator=(const ReaderScope&) = delete;
+
+ private:
+  Invocation& invocation_;
+  const Tensor tensor_;
+};
 
 // a + b in new memory. The terms are not overwritten, because the modules that returned them may have saved
 // them.
@@ -37,6 +56,7 @@ absl::StatusOr<Tensors> Sequential::BackwardImpl(Invocation& invocation, const T
 absl::StatusOr<Tensors> Residual::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
   WEFT_RETURN_IF_ERROR(CheckInputCount(*this, inputs, 1));
   WEFT_RETURN_IF_ERROR(CheckActivation(*this, inputs[0]));
+  const ReaderScope reader(invocation, inputs[0], &reader_purpose_);
   WEFT_ASSIGN_OR_RETURN(const Tensors outputs, Sequential::ForwardImpl(invocation, inputs));
   if (outputs.size() != 1 || outputs[0].shape() != inputs[0].shape() ||
       outputs[0].dtype() != inputs[0].dtype()) {
@@ -53,6 +73,7 @@ absl::StatusOr<Tensors> Residual::ForwardImpl(Invocation& invocation, const Tens
 
 absl::StatusOr<Tensors> Residual::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, 1));
+  const ReaderScope reader(invocation, output_gradients[0], &reader_purpose_);
   WEFT_ASSIGN_OR_RETURN(const Tensors gradients, Sequential::BackwardImpl(invocation, output_gradients));
   return Sum(gradients[0], output_gradients[0]);
 }

@@ -182,8 +182,12 @@ absl::StatusOr<Tensors> Rope::ForwardImpl(Invocation& invocation, const Tensors&
 
 absl::StatusOr<Tensors> Rope::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, output_gradients.size()));
-  WEFT_RETURN_IF_ERROR(Rotate(invocation, output_gradients, -1.0F));
-  return output_gradients;
+  Tensors gradients = output_gradients;
+  for (Tensor& gradient : gradients) {
+    if (!invocation.CheckWritable(gradient, name()).ok()) gradient = gradient.Copy();
+  }
+  WEFT_RETURN_IF_ERROR(Rotate(invocation, gradients, -1.0F));
+  return gradients;
 }
 
 }  // namespace weft

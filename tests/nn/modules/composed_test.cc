@@ -1,17 +1,24 @@
 // Layers composed of other layers.
 
+#include <memory>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/nn/gradient_check.h"
 #include "tests/nn/oracles.h"
 #include "tests/support/status_matchers.h"
+#include "weft/nn/dropout.h"
 #include "weft/nn/linear.h"
+#include "weft/nn/materialize.h"
 #include "weft/nn/mlp.h"
+#include "weft/nn/rope.h"
 #include "weft/nn/sequential.h"
 
 namespace weft {
 namespace {
+
+using ::weft::testing::StatusIs;
 
 TEST(Mlp, PassesItsInputsThroughAllItsLayers) {
   for (const GradientCheckOptions& options : kGradientDtypes) {
@@ -49,6 +56,48 @@ TEST(Residual, OverwritesNeitherItsInputNorItsChildrensOutput) {
   ASSERT_OK_AND_ASSIGN(const Tensors y, identity.Forward(invocation, {x}));
   EXPECT_EQ(x.As<float>()[0], first);
   EXPECT_EQ(y[0].As<float>()[0], 2 * first);
+}
+
+// [batch, tokens, heads, head_dim], such that a Rope of four elements accepts it.
+Tensor TestHeads(int64_t salt) { return TestTensor(DType::kF32, {1, 3, 1, 4}, salt); }
+
+std::shared_ptr<RopeTable> TestTable() {
+  return std::make_shared<RopeTable>(RopeFrequencies(4, 10000.0, std::nullopt));
+}
+
+TEST(Residual, AddsItsGradientThoughAChildOverwritesTheOneThatItIsGiven) {
+  for (const bool below_identities : {false, true}) {
+    Residual residual("block");
+    // The chain's output is always zero, and so is its gradient.
+    residual.Add<Linear>("zero", 4, 4, Initializer{Initializer::Kind::kConstant, 0.0F, 0.0F});
+    residual.Add<Rope>("rope", TestTable());
+    if (below_identities) residual.Add<Dropout>("dropout", 0.0F);
+    const MaterializedParameters memory(residual, 1, DType::kF32, DType::kF32);
+    Invocation invocation;
+    ASSERT_OK(residual.Forward(invocation, {TestHeads(1)}));
+    const Tensor dy = TestHeads(2);
+    ASSERT_OK_AND_ASSIGN(const Tensors dx, residual.Backward(invocation, {dy}));
+    EXPECT_EQ(testing::ToDoubleValues(dy.view()), testing::ToDoubleValues(TestHeads(2).view()));
+    EXPECT_EQ(testing::ToDoubleValues(dx[0].view()), testing::ToDoubleValues(dy.view()));
+  }
+}
+
+TEST(Residual, RefusesAChildThatWouldOverwriteItsInput) {
+  for (const bool after_identity : {false, true}) {
+    Residual residual("block");
+    if (after_identity) residual.Add<Dropout>("dropout", 0.0F);
+    residual.Add<Rope>("rope", TestTable());
+    Invocation invocation;
+    const Tensor x = TestHeads(1);
+    EXPECT_THAT(
+        residual.Forward(invocation, {x}),
+        StatusIs(absl::StatusCode::kFailedPrecondition,
+                 "block.rope would overwrite a tensor that the residual connection 'block' adds after "
+                 "its children have run; let an earlier child write to new memory"));
+    EXPECT_EQ(testing::ToDoubleValues(x.view()), testing::ToDoubleValues(TestHeads(1).view()));
+    // The input can be overwritten again.
+    EXPECT_OK(residual.children().back()->Forward(invocation, {x}));
+  }
 }
 
 }  // namespace
