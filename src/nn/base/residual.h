@@ -5,7 +5,7 @@
 
 namespace weft {
 
-// target += addend, in fp32 and rounded once. REQUIRES: equal shape and dtype.
+// target += addend, in fp32 and rounded once. REQUIRES: equal shape and dtype; both are contiguous.
 void AddInPlace(const Tensor& target, const Tensor& addend);
 
 }  // namespace weft

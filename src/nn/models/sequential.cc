@@ -5,7 +5,6 @@
 
 #include "src/nn/base/module_checks.h"
 #include "src/nn/base/residual.h"
-#include "weft/core/strided_copy.h"
 
 namespace weft {
 namespace {
@@ -27,10 +26,9 @@ class ReaderScope {
 };
 
 // a + b in new memory. The terms are not overwritten, because the modules that returned them may have saved
-// them.
+// them. REQUIRES: b is contiguous.
 Tensors Sum(const Tensor& a, const Tensor& b) {
-  const Tensor sum = Tensor::Empty(a.dtype(), a.shape());
-  ConvertRun(a.view().data, a.dtype(), sum.view().data, sum.dtype(), a.elements());
+  const Tensor sum = a.Copy();
   AddInPlace(sum, b);
   return {sum};
 }

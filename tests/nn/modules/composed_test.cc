@@ -8,6 +8,7 @@
 #include "tests/nn/gradient_check.h"
 #include "tests/nn/oracles.h"
 #include "tests/support/status_matchers.h"
+#include "weft/core/strided_copy.h"
 #include "weft/nn/dropout.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/materialize.h"
@@ -97,6 +98,44 @@ TEST(Residual, RefusesAChildThatWouldOverwriteItsInput) {
     EXPECT_EQ(testing::ToDoubleValues(x.view()), testing::ToDoubleValues(TestHeads(1).view()));
     // The input can be overwritten again.
     EXPECT_OK(residual.children().back()->Forward(invocation, {x}));
+  }
+}
+
+// A tensor of the same values whose rows are apart in memory.
+Tensor WithGaps(const Tensor& x) {
+  Shape wide = x.shape();
+  wide.back() *= 2;
+  const Tensor memory = Tensor::Zeros(x.dtype(), wide);
+  const Tensor window = memory.Window(memory.view().Slice(-1, 0, x.dim(-1)));
+  EXPECT_OK(StridedCopy(x.view(), window.view()));
+  return window;
+}
+
+// y = x. Neither y nor the gradient of x is contiguous.
+class GappedIdentity : public Module {
+ public:
+  using Module::Module;
+
+ protected:
+  absl::StatusOr<Tensors> ForwardImpl(Invocation&, const Tensors& inputs) override {
+    return Tensors{WithGaps(inputs[0])};
+  }
+  absl::StatusOr<Tensors> BackwardImpl(Invocation&, const Tensors& output_gradients) override {
+    return Tensors{WithGaps(output_gradients[0])};
+  }
+};
+
+TEST(Residual, AddsOutputsAndGradientsThatAreNotContiguous) {
+  Residual residual("block");
+  residual.Add<GappedIdentity>("identity");
+  const Tensor x = TestTensor(DType::kF32, {3, 4}, 1);
+  const Tensor dy = TestTensor(DType::kF32, {3, 4}, 2);
+  Invocation invocation;
+  ASSERT_OK_AND_ASSIGN(const Tensors y, residual.Forward(invocation, {x}));
+  ASSERT_OK_AND_ASSIGN(const Tensors dx, residual.Backward(invocation, {dy}));
+  for (int64_t i = 0; i < x.elements(); ++i) {
+    EXPECT_EQ(y[0].As<float>()[i], 2 * x.As<float>()[i]) << i;
+    EXPECT_EQ(dx[0].As<float>()[i], 2 * dy.As<float>()[i]) << i;
   }
 }
 
