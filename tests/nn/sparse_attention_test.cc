@@ -328,6 +328,41 @@ TEST(SparseAttention, AllocatesResultsWithItsResultAllocators) {
   EXPECT_EQ(gradients, 6);
 }
 
+// The indexer alone can be trained.
+TEST(SparseAttention, TakesAnUndefinedGradientForZero) {
+  for (const bool warm_up : {false, true}) {
+    SparseAttention attention("attention", {.top_k = 5});
+    const auto gradients_with = [&](const Tensor& dout) {
+      Invocation invocation;
+      IndexerPassOf(invocation) = {.warm_up = warm_up, .loss_factor = 0.5F};
+      EXPECT_OK(attention.Forward(invocation, MakeInputs({})));
+      const Tensors gradients = attention.Backward(invocation, {dout}).value();
+      std::vector<Doubles> values;
+      for (const Tensor& gradient : gradients) values.push_back(ToDoubleValues(gradient.view()));
+      return values;
+    };
+    const Sizes s;
+    const std::vector<Doubles> gradients = gradients_with(Tensor());
+    EXPECT_EQ(gradients,
+              gradients_with(Tensor::Zeros(DType::kF32, {s.batch, s.tokens, s.heads, s.head_dim})));
+    EXPECT_TRUE(AllZero(gradients[SparseAttention::kQ]));
+    EXPECT_FALSE(AllZero(gradients[SparseAttention::kIndexQ]));
+  }
+}
+
+TEST(SparseAttention, RejectsAGradientThatIsNotContiguous) {
+  SparseAttention attention("attention", {.top_k = 5});
+  Invocation invocation;
+  ASSERT_OK(attention.Forward(invocation, MakeInputs({.batch = 1})));
+  const Tensor memory = TestTensor(DType::kF32, {1, kTokens, 6, 4}, 9);
+  const Tensor dout = memory.Window(memory.view().Permute({0, 1, 3, 2}));
+  EXPECT_THAT(attention.Backward(invocation, {dout}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "attention: the gradient of output 0, of shape [1, 23, 4, 6], is not contiguous; pass "
+                       "its Copy()"));
+  EXPECT_OK(attention.Backward(invocation, {dout.Copy()}));
+}
+
 TEST(SparseAttention, RejectsInvalidInputsAndNamesTheReason) {
   const auto message_of = [](const SparseAttentionOptions& options, const Tensors& inputs) {
     SparseAttention attention("block.attention", options);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/nn/base/module_checks.h"
 #include "src/nn/base/sequence_runs.h"
 #include "src/nn/sparse/strided_queries.h"
 #include "weft/core/strided_copy.h"
@@ -219,7 +220,11 @@ absl::StatusOr<Tensors> SparseAttention::ForwardImpl(Invocation& invocation, con
 
 absl::StatusOr<Tensors> SparseAttention::BackwardImpl(Invocation& invocation,
                                                       const Tensors& output_gradients) {
+  const bool has_gradient = output_gradients[0].defined();
+  if (has_gradient) WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, 1));
   const Tensors saved = invocation.PopSaved(this);
+  const Tensor dout =
+      has_gradient ? output_gradients[0] : Tensor::Zeros(saved[kOut].dtype(), saved[kOut].shape());
   const Tensors inputs(saved.begin(), saved.begin() + kInputs);
   WEFT_ASSIGN_OR_RETURN(const Operands operands, OperandsOf(*this, invocation, inputs));
   const bool is_shared = invocation.sequence() != nullptr && invocation.sequence()->ranks() > 1;
@@ -236,9 +241,9 @@ absl::StatusOr<Tensors> SparseAttention::BackwardImpl(Invocation& invocation,
   const Tensor dk = is_wide ? index_k_gradient : Tensor::Empty(DType::kF32, index_k_gradient.shape());
   const TensorView index_dk = WithoutHead(dk.view());
   const Tensor delta = Tensor::Empty(DType::kF32, saved[kLse].shape());
-  AttentionDelta(saved[kOut].view(), output_gradients[0].view(), delta.view());
+  AttentionDelta(saved[kOut].view(), dout.view(), delta.view());
   const Gradients views = {
-      .inputs = {.lse = saved[kLse].view(), .delta = delta.view(), .dout = output_gradients[0].view()},
+      .inputs = {.lse = saved[kLse].view(), .delta = delta.view(), .dout = dout.view()},
       .dq = gradients[kQ].view(),
       .keys = {gradients[kK].view(), gradients[kV].view()},
       .index = {gradients[kIndexQ].view(), gradients[kIndexWeights].view(), {&index_dk, 1}}};

@@ -11,8 +11,9 @@
 // Stage and coefficient of the indexer's loss come from the invocation: see IndexerPass.
 // Backward: the gradients of q, k and v are those of the output. The gradients of the index inputs are those
 //   of the indexer's loss alone. The two do not mix: selection has no gradient, and the loss takes the
-//   attention weights as constants. Gradients of the keys of all ranks are in f32, because ranks add them;
-//   others have the dtype of the inputs.
+//   attention weights as constants. An undefined gradient of the output is taken for zero, to train the
+//   indexer alone. Gradients of the keys of all ranks are in f32, because ranks add them; others have the
+//   dtype of the inputs.
 // Saves: all inputs, out, the log-sum-exp and the selection. REQUIRES: none of them is overwritten before
 //   backward. The module's ResultAllocators allocate the outputs and the gradients of the inputs.
 // Errors: kInvalidArgument (shapes, dtypes, mask or top_k), kFailedPrecondition (a sequence that is split
