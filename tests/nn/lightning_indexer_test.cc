@@ -17,6 +17,8 @@ namespace weft {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
 
 constexpr int64_t kDim = 10;
 
@@ -77,6 +79,46 @@ TEST(LightningIndexer, ReturnsNoGradientOfItsInput) {
   ASSERT_OK_AND_ASSIGN(const Tensors gradients, indexer.Backward(invocation, outputs));
   ASSERT_EQ(gradients.size(), 1U);
   EXPECT_FALSE(gradients[0].defined());
+}
+
+TEST(LightningIndexer, RejectsInputsOfAnotherNumberOfDims) {
+  LightningIndexer indexer = MakeIndexer({.index_heads = 2, .index_dim = 4});
+  const MaterializedParameters memory(indexer, 1, DType::kF32, DType::kF32);
+  const auto expect = [&](const Tensors& inputs, const char* message) {
+    Invocation invocation;
+    EXPECT_THAT(indexer.Forward(invocation, inputs),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
+  };
+  for (const Shape& shape : {Shape{kDim}, Shape{3, kDim}, Shape{1, 2, 3, kDim}}) {
+    expect({TestTensor(DType::kF32, shape, 1)}, "self_attn.indexer: input has the shape [");
+  }
+  expect({}, "self_attn.indexer: the number of inputs is 0, the module takes 1");
+}
+
+TEST(LightningIndexer, RejectsGradientsBeforeItOverwritesThem) {
+  LightningIndexer indexer = MakeIndexer({.index_heads = 2, .index_dim = 4});
+  const MaterializedParameters memory(indexer, 1, DType::kF32, DType::kF32);
+  Invocation invocation;
+  ASSERT_OK(indexer.Forward(invocation, {TestTensor(DType::kF32, {1, 3, kDim}, 1)}));
+  const auto gradients = [] {
+    return Tensors{TestTensor(DType::kF32, {1, 3, 2, 4}, 1), TestTensor(DType::kF32, {1, 3, 1, 4}, 2),
+                   TestTensor(DType::kF32, {1, 3, 2}, 3)};
+  };
+  const Tensors given = gradients();
+  const auto expect = [&](const Tensors& wrong, const char* message) {
+    EXPECT_THAT(indexer.Backward(invocation, wrong),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
+  };
+  expect({given[0], given[1]}, "self_attn.indexer: the number of gradients is 2, that of the outputs 3");
+  expect({Tensor(), given[1], given[2]},
+         "self_attn.indexer: the gradient of output 0 is an undefined tensor");
+  const Tensor columns = TestTensor(DType::kF32, {1, 2, 3}, 3);
+  expect({given[0], given[1], columns.Window(columns.view().Permute({0, 2, 1}))},
+         "self_attn.indexer: the gradient of output 2, of shape [1, 3, 2], is not contiguous");
+  for (size_t i = 0; i < given.size(); ++i) {
+    EXPECT_EQ(testing::ToDoubleValues(given[i].view()), testing::ToDoubleValues(gradients()[i].view()));
+  }
+  EXPECT_OK(indexer.Backward(invocation, given));
 }
 
 TEST(LightningIndexer, NamesItsParameters) {

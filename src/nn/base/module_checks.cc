@@ -40,6 +40,12 @@ absl::Status CheckActivation(const Module& module, const Tensor& tensor, size_t 
   return absl::OkStatus();
 }
 
+absl::Status CheckTokenDims(const Module& module, const Tensor& x) {
+  if (x.shape().size() == 3) return absl::OkStatus();
+  return Invalid(module, "input has the shape ", ToString(x.shape()),
+                 ", the module takes [batch, tokens, dim]");
+}
+
 absl::Status CheckParameters(const Module& module, DType compute) {
   for (const std::shared_ptr<Parameter>& parameter : module.parameters()) {
     if (parameter->data.data == nullptr) {

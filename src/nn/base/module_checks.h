@@ -18,6 +18,8 @@ absl::Status CheckInputCount(const Module& module, const Tensors& inputs, size_t
 // OK if there is an error-free `tensor` of activations: contiguous, f32, bf16 or f16, with at least `dims`
 // dims.
 absl::Status CheckActivation(const Module& module, const Tensor& tensor, size_t dims = 0);
+// OK if `x` is [batch, tokens, dim].
+absl::Status CheckTokenDims(const Module& module, const Tensor& x);
 // OK if the parameters of `module` itself can be read, in the dtype `compute` of the activations.
 // Errors: also kFailedPrecondition (a parameter is sharded).
 absl::Status CheckParameters(const Module& module, DType compute);

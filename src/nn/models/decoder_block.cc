@@ -73,11 +73,7 @@ SelfAttention::SelfAttention(std::string name, const LlamaConfig& config, int64_
 
 absl::StatusOr<Tensors> SelfAttention::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
   WEFT_RETURN_IF_ERROR(CheckInputCount(*this, inputs, 1));
-  if (inputs[0].shape().size() != 3) {
-    return absl::InvalidArgumentError(absl::StrCat(name(), ": input has the shape ",
-                                                   ToString(inputs[0].shape()),
-                                                   ", the module takes [batch, tokens, dim]"));
-  }
+  WEFT_RETURN_IF_ERROR(CheckTokenDims(*this, inputs[0]));
   WEFT_ASSIGN_OR_RETURN(const Tensors projected, projections_->Forward(invocation, inputs));
   const Tensor q = HeadsOf(projected[0], heads_, head_dim_);
   const Tensor k = HeadsOf(projected[1], kv_heads_, head_dim_);

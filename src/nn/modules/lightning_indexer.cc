@@ -6,6 +6,7 @@
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
+#include "src/nn/base/module_checks.h"
 #include "weft/core/strided_copy.h"
 
 namespace weft {
@@ -36,6 +37,8 @@ float LightningIndexer::WeightScale() const {
 }
 
 absl::StatusOr<Tensors> LightningIndexer::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_RETURN_IF_ERROR(CheckInputCount(*this, inputs, 1));
+  WEFT_RETURN_IF_ERROR(CheckTokenDims(*this, inputs[0]));
   WEFT_ASSIGN_OR_RETURN(const Tensors projected, projections_->Forward(invocation, inputs));
   WEFT_ASSIGN_OR_RETURN(const Tensors normed, k_norm_->Forward(invocation, {projected[1]}));
   const int64_t batch = inputs[0].dim(0);
@@ -49,6 +52,7 @@ absl::StatusOr<Tensors> LightningIndexer::ForwardImpl(Invocation& invocation, co
 
 absl::StatusOr<Tensors> LightningIndexer::BackwardImpl(Invocation& invocation,
                                                        const Tensors& output_gradients) {
+  WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, 3));
   const int64_t batch = output_gradients[0].dim(0);
   const int64_t tokens = output_gradients[0].dim(1);
   const Tensor& weights = output_gradients[2];
