@@ -148,11 +148,12 @@ std::vector<Stripe> StripedBlocks(absl::Span<const SharedBlockRequest> requests)
 }
 
 // Allocates a stripe: a count of holders, and then the stripe's bytes, which are zero. They start at a page
-// unless the stripe is the whole block. Returns the address of the bytes.
+// unless the stripe is the whole block. A stripe without bytes takes one, so that its address lies in the
+// segment. Returns the address of the bytes.
 absl::StatusOr<std::byte*> AllocateStripe(NodeHeap& heap, const Stripe& stripe, size_t holders) {
   const size_t alignment = stripe.is_whole ? kHeaderBytes : PageBytes();
-  WEFT_ASSIGN_OR_RETURN(std::byte * block,
-                        heap.Allocate(kHeaderBytes + stripe.bytes + (stripe.is_whole ? 0 : alignment)));
+  WEFT_ASSIGN_OR_RETURN(std::byte * block, heap.Allocate(kHeaderBytes + std::max<size_t>(stripe.bytes, 1) +
+                                                         (stripe.is_whole ? 0 : alignment)));
   const auto address = reinterpret_cast<uintptr_t>(block) + kHeaderBytes;
   std::byte* data = block + kHeaderBytes + (alignment - address % alignment) % alignment;
   auto* count = new (data - kHeaderBytes) HolderCount(static_cast<int32_t>(holders));

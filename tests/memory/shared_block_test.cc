@@ -75,6 +75,25 @@ TEST(ShareBlocks, KeepsEarlierBlocksAfterARankHasMissedADeadline) {
   });
 }
 
+// A segment with room for the count of holders alone has none for the block: its address would lie past the
+// end of the segment.
+TEST(ShareBlocks, GivesABlockWithoutBytesAnAddressOfItsOwn) {
+  weft::testing::RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = 4096}));
+    const std::vector<SharedBlockRequest> requests = {{{0}, 0}};
+    WEFT_ASSIGN_OR_RETURN(std::byte* const large, heap->Allocate(4096 - 64));
+    EXPECT_THAT(ShareBlocks(bootstrap, *heap, requests, kTestTimeout),
+                weft::testing::StatusIs(absl::StatusCode::kResourceExhausted,
+                                        ::testing::HasSubstr("cannot allocate")));
+    heap->Free(large);
+    WEFT_RETURN_IF_ERROR(heap->Allocate(4096 - 128).status());
+    WEFT_ASSIGN_OR_RETURN(const auto blocks, ShareBlocks(bootstrap, *heap, requests, kTestTimeout));
+    EXPECT_EQ(blocks.front().bytes(), 0);
+    EXPECT_EQ(heap->AddressOf(blocks.front().data()), (NodeAddress{0, 4096 - 64}));
+    return absl::OkStatus();
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, SharedBlockOverThreads, ::testing::Values(1, 2, 3, 4, 7));
 
 }  // namespace
