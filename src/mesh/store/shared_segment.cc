@@ -23,9 +23,28 @@
 namespace weft::internal {
 namespace {
 
-absl::Status NoMemory(std::string_view action, size_t bytes) {
-  return absl::ResourceExhaustedError(absl::StrCat("the kernel refused to ", ToAbsl(action), " ", bytes,
-                                                   " bytes of node memory: ", std::strerror(errno)));
+// The error of a refused system call, by errno.
+absl::Status Refused(std::string_view action, size_t bytes) {
+  constexpr int kShortages[] = {EAGAIN, EFBIG, EMFILE, ENFILE, ENOMEM, ENOSPC};
+  const int error = errno;
+  const bool is_shortage =
+      std::find(std::begin(kShortages), std::end(kShortages), error) != std::end(kShortages);
+  return absl::Status(
+      is_shortage ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kFailedPrecondition,
+      absl::StrCat(
+          "the kernel refused to ", ToAbsl(action), " ", bytes,
+          " bytes of node memory: ", std::strerror(error),
+          is_shortage
+              ? ""
+              : ": ranks of one node share memory by memfd_create and mmap, which the host must allow"));
+}
+
+// A file of memory. It can never be executed, as hosts with vm.memfd_noexec=2 demand.
+FileHandle OpenMemoryFile(const std::string& name) {
+  constexpr unsigned kNoExecSeal = 0x8;  // MFD_NOEXEC_SEAL, which older headers do not have.
+  FileHandle file(memfd_create(name.c_str(), MFD_CLOEXEC | kNoExecSeal));
+  if (file.is_open() || errno != EINVAL) return file;
+  return FileHandle(memfd_create(name.c_str(), MFD_CLOEXEC));  // Linux before 6.3.
 }
 
 absl::Status NotShared(std::string_view reason) {
@@ -40,10 +59,10 @@ absl::Status NotShared(std::string_view reason) {
 
 absl::StatusOr<SharedSegment> SharedSegment::Create(size_t bytes) {
   std::string name = absl::StrCat("weft-", RandomToken());
-  FileHandle file(memfd_create(name.c_str(), MFD_CLOEXEC));
+  FileHandle file = OpenMemoryFile(name);
   const size_t mapped = std::max<size_t>(bytes, 1);
   if (!file.is_open() || ftruncate(file.get(), static_cast<off_t>(mapped)) != 0) {
-    return NoMemory("create", bytes);
+    return Refused("create", bytes);
   }
   return MapFile(std::move(file), std::move(name), mapped);
 }
@@ -67,13 +86,13 @@ absl::StatusOr<SharedSegment> SharedSegment::Map(std::string_view handle, size_t
 
 absl::StatusOr<SharedSegment> SharedSegment::MapFile(FileHandle file, std::string name, size_t bytes) {
   std::byte* const reserved = ReserveAddresses(bytes, /*offset=*/0);
-  if (reserved == nullptr) return NoMemory("map", bytes);
+  if (reserved == nullptr) return Refused("map", bytes);
   // Do not reserve swap space: pages are committed later, with a check.
   void* base =
       mmap(reserved, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file.get(),
            /*offset=*/0);
   if (base == MAP_FAILED) {
-    const absl::Status failure = NoMemory("map", bytes);
+    const absl::Status failure = Refused("map", bytes);
     munmap(reserved, bytes);
     return failure;
   }

@@ -25,11 +25,12 @@ namespace weft::internal {
 class SharedSegment {
  public:
   // Creates a segment of zeros. Its pages are committed on first use.
-  // Errors: kResourceExhausted (the kernel refused; has its message).
+  // Errors: kResourceExhausted (the kernel has no memory or files left), kFailedPrecondition (the host
+  //   forbids it). Both have the kernel's message.
   static absl::StatusOr<SharedSegment> Create(size_t bytes);
   // Maps the segment that `handle` names.
   // Errors: kFailedPrecondition (it cannot be opened: says what to check), kResourceExhausted (the kernel
-  //   refused to map it).
+  //   has no memory left to map it).
   static absl::StatusOr<SharedSegment> Map(std::string_view handle, size_t bytes);
 
   SharedSegment(SharedSegment&& other) noexcept;
