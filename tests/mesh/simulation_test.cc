@@ -39,6 +39,14 @@ INSTANTIATE_TEST_SUITE_P(Bootstrap, SimulatedConformance,
 INSTANTIATE_TEST_SUITE_P(Wire, SimulatedConformance, ::testing::ValuesIn(testing::LinkConformance()),
                          testing::NameOf);
 
+TEST(SimulatedDeadline, KeepsLaterReservationsShared) {
+  for (const int ranks : {1, 2, 3}) {
+    EXPECT_OK(
+        RunSimulatedRanks(NodeMap::OneNode(ranks), {}, testing::SharesMemoryAfterARankHasMissedADeadline)
+            .status());
+  }
+}
+
 absl::Status SleepAndGather(Bootstrap& bootstrap) {
   for (int round = 0; round < 20; ++round) {
     bootstrap.runtime().SleepFor(1000 * (bootstrap.rank() + 1));

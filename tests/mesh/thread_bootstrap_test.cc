@@ -46,6 +46,12 @@ TEST(ThreadBootstrapDeadline, KeepsLaterGathersWorking) {
   EXPECT_EQ(next[0], "next");
 }
 
+TEST(ThreadBootstrapDeadline, KeepsLaterReservationsShared) {
+  for (const int ranks : {1, 2, 3}) {
+    RunRanksOnEveryNodeMap(ranks, weft::testing::SharesMemoryAfterARankHasMissedADeadline);
+  }
+}
+
 TEST(RunThreadRanks, ReturnsTheErrorOfTheLowestFailingRank) {
   const absl::Status status = RunThreadRanks(NodeMap::OneNode(4), [](Bootstrap& bootstrap) {
     return bootstrap.rank() < 2 ? absl::OkStatus()

@@ -54,14 +54,17 @@ absl::StatusOr<std::vector<std::string>> GatherRound::Result(absl::Duration time
   return MissingRanksError("all-gather of blobs", missing, timeout);
 }
 
-absl::StatusOr<NodeMemory> NodeReservations::Segments(int node, const std::vector<int>& ranks, size_t call,
-                                                      size_t segment_bytes,
+absl::StatusOr<NodeMemory> NodeReservations::Segments(int node, const std::vector<int>& ranks,
+                                                      ReservationNumber number, size_t segment_bytes,
                                                       const absl::StatusOr<size_t>& free_bytes) {
   auto& reserved = reserved_[static_cast<size_t>(node)];
-  if (call == reserved.size()) {
-    reserved.push_back({segment_bytes, Reserve(segment_bytes, ranks.size(), free_bytes)});
+  auto found = reserved.find(number);
+  if (found == reserved.end()) {
+    found =
+        reserved.emplace(number, Reservation{segment_bytes, Reserve(segment_bytes, ranks.size(), free_bytes)})
+            .first;
   }
-  const auto& [bytes, block] = reserved[call];
+  const auto& [bytes, block] = found->second;
   WEFT_RETURN_IF_ERROR(block.status());
   WEFT_CHECK(bytes == segment_bytes, "all ranks of a node must reserve the same size");
   NodeMemory memory;

@@ -6,9 +6,11 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -41,15 +43,43 @@ class GatherRound {
   size_t left_ = 0;
 };
 
-// Node memory reservations of each node, indexed by the number of the collective call. The segments of a
-// reservation are contiguous in rank order, each 64-byte aligned.
+// Place of a reservation in the calls of a rank. Gathers that succeed have the same number on all ranks. So
+// reservations match again behind the next one after a rank has missed a deadline, and reserved nothing.
+struct ReservationNumber {
+  size_t gathers = 0;       // Gathers before it.
+  size_t reservations = 0;  // Reservations since the last gather.
+
+  friend bool operator<(const ReservationNumber& a, const ReservationNumber& b) {
+    return std::tie(a.gathers, a.reservations) < std::tie(b.gathers, b.reservations);
+  }
+};
+
+// Numbers the collective calls of one rank.
+class CallNumbers {
+ public:
+  size_t NextGather() {
+    next_.reservations = 0;
+    return next_.gathers++;
+  }
+  ReservationNumber NextReservation() {
+    const ReservationNumber number = next_;
+    ++next_.reservations;
+    return number;
+  }
+
+ private:
+  ReservationNumber next_;
+};
+
+// Node memory reservations of each node. The segments of a reservation are contiguous in rank order, each
+// 64-byte aligned.
 class NodeReservations {
  public:
   explicit NodeReservations(int nodes) : reserved_(static_cast<size_t>(nodes)) {}
-  // Returns the segments of call number `call` for `ranks`, the ranks of `node`. The first rank that calls
+  // Returns the segments of reservation `number` for `ranks`, the ranks of `node`. The first rank that calls
   // reserves them; if that fails, all ranks of the node get its error. `free_bytes` is the node's free
   // memory.
-  absl::StatusOr<NodeMemory> Segments(int node, const std::vector<int>& ranks, size_t call,
+  absl::StatusOr<NodeMemory> Segments(int node, const std::vector<int>& ranks, ReservationNumber number,
                                       size_t segment_bytes, const absl::StatusOr<size_t>& free_bytes);
 
  private:
@@ -57,7 +87,7 @@ class NodeReservations {
     size_t segment_bytes;
     absl::StatusOr<AnonymousMemory> memory;
   };
-  std::vector<std::vector<Reservation>> reserved_;
+  std::vector<std::map<ReservationNumber, Reservation>> reserved_;
 };
 
 }  // namespace weft::internal

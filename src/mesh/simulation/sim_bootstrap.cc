@@ -40,8 +40,8 @@ absl::StatusOr<std::vector<std::string>> SimWorld::Gather(int rank, size_t call,
   return result;
 }
 
-absl::StatusOr<NodeMemory> SimWorld::Reserve(int node, size_t call, size_t segment_bytes) {
-  return reservations_.Segments(node, nodes_.RanksOf(node), call, segment_bytes, FreeBytesPerNode());
+absl::StatusOr<NodeMemory> SimWorld::Reserve(int node, ReservationNumber number, size_t segment_bytes) {
+  return reservations_.Segments(node, nodes_.RanksOf(node), number, segment_bytes, FreeBytesPerNode());
 }
 
 absl::StatusOr<size_t> SimWorld::FreeBytesPerNode() const {

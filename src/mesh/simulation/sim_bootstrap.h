@@ -15,8 +15,8 @@
 
 namespace weft::internal {
 
-// Shared state of all ranks. The n-th call of a collective on one rank matches the n-th call on every other
-// rank.
+// Shared state of all ranks. The n-th gather on one rank matches the n-th gather on every other rank, and
+// links match alike. Reservations match by their ReservationNumber.
 class SimWorld {
  public:
   SimWorld(Simulator& simulator, const NodeMap& nodes);
@@ -26,7 +26,7 @@ class SimWorld {
   int running_ranks() const { return running_ranks_; }
   absl::StatusOr<std::vector<std::string>> Gather(int rank, size_t call, std::string_view blob,
                                                   absl::Duration timeout);
-  absl::StatusOr<NodeMemory> Reserve(int node, size_t call, size_t segment_bytes);
+  absl::StatusOr<NodeMemory> Reserve(int node, ReservationNumber number, size_t segment_bytes);
   std::shared_ptr<SimFabric> Fabric(size_t call);
   absl::StatusOr<size_t> FreeBytesPerNode() const;
   int64_t messages() const;
@@ -57,10 +57,10 @@ class SimBootstrap final : public Bootstrap {
 
   absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
                                                          absl::Duration timeout) override {
-    return world_.Gather(rank_, gathers_++, blob, timeout);
+    return world_.Gather(rank_, calls_.NextGather(), blob, timeout);
   }
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override {
-    return world_.Reserve(node(), reservations_++, segment_bytes);
+    return world_.Reserve(node(), calls_.NextReservation(), segment_bytes);
   }
   absl::StatusOr<size_t> FreeNodeMemory() const override { return world_.FreeBytesPerNode(); }
   absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration /*timeout*/) override {
@@ -74,8 +74,7 @@ class SimBootstrap final : public Bootstrap {
   int rank_;
   SimWorld& world_;
   SimRuntime runtime_;
-  size_t gathers_ = 0;
-  size_t reservations_ = 0;
+  CallNumbers calls_;
   size_t links_ = 0;
 };
 

@@ -18,8 +18,8 @@
 namespace weft {
 namespace {
 
-// State that all ranks share. The n-th call of a collective on one rank matches the n-th call on every other
-// rank.
+// State that all ranks share. The n-th gather on one rank matches the n-th gather on every other rank, and
+// links match alike. Reservations match by their ReservationNumber.
 //
 // Thread safety: any thread may call any member.
 class SharedState {
@@ -30,7 +30,7 @@ class SharedState {
 
   absl::StatusOr<std::vector<std::string>> Gather(int rank, size_t call, std::string_view blob,
                                                   absl::Duration timeout);
-  absl::StatusOr<NodeMemory> Reserve(int node, size_t call, size_t segment_bytes);
+  absl::StatusOr<NodeMemory> Reserve(int node, internal::ReservationNumber number, size_t segment_bytes);
   std::shared_ptr<internal::ThreadFabric> Fabric(size_t call);
   // The host's free memory, divided by the number of emulated nodes.
   absl::StatusOr<size_t> FreeBytesPerNode() const;
@@ -57,9 +57,10 @@ absl::StatusOr<std::vector<std::string>> SharedState::Gather(int rank, size_t ca
   return result;
 }
 
-absl::StatusOr<NodeMemory> SharedState::Reserve(int node, size_t call, size_t segment_bytes) {
+absl::StatusOr<NodeMemory> SharedState::Reserve(int node, internal::ReservationNumber number,
+                                                size_t segment_bytes) {
   const MutexLock lock(mutex_);
-  return reservations_.Segments(node, nodes_.RanksOf(node), call, segment_bytes, FreeBytesPerNode());
+  return reservations_.Segments(node, nodes_.RanksOf(node), number, segment_bytes, FreeBytesPerNode());
 }
 
 std::shared_ptr<internal::ThreadFabric> SharedState::Fabric(size_t call) {
@@ -83,11 +84,11 @@ class ThreadBootstrap : public Bootstrap {
 
   absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
                                                          absl::Duration timeout) override {
-    return shared_->Gather(rank_, gathers_++, blob, timeout);
+    return shared_->Gather(rank_, calls_.NextGather(), blob, timeout);
   }
 
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override {
-    return shared_->Reserve(node(), reservations_++, segment_bytes);
+    return shared_->Reserve(node(), calls_.NextReservation(), segment_bytes);
   }
   absl::StatusOr<size_t> FreeNodeMemory() const override { return shared_->FreeBytesPerNode(); }
 
@@ -102,8 +103,7 @@ class ThreadBootstrap : public Bootstrap {
   const int rank_;
   const std::shared_ptr<SharedState> shared_;
   SystemRuntime runtime_;
-  size_t gathers_ = 0;
-  size_t reservations_ = 0;
+  internal::CallNumbers calls_;
   size_t links_ = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/abandoning_bootstrap.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/test_timeout.h"
 
@@ -133,6 +134,18 @@ absl::Status RejectsReservationsAboveTheFreeMemory(Bootstrap& bootstrap) {
   }
   WEFT_RETURN_IF_ERROR(CheckReservation(bootstrap, 0, 0));
   return CheckReservation(bootstrap, 0, 4096);
+}
+
+absl::Status SharesMemoryAfterARankHasMissedADeadline(Bootstrap& base) {
+  AbandoningBootstrap bootstrap(base);
+  constexpr size_t kSegmentBytes = 10'000;
+  const bool misses = bootstrap.rank() == 0;
+  if (misses) bootstrap.AbandonAfter(0);
+  EXPECT_EQ(bootstrap.AllGatherBlob("", kTestTimeout).ok(), !misses);
+  if (!misses) WEFT_RETURN_IF_ERROR(bootstrap.ReserveNodeMemory(kSegmentBytes).status());
+  WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
+  WEFT_RETURN_IF_ERROR(CheckReservation(bootstrap, 0, kSegmentBytes));
+  return CheckReservation(bootstrap, 1, 64);
 }
 
 std::vector<ConformanceTest> BootstrapConformance() {

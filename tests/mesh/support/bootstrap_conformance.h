@@ -24,7 +24,11 @@ absl::Status SharesMemoryWithinTheNode(Bootstrap& bootstrap);
 // Reserving more than the free memory fails on all ranks. Later reservations, also of no bytes, still work.
 absl::Status RejectsReservationsAboveTheFreeMemory(Bootstrap& bootstrap);
 
-// All of them.
+// Rank 0 misses the deadline of an exchange, behind which its peers reserve memory alone. All ranks then
+// reserve and share the same memory. For bootstraps whose reservations do not communicate.
+absl::Status SharesMemoryAfterARankHasMissedADeadline(Bootstrap& base);
+
+// All of those that hold for every kind of bootstrap.
 std::vector<ConformanceTest> BootstrapConformance();
 
 }  // namespace weft::testing
