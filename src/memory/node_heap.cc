@@ -30,14 +30,14 @@ constexpr size_t kSegmentGranularity = size_t{2} << 20;
 // Nine tenths of the node's free memory, divided by its ranks. The rest is left for allocations outside the
 // heap.
 absl::StatusOr<size_t> DefaultSegmentBytes(const Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const size_t free_bytes, bootstrap.FreeNodeMemory());
-  const size_t share = free_bytes / 10 * 9 / bootstrap.node_map().RanksOf(bootstrap.node()).size();
+  WEFT_ASSIGN_OR_RETURN(const FreeMemory free_memory, bootstrap.FreeNodeMemory());
+  const size_t share = free_memory.least() / 10 * 9 / bootstrap.node_map().RanksOf(bootstrap.node()).size();
   if (share < kSegmentGranularity) {
     return absl::ResourceExhaustedError(
         absl::StrCat("a node heap needs at least ", kSegmentGranularity,
                      " bytes for each rank, but the node of rank ", bootstrap.rank(), " has only ", share,
                      " free for each: use fewer ranks on that node, or free memory. On that node ",
-                     bootstrap.NodeMemoryLimit()));
+                     free_memory.ScarcestResource()));
   }
   return share / kSegmentGranularity * kSegmentGranularity;
 }
@@ -80,7 +80,7 @@ class NodeHeap::Impl {
         base_(Base(bootstrap.rank())),
         free_list_(memory_.segment_bytes),
         committer_(base_, memory_.segment_bytes),
-        limit_(bootstrap.NodeMemoryLimit()) {
+        limit_(bootstrap.FreeNodeMemory().value_or(FreeMemory()).ScarcestResource()) {
     // Pages are committed by this rank, so that they lie on its NUMA node even if the system forbids
     // PreferNumaNode.
     const std::vector<int>& numa_of_rank = bootstrap.node_map().numa_of_rank;
@@ -196,9 +196,7 @@ class NodeHeap::Impl {
                                                      [this] { return bootstrap_.FreeNodeMemory(); });
     if (!committed.ok()) {
       free_list_.Free(*offset);
-      return absl::Status(committed.code(),
-                          absl::StrCat("node heap of rank ", bootstrap_.rank(), ": ", committed.message(),
-                                       ". On this node ", bootstrap_.NodeMemoryLimit()));
+      return Annotate(committed, absl::StrCat("node heap of rank ", bootstrap_.rank()));
     }
     peak_bytes_ = std::max(peak_bytes_, free_list_.allocated_bytes());
     total_allocated_bytes_ += FreeList::BlockBytes(bytes);
@@ -246,7 +244,7 @@ class NodeHeap::Impl {
   mutable Mutex mutex_;
   FreeList free_list_ ABSL_GUARDED_BY(mutex_);
   internal::PageCommitter committer_ ABSL_GUARDED_BY(mutex_);
-  const std::string limit_;  // See Bootstrap::NodeMemoryLimit.
+  const std::string limit_;  // The resource that was scarcest at the start.
   // Blocks that still had holders at the last check.
   std::list<DeferredFree> deferred_ ABSL_GUARDED_BY(mutex_);
   size_t peak_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <string>
+#include <string_view>
 #include <sys/mman.h>
 
 #include "weft/core/huge_pages.h"
@@ -25,13 +27,26 @@ void TouchPages(std::byte* begin, const std::byte* end, size_t page) {
   }
 }
 
+// The part of the free memory that may be committed.
+absl::StatusOr<FreeMemory> Committable(PageCommitter::FreeMemoryReader free_memory) {
+  WEFT_ASSIGN_OR_RETURN(FreeMemory left, free_memory());
+  left.host -= std::min(left.host, PageCommitter::kMarginBytes);
+  left.address_space = FreeMemory::kUnlimited;
+  return left;
+}
+
+absl::Status NoMemory(size_t bytes, std::string_view reason, const FreeMemory& left) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the node has no memory for ", bytes, " reserved bytes: ", ToAbsl(reason),
+                   ": use fewer ranks on the node, or free memory. On this node ", left.ScarcestResource()));
+}
+
 }  // namespace
 
 PageCommitter::PageCommitter(std::byte* base, size_t bytes)
     : base_(base), bytes_(bytes), committed_((bytes + kChunkBytes - 1) / kChunkBytes) {}
 
-absl::Status PageCommitter::Commit(size_t offset, size_t bytes,
-                                   absl::FunctionRef<absl::StatusOr<size_t>()> free_bytes) {
+absl::Status PageCommitter::Commit(size_t offset, size_t bytes, FreeMemoryReader free_memory) {
   const size_t last = (offset + bytes + kChunkBytes - 1) / kChunkBytes;
   for (size_t begin = offset / kChunkBytes; begin < last;) {
     if (committed_[begin]) {
@@ -40,7 +55,7 @@ absl::Status PageCommitter::Commit(size_t offset, size_t bytes,
     }
     size_t end = begin + 1;
     while (end < last && !committed_[end] && (end - begin) * kChunkBytes < kStepBytes) ++end;
-    WEFT_RETURN_IF_ERROR(CommitChunks(begin, end, free_bytes));
+    WEFT_RETURN_IF_ERROR(CommitChunks(begin, end, free_memory));
     std::fill(committed_.begin() + static_cast<ptrdiff_t>(begin),
               committed_.begin() + static_cast<ptrdiff_t>(end), true);
     begin = end;
@@ -48,37 +63,40 @@ absl::Status PageCommitter::Commit(size_t offset, size_t bytes,
   return absl::OkStatus();
 }
 
-absl::Status PageCommitter::CheckFree(size_t bytes, absl::FunctionRef<absl::StatusOr<size_t>()> free_bytes) {
+absl::Status PageCommitter::CheckFree(size_t bytes, FreeMemoryReader free_memory) {
   if (bytes > allowance_) {
-    WEFT_ASSIGN_OR_RETURN(const size_t available, free_bytes());
-    if (available < kMarginBytes || bytes > available - kMarginBytes) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "the node has no memory for ", bytes, " reserved bytes: only ", available, " are free, of which ",
-          kMarginBytes, " stay free: use fewer ranks on the node, or free memory"));
+    WEFT_ASSIGN_OR_RETURN(const FreeMemory left, Committable(free_memory));
+    if (bytes > left.least()) {
+      return NoMemory(bytes,
+                      absl::StrCat("only ", left.least(), " are left, besides ", kMarginBytes,
+                                   " of the host that stay free"),
+                      left);
     }
-    allowance_ = std::max(bytes, std::min(kStepBytes, available - kMarginBytes));
+    // Near the end of the file system its free bytes are read again at each step: kernels before 5.14 end a
+    // process that touches a page of a full one.
+    const size_t before_end = left.file_system - std::min(left.file_system, kMarginBytes);
+    allowance_ = std::max(bytes, std::min({kStepBytes, left.host, before_end}));
   }
   allowance_ -= bytes;
   return absl::OkStatus();
 }
 
-absl::Status PageCommitter::CommitChunks(size_t begin, size_t end,
-                                         absl::FunctionRef<absl::StatusOr<size_t>()> free_bytes) {
+absl::Status PageCommitter::CommitChunks(size_t begin, size_t end, FreeMemoryReader free_memory) {
   const size_t page = PageBytes();
   std::byte* first = base_ + begin * kChunkBytes;
   first -= reinterpret_cast<uintptr_t>(first) % page;  // Mappings are whole pages.
   const std::byte* last = base_ + std::min(end * kChunkBytes, bytes_);
   const auto bytes = static_cast<size_t>(last - first);
-  WEFT_RETURN_IF_ERROR(CheckFree(bytes, free_bytes));
+  WEFT_RETURN_IF_ERROR(CheckFree(bytes, free_memory));
   PopulateHugePages(first, bytes);
   if (madvise(first, bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
   if (errno == EINVAL) {  // Kernels before 5.14 do not have MADV_POPULATE_WRITE.
     TouchPages(first, last, page);
     return absl::OkStatus();
   }
-  return absl::ResourceExhaustedError(absl::StrCat("the node has no memory for ", bytes,
-                                                   " reserved bytes: ", std::strerror(errno),
-                                                   ": use fewer ranks on the node, or free memory"));
+  const std::string reason = errno == EFAULT ? "their file system is full" : std::strerror(errno);
+  WEFT_ASSIGN_OR_RETURN(const FreeMemory left, Committable(free_memory));
+  return NoMemory(bytes, reason, left);
 }
 
 }  // namespace weft::internal

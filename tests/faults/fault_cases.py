@@ -121,7 +121,7 @@ def cases():
 
     large = ["--steps", "2", "--layers", "8", "--dim", "512", "--heads", "8", "--ffn-dim", "1408"]
     yield Case("a /dev/shm of 64 MB", (1,), r"/dev/shm limits it: .*--shm-size", large, shm="64m", sample=True)
-    yield Case("a /dev/shm of 8 MB", (1,), r"no memory for .*/dev/shm limits it: .*--shm-size", ["--steps", "2"], shm="8m")
+    yield Case("a /dev/shm of 8 MB", (0,), "weights xxh64:", ["--steps", "2"], shm="8m")
     yield Case("a /dev/shm of 1 MB", (1,), r"/dev/shm limits it: .*--shm-size", ["--steps", "2"], shm="1m")
 
     huge = ["--steps", "2", "--layers", "8", "--dim", "1024", "--heads", "8", "--ffn-dim", "2816"]

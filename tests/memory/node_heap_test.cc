@@ -46,7 +46,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, NodeHeapOverThreads, ::testing::Values(1, 2, 3, 
 class FullNode final : public ::weft::testing::ForwardingBootstrap {
  public:
   using ForwardingBootstrap::ForwardingBootstrap;
-  absl::StatusOr<size_t> FreeNodeMemory() const override { return 1'000'000; }
+  absl::StatusOr<FreeMemory> FreeNodeMemory() const override { return FreeMemory{.host = 1'000'000}; }
 };
 
 // The other ranks request less than the smallest default size.

@@ -20,6 +20,7 @@
 namespace weft::internal {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::weft::testing::CollapsesSharedMemory;
 using ::weft::testing::SharedMapping;
@@ -56,7 +57,7 @@ class Mapping : public SharedMapping {
   }
 };
 
-absl::StatusOr<size_t> Plenty() { return size_t{1} << 40; }
+absl::StatusOr<FreeMemory> Plenty() { return FreeMemory{.host = size_t{1} << 40}; }
 
 TEST(PageCommitter, CommitsTheRequestedRangeAndKeepsItsContents) {
   const Mapping mapping(kBytes);
@@ -102,7 +103,8 @@ TEST(PageCommitter, ReturnsAnErrorWithoutMemoryAndKeepsCommittedPages) {
   ASSERT_OK(committer.Commit(0, kBytes / 2, Plenty));
   for (int attempt = 0; attempt < 2; ++attempt) {  // A failed chunk is not recorded as committed.
     EXPECT_THAT(committer.Commit(kBytes / 2 - 1, 2, Plenty),
-                StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("no memory for")));
+                StatusIs(absl::StatusCode::kResourceExhausted,
+                         HasSubstr("no memory for 262144 reserved bytes: their file system is full")));
   }
   mapping.base()[kBytes / 2 - 1] = std::byte{1};
 }
@@ -110,13 +112,42 @@ TEST(PageCommitter, ReturnsAnErrorWithoutMemoryAndKeepsCommittedPages) {
 TEST(PageCommitter, TouchesNoPageIfTheFreeMemoryDoesNotSuffice) {
   const Mapping mapping(kBytes);
   PageCommitter committer(mapping.base(), kBytes);
-  const auto little = [] { return absl::StatusOr<size_t>(PageCommitter::kMarginBytes + kBytes / 2); };
+  const auto little = []() -> absl::StatusOr<FreeMemory> {
+    return FreeMemory{.host = PageCommitter::kMarginBytes + kBytes / 2};
+  };
   EXPECT_THAT(committer.Commit(0, kBytes, little),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("no memory for 1048576 reserved bytes: only 34078720 are free")));
+                       AllOf(HasSubstr("no memory for 1048576 reserved bytes: only 524288 are left"),
+                             HasSubstr("the memory of the host, or of its control group, limits it"))));
   EXPECT_EQ(mapping.ResidentPages(), 0);
   EXPECT_OK(committer.Commit(0, kBytes / 2, little));
   EXPECT_OK(committer.Commit(kBytes / 2, kBytes / 2, Plenty));
+}
+
+// The margin keeps a process from the OOM killer, which does not watch file systems.
+TEST(PageCommitter, TakesAFileSystemWithoutAMargin) {
+  const Mapping mapping(kBytes);
+  PageCommitter committer(mapping.base(), kBytes);
+  const auto small = []() -> absl::StatusOr<FreeMemory> {
+    return FreeMemory{.host = size_t{1} << 40, .file_system = kBytes / 2};
+  };
+  EXPECT_OK(committer.Commit(0, kBytes / 4, small));
+  // Other ranks take of it, too, so it is read again.
+  const auto full = []() -> absl::StatusOr<FreeMemory> {
+    return FreeMemory{.host = size_t{1} << 40, .file_system = 0};
+  };
+  EXPECT_THAT(committer.Commit(kBytes / 4, kBytes / 4, full),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("only 0 are left"), HasSubstr("the file system /dev/shm limits it"))));
+  EXPECT_OK(committer.Commit(kBytes / 4, kBytes / 4, small));
+}
+
+TEST(PageCommitter, NeedsNoFreeAddresses) {
+  const Mapping mapping(kBytes);
+  PageCommitter committer(mapping.base(), kBytes);
+  EXPECT_OK(committer.Commit(0, kBytes, []() -> absl::StatusOr<FreeMemory> {
+    return FreeMemory{.host = size_t{1} << 40, .address_space = 0};
+  }));
 }
 
 }  // namespace

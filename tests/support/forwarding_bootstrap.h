@@ -27,8 +27,7 @@ class ForwardingBootstrap : public Bootstrap {
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t bytes) override {
     return base_.ReserveNodeMemory(bytes);
   }
-  absl::StatusOr<size_t> FreeNodeMemory() const override { return base_.FreeNodeMemory(); }
-  std::string NodeMemoryLimit() const override { return base_.NodeMemoryLimit(); }
+  absl::StatusOr<FreeMemory> FreeNodeMemory() const override { return base_.FreeNodeMemory(); }
   absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override {
     return base_.OpenLink(timeout);
   }

@@ -253,11 +253,11 @@ TEST(SegmentBytes, LeaveRoomForMomentsAndActivations) {
   constexpr size_t kGiB = size_t{1} << 30;
   const MemoryNeed need{.weights = 4 * kGiB, .moments = 2 * kGiB, .activations = kGiB};
   // Nine tenths of the host for each of two ranks, without the three GiB outside of node memory.
-  EXPECT_EQ(SegmentBytes({.node_memory = 10 * kGiB, .host = 10 * kGiB}, 2, need), kGiB * 3 / 2);
+  EXPECT_EQ(SegmentBytes({.host = 10 * kGiB}, 2, need), kGiB * 3 / 2);
   // /dev/shm may be smaller than the host's memory.
-  EXPECT_EQ(SegmentBytes({.node_memory = kGiB * 5 / 2, .host = 10 * kGiB}, 2, need), kGiB * 9 / 8);
+  EXPECT_EQ(SegmentBytes({.host = 10 * kGiB, .file_system = kGiB * 5 / 2}, 2, need), kGiB * 9 / 8);
   // Without room for that, the heap's error names what does not fit.
-  EXPECT_EQ(SegmentBytes({.node_memory = 10 * kGiB, .host = 4 * kGiB}, 2, need), size_t{64} << 20);
+  EXPECT_EQ(SegmentBytes({.host = 4 * kGiB}, 2, need), size_t{64} << 20);
 }
 
 TEST_F(MemoryNeedTest, DoesNotOverflow) {

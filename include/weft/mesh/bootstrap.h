@@ -21,6 +21,7 @@
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
+#include "weft/mesh/host_memory.h"
 #include "weft/mesh/runtime.h"
 #include "weft/mesh/wire_link.h"
 
@@ -79,11 +80,8 @@ class Bootstrap {
   // REQUIRES: all ranks pass the same size.
   // Errors: kResourceExhausted (gives the requested and the free bytes).
   virtual absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) = 0;
-  // Bytes that the ranks of this node can still reserve together. Errors: kInternal (the system does not
-  // tell).
-  virtual absl::StatusOr<size_t> FreeNodeMemory() const = 0;
-  // Names the resource that limits these bytes, and says how to get more of it. Used at the end of messages.
-  virtual std::string NodeMemoryLimit() const { return "the memory of the host limits it"; }
+  // Memory that the ranks of this node can still take together. Errors: kInternal (the system does not tell).
+  virtual absl::StatusOr<FreeMemory> FreeNodeMemory() const = 0;
 
   // Opens a new link. Messages of different links never match each other. Links are numbered in the order of
   // their opening: the n-th links of all ranks are one link.

@@ -1,10 +1,12 @@
 // Memory that this process holds, and free memory of the host and of file systems that it may use.
 //
-// Thread safety: free functions.
+// Thread safety: values and free functions.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include <absl/status/statusor.h>
@@ -26,6 +28,22 @@ absl::StatusOr<size_t> FreeFileSystemBytes(const char* path);
 
 // Resident memory of this process, in bytes; 0 if the system does not report it.
 int64_t ResidentBytes();
+
+// Free bytes of the resources that limit the node memory of a rank.
+struct FreeMemory {
+  static constexpr size_t kUnlimited = std::numeric_limits<size_t>::max();
+
+  size_t host = 0;                  // Memory of the host, within the limits of control groups.
+  size_t file_system = kUnlimited;  // File system that holds the pages, such as /dev/shm.
+  // Virtual memory of this process (ulimit -v). A reservation takes it at once, for the segments of all ranks
+  // of the node. Pages that are committed later take none.
+  size_t address_space = kUnlimited;
+
+  // Bytes of the scarcest resource: those that the ranks of the node can reserve together.
+  size_t least() const { return std::min({host, file_system, address_space}); }
+  // Names the scarcest resource, and says how to get more of it. Used at the end of messages.
+  std::string ScarcestResource() const;
+};
 
 namespace internal {
 

@@ -1,6 +1,7 @@
 #include "src/mesh/base/gather_round.h"
 
 #include "src/mesh/base/deadline.h"
+#include "src/mesh/host/node_memory_limits.h"
 #include "weft/core/status.h"
 
 namespace weft::internal {
@@ -13,13 +14,8 @@ size_t Stride(size_t segment_bytes) {
 }
 
 absl::StatusOr<AnonymousMemory> Reserve(size_t segment_bytes, size_t ranks,
-                                        const absl::StatusOr<size_t>& free_bytes) {
-  WEFT_RETURN_IF_ERROR(free_bytes.status());
-  if (segment_bytes > *free_bytes / ranks) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("cannot reserve ", segment_bytes, " bytes of node memory for each of ", ranks,
-                     " ranks: only ", *free_bytes, " are free on the node; reserve less, or free memory"));
-  }
+                                        const absl::StatusOr<FreeMemory>& free_memory) {
+  WEFT_RETURN_IF_ERROR(CheckReservation(free_memory, segment_bytes, segment_bytes, ranks));
   return AnonymousMemory::Reserve(Stride(segment_bytes) * ranks, AnonymousMemory::Sharing::kMappedAgain);
 }
 
@@ -56,12 +52,13 @@ absl::StatusOr<std::vector<std::string>> GatherRound::Result(absl::Duration time
 
 absl::StatusOr<NodeMemory> NodeReservations::Segments(int node, const std::vector<int>& ranks,
                                                       ReservationNumber number, size_t segment_bytes,
-                                                      const absl::StatusOr<size_t>& free_bytes) {
+                                                      const absl::StatusOr<FreeMemory>& free_memory) {
   auto& reserved = reserved_[static_cast<size_t>(node)];
   auto found = reserved.find(number);
   if (found == reserved.end()) {
     found =
-        reserved.emplace(number, Reservation{segment_bytes, Reserve(segment_bytes, ranks.size(), free_bytes)})
+        reserved
+            .emplace(number, Reservation{segment_bytes, Reserve(segment_bytes, ranks.size(), free_memory)})
             .first;
   }
   const auto& [bytes, block] = found->second;

@@ -77,10 +77,9 @@ class NodeReservations {
  public:
   explicit NodeReservations(int nodes) : reserved_(static_cast<size_t>(nodes)) {}
   // Returns the segments of reservation `number` for `ranks`, the ranks of `node`. The first rank that calls
-  // reserves them; if that fails, all ranks of the node get its error. `free_bytes` is the node's free
-  // memory.
+  // reserves them; if that fails, all ranks of the node get its error. `free_memory` is that of the node.
   absl::StatusOr<NodeMemory> Segments(int node, const std::vector<int>& ranks, ReservationNumber number,
-                                      size_t segment_bytes, const absl::StatusOr<size_t>& free_bytes);
+                                      size_t segment_bytes, const absl::StatusOr<FreeMemory>& free_memory);
 
  private:
   struct Reservation {

@@ -109,4 +109,13 @@ absl::StatusOr<size_t> FreeFileSystemBytes(const char* path) {
   return static_cast<size_t>(info.f_bavail) * info.f_frsize;
 }
 
+std::string FreeMemory::ScarcestResource() const {
+  if (host <= std::min(file_system, address_space)) {
+    return "the memory of the host, or of its control group, limits it";
+  }
+  if (address_space <= file_system) return "the limit on virtual memory limits it: raise `ulimit -v`";
+  return "the file system /dev/shm limits it: make it larger, by `mount -o remount,size=SIZE /dev/shm` or "
+         "`docker run --shm-size SIZE`";
+}
+
 }  // namespace weft

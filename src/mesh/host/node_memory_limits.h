@@ -1,35 +1,27 @@
-// Resources that limit the node memory of processes: free bytes, and how to get more.
+// Free memory for the node memory of processes and of emulated nodes, and the check of reservations.
+//
+// Thread safety: free functions.
 #pragma once
 
 #include <cstddef>
-#include <string>
-#include <vector>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "weft/mesh/host_memory.h"
+
 namespace weft::internal {
 
-class NodeMemoryLimits {
- public:
-  // `file_system` holds the pages of node memory, such as /dev/shm. Null: no file system does.
-  explicit NodeMemoryLimits(const char* file_system) : file_system_(file_system) {}
+// Free memory of this host, whose ranks are processes. `file_system` holds the pages of node memory, such as
+// /dev/shm. Null: no file system does.
+absl::StatusOr<FreeMemory> FreeMemoryOfHost(const char* file_system);
+// Free memory of each of `nodes` nodes that this process emulates.
+absl::StatusOr<FreeMemory> FreeMemoryOfEmulatedNode(int nodes);
 
-  // Free bytes of the scarcest resource, and its name with a remedy. See Bootstrap::FreeNodeMemory.
-  absl::StatusOr<size_t> FreeBytes() const;
-  std::string ScarcestResource() const;
-  // Checks that each of `ranks` ranks can reserve `segment_bytes`, which take `footprint_bytes`.
-  // Errors: kResourceExhausted (gives the requested and the free bytes, the resource and its remedy).
-  absl::Status Check(size_t segment_bytes, size_t footprint_bytes, size_t ranks) const;
-
- private:
-  struct Resource {
-    absl::StatusOr<size_t> free_bytes;
-    const char* limit;  // Names the resource, and says how to get more of it.
-  };
-  std::vector<Resource> Resources() const;
-
-  const char* file_system_;
-};
+// Checks that each of `ranks` ranks can reserve `segment_bytes`, which take `footprint_bytes`.
+// Errors: that of `free_memory`; kResourceExhausted (gives the requested and the free bytes, the resource and
+// its remedy).
+absl::Status CheckReservation(const absl::StatusOr<FreeMemory>& free_memory, size_t segment_bytes,
+                              size_t footprint_bytes, size_t ranks);
 
 }  // namespace weft::internal

@@ -106,8 +106,9 @@ class MpiBootstrap : public Bootstrap {
     return blobs_->AllGather(blob, timeout);
   }
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
-  absl::StatusOr<size_t> FreeNodeMemory() const override { return MemoryLimits().FreeBytes(); }
-  std::string NodeMemoryLimit() const override { return MemoryLimits().ScarcestResource(); }
+  absl::StatusOr<FreeMemory> FreeNodeMemory() const override {
+    return internal::FreeMemoryOfHost(node_comm_->size() > 1 ? MpiSharedWindow::kBackingStore : nullptr);
+  }
   absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override;
   std::string TransportName() const override {
     return absl::StrCat("MPI (", internal::MpiLibraryName(), ")");
@@ -125,9 +126,6 @@ class MpiBootstrap : public Bootstrap {
         nodes_(std::move(nodes)),
         blobs_(std::move(blobs)) {}
 
-  internal::NodeMemoryLimits MemoryLimits() const {
-    return internal::NodeMemoryLimits(node_comm_->size() > 1 ? MpiSharedWindow::kBackingStore : nullptr);
-  }
   absl::StatusOr<NodeMemory> ReservePrivate(size_t segment_bytes);
   absl::StatusOr<NodeMemory> ReserveShared(size_t segment_bytes);
 
@@ -169,8 +167,9 @@ MpiBootstrap::~MpiBootstrap() {
 
 absl::StatusOr<NodeMemory> MpiBootstrap::ReserveNodeMemory(size_t segment_bytes) {
   // Agree before the allocation, which would hang if one rank could not allocate.
-  const absl::Status fits = MemoryLimits().Check(
-      segment_bytes, MpiSharedWindow::FootprintBytes(segment_bytes), static_cast<size_t>(node_comm_->size()));
+  const absl::Status fits = internal::CheckReservation(FreeNodeMemory(), segment_bytes,
+                                                       MpiSharedWindow::FootprintBytes(segment_bytes),
+                                                       static_cast<size_t>(node_comm_->size()));
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(*this, fits, session_->timeout()));
   return node_comm_->size() == 1 ? ReservePrivate(segment_bytes) : ReserveShared(segment_bytes);
 }

@@ -5,8 +5,8 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/mesh/host/node_memory_limits.h"
 #include "weft/core/status.h"
-#include "weft/mesh/host_memory.h"
 #include "weft/mesh/simulation.h"
 
 namespace weft {
@@ -41,12 +41,11 @@ absl::StatusOr<std::vector<std::string>> SimWorld::Gather(int rank, size_t call,
 }
 
 absl::StatusOr<NodeMemory> SimWorld::Reserve(int node, ReservationNumber number, size_t segment_bytes) {
-  return reservations_.Segments(node, nodes_.RanksOf(node), number, segment_bytes, FreeBytesPerNode());
+  return reservations_.Segments(node, nodes_.RanksOf(node), number, segment_bytes, FreeNodeMemory());
 }
 
-absl::StatusOr<size_t> SimWorld::FreeBytesPerNode() const {
-  WEFT_ASSIGN_OR_RETURN(const size_t host, AvailableHostMemory());
-  return host / static_cast<size_t>(simulator_.options().mirror_nodes ? 1 : nodes_.node_count());
+absl::StatusOr<FreeMemory> SimWorld::FreeNodeMemory() const {
+  return FreeMemoryOfEmulatedNode(simulator_.options().mirror_nodes ? 1 : nodes_.node_count());
 }
 
 std::shared_ptr<SimFabric> SimWorld::Fabric(size_t call) {

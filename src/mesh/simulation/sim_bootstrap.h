@@ -28,7 +28,7 @@ class SimWorld {
                                                   absl::Duration timeout);
   absl::StatusOr<NodeMemory> Reserve(int node, ReservationNumber number, size_t segment_bytes);
   std::shared_ptr<SimFabric> Fabric(size_t call);
-  absl::StatusOr<size_t> FreeBytesPerNode() const;
+  absl::StatusOr<FreeMemory> FreeNodeMemory() const;
   int64_t messages() const;
   std::vector<int64_t> control_messages() const;
 
@@ -62,7 +62,7 @@ class SimBootstrap final : public Bootstrap {
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override {
     return world_.Reserve(node(), calls_.NextReservation(), segment_bytes);
   }
-  absl::StatusOr<size_t> FreeNodeMemory() const override { return world_.FreeBytesPerNode(); }
+  absl::StatusOr<FreeMemory> FreeNodeMemory() const override { return world_.FreeNodeMemory(); }
   absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration /*timeout*/) override {
     return std::make_unique<FabricLink>(rank_, world_.Fabric(links_++));
   }

@@ -24,7 +24,6 @@ namespace weft {
 namespace {
 
 using internal::AnonymousMemory;
-using internal::NodeMemoryLimits;
 using internal::SharedSegment;
 using internal::StoreGather;
 
@@ -104,8 +103,9 @@ class StoreBootstrap final : public Bootstrap {
     return blobs_.AllGather(++rounds_, blob, timeout);
   }
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
-  absl::StatusOr<size_t> FreeNodeMemory() const override { return limits_.FreeBytes(); }
-  std::string NodeMemoryLimit() const override { return limits_.ScarcestResource(); }
+  absl::StatusOr<FreeMemory> FreeNodeMemory() const override {
+    return internal::FreeMemoryOfHost(/*file_system=*/nullptr);  // See Note [Memory without a name].
+  }
   absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override;
   std::string TransportName() const override { return "TCP sockets"; }
   int64_t link_count() const override { return links_; }
@@ -122,7 +122,6 @@ class StoreBootstrap final : public Bootstrap {
   const StoreBootstrapOptions options_;
   NodeMap nodes_;
   SystemRuntime runtime_;
-  const NodeMemoryLimits limits_{/*file_system=*/nullptr};  // See Note [Memory without a name].
   StoreGather blobs_;
   StoreGather addresses_;
   int64_t rounds_ = 0;
@@ -159,8 +158,8 @@ absl::Status StoreBootstrap::Start() {
 
 absl::StatusOr<NodeMemory> StoreBootstrap::ReserveNodeMemory(size_t segment_bytes) {
   const size_t ranks = nodes_.RanksOf(node()).size();
-  WEFT_RETURN_IF_ERROR(
-      AgreeOnStatus(*this, limits_.Check(segment_bytes, segment_bytes, ranks), options_.timeout));
+  const absl::Status fits = internal::CheckReservation(FreeNodeMemory(), segment_bytes, segment_bytes, ranks);
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(*this, fits, options_.timeout));
   return ranks == 1 && nodes_.node_count() == size() ? ReservePrivate(segment_bytes)
                                                      : ReserveShared(segment_bytes);
 }

@@ -10,10 +10,10 @@
 
 #include "src/mesh/base/deadline.h"
 #include "src/mesh/base/gather_round.h"
+#include "src/mesh/host/node_memory_limits.h"
 #include "src/mesh/threads/thread_fabric.h"
 #include "weft/core/mutex.h"
 #include "weft/core/status.h"
-#include "weft/mesh/host_memory.h"
 
 namespace weft {
 namespace {
@@ -32,8 +32,9 @@ class SharedState {
                                                   absl::Duration timeout);
   absl::StatusOr<NodeMemory> Reserve(int node, internal::ReservationNumber number, size_t segment_bytes);
   std::shared_ptr<internal::ThreadFabric> Fabric(size_t call);
-  // The host's free memory, divided by the number of emulated nodes.
-  absl::StatusOr<size_t> FreeBytesPerNode() const;
+  absl::StatusOr<FreeMemory> FreeNodeMemory() const {
+    return internal::FreeMemoryOfEmulatedNode(nodes_.node_count());
+  }
 
  private:
   const NodeMap nodes_;
@@ -60,18 +61,13 @@ absl::StatusOr<std::vector<std::string>> SharedState::Gather(int rank, size_t ca
 absl::StatusOr<NodeMemory> SharedState::Reserve(int node, internal::ReservationNumber number,
                                                 size_t segment_bytes) {
   const MutexLock lock(mutex_);
-  return reservations_.Segments(node, nodes_.RanksOf(node), number, segment_bytes, FreeBytesPerNode());
+  return reservations_.Segments(node, nodes_.RanksOf(node), number, segment_bytes, FreeNodeMemory());
 }
 
 std::shared_ptr<internal::ThreadFabric> SharedState::Fabric(size_t call) {
   const MutexLock lock(mutex_);
   while (call >= fabrics_.size()) fabrics_.push_back(std::make_shared<internal::ThreadFabric>(nodes_.size()));
   return fabrics_[call];
-}
-
-absl::StatusOr<size_t> SharedState::FreeBytesPerNode() const {
-  WEFT_ASSIGN_OR_RETURN(const size_t host, AvailableHostMemory());
-  return host / static_cast<size_t>(nodes_.node_count());
 }
 
 class ThreadBootstrap : public Bootstrap {
@@ -90,7 +86,7 @@ class ThreadBootstrap : public Bootstrap {
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override {
     return shared_->Reserve(node(), calls_.NextReservation(), segment_bytes);
   }
-  absl::StatusOr<size_t> FreeNodeMemory() const override { return shared_->FreeBytesPerNode(); }
+  absl::StatusOr<FreeMemory> FreeNodeMemory() const override { return shared_->FreeNodeMemory(); }
 
   absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration /*timeout*/) override {
     return std::make_unique<internal::FabricLink>(rank_, shared_->Fabric(links_++));

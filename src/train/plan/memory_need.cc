@@ -14,7 +14,6 @@
 #include "weft/core/dtype.h"
 #include "weft/core/rounding.h"
 #include "weft/core/status.h"
-#include "weft/mesh/host_memory.h"
 #include "weft/sharding/memory_bounds.h"
 #include "weft/train/checkpoint.h"
 
@@ -195,7 +194,7 @@ size_t SegmentBytes(const FreeMemory& free_memory, size_t ranks, const MemoryNee
   const auto share_of = [ranks](size_t free_bytes) {
     return static_cast<size_t>(UsableBytes(static_cast<int64_t>(free_bytes))) / ranks;
   };
-  const size_t share = share_of(free_memory.node_memory);
+  const size_t share = share_of(free_memory.least());
   const size_t of_host = share_of(free_memory.host);
   const auto outside = static_cast<size_t>(need.outside_of_node_memory());
   // If the need fills the host, the segment has its minimum size, and the error of the heap names what does
@@ -205,9 +204,8 @@ size_t SegmentBytes(const FreeMemory& free_memory, size_t ranks, const MemoryNee
 }
 
 absl::StatusOr<size_t> SegmentBytes(const Bootstrap& bootstrap, const MemoryNeed& need) {
-  WEFT_ASSIGN_OR_RETURN(const size_t node_memory, bootstrap.FreeNodeMemory());
-  WEFT_ASSIGN_OR_RETURN(const size_t host, AvailableHostMemory());
-  return SegmentBytes({node_memory, host}, bootstrap.node_map().RanksOf(bootstrap.node()).size(), need);
+  WEFT_ASSIGN_OR_RETURN(const FreeMemory free_memory, bootstrap.FreeNodeMemory());
+  return SegmentBytes(free_memory, bootstrap.node_map().RanksOf(bootstrap.node()).size(), need);
 }
 
 }  // namespace weft

@@ -86,12 +86,6 @@ inline constexpr std::string_view kMemoryRemedies =
 // (gives the figures; `remedies` completes the message).
 absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available, std::string_view remedies);
 
-// Free bytes of a node, which its ranks share.
-struct FreeMemory {
-  size_t node_memory;  // That ranks can share, as Bootstrap::FreeNodeMemory.
-  size_t host;         // All memory, as AvailableHostMemory.
-};
-
 // Pure. The size of each rank's segment of node memory: a share of the free memory that leaves room for
 // `need.outside_of_node_memory()`.
 size_t SegmentBytes(const FreeMemory& free_memory, size_t ranks, const MemoryNeed& need);

@@ -123,7 +123,8 @@ absl::Status SharesMemoryWithinTheNode(Bootstrap& bootstrap) {
 }
 
 absl::Status RejectsReservationsAboveTheFreeMemory(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const size_t free_bytes, bootstrap.FreeNodeMemory());
+  WEFT_ASSIGN_OR_RETURN(const FreeMemory free_memory, bootstrap.FreeNodeMemory());
+  const size_t free_bytes = free_memory.least();
   EXPECT_GT(free_bytes, 0);
   // The sums of the largest sizes over the ranks of a node wrap around.
   for (const size_t bytes : {2 * free_bytes, SIZE_MAX, SIZE_MAX / 2, SIZE_MAX / 2 + 1}) {

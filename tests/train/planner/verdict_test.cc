@@ -61,7 +61,7 @@ void ExpectSameVerdict(const TrainConfig& config) {
     if (!fits) continue;
     // A run that fits has room in the segment, but for the granularity of its size.
     const auto free_bytes = static_cast<size_t>(memory);
-    EXPECT_GE(SegmentBytes({free_bytes, free_bytes}, kRanks, need) + (size_t{2} << 20),
+    EXPECT_GE(SegmentBytes({.host = free_bytes}, kRanks, need) + (size_t{2} << 20),
               static_cast<size_t>(need.node_memory()));
   }
 }
