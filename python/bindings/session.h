@@ -73,7 +73,7 @@ struct SessionMemory {
 struct SessionOptions {
   // Limit of start-up and of every wait that names no deadline.
   absl::Duration timeout = absl::Seconds(600);
-  // Node memory that each rank reserves; 0: nine tenths of the free memory, divided by the node's ranks.
+  // Node memory that each rank reserves; 0: see NodeHeap::Options.
   size_t segment_bytes = 0;
   // Compression of f32 and bf16 between nodes, on all ranks the same. Unset: ChooseWireCompression measures.
   std::optional<WireCompression> wire_compression = std::nullopt;

@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <new>
+#include <sys/resource.h>
 #include <system_error>
 
 #include "weft/core/exit_codes.h"
@@ -15,15 +17,23 @@
 namespace weft {
 namespace {
 
+// Allocates nothing.
+void PrintOutOfMemory() {
+  rlimit limit = {};
+  const bool is_limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  std::fputs(
+      "weft: out of memory: use smaller inputs (a model, a batch, or files), or raise the limit of memory",
+      stderr);
+  if (is_limited) std::fprintf(stderr, ": ulimit -v is %ju", uintmax_t{limit.rlim_cur} / 1024);
+  std::fputs("\n", stderr);
+}
+
 // REQUIRES: std::terminate was called because of an exception.
 void PrintException() {
   try {
     std::rethrow_exception(std::current_exception());
   } catch (const std::bad_alloc&) {
-    std::fputs(
-        "weft: out of memory: use smaller inputs (a model, a batch, or files), or raise the limit of "
-        "memory\n",
-        stderr);
+    PrintOutOfMemory();
   } catch (const std::system_error& error) {
     const bool no_thread = error.code() == std::errc::resource_unavailable_try_again;
     std::fprintf(

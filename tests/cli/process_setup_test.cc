@@ -7,6 +7,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <sys/resource.h>
 #include <system_error>
 
 #include <gtest/gtest.h>
@@ -41,6 +42,15 @@ TEST(ReportUncaughtExceptionsDeathTest, NamesAnyOtherException) {
   EXPECT_EXIT(EndWith(std::bad_alloc()), ExitedWithCode(kExitFailed), "weft: out of memory");
   EXPECT_EXIT(EndWith(std::runtime_error("odd")), ExitedWithCode(kExitFailed),
               "weft: uncaught exception: odd");
+}
+
+void EndOutOfMemoryUnderALimit() {
+  const rlimit limit = {rlim_t{1} << 50, RLIM_INFINITY};
+  if (setrlimit(RLIMIT_AS, &limit) == 0) EndWith(std::bad_alloc());
+}
+
+TEST(ReportUncaughtExceptionsDeathTest, NamesTheLimitOfAddresses) {
+  EXPECT_EXIT(EndOutOfMemoryUnderALimit(), ExitedWithCode(kExitFailed), "ulimit -v is 1099511627776\n");
 }
 
 // True if `fd` leads to /dev/null.

@@ -65,6 +65,24 @@ TEST(NodeHeap, TooLittleFreeMemoryOnOneNodeIsAnErrorOnAllRanks) {
   });
 }
 
+// A rank under `ulimit -v`.
+class LimitedAddresses final : public ::weft::testing::ForwardingBootstrap {
+ public:
+  using ForwardingBootstrap::ForwardingBootstrap;
+  absl::StatusOr<FreeMemory> FreeNodeMemory() const override {
+    return FreeMemory{.host = size_t{1} << 40, .address_space = size_t{64} << 20};
+  }
+};
+
+TEST(NodeHeap, LeavesHalfOfTheAddressesByDefault) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    LimitedAddresses limited(bootstrap);
+    WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(limited, {}));
+    EXPECT_EQ(heap->segment_bytes(), size_t{16} << 20);
+    return absl::OkStatus();
+  });
+}
+
 TEST(NodeHeap, CanBeUsedByConcurrentThreadsOfARank) {
   RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = 1 << 20}));

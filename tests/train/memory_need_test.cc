@@ -260,6 +260,20 @@ TEST(SegmentBytes, LeaveRoomForMomentsAndActivations) {
   EXPECT_EQ(SegmentBytes({.host = 4 * kGiB}, 2, need), size_t{64} << 20);
 }
 
+// Every rank maps the segments of both ranks, and needs three GiB outside of them.
+TEST(SegmentBytes, LeaveHalfOfTheAddressesThatTheRunDoesNotNeed) {
+  constexpr size_t kGiB = size_t{1} << 30;
+  const MemoryNeed need{.weights = 4 * kGiB, .moments = 2 * kGiB, .activations = kGiB};
+  const auto segment = [&](size_t addresses) {
+    return SegmentBytes({.host = 100 * kGiB, .address_space = addresses}, 2, need);
+  };
+  EXPECT_EQ(segment(15 * kGiB), 5 * kGiB);
+  EXPECT_EQ(segment(11 * kGiB), 4 * kGiB);
+  // Without enough of them, the heap's error names what does not fit.
+  EXPECT_EQ(segment(9 * kGiB), 3 * kGiB);
+  EXPECT_EQ(segment(2 * kGiB), size_t{64} << 20);
+}
+
 TEST_F(MemoryNeedTest, DoesNotOverflow) {
   const MemoryNeed need{.weights = INT64_MAX / 2};
   EXPECT_FALSE(CheckFits(need, 1000, INT64_MAX, "").ok());

@@ -10,6 +10,8 @@
 
 #include "weft/core/huge_pages.h"
 #include "weft/core/page_bytes.h"
+#include "weft/mesh/bootstrap.h"
+#include "weft/mesh/host_memory.h"
 
 namespace weft::internal {
 namespace {
@@ -40,6 +42,8 @@ std::optional<Mapping> MappingAt(uintptr_t address) {
 
 std::optional<SecondMapping> SecondMapping::ForHugePages(std::byte* begin, std::byte* end) {
   if (HugePageBytes() == 0) return std::nullopt;
+  // Limited addresses (ulimit -v) are left to allocations outside of node memory.
+  if (FreeAddressSpace().value_or(0) != FreeMemory::kUnlimited) return std::nullopt;
   const auto address = reinterpret_cast<uintptr_t>(begin);
   const std::optional<Mapping> mapping = MappingAt(address);
   if (!mapping || !mapping->is_shared || reinterpret_cast<uintptr_t>(end) > mapping->end) return std::nullopt;

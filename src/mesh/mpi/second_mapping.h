@@ -11,7 +11,8 @@ namespace weft::internal {
 class SecondMapping {
  public:
   // Maps the pages of [begin, end) once more. Nothing if they are not part of one shared mapping, if huge
-  // pages fit already, if there are none, or if the kernel refuses.
+  // pages fit already, if there are none, if a limit makes addresses scarce (ulimit -v), or if the kernel
+  // refuses.
   static std::optional<SecondMapping> ForHugePages(std::byte* begin, std::byte* end);
   SecondMapping(SecondMapping&& other) noexcept;
   SecondMapping& operator=(SecondMapping&& other) noexcept;

@@ -78,6 +78,16 @@ int64_t SnapshotBytes(const LlamaConfig& model, const RunPlan& plan) {
   return std::min(CheckpointOptions().snapshot_bytes, kMasterBytes * CeilDiv(elements, ranks));
 }
 
+// Bytes of a segment for which a process has addresses. It maps the segments of all ranks of its node, and
+// needs addresses for its own memory outside of them.
+size_t AddressesFor(size_t address_space, size_t ranks, const MemoryNeed& need) {
+  const auto outside = static_cast<size_t>(need.outside_of_node_memory());
+  if (address_space < outside + kMinSegmentBytes * ranks) return kMinSegmentBytes;
+  const size_t most = (address_space - outside) / ranks;
+  const auto needed = static_cast<size_t>(need.node_memory());
+  return needed < most ? needed + (most - needed) / 2 : most;
+}
+
 std::string GiB(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
 
 }  // namespace
@@ -194,13 +204,14 @@ size_t SegmentBytes(const FreeMemory& free_memory, size_t ranks, const MemoryNee
   const auto share_of = [ranks](size_t free_bytes) {
     return static_cast<size_t>(UsableBytes(static_cast<int64_t>(free_bytes))) / ranks;
   };
-  const size_t share = share_of(free_memory.least());
+  const size_t share = share_of(std::min(free_memory.host, free_memory.file_system));
   const size_t of_host = share_of(free_memory.host);
   const auto outside = static_cast<size_t>(need.outside_of_node_memory());
   // If the need fills the host, the segment has its minimum size, and the error of the heap names what does
   // not fit.
   const size_t left = of_host > outside + kMinSegmentBytes ? of_host - outside : kMinSegmentBytes;
-  return std::min(share, left) / kSegmentGranularityBytes * kSegmentGranularityBytes;
+  const size_t bytes = std::min({share, left, AddressesFor(free_memory.address_space, ranks, need)});
+  return bytes / kSegmentGranularityBytes * kSegmentGranularityBytes;
 }
 
 absl::StatusOr<size_t> SegmentBytes(const Bootstrap& bootstrap, const MemoryNeed& need) {

@@ -87,7 +87,8 @@ inline constexpr std::string_view kMemoryRemedies =
 absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available, std::string_view remedies);
 
 // Pure. The size of each rank's segment of node memory: a share of the free memory that leaves room for
-// `need.outside_of_node_memory()`.
+// `need.outside_of_node_memory()`. Where addresses are limited, it also leaves half of those that the ranks
+// do not need, for stacks of threads and arenas of malloc.
 size_t SegmentBytes(const FreeMemory& free_memory, size_t ranks, const MemoryNeed& need);
 // The same, of the memory that is free now. Errors: those of the system.
 absl::StatusOr<size_t> SegmentBytes(const Bootstrap& bootstrap, const MemoryNeed& need);
