@@ -140,8 +140,14 @@ class NodeHeap::Impl {
     const std::unique_lock lock(views_mutex_);
     return views_.insert_or_assign(number, std::move(view)).first->second.base();
   }
-  int next_view_number() const { return next_view_; }
-  void TakeViewNumbers(int first, int count) { next_view_ = first + count; }
+  int next_view_number() const {
+    const MutexLock lock(mutex_);
+    return next_view_;
+  }
+  void TakeViewNumbers(int first, int count) {
+    const MutexLock lock(mutex_);
+    next_view_ = first + count;
+  }
 
   std::byte* Resolve(NodeAddress address) const {
     if (address.rank >= bootstrap_.size()) {
@@ -251,9 +257,9 @@ class NodeHeap::Impl {
   std::list<DeferredFree> deferred_ ABSL_GUARDED_BY(mutex_);
   size_t peak_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t total_allocated_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int next_view_ ABSL_GUARDED_BY(mutex_) = 0;
   mutable std::shared_mutex views_mutex_;
   std::map<int, internal::PageView> views_;
-  int next_view_ = 0;
   Mutex reclaimers_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   std::map<int, Reclaimer> reclaimers_ ABSL_GUARDED_BY(reclaimers_mutex_);
   int next_reclaimer_ ABSL_GUARDED_BY(reclaimers_mutex_) = 0;
