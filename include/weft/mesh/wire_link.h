@@ -9,6 +9,9 @@
 // Thread safety: one caller at a time (the engine's lock).
 // Lifetime: a buffer must stay valid until Test returns true or an error for its request, until Cancel
 // returns true, or until the link is destroyed. Destroying a link never blocks, even with messages in flight.
+// Over MPI its end does not release the buffers of requests in flight: MPI cancels neither a send nor a
+// receive that has matched a message, and may access their buffers in any later call, until it is finalized.
+// There a request in flight must complete, or its buffer stay valid until the end of MPI.
 #pragma once
 
 #include <cstddef>

@@ -38,7 +38,8 @@ MpiLink::MpiLink(std::shared_ptr<MpiSession> session, MpiCommunicator comm, int 
     : session_(std::move(session)), comm_(std::move(comm)), ranks_(comm_.size()), control_tag_(control_tag) {}
 
 MpiLink::~MpiLink() {
-  // No peer matches the requests in flight any more. Abandon them without waiting: see Note [MPI teardown].
+  // Abandon the requests in flight without waiting: see Note [MPI teardown]. MPI may still access buffers of
+  // data messages: see WireLink.
   const auto abandon = [&](RequestId request, bool receive, std::shared_ptr<const void> memory) {
     MPI_Request handle = requests_.Remove(request);
     if (handle == MPI_REQUEST_NULL) return;
