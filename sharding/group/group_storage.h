@@ -37,6 +37,10 @@ class GroupStorage {
   // The whole parameters. REQUIRES: between Await and Drop or KeepPart.
   std::byte* image() const { return is_shared_ ? shared_->data() : private_.data(); }
 
+  // Declares that the master is about to be written: what was cast of it does not count any more.
+  void BeginWriting() {
+    if (shared_ != nullptr) shared_->BeginWriting();
+  }
   // Declares that the master is written and stays unchanged in this epoch. Due before
   // CommContext::BeginForward. Repeating it has no effect.
   absl::Status EndWriting();

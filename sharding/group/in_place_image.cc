@@ -29,7 +29,6 @@ absl::Status InPlaceImage::EndWriting() {
 // Null if replicas share the optimizer: this rank then updates only a part of what it casts.
 std::byte* InPlaceImage::PlaceForCast(const ShardPiece& piece) {
   if (!group_.is_cast() || is_read_ || context_.lanes().shards_optimizer_over_replicas()) return nullptr;
-  cast_epoch_ = 0;
   return master_.CastPlaceOf(piece, block_.data());
 }
 

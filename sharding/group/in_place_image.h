@@ -25,6 +25,7 @@ class InPlaceImage final : public SharedImage {
   ~InPlaceImage() override;
 
   std::byte* data() const override { return block_.data(); }
+  void BeginWriting() override { cast_epoch_ = 0; }
   absl::Status EndWriting() override;
   std::byte* PlaceForCast(const ShardPiece& piece) override;
   void MarkCast() override;
@@ -44,7 +45,7 @@ class InPlaceImage final : public SharedImage {
   const MasterShard& master_;
   const SharedBlock block_;
   bool is_read_ = false;           // From Gather to Drop.
-  uint64_t cast_epoch_ = 0;        // Last epoch in which the master was cast.
+  uint64_t cast_epoch_ = 0;        // Epoch of the cast; 0 if the master may have been written since.
   uint64_t seen_epoch_ = 0;        // Epoch of the last WrittenBarrier.
   std::shared_ptr<Work> written_;  // Barrier to wait for before reading; null once waited for.
 };

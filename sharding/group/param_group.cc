@@ -55,6 +55,8 @@ void ParamGroup::SetCustomAllGather(CustomAllGather all_gather) {
 
 FlatImage ParamGroup::data_image() const { return {layout(), storage_->image(), dtypes().param}; }
 
+void ParamGroup::BeginWriting() { storage_->BeginWriting(); }
+
 absl::Status ParamGroup::EndWriting() { return storage_->EndWriting(); }
 
 absl::Status ParamGroup::Unshard(Priority priority) {

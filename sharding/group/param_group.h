@@ -101,6 +101,9 @@ class ParamGroup {
   // REQUIRES: shards may be written.
   absl::Status Load(const ShardLoader& loader);
 
+  // Declares that the shard is about to be written outside of passes. What was cast of it does not count any
+  // more: the writes after an update of the same epoch, which may have cast it, would be lost.
+  void BeginWriting();
   // Declares that the shard is written and stays unchanged in this epoch. Due before
   // CommContext::BeginForward if the group is in place. Unshard does so as well.
   absl::Status EndWriting();
@@ -197,7 +200,7 @@ class ParamGroup {
   // The same. REQUIRES: an fp32 master.
   std::vector<ShardView> Shards() const;
   // Runs an update of these shards, which may write their casts too: see ShardCast. REQUIRES: an fp32 master;
-  // shards may be written.
+  // shards may be written; BeginWriting was called.
   absl::Status Update(const ShardUpdate& update);
   // If replicas share the optimizer, starts to gather their updates of this rank's shard, unless it is
   // current or the group is unsharded (Note [When masters are current]). Unshard does so as well. Afterwards

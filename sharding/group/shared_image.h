@@ -22,10 +22,12 @@ class SharedImage {
   // The whole parameters. REQUIRES: between Await and Drop.
   virtual std::byte* data() const = 0;
 
+  // Declares that the master is about to be written: what was cast of it does not count any more.
+  virtual void BeginWriting() {}
   // Declares that the master is written and stays unchanged in this epoch. Writes the values that peers read.
   virtual absl::Status EndWriting() { return absl::OkStatus(); }
-  // The place for the cast of a piece of this rank's shard. Null: an update may not write the cast. After a
-  // call the shard counts as not cast, until EndWriting or MarkCast. REQUIRES: shards may be written.
+  // The place for the cast of a piece of this rank's shard. Null: an update may not write the cast.
+  // REQUIRES: BeginWriting was called; shards may be written.
   virtual std::byte* PlaceForCast(const ShardPiece& /*piece*/) { return nullptr; }
   // Declares that an update has written the casts of the whole shard, which stays unchanged in this epoch.
   virtual void MarkCast() {}

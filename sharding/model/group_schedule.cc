@@ -79,6 +79,7 @@ void GroupSchedule::ReshardKept() {
 absl::Status GroupSchedule::BeginWriting() {
   WEFT_RETURN_IF_ERROR(context_.state().status());
   ReshardKept();
+  for (const auto& group : groups_) group->BeginWriting();
   for (const auto& [id, calls] : calls_) outdated_.insert(id);
   calls_.clear();
   return absl::OkStatus();

@@ -107,8 +107,8 @@ class GroupSchedule {
   // Shares a group's update with other ranks, and gathers the group if the next forward begins with it.
   absl::Status AfterUpdate(int group);
   // Due before shards are written outside of passes. Reshards the groups that the last backward kept
-  // unsharded. The passes whose backward has not run cannot run it any more: it would combine activations of
-  // the old weights with the new ones.
+  // unsharded, and forgets the casts that an update of this epoch has written. The passes whose backward has
+  // not run cannot run it any more: it would combine activations of the old weights with the new ones.
   absl::Status BeginWriting();
   // Reshards every group and waits until no peer reads this rank's shards.
   absl::Status FinishReading();

@@ -158,8 +158,8 @@ class ShardedGroups {
   // The same on all ranks.
   bool are_shards_read() const;
   // BeginWriting if it is due, otherwise only its local part: no pass that had its forward gets a backward,
-  // and groups that the last backward kept unsharded are resharded. After an error of a peer, the local part
-  // does nothing, and is no error: no pass has a backward then.
+  // groups that the last backward kept unsharded are resharded, and casts that an update wrote are forgotten.
+  // After an error of a peer, the local part does nothing, and is no error: no pass has a backward then.
   absl::Status PrepareWrites();
   void ZeroGradients();
   // Forgets the reduced gradients of the parameters that `selects` selects: they have none until the next

@@ -7,6 +7,7 @@
 
 #include "tests/sharding/support/sharded_toy.h"
 #include "tests/support/test_timeout.h"
+#include "weft/core/strided_copy.h"
 #include "weft/nn/materialize.h"
 
 namespace weft::testing {
@@ -26,6 +27,23 @@ absl::Status Scale(absl::Span<const ShardView> shards, float factor) {
     for (int64_t i = 0; i < shard.elements(); ++i) shard.data[i] *= factor;
   }
   return absl::OkStatus();
+}
+
+void Fill(absl::Span<const ShardView> shards, float value) {
+  for (const ShardView& shard : shards) std::fill_n(shard.data, shard.elements(), value);
+}
+
+// An update that fills the shards, and writes their casts where there is a place for them.
+ShardUpdate FillingWithCasts(float value) {
+  return [value](absl::Span<const ShardView> shards) {
+    Fill(shards, value);
+    for (const ShardView& shard : shards) {
+      if (shard.cast == nullptr) continue;
+      ConvertRun(shard.data, DType::kF32, shard.cast->data, shard.cast->dtype, shard.elements());
+      shard.cast->is_written = true;
+    }
+    return absl::OkStatus();
+  };
 }
 
 // Outputs of an unsharded network whose parameters are the initial ones times `factor`.
@@ -212,9 +230,7 @@ TEST(Writes, LetShardsBeWrittenAgainAfterBeginWriting) {
           WEFT_RETURN_IF_ERROR(model.BeginWriting());
           for (const auto& group : PartsOf(model).groups)
             EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
-          for (const ShardView& shard : model.Shards()) {
-            std::fill(shard.data, shard.data + shard.elements(), value);
-          }
+          Fill(model.Shards(), value);
           WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(model));
           EXPECT_THAT(weights, ::testing::Each(value));
         }
@@ -224,10 +240,46 @@ TEST(Writes, LetShardsBeWrittenAgainAfterBeginWriting) {
   }
 }
 
+TEST(Writes, ThroughShardsAfterAnUpdateWithCastsReachReaders) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const NodeMap& nodes : {NodeMap::OneNode(3), NodeMap{{0, 0, 1}}, NodeMap{{0, 1, 2}}}) {
+      SCOPED_TRACE(absl::StrCat(ToAbsl(Name(dtype)), ", ", nodes.node_count(), " nodes"));
+      ShardingPolicy policy;
+      policy.param_dtype = dtype;
+      WithToyModel(nodes, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+        WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+        WEFT_RETURN_IF_ERROR(model.UpdateShards(FillingWithCasts(2.0F)));
+        WEFT_RETURN_IF_ERROR(model.sharded_groups().PrepareWrites());
+        Fill(model.Shards(), 3.0F);
+        WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(model));
+        EXPECT_THAT(weights, ::testing::Each(3.0F));
+        return absl::OkStatus();
+      });
+    }
+  }
+}
+
+// Such an update has no place for casts, as groups would gather into private images.
+TEST(Writes, WhileTheAllGatherIsCustomAfterAnUpdateWithCastsReachReaders) {
+  WithToyModel(3, SharedImages(DType::kBF16), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    WEFT_RETURN_IF_ERROR(model.UpdateShards(FillingWithCasts(2.0F)));
+    WEFT_RETURN_IF_ERROR(
+        model.SetCustomAllGather(net.layer(1), [](const AllGatherRequest&) -> StartedCollective {
+          return absl::InternalError("a gather before the engine's all-gather is back");
+        }));
+    WEFT_RETURN_IF_ERROR(model.UpdateShards(FillingWithCasts(3.0F)));
+    WEFT_RETURN_IF_ERROR(model.SetCustomAllGather(net.layer(1), nullptr));
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(model));
+    EXPECT_THAT(weights, ::testing::Each(3.0F));
+    return absl::OkStatus();
+  });
+}
+
 // Updates all shards to `value`. Readers outside of passes get it on every rank.
 absl::Status ExpectAnUpdateReachesReaders(ShardedModel& model, float value) {
   WEFT_RETURN_IF_ERROR(model.UpdateShards([value](absl::Span<const ShardView> shards) {
-    for (const ShardView& shard : shards) std::fill(shard.data, shard.data + shard.elements(), value);
+    Fill(shards, value);
     return absl::OkStatus();
   }));
   WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> shards, model.CurrentShards());
