@@ -97,9 +97,11 @@ class ParamGroup {
                                                             SharedBlock image = SharedBlock());
   ~ParamGroup();
 
-  // Fills the elements of the master that this rank owns, and takes the parameters' data away.
-  // REQUIRES: shards may be written.
+  // Fills the elements of the master that this rank owns. REQUIRES: shards may be written.
   absl::Status Load(const ShardLoader& loader);
+  // Takes the data that parameters had before the group away from them. Due after Load, when no group can
+  // fail any more: a loader may read this data, and must find it again after an error.
+  void DropParameterData();
 
   // Declares that the shard is about to be written outside of passes. What was cast of it does not count any
   // more: the writes after an update of the same epoch, which may have cast it, would be lost.

@@ -39,8 +39,11 @@ absl::Status ParamGroup::Load(const ShardLoader& loader) {
   } else {
     for (const MasterView& master : WholeShards()) WEFT_RETURN_IF_ERROR(FillWidened(master, loader));
   }
-  for (const std::shared_ptr<Parameter>& parameter : parameters()) parameter->data.data = nullptr;
   return absl::OkStatus();
+}
+
+void ParamGroup::DropParameterData() {
+  for (const std::shared_ptr<Parameter>& parameter : parameters()) parameter->data.data = nullptr;
 }
 
 std::vector<bool> ParamGroup::UsedParameters() const {

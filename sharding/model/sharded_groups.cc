@@ -163,6 +163,7 @@ absl::StatusOr<std::unique_ptr<ShardedGroups>> ShardedGroups::Create(CommEngine&
   const absl::Status created = sharded->CreateGroups(std::move(specs), std::move(images.in_place), loader);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, created, timeout));
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, sharded->CreateSchedule(mesh, order), timeout));
+  for (const auto& group : sharded->groups_) group->DropParameterData();
   return sharded;
 }
 

@@ -241,10 +241,11 @@ class ShardedModel {
 
 // `blocks`: modules below the root, in any order, one group for each block; a block inside another is a group
 // of its own. A block may have several modules (see ModuleBlock), between whose first and last only whole
-// blocks lie. Loads every shard through `loader`. All ranks agree on the outcome. Errors: kInvalidArgument
-// (policy; the mesh's axes, their order or their product; a module listed twice or not below the root; blocks
-// that overlap; a parameter that two groups own; ranks that differ in the layout of a group, which it names;
-// NodeShared::kOn where images cannot be shared), kResourceExhausted (node memory), and the loader's.
+// blocks lie. Loads every shard through `loader`, and takes the parameters' data away. All ranks agree on
+// the outcome; after an error the parameters keep their data. Errors: kInvalidArgument (policy; the mesh's
+// axes, their order or their product; a module listed twice or not below the root; blocks that overlap; a
+// parameter that two groups own; ranks that differ in the layout of a group, which it names; NodeShared::kOn
+// where images cannot be shared), kResourceExhausted (node memory), and the loader's.
 absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, const ModuleBlocks& blocks,
                                                          const DeviceMesh& mesh, CommEngine& engine,
                                                          const ShardingPolicy& policy,

@@ -74,8 +74,9 @@ struct SchedulePass {
 
 class ShardedGroups {
  public:
-  // Loads every shard through `loader`. All ranks agree on the outcome. REQUIRES: `groups` has the root's
-  // group first and each group after its parent, depth first; no parameter is in two groups.
+  // Loads every shard through `loader`, and takes the parameters' data away. All ranks agree on the outcome;
+  // after an error the parameters keep their data. REQUIRES: `groups` has the root's group first and each
+  // group after its parent, depth first; no parameter is in two groups.
   // Errors: those of FullyShard, except for its checks of blocks and of parameters in two groups.
   static absl::StatusOr<std::unique_ptr<ShardedGroups>> Create(CommEngine& engine, const DeviceMesh& mesh,
                                                                std::vector<GroupMembers> groups,

@@ -202,6 +202,7 @@ TEST(ParamGroup, LoadsFromTheParametersAndDropsTheirData) {
     for (size_t i = 0; i < own.size(); ++i) own[i] = ToBF16(static_cast<float>(i));
     parameters[0]->data = TensorView::Contiguous(own.data(), DType::kBF16, {40});
     WEFT_RETURN_IF_ERROR(group->Load(LoadFromParameters()));
+    group->DropParameterData();
     EXPECT_EQ(parameters[0]->data.data, nullptr);
     WEFT_RETURN_IF_ERROR(Gather(*group));
     EXPECT_EQ(ReadValues(parameters[0]->data), Indices(40));

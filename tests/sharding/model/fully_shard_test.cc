@@ -299,6 +299,40 @@ TEST(FullyShard, FailsOnAllRanksIfOneCannotLoad) {
   });
 }
 
+TEST(FullyShard, LeavesTheParametersTheirDataUntilAllRanksHaveLoadedAllGroups) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
+    ToyNet net({6, 6, 6});
+    const auto shard = [&](const ShardLoader& loader) {
+      return FullyShard(net, net.blocks(), mesh, *engine.engine, {}, loader);
+    };
+    std::vector<Tensor> storage;
+    for (const auto& parameter : net.AllParameters()) {
+      storage.push_back(Tensor::Empty(DType::kF32, parameter->shape));
+      WEFT_RETURN_IF_ERROR(
+          LoadInitialValues(kToySeed)(*parameter, 0, parameter->elements(), storage.back().As<float>()));
+      parameter->data = storage.back().view();
+    }
+    Parameter& last = *net.layer(1).weight();
+    const TensorView data = last.data;
+    if (bootstrap.rank() == 1) last.data.data = nullptr;
+    EXPECT_THAT(shard(LoadFromParameters()),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'layers.1.weight'")));
+    last.data = data;
+    std::vector<float> loaded;
+    {
+      WEFT_ASSIGN_OR_RETURN(const auto model, shard(LoadFromParameters()));
+      for (const auto& parameter : net.AllParameters()) EXPECT_EQ(parameter->data.data, nullptr);
+      WEFT_ASSIGN_OR_RETURN(loaded, ToyWeights(*model));
+    }
+    WEFT_ASSIGN_OR_RETURN(const auto model, shard(LoadInitialValues(kToySeed)));
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> initial, ToyWeights(*model));
+    EXPECT_EQ(loaded, initial);
+    return absl::OkStatus();
+  });
+}
+
 // Models of an engine share its lanes.
 TEST(FullyShard, TwentyModelsComeAndGoOnOneEngine) {
   for (const NodeMap& nodes : NodeMapsOf(4)) {
