@@ -24,7 +24,12 @@ ShardedSgd::ShardedSgd(absl::Span<const ShardView> shards, const SgdOptions& opt
                        const std::vector<SgdParamGroup>& param_groups)
     : ShardedOptimizer(shards, {{"momentum_buffer"}, StatesOfGroups(OptionsOfGroups(options, param_groups))},
                        [&](const Parameter& parameter) { return FirstMatch(parameter, param_groups); }),
-      options_(OptionsOfGroups(options, param_groups)) {}
+      options_(OptionsOfGroups(options, param_groups)) {
+  // On ranks with shards SgdStep would find it too, in the midst of an update that other ranks wait for.
+  for (const SgdOptions& of_group : options_) {
+    WEFT_CHECK(of_group.momentum != 0 || !of_group.nesterov, "ShardedSgd with nesterov needs momentum");
+  }
+}
 
 void ShardedSgd::Update(size_t group, int64_t /*update*/, const OptimizerGroupStep& step,
                         absl::Span<const OptimizerSlice> slices) {

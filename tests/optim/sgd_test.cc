@@ -62,5 +62,12 @@ TEST(ShardedSgd, HasAMomentumBufferOnlyWithMomentum) {
   EXPECT_FLOAT_EQ(optimizer.State(0)[0].data[0], 1.5F);
 }
 
+// A rank without shards would otherwise go on alone.
+TEST(ShardedSgd, EndsAtNesterovWithoutMomentumBeforeAnyUpdate) {
+  EXPECT_DEATH(ShardedSgd({}, {.nesterov = true}), "nesterov needs momentum");
+  EXPECT_DEATH(ShardedSgd({}, {.momentum = 0.9}, {{HasAtMostOneDim, {.nesterov = true}}}),
+               "nesterov needs momentum");
+}
+
 }  // namespace
 }  // namespace weft

@@ -23,6 +23,7 @@ using SgdParamGroup = ParamGroupOf<SgdOptions>;
 class ShardedSgd : public ShardedOptimizer {
  public:
   // The options of a parameter are those of the first of `param_groups` that matches it, otherwise `options`.
+  // REQUIRES: nesterov comes with momentum, in each of them.
   ShardedSgd(absl::Span<const ShardView> shards, const SgdOptions& options,
              const std::vector<SgdParamGroup>& param_groups = {});
 
