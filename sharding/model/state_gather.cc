@@ -70,17 +70,26 @@ class ArrayGatherer {
 
   absl::Status GatherArray(const ParamGroup& group, size_t index, const Parts& parts) {
     const Parameter& parameter = *group.parameters()[index];
+    const bool receives =
+        !first_only_ || (IsOfFirstReplica(group) && group.lanes().shard_group().group_rank == 0);
+    if (parameter.elements() == 0) {
+      if (receives) Consume(parameter, {});
+      return absl::OkStatus();
+    }
     const ShardPiece& own_part = parts[static_cast<size_t>(group.lanes().shard_group().group_rank)];
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> own, OwnPart(group, index, own_part));
     if (first_only_ && !IsOfFirstReplica(group)) return absl::OkStatus();
-    const bool receives = !first_only_ || group.lanes().shard_group().group_rank == 0;
     std::vector<int64_t> counts;
     for (const ShardPiece& part : parts) counts.push_back(part.elements());
     std::vector<float> values(receives ? static_cast<size_t>(parameter.elements()) : 0);
     WEFT_RETURN_IF_ERROR(GatherShardValues(context_, group.lanes(), parameter.name, own.data(), values.data(),
                                            counts, first_only_));
-    if (receives && consumed_.ok()) consumed_ = consume_(parameter, InOrder(std::move(values), parts));
+    if (receives) Consume(parameter, InOrder(std::move(values), parts));
     return absl::OkStatus();
+  }
+
+  void Consume(const Parameter& parameter, absl::Span<const float> values) {
+    if (consumed_.ok()) consumed_ = consume_(parameter, values);
   }
 
   // This rank's part of a parameter, with the elements that its replicas update.
@@ -144,6 +153,25 @@ class ArrayGatherer {
   absl::Status consumed_;
 };
 
+// Selects the parameters without elements too, of which no rank has a view, if all others are selected.
+// `selected`: by parameter of the groups, end to end.
+void SelectEmptyParameters(absl::Span<const std::unique_ptr<ParamGroup>> groups,
+                           std::vector<bool>& selected) {
+  std::vector<size_t> empty;
+  size_t number = 0;
+  for (const auto& group : groups) {
+    for (const auto& parameter : group->parameters()) {
+      if (parameter->elements() == 0) {
+        empty.push_back(number);
+      } else if (!selected[number]) {
+        return;
+      }
+      ++number;
+    }
+  }
+  for (const size_t parameter : empty) selected[parameter] = true;
+}
+
 }  // namespace
 
 absl::Status GatherFullState(ShardedModel& model, absl::Span<const ShardView> shards, StateTarget target,
@@ -154,6 +182,7 @@ absl::Status GatherFullState(ShardedModel& model, absl::Span<const ShardView> sh
   absl::StatusOr<std::vector<bool>> viewed = gatherer.Viewed(parts.groups);
   if (!viewed.ok()) return context.state().Fail(viewed.status());
   WEFT_RETURN_IF_ERROR(parts.scalars.AnyOnAllRanks("parameters to gather", *viewed));
+  SelectEmptyParameters(parts.groups, *viewed);
   auto next = viewed->begin();
   for (const auto& group : parts.groups) {
     const auto first = std::exchange(next, next + std::ssize(group->parameters()));

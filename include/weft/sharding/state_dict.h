@@ -96,8 +96,8 @@ enum class StateTarget : uint8_t { kEveryRank, kRankZero };
 
 // Calls `consume` with each whole array, in the order of the model's groups, on every rank or only on rank 0
 // of the mesh. `shards`: the model's Shards, or views parallel to them. A parameter without a view on any
-// rank is left out, such as one without a moment. Holds one array at a time; two while it is sent or
-// assembled.
+// rank is left out, such as one without a moment. Parameters without elements, of which no rank has a view,
+// are left out only if others are. Holds one array at a time; two while it is sent or assembled.
 // Errors: kInvalidArgument (views of other shards), and the error of `consume` on this rank.
 using ArrayConsumer = std::function<absl::Status(const Parameter& parameter, absl::Span<const float> values)>;
 absl::Status GatherFullState(ShardedModel& model, absl::Span<const ShardView> shards, StateTarget target,

@@ -13,6 +13,7 @@ namespace weft::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 using Arrays = std::map<std::string, std::vector<float>>;
@@ -39,14 +40,15 @@ constexpr MeshShape kMeshes[] = {{1, 1},
 
 // Runs `body(net, model, rank)` on a mesh. With kPerParameter, parameters are sharded on their last dim.
 template <typename Body>
-void OnMesh(const MeshShape& shape, const ShardLoader& loader, Body body) {
+void OnMesh(const MeshShape& shape, const ShardLoader& loader, Body body,
+            const std::vector<int64_t>& sizes = {7, 15, 3}) {
   SCOPED_TRACE(absl::StrCat(shape.replicate, " x ", shape.shard, ", layout ", ToAbsl(Name(shape.layout)),
                             ", optimizer over replicas ", shape.optimizer_over_replicas));
   RunRanks(NodeMap::RanksPerNode(shape.replicate * shape.shard, 2),
            [&](Bootstrap& bootstrap) -> absl::Status {
              WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
              WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(shape.replicate, shape.shard));
-             ToyNet net({7, 15, 3});
+             ToyNet net(sizes);
              ShardingPolicy policy;
              policy.layout = shape.layout;
              policy.shard_optimizer_over_replicas = shape.optimizer_over_replicas;
@@ -214,6 +216,33 @@ TEST(StateDict, LeavesOutParametersWithoutViews) {
       }
       return absl::OkStatus();
     });
+  }
+}
+
+// No rank has a view of such a parameter.
+TEST(StateDict, GathersParametersWithoutElementsIfAllOthersHaveViews) {
+  const auto names_of = [](ShardedModel& model, const std::vector<ShardView>& shards) {
+    std::vector<std::string> names;
+    EXPECT_OK(GatherFullState(model, shards, StateTarget::kEveryRank,
+                              [&](const Parameter& parameter, absl::Span<const float> values) {
+                                EXPECT_EQ(std::ssize(values), parameter.elements());
+                                names.push_back(parameter.name);
+                                return absl::OkStatus();
+                              }));
+    return names;
+  };
+  for (const MeshShape& shape : kMeshes) {
+    OnMesh(shape, LoadInitialValues(kToySeed),
+           [&](ToyNet&, ShardedModel& model, int) {
+             std::vector<ShardView> shards = model.Shards();
+             EXPECT_THAT(names_of(model, shards), ElementsAre("net.gain", "layers.0.weight", "layers.0.scale",
+                                                              "layers.1.weight", "layers.1.scale"));
+             std::erase_if(shards,
+                           [](const ShardView& shard) { return shard.parameter->name != "net.gain"; });
+             EXPECT_THAT(names_of(model, shards), ElementsAre("net.gain"));
+             return absl::OkStatus();
+           },
+           {7, 0, 3});
   }
 }
 
