@@ -63,13 +63,17 @@ absl::StatusOr<std::unique_ptr<ParameterExchange>> ParameterExchange::Create(
     }
   }
   if (ranks == 1) return exchange;
-  CommEngine& engine = context.state().engine();
+  CommEngine& engine = exchange->engine();
   WEFT_ASSIGN_OR_RETURN(exchange->there_,
                         engine.SharedLane(exchange->shard_group_, LanePurpose::kOptimizer, 0));
   WEFT_ASSIGN_OR_RETURN(exchange->back_,
                         engine.SharedLane(exchange->shard_group_, LanePurpose::kOptimizer, 1));
   return exchange;
 }
+
+bool ParameterExchange::has_replicas() const { return engine().bootstrap().size() > shard_group_.size(); }
+
+CommEngine& ParameterExchange::engine() const { return context_.state().engine(); }
 
 std::vector<int64_t> ParameterExchange::HeldElements(int item) const {
   std::vector<int64_t> held;

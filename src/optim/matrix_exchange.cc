@@ -6,7 +6,9 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/optim/matrix_owners.h"
+#include "weft/core/hash.h"
 #include "weft/core/status.h"
+#include "weft/mesh/bootstrap.h"
 
 namespace weft {
 namespace {
@@ -41,6 +43,16 @@ MatrixExchange::MatrixExchange(std::unique_ptr<ParameterExchange> exchange, cons
     : exchange_(std::move(exchange)), turns_(TurnsOf(*exchange_, options)) {}
 
 MatrixExchange::~MatrixExchange() = default;
+
+absl::Status MatrixExchange::AgreeOnBits(absl::FunctionRef<uint64_t()> hash) const {
+  if (!exchange_->has_replicas()) return absl::OkStatus();
+  const std::vector<OptionValue> options = {
+      {"the hash of a transformed matrix", HashText(hash()),
+       "replicas would drift apart; use processors of one kind, or set ONEDNN_MAX_CPU_ISA to instructions "
+       "that all processors have (for example AVX2), and set the options of Muon"}};
+  const CommEngine& engine = exchange_->engine();
+  return AgreeOnOptions(engine.bootstrap(), "replicas of Muon", options, engine.timeout());
+}
 
 absl::Status MatrixExchange::TransformAll(absl::Span<float* const> own, Transform transform) {
   std::vector<MatrixTurn> turns;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "weft/core/hash.h"
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"
 #include "weft/core/tensor.h"
@@ -221,6 +222,19 @@ void Orthogonalize(const MuonOptions& options, float* matrix, int64_t rows, int6
     std::swap(x, next);
   }
   if (x != matrix) std::copy_n(x, rows * cols, matrix);
+}
+
+uint64_t HashOfOrthogonalize(const MuonOptions& options) {
+  // More than one block in each dim, with a rest.
+  constexpr int64_t kShorter = 200, kLonger = 1100;
+  uint64_t hash = 0;
+  for (const auto& [rows, cols] : {std::pair{kShorter, kLonger}, {kLonger, kShorter}}) {
+    std::vector<float> matrix(static_cast<size_t>(kShorter * kLonger));
+    for (size_t i = 0; i < matrix.size(); ++i) matrix[i] = static_cast<float>(i * 7919 % 2003) - 1001.0F;
+    Orthogonalize(options, matrix.data(), rows, cols);
+    hash = Hash64(matrix.data(), matrix.size() * sizeof(float), hash);
+  }
+  return hash;
 }
 
 double OrthogonalizeOperations(const MuonOptions& options, int64_t rows, int64_t cols) {

@@ -24,6 +24,7 @@ absl::StatusOr<std::unique_ptr<ShardedMuon>> ShardedMuon::Create(
     const AdamWOptions& adamw, const std::vector<AdamWParamGroup>& adamw_groups) {
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<MatrixExchange> exchange,
                         MatrixExchange::Create(model.sharded_groups(), is_matrix, muon));
+  WEFT_RETURN_IF_ERROR(exchange->AgreeOnBits([&muon] { return HashOfOrthogonalize(muon); }));
   return std::unique_ptr<ShardedMuon>(
       new ShardedMuon(model.Shards(), std::move(exchange), is_matrix, muon, adamw, adamw_groups));
 }

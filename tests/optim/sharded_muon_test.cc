@@ -20,6 +20,7 @@
 namespace weft {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::weft::testing::kRows;
 using ::weft::testing::kSizes;
@@ -142,6 +143,33 @@ TEST(ShardedMuon, RefusesWhatItCannotUpdate) {
                            HasSubstr(over_replicas ? "leave shard_optimizer_over_replicas off"
                                                    : "has the shape [8]")));
     }
+    return absl::OkStatus();
+  }));
+}
+
+// Other coefficients stand for a processor whose products have other bits.
+absl::Status CreateWithOtherBitsOnTheLastRank(Bootstrap& bootstrap, int replicate) {
+  WEFT_ASSIGN_OR_RETURN(const testing::RankEngine rank,
+                        testing::RankEngine::Make(bootstrap, {}, {.segment_bytes = 4 << 20}));
+  const int ranks = bootstrap.size();
+  WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh,
+                        DeviceMesh::Create({{"replicate", replicate}, {"shard", ranks / replicate}}, ranks));
+  NormedNet net;
+  WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.children(), mesh, *rank.engine, {},
+                                                     LoadInitialValues(/*seed=*/3)));
+  MuonOptions options = kMuon;
+  if (bootstrap.rank() == ranks - 1) options.coefficients[2] += 1e-6;
+  return ShardedMuon::Create(*model, IsMatrix, options, kAdamW).status();
+}
+
+TEST(ShardedMuon, RefusesReplicasThatWouldDriftApart) {
+  EXPECT_OK(RunThreadRanks(NodeMap::OneNode(4), [](Bootstrap& bootstrap) -> absl::Status {
+    EXPECT_THAT(CreateWithOtherBitsOnTheLastRank(bootstrap, 2),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr("on rank 0"), HasSubstr("on rank 3"), HasSubstr("drift apart"),
+                               HasSubstr("ONEDNN_MAX_CPU_ISA"))));
+    // One owner's bits reach all ranks.
+    EXPECT_OK(CreateWithOtherBitsOnTheLastRank(bootstrap, 1));
     return absl::OkStatus();
   }));
 }

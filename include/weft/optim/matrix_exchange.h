@@ -2,9 +2,10 @@
 // of the transformation. See Note [A matrix at one rank] in weft/optim/sharded_muon.h.
 //
 // Thread safety: none. Lifetime: the groups must outlive it.
-// Collective: Create, by all ranks of the mesh; TransformAll, by all ranks of a shard group.
+// Collective: Create and AgreeOnBits, by all ranks of the mesh; TransformAll, by all ranks of a shard group.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -33,6 +34,11 @@ class MatrixExchange {
 
   int count() const { return exchange_->count(); }
   const Parameter& parameter(int matrix) const { return exchange_->parameter(matrix); }
+
+  // OK if there are no replicas, or if the transformations of all ranks have the same bits: `hash` returns a
+  // hash of results. See Note [Replicas of one kind] in weft/optim/sharded_muon.h.
+  // Errors: kInvalidArgument (hashes differ; names two ranks and the remedy).
+  absl::Status AgreeOnBits(absl::FunctionRef<uint64_t()> hash) const;
 
   // Transforms each matrix that has a reduced gradient. `own`: of each matrix, the elements that this rank
   // holds, null if it holds none; they become those of the result. `transform` gets a matrix and its number,

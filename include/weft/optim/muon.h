@@ -53,6 +53,11 @@ void MuonUpdate(const MuonOptions& options, double lr_factor, float* param, cons
 // The bits do not depend on the thread count: each thread multiplies blocks of fixed size alone.
 void Orthogonalize(const MuonOptions& options, float* matrix, int64_t rows, int64_t cols);
 
+// Hash of what Orthogonalize makes of two fixed matrices, a wide and a tall one, which are large enough for
+// the kernels of large matrices. The instructions of the processor choose these kernels, and so the bits:
+// processors whose hashes differ give different bits.
+uint64_t HashOfOrthogonalize(const MuonOptions& options);
+
 // Floating-point operations of Orthogonalize, which computes only half of the symmetric products A and A A.
 double OrthogonalizeOperations(const MuonOptions& options, int64_t rows, int64_t cols);
 

@@ -13,13 +13,20 @@
 //   the parts back. Owners are chosen once, so that they all have about the same work, and receive at most
 //   (S - 1) / S of the elements in a group of S ranks. Several matrices are on their way at a time, so that
 //   transfers overlap products.
-// Why the update of equal gradients does not depend on the mesh: the direction is elementwise, the owner sees
-//   the same whole matrix on any mesh, and Orthogonalize gives the same bits with any thread count.
+// Why the update of equal gradients does not depend on the mesh, on processors of one kind: the direction is
+//   elementwise, the owner sees the same whole matrix on any mesh, and Orthogonalize gives the same bits with
+//   any thread count.
 // Memory: a step overwrites the gradients of the matrices, which serve as buffers of the exchange. An owner
 //   also has whole matrices: at most 4 S matrices, consecutive in the order of work, are under way at a time,
 //   and it holds those of its own.
 //
-// Each replica computes the updates in its own shard group.
+// Note [Replicas of one kind]
+// Problem: each replica computes the updates in its own shard group. The bits of Orthogonalize depend on the
+//   kind of processor, by the instructions that oneDNN uses. Replicas on processors of different kinds would
+//   drift apart, a little in each step.
+// Rule: if there are replicas, Create compares a hash of the result for fixed matrices over all ranks.
+// Why all ranks: any of them may own a matrix. Without replicas their processors may differ: the result of
+//   one owner reaches all ranks.
 //
 // The states are "momentum_buffer" of the matrices, and "exp_avg" and "exp_avg_sq" of the other parameters.
 //
@@ -50,7 +57,8 @@ class ShardedMuon : public ShardedOptimizer {
 
   // Parameters that `is_matrix` selects take Muon, and are group 0. The others take AdamW, with the options
   // of the first of `adamw_groups` that matches, otherwise `adamw` (group 1). The groups follow in order.
-  // Errors: kInvalidArgument (a selected parameter does not have two dims; replicas share the optimizer).
+  // Errors: kInvalidArgument (a selected parameter does not have two dims; replicas share the optimizer;
+  // there are replicas, and the bits of Orthogonalize differ between ranks).
   static absl::StatusOr<std::unique_ptr<ShardedMuon>> Create(
       ShardedModel& model, const std::function<bool(const Parameter&)>& is_matrix, const MuonOptions& muon,
       const AdamWOptions& adamw, const std::vector<AdamWParamGroup>& adamw_groups = {});

@@ -61,6 +61,10 @@ class ParameterExchange {
   int count() const { return static_cast<int>(items_.size()); }
   const Parameter& parameter(int item) const { return *at(item).parameter; }
   const ProcessGroup& shard_group() const { return shard_group_; }
+  // True if there are several shard groups, of which each has all parameters.
+  bool has_replicas() const;
+  // The engine of the groups.
+  CommEngine& engine() const;
   // Elements that each rank of the shard group holds.
   std::vector<int64_t> HeldElements(int item) const;
   // True if the parameter has a reduced gradient. The same on all ranks, also on those that hold nothing of
