@@ -18,8 +18,8 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
     or NaN. torch.nn.utils.clip_grad_norm_ works too, with one reduction for each parameter, and then gives NaN for NaN.
     Parameters of ignored_params are not counted. `norm_type`: 1, 2 or inf. Collective.
 
-    Errors: ValueError (a model that is not sharded, or not a root whose forward has run; norm_type), RuntimeError (gradients that are not reduced; a gradient with other
-    placements than its parameter).
+    Errors: ValueError (a model that is not sharded, or not a root whose forward has run; norm_type), RuntimeError (gradients
+    that are not reduced; a gradient with other placements than its parameter).
     """
     norm, factor = gradient_norm(model, max_norm, norm_type)
     if factor != 1.0:
