@@ -94,7 +94,9 @@ class Run {
     } else if (absl::IsOutOfRange(trained)) {
       // If a loss or norm is not finite, all ranks end at the same step, with that as the cause.
       const absl::Status finished = FinishSaveAndTrace();
-      if (!finished.ok()) console_.Warn(ToStd(finished.message()));
+      for (const absl::Status& error : {finished, recorded_}) {
+        if (!error.ok()) console_.Warn(ToStd(error.message()));
+      }
     } else {
       trainer_->Fail(trained);  // Peers may wait for this rank.
     }
@@ -273,7 +275,8 @@ class Run {
     if (!trace_) return absl::OkStatus();
     const absl::Status traced = trace_->AfterStep(step);
     if (!IsAgreedError(traced)) return traced;
-    recorded_.Update(traced);
+    if (!recorded_.ok()) console_.Warn(ToStd(recorded_.message()));  // Of rank 0 alone.
+    recorded_ = traced;
     trace_.reset();
     return absl::OkStatus();
   }

@@ -109,24 +109,45 @@ TEST_F(ResumeTest, WaitsForARankThatStillHasTheCheckpoints) {
   reader.join();
 }
 
-// As on a full disk that has no room for a line of metrics, but another one for checkpoints.
+// Files cannot grow from the end of step `first` until the end of step `last`, before their metrics are
+// written. As on a full disk that has no room for a line of metrics, but another one for checkpoints.
+class FullDisk {
+ public:
+  FullDisk(int64_t first, int64_t last) : first_(first), last_(last) {
+    EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &before_), 0);
+  }
+  ~FullDisk() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, old_handler_);
+  }
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+
+  // The error of a run on two ranks.
+  absl::Status Run(const TrainConfig& config) const {
+    return RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
+      TrainEnvironment environment;
+      if (bootstrap.rank() == 0) {
+        environment.on_step = [this](const StepMetrics& metrics) {
+          const rlimit low = {1, before_.rlim_max};
+          setrlimit(RLIMIT_FSIZE, metrics.step >= first_ && metrics.step < last_ ? &low : &before_);
+        };
+      }
+      return Train(bootstrap, config, environment).status();
+    });
+  }
+
+ private:
+  const int64_t first_;
+  const int64_t last_;
+  rlimit before_{};
+  const sighandler_t old_handler_ = std::signal(SIGXFSZ, SIG_IGN);
+};
+
 TEST_F(ResumeTest, SavesWhatARunHasDoneWhoseMetricsCannotBeWritten) {
   config_.output.metrics_file = folder_ / "run.jsonl";
   config_.checkpoint.folder = root();
-  rlimit before{};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
-  const auto limit_second_line = [&](const StepMetrics& metrics) {  // Called before the line is written.
-    const rlimit low = {1, before.rlim_max};
-    setrlimit(RLIMIT_FSIZE, metrics.step == 2 ? &low : &before);
-  };
-  const absl::Status status = RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
-    TrainEnvironment environment;
-    if (bootstrap.rank() == 0) environment.on_step = limit_second_line;
-    return Train(bootstrap, config_, environment).status();
-  });
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  std::signal(SIGXFSZ, old_handler);
+  const absl::Status status = FullDisk(2, 3).Run(config_);
   EXPECT_THAT(status.message(),
               AllOf(HasSubstr(absl::StrCat("cannot write '", config_.output.metrics_file, "'")),
                     HasSubstr("steps from 2 on are missing there")));
@@ -134,6 +155,17 @@ TEST_F(ResumeTest, SavesWhatARunHasDoneWhoseMetricsCannotBeWritten) {
   EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 1) << lines;
   ASSERT_OK_AND_ASSIGN(const auto saved, ListCheckpoints(root()));
   EXPECT_THAT(saved, ElementsAre(CheckpointName(3)));
+}
+
+// Only rank 0 knows of the metrics when all ranks learn of the trace.
+TEST_F(ResumeTest, SavesWhatARunHasDoneWhoseMetricsAndTraceCannotBeWritten) {
+  config_.output.metrics_file = folder_ / "run.jsonl";
+  config_.output.trace_file = folder_ / "trace.json";
+  config_.output.trace_steps = "2:2";
+  config_.checkpoint.folder = root();
+  EXPECT_THAT(FullDisk(1, 2).Run(config_).message(), HasSubstr("trace.json"));
+  ASSERT_OK_AND_ASSIGN(const auto saved, ListCheckpoints(root()));
+  EXPECT_THAT(saved, ElementsAre(CheckpointName(2)));
 }
 
 TEST_F(ResumeTest, SavesWhatARunHasDoneWhoseTraceCannotBeWritten) {
