@@ -3,6 +3,7 @@
 
 #include <limits>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,6 +14,9 @@
 
 namespace weft {
 namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
 
@@ -68,22 +72,29 @@ TEST_F(ControlGroups, IgnoreMalformedMembershipLines) {
   EXPECT_EQ(Headroom("nonsense\n0::jobs\n0::/../jobs\n:\n"), kNoLimit);
 }
 
-TEST_F(ControlGroups, GrantTheLeastQuotaOfTheirChain) {
-  const auto cpus = [&](const std::string& membership) {
-    return internal::ControlGroupCpus(folder_.Write("membership", membership), folder_.str());
+TEST_F(ControlGroups, HaveTheQuotasOfTheirChain) {
+  const auto quotas = [&](const std::string& membership) {
+    return internal::ControlGroupQuotas(folder_.Write("membership", membership), folder_.str());
   };
-  EXPECT_EQ(cpus("3:cpu,cpuacct:/a\n0::/b\n"), std::nullopt);
+  const auto cpus = [&](const std::string& membership) {
+    std::vector<double> found;
+    for (const CpuQuota& quota : quotas(membership)) found.push_back(quota.cpus);
+    return found;
+  };
+  EXPECT_THAT(cpus("3:cpu,cpuacct:/a\n0::/b\n"), IsEmpty());
   folder_.Write("b/cpu.max", "max 100000\n");
-  EXPECT_EQ(cpus("0::/b/c\n"), std::nullopt);
+  EXPECT_THAT(cpus("0::/b/c\n"), IsEmpty());
   folder_.Write("b/cpu.max", "250000 100000\n");
-  EXPECT_EQ(cpus("0::/b/c\n"), 2.5);
   folder_.Write("b/c/cpu.max", "50000 100000\n");
-  EXPECT_EQ(cpus("0::/b/c\n"), 0.5);
+  folder_.Write("b/d/cpu.max", "50000 100000\n");
+  EXPECT_THAT(cpus("0::/b/c\n"), ElementsAre(0.5, 2.5));
+  EXPECT_EQ(quotas("0::/b/c\n")[1].group, quotas("0::/b/d\n")[1].group);
+  EXPECT_NE(quotas("0::/b/c\n")[0].group, quotas("0::/b/d\n")[0].group);
   folder_.Write("cpu/a/cpu.cfs_period_us", "100000\n");
   folder_.Write("cpu/a/cpu.cfs_quota_us", "-1\n");
-  EXPECT_EQ(cpus("3:cpu,cpuacct:/a\n"), std::nullopt);
+  EXPECT_THAT(cpus("3:cpu,cpuacct:/a\n"), IsEmpty());
   folder_.Write("cpu/a/cpu.cfs_quota_us", "400000\n");
-  EXPECT_EQ(cpus("3:cpu,cpuacct:/a\n"), 4);
+  EXPECT_THAT(cpus("3:cpu,cpuacct:/a\n"), ElementsAre(4));
 }
 
 TEST(AvailableHostMemory, IsKnown) {

@@ -22,10 +22,12 @@ TEST(RankCpus, AreDividedAmongTheRanksThatMayRunOnThem) {
 }
 
 TEST(RankCpus, ShareTheQuotaOfTheirControlGroup) {
-  RankCpus cpus{{{0, 1, 2, 3}, {0, 1, 2, 3}}, 0, 3.0};
+  RankCpus cpus{{{0, 1, 2, 3}, {0, 1, 2, 3}}, 0, {{3, 2}}};
   EXPECT_NEAR(cpus.Share(), 1.5, 1e-5);
   EXPECT_TRUE(cpus.IsLimitedByQuota());
-  cpus.quota = 5;  // More than its CPUs.
+  cpus.quota->ranks = 1;  // A group of its own.
+  EXPECT_NEAR(cpus.Share(), 2, 1e-5);
+  cpus.quota = {5, 2};  // More than its CPUs.
   EXPECT_NEAR(cpus.Share(), 2, 1e-5);
   EXPECT_FALSE(cpus.IsLimitedByQuota());
 }
@@ -35,7 +37,10 @@ TEST(RankCpus, AreThoseOfTheNode) {
     WEFT_ASSIGN_OR_RETURN(const RankCpus cpus, ExchangeRankCpus(bootstrap, absl::OkStatus(), kTestTimeout));
     EXPECT_EQ(cpus.of_rank.size(), bootstrap.rank() == 2 ? 1u : 2u);
     EXPECT_EQ(cpus.self, bootstrap.rank() % 2);
-    EXPECT_EQ(cpus.quota.has_value(), CpuQuota().has_value());
+    EXPECT_EQ(cpus.quota.has_value(), !CpuQuotas().empty());
+    if (cpus.quota) {
+      EXPECT_EQ(cpus.quota->ranks, std::ssize(cpus.of_rank));
+    }
     for (const std::vector<int>& of_rank : cpus.of_rank) EXPECT_EQ(of_rank, AffinityCpus());
     return absl::OkStatus();
   });

@@ -86,12 +86,13 @@ TEST(ThreadPlan, WarnsWhenThereAreMoreRanksThanCpus) {
 }
 
 TEST(ThreadPlan, StaysWithinTheQuotaOfTheControlGroup) {
-  NodePlacement placement = {{{{0, 1, 2, 3, 4, 5, 6, 7}}, 0, 2.5}, 8, {}};
+  NodePlacement placement = {{{{0, 1, 2, 3, 4, 5, 6, 7}}, 0, {{2.5, 1}}}, 8, {}};
   const ThreadPlan one = PlanThreads(placement);
   EXPECT_EQ(one.threads, 2);
-  EXPECT_EQ(one.reason, "8 CPUs of its own; the control group grants its ranks the time of 2.5");
+  EXPECT_EQ(one.reason, "8 CPUs of its own; its control group limits 1 rank to the time of 2.5 CPUs");
   EXPECT_THAT(one.warnings, IsEmpty());
   placement.cpus.of_rank.assign(4, placement.cpus.of_rank[0]);
+  placement.cpus.quota->ranks = 4;
   const ThreadPlan four = PlanThreads(placement);
   EXPECT_EQ(four.threads, 1);
   EXPECT_THAT(four.warnings, ElementsAre(HasSubstr("4 ranks share the time of 2.5 CPUs")));

@@ -17,11 +17,15 @@ namespace weft {
 struct RankCpus {
   std::vector<std::vector<int>> of_rank;  // By rank of the node, ascending.
   int self = 0;                           // Index of the calling rank.
-  // CPUs whose whole time control groups grant to the ranks of the node together: the least CpuQuota of them.
-  std::optional<double> quota = std::nullopt;
+  // The limit of CPU time that leaves the calling rank least, and the ranks of the node that share it.
+  struct Quota {
+    double cpus = 0;  // See CpuQuota.
+    int ranks = 1;
+  };
+  std::optional<Quota> quota = std::nullopt;
 
   // This rank's share of its CPUs: of each, one divided by the number of ranks that may run on it. At most
-  // the quota divided by the ranks of the node. With a share of 1, no rank needs to wait for another one's
+  // its share of the quota. With a share of 1, no rank needs to wait for another one's
   // time slice. Rounded up by 1e-6, so that sums such as 3 x 1/3 reach the whole number.
   double Share() const;
   // True if the quota lowers that share.

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
+#include <absl/types/span.h>
 
 #include "weft/core/status.h"
 #include "weft/core/topology.h"
@@ -26,10 +28,10 @@ std::string RangesOf(const std::vector<int>& cpus) {
   return absl::StrJoin(ranges, ",");
 }
 
-// "0-3,8", and the quota behind a slash if there is one: "0-3,8/1.5".
+// "0-3,8", and the quotas with their groups, if there are any: "0-3,8/1.5@77/4@78".
 std::string OwnCpus() {
   std::string cpus = RangesOf(AffinityCpus());
-  if (const std::optional<double> quota = CpuQuota()) absl::StrAppend(&cpus, "/", *quota);
+  for (const CpuQuota& quota : CpuQuotas()) absl::StrAppend(&cpus, "/", quota.cpus, "@", quota.group);
   return cpus;
 }
 
@@ -52,6 +54,31 @@ absl::StatusOr<std::vector<int>> CpusOf(int rank, std::string_view ranges) {
   return cpus;
 }
 
+absl::StatusOr<std::vector<CpuQuota>> QuotasOf(int rank, absl::Span<const absl::string_view> texts) {
+  std::vector<CpuQuota> quotas;
+  for (const absl::string_view text : texts) {
+    const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(text, '@');
+    CpuQuota& quota = quotas.emplace_back();
+    if (!absl::SimpleAtod(parts.first, &quota.cpus) || !absl::SimpleAtoi(parts.second, &quota.group))
+      return NoListOfCpus(rank, ToStd(text));
+  }
+  return quotas;
+}
+
+// `of_rank`: those of each rank of a node.
+std::optional<RankCpus::Quota> TightestQuota(const std::vector<std::vector<CpuQuota>>& of_rank, int self) {
+  std::optional<RankCpus::Quota> tightest;
+  for (const CpuQuota& own : of_rank[static_cast<size_t>(self)]) {
+    const auto has_group = [&](const std::vector<CpuQuota>& quotas) {
+      return std::any_of(quotas.begin(), quotas.end(),
+                         [&](const CpuQuota& quota) { return quota.group == own.group; });
+    };
+    const auto ranks = static_cast<int>(std::count_if(of_rank.begin(), of_rank.end(), has_group));
+    if (!tightest || own.cpus / ranks < tightest->cpus / tightest->ranks) tightest = {own.cpus, ranks};
+  }
+  return tightest;
+}
+
 }  // namespace
 
 double RankCpus::ShareWithoutQuota() const {
@@ -67,7 +94,7 @@ double RankCpus::ShareWithoutQuota() const {
 
 double RankCpus::Share() const {
   double share = ShareWithoutQuota();
-  if (quota) share = std::min(share, *quota / static_cast<double>(of_rank.size()));
+  if (quota) share = std::min(share, quota->cpus / quota->ranks);
   return share + 1e-6;
 }
 
@@ -79,16 +106,14 @@ absl::StatusOr<RankCpus> ExchangeRankCpus(Bootstrap& bootstrap, const absl::Stat
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> masks,
                         ExchangeBlobs(bootstrap, "CPUs of ranks", own, timeout));
   RankCpus found;
+  std::vector<std::vector<CpuQuota>> quotas;
   for (const int rank : bootstrap.node_map().RanksOf(bootstrap.node())) {
     if (rank == bootstrap.rank()) found.self = static_cast<int>(found.of_rank.size());
-    const std::string& sent = masks[static_cast<size_t>(rank)];
-    const std::vector<std::string> parts = absl::StrSplit(sent, '/');
-    WEFT_ASSIGN_OR_RETURN(found.of_rank.emplace_back(), CpusOf(rank, parts.front()));
-    if (parts.size() == 1) continue;
-    double quota = 0;
-    if (!absl::SimpleAtod(parts[1], &quota)) return NoListOfCpus(rank, sent);
-    found.quota = std::min(found.quota.value_or(quota), quota);
+    const std::vector<absl::string_view> parts = absl::StrSplit(masks[static_cast<size_t>(rank)], '/');
+    WEFT_ASSIGN_OR_RETURN(found.of_rank.emplace_back(), CpusOf(rank, ToStd(parts.front())));
+    WEFT_ASSIGN_OR_RETURN(quotas.emplace_back(), QuotasOf(rank, absl::MakeSpan(parts).subspan(1)));
   }
+  found.quota = TightestQuota(quotas, found.self);
   return found;
 }
 

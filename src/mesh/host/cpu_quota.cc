@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <fstream>
+#include <optional>
+#include <sys/stat.h>
 
 #include <absl/strings/str_cat.h>
 
 #include "src/mesh/host/control_groups.h"
+#include "weft/core/hash.h"
 
 namespace weft {
 namespace {
@@ -29,17 +32,31 @@ std::optional<double> QuotaOfGroup(internal::ControlGroupVersion version, const 
   return Quota(quota, period);
 }
 
-}  // namespace
-
-std::optional<double> internal::ControlGroupCpus(const std::string& membership, const std::string& root) {
-  std::optional<double> least;
-  VisitControlGroups(membership, root, "cpu", [&](ControlGroupVersion version, const std::string& folder) {
-    const std::optional<double> quota = QuotaOfGroup(version, folder);
-    if (quota) least = std::min(least.value_or(*quota), *quota);
-  });
-  return least;
+// The folder's inode is that of the group, whichever part of the groups a container sees.
+uint64_t IdentityOf(const std::string& folder) {
+  struct stat info = {};
+  if (stat(folder.c_str(), &info) != 0) return 0;
+  const uint64_t identity[] = {info.st_dev, info.st_ino};
+  return Hash64(identity, sizeof(identity));
 }
 
-std::optional<double> CpuQuota() { return internal::ControlGroupCpus("/proc/self/cgroup", "/sys/fs/cgroup"); }
+}  // namespace
+
+std::vector<CpuQuota> internal::ControlGroupQuotas(const std::string& membership, const std::string& root) {
+  std::vector<CpuQuota> quotas;
+  VisitControlGroups(membership, root, "cpu", [&](ControlGroupVersion version, const std::string& folder) {
+    const std::optional<double> cpus = QuotaOfGroup(version, folder);
+    if (!cpus) return;
+    const uint64_t group = IdentityOf(folder);
+    const bool is_known = std::any_of(quotas.begin(), quotas.end(),
+                                      [&](const CpuQuota& known) { return known.group == group; });
+    if (!is_known) quotas.push_back({*cpus, group});
+  });
+  return quotas;
+}
+
+std::vector<CpuQuota> CpuQuotas() {
+  return internal::ControlGroupQuotas("/proc/self/cgroup", "/sys/fs/cgroup");
+}
 
 }  // namespace weft

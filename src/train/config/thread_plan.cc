@@ -38,12 +38,11 @@ std::vector<std::string> PlacementWarnings(const NodePlacement& placement, size_
     return {absl::StrCat(Count(ranks, "rank"), " may use only ", Count(used, "CPU"), " of the ", available,
                          " available: start with ", placement.unbound_start)};
   }
-  const std::optional<double>& quota = placement.cpus.quota;
-  if (quota && *quota < static_cast<double>(std::min(ranks, used))) {
-    return {
-        absl::StrCat(Count(ranks, "rank"), ranks == 1 ? " has" : " share", " the time of ", *quota,
-                     " CPUs, the limit of the control group: raise it (docker run --cpus), or start fewer "
-                     "ranks per node")};
+  if (const auto& quota = placement.cpus.quota; quota && quota->cpus < quota->ranks) {
+    const bool is_shared = quota->ranks > 1;
+    return {absl::StrCat(Count(static_cast<size_t>(quota->ranks), "rank"), is_shared ? " share" : " has",
+                         " the time of ", quota->cpus, " CPUs, the limit of a control group: raise it ",
+                         "(docker run --cpus)", is_shared ? ", or start fewer ranks per node" : "")};
   }
   if (ranks > used) {
     return {absl::StrCat(Count(ranks, "rank"), " share ", Count(used, "CPU"), ": start at most ", used,
@@ -80,7 +79,9 @@ ThreadPlan PlanThreads(const NodePlacement& placement) {
   plan.reason = sharers == 1 ? absl::StrCat(Count(own.size(), "CPU"), " of its own")
                              : absl::StrCat(Count(own.size(), "CPU"), " shared by ", sharers, " ranks");
   if (placement.cpus.IsLimitedByQuota()) {
-    absl::StrAppend(&plan.reason, "; the control group grants its ranks the time of ", *placement.cpus.quota);
+    const RankCpus::Quota& quota = *placement.cpus.quota;
+    absl::StrAppend(&plan.reason, "; its control group limits ",
+                    Count(static_cast<size_t>(quota.ranks), "rank"), " to the time of ", quota.cpus, " CPUs");
   }
   if (placement.limit && *placement.limit < plan.threads) {
     plan.threads = *placement.limit;
