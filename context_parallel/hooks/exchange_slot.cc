@@ -119,7 +119,7 @@ absl::StatusOr<Tensor> ExchangeSlot::Read(Invocation& invocation, const Share& s
 
 void ExchangeSlot::StopSharing(Invocation& invocation, Records& records, const Handle& exchange) const {
   if (std::erase(records.shared, exchange) == 0) return;
-  invocation.RemoveReader(exchange->local);
+  invocation.RemoveReader(exchange->local, &reader_purpose_);
   exchange->local = Tensor();
   exchange->exchanged = PendingTensor();
 }

@@ -126,7 +126,7 @@ std::optional<SourceLink::Taken> SourceLink::TakeLaunched(Invocation& invocation
       records.launched.begin(), records.launched.end(),
       [&](const Launch& launch) { return IsSameView(launch.tensor.local.view(), local.view()); });
   if (found == records.launched.end()) return std::nullopt;
-  invocation.RemoveReader(local);
+  invocation.RemoveReader(local, &reader_purpose_);
   Taken taken{std::move(found->tensor), {.call = found->call}};
   if (!taken.origin.call && invocation.gradients()) ++records.taken_before_recompute;
   if (found->is_recomputed && records.taken_before_recompute > 0) --records.taken_before_recompute;
@@ -206,7 +206,7 @@ absl::Status SourceLink::DropUntaken(Invocation& invocation, Records& records, i
         "or none"));
   }
   --records.taken_before_recompute;
-  invocation.RemoveReader(untaken->tensor.local);
+  invocation.RemoveReader(untaken->tensor.local, &reader_purpose_);
   records.launched.erase(untaken);
   return absl::OkStatus();
 }

@@ -118,7 +118,7 @@ TEST(Rope, FailsWithoutWritingWhileATensorHasReaders) {
         StatusIs(absl::StatusCode::kFailedPrecondition, "rope would overwrite a tensor that a peer reads"));
     EXPECT_EQ(testing::ToDoubleValues(unread.view()), testing::ToDoubleValues(unread_before.view()));
     EXPECT_EQ(testing::ToDoubleValues(read.view()), testing::ToDoubleValues(read_before.view()));
-    invocation.RemoveReader(read);
+    invocation.RemoveReader(read, &use);
   }
   EXPECT_OK(rope.Forward(invocation, {unread, read}).status());
   EXPECT_NE(testing::ToDoubleValues(read.view()), testing::ToDoubleValues(read_before.view()));
@@ -136,7 +136,7 @@ TEST(Rope, FailsIfAWindowOfAnInputHasAReader) {
     Invocation invocation;
     invocation.AddReader(read, &use);
     EXPECT_THAT(rope.Forward(invocation, {whole}).status(), is_refused);
-    invocation.RemoveReader(read);
+    invocation.RemoveReader(read, &use);
     EXPECT_OK(rope.Forward(invocation, {whole}).status());
   }
   Invocation invocation;
@@ -145,7 +145,7 @@ TEST(Rope, FailsIfAWindowOfAnInputHasAReader) {
   EXPECT_OK(rope.Forward(invocation, {other_tokens}).status());
   EXPECT_THAT(rope.Forward(invocation, {last_token}).status(), is_refused);
   invocation.AddReader(whole, &use);
-  invocation.RemoveReader(last_token);
+  invocation.RemoveReader(last_token, &use);
   EXPECT_THAT(rope.Forward(invocation, {other_tokens}).status(), is_refused);
 }
 

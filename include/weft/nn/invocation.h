@@ -122,10 +122,10 @@ class Invocation {
 
   // Registers a reader of `tensor` that runs beside the modules or after them, such as a send to another
   // rank. `use` completes the error "<module> would overwrite <use>". Call RemoveReader once for each
-  // AddReader.
+  // AddReader, with the same tensor and `use`.
   // Lifetime: `use` must outlive the registration.
   void AddReader(const Tensor& tensor, const std::string* use);
-  void RemoveReader(const Tensor& tensor);
+  void RemoveReader(const Tensor& tensor, const std::string* use);
   // Modules that overwrite an input or a gradient call this first. `writer` is the module's name. A tensor
   // covers the bytes from its first to its last element.
   // Errors: kFailedPrecondition (a tensor with a reader covers some of the bytes; names `writer` and the

@@ -52,13 +52,6 @@ class Residual : public Sequential {
  protected:
   absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override;
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
-
- private:
-  // Why x and the gradient of y have a reader. Outlives the passes, because RemoveReader may remove another
-  // registration of the same tensor.
-  const std::string reader_purpose_ =
-      absl::StrCat("a tensor that the residual connection '", name(),
-                   "' adds after its children have run; let an earlier child write to new memory");
 };
 
 }  // namespace weft

@@ -174,9 +174,9 @@ void Invocation::AddReader(const Tensor& tensor, const std::string* use) {
   readers_.push_back({tensor.view(), use});
 }
 
-void Invocation::RemoveReader(const Tensor& tensor) {
+void Invocation::RemoveReader(const Tensor& tensor, const std::string* use) {
   const auto found = std::find_if(readers_.rbegin(), readers_.rend(), [&](const Reader& reader) {
-    return IsSameView(reader.view, tensor.view());
+    return reader.use == use && IsSameView(reader.view, tensor.view());
   });
   WEFT_CHECK(found != readers_.rend(), "RemoveReader without AddReader");
   readers_.erase(std::next(found).base());

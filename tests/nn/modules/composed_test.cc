@@ -101,6 +101,22 @@ TEST(Residual, RefusesAChildThatWouldOverwriteItsInput) {
   }
 }
 
+TEST(Residual, LeavesTheReaderThatAChildHasAddedToItsInput) {
+  Residual residual("block");
+  Linear& child = residual.Add<Linear>("linear", 4, 4);
+  const MaterializedParameters memory(residual, 1, DType::kF32, DType::kF32);
+  const std::string use = "a tensor that a peer reads";
+  child.AddForwardPreHook([&use](Module&, Invocation& invocation, Tensors& inputs) {
+    invocation.AddReader(inputs[0], &use);
+    return absl::OkStatus();
+  });
+  Invocation invocation;
+  const Tensor x = TestHeads(1);
+  ASSERT_OK(residual.Forward(invocation, {x}));
+  EXPECT_THAT(invocation.CheckWritable(x, "rope"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "rope would overwrite " + use));
+}
+
 // A tensor of the same values whose rows are apart in memory.
 Tensor WithGaps(const Tensor& x) {
   Shape wide = x.shape();
