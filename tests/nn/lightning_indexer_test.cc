@@ -121,6 +121,37 @@ TEST(LightningIndexer, RejectsGradientsBeforeItOverwritesThem) {
   EXPECT_OK(indexer.Backward(invocation, given));
 }
 
+TEST(LightningIndexer, DoesNotOverwriteAGradientThatHasAReader) {
+  LightningIndexer indexer = MakeIndexer({.index_heads = 2, .index_dim = 4});
+  const MaterializedParameters memory(indexer, 1, DType::kF32, DType::kF32);
+  const auto gradients = [] {
+    return Tensors{TestTensor(DType::kF32, {1, 3, 2, 4}, 1), TestTensor(DType::kF32, {1, 3, 1, 4}, 2),
+                   TestTensor(DType::kF32, {1, 3, 2}, 3)};
+  };
+  const Tensors given = gradients();
+  const std::string use = "a gradient that is added to another";
+  Invocation invocation;
+  for (const Tensor& gradient : given) invocation.AddReader(gradient, &use);
+  ASSERT_OK(indexer.Forward(invocation, {TestTensor(DType::kF32, {1, 3, kDim}, 1)}));
+  ASSERT_OK(indexer.Backward(invocation, given));
+  for (size_t i = 0; i < given.size(); ++i) {
+    EXPECT_EQ(testing::ToDoubleValues(given[i].view()), testing::ToDoubleValues(gradients()[i].view()));
+  }
+}
+
+TEST(LightningIndexer, RefusesToScaleWeightsThatHaveAReader) {
+  LightningIndexer indexer = MakeIndexer({.index_heads = 2, .index_dim = 4});
+  const MaterializedParameters memory(indexer, 1, DType::kF32, DType::kF32);
+  const std::string use = "a tensor that a peer reads";
+  indexer.children()[0]->AddForwardPostHook([&use](Module&, Invocation& invocation, Tensors& outputs) {
+    invocation.AddReader(outputs[2], &use);
+    return absl::OkStatus();
+  });
+  Invocation invocation;
+  EXPECT_THAT(indexer.Forward(invocation, {TestTensor(DType::kF32, {1, 3, kDim}, 1)}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "self_attn.indexer would overwrite " + use));
+}
+
 TEST(LightningIndexer, NamesItsParameters) {
   LightningIndexer indexer = MakeIndexer({});
   std::vector<std::string> names;

@@ -126,11 +126,13 @@ class Invocation {
   // Lifetime: `use` must outlive the registration.
   void AddReader(const Tensor& tensor, const std::string* use);
   void RemoveReader(const Tensor& tensor, const std::string* use);
-  // Modules that overwrite an input or a gradient call this first. `writer` is the module's name. A tensor
-  // covers the bytes from its first to its last element.
+  // Modules that overwrite an input or a gradient call this first, or overwrite what WritableOrCopy returns.
+  // `writer` is the module's name. A tensor covers the bytes from its first to its last element.
   // Errors: kFailedPrecondition (a tensor with a reader covers some of the bytes; names `writer` and the
   // reader's `use`).
   absl::Status CheckWritable(const Tensor& tensor, const std::string& writer) const;
+  // The tensor, or a copy of it if CheckWritable would fail.
+  Tensor WritableOrCopy(const Tensor& tensor) const;
 
   // Lists a forward call of `module` until EndCall, between Begin and End of which the calls inside of it are
   // made. Without saves nothing is listed. See Note [Calls without backward].
@@ -186,6 +188,8 @@ class Invocation {
     TensorView view;
     const std::string* use;
   };
+  // The last reader of some of the tensor's bytes; null if there is none.
+  const Reader* ReaderOf(const Tensor& tensor) const;
 
   bool gradients_;
   float loss_scale_;

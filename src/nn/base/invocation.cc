@@ -182,13 +182,21 @@ void Invocation::RemoveReader(const Tensor& tensor, const std::string* use) {
   readers_.erase(std::next(found).base());
 }
 
+const Invocation::Reader* Invocation::ReaderOf(const Tensor& tensor) const {
+  const ByteRange bytes = BytesOf(tensor.view());
+  const auto found = std::find_if(readers_.rbegin(), readers_.rend(),
+                                  [&](const Reader& reader) { return Overlap(BytesOf(reader.view), bytes); });
+  return found == readers_.rend() ? nullptr : &*found;
+}
+
 absl::Status Invocation::CheckWritable(const Tensor& tensor, const std::string& writer) const {
-  const ByteRange written = BytesOf(tensor.view());
-  const auto found = std::find_if(readers_.rbegin(), readers_.rend(), [&](const Reader& reader) {
-    return Overlap(BytesOf(reader.view), written);
-  });
-  if (found == readers_.rend()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(writer, " would overwrite ", *found->use));
+  const Reader* reader = ReaderOf(tensor);
+  if (reader == nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(writer, " would overwrite ", *reader->use));
+}
+
+Tensor Invocation::WritableOrCopy(const Tensor& tensor) const {
+  return ReaderOf(tensor) == nullptr ? tensor : tensor.Copy();
 }
 
 }  // namespace weft

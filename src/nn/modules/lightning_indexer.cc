@@ -46,6 +46,7 @@ absl::StatusOr<Tensors> LightningIndexer::ForwardImpl(Invocation& invocation, co
   WEFT_ASSIGN_OR_RETURN(const Tensors rotated,
                         rope_->Forward(invocation, {projected[0].Reshape({batch, tokens, heads_, index_dim_}),
                                                     normed[0].Reshape({batch, tokens, 1, index_dim_})}));
+  WEFT_RETURN_IF_ERROR(invocation.CheckWritable(projected[2], name()));
   WEFT_RETURN_IF_ERROR(StridedCopy(projected[2].view(), projected[2].view(), WeightScale()));
   return Tensors{rotated[0], rotated[1], projected[2]};
 }
@@ -55,7 +56,7 @@ absl::StatusOr<Tensors> LightningIndexer::BackwardImpl(Invocation& invocation,
   WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, 3));
   const int64_t batch = output_gradients[0].dim(0);
   const int64_t tokens = output_gradients[0].dim(1);
-  const Tensor& weights = output_gradients[2];
+  const Tensor weights = invocation.WritableOrCopy(output_gradients[2]);
   WEFT_RETURN_IF_ERROR(StridedCopy(weights.view(), weights.view(), WeightScale()));
   WEFT_ASSIGN_OR_RETURN(const Tensors rotated,
                         rope_->Backward(invocation, {output_gradients[0], output_gradients[1]}));

@@ -182,10 +182,8 @@ absl::StatusOr<Tensors> Rope::ForwardImpl(Invocation& invocation, const Tensors&
 
 absl::StatusOr<Tensors> Rope::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, output_gradients.size()));
-  Tensors gradients = output_gradients;
-  for (Tensor& gradient : gradients) {
-    if (!invocation.CheckWritable(gradient, name()).ok()) gradient = gradient.Copy();
-  }
+  Tensors gradients;
+  for (const Tensor& gradient : output_gradients) gradients.push_back(invocation.WritableOrCopy(gradient));
   WEFT_RETURN_IF_ERROR(Rotate(invocation, gradients, -1.0F));
   return gradients;
 }

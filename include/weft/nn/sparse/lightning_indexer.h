@@ -12,7 +12,8 @@
 //   index_dim], index_weights [batch, tokens, index_heads].
 // Backward writes the gradients of the parameters, and returns an undefined gradient of x: the indexer's
 //   input is detached, so that its loss does not reach the layers below. It overwrites the gradients of the
-//   outputs.
+//   outputs, except those that have a reader (see Invocation::AddReader).
+// Errors: kFailedPrecondition (an output of the projections has a reader and would be overwritten).
 // Parameters: wq.weight, wk.weight, k_norm.weight, k_norm.bias, weights_proj.weight.
 #pragma once
 
