@@ -50,6 +50,10 @@ SourceLink::SourceLink(Options options) : options_(std::move(options)) {
             }),
             module->AddBackwardPreHook([this](Module&, Invocation& invocation, Tensors& gradients) {
               return BeforeBackward(invocation, gradients);
+            }),
+            module->AddBackwardPostHook([this](Module&, Invocation& invocation, Tensors&) {
+              AfterBackward(invocation);
+              return absl::OkStatus();
             })};
 }
 
@@ -174,17 +178,18 @@ absl::Status SourceLink::BeforeBackward(Invocation& invocation, Tensors& output_
   if (records.calls.empty()) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(invocation.CheckGradients(*options_.source.module, output_gradients));
   const int64_t number = records.calls.back();
-  records.calls.pop_back();
   WEFT_RETURN_IF_ERROR(DropUntaken(invocation, records, number));
-  auto& source = invocation.State<SourceCalls>(options_.source.module);
-  if (source.calls.empty() || source.calls.back().number != number) {
-    return absl::OkStatus();  // Another link of the source added all gradients.
+  Call& call = invocation.State<SourceCalls>(options_.source.module).calls.back();
+  if (call.links.front() != this) return absl::OkStatus();  // The first link adds all gradients.
+  if (call.has_given_gradients) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        options_.source.module->name(), ": an earlier backward of this call failed after it had been given ",
+        "the gradients of its exchanged outputs: repeat the pass from its forward"));
   }
-  for (const SourceLink* link : source.calls.back().links) {
+  for (const SourceLink* link : call.links) {
     if (link->options_.complete) WEFT_RETURN_IF_ERROR(link->options_.complete(invocation, number));
   }
-  Call call = std::move(source.calls.back());
-  source.calls.pop_back();
+  call.has_given_gradients = !call.gradients.empty();
   for (Gradient& gradient : call.gradients) {
     const size_t index = *gradient.link->OutputIndex(call.output_shapes.size());
     if (index >= output_gradients.size()) output_gradients.resize(index + 1);
@@ -192,7 +197,17 @@ absl::Status SourceLink::BeforeBackward(Invocation& invocation, Tensors& output_
     WEFT_ASSIGN_OR_RETURN(const Tensor received, gradient.tensor.Wait());
     WEFT_ASSIGN_OR_RETURN(sum, gradient.link->Sum(sum, received, call.output_shapes[index]));
   }
+  call.gradients.clear();
   return absl::OkStatus();
+}
+
+void SourceLink::AfterBackward(Invocation& invocation) const {
+  auto& records = invocation.State<Records>(this);
+  if (records.calls.empty()) return;
+  auto& source = invocation.State<SourceCalls>(options_.source.module);
+  const bool is_last = source.calls.back().links.back() == this;  // Its hook runs after those of the others.
+  if (is_last) source.calls.pop_back();
+  records.calls.pop_back();
 }
 
 absl::Status SourceLink::DropUntaken(Invocation& invocation, Records& records, int64_t call) const {

@@ -10,8 +10,10 @@
 // Rule: every forward of the source gets a number. The exchange that it launches is kept with its local
 // tensor until a consumer takes exactly that tensor. The consumer remembers the number and hands the gradient
 // of the tensor to the call with that number. Backward runs in the reverse order of forward, so each backward
-// of the source takes the last call and adds all gradients that were handed to it. Each link keeps its own
-// records in the invocation, which destroys them.
+// of the source adds all gradients that were handed to the last call. The sum is formed in the memory of a
+// received gradient, without a copy, so they can be added once: the call is kept until that backward has
+// succeeded, and a repeated one is an error. Each link keeps its own records in the invocation, which
+// destroys them.
 //
 // Note [Negative-zero gradients]
 // Problem: the gradient of a tensor with a source is still in flight when the backward of the consumer
@@ -99,7 +101,7 @@ class SourceLink {
   // State of one link in an invocation.
   struct Records {
     std::deque<Launch> launched;  // Not taken yet.
-    std::vector<int64_t> calls;   // Calls of the source whose backward has not run.
+    std::vector<int64_t> calls;   // Calls of the source whose backward has not succeeded.
     // Tensors that were taken from a source that will be recomputed, less those that were taken or dropped
     // since from its recomputations. A consumer that is not recomputed with the source does not take them.
     int64_t taken_before_recompute = 0;
@@ -112,7 +114,8 @@ class SourceLink {
     int64_t number;
     std::vector<Shape> output_shapes;
     std::vector<const SourceLink*> links;
-    std::vector<Gradient> gradients;
+    std::vector<Gradient> gradients = {};
+    bool has_given_gradients = false;  // To a backward, which may have failed.
   };
   // State of one source in an invocation, shared by its links.
   struct SourceCalls {
@@ -127,8 +130,11 @@ class SourceLink {
   // Records the call of the source that has just run and returns its number.
   int64_t RecordCall(Invocation& invocation, Records& records, const Tensors& outputs) const;
   absl::Status AfterForward(Invocation& invocation, const Tensors& outputs);
-  // Gradients of the last outputs may be missing. A refused backward changes nothing.
+  // Gradients of the last outputs may be missing. A refused backward changes nothing. Errors: those of
+  // Invocation::CheckGradients, kFailedPrecondition (the backward has failed after this had given gradients).
   absl::Status BeforeBackward(Invocation& invocation, Tensors& output_gradients);
+  // Forgets the call of the source.
+  void AfterBackward(Invocation& invocation) const;
   std::optional<Taken> TakeLaunched(Invocation& invocation, const Tensor& local) const;
   // Drops what this call of the source launched and no consumer took. Returns an error unless the launch
   // came from a recomputation.

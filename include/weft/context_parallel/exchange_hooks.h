@@ -16,6 +16,9 @@
 // slot without a source, is exchanged by the first consumer that takes it, which also returns its gradient:
 // with the same bits.
 //
+// If the backward of a source fails after it was given the gradients of the exchange, as for a gradient that
+// is not contiguous, it cannot be repeated: kFailedPrecondition.
+//
 // The backward of a consumer may be left out; its gradient counts as zero. Without a source, the first
 // consumer is an exception: if it is left out but another gave a gradient, the backward of the module that
 // called it fails with kFailedPrecondition.

@@ -12,7 +12,8 @@
 // Errors: kInvalidArgument (number, shape, strides or dtype of the inputs, or of the gradients that backward
 //   is given; a module's header adds to these), kFailedPrecondition (a parameter is sharded, or has no memory
 //   for its gradient). Messages begin with the module's name. A module that has no children and is not
-//   checkpointed checks these first: its backward can be called again when the cause is gone.
+//   checkpointed checks these first: its backward can be called again when the cause is gone, unless its
+//   hooks say otherwise.
 // REQUIRES: the caller does not overwrite a module's inputs and outputs before its backward, because the
 //   module may have saved them. The headers of the modules state the exceptions.
 // Lifetime: a module owns its children and parameters. They never move.

@@ -63,17 +63,19 @@ TEST(ExchangeHooksGradients, MayBeMissingForTheLastOutputs) {
       AsGiven);
 }
 
+// Another gradient of the same shape, as a strided part of a tensor.
+Tensor StridedLike(const Tensor& gradient) {
+  const Tensor wide = SomeTensor(gradient.dim(0), gradient.dim(1), 2 * gradient.dim(2), 3);
+  return wide.Window(wide.view().Slice(2, gradient.dim(2), gradient.dim(2)));
+}
+
 TEST(ExchangeHooksGradients, AddToAStridedGradient) {
-  const auto strided = [](const Tensor& gradient) {
-    const Tensor wide = SomeTensor(gradient.dim(0), gradient.dim(1), 2 * gradient.dim(2), 3);
-    return wide.Window(wide.view().Slice(2, gradient.dim(2), gradient.dim(2)));
-  };
   ExpectSameBits(
-      [&](Module& source, Invocation& invocation, const Tensors& gradients) {
-        return source.Backward(invocation, {gradients[0], strided(gradients[1])});
+      [](Module& source, Invocation& invocation, const Tensors& gradients) {
+        return source.Backward(invocation, {gradients[0], StridedLike(gradients[1])});
       },
-      [&](Module& source, Invocation& invocation, const Tensors& gradients) {
-        return source.Backward(invocation, {gradients[0], strided(gradients[1]).Copy()});
+      [](Module& source, Invocation& invocation, const Tensors& gradients) {
+        return source.Backward(invocation, {gradients[0], StridedLike(gradients[1]).Copy()});
       });
 }
 
@@ -88,6 +90,22 @@ TEST(ExchangeHooksGradients, HaveTheShapesOfTheOutputs) {
         return source.Backward(invocation, std::move(gradients));
       },
       AsGiven);
+}
+
+// The source refuses the gradient of q after the hook has added that of the keys to its gradient.
+TEST(ExchangeHooksGradients, AreNotLostInARepeatedBackward) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const auto model, SlotModel::Make(bootstrap, {}, true));
+    const auto repeated = [](Module& source, Invocation& invocation, const Tensors& gradients) {
+      EXPECT_THAT(source.Backward(invocation, {StridedLike(gradients[0]), gradients[1]}).status(),
+                  StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("output 0")));
+      return source.Backward(invocation, gradients);
+    };
+    EXPECT_THAT(PassWith(*model, bootstrap.rank(), repeated).status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         AllOf(HasSubstr("block.layer.projection"), HasSubstr("repeat the pass"))));
+    return BootstrapBarrier(bootstrap);
+  });
 }
 
 }  // namespace
