@@ -83,7 +83,7 @@ class ContextParallel::Impl {
   ~Impl() {
     root_.RemoveHook(error_hook_);
     for (const auto& [attention, own] : operators_) {
-      if (attention->attention_operator() == own) attention->SetOperator(nullptr);
+      if (attention->attention_operator() == own.lock().get()) attention->SetOperator(nullptr);
     }
     for (Module* module : allocating_) {
       ResultAllocators allocators = module->result_allocators();
@@ -123,8 +123,9 @@ class ContextParallel::Impl {
           absl::StrCat(attention.name(), ": ", neighbors.heads, " heads and ", neighbors.kv_heads,
                        " KV heads: if a source is given, set both, the first to a multiple of the second"));
     }
-    attention.SetOperator(std::make_shared<SplitAttention>(attention, neighbors, shared_));
-    operators_.emplace_back(&attention, attention.attention_operator());
+    const auto own = std::make_shared<SplitAttention>(attention, neighbors, shared_);
+    attention.SetOperator(own);
+    operators_.emplace_back(&attention, own);
     split_.push_back(&attention);
     for (Module* source : sources) Allocate(*source, &ResultAllocators::outputs);
     for (Module* module : neighbors.allocators) Allocate(*module, &ResultAllocators::outputs);
@@ -194,8 +195,9 @@ class ContextParallel::Impl {
   Module::HookId error_hook_ = 0;
   BufferPool pool_;
   SplitAttention::Shared shared_;
-  std::vector<std::pair<Attention*, const AttentionOperator*>> operators_;  // Those of dense attentions.
-  std::vector<const Module*> split_;                                        // Dense and sparse attentions.
+  // Those of dense attentions. Weak, because an operator that was removed must take its hooks along.
+  std::vector<std::pair<Attention*, std::weak_ptr<const AttentionOperator>>> operators_;
+  std::vector<const Module*> split_;            // Dense and sparse attentions.
   std::unique_ptr<SequenceExchange> exchange_;  // Moves the keys of sparse attentions; null without any.
   ExchangeHooks hooks_;                         // Those of sparse attentions.
   absl::flat_hash_set<Module*> allocating_;     // Modules with results in the pool.

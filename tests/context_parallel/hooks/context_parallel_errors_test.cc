@@ -216,5 +216,21 @@ TEST(ContextParallelErrors, LeavesWhatOthersHaveSetWhenDestroyed) {
   });
 }
 
+// The operator of another context may have the address of a destroyed one.
+TEST(ContextParallelErrors, LeavesTheOperatorOfAnotherContextWhenDestroyed) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const auto split, SplitModel::Make(bootstrap, {}, {}));
+    Attention attention("attention");
+    WEFT_ASSIGN_OR_RETURN(auto first, ContextOver(*split));
+    WEFT_ASSIGN_OR_RETURN(const auto second, ContextOver(*split));
+    WEFT_RETURN_IF_ERROR(first->Parallelize(attention));
+    attention.SetOperator(nullptr);
+    WEFT_RETURN_IF_ERROR(second->Parallelize(attention));
+    first.reset();
+    EXPECT_NE(attention.attention_operator(), nullptr);
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing
