@@ -21,7 +21,9 @@
 //
 // The backward of a consumer may be left out; its gradient counts as zero. Without a source, the first
 // consumer is an exception: if it is left out but another gave a gradient, the backward of the module that
-// called it fails with kFailedPrecondition.
+// called it fails with kFailedPrecondition. This holds even if nobody reads the gradient, because frozen
+// layers made the tensor: name their last module as the source, or run the first consumer's backward. If no
+// module has called the first consumer, no backward can fail, and the gradient of the tensor is lost.
 //
 //   ExchangeHooks hooks;
 //   WEFT_RETURN_IF_ERROR(hooks.AddSlot({.name = "keys", .source = {&projection, 1}, .heads = 8,
