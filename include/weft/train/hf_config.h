@@ -38,7 +38,9 @@ absl::StatusOr<LlamaConfig> ReadHfConfig(const std::string& folder);
 // `source` is empty for a new Llama.
 std::string FormatHfConfig(const LlamaConfig& config, std::string_view source, DType dtype = DType::kF32);
 
-// The text of the config.json of any model, with `dtype` as that of its weights. All other keys are kept.
+// The text of the config.json of any model, with `dtype` as that of its weights, which older ones have as
+// torch_dtype. All other text is kept, also the values Infinity and NaN that Python writes, and is not
+// checked.
 // Errors: kDataLoss (not a JSON object; names `path`).
 absl::StatusOr<std::string> SetHfDtype(std::string_view json, const std::string& path, DType dtype);
 

@@ -21,6 +21,10 @@ absl::StatusOr<Json> ParseConfigFile(std::string_view text, const std::string& p
   WEFT_RETURN_IF_ERROR(Annotate(CheckJsonText(text, kLimits), absl::StrCat("'", path, "'")));
   Json json = ParseJson(text);
   if (json.is_object()) return json;
+  return NotAConfigFile(path, kind);
+}
+
+absl::Status NotAConfigFile(const std::string& path, const char* kind) {
   return absl::DataLossError(absl::StrCat("'", path, "' is not a JSON object: is it a ", kind, "?"));
 }
 

@@ -2,11 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <absl/strings/ascii.h>
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
+#include <absl/strings/string_view.h>
 
 #include "src/train/config/config_file.h"
 #include "src/train/config/hf_architecture.h"
@@ -157,10 +163,51 @@ void SetTraits(const HfArchitecture& architecture, const LlamaConfig& config, Js
   }
 }
 
-// Replaces the dtype of the weights, which older configurations have as torch_dtype.
-void SetDtype(DType dtype, Json& json) {
-  json.erase("torch_dtype");
-  json["dtype"] = TorchName(dtype);
+// Position of the first byte `wanted` outside of strings and of inner objects and arrays, or the size of the
+// text. nullopt: one of these does not end before.
+std::optional<size_t> FindOuter(absl::string_view text, char wanted) {
+  int64_t level = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char byte = text[i];
+    if (in_string) {
+      if (byte == '\\') ++i;
+      in_string = byte != '"';
+      continue;
+    }
+    if (byte == wanted && level == 0) return i;
+    in_string = byte == '"';
+    if (byte == '{' || byte == '[') ++level;
+    if ((byte == '}' || byte == ']') && --level < 0) return std::nullopt;
+  }
+  return level == 0 && !in_string ? std::optional(text.size()) : std::nullopt;
+}
+
+// A member of an object in a JSON text.
+struct MemberText {
+  absl::string_view text;  // With the white space around it.
+  absl::string_view key;   // With its quotes.
+};
+
+// The members in the text between the braces of an object, which is not empty. nullopt: it has other text.
+std::optional<std::vector<MemberText>> SplitMembers(absl::string_view text) {
+  std::vector<MemberText> members;
+  while (true) {
+    const std::optional<size_t> end = FindOuter(text, ',');
+    if (!end) return std::nullopt;
+    const absl::string_view member = text.substr(0, *end);
+    const std::optional<size_t> colon = FindOuter(member, ':');
+    if (!colon || *colon == member.size()) return std::nullopt;
+    members.push_back({member, absl::StripAsciiWhitespace(member.substr(0, *colon))});
+    if (!absl::StartsWith(members.back().key, "\"")) return std::nullopt;
+    if (*end == text.size()) return members;
+    text.remove_prefix(*end + 1);
+  }
+}
+
+// `member` as the text of a member, after the white space before `old`.
+std::string InPlaceOf(absl::string_view old, absl::string_view member) {
+  return absl::StrCat(old.substr(0, old.size() - absl::StripLeadingAsciiWhitespace(old).size()), member);
 }
 
 }  // namespace
@@ -223,7 +270,6 @@ std::string FormatHfConfig(const LlamaConfig& config, std::string_view source, D
     architecture = FindHfArchitecture(type->get<std::string>());
     WEFT_CHECK(architecture != nullptr, "the source is no configuration that ParseHfConfig accepts");
   }
-  SetDtype(dtype, json);
   json["vocab_size"] = config.vocab_size;
   json["hidden_size"] = config.dim;
   json["num_hidden_layers"] = config.layers;
@@ -239,13 +285,33 @@ std::string FormatHfConfig(const LlamaConfig& config, std::string_view source, D
   json["tie_word_embeddings"] = config.tie_word_embeddings;
   json["max_position_embeddings"] = config.max_positions;
   SetHfRope(config, json);
-  return JsonText(json, 2) + "\n";
+  const absl::StatusOr<std::string> text = SetHfDtype(JsonText(json, 2) + "\n", kConfigFile, dtype);
+  WEFT_CHECK(text.ok(), "the text of a JSON object is not one");
+  return *text;
 }
 
+// Changes the text alone: Python writes values that are not JSON, and others, such as large numbers, would
+// change if they were parsed and written.
 absl::StatusOr<std::string> SetHfDtype(std::string_view text, const std::string& path, DType dtype) {
-  WEFT_ASSIGN_OR_RETURN(Json json, ParseConfigFile(text, path, kHfConfig));
-  SetDtype(dtype, json);
-  return JsonText(json, 2) + "\n";
+  const absl::string_view object = absl::StripAsciiWhitespace(ToAbsl(text));
+  if (object.size() < 2 || object.front() != '{' || object.back() != '}') {
+    return NotAConfigFile(path, kHfConfig);
+  }
+  const absl::string_view inner = absl::StripTrailingAsciiWhitespace(object.substr(1, object.size() - 2));
+  std::optional<std::vector<MemberText>> members = std::vector<MemberText>();
+  if (!inner.empty()) members = SplitMembers(inner);
+  if (!members) return NotAConfigFile(path, kHfConfig);
+  const std::string dtype_member = absl::StrCat("\"dtype\": \"", TorchName(dtype), "\"");
+  std::vector<std::string> written;
+  bool is_set = false;
+  for (const MemberText& member : *members) {
+    const bool is_dtype = member.key == "\"dtype\"" || member.key == "\"torch_dtype\"";
+    if (!is_dtype) written.emplace_back(member.text);
+    if (is_dtype && !std::exchange(is_set, true)) written.push_back(InPlaceOf(member.text, dtype_member));
+  }
+  if (!is_set) written.push_back(InPlaceOf(written.empty() ? "" : written.back(), dtype_member));
+  const absl::string_view end = ToAbsl(text).substr(static_cast<size_t>(inner.end() - text.data()));
+  return absl::StrCat("{", absl::StrJoin(written, ","), end);
 }
 
 absl::StatusOr<SparseAttentionConfig> ParseIndexerConfig(std::string_view text, const std::string& path) {

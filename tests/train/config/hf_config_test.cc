@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -246,6 +247,50 @@ TEST(HfConfig, KeepsOtherKeysOfTheSource) {
   EXPECT_EQ(written["bos_token_id"], 7);
   EXPECT_EQ(written["dtype"], "float32");
   EXPECT_FALSE(written.contains("torch_dtype"));
+}
+
+std::string WithF32(std::string_view text) {
+  const absl::StatusOr<std::string> written = SetHfDtype(text, "config.json", DType::kF32);
+  EXPECT_TRUE(written.ok()) << written.status();
+  return written.value_or("");
+}
+
+TEST(HfConfig, SetsTheDtypeAndNoOtherByteOfAnyModelsText) {
+  const char* text = R"({
+  "time_step_limit": [0.0, Infinity], "floor" : -Infinity,
+  "quantity": {"dtype": "int8", "torch_dtype": NaN},
+  "note": "NaN, \"dtype\": \\", "size": 123456789012345678901234567890, "dtype" : "bfloat16",
+  "text_config": {"dtype": "float16"}
+}
+)";
+  const std::string old = R"("dtype" : "bfloat16")";
+  const std::string expected = absl::StrReplaceAll(text, {{old, R"("dtype": "float32")"}});
+  EXPECT_EQ(WithF32(text), expected);
+  EXPECT_EQ(WithF32(absl::StrReplaceAll(text, {{old, R"("torch_dtype":"bfloat16")"}})), expected);
+  EXPECT_EQ(WithF32(expected), expected);
+}
+
+TEST(HfConfig, SetsOneDtypeWhereverTheTextHasIt) {
+  EXPECT_EQ(WithF32("{}"), R"({"dtype": "float32"})");
+  EXPECT_EQ(WithF32("{ }\n"), "{\"dtype\": \"float32\" }\n");
+  EXPECT_EQ(WithF32("{\n  \"a\": NaN\n}"), "{\n  \"a\": NaN,\n  \"dtype\": \"float32\"\n}");
+  EXPECT_EQ(WithF32(R"({"dtype":null})"), R"({"dtype": "float32"})");
+  EXPECT_EQ(WithF32(R"({"dtype": "float16", "a": [1, 2], "torch_dtype": "float16"})"),
+            R"({"dtype": "float32", "a": [1, 2]})");
+  EXPECT_EQ(WithF32(R"({"a": "dtype", "torch_dtype": "float16", "dtype": "float16", "dtypes": 1})"),
+            R"({"a": "dtype", "dtype": "float32", "dtypes": 1})");
+  std::string labels = R"({"0": "dtype")";  // As an image classifier of 40,000 classes.
+  for (int i = 1; i < 40'000; ++i) absl::StrAppend(&labels, ", \"", i, "\": \"label\"");
+  EXPECT_EQ(WithF32(labels + "}"), labels + R"(, "dtype": "float32"})");
+}
+
+TEST(HfConfig, NamesAFileWithoutAnObjectForTheDtype) {
+  for (const char* text : {"", "[]", "{", "}", "{\"a\": 1", "{\"a\": {}", "{\"a\": \"}", "{1, 2}",
+                           "{\"a\": 1]}", "{\"a\": 1,}", "{} {}"}) {
+    const absl::Status status = SetHfDtype(text, "dir/config.json", DType::kF32).status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("'dir/config.json' is not a JSON object")) << text;
+  }
 }
 
 TEST(IndexerConfig, ReadsWhatItWrites) {
