@@ -134,8 +134,8 @@ class CheckpointSaver {
   // On rank 0: the remains of killed saves that Open removed.
   const std::vector<std::string>& removed() const;
   // On rank 0, since the last call: warnings about remains of killed saves and old checkpoints that could not
-  // be removed. Each names the path, the reason and the remedy. Saves try again to remove an old checkpoint,
-  // without another warning.
+  // be removed. Each names the path, the reason and the remedy. Each save tries again to remove them, without
+  // another warning.
   std::vector<std::string> TakeWarnings();
   // Checks that a checkpoint of `bytes` fits on the disk. Errors: kResourceExhausted (needed and free bytes).
   absl::Status CheckSpace(int64_t bytes) const;

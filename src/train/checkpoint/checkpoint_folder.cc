@@ -113,6 +113,7 @@ absl::StatusOr<std::shared_ptr<CheckpointFolder>> CheckpointFolder::Claim(const 
     WEFT_RETURN_IF_ERROR(CheckNoneIsMissing(folder->path(), names));
     return folder;
   }
+  const MutexLock lock(folder->commit_);
   for (const std::string& name : names) {
     if (const std::string replaced = ReplacedName(name); !replaced.empty()) {
       const std::string to = InFolder(folder->path(), replaced);
@@ -162,6 +163,7 @@ absl::Status CheckpointFolder::Commit(const std::string& staged, const Place& pl
   }
   WEFT_RETURN_IF_ERROR(WriteWholeFile(InFolder(path(), kLatest), absl::StrJoin(names, "\n") + "\n"));
   WEFT_RETURN_IF_ERROR(SyncFolder(path()));
+  for (const std::string& remains : std::exchange(remains_, {})) RemoveHidden(remains);
   for (const std::string& checkpoint : old) RemoveCheckpoint(checkpoint);
   return absl::OkStatus();
 }
@@ -178,11 +180,13 @@ void CheckpointFolder::RemoveCheckpoint(const std::string& name) {
   }
 }
 
-// Returns true if the folder is gone.
+// Returns true if the folder is gone. If it is not, the next commit tries again.
 bool CheckpointFolder::RemoveHidden(const std::string& path) {
   const std::error_code error = RemoveTree(path);
-  if (error) WarnAbout(path, error.value());
-  return !error;
+  if (!error) return true;
+  remains_.insert(path);
+  WarnAbout(path, error.value());
+  return false;
 }
 
 void CheckpointFolder::WarnAbout(const std::string& path, int error) {

@@ -60,11 +60,12 @@ class CheckpointFolder {
 
  private:
   explicit CheckpointFolder(std::unique_ptr<OutputFolder> claim) : claim_(std::move(claim)) {}
-  void RemoveCheckpoint(const std::string& name);
-  bool RemoveHidden(const std::string& path);
+  void RemoveCheckpoint(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(commit_);
+  bool RemoveHidden(const std::string& path) ABSL_EXCLUSIVE_LOCKS_REQUIRED(commit_);
   void WarnAbout(const std::string& path, int error);
 
-  Mutex commit_;  // Held by the commit that changes the folder.
+  Mutex commit_;                                            // Held by the commit that changes the folder.
+  std::set<std::string> remains_ ABSL_GUARDED_BY(commit_);  // Hidden folders that could not be removed.
   std::unique_ptr<OutputFolder> claim_;
   std::vector<std::string> removed_;
   Mutex warnings_mutex_;  // Never held in a call of the file system.

@@ -223,7 +223,7 @@ TEST_F(TrainRun, GoesOnIfAnOldCheckpointCannotBeRemoved) {
   }
 }
 
-TEST_F(CommitTest, WarnsOfRemainsThatItCannotRemove) {
+TEST_F(CommitTest, WarnsOnceOfRemainsAndTriesAgainToRemoveThem) {
   options_.keep = 1;
   folder_.Write("checkpoints/.saving-step-00000001-1/model.safetensors", "of a killed save");
   keeps_files = true;
@@ -233,12 +233,18 @@ TEST_F(CommitTest, WarnsOfRemainsThatItCannotRemove) {
     EXPECT_THAT(saver->removed(), IsEmpty());
     EXPECT_THAT(saver->TakeWarnings(),
                 ElementsAre(HasSubstr("cannot remove '" + root() + "/.saving-step-00000001-1'")));
-    for (const int64_t step : {1, 2}) {
-      WEFT_RETURN_IF_ERROR(saver->Start(state.ToSave(step)));
-      WEFT_RETURN_IF_ERROR(saver->Finish());
-    }
-    EXPECT_THAT(saver->TakeWarnings(),
+    const auto warnings_of_save = [&](int64_t step) {
+      EXPECT_OK(saver->Start(state.ToSave(step)));
+      EXPECT_OK(saver->Finish());
+      return saver->TakeWarnings();
+    };
+    EXPECT_THAT(warnings_of_save(1), IsEmpty());
+    EXPECT_THAT(warnings_of_save(2),
                 ElementsAre(HasSubstr("cannot remove '" + root() + "/.removing-step-00000001-")));
+    EXPECT_THAT(warnings_of_save(3), ElementsAre(HasSubstr("/.removing-step-00000002-")));
+    keeps_files = false;
+    EXPECT_THAT(warnings_of_save(4), IsEmpty());
+    EXPECT_THAT(Names(), ElementsAre("latest", "step-00000004"));
     return absl::OkStatus();
   }));
 }
