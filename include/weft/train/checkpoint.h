@@ -82,7 +82,8 @@ struct CheckpointState {
   // after it belong to an abandoned branch: they count as older, and are removed first. Only rank 0's value
   // counts. A program that resumes sets it for its first save; later saves follow the last one.
   std::optional<int64_t> parent = std::nullopt;
-  // A tensor has at most 16 dims, and a file at most 200,000 tensors.
+  // A tensor has at most 16 dims and, as JSON, a name of at most 1,000,000 bytes. A file has at most 200,000
+  // tensors.
   std::vector<CheckpointArrays> arrays;
   // Values for the caller, which a loader does not interpret. Equal on all ranks. As JSON, a key or a value
   // has at most 1 MiB.
@@ -141,8 +142,8 @@ class CheckpointSaver {
   absl::Status CheckSpace(int64_t bytes) const;
 
   // Begins to save. REQUIRES: no save is under way. Errors, the same on all ranks: kInvalidArgument (two
-  // arrays of one name, or a step, a name or a text that CheckpointState does not allow: names the key), and
-  // those of the system.
+  // arrays of one name, or a step, a name, a text, a tensor or a number of tensors that CheckpointState does
+  // not allow: names it, and gives the limit), and those of the system.
   absl::Status Start(CheckpointState state);
   // True while a save is under way.
   bool saving() const;

@@ -7,6 +7,8 @@
 #include <absl/strings/str_format.h>
 
 #include "src/train/files/json.h"
+#include "src/train/files/json_text.h"
+#include "src/train/files/safetensors_header.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -49,6 +51,23 @@ absl::Status CheckStem(const std::string& stem) {
                                   "lower-case letters, digits, '_' and '-'"));
 }
 
+// OK if readers of safetensors files take the tensor's shape and name.
+absl::Status CheckTensor(const CheckpointLayout::Tensor& tensor) {
+  const auto refusal = [&](const absl::AlphaNum& property, int64_t limit, const char* remedy) {
+    return absl::InvalidArgumentError(absl::StrCat("the tensor '", Excerpt(tensor.name), "' in '",
+                                                   tensor.stem, "' has ", property, ", but at most ", limit,
+                                                   " are allowed: ", remedy));
+  };
+  if (tensor.shape.size() > kMaxTensorDims) {
+    return refusal(absl::StrCat(tensor.shape.size(), " dims"), kMaxTensorDims,
+                   "give the parameter a shape of fewer dims");
+  }
+  constexpr size_t kQuotes = 2;
+  const size_t name_bytes = JsonText(tensor.name).size() - kQuotes;
+  if (name_bytes <= kMaxTensorNameBytes) return absl::OkStatus();
+  return refusal(absl::StrCat("a name of ", name_bytes, " bytes as JSON"), kMaxTensorNameBytes, "shorten it");
+}
+
 }  // namespace
 
 absl::StatusOr<CheckpointLayout> CheckpointLayout::Make(absl::Span<const Tensor> tensors,
@@ -58,6 +77,7 @@ absl::StatusOr<CheckpointLayout> CheckpointLayout::Make(absl::Span<const Tensor>
   std::set<std::pair<std::string, std::string>> names;
   for (const Tensor& tensor : tensors) {
     WEFT_RETURN_IF_ERROR(CheckStem(tensor.stem));
+    WEFT_RETURN_IF_ERROR(CheckTensor(tensor));
     if (!names.emplace(tensor.stem, tensor.name).second) {
       return absl::InvalidArgumentError(absl::StrCat("the checkpoint has two arrays named '", tensor.name,
                                                      "' in '", tensor.stem, "': give one a suffix"));
@@ -67,11 +87,14 @@ absl::StatusOr<CheckpointLayout> CheckpointLayout::Make(absl::Span<const Tensor>
     same_stem.push_back(&tensor);
   }
   CheckpointLayout layout;
-  for (const std::string& stem : stems) layout.AddStem(stem, tensors_of[stem], max_file_bytes);
+  for (const std::string& stem : stems) {
+    WEFT_RETURN_IF_ERROR(layout.AddStem(stem, tensors_of[stem], max_file_bytes));
+  }
   return layout;
 }
 
-void CheckpointLayout::AddStem(const std::string& stem, const Tensors& tensors, int64_t max_file_bytes) {
+absl::Status CheckpointLayout::AddStem(const std::string& stem, const Tensors& tensors,
+                                       int64_t max_file_bytes) {
   const std::vector<Tensors> parts = SplitIntoFiles(tensors, max_file_bytes);
   Json weight_map;
   int64_t total_bytes = 0;
@@ -79,6 +102,12 @@ void CheckpointLayout::AddStem(const std::string& stem, const Tensors& tensors, 
     const std::string name = parts.size() == 1
                                  ? absl::StrCat(stem, ".safetensors")
                                  : absl::StrFormat("%s-%05d-of-%05d.safetensors", stem, i + 1, parts.size());
+    if (parts[i].size() > kMaxFileTensors) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("'", name, "' would have ", parts[i].size(), " tensors, but at most ", kMaxFileTensors,
+                       " are allowed: lower CheckpointOptions::max_file_bytes, or give some of the arrays "
+                       "another CheckpointArrays::file"));
+    }
     for (const Tensor* tensor : parts[i]) {
       file_of_[{stem, tensor->name}] = files_.size();
       weight_map[tensor->name] = name;
@@ -86,9 +115,10 @@ void CheckpointLayout::AddStem(const std::string& stem, const Tensors& tensors, 
     }
     files_.push_back({stem, name, LayoutOf(parts[i])});
   }
-  if (parts.size() == 1) return;
+  if (parts.size() == 1) return absl::OkStatus();
   const Json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}};
   indexes_[absl::StrCat(stem, ".safetensors.index.json")] = JsonText(index, 2) + "\n";
+  return absl::OkStatus();
 }
 
 int64_t CheckpointLayout::bytes() const {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
@@ -35,8 +36,8 @@ class CheckpointLayout {
   };
 
   // Tensors of one stem fill files in their order; a file takes no further tensor if it would exceed
-  // `max_file_bytes`. Errors: kInvalidArgument (two tensors of one stem have the same name, or a stem that is
-  // not a file name).
+  // `max_file_bytes`. Errors: kInvalidArgument (two tensors of one stem have the same name; a stem that is
+  // not a file name; a tensor or a file beyond the limits of safetensors_header.h).
   static absl::StatusOr<CheckpointLayout> Make(absl::Span<const Tensor> tensors, int64_t max_file_bytes);
 
   const std::vector<File>& files() const { return files_; }
@@ -47,7 +48,8 @@ class CheckpointLayout {
   Place Find(const std::string& stem, const std::string& name, int64_t element) const;
 
  private:
-  void AddStem(const std::string& stem, const std::vector<const Tensor*>& tensors, int64_t max_file_bytes);
+  absl::Status AddStem(const std::string& stem, const std::vector<const Tensor*>& tensors,
+                       int64_t max_file_bytes);
 
   std::vector<File> files_;
   std::map<std::string, std::string> indexes_;

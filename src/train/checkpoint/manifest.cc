@@ -91,13 +91,13 @@ absl::Status CheckFileName(const std::string& name) {
 
 // `member`: that of CheckpointState.
 template <typename Value>
-absl::Status CheckTexts(const char* member, const std::map<std::string, Value>& values) {
+absl::Status CheckTexts(const char* member, const std::map<std::string, Value>& values,
+                        const char* remedy = "put long texts into CheckpointState::files") {
   for (const auto& [key, value] : values) {
     const absl::Status status = CheckJsonText(JsonText(Json::object({{key, value}})), kLimits);
     if (status.ok()) continue;
-    return absl::InvalidArgumentError(absl::StrCat("CheckpointState::", member, ": '", Excerpt(key), "' ",
-                                                   status.message(),
-                                                   ": put long texts into CheckpointState::files"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("CheckpointState::", member, ": '", Excerpt(key), "' ", status.message(), ": ", remedy));
   }
   return absl::OkStatus();
 }
@@ -126,7 +126,8 @@ absl::Status CheckState(const CheckpointState& state) {
   }
   for (const auto& [name, content] : state.files) WEFT_RETURN_IF_ERROR(CheckFileName(name));
   WEFT_RETURN_IF_ERROR(CheckTexts("counts", state.counts));
-  return CheckTexts("properties", state.properties);
+  WEFT_RETURN_IF_ERROR(CheckTexts("properties", state.properties));
+  return CheckTexts("counts_of_parameters", state.counts_of_parameters, "shorten the name of the parameter");
 }
 
 std::string FormatManifest(const CheckpointManifest& manifest) {

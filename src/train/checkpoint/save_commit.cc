@@ -78,8 +78,9 @@ absl::StatusOr<CheckpointManifest> MergeParts(const CheckpointLayout& layout, co
 // The error of a save if readers of the checkpoint would end with `status`.
 absl::Status RefusalOf(const absl::Status& status) {
   if (!absl::IsDataLoss(status)) return status;
-  return absl::InvalidArgumentError(absl::StrCat("no reader would take the checkpoint: ", status.message(),
-                                                 "; save fewer or smaller values"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("a reader would refuse the checkpoint, so it is not committed; the reader would report \"",
+                   status.message(), "\""));
 }
 
 // Checks the header as a reader does, and flushes it: rank 0 has written it. Other bytes are flushed by their

@@ -23,8 +23,6 @@ using Entries = std::map<std::string, SafetensorsEntry>;
 constexpr int64_t kLengthBytes = 8;
 // Above those of any model: a tensor has about ten values, and the largest models have about 100,000 tensors.
 constexpr JsonLimits kLimits = {.levels = 8, .values = 4'000'000, .token_bytes = 1 << 20};
-constexpr size_t kMaxTensors = 200'000;
-constexpr size_t kMaxDims = 16;
 
 absl::Status Damaged(const std::string& path, const absl::AlphaNum& what) {
   return absl::DataLossError(absl::StrCat("'", path, "': ", what));
@@ -119,7 +117,7 @@ class HeaderParser : public Parser {
       if (!in_metadata_) dtype_ = value.get<std::string>();
       return true;
     }
-    if (level() != 3 || !value.is_number_unsigned() || list_->size() == kMaxDims) return Malformed();
+    if (level() != 3 || !value.is_number_unsigned() || list_->size() == kMaxTensorDims) return Malformed();
     list_->push_back(value.get<uint64_t>());
     return true;
   }
@@ -154,9 +152,9 @@ class HeaderParser : public Parser {
     if (in_metadata_) {
       return !std::exchange(has_metadata_, true) || Fail("__metadata__ is given twice");
     }
-    if (entries_.size() == kMaxTensors) {
-      return Fail(
-          absl::StrCat("has more than ", kMaxTensors, " tensors: it is damaged, or not a file of weights"));
+    if (entries_.size() == kMaxFileTensors) {
+      return Fail(absl::StrCat("has more than ", kMaxFileTensors,
+                               " tensors: it is damaged, or not a file of weights"));
     }
     return entries_.count(name) == 0 || FailTensor("is given twice");
   }
@@ -251,7 +249,8 @@ class IndexParser : public Parser {
   bool OnScalar(Value value) override {
     if (!in_map_) return true;
     if (level() != 2 || !value.is_string() || !IsFileName(value.get<std::string>())) return NotAName();
-    if (files_.size() == kMaxTensors) return Fail(absl::StrCat("has more than ", kMaxTensors, " tensors"));
+    if (files_.size() == kMaxFileTensors)
+      return Fail(absl::StrCat("has more than ", kMaxFileTensors, " tensors"));
     return files_.emplace(name_, value.get<std::string>()).second ||
            Fail(absl::StrCat("weight_map has '", Excerpt(name_), "' twice"));
   }

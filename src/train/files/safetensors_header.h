@@ -4,6 +4,7 @@
 // They keep only their results, whose number is limited. The text therefore bounds their memory.
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <string>
 #include <string_view>
@@ -14,6 +15,12 @@
 #include "weft/train/safetensors.h"
 
 namespace weft {
+
+// Limits of what the parsers accept.
+inline constexpr size_t kMaxFileTensors = 200'000;  // In a header or an index.
+inline constexpr size_t kMaxTensorDims = 16;
+// As JSON, without the quotes. They take a string of 1 MiB with the text up to its value.
+inline constexpr size_t kMaxTensorNameBytes = 1'000'000;
 
 // Parses model.safetensors.index.json to the file name of each tensor. `path` goes into messages.
 // Errors: kDataLoss (also for a file name that leads to another folder).

@@ -164,6 +164,27 @@ TEST(CheckpointLayout, RefusesTwoArraysOfOneNameAndOddStems) {
   }
 }
 
+TEST(CheckpointLayout, RefusesTensorsThatSafetensorsReadersRefuse) {
+  const auto expect_refused = [](const std::vector<CheckpointLayout::Tensor>& tensors,
+                                 const std::string& message) {
+    EXPECT_THAT(CheckpointLayout::Make(tensors, 100).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
+  };
+  EXPECT_OK(CheckpointLayout::Make({{"model", "deep", Shape(16, 1)}}, 100).status());
+  expect_refused({{"model", "deep", Shape(17, 1)}},
+                 "the tensor 'deep' in 'model' has 17 dims, but at most 16 are allowed");
+
+  EXPECT_OK(CheckpointLayout::Make({{"model", std::string(1'000'000, 'x'), {1}}}, 100).status());
+  expect_refused({{"model", std::string(1'000'001, 'x'), {1}}},
+                 "…' in 'model' has a name of 1000001 bytes as JSON, but at most 1000000 are allowed");
+  // As JSON each of these has two bytes.
+  expect_refused({{"model", std::string(500'001, '"'), {1}}}, "a name of 1000002 bytes as JSON");
+
+  std::vector<CheckpointLayout::Tensor> many(200'001, {"model", "", {0}});
+  for (size_t i = 0; i < many.size(); ++i) many[i].name = absl::StrCat("t", i);
+  expect_refused(many, "'model.safetensors' would have 200001 tensors, but at most 200000 are allowed");
+}
+
 CheckpointManifest SomeManifest() {
   CheckpointManifest manifest;
   manifest.step = 123;

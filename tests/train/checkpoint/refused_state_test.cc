@@ -50,6 +50,14 @@ class RefusedStateTest : public CheckpointTest {
     EXPECT_THAT(Names(), ElementsAre("latest", "step-00000003"));
     EXPECT_FALSE(std::filesystem::exists(folder_ / "x.json"));
   }
+
+  // Adds a parameter of one element, which rank 1 holds.
+  static Change WithArray(const Parameter& parameter, float& value) {
+    return [&](CheckpointState& state, int rank) {
+      if (rank == 1)
+        state.arrays.push_back({"model", "", {{&parameter, {0, 0, 0, 1, 1, 0}, &value, nullptr}}});
+    };
+  }
 };
 
 TEST_F(RefusedStateTest, HasANameThatIsNotThatOfAFileOfACheckpoint) {
@@ -72,7 +80,7 @@ TEST_F(RefusedStateTest, HasATextThatIsTooLong) {
   ExpectRefused([&](CheckpointState& state, int) { state.properties["quotes"] = quotes; }, "'quotes' has");
   ExpectRefused([&](CheckpointState& state, int) { state.counts[text] = 1; }, "CheckpointState::counts: 'x");
   ExpectRefused([&](CheckpointState& state, int) { state.counts_of_parameters[text] = 1; },
-                "'checkpoint.json' has more than 1048576 bytes in one string");
+                "CheckpointState::counts_of_parameters: 'x");
 }
 
 TEST_F(RefusedStateTest, IsRefusedOnAllRanksIfOneRankHasIt) {
@@ -82,15 +90,39 @@ TEST_F(RefusedStateTest, IsRefusedOnAllRanksIfOneRankHasIt) {
   ExpectRefused(change, "'loader'");
 }
 
-TEST_F(RefusedStateTest, HasATensorThatSafetensorsReadersRefuse) {
+TEST_F(RefusedStateTest, HasATensorOfTooManyDims) {
   Parameter deep;
   deep.name = "deep";
   deep.shape = Shape(17, 1);
   float value = 1;
-  const auto change = [&](CheckpointState& state, int rank) {
-    if (rank == 1) state.arrays.push_back({"deep", "", {{&deep, {0, 0, 0, 1, 1, 0}, &value, nullptr}}});
-  };
-  ExpectRefused(change, "deep.safetensors': tensor 'deep'");
+  ExpectRefused(WithArray(deep, value), "'deep' in 'model' has 17 dims, but at most 16 are allowed");
+}
+
+TEST_F(RefusedStateTest, IsRefusedAtTheStartForATensor) {
+  Parameter deep;
+  deep.name = "deep";
+  deep.shape = Shape(17, 1);
+  float value = 1;
+  ASSERT_OK(OnRanks(2, [&](Bootstrap& bootstrap) -> absl::Status {
+    CheckpointState state;
+    state.step = 1;
+    WithArray(deep, value)(state, bootstrap.rank());
+    WEFT_ASSIGN_OR_RETURN(const auto saver, CheckpointSaver::Open(bootstrap, root(), options_));
+    EXPECT_THAT(saver->Start(std::move(state)),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'deep' in 'model' has 17 dims")));
+    return absl::OkStatus();
+  }));
+}
+
+// The name is not that of a tensor in the format.
+TEST_F(RefusedStateTest, HasATensorThatOnlyAReaderRefuses) {
+  Parameter metadata;
+  metadata.name = "__metadata__";
+  metadata.shape = {1};
+  float value = 1;
+  ExpectRefused(WithArray(metadata, value),
+                "a reader would refuse the checkpoint, so it is not committed; the reader would report \""
+                "'model.safetensors': __metadata__ is not an object of strings\"");
 }
 
 }  // namespace
