@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
 #include "src/comm/links/shared_memory_link.h"
@@ -72,6 +75,23 @@ absl::StatusOr<std::unique_ptr<NodeLink>> OpenNodeLink(Bootstrap& bootstrap, Nod
                                                        absl::Duration timeout) {
   return bootstrap.runtime().simulation() != nullptr ? MakeSimNodeLink(bootstrap, heap, timeout)
                                                      : MakeSharedMemoryLink(bootstrap, heap, timeout);
+}
+
+// Gives the next link the same number on all ranks: some may have missed the deadline of an earlier Create,
+// in which their peers opened a link. It is also the exchange that the link of a simulated node must outlive.
+absl::Status AgreeOnNextLink(Bootstrap& bootstrap, absl::Duration timeout) {
+  WEFT_ASSIGN_OR_RETURN(
+      const std::vector<std::string> counts,
+      ExchangeBlobs(bootstrap, "numbers of links", absl::StrCat(bootstrap.link_count()), timeout));
+  int64_t highest = 0;
+  for (const std::string& text : counts) {
+    int64_t count = 0;
+    if (!absl::SimpleAtoi(text, &count))
+      return absl::InternalError(absl::StrCat("a rank sent no number of links", kSameVersionRemedy));
+    highest = std::max(highest, count);
+  }
+  bootstrap.SkipLinks(highest);
+  return absl::OkStatus();
 }
 }  // namespace
 
@@ -143,6 +163,7 @@ absl::Status CommEngine::Impl::Open() {
     shares_core_ = !has_core;
   }
   WEFT_ASSIGN_OR_RETURN(node_, OpenNodeLink(bootstrap_, heap_, timeout_));
+  WEFT_RETURN_IF_ERROR(AgreeOnNextLink(bootstrap_, timeout_));
   WEFT_ASSIGN_OR_RETURN(link_, bootstrap_.OpenLink(timeout_));
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore(*link_));
   // All ranks of a job have the same transport.

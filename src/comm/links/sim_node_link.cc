@@ -7,8 +7,10 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <absl/container/flat_hash_map.h>
 
@@ -90,7 +92,7 @@ struct PeerView {
 
 // State of a rank that its peers share. It outlives the rank's link: stores may become visible, and the
 // doorbell may ring, afterwards.
-struct RankState {
+struct RankState : std::enable_shared_from_this<RankState> {
   int rank;
   RankFlags own;
   std::map<int, LaneArrivals> arrivals;      // By lane, of groups whose node leader this rank is.
@@ -372,22 +374,19 @@ absl::StatusOr<std::unique_ptr<NodeLink>> MakeSimNodeLink(Bootstrap& bootstrap, 
   state->rank = bootstrap.rank();
   state->runtime = &bootstrap.runtime();
   auto link = std::make_unique<SimNodeLink>(heap, bootstrap.runtime(), state);
-  // All ranks are in one process: they exchange addresses of their shared pointers. Each pointer stays valid
-  // until the second gather below has completed.
+  // All ranks are in one process: they exchange the addresses of their states.
   constexpr size_t kPointerBytes = sizeof(void*);
-  const std::shared_ptr<RankState>* own = &state;
+  RankState* const own = state.get();
   WEFT_ASSIGN_OR_RETURN(
-      std::vector<std::string> addresses,
+      const std::vector<std::string> addresses,
       ExchangeBlobs(bootstrap, "flags of an engine",
                     std::string(reinterpret_cast<const char*>(&own), kPointerBytes), timeout));
   for (const int peer : bootstrap.node_map().RanksOf(bootstrap.node())) {
     if (peer == bootstrap.rank()) continue;
-    const std::shared_ptr<RankState>* theirs = nullptr;
+    RankState* theirs = nullptr;
     std::memcpy(&theirs, addresses[static_cast<size_t>(peer)].data(), kPointerBytes);
-    link->AddPeer(*theirs);
+    link->AddPeer(theirs->shared_from_this());
   }
-  addresses = {};  // All ranks wait in the next exchange.
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::OkStatus(), timeout));
   return link;
 }
 

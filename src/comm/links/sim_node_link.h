@@ -22,7 +22,8 @@
 namespace weft {
 
 // Collective: all ranks of the bootstrap, which must be simulated.
-// Lifetime: heap and bootstrap must outlive the link.
+// Lifetime: heap and bootstrap must outlive the link. The link must outlive the next exchange of all ranks:
+// until then, peers take shares of its state.
 absl::StatusOr<std::unique_ptr<NodeLink>> MakeSimNodeLink(Bootstrap& bootstrap, NodeHeap& heap,
                                                           absl::Duration timeout);
 

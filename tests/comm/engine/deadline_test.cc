@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/comm/support/engine_fixture.h"
+#include "tests/support/abandoning_bootstrap.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -108,6 +109,24 @@ TEST(Deadline, AcceptsInfiniteDeadlines) {
     WEFT_RETURN_IF_ERROR(work.Wait(absl::InfiniteDuration()));
     Work other = fixture.engine->Barrier(fixture.lane);
     return other.Wait();
+  });
+}
+
+// Its peers open a link without the rank that misses the deadline of the exchange before it.
+TEST(Deadline, OfOneRankInCreateLeavesTheLinkOfTheNextEngineShared) {
+  RunRanksOnEveryNodeMap(2, [](Bootstrap& base) -> absl::Status {
+    AbandoningBootstrap bootstrap(base);
+    WEFT_RETURN_IF_ERROR(RankEngine::Make(bootstrap).status());
+    const int exchanges = bootstrap.exchanges();
+    if (bootstrap.rank() == 0) {
+      bootstrap.AbandonAfter(exchanges - 1);
+      EXPECT_THAT(RankEngine::Make(bootstrap),
+                  StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("abandoned")));
+    } else {
+      WEFT_RETURN_IF_ERROR(RankEngine::Make(bootstrap).status());
+    }
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    return CheckEngineWorks(fixture);
   });
 }
 
