@@ -274,6 +274,19 @@ TEST(SegmentBytes, LeaveHalfOfTheAddressesThatTheRunDoesNotNeed) {
   EXPECT_EQ(segment(2 * kGiB), size_t{64} << 20);
 }
 
+// Every rank maps the segments of all ranks, and needs 34 MiB outside of them.
+TEST(SegmentBytes, OfManyRanksFitIntoFewAddresses) {
+  constexpr size_t kMiB = size_t{1} << 20;
+  const MemoryNeed need{.weights = 40 * kMiB, .program = 34 * kMiB};
+  const auto segment = [&](size_t addresses) {
+    return SegmentBytes({.host = 1024 * 1024 * kMiB, .address_space = addresses}, 64, need);
+  };
+  EXPECT_EQ(segment((64 * 66 + 34) * kMiB), 52 * kMiB);
+  EXPECT_EQ(segment((64 * 60 + 34) * kMiB), 50 * kMiB);
+  EXPECT_EQ(segment((64 * 40 + 34) * kMiB), 40 * kMiB);
+  EXPECT_EQ(segment(32 * kMiB), 0);  // The heap refuses it.
+}
+
 TEST_F(MemoryNeedTest, DoesNotOverflow) {
   const MemoryNeed need{.weights = INT64_MAX / 2};
   EXPECT_FALSE(CheckFits(need, 1000, INT64_MAX, "").ok());

@@ -79,11 +79,12 @@ int64_t SnapshotBytes(const LlamaConfig& model, const RunPlan& plan) {
 }
 
 // Bytes of a segment for which a process has addresses. It maps the segments of all ranks of its node, and
-// needs addresses for its own memory outside of them.
+// needs addresses for its own memory outside of them. If that leaves too few, segments have their minimum
+// size, within half of the addresses, and the error of the heap names what does not fit.
 size_t AddressesFor(size_t address_space, size_t ranks, const MemoryNeed& need) {
   const auto outside = static_cast<size_t>(need.outside_of_node_memory());
-  if (address_space < outside + kMinSegmentBytes * ranks) return kMinSegmentBytes;
-  const size_t most = (address_space - outside) / ranks;
+  const size_t left = address_space - std::min(address_space, outside);
+  const size_t most = std::max(left, std::min(kMinSegmentBytes * ranks, address_space / 2)) / ranks;
   const auto needed = static_cast<size_t>(need.node_memory());
   return needed < most ? needed + (most - needed) / 2 : most;
 }
