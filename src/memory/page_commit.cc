@@ -27,12 +27,14 @@ void TouchPages(std::byte* begin, const std::byte* end, size_t page) {
   }
 }
 
-// The part of the free memory that may be committed.
-absl::StatusOr<FreeMemory> Committable(PageCommitter::FreeMemoryReader free_memory) {
-  WEFT_ASSIGN_OR_RETURN(FreeMemory left, free_memory());
-  left.host -= std::min(left.host, PageCommitter::kMarginBytes);
-  left.address_space = FreeMemory::kUnlimited;
-  return left;
+// True if the kernel has MADV_POPULATE_WRITE: Linux since 5.14.
+bool PopulatesForWriting() {
+  const size_t bytes = PageBytes();
+  void* page = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return false;
+  const bool populates = madvise(page, bytes, MADV_POPULATE_WRITE) == 0;
+  munmap(page, bytes);
+  return populates;
 }
 
 absl::Status NoMemory(size_t bytes, std::string_view reason, const FreeMemory& left) {
@@ -44,7 +46,10 @@ absl::Status NoMemory(size_t bytes, std::string_view reason, const FreeMemory& l
 }  // namespace
 
 PageCommitter::PageCommitter(std::byte* base, size_t bytes)
-    : base_(base), bytes_(bytes), committed_((bytes + kChunkBytes - 1) / kChunkBytes) {}
+    : base_(base),
+      bytes_(bytes),
+      populates_(PopulatesForWriting()),
+      committed_((bytes + kChunkBytes - 1) / kChunkBytes) {}
 
 absl::Status PageCommitter::Commit(size_t offset, size_t bytes, FreeMemoryReader free_memory) {
   const size_t last = (offset + bytes + kChunkBytes - 1) / kChunkBytes;
@@ -63,17 +68,24 @@ absl::Status PageCommitter::Commit(size_t offset, size_t bytes, FreeMemoryReader
   return absl::OkStatus();
 }
 
+absl::StatusOr<FreeMemory> PageCommitter::Committable(FreeMemoryReader free_memory) const {
+  WEFT_ASSIGN_OR_RETURN(FreeMemory left, free_memory());
+  left.host -= std::min(left.host, kMarginBytes);
+  if (!populates_) left.file_system -= std::min(left.file_system, kMarginBytes);
+  left.address_space = FreeMemory::kUnlimited;
+  return left;
+}
+
 absl::Status PageCommitter::CheckFree(size_t bytes, FreeMemoryReader free_memory) {
   if (bytes > allowance_) {
     WEFT_ASSIGN_OR_RETURN(const FreeMemory left, Committable(free_memory));
     if (bytes > left.least()) {
       return NoMemory(bytes,
-                      absl::StrCat("only ", left.least(), " are left, besides ", kMarginBytes,
-                                   " of the host that stay free"),
+                      absl::StrCat("only ", left.least(), " are left, besides ", kMarginBytes, " of the host",
+                                   populates_ ? "" : " and of the file system", " that stay free"),
                       left);
     }
-    // Near the end of the file system its free bytes are read again at each step: kernels before 5.14 end a
-    // process that touches a page of a full one.
+    // Other ranks take of the file system, too: near its end, its free bytes are read again at each step.
     const size_t before_end = left.file_system - std::min(left.file_system, kMarginBytes);
     allowance_ = std::max(bytes, std::min({kStepBytes, left.host, before_end}));
   }
@@ -89,11 +101,11 @@ absl::Status PageCommitter::CommitChunks(size_t begin, size_t end, FreeMemoryRea
   const auto bytes = static_cast<size_t>(last - first);
   WEFT_RETURN_IF_ERROR(CheckFree(bytes, free_memory));
   PopulateHugePages(first, bytes);
-  if (madvise(first, bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
-  if (errno == EINVAL) {  // Kernels before 5.14 do not have MADV_POPULATE_WRITE.
+  if (!populates_) {
     TouchPages(first, last, page);
     return absl::OkStatus();
   }
+  if (madvise(first, bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
   const std::string reason = errno == EFAULT ? "their file system is full" : std::strerror(errno);
   WEFT_ASSIGN_OR_RETURN(const FreeMemory left, Committable(free_memory));
   return NoMemory(bytes, reason, left);

@@ -3,8 +3,10 @@
 // A lack of memory is thereby an error of Commit, and neither a SIGBUS at a later write nor a kill by the OOM
 // killer. Beyond the limit of a control group the kernel kills a process that populates pages, so Commit
 // compares with the free memory first. It commits in steps and leaves a margin of the host's memory, because
-// other ranks of the node may commit at the same time. The file system needs no margin: where it is full, the
-// kernel refuses. The pages are mapped already, so the free address space does not matter.
+// other ranks of the node may commit at the same time. A full file system needs no margin where the kernel
+// refuses its pages. Kernels before 5.14 have no MADV_POPULATE_WRITE, and end a process that touches such a
+// page: there, a margin of the file system stays free, too. The pages are mapped already, so the free address
+// space does not matter.
 //
 // Thread safety: none; the owner locks.
 #pragma once
@@ -36,11 +38,14 @@ class PageCommitter {
 
  private:
   absl::Status CommitChunks(size_t begin, size_t end, FreeMemoryReader free_memory);
+  // The part of the free memory that may be committed.
+  absl::StatusOr<FreeMemory> Committable(FreeMemoryReader free_memory) const;
   // Errors: kResourceExhausted (`bytes` may not be taken of the free memory).
   absl::Status CheckFree(size_t bytes, FreeMemoryReader free_memory);
 
   std::byte* base_;
   size_t bytes_;
+  bool populates_;               // The kernel has MADV_POPULATE_WRITE.
   size_t allowance_ = 0;         // Bytes to commit before the free memory is read again.
   std::vector<bool> committed_;  // One flag per chunk.
 };

@@ -1,12 +1,16 @@
 #include "src/memory/page_commit.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <string>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -14,15 +18,20 @@
 
 #include "tests/support/shared_mapping.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/system_call_filter.h"
 #include "weft/core/huge_pages.h"
 #include "weft/core/page_bytes.h"
+#include "weft/core/status.h"
 
 namespace weft::internal {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ExitedWithCode;
 using ::testing::HasSubstr;
+using ::weft::testing::CanFilterSystemCalls;
 using ::weft::testing::CollapsesSharedMemory;
+using ::weft::testing::FilterSystemCall;
 using ::weft::testing::SharedMapping;
 using ::weft::testing::StatusIs;
 
@@ -140,6 +149,35 @@ TEST(PageCommitter, TakesAFileSystemWithoutAMargin) {
               StatusIs(absl::StatusCode::kResourceExhausted,
                        AllOf(HasSubstr("only 0 are left"), HasSubstr("the file system /dev/shm limits it"))));
   EXPECT_OK(committer.Commit(kBytes / 4, kBytes / 4, small));
+}
+
+// The file has half of the pages that the mapping has: to touch another one ends the process.
+absl::Status CommitMoreThanTheFileSystemHas() {
+  const Mapping mapping(kBytes / 2);
+  PageCommitter committer(mapping.base(), kBytes);
+  const auto beside_margin = [](size_t bytes) {
+    return [bytes]() -> absl::StatusOr<FreeMemory> {
+      return FreeMemory{.host = size_t{1} << 40, .file_system = PageCommitter::kMarginBytes + bytes};
+    };
+  };
+  WEFT_RETURN_IF_ERROR(committer.Commit(0, kBytes / 2, beside_margin(kBytes / 2)));
+  EXPECT_EQ(mapping.ResidentPages(0, kBytes / 2), kBytes / 2 / PageBytes());
+  return committer.Commit(kBytes / 2, kBytes / 2, beside_margin(0));
+}
+
+[[noreturn]] void CommitOnAnOldKernel() {
+  // EINVAL for MADV_POPULATE_WRITE and for all advice that has this bit.
+  constexpr uint32_t kRecentAdvice = 0x10;
+  if (!FilterSystemCall({SYS_madvise, 2, kRecentAdvice, EINVAL, 0})) _exit(100);
+  const absl::Status status = CommitMoreThanTheFileSystemHas();
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  _exit(::testing::Test::HasFailure() ? 101 : static_cast<int>(status.code()));
+}
+
+TEST(PageCommitterDeathTest, LeavesAMarginOfTheFileSystemOnKernelsThatDoNotRefusePages) {
+  if (!CanFilterSystemCalls()) GTEST_SKIP() << "this system does not let a process filter its system calls";
+  EXPECT_EXIT(CommitOnAnOldKernel(), ExitedWithCode(static_cast<int>(absl::StatusCode::kResourceExhausted)),
+              "only 0 are left, besides 33554432 of the host and of the file system that stay free");
 }
 
 TEST(PageCommitter, NeedsNoFreeAddresses) {
