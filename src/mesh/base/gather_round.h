@@ -43,8 +43,9 @@ class GatherRound {
   size_t left_ = 0;
 };
 
-// Place of a reservation in the calls of a rank. Gathers that succeed have the same number on all ranks. So
-// reservations match again behind the next one after a rank has missed a deadline, and reserved nothing.
+// Place of a reservation in the calls of a rank. Gathers that succeed have the same number on all ranks. If a
+// rank misses a deadline and reserves nothing, its reservations match those of its peers again after the next
+// gather that succeeds.
 struct ReservationNumber {
   size_t gathers = 0;       // Gathers before it.
   size_t reservations = 0;  // Reservations since the last gather.
