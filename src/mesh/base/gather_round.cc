@@ -52,13 +52,14 @@ absl::StatusOr<std::vector<std::string>> GatherRound::Result(absl::Duration time
 
 absl::StatusOr<NodeMemory> NodeReservations::Segments(int node, const std::vector<int>& ranks,
                                                       ReservationNumber number, size_t segment_bytes,
-                                                      const absl::StatusOr<FreeMemory>& free_memory) {
-  auto& reserved = reserved_[static_cast<size_t>(node)];
-  auto found = reserved.find(number);
-  if (found == reserved.end()) {
+                                                      FreeMemoryReader free_memory) {
+  auto round = rounds_.find(number);
+  if (round == rounds_.end()) round = rounds_.emplace(number, Round{free_memory(), {}}).first;
+  auto& [free_before, of_node] = round->second;
+  auto found = of_node.find(node);
+  if (found == of_node.end()) {
     found =
-        reserved
-            .emplace(number, Reservation{segment_bytes, Reserve(segment_bytes, ranks.size(), free_memory)})
+        of_node.emplace(node, Reservation{segment_bytes, Reserve(segment_bytes, ranks.size(), free_before)})
             .first;
   }
   const auto& [bytes, block] = found->second;

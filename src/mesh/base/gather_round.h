@@ -13,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
@@ -76,18 +77,26 @@ class CallNumbers {
 // 64-byte aligned.
 class NodeReservations {
  public:
-  explicit NodeReservations(int nodes) : reserved_(static_cast<size_t>(nodes)) {}
+  using FreeMemoryReader = absl::FunctionRef<absl::StatusOr<FreeMemory>()>;
+
   // Returns the segments of reservation `number` for `ranks`, the ranks of `node`. The first rank that calls
-  // reserves them; if that fails, all ranks of the node get its error. `free_memory` is that of the node.
+  // reserves them; if that fails, all ranks of the node get its error. `free_memory` returns that of each
+  // node. It is called once for a number: later, the addresses that it divides among all nodes would lack
+  // the segments of some of them.
   absl::StatusOr<NodeMemory> Segments(int node, const std::vector<int>& ranks, ReservationNumber number,
-                                      size_t segment_bytes, const absl::StatusOr<FreeMemory>& free_memory);
+                                      size_t segment_bytes, FreeMemoryReader free_memory);
 
  private:
   struct Reservation {
     size_t segment_bytes;
     absl::StatusOr<AnonymousMemory> memory;
   };
-  std::vector<std::map<ReservationNumber, Reservation>> reserved_;
+  // Reservations of one number.
+  struct Round {
+    absl::StatusOr<FreeMemory> free_memory;  // Of each node, before the first of them.
+    std::map<int, Reservation> of_node;
+  };
+  std::map<ReservationNumber, Round> rounds_;
 };
 
 }  // namespace weft::internal

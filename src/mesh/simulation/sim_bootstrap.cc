@@ -16,8 +16,7 @@ SimWorld::SimWorld(Simulator& simulator, const NodeMap& nodes)
     : simulator_(simulator),
       nodes_(nodes),
       running_ranks_(simulator.options().mirror_nodes ? static_cast<int>(nodes.RanksOf(0).size())
-                                                      : nodes.size()),
-      reservations_(nodes.node_count()) {}
+                                                      : nodes.size()) {}
 
 absl::StatusOr<std::vector<std::string>> SimWorld::Gather(int rank, size_t call, std::string_view blob,
                                                           absl::Duration timeout) {
@@ -41,7 +40,8 @@ absl::StatusOr<std::vector<std::string>> SimWorld::Gather(int rank, size_t call,
 }
 
 absl::StatusOr<NodeMemory> SimWorld::Reserve(int node, ReservationNumber number, size_t segment_bytes) {
-  return reservations_.Segments(node, nodes_.RanksOf(node), number, segment_bytes, FreeNodeMemory());
+  return reservations_.Segments(node, nodes_.RanksOf(node), number, segment_bytes,
+                                [this] { return FreeNodeMemory(); });
 }
 
 absl::StatusOr<FreeMemory> SimWorld::FreeNodeMemory() const {

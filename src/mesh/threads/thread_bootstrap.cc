@@ -24,7 +24,7 @@ namespace {
 // Thread safety: any thread may call any member.
 class SharedState {
  public:
-  explicit SharedState(NodeMap nodes) : nodes_(std::move(nodes)), reservations_(nodes_.node_count()) {}
+  explicit SharedState(NodeMap nodes) : nodes_(std::move(nodes)) {}
 
   const NodeMap& nodes() const { return nodes_; }
 
@@ -61,7 +61,8 @@ absl::StatusOr<std::vector<std::string>> SharedState::Gather(int rank, size_t ca
 absl::StatusOr<NodeMemory> SharedState::Reserve(int node, internal::ReservationNumber number,
                                                 size_t segment_bytes) {
   const MutexLock lock(mutex_);
-  return reservations_.Segments(node, nodes_.RanksOf(node), number, segment_bytes, FreeNodeMemory());
+  return reservations_.Segments(node, nodes_.RanksOf(node), number, segment_bytes,
+                                [this] { return FreeNodeMemory(); });
 }
 
 std::shared_ptr<internal::ThreadFabric> SharedState::Fabric(size_t call) {
