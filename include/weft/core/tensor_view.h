@@ -33,7 +33,7 @@ struct TensorView {
   static TensorView Contiguous(void* data, DType dtype, Shape shape);
 
   int64_t elements() const { return ElementCount(shape); }
-  // Of the elements, in bytes. More than any memory has if the product is too large for a size_t.
+  // The size of the elements. It is more than any memory has if the product is too large for a size_t.
   size_t bytes() const;
   bool IsContiguous() const;
 

@@ -86,7 +86,8 @@ class Invocation {
   // pops them in the reverse order of the calls. REQUIRES of PopSaved: a save of `module` is left.
   void Save(const Module* module, Tensors tensors);
   Tensors PopSaved(const Module* module);
-  // What the next PopSaved of `module` returns, for checks before it. REQUIRES: a save of `module` is left.
+  // Returns the tensors of the next PopSaved of `module`, for checks before it. REQUIRES: a save of `module`
+  // is left.
   const Tensors& LastSaved(const Module* module) const;
   // The same for the inputs of a checkpointed module, apart from the module's own saves.
   void SaveInputs(const Module* module, Tensors inputs);

@@ -273,10 +273,10 @@ class Run {
   // A trace that cannot be written stops the run as metrics do, after the next step and its checkpoint.
   absl::Status TraceAfter(int64_t step) {
     if (!trace_) return absl::OkStatus();
-    const absl::Status traced = trace_->AfterStep(step);
+    absl::Status traced = trace_->AfterStep(step);
     if (!IsAgreedError(traced)) return traced;
     if (!recorded_.ok()) console_.Warn(ToStd(recorded_.message()));  // Of rank 0 alone.
-    recorded_ = traced;
+    recorded_ = std::move(traced);
     trace_.reset();
     return absl::OkStatus();
   }
@@ -321,9 +321,7 @@ class Run {
   }
 
   bool EvaluatesAfter(int64_t step) const {
-    if (evaluator_ == nullptr) {
-      return false;
-    }
+    if (evaluator_ == nullptr) return false;
     const int64_t interval = config_.eval.interval;
     return step == config_.optimizer.steps || (interval > 0 && step % interval == 0);
   }

@@ -256,8 +256,7 @@ TEST(Mismatch, OfEngineOptionsIsAnErrorThatNamesBothValues) {
   options[2].timeout = absl::Seconds(601);
   expect(
       "the timeout is 10m on rank 0, but 10m1s on rank 2: set the timeout of init_process_group under "
-      "PyTorch, "
-      "otherwise WEFT_TIMEOUT_S or EngineOptions::timeout, alike on all ranks");
+      "PyTorch, otherwise WEFT_TIMEOUT_S or EngineOptions::timeout, alike on all ranks");
   options[2].timeout = absl::Seconds(600);
   options[1].share_domain = ShareDomain::kNone;
   expect("the share domain is numa on rank 0, but none on rank 1: set WEFT_SHARE_DOMAIN");
