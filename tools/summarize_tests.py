@@ -91,6 +91,8 @@ def tally_of_test(test, results):
         tally.failed.append(f"{name}: {why}{end_of_output(test)}")
     elif outcome == "passed" and not report:
         tally.passed += 1
+    elif outcome == "passed" and tally == Tally():
+        tally.failed.append(f"{name}: ran no case; its filter may name none")
     return tally
 
 

@@ -34,14 +34,15 @@ std::vector<std::pair<int64_t, int64_t>> RangesOf(int64_t count, int64_t grain) 
   return ranges;
 }
 
-TEST(ParallelFor, PartitionsIntoAtMostOneRangePerThread) {
+TEST(ParallelFor, PartitionsIntoOneRangePerThreadOrFewerLongOnes) {
   const ThreadCountGuard guard;
   for (const int threads : {1, 2, 3, 7}) {
     SetThreadCount(threads);
     for (const int64_t count : {1, 2, 3, 6, 7, 100, 1009}) {
       for (const int64_t grain : {0, 1, 2, 50, 5000}) {
         const auto ranges = RangesOf(count, grain);
-        ASSERT_LE(static_cast<int>(ranges.size()), ThreadCount());
+        const int64_t longest_ranges = count / std::max<int64_t>(grain, 1);
+        ASSERT_EQ(static_cast<int64_t>(ranges.size()), std::clamp<int64_t>(longest_ranges, 1, ThreadCount()));
         int64_t next = 0;
         for (const auto& [begin, end] : ranges) {
           EXPECT_EQ(begin, next);

@@ -45,6 +45,10 @@ class SummarizeTests(unittest.TestCase):
         self.assertEqual(tally.last_line(), "1 passed, 1 failed, 1 skipped")
         self.assertEqual(tally.failed, ["core_test: Suite.B"])
 
+    def test_counts_a_program_without_cases_as_a_failure(self):
+        self.report("core_test")
+        self.assertEqual(self.run_of(core_test=PASSED).failed, ["core_test: ran no case; its filter may name none"])
+
     def test_counts_a_crash_as_a_failure(self):
         self.assertEqual(self.run_of(core_test=FAILED).failed, ["core_test: SEGFAULT"])
 

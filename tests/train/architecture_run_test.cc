@@ -16,6 +16,7 @@ using ::weft::testing::StatusIs;
 
 TEST_F(ArchitectureRun, FollowsTransformersOnEveryMesh) {
   const Json cases = Reference("architectures.json")["cases"];
+  ASSERT_FALSE(cases.empty());
   for (const auto& [name, reference] : cases.items()) {
     Prepare(name);
     for (const Mesh& mesh : kMeshes) {

@@ -16,7 +16,7 @@
 namespace weft::testing {
 namespace {
 
-using ::testing::HasSubstr;
+using ::testing::ContainsRegex;
 
 // A long polling interval, for runs in which ranks mostly wait for each other.
 constexpr int64_t kCoarsePollNs = 4'000;
@@ -301,8 +301,8 @@ TEST(DeadRank, IsNamedByTheErrorOfEverySurvivor) {
         EXPECT_FALSE(outcome.ok()) << program.ToString() << ", rank " << rank;
         EXPECT_THAT(
             std::string(outcome.message()),
-            ::testing::ContainsRegex(absl::StrCat(
-                "(heartbeat from|waits for|gathering from all ranks:) rank.*[^0-9]", victim, "([^0-9]|$)")))
+            ContainsRegex(absl::StrCat("(heartbeat from|waits for|gathering from all ranks:) rank.*[^0-9]",
+                                       victim, "([^0-9]|$)")))
             << program.ToString() << ", rank " << rank;
       }
     }
@@ -327,7 +327,8 @@ TEST_P(Mistakes, NameTheDeviatingRank) {
     for (const absl::Status& outcome : report.outcomes) EXPECT_FALSE(outcome.ok()) << program.ToString();
     const bool named = std::any_of(report.outcomes.begin(), report.outcomes.end(), [&](const auto& outcome) {
       return absl::IsFailedPrecondition(outcome) &&
-             ::testing::Matches(HasSubstr(absl::StrCat("rank ", culprit)))(std::string(outcome.message()));
+             ::testing::Matches(ContainsRegex(absl::StrCat("rank ", culprit, "[^0-9]")))(
+                 std::string(outcome.message()));
     });
     if (named) ++detected;
   }

@@ -38,8 +38,9 @@ struct EngineFixture : RankEngine {
 
   static absl::StatusOr<EngineFixture> Make(Bootstrap& bootstrap, const EngineOptions& options = {},
                                             size_t segment_bytes = size_t{256} << 20) {
-    WEFT_ASSIGN_OR_RETURN(RankEngine rank,
-                          RankEngine::Make(bootstrap, options, {.segment_bytes = segment_bytes}));
+    WEFT_ASSIGN_OR_RETURN(
+        RankEngine rank,
+        RankEngine::Make(bootstrap, options, {.segment_bytes = segment_bytes, .poison_released = true}));
     return Make(bootstrap, std::move(rank), LanePurpose::kAllGather);
   }
   static absl::StatusOr<EngineFixture> Make(Bootstrap& bootstrap, RankEngine rank, LanePurpose purpose) {

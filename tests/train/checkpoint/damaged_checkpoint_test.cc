@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
@@ -43,7 +44,10 @@ TEST_F(CheckpointTest, DetectsFlippedBitsAndNamesTheFile) {
     const size_t bit = random() % (content.size() * 8);
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
     folder_.Write(absl::StrCat("checkpoints/", CheckpointName(1), "/", name), damaged);
-    if (!absl::EqualsIgnoreCase(content, damaged)) {
+    // The hashes in checkpoint.json are hexadecimal numbers in either case.
+    const bool is_same_number = name == "checkpoint.json" && absl::ascii_isxdigit(content[bit / 8]) &&
+                                absl::EqualsIgnoreCase(content, damaged);
+    if (!is_same_number) {
       EXPECT_THAT(OpenAndVerify(Path(1)), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(name))) << bit;
     }
     folder_.Write(absl::StrCat("checkpoints/", CheckpointName(1), "/", name), content);

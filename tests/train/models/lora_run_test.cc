@@ -60,6 +60,7 @@ class LoraRun : public ArchitectureRun {
 
 TEST_F(LoraRun, FollowsPeftOnEveryMesh) {
   const Json cases = Reference("lora.json")["cases"];
+  ASSERT_FALSE(cases.empty());
   for (const auto& [name, reference] : cases.items()) {
     PrepareAdapter(name);
     for (const Mesh& mesh : kMeshes) {
