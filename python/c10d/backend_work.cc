@@ -199,7 +199,7 @@ c10::intrusive_ptr<c10::ivalue::Future> BackendWork::getFuture() {
     try {
       wait(kNoTimeout);
     } catch (...) {
-      Complete(std::current_exception());
+      future->setErrorIfNeeded(std::current_exception());
     }
   } else {
     CompleteLater();
@@ -210,7 +210,12 @@ c10::intrusive_ptr<c10::ivalue::Future> BackendWork::getFuture() {
 
 void BackendWork::CompleteLater() {
   WhenAllDone([this](const Outcome& outcome) {
-    Complete(outcome.ok() ? nullptr : ToException(outcome, contents_.timeout));
+    const std::exception_ptr error = outcome.ok() ? nullptr : ToException(outcome, contents_.timeout);
+    if (outcome.code == Outcome::Code::kTimeout) {
+      future_->setErrorIfNeeded(error);  // The operation continues, and so does the work.
+    } else {
+      Complete(error);
+    }
   });
 }
 

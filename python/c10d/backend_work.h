@@ -67,7 +67,8 @@ class BackendWork final : public ::c10d::Work {
   // Makes the end of the backward under way wait for an all-reduce.
   // Note [Signals in DistributedDataParallel].
   void WaitAtTheEndOfBackward();
-  // Completes the work when all operations are done, on a thread of the session.
+  // Completes the work when all operations are done, on a thread of the session. At the deadline, only the
+  // future fails. REQUIRES: there is one.
   void CompleteLater();
   // Calls `done` once on a thread of the session, which holds the work until then: with OK when all
   // operations are done, otherwise with a failure, or else a missed deadline, of one.

@@ -102,6 +102,27 @@ def a_dropped_work_writes_its_output_after_its_deadline() -> None:
     check(output, torch.full((25, 4), float(ranks())), "a dropped work after its deadline")
 
 
+def future_of_a_missing_rank() -> str:
+    """A future fails at the deadline, although nobody waits for the work, which ends later with its result."""
+    dist.barrier()
+    group = dist.new_group(timeout=timedelta(seconds=3))  # Also that of making the group.
+    message, output = "", torch.ones(4, 2).t()  # The result is copied to it, as it is not contiguous.
+    if rank() == 0:
+        work = dist.all_reduce(output, group=group, async_op=True)
+        try:
+            work.get_future().wait()
+        except Exception as error:
+            message = str(error)
+        assert not work.is_completed()
+    dist.barrier()
+    if rank() != 0:
+        work = dist.all_reduce(output, group=group, async_op=True)
+    work.wait()
+    assert work.is_success()
+    assert (output == ranks()).all(), output
+    return message
+
+
 def futures_in_callbacks() -> None:
     """A callback waits for the future of a collective that it submits itself, as those of PowerSGD do."""
     store = dist.distributed_c10d._get_default_store()

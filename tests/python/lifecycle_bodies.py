@@ -103,24 +103,6 @@ def missing_rank() -> str:
     return message
 
 
-def future_of_a_missing_rank() -> str:
-    """A future fails at the deadline, although nobody waits for the work."""
-    dist.barrier()
-    group = dist.new_group(timeout=timedelta(seconds=3))  # Also that of making the group.
-    message = ""
-    if dist.get_rank() == 0:
-        future = dist.all_reduce(torch.ones(2), group=group, async_op=True).get_future()
-        try:
-            future.wait()
-        except Exception as error:
-            message = str(error)
-    dist.barrier()
-    if dist.get_rank() != 0:
-        dist.all_reduce(torch.ones(2), group=group)
-    dist.barrier()
-    return message
-
-
 def new_group_of_a_missing_rank() -> tuple[str, float]:
     """The error of a group that rank 1 does not make, and how long it took."""
     dist.barrier()

@@ -34,8 +34,8 @@ def test_a_missed_deadline_names_the_missing_rank(pool_of) -> None:
         assert " Timed out " in message, message
 
 
-def test_a_future_fails_at_the_deadline(pool_of) -> None:
-    message = pool_of(2).run(bodies.future_of_a_missing_rank)[0]
+def test_a_future_fails_at_the_deadline_and_its_work_does_not(pool_of) -> None:
+    message = pool_of(2).run(completion_bodies.future_of_a_missing_rank)[0]
     assert "all_reduce" in message and "waits for rank(s) 1" in message, message
 
 
