@@ -7,6 +7,8 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "python/interface/deadline.h"
+
 namespace weft::python {
 namespace {
 
@@ -100,9 +102,8 @@ Outcome EngineOperation::Wait(std::chrono::milliseconds timeout, const std::func
 void EngineOperation::WhenDone(std::chrono::milliseconds timeout, std::function<void(const Outcome&)> done) {
   const absl::Status open = session_->WithEngine([&](CommEngine&) {
     CompletionThread& completions = session_->completions();
-    const auto ticket = completions.Add({.operation = shared_from_this(),
-                                         .deadline = std::chrono::steady_clock::now() + timeout,
-                                         .done = done});
+    const auto ticket =
+        completions.Add({.operation = shared_from_this(), .deadline = DeadlineAfter(timeout), .done = done});
     if (work_.valid()) {
       // The callback may outlive this operation, after a missed deadline, but not the engine.
       work_.Then([&completions, ticket](const absl::Status&) { completions.Notify(ticket); });

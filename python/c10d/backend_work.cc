@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "python/c10d/signals.h"
+#include "python/interface/deadline.h"
 
 namespace weft::python {
 namespace {
@@ -62,7 +63,7 @@ BackendWork::BackendWork(int rank, ::c10d::OpType type, const char* title,
 
 bool BackendWork::wait(std::chrono::milliseconds timeout) {
   const auto limit = timeout == kNoTimeout ? contents_.timeout : timeout;
-  const auto deadline = std::chrono::steady_clock::now() + limit;
+  const auto deadline = DeadlineAfter(limit);
   for (const auto& operation : contents_.operations) {
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "python/c10d/signals.h"
+#include "python/interface/deadline.h"
 
 namespace weft::python {
 namespace {
@@ -51,7 +52,7 @@ std::vector<int> MonitoredBarrier::MissingRanks() {
 void MonitoredBarrier::Wait(std::chrono::milliseconds timeout, bool names_all) {
   const WithoutInterpreterLock unlocked;
   ++number_;
-  const TimePoint deadline = std::chrono::steady_clock::now() + timeout;
+  const TimePoint deadline = DeadlineAfter(timeout);
   const std::string answer = Key(number_, "answer");
   store_->set(Key(number_, std::to_string(rank_)), std::string(kPassed));
   if (rank_ != 0) {

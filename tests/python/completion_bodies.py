@@ -123,6 +123,37 @@ def future_of_a_missing_rank() -> str:
     return message
 
 
+def let_late_ranks_go(key: str) -> None:
+    """Sets the key when a deadline has passed. The late ranks then take part in the collective that missed it."""
+    store = dist.distributed_c10d._get_default_store()
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(milliseconds=50)
+    late = dist.group.WORLD.allreduce([torch.ones(1)], options)
+    late.get_future().then(lambda _: store.set(key, ""))
+
+
+def waits_with_very_long_timeouts() -> None:
+    """Of more nanoseconds than 64 bits hold. The other ranks come when rank 0 waits."""
+    store = dist.distributed_c10d._get_default_store()
+    limit = timedelta(days=10**6)
+    group = dist.new_group(timeout=limit)
+
+    def reduce() -> None:
+        work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+        future = work.get_future()
+        work.wait()
+        check(future.wait()[0], torch.full((3,), float(ranks())), "a future with a long timeout")
+
+    for wait in (reduce, lambda: dist.monitored_barrier(timeout=limit)):
+        key = f"late-{next(_numbers)}"
+        if rank() == 0:
+            let_late_ranks_go(key)
+        else:
+            store.wait([key])
+            dist.all_reduce(torch.ones(1))
+        wait()
+
+
 def futures_in_callbacks() -> None:
     """A callback waits for the future of a collective that it submits itself, as those of PowerSGD do."""
     store = dist.distributed_c10d._get_default_store()

@@ -43,6 +43,10 @@ def test_a_dropped_work_writes_its_output_after_its_deadline(pool_of) -> None:
     pool_of(3).run(completion_bodies.a_dropped_work_writes_its_output_after_its_deadline)
 
 
+def test_waits_with_very_long_timeouts_wait(pool_of) -> None:
+    pool_of(2).run(completion_bodies.waits_with_very_long_timeouts)
+
+
 def test_a_group_that_a_rank_does_not_make_fails_at_its_own_deadline(pool_of) -> None:
     pool = pool_of(3)
     answers = pool.run(bodies.new_group_of_a_missing_rank)
