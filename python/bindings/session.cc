@@ -197,21 +197,23 @@ void Session::CountUntilReady(Work& work) {
   });
 }
 
-absl::Status Session::OnClose(std::function<void()> closer) {
+absl::Status Session::OnClose(std::function<bool()> closer) {
   const std::lock_guard lock(closers_mutex_);
   if (is_closing_) return ClosedError();
   closers_.push_back(std::move(closer));
   return absl::OkStatus();
 }
 
-void Session::RunClosers() {
-  std::vector<std::function<void()>> closers;
+bool Session::RunClosers() {
+  std::vector<std::function<bool()>> closers;
   {
     const std::lock_guard lock(closers_mutex_);
     is_closing_ = true;
     closers.swap(closers_);
   }
-  for (const auto& closer : closers) closer();
+  bool is_engine_free = true;
+  for (const auto& closer : closers) is_engine_free = closer() && is_engine_free;
+  return is_engine_free;
 }
 
 void Session::Close() {
@@ -224,7 +226,7 @@ void Session::Close() {
   }
   const std::lock_guard close_lock(close_mutex_);
   Drain();
-  RunClosers();
+  const bool is_engine_free = RunClosers();
   std::unique_ptr<CommEngine> engine;
   std::vector<std::shared_ptr<void>> memory;
   {
@@ -233,9 +235,14 @@ void Session::Close() {
     const std::lock_guard lock(operations_mutex_);
     for (EngineOperation* operation : operations_) memory.push_back(operation->Settle(ClosedError()));
   }
-  engine.reset();
-  memory.clear();
-  completions_.reset();
+  if (is_engine_free) {
+    engine.reset();
+    memory.clear();
+    completions_.reset();
+  } else {  // It uses the rest of the session.
+    static_cast<void>(engine.release());
+    static_cast<void>(new std::shared_ptr<Session>(shared_from_this()));
+  }
   OpenSessions& open = TheOpenSessions();
   const std::lock_guard lock(open.mutex);
   open.sessions.erase(shared_from_this());

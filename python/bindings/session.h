@@ -92,7 +92,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // Waits up to ten seconds for unfinished operations, and aborts the engine if some remain or one has missed
   // its deadline. Waits for a sharded model that another thread makes, until the deadline of that call. Then
-  // ends the engine. Later calls do nothing.
+  // ends the engine, unless a closer needs it further. Later calls do nothing.
   // Throws std::runtime_error, and fails all operations, inside an OwnCall of this thread.
   void Close();
   // Closes all sessions of this process. For the end of the interpreter.
@@ -103,8 +103,9 @@ class Session : public std::enable_shared_from_this<Session> {
   void Abort(const std::string& cause) const;
 
   // Calls `closer` when the session closes, before the engine ends, without the interpreter's lock. For what
-  // uses the engine on its own. Errors: kFailedPrecondition (the session is closing, and takes no closer).
-  absl::Status OnClose(std::function<void()> closer);
+  // uses the engine on its own. If it returns false, the engine is kept until the process ends.
+  // Errors: kFailedPrecondition (the session is closing, and takes no closer).
+  absl::Status OnClose(std::function<bool()> closer);
 
   // Lives during a call that uses the engine on its own, and in which this thread may run code of Python. The
   // thread cannot close a session meanwhile.
@@ -179,7 +180,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // Errors: those of EngineOperation::CheckReleased.
   absl::Status CheckOperations();
   absl::Status MissedDeadline();
-  void RunClosers();
+  // False if the engine must be kept.
+  bool RunClosers();
   absl::StatusOr<std::vector<std::string>> ExchangeInStore(const std::string& prefix,
                                                            const ProcessGroup& group, std::string_view blob,
                                                            absl::Duration timeout) const;
@@ -194,7 +196,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::mutex group_mutex_;
   std::map<std::vector<int>, int> group_counts_;  // Groups made so far, by their ranks.
   std::mutex closers_mutex_;
-  std::vector<std::function<void()>> closers_;
+  std::vector<std::function<bool()>> closers_;
   bool is_closing_ = false;  // RunClosers has been called. Guarded by closers_mutex_.
   std::mutex operations_mutex_;
   std::set<EngineOperation*> operations_;

@@ -1,6 +1,6 @@
 #include "python/bindings/sharded_groups.h"
 
-#include <chrono>
+#include <algorithm>
 #include <cmath>
 #include <condition_variable>
 #include <mutex>
@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include <absl/strings/str_cat.h>
+#include <absl/time/time.h>
 
 #include "python/bindings/errors.h"
 #include "python/bindings/python_store.h"
@@ -19,8 +20,8 @@ namespace nb = nanobind;
 namespace weft::python {
 namespace {
 
-// Time that the end of the groups gives to calls of other threads.
-constexpr std::chrono::seconds kCallPatience(10);
+// Time that the end of the groups gives to calls of other threads, and as much again after an abort.
+constexpr absl::Duration kCallPatience = absl::Seconds(10);
 
 // Raises the exception of a signal handler, a hook or the store, if one ended the call, otherwise that of the
 // status.
@@ -35,6 +36,12 @@ constexpr std::chrono::seconds kCallPatience(10);
 absl::Status CheckSignals() {
   const nb::gil_scoped_acquire acquired;
   return PyErr_CheckSignals() == 0 ? absl::OkStatus() : absl::CancelledError("interrupted by a signal");
+}
+
+// REQUIRES: the GIL is not held.
+void Warn(const std::string& message) {
+  const nb::gil_scoped_acquire acquired;
+  if (PyErr_WarnEx(PyExc_RuntimeWarning, message.c_str(), 1) != 0) PyErr_WriteUnraisable(nullptr);
 }
 
 DType DTypeNamed(const std::string& name) {
@@ -96,6 +103,9 @@ absl::StatusOr<NormType> NormTypeOf(double norm_type) {
 
 class Groups::Owned {
  public:
+  // `name`: of the model.
+  explicit Owned(std::string name) : name_(std::move(name)) {}
+
   // Null: they are not made yet, or closed. REQUIRES: the GIL. A counted call may use them without it.
   ShardedGroups* get() const { return groups_.get(); }
   // REQUIRES: no other thread knows this object.
@@ -105,26 +115,34 @@ class Groups::Owned {
   void Keep() { static_cast<void>(groups_.release()); }
 
   // Ends the groups once no thread is in a call of them, and returns after their end, whichever thread has
-  // ended them. Aborts the engine if a call has not ended after ten seconds.
+  // ended them. Aborts the engine if a call has not ended after ten seconds, or the timeout of the session if
+  // that is shorter. If it does not end in as much time again, as in a hook that hangs, keeps the groups and
+  // warns. Returns false if they are kept: they use the engine.
   // REQUIRES: the GIL is not held, and this thread is in no call of the groups.
-  void End(const Session& session) {
+  bool End(const Session& session) {
     const std::lock_guard end_lock(end_mutex_);
     std::unique_ptr<ShardedGroups> ended;
     {
       const nb::gil_scoped_acquire acquired;
       ended = std::move(groups_);
     }
-    if (ended == nullptr) return;
-    {
-      std::unique_lock lock(calls_mutex_);
-      const auto none = [&] { return calls_ == 0; };
-      if (!call_ended_.wait_for(lock, kCallPatience, none)) {
-        session.Abort(absl::StrCat("rank ", session.rank(),
-                                   " closed a sharded model before a call of another thread had ended"));
-        call_ended_.wait(lock, none);
-      }
+    if (ended == nullptr) return !are_kept_;
+    const absl::Duration patience = std::min(kCallPatience, session.options().timeout);
+    if (!WaitForCalls(patience)) {
+      session.Abort(absl::StrCat("rank ", session.rank(),
+                                 " closed a sharded model before a call of another thread had ended"));
+      are_kept_ = !WaitForCalls(patience);
     }
-    ended->SetWaitCheck(nullptr);
+    if (are_kept_) {
+      static_cast<void>(ended.release());
+      Warn(absl::StrCat(
+          "the memory of the sharded model '", name_,
+          "' is kept until the process ends: a call of another thread, such as a hook, has not ended. "
+          "End such threads before destroy_process_group()"));
+    } else {
+      ended->SetWaitCheck(nullptr);
+    }
+    return !are_kept_;
   }
 
   void BeginCall() {
@@ -138,7 +156,15 @@ class Groups::Owned {
   }
 
  private:
+  // False if a thread is in a call of the groups after `patience`.
+  bool WaitForCalls(absl::Duration patience) {
+    std::unique_lock lock(calls_mutex_);
+    return call_ended_.wait_for(lock, absl::ToChronoNanoseconds(patience), [&] { return calls_ == 0; });
+  }
+
+  const std::string name_;
   std::mutex end_mutex_;
+  bool are_kept_ = false;                  // Guarded by end_mutex_.
   std::unique_ptr<ShardedGroups> groups_;  // Guarded by the GIL.
   std::mutex calls_mutex_;
   std::condition_variable call_ended_;
@@ -158,9 +184,11 @@ class Groups::CountedCall {
   const Session::OwnCall own_call_;
 };
 
-Groups::Groups(std::shared_ptr<Session> session,
+Groups::Groups(std::shared_ptr<Session> session, std::string name,
                std::vector<std::vector<std::shared_ptr<Parameter>>> parameters)
-    : session_(std::move(session)), parameters_(std::move(parameters)), owned_(std::make_shared<Owned>()) {}
+    : session_(std::move(session)),
+      parameters_(std::move(parameters)),
+      owned_(std::make_shared<Owned>(std::move(name))) {}
 
 std::shared_ptr<Groups> Groups::Create(std::shared_ptr<Session> session, const MeshArguments& mesh,
                                        const std::vector<GroupArguments>& groups,
@@ -187,7 +215,8 @@ std::shared_ptr<Groups> Groups::Create(std::shared_ptr<Session> session, const M
   const ShardingPolicy policy = PolicyOf(arguments, std::move(dtypes), std::move(dims));
   std::vector<MeshAxis> axes;
   for (const auto& [name, size] : mesh) axes.push_back({name, size});
-  std::shared_ptr<Groups> created(new Groups(std::move(session), std::move(parameters)));
+  const std::string root = groups.empty() ? "" : std::get<0>(groups.front());
+  std::shared_ptr<Groups> created(new Groups(std::move(session), root, std::move(parameters)));
   // Masters are zero until the caller writes them.
   const ShardLoader zeros = [](const Parameter&, int64_t, int64_t count, float* out) {
     std::fill_n(out, count, 0.0F);
@@ -204,7 +233,7 @@ std::shared_ptr<Groups> Groups::Create(std::shared_ptr<Session> session, const M
     made->SetWaitCheck(CheckSignals);
     created->owned_->Set(std::move(made));
     return created->session_->OnClose(
-        [owned = created->owned_, session = created->session_.get()] { owned->End(*session); });
+        [owned = created->owned_, session = created->session_.get()] { return owned->End(*session); });
   };
   absl::Status status;
   {
@@ -216,7 +245,6 @@ std::shared_ptr<Groups> Groups::Create(std::shared_ptr<Session> session, const M
     }));
   }
   if (!status.ok()) {
-    const std::string root = groups.empty() ? "" : std::get<0>(groups.front());
     RaiseFirst(*created->session_, Annotate(status, absl::StrCat("sharding '", root, "'")));
   }
   return created;

@@ -85,7 +85,8 @@ class Groups : public std::enable_shared_from_this<Groups> {
   // Counts a call of the schedule.
   class CountedCall;
 
-  Groups(std::shared_ptr<Session> session, std::vector<std::vector<std::shared_ptr<Parameter>>> parameters);
+  Groups(std::shared_ptr<Session> session, std::string name,
+         std::vector<std::vector<std::shared_ptr<Parameter>>> parameters);
   Parameter& At(int group, int parameter) const;
   int IndexOf(int group, const Parameter* parameter) const;
   void End();

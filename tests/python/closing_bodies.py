@@ -7,8 +7,10 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -309,6 +311,38 @@ def close_inside_a_call(store: str, rank: int) -> None:
     assert not session.closed
     session.close()
     open(f"{store}-closed", "w").close()
+
+
+def close_while_a_hook_hangs() -> None:
+    """Another thread is in the hook of a sharded model, and does not return. The session ends, and the model is kept. Of a pool."""
+    session = weft.Session(tempfile.mkdtemp(), 0, 1, timeout_s=0.2, segment_bytes=1 << 24)
+    model = _core.ShardedGroups.create(session, [("shard", 1)], [("linear", -1, "f32", "f32", "f32", [("weight", [4], True, 0)])])
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def hang(_: object) -> None:
+        has_begun.set()
+        may_end.wait(60)
+
+    def train() -> None:
+        for call in (model.before_forward, model.after_forward, model.before_backward):
+            call(0, 1, True)
+        model.prepare_gradients(0)
+        model.begin_gradient_write(0, 0)
+        with contextlib.suppress(RuntimeError):  # The session has ended.
+            model.after_backward(0)
+            model.finish_backward()
+
+    model.set_gradient_hook(0, hang)
+    thread = threading.Thread(target=train)
+    thread.start()
+    has_begun.wait()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        session.close()
+    assert not may_end.is_set() and session.closed
+    assert len(caught) == 1 and "'linear'" in str(caught[0].message), [str(warning.message) for warning in caught]
+    may_end.set()
+    thread.join()  # Uses what is kept.
 
 
 if __name__ == "__main__":
