@@ -1,6 +1,7 @@
 """Parameters sharded over ranks: `fully_shard` with the interface of FSDP2.
 
     placement    where a parameter's shards lie: DTensors, meshes, tensors over weft's memory
+    arguments    modules and parameters that fully_shard takes
     parameter    one parameter: its sharded and its unsharded form, its gradient
     group        the parameters of one fully_shard call, which are gathered and reduced together
     group_tree   the groups below a root and their names
