@@ -131,6 +131,27 @@ def hooks_on_shards_may_step_an_optimizer() -> None:
 
 
 @case
+def hooks_that_would_see_no_gradient_are_an_error() -> None:
+    """They are registered before the model is sharded, before a forward, or before its backward. Without them, the next pass is right."""
+    model, other = make_llama(), weft.fully_shard(make_llama())
+    for register in (nn.Parameter.register_hook, nn.Parameter.register_post_accumulate_grad_hook):
+        handle = register(model.norm.weight, print)
+        with expect_error(ValueError, "parameter 'norm.weight' of 'Llama' has a gradient hook"):
+            weft.fully_shard(model)
+        handle.remove()
+    weight = weft.fully_shard(model).norm.weight
+    before = loss_of(model, tokens_of(0))
+    handle = weight.register_hook(print)
+    for loss in (before, loss_of(model, tokens_of(0))):
+        with expect_error(RuntimeError, "'norm.weight' has a hook of register_hook"):
+            loss.backward()
+    handle.remove()
+    for each in (model, other):
+        loss_of(each, tokens_of(1)).backward()
+    expect_same_gradients(model, other, exact=True)
+
+
+@case
 def gradients_of_inputs_in_a_forward() -> None:
     class Energy(nn.Module):
         def __init__(self) -> None:

@@ -50,6 +50,11 @@ def check_parameter(param: nn.Parameter, name: str, group: str) -> None:
             f"parameter '{name}' of '{group}' is a DTensor already: weft.fully_shard cannot be combined with "
             "tensor parallelism or torch's fully_shard; use one of them"
         )
+    if param._backward_hooks or param._post_accumulate_grad_hooks:
+        raise ValueError(
+            f"parameter '{name}' of '{group}' has a gradient hook, which would see no gradient of its shards: remove it, and after fully_shard "
+            "call register_post_accumulate_grad_hook on the sharded parameter"
+        )
     check_dtype(param.dtype, name, group)
     if param.device.type not in ("cpu", "meta"):
         raise ValueError(f"parameter '{name}' of '{group}' is on {param.device}: weft shards over CPUs")

@@ -272,7 +272,13 @@ class ShardedParameter:
         self._gradient, self._is_in_external = None, False
 
     def begin_accumulation(self) -> None:
-        """Before a backward, which is to add to an external gradient in its memory. Raises RuntimeError as external_gradient."""
+        """Before a backward, which is to add to an external gradient in its memory. Raises RuntimeError as external_gradient, and if a
+        hook would not see the reduced gradient."""
+        if self.sharded._backward_hooks:
+            raise RuntimeError(
+                f"the sharded parameter '{self.name}' has a hook of register_hook, which would see no reduced gradient: remove it, and call "
+                "register_post_accumulate_grad_hook"
+            )
         self._adds_to_external = self.external_gradient() is not None
 
     def set_gradient_aside(self) -> None:
