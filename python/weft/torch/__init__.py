@@ -29,6 +29,7 @@ from weft.torch.sharding import (  # noqa: E402
     FSDPModule,
     UnshardHandle,
     clip_grad_norm_,
+    extend_zero_grad,
     fully_shard,
     gradient_norm,
     prepare_writes,
@@ -41,6 +42,7 @@ register_backend()
 place_buffers_in_node_memory()
 place_buckets_in_node_memory()
 extend_monitored_barrier()
+extend_zero_grad()
 register_name()
 
 __all__ = [

@@ -273,15 +273,18 @@ def a_partial_clear_may_come_before_an_evaluation_in_inference_mode(api: Interfa
 
 @case
 def gradients_are_cleared_between_forward_and_backward(api: Interface) -> None:
-    """Of the root, whose modules have the gathered parameters then. FSDP2 clears those of the other modules only."""
+    """Of the root, whose modules have the gathered parameters then. FSDP2 clears those of the other modules only.
+
+    All, those of sharded modules, those of a part of the root, and all from a module around the root.
+    """
     if api.name == "torch":
         return
     for set_to_none, reshards in itertools.product((False, True), (None, False)):
         model, reference = seeded(mlps), seeded(mlps)
         api.shard([model[0], model[1]], reshard_after_forward=reshards)
         api.shard(model, reshard_after_forward=reshards)
-        for step in range(3):
-            cleared = [m[1] if step == 2 else m for m in (model, reference)]
+        for step in range(5):
+            cleared = [{2: m[1], 3: m[2].in_proj, 4: nn.Sequential(m)}.get(step, m) for m in (model, reference)]
             add_gradients(model, reference, step, lambda: [m.zero_grad(set_to_none) for m in cleared])  # noqa: B023
             expect_alike(model, reference)
 

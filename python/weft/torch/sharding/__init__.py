@@ -17,6 +17,7 @@
 from weft.torch.sharding.api import (
     FSDPModule,
     UnshardHandle,
+    extend_zero_grad,
     fully_shard,
     prepare_writes,
     register_fsdp_forward_method,
@@ -29,6 +30,7 @@ __all__ = [
     "FSDPModule",
     "UnshardHandle",
     "clip_grad_norm_",
+    "extend_zero_grad",
     "fully_shard",
     "gradient_norm",
     "prepare_writes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -76,17 +77,6 @@ class FSDPModule:
     def reset_iter_state(self) -> None:
         """Recovers from an exception in a forward or backward: see weft.reset. Collective."""
         reset(self)
-
-    # Gradients.
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients of all parameters of the module, also between its forward and backward: see nn.Module.zero_grad."""
-        super().zero_grad(set_to_none)
-        modules = set(self.modules())
-        for group in {module._weft_group: None for module in modules if isinstance(module, FSDPModule)}:
-            for parameter in group.parameters:
-                if any(module in modules for module, _ in parameter.owners):
-                    parameter.clear_gradient(set_to_none)
 
     # Setters.
 
@@ -328,6 +318,25 @@ def reset(model: nn.Module) -> None:
     for root in roots:
         root.reset()
     compare_updates(roots)
+
+
+def extend_zero_grad() -> None:
+    """Makes nn.Module.zero_grad clear the gradients of shards, too, while unsharded parameters are registered. Idempotent.
+
+    A module around the root, such as that of torch.compile, and a part of a sharded module have the zero_grad of nn.Module.
+    """
+    original = nn.Module.zero_grad
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
+        original(self, set_to_none)
+        for param in self.parameters():
+            if hasattr(param, "_weft_parameter"):
+                param._weft_parameter.clear_gradient(set_to_none)
+
+    nn.Module.zero_grad = zero_grad
 
 
 def prepare_writes(model: nn.Module) -> None:
