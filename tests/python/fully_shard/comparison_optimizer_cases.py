@@ -246,6 +246,20 @@ def an_optimizer_made_before_the_first_forward_stays_right() -> None:
 
 
 @case
+def an_optimizer_of_unsharded_parameters_is_an_error() -> None:
+    for make in (torch.optim.SGD, weft.AdamW):
+        model = shard_all(make_llama(), weft.fully_shard)
+        loss = loss_of(model, tokens_of(0))
+        optimizer = make(model.parameters(), lr=0.1)
+        loss.backward()
+        with expect_error(RuntimeError, "the unsharded parameter 'embed_tokens.weight'"):
+            optimizer.step()
+        expect_same_state(model, make_llama(), exact=True)
+        make(model.parameters(), lr=0.1).step()
+        assert not torch.equal(whole(model.lm_head.weight), make_llama().lm_head.weight)
+
+
+@case
 def direct_linears_have_the_same_gradients() -> None:
     models = []
     for direct in (False, True):

@@ -34,11 +34,23 @@ def _roots_of(optimizer: torch.optim.Optimizer) -> list[Root]:
     return [root for root in all_roots() if any(id(p.sharded) in stepped for g in root.all_groups for p in g.parameters)]
 
 
+def _check_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """Raises RuntimeError if the optimizer has an unsharded parameter, which it would never train."""
+    for param in (param for entry in optimizer.param_groups for param in entry["params"]):
+        if hasattr(param, "_weft_parameter"):
+            raise RuntimeError(
+                f"the optimizer has the unsharded parameter '{param._weft_parameter.name}', which gets no gradients: make the optimizer before "
+                "the forward or after the backward, and after unshard() only once reshard() was called"
+            )
+
+
 def _prepare_optimizer_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
     """Before a step of any optimizer: shards that were read since must not be overwritten under a reader.
 
     Those that a closure reads may be written after it, and the update begins when it has returned.
+    Errors: those of _check_parameters.
     """
+    _check_parameters(optimizer)
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # The first of `args` is the optimizer.
     for root in _roots_of(optimizer):
         root.prepare_writes()
