@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import signal
+import weakref
 from datetime import timedelta
 
 import torch
@@ -226,9 +227,10 @@ def models_go_away() -> None:
         train(model, steps=1)
         kept = model.lm_head.weight.to_local()
         value = kept.clone()
+        alive = weakref.ref(model)
         del model
         gc.collect()
-        assert torch.equal(kept, value)
+        assert alive() is None and torch.equal(kept, value)
 
 
 @case

@@ -171,15 +171,15 @@ class ShardedParameter:
     def _hook_gradient(self) -> None:
         """Registers the hook of the unsharded form when that first requires a gradient: PyTorch takes no hook before."""
         if self.unsharded.requires_grad and not self._is_hooked:
-            self.unsharded.register_post_accumulate_grad_hook(self._take_gradient)
+            self.unsharded.register_post_accumulate_grad_hook(_take_gradient)
             self._is_hooked = True
 
-    def _take_gradient(self, param: nn.Parameter) -> None:
-        """Hook: moves a gradient that autograd has accumulated to the gradient image."""
-        gradient = param.grad
+    def take_gradient(self) -> None:
+        """Moves a gradient that autograd has accumulated to the gradient image."""
+        gradient = self.unsharded.grad
         if gradient is None:
             return
-        param.grad = None
+        self.unsharded.grad = None
         view, accumulates = self.begin_gradient_write()
         if gradient.is_sparse:
             gradient = gradient.to_dense()
@@ -306,6 +306,11 @@ class ShardedParameter:
         self._is_aside = self._adds_to_external = self._is_in_external = False
         if self.unsharded is not None:
             self.unsharded.grad = None
+
+
+def _take_gradient(param: nn.Parameter) -> None:
+    """Hook of unsharded parameters. It holds none of them: Python does not see what such a hook holds, and would never free a cycle."""
+    param._weft_parameter.take_gradient()
 
 
 def repoint(param: nn.Parameter, address: int) -> None:
