@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -117,6 +119,18 @@ def recovers_from_failures_of_custom_collectives() -> None:
     for each in (model, other):
         train(each, steps=1)
     expect_same_state(model, other)
+
+
+@case
+def models_whose_functions_refer_to_them_go_away() -> None:
+    model = shard_with(weft.fully_shard, gather := AllGather(), scatter := ReduceScatter())
+    model.layers[1].set_all_reduce_hook(lambda gradient, model=model: None)
+    gather.model = scatter.model = model
+    train(model, steps=1)
+    alive = weakref.ref(model)
+    del model, gather, scatter
+    gc.collect()
+    assert alive() is None
 
 
 @case

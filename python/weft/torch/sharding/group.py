@@ -280,11 +280,16 @@ class Group:
             groups.set_forward_prefetch(number, [group.number for group in settings.forward_prefetch])
         if settings.backward_prefetch is not None:
             groups.set_backward_prefetch(number, [group.number for group in settings.backward_prefetch])
-        groups.set_gradient_hook(number, None if settings.gradient_hook is None else _on_a_copy(settings.gradient_hook))
+        groups.set_gradient_hook(number, None if settings.gradient_hook is None else _weakly(self._run_gradient_hook))
         if settings.custom_all_gather is not None:
-            groups.set_custom_all_gather(number, self._all_gather)
+            groups.set_custom_all_gather(number, _weakly(self._all_gather))
         if settings.custom_reduce_scatter is not None:
-            groups.set_custom_reduce_scatter(number, self._reduce_scatter)
+            groups.set_custom_reduce_scatter(number, _weakly(self._reduce_scatter))
+
+    def _run_gradient_hook(self, gradient: torch.Tensor) -> None:
+        own = gradient.clone()  # The caller may keep it: weft's memory ends with the hook.
+        self.settings.gradient_hook(own)
+        gradient.copy_(own)
 
     def _all_gather(self, gathered: torch.Tensor, part: torch.Tensor) -> dist.Work | None:
         return self.settings.custom_all_gather(output_tensor=gathered, input_tensor=part, group=self._shard_group(), async_op=True)
@@ -304,15 +309,10 @@ class Group:
                 raise ValueError(f"'{self.name}' cannot prefetch '{group.name}', which is not below the same root")
 
 
-def _on_a_copy(hook: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
-    """The hook on a copy of a gradient, which the caller may keep: weft's memory ends with the hook."""
-
-    def run(gradient: torch.Tensor) -> None:
-        own = gradient.clone()
-        hook(own)
-        gradient.copy_(own)
-
-    return run
+def _weakly(method: Callable) -> Callable:
+    """A method of a group for the schedule, which must not hold the group: Python does not see that the schedule is part of a cycle."""
+    held = weakref.WeakMethod(method)
+    return lambda *arguments: held()(*arguments)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
