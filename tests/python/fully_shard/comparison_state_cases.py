@@ -103,6 +103,28 @@ def meta_models_get_their_memory_later() -> None:
 
 
 @case
+def a_refused_conversion_changes_nothing() -> None:
+    models = [shard_all(make_llama(), weft.fully_shard) for _ in range(2)]
+    model = models[0]
+    for each in models:
+        train(each, steps=1)
+    loss_of(model, tokens_of(0)).backward()
+    gradient = model.lm_head.weight.grad
+    halves = {name: value.half() for name, value in model.state_dict().items()}
+    for convert in (model.half, lambda: model.load_state_dict(halves, assign=True)):
+        with expect_error(ValueError, "after the first forward, but its master is torch.float32"):
+            convert()
+        expect_same_state(model, models[1], exact=True)
+        assert model.lm_head.weight.grad is gradient and gradient.dtype == torch.float32
+    with expect_error(RuntimeError, "is on the meta device"):
+        model.to("meta")
+    model.zero_grad()
+    for each in models:
+        train(each, steps=1)
+    expect_same_state(model, models[1], exact=True)
+
+
+@case
 def gradients_outlive_their_step() -> None:
     model = shard_all(make_llama(), weft.fully_shard)
     loss_of(model, tokens_of(0)).backward()

@@ -218,12 +218,13 @@ class FSDPModule:
                     setattr(module._weft_group.settings, name, value)
                 module._weft_group.apply_settings()
 
-    def _apply(self, *args: Any, **kwargs: Any) -> nn.Module:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> nn.Module:
         group = self._weft_group
         if group.is_initialized:
+            group.check_conversion(fn)
             group.root.prepare_writes()
         self.reshard()
-        applied = super()._apply(*args, **kwargs)
+        applied = super()._apply(fn, *args, **kwargs)
         group.adopt_registered()
         return applied
 

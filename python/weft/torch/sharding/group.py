@@ -165,10 +165,25 @@ class Group:
             if parameter.index in masters:
                 parameter.adopt_master(masters[parameter.index])
 
+    def check_conversion(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Raises as check_values if the parameters that `convert` makes, as nn.Module._apply calls it, could not be masters."""
+        for parameter in self.parameters[:1]:
+            parameter.check_values(convert(torch.empty(1, dtype=self.dtype)))
+
     def adopt_registered(self) -> None:
-        """Takes the parameters that the modules have now. REQUIRES: shards may be written."""
+        """Takes the parameters that the modules have now. If one cannot be taken, raises, and registers those from before.
+
+        REQUIRES: shards may be written.
+        """
         self._registered = None
         self._set_has_values(False)
+        try:
+            for parameter in self.parameters:
+                parameter.check_adoption()
+        except (ValueError, RuntimeError):
+            for parameter in self.parameters:
+                parameter.register_sharded()
+            raise
         for parameter in self.parameters:
             parameter.adopt_registered()
 

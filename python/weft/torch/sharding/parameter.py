@@ -117,9 +117,8 @@ class ShardedParameter:
         self.master = master.view(self.placement.local_shape)
         self._move_to_master()
 
-    def check_values(self) -> None:
-        """Raises if the values cannot go to weft's memory: on all ranks, also those that own nothing."""
-        local = self.sharded._local_tensor
+    def check_values(self, local: Tensor) -> None:
+        """Raises if values in a local tensor like `local` cannot go to weft's memory: on all ranks, also those that own nothing."""
         if local.dtype != self.group.dtype:
             raise ValueError(
                 f"parameter '{self.name}' was changed to {local.dtype} after the first forward, but its master is {self.group.dtype}: "
@@ -135,22 +134,34 @@ class ShardedParameter:
         local = self.sharded._local_tensor
         if self.master is None or local.data_ptr() == self.master.data_ptr():
             return
-        self.check_values()
         with torch.no_grad():
             self.master.copy_(local)
             self.sharded._local_tensor = self.master
 
-    def adopt_registered(self) -> None:
-        """Takes the parameter that the modules have now, for example after load_state_dict(assign=True)."""
+    def _replacement(self) -> Tensor | None:
+        """The parameter that the modules have now, if it is another one, for example after load_state_dict(assign=True)."""
         module, name = self.owners[0]
         registered = module._parameters[name]
-        if registered is not self.sharded and registered is not self.unsharded:
-            expected = (self.sharded.placements, self.sharded.shape)
-            if not isinstance(registered, DTensor) or (registered.placements, registered.shape) != expected:
-                raise ValueError(
-                    f"parameter '{self.name}' was replaced by {type(registered).__name__} {tuple(registered.shape)}: "
-                    f"weft.fully_shard needs a DTensor of shape {tuple(self.sharded.shape)} with placements {self.sharded.placements}"
-                )
+        return None if registered is self.sharded or registered is self.unsharded else registered
+
+    def check_adoption(self) -> None:
+        """Raises if the parameter that the modules have now cannot be taken."""
+        registered = self._replacement()
+        if registered is None:
+            registered = self.sharded
+        expected = (self.placement.spec.placements, self.placement.shape)
+        if not isinstance(registered, DTensor) or (registered.placements, registered.shape) != expected:
+            raise ValueError(
+                f"parameter '{self.name}' was replaced by {type(registered).__name__} {tuple(registered.shape)}: "
+                f"weft.fully_shard needs a DTensor of shape {tuple(self.sharded.shape)} with placements {self.sharded.placements}"
+            )
+        if self.group.is_initialized:
+            self.check_values(registered._local_tensor)
+
+    def adopt_registered(self) -> None:
+        """Takes the parameter that the modules have now. REQUIRES: check_adoption."""
+        registered = self._replacement()
+        if registered is not None:
             self.sharded = registered if isinstance(registered, nn.Parameter) else nn.Parameter(registered)
         self.register_sharded()
         self._move_to_master()

@@ -105,7 +105,7 @@ class Root:
         for group in self.all_groups:
             group.agree_on_dtype()
             for parameter in group.parameters:
-                parameter.check_values()
+                parameter.check_values(parameter.sharded._local_tensor)
             for others in (group.settings.forward_prefetch, group.settings.backward_prefetch):
                 group.check_prefetch(others or [], self.all_groups)
         sizes = {g.settings.reshard_after_forward for g in self.all_groups if _is_size(g.settings.reshard_after_forward)}
