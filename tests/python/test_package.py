@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import fully_shard as torch_fully_shard
 import weft
 import weft._core
 from weft._torch_version import BUILT_AGAINST
+from weft.torch import _hugging_face
 
 MODULES = ["weft", "weft.torch", "weft.torch.context_parallel"]
 STUBS = ast.parse(Path(weft._core.__file__).with_name("_core.pyi").read_text())
@@ -71,6 +73,25 @@ def test_sharded_modules_have_every_method_of_fsdp2() -> None:
 
 def test_fully_shard_has_every_argument_of_fsdp2s() -> None:
     expect_same_arguments(weft.fully_shard, torch_fully_shard)
+
+
+@pytest.mark.parametrize("change", _hugging_face._CHANGES.values(), ids=lambda change: change.__name__)
+def test_a_package_that_weft_cannot_change_is_imported_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable
+) -> None:
+    """One without the names that weft looks for. A finder of an old kind is passed over."""
+
+    class OldFinder:
+        def find_module(self, name: str, path: object = None) -> None:
+            pass
+
+    name = f"without_names_for_{change.__name__}"
+    (tmp_path / f"{name}.py").write_text("value = 3")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(_hugging_face._CHANGES, name, change)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path[:1], OldFinder(), *sys.meta_path[1:]])
+    with pytest.warns(RuntimeWarning, match=rf"could not make {name} accept the backend 'weft' \(AttributeError: "):
+        assert importlib.import_module(name).value == 3
 
 
 def stub_functions(body: list[ast.stmt]) -> dict[str, ast.FunctionDef]:

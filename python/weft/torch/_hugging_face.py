@@ -52,13 +52,27 @@ _CHANGES: dict[str, Callable[[ModuleType], None]] = {
 }
 
 
+def _change(name: str, module: ModuleType) -> None:
+    """Changes a module of _CHANGES. Warns if it is not made as weft expects, and leaves it then."""
+    try:
+        _CHANGES[name](module)
+    except Exception as error:
+        warnings.warn(
+            f"weft could not make {name} accept the backend 'weft' ({type(error).__name__}: {error}): call init_process_group('weft') before "
+            "TrainingArguments or Accelerator(cpu=True) is made, or install a version of the package that docs/torch_hugging_face.md names",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
 class _ChangeAtImport(importlib.abc.MetaPathFinder):
     """Finds the modules of _CHANGES as the other finders do, and changes each when it has been executed."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
         if fullname not in _CHANGES:
             return None
-        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        found = (finder.find_spec(fullname, path, target) for finder in finders)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is None or spec.loader is None:
             return spec
@@ -66,7 +80,7 @@ class _ChangeAtImport(importlib.abc.MetaPathFinder):
 
         def execute_and_change(module: ModuleType) -> None:
             execute(module)
-            _CHANGES[fullname](module)
+            _change(fullname, module)
 
         spec.loader.exec_module = execute_and_change
         return spec
@@ -76,7 +90,7 @@ def register_name() -> None:
     """Makes accelerate and transformers accept the name "weft", now or when they are imported. Idempotent."""
     if any(isinstance(finder, _ChangeAtImport) for finder in sys.meta_path):
         return
-    for name, change in _CHANGES.items():
+    for name in _CHANGES:
         if name in sys.modules:
-            change(sys.modules[name])
+            _change(name, sys.modules[name])
     sys.meta_path.insert(0, _ChangeAtImport())
