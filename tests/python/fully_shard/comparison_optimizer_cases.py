@@ -235,6 +235,15 @@ def a_factor_clips_in_the_update() -> None:
 
 
 @case
+def norms_take_compiled_modules_that_are_sharded() -> None:
+    with torch.compiler.set_stance("force_eager"):
+        model = weft.fully_shard(torch.compile(nn.Linear(4, 4)))
+        model(torch.ones(2, 4)).sum().backward()
+    theirs = whole(nn.utils.get_total_norm([param.grad for param in model.parameters()]))
+    expect_equal(weft.gradient_norm(model)[0], theirs, "norm", exact=False)
+
+
+@case
 def an_optimizer_made_before_the_first_forward_stays_right() -> None:
     model = shard_all(make_llama(), weft.fully_shard)
     before = dict(model.named_parameters())

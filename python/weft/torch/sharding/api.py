@@ -298,8 +298,15 @@ def fully_shard(
     return module
 
 
+def without_compiler(module: nn.Module) -> nn.Module:
+    """The sharded module in the module that torch.compile has made of it. Other modules as they are."""
+    inner = getattr(module, "_orig_mod", None)
+    return inner if isinstance(inner, FSDPModule) and not isinstance(module, FSDPModule) else module
+
+
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
-    """Makes a method gather and reshard the module's parameters as forward does. No effect on other modules."""
+    """Makes a method gather and reshard the module's parameters as forward does. No effect on modules that are not sharded."""
+    module = without_compiler(module)
     if not isinstance(module, FSDPModule):
         return
     if not hasattr(module, method_name):

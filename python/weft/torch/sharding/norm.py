@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from weft.torch.sharding.api import FSDPModule
+from weft.torch.sharding.api import FSDPModule, without_compiler
 from weft.torch.sharding.root import Root
 
 
@@ -48,7 +48,7 @@ def gradient_norm(model: nn.Module, max_norm: float = math.inf, norm_type: float
 
 
 def _root_of(model: nn.Module) -> Root:
-    model = getattr(model, "_orig_mod", model)  # The module that torch.compile wraps.
+    model = without_compiler(model)
     kind = type(model).__name__
     if not isinstance(model, FSDPModule):
         raise ValueError(
