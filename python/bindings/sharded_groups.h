@@ -6,7 +6,8 @@
 // Thread safety: one thread at a time, but Close and Session::Close, which end the calls of other threads.
 // Errors: those of python/bindings/errors.h, with the Status' message.
 // Lifetime: tensors that view masters or images hold the groups, and tensors that view gradients also their
-//   memory. Close gives the memory up earlier; nothing may use the tensors afterwards.
+//   memory. Close gives the memory up earlier; nothing may use the tensors then while the session is open.
+//   Once it is closed, they are readable, as nothing else gets the memory.
 #pragma once
 
 #include <cstdint>

@@ -215,12 +215,15 @@ def forked_children() -> None:
 
 
 def a_model_outlives_its_group() -> str:
-    """The error of an optimizer of a model whose process group has ended. Optimizers of other models work."""
+    """The error of an optimizer of a model whose process group has ended. Optimizers of other models work, and shards stay readable."""
     closed = weft.fully_shard(torch.nn.Linear(4, 4))
     optimizer = torch.optim.SGD(closed.parameters(), lr=0.1)
     closed(torch.ones(1, 4)).sum().backward()
+    shards = [*closed.parameters(), *(param.grad for param in closed.parameters())]
+    values = [shard.to_local().clone() for shard in shards]
     dist.destroy_process_group()
     init_group("-after-model")
+    assert all(torch.equal(shard.to_local(), value) for shard, value in zip(shards, values, strict=True))
     other = torch.nn.Linear(4, 4)
     other(torch.ones(1, 4)).sum().backward()
     torch.optim.SGD(other.parameters(), lr=0.1).step()
