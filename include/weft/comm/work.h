@@ -71,8 +71,9 @@ class [[nodiscard]] Work {
   //
   // REQUIRES: `done` does not throw, and returns soon, as operations wait for its thread meanwhile. It may
   //   submit operations, if all ranks of a lane then still submit in one order, and call Test, Then, Detach,
-  //   Abort, status and the statistics. It must not wait: it calls neither Wait, WaitReleased, nor
-  //   ResetAfterError, nor destroys the engine or a Work that is not *released*.
+  //   Abort, status and the statistics. Operations that it submits during the engine's destructor fail with
+  //   kAborted: peers have learned that this rank submits nothing more. It must not wait: it calls neither
+  //   Wait, WaitReleased, nor ResetAfterError, nor destroys the engine or a Work that is not *released*.
   void Then(std::function<void(const absl::Status&)> done);
 
   // True once *ready* (or *released*), or failed: WaitReleased would return at once. Neither blocks nor makes

@@ -206,7 +206,8 @@ absl::StatusOr<bool> Collective::AwaitArrivals(OperationContext& context) {
     const auto counted = context.node.Arrive(group, mine.sequence, node_hash_);
     if (counted) {
       arrived = *counted;
-      arrival_ = arrived == NodeLink::Arrived::kSome ? Arrival::kCounted : Arrival::kLast;
+      const bool is_last = arrived == NodeLink::Arrived::kAllEqual || arrived == NodeLink::Arrived::kUnequal;
+      arrival_ = is_last ? Arrival::kLast : Arrival::kCounted;
     }
     // Peers that published the first operation before the node leader opened the lane could not arrive.
     const bool opens = context.placement.me() == context.placement.node_leader() && mine.sequence == 1;
@@ -220,7 +221,8 @@ absl::StatusOr<bool> Collective::AwaitArrivals(OperationContext& context) {
   switch (arrived) {
     case NodeLink::Arrived::kAllEqual:
       return true;
-    case NodeLink::Arrived::kUnequal: {
+    case NodeLink::Arrived::kUnequal:
+    case NodeLink::Arrived::kTooMany: {
       // Either operations that match have different hashes, or ranks of another group were counted.
       bool all_published = true;
       for (const int peer : peers) {

@@ -33,8 +33,12 @@ absl::Status EngineCore::AddLane(int index, std::string name, GroupPlacement pla
 }
 
 void EngineCore::Submit(std::shared_ptr<OperationRecord> record) {
-  if (!status_.ok()) {
-    record->error = absl::AbortedError(absl::StrCat("the engine has failed: ", status_.message()));
+  if (!status_.ok() || leaving_) {
+    record->error = absl::AbortedError(
+        status_.ok() ? absl::StrCat(Describe(*record),
+                                    ": the engine is being destroyed; wait for an operation whose callback "
+                                    "submits another one before you destroy it")
+                     : absl::StrCat("the engine has failed: ", status_.message()));
     record->state.store(OperationState::kFailed, std::memory_order_release);
     return;
   }

@@ -23,7 +23,8 @@
 // neighbor node (Note [Node graphs]). An operation of a peer at that sequence differs from it, and fails on
 // all ranks as a mismatch.
 // Why it suffices: all ranks of a lane submit the same operations, and a failure reaches every rank. Earlier
-// operations are not affected: leaving is legal at any time, also while peers still finish them.
+// operations are not affected: leaving is legal at any time, also while peers still finish them. Later ones
+// of this rank, which only a callback can submit, are refused: they would take the descriptor's sequence.
 // Closed links: a rank that is no neighbor may wait for the one that has left before any neighbor submits the
 // operation and fails. It may find that it cannot reach that rank, which has closed its link, and cannot tell
 // this from a death. It then asks the witnesses of that rank (Note [Messages]) for two seconds. If one has
@@ -91,6 +92,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
     return env_.node.ReserveLane(CountersOf(placement));
   }
 
+  // Fails the operation if the core has failed or leaves.
   void Submit(std::shared_ptr<OperationRecord> record);
   // Registers that a thread waits until the operation is *ready*, or *released*. Raises it to kCritical,
   // together with its predecessors on the lane and the operations for which these wait (`after` and gate).

@@ -35,7 +35,9 @@ struct Arrivals {
   static constexpr uint64_t Arrival(uint64_t hash) { return (hash << kCountBits) + 1; }
   static NodeLink::Arrived Compare(uint64_t arrived, int ranks, uint64_t hash) {
     const auto count = static_cast<uint64_t>(ranks);
-    if ((arrived & kMaxRanks) < count) return NodeLink::Arrived::kSome;
+    const uint64_t counted = arrived & kMaxRanks;
+    if (counted < count) return NodeLink::Arrived::kSome;
+    if (counted > count) return NodeLink::Arrived::kTooMany;
     return arrived == count * Arrival(hash) ? NodeLink::Arrived::kAllEqual : NodeLink::Arrived::kUnequal;
   }
   void Clear() {

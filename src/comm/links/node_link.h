@@ -96,10 +96,12 @@ class NodeLink {
   enum class Arrived : uint8_t {
     kSome,      // Some ranks have not arrived.
     kAllEqual,  // All have, with equal hashes.
-    kUnequal    // As many ranks have arrived, but their hashes are not all equal.
+    kUnequal,   // As many ranks have arrived, but their hashes are not all equal.
+    kTooMany    // More have arrived: ranks of another group were counted.
   };
-  // Counts this rank, which has published `sequence` with a descriptor of this hash. Returns kSome unless it
-  // is the last one, and nothing if the leader has not opened the lane yet: call it again later.
+  // Counts this rank, which has published `sequence` with a descriptor of this hash. Returns kAllEqual or
+  // kUnequal to the last one alone, and nothing if the leader has not opened the lane yet: call it again
+  // later.
   virtual std::optional<Arrived> Arrive(const LocalGroup& group, uint64_t sequence, uint64_t hash) = 0;
   // REQUIRES: this rank has arrived with this hash, and has not consumed the operation.
   virtual Arrived HaveArrived(const LocalGroup& group, uint64_t sequence, uint64_t hash) const = 0;

@@ -270,8 +270,8 @@ class SimNodeLink final : public NodeLink {
  private:
   // REQUIRES: all have arrived.
   static Arrived Compare(const Arrivals& arrivals, const LocalGroup& group, uint64_t hash) {
-    const bool are_equal =
-        arrivals.arrived == group.ranks && arrivals.hashes == hash * static_cast<uint64_t>(group.ranks);
+    if (arrivals.arrived > group.ranks) return Arrived::kTooMany;
+    const bool are_equal = arrivals.hashes == hash * static_cast<uint64_t>(group.ranks);
     return are_equal ? Arrived::kAllEqual : Arrived::kUnequal;
   }
   static void RingNow(RankState& state) {

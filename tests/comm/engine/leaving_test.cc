@@ -7,8 +7,10 @@
 #include <gtest/gtest.h>
 
 #include "tests/comm/support/engine_fixture.h"
+#include "tests/support/schedule_count.h"
 #include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
+#include "weft/mesh/simulation.h"
 
 namespace weft::testing {
 namespace {
@@ -119,6 +121,58 @@ TEST(Leaving, AnExceptionAbortsTheEngineInsteadOfWaitingForAWork) {
                                       HasSubstr("rank 0: an exception destroyed barrier 'dropped'")));
     return absl::OkStatus();
   });
+}
+
+// A callback may submit while the engine's destructor waits for the operation before. Peers must not take the
+// descriptor that announces the leaving for that of the new operation.
+TEST(Leaving, RefusesOperationsThatACallbackSubmitsAfterwards) {
+  constexpr int64_t kUntilRankZeroHasActed = 1'000'000;  // Virtual time.
+  for (uint64_t seed = 0; seed < ScheduleCount(10); ++seed) {
+    SimOptions machine;
+    machine.seed = seed;
+    const SimReport report =
+        RunSimulatedRanks(NodeMap::OneNode(2), machine, [](Bootstrap& bootstrap) -> absl::Status {
+          WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
+                                EngineFixture::Make(bootstrap, {}, /*segment_bytes=*/size_t{4} << 20));
+          WEFT_ASSIGN_OR_RETURN(TestBuffer sum, TestBuffer::Make(*fixture.pool, true, DType::kI32, 1));
+          sum.Write(0, {1});
+          CommEngine& engine = *fixture.engine;
+          const auto submit = [&](const char* label) {
+            return engine.AllReduce(fixture.lane, sum.data(), sum.data(), DType::kI32, 1, ReduceOp::kSum,
+                                    Labeled(label));
+          };
+          if (bootstrap.rank() == 0) {
+            Work first = submit("first");
+            int callbacks = 0;
+            first.Then([&](const absl::Status& status) {
+              EXPECT_OK(status);
+              Work second = submit("second");
+              second.Then([&](const absl::Status& refused) {
+                EXPECT_THAT(refused, StatusIs(absl::StatusCode::kAborted,
+                                              AllOf(HasSubstr("'second'"), HasSubstr("is being destroyed"))));
+                ++callbacks;
+              });
+              second.Detach({});
+              ++callbacks;
+            });
+            first.Detach({});
+            fixture.engine.reset();
+            EXPECT_EQ(callbacks, 2);
+            EXPECT_EQ(sum.Read(0, 1).front(), 2);
+            return absl::OkStatus();
+          }
+          bootstrap.runtime().SleepFor(kUntilRankZeroHasActed);  // It has left.
+          Work first = submit("first");
+          WEFT_RETURN_IF_ERROR(first.Wait());
+          bootstrap.runtime().SleepFor(kUntilRankZeroHasActed);  // Its callback has submitted.
+          Work second = submit("second");
+          EXPECT_THAT(second.Wait(), StatusIs(absl::StatusCode::kAborted,
+                                              HasSubstr("rank 0 destroyed its engine before it submitted")));
+          EXPECT_EQ(sum.Read(0, 1).front(), 2);
+          return absl::OkStatus();
+        });
+    EXPECT_OK(report.status()) << "seed " << seed;
+  }
 }
 
 }  // namespace
