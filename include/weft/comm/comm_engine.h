@@ -221,7 +221,8 @@ class CommEngine {
   // REQUIRES: `cause` is an error.
   void Abort(const absl::Status& cause);
   // Ends the failed state on all ranks together: lanes are empty again, and sequences restart.
-  // Errors: kDeadlineExceeded (names the missing ranks).
+  // Errors: kDeadlineExceeded (names the missing ranks, or says that a callback of Work::Then has not
+  //   returned).
   absl::Status ResetAfterError();
 
   // Totals since Create.

@@ -10,6 +10,7 @@
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "src/comm/links/shared_memory_link.h"
 #include "src/comm/links/sim_node_link.h"
@@ -24,6 +25,9 @@ constexpr absl::Duration kWatchdogDelay = absl::Seconds(4);
 
 // Longest time for which the destructor waits for messages in flight.
 constexpr absl::Duration kMessagesTimeout = absl::Seconds(5);
+
+// Time that sends of failed operations have to complete.
+constexpr absl::Duration kMaxSendWait = absl::Seconds(5);
 
 absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
   // Limit of slice_bytes, max_run_bytes and piece_bytes. MPI counts the bytes of a message in an int.
@@ -118,7 +122,7 @@ CommEngine::Impl::~Impl() {
   }
   // Data that still arrives or leaves must not be in buffers that the caller gets back.
   const Deadline deadline(bootstrap_.runtime(), kMessagesTimeout);
-  if (!status().ok()) Report(shell_->AwaitAbandonedTransfers(deadline));
+  if (!status().ok()) Report(AwaitAbandonedTransfers(deadline));
   shell_->Leave();  // On lanes whose descriptor ring was full.
   shell_->FlushControlMessages(deadline);
   watchdog_.reset();
@@ -227,6 +231,22 @@ void CommEngine::Impl::Abort(const absl::Status& cause) {
   shell_->WithCore([&](EngineCore& core) { core.Fail(cause); });
 }
 
+absl::Status CommEngine::Impl::AwaitAbandonedTransfers(const Deadline& deadline) {
+  Runtime& runtime = bootstrap_.runtime();
+  const int64_t begin = runtime.NowNs();
+  const Deadline send_deadline(runtime, std::min(deadline.Left(), kMaxSendWait));
+  while (true) {
+    const auto peers = shell_->WithCore([](EngineCore& core) { return core.AbandonedTransfers(); });
+    if (peers.senders.empty() && (peers.receivers.empty() || send_deadline.HasPassed()))
+      return absl::OkStatus();
+    if (deadline.HasPassed()) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "data that rank(s) ", absl::StrJoin(peers.senders, ", "), " began to send has not arrived"));
+    }
+    runtime.SleepFor(WirePollInterval(runtime.NowNs() - begin, kWirePollIntervalNs));
+  }
+}
+
 absl::Status CommEngine::Impl::ResetAfterError() {
   using Phase = ResetRounds::Phase;
   const Deadline deadline(bootstrap_.runtime(), timeout_);
@@ -234,7 +254,8 @@ absl::Status CommEngine::Impl::ResetAfterError() {
   const auto extension = ExtendWatchdog(Watchdog::Task::kReset, timeout_);
   Abort(absl::AbortedError("the engine is being reset"));
   shell_->AwaitRunningTasks();
-  WEFT_RETURN_IF_ERROR(shell_->AwaitAbandonedTransfers(deadline));
+  WEFT_RETURN_IF_ERROR(shell_->FinishCallbacks(deadline));  // None submits between two phases.
+  WEFT_RETURN_IF_ERROR(AwaitAbandonedTransfers(deadline));
   reset_rounds_.BeginAttempt();
   while (true) {
     WEFT_ASSIGN_OR_RETURN(const bool quiet, agree(Phase::kQuiet));
@@ -260,12 +281,6 @@ absl::StatusOr<CommEngine::Impl::FreshCore> CommEngine::Impl::MakeFreshCore(cons
   FreshCore fresh;
   node_->Reset();
   WEFT_ASSIGN_OR_RETURN(fresh.link, bootstrap_.OpenLink(deadline.Left()));
-  {
-    const MutexLock lock(lanes_mutex_);
-    for (const std::unique_ptr<Lane>& lane : lanes_) {
-      if (lane != nullptr) lane->next_sequence = 1;
-    }
-  }
   WEFT_ASSIGN_OR_RETURN(fresh.core, MakeCore(*fresh.link));
   return fresh;
 }
@@ -273,7 +288,16 @@ absl::StatusOr<CommEngine::Impl::FreshCore> CommEngine::Impl::MakeFreshCore(cons
 void CommEngine::Impl::Install(FreshCore fresh) {
   recorder_.RecordFailure(absl::OkStatus());  // Before the fresh core, which may fail at once.
   missed_deadline_ = false;
-  shell_->Replace(std::move(fresh.core));
+  std::unique_ptr<EngineCore> failed;
+  {
+    // No operation gets its sequence before the restart and reaches the fresh core after it.
+    const MutexLock lock(lanes_mutex_);
+    failed = shell_->Replace(std::move(fresh.core));
+    for (const std::unique_ptr<Lane>& lane : lanes_) {
+      if (lane != nullptr) lane->next_sequence = 1;
+    }
+  }
+  failed.reset();
   link_ = std::move(fresh.link);  // Last: the failed core uses the old link until it is replaced.
 }
 

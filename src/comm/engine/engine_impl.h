@@ -150,8 +150,13 @@ class CommEngine::Impl {
     std::unique_ptr<EngineCore> core;
   };
   absl::StatusOr<FreshCore> MakeFreshCore(const Deadline& deadline);
-  // Replaces the failed core and its link.
+  // Replaces the failed core and its link, and restarts the sequences of all lanes.
   void Install(FreshCore fresh);
+  // After a failure: waits until no data from other nodes arrives in buffers of failed operations, and none
+  // leaves from them. Waits at most a few seconds for data that leaves: a large send whose receive was
+  // canceled never completes, and MPI reads its buffer no more.
+  // Errors: kDeadlineExceeded (names the ranks whose data has not arrived).
+  absl::Status AwaitAbandonedTransfers(const Deadline& deadline);
   // Sets timeout_ and share_domains_. Errors: an option of this rank is invalid.
   absl::Status ReadOptions();
   // The options that are the same on all ranks, or the error of this rank's.

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_join.h>
 
 #include "weft/core/status.h"
 
@@ -20,12 +19,6 @@ constexpr int64_t kMaxParkNs = 250 * kMillisecond;
 // Longest inquiry after a missed deadline: the ranks that are asked may find a silent one themselves.
 constexpr int64_t kInquiryNs = 2 * LateRanks::kAnswerNs;
 static_assert(LateRanks::kAnswerNs == 4 * kMaxParkNs, "a rank must answer although its thread is parked");
-// Time that sends of failed operations have to complete.
-constexpr absl::Duration kMaxSendWait = absl::Seconds(5);
-
-void Call(const std::vector<CompletedCallback>& callbacks) {
-  for (const CompletedCallback& callback : callbacks) callback.done(callback.status);
-}
 
 }  // namespace
 
@@ -48,7 +41,7 @@ void EngineShell::Stop() {
   WakeProgressThread();
   node_.Ring(rank_);
   progress_.reset();
-  Call(WithCore([](EngineCore& core) { return core.TakeCallbacks(); }));
+  Report(FinishCallbacks(Deadline(runtime_, absl::ZeroDuration())));  // No other thread calls any.
 }
 
 int64_t EngineShell::Queue(std::shared_ptr<OperationRecord> record) {
@@ -139,13 +132,14 @@ EngineShell::PollResult EngineShell::PollAndRunTask(int64_t now_ns, const Awaite
     core_->MoveReleasedMemoryTo(released);
     if (core_->has_callbacks()) {
       callbacks = core_->TakeCallbacks();
+      ++running_callbacks_;
     } else if (result.has_tasks) {
       task = core_->PopTask();
     }
     if (task) ++running_tasks_;
   }
   if (!callbacks.empty()) {
-    Call(callbacks);
+    CallCounted(std::move(callbacks));
     result.advanced = true;
   } else if (task) {
     RunCounted(*task);
@@ -165,6 +159,13 @@ void EngineShell::RunCounted(const DataTask& task) {
   core_->FinishTask(task, moved);
   // The next poll continues the operation. A waiting thread that should do that may be asleep.
   if (waiters_.load() > 0) WakeSleepers();
+}
+
+void EngineShell::CallCounted(std::vector<CompletedCallback> callbacks) {
+  for (const CompletedCallback& callback : callbacks) callback.done(callback.status);
+  callbacks.clear();
+  const MutexLock lock(mutex_);
+  --running_callbacks_;
 }
 
 bool EngineShell::PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool()> done,
@@ -316,32 +317,32 @@ void EngineShell::AwaitRunningTasks() {
   }
 }
 
-absl::Status EngineShell::AwaitAbandonedTransfers(const Deadline& deadline) {
-  const int64_t begin = runtime_.NowNs();
-  const Deadline send_deadline(runtime_, std::min(deadline.Left(), kMaxSendWait));
+absl::Status EngineShell::FinishCallbacks(const Deadline& deadline) {
   while (true) {
-    const auto peers = WithCore([](EngineCore& core) { return core.AbandonedTransfers(); });
-    if (peers.senders.empty() && (peers.receivers.empty() || send_deadline.HasPassed()))
-      return absl::OkStatus();
-    if (deadline.HasPassed()) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "data that rank(s) ", absl::StrJoin(peers.senders, ", "), " began to send has not arrived"));
+    std::vector<CompletedCallback> callbacks;
+    {
+      const MutexLock lock(mutex_);
+      callbacks = core_->TakeCallbacks();
+      if (callbacks.empty() && running_callbacks_ == 0) return absl::OkStatus();
+      if (!callbacks.empty()) ++running_callbacks_;
     }
-    runtime_.SleepFor(WirePollInterval(runtime_.NowNs() - begin, kWirePollIntervalNs));
+    if (!callbacks.empty()) {
+      CallCounted(std::move(callbacks));
+    } else if (deadline.HasPassed()) {
+      return absl::DeadlineExceededError(
+          "a callback of Work::Then has not returned; it must not wait, nor reset or destroy the engine");
+    } else {
+      runtime_.SleepFor(kMillisecond / 10);
+    }
   }
 }
 
-void EngineShell::Replace(std::unique_ptr<EngineCore> core) {
-  std::vector<CompletedCallback> callbacks;
-  {
-    const MutexLock lock(mutex_);
-    TakeSubmissions();
-    core_->ReleaseQuarantine();
-    callbacks = core_->TakeCallbacks();
-    core_.swap(core);
-  }
-  core.reset();  // Without the lock: destructors of the memory that it keeps may call the engine.
-  Call(callbacks);
+std::unique_ptr<EngineCore> EngineShell::Replace(std::unique_ptr<EngineCore> core) {
+  const MutexLock lock(mutex_);
+  TakeSubmissions();
+  core_->ReleaseQuarantine();
+  core_.swap(core);
+  return core;
 }
 
 void EngineShell::WakeProgressThread() {

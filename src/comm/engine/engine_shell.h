@@ -107,13 +107,12 @@ class EngineShell {
   }
   // If the core has failed: waits until no thread of this rank runs a task. None starts afterwards.
   void AwaitRunningTasks() ABSL_LOCKS_EXCLUDED(mutex_);
-  // After a failure: waits until no data from other nodes arrives in buffers of failed operations, and none
-  // leaves from them. Waits at most a few seconds for data that leaves: a large send whose receive was
-  // canceled never completes, and MPI reads its buffer no more.
-  // Errors: kDeadlineExceeded (names the ranks whose data has not arrived).
-  absl::Status AwaitAbandonedTransfers(const Deadline& deadline) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Replaces a failed core.
-  void Replace(std::unique_ptr<EngineCore> core) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Calls the callbacks that are due, and waits for those that other threads call. If the core has failed, no
+  // other one follows. REQUIRES: not called by a callback. Errors: kDeadlineExceeded (one has not returned).
+  absl::Status FinishCallbacks(const Deadline& deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Replaces a failed core, which has taken all submissions, and returns it. REQUIRES: FinishCallbacks.
+  // Destroy it without a lock: destructors of the memory that it keeps may call the engine.
+  std::unique_ptr<EngineCore> Replace(std::unique_ptr<EngineCore> core) ABSL_LOCKS_EXCLUDED(mutex_);
 
   int64_t wait_ns() const { return wait_ns_.load(std::memory_order_relaxed); }
 
@@ -142,6 +141,8 @@ class EngineShell {
   PollResult PollLocked(int64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Moves the data of a task that this thread has counted in running_tasks_, and finishes it.
   void RunCounted(const DataTask& task) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Calls callbacks, for which this thread has counted itself in running_callbacks_.
+  void CallCounted(std::vector<CompletedCallback> callbacks) ABSL_LOCKS_EXCLUDED(mutex_);
   void TakeSubmissions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static bool HasOccurred(const AwaitedEvent& awaited);
   absl::Status DeadlineError(const AwaitedEvent& awaited, bool asks_for_late_ranks)
@@ -172,6 +173,7 @@ class EngineShell {
   Mutex mutex_;
   std::unique_ptr<EngineCore> core_ ABSL_GUARDED_BY(mutex_) ABSL_PT_GUARDED_BY(mutex_);
   int running_tasks_ ABSL_GUARDED_BY(mutex_) = 0;
+  int running_callbacks_ ABSL_GUARDED_BY(mutex_) = 0;  // Threads that call callbacks.
 
   std::atomic<OperationRecord*> submitted_{nullptr};  // Stack of operations that the core has not yet taken.
   std::atomic<int> waiters_{0};                       // Threads in PollUntil.

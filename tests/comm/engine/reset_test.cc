@@ -12,6 +12,7 @@
 #include "tests/support/forwarding_bootstrap.h"
 #include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
+#include "weft/mesh/simulation.h"
 
 namespace weft::testing {
 namespace {
@@ -220,6 +221,93 @@ TEST(ResetAfterError, RefusesToStartAfterAnOperationThatFailed) {
     WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
     return CheckEngineWorks(fixture);
   });
+}
+
+// A bootstrap whose exchanges take a millisecond more from a moment on.
+class SlowBootstrap final : public ForwardingBootstrap {
+ public:
+  using ForwardingBootstrap::ForwardingBootstrap;
+
+  void SlowDown() { is_slow_ = true; }
+  // Exchanges that have begun since.
+  int exchanges() const { return exchanges_; }
+  absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
+                                                         absl::Duration timeout) override {
+    if (is_slow_) {
+      ++exchanges_;
+      runtime().SleepFor(1'000'000);
+    }
+    return ForwardingBootstrap::AllGatherBlob(blob, timeout);
+  }
+
+ private:
+  bool is_slow_ = false;
+  int exchanges_ = 0;
+};
+
+// A callback may submit while another thread resets the engine. Else its operation would take a sequence that
+// the ranks use anew. Virtual time.
+TEST(ResetAfterError, AwaitsCallbacksThatRun) {
+  const SimReport report =
+      RunSimulatedRanks(NodeMap::OneNode(2), SimOptions{}, [](Bootstrap& base) -> absl::Status {
+        SlowBootstrap bootstrap(base);
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices(),
+                                                                         /*segment_bytes=*/size_t{8} << 20));
+        Runtime& runtime = bootstrap.runtime();
+        bool has_begun = false;
+        bool has_ended = false;
+        if (bootstrap.rank() == 0) {
+          Work work = fixture.engine->Barrier(fixture.lane);
+          work.Then([&](const absl::Status& /*status*/) {
+            has_begun = true;
+            // Until the last phase of the reset, which does not come before this callback has returned.
+            const Deadline deadline(runtime, absl::Milliseconds(100));
+            while (bootstrap.exchanges() < 2 && !deadline.HasPassed()) runtime.SleepFor(10'000);
+            Work next = fixture.engine->Barrier(fixture.lane);
+            EXPECT_TRUE(next.TestReleased() || !next.Test());
+            next.Detach({});
+            EXPECT_EQ(bootstrap.exchanges(), 0);
+            has_ended = true;
+          });
+          work.Detach({});
+        }
+        WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+        if (bootstrap.rank() == 1) fixture.engine->Abort(absl::DataLossError("gone"));
+        while (bootstrap.rank() == 0 && !has_begun) runtime.Yield();
+        bootstrap.SlowDown();
+        WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
+        EXPECT_TRUE(has_ended || bootstrap.rank() == 1);
+        return CheckEngineWorks(fixture);
+      });
+  EXPECT_OK(report.status());
+}
+
+// A callback that hangs is a fault of the program. The error says so.
+TEST(ResetAfterError, NamesCallbacksThatDoNotReturn) {
+  const SimReport report =
+      RunSimulatedRanks(NodeMap::OneNode(1), SimOptions{}, [](Bootstrap& bootstrap) -> absl::Status {
+        EngineOptions options = SmallSlices();
+        options.timeout = absl::Milliseconds(100);
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
+                              EngineFixture::Make(bootstrap, options, /*segment_bytes=*/size_t{8} << 20));
+        Runtime& runtime = bootstrap.runtime();
+        bool has_begun = false;
+        bool may_end = false;
+        Work work = fixture.engine->Receive({0, /*tag=*/0}, nullptr, DType::kU8, 0);
+        work.Then([&](const absl::Status& /*status*/) {
+          has_begun = true;
+          while (!may_end) runtime.SleepFor(10'000);
+        });
+        work.Detach({});
+        fixture.engine->Abort(absl::DataLossError("gone"));
+        while (!has_begun) runtime.Yield();
+        EXPECT_THAT(fixture.engine->ResetAfterError(),
+                    StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("callback of Work::Then")));
+        may_end = true;
+        WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
+        return CheckEngineWorks(fixture);
+      });
+  EXPECT_OK(report.status());
 }
 
 }  // namespace
