@@ -200,7 +200,8 @@ absl::StatusOr<bool> EngineCore::PollLanes() {
   WEFT_RETURN_IF_ERROR(CheckPeerFailures());
   order_.clear();
   uses_wire_ = false;
-  awaits_slot_ = false;
+  if (leaving_) WEFT_RETURN_IF_ERROR(LeaveLanes());
+  awaits_slot_ = leaving_ && !has_left_lanes();
   std::erase_if(active_, [this](int index) {
     Lane& lane = *lanes_[static_cast<size_t>(index)];
     lane.active = !lane.queued.empty() || !lane.running.empty();
@@ -208,7 +209,6 @@ absl::StatusOr<bool> EngineCore::PollLanes() {
   });
   for (const int i : active_) {
     const Lane& lane = *lanes_[static_cast<size_t>(i)];
-    if (leaving_) WEFT_RETURN_IF_ERROR(LeaveLane(i));
     order_.emplace_back(PriorityOf(lane), i);
     uses_wire_ |= lane.placement.spans_nodes();
     awaits_slot_ |= !lane.queued.empty() && !HasSlot(i, lane.queued.front()->descriptor.sequence);

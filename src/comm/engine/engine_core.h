@@ -25,6 +25,9 @@
 // Why it suffices: all ranks of a lane submit the same operations, and a failure reaches every rank. Earlier
 // operations are not affected: leaving is legal at any time, also while peers still finish them. Later ones
 // of this rank, which only a callback can submit, are refused: they would take the descriptor's sequence.
+// Full rings: a descriptor needs a slot, and operations may be *released* before all peers have consumed
+// them. So polls go on to leave lanes, and the destructor waits for it, though only for seconds: a peer that
+// has stopped consumes nothing.
 // Closed links: a rank that is no neighbor may wait for the one that has left before any neighbor submits the
 // operation and fails. It may find that it cannot reach that rank, which has closed its link, and cannot tell
 // this from a death. It then asks the witnesses of that rank (Note [Messages]) for two seconds. If one has
@@ -98,9 +101,11 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // together with its predecessors on the lane and the operations for which these wait (`after` and gate).
   void RaisePriority(OperationRecord& record, bool until_released);
 
-  // Leaves all lanes: this rank submits nothing more. Call it again once all operations are *released*, for
-  // lanes whose descriptor ring was full. See Note [Leaving].
+  // Leaves all lanes: this rank submits nothing more. Polls go on with lanes whose descriptor ring is full.
+  // Call it again once all operations are *released*, for messages. See Note [Leaving].
   absl::Status Leave();
+  // True if the peers of every lane have been told, or have a failure notice.
+  bool has_left_lanes() const;
 
   // Steps every lane once. True if anything advanced: another call may then advance more at once.
   bool Poll(int64_t now_ns);
@@ -117,6 +122,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   bool has_tasks() const;
   // True if an unfinished operation waits for something that rings no doorbell and must be polled: messages
   // of other nodes, or a slot of the descriptor ring whose operation was released before all had consumed it.
+  // Likewise if a lane that this rank leaves waits for a slot.
   bool must_be_polled() const { return wire_.busy() || uses_wire_ || awaits_slot_; }
   // True, once, if an operation has completed or could advance in another poll. Threads of this rank that
   // sleep must hear of it.
@@ -234,6 +240,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // True if all ranks have consumed `sequence`. Reads the flag of the node only if that is not known yet: the
   // rank that consumes last writes it for each operation, so that reading it takes a cache line from there.
   bool IsConsumedByAll(int index, uint64_t sequence);
+  absl::Status LeaveLanes();
   absl::Status LeaveLane(int index);
   // Ranks of this node that have not consumed `sequence` of the lane.
   std::set<int> RanksYetToConsume(int index, uint64_t sequence) const;

@@ -15,10 +15,21 @@ namespace weft {
 absl::Status EngineCore::Leave() {
   leaving_ = true;
   if (!status_.ok()) return absl::OkStatus();  // Peers have a failure notice.
+  WEFT_RETURN_IF_ERROR(LeaveLanes());
+  return messages_.Leave();
+}
+
+absl::Status EngineCore::LeaveLanes() {
   for (int i = 0; i < static_cast<int>(lanes_.size()); ++i) {
     if (lanes_[static_cast<size_t>(i)] != nullptr) WEFT_RETURN_IF_ERROR(LeaveLane(i));
   }
-  return messages_.Leave();
+  return absl::OkStatus();
+}
+
+bool EngineCore::has_left_lanes() const {
+  return !status_.ok() || std::all_of(lanes_.begin(), lanes_.end(), [](const std::unique_ptr<Lane>& lane) {
+    return lane == nullptr || lane->left;
+  });
 }
 
 absl::Status EngineCore::LeaveLane(int index) {

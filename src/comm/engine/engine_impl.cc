@@ -23,7 +23,7 @@ namespace {
 // The watchdog acts later than the deadline of Wait, so that a waiting thread can report the error itself.
 constexpr absl::Duration kWatchdogDelay = absl::Seconds(4);
 
-// Longest time for which the destructor waits for messages in flight.
+// Longest time for which the destructor waits for messages in flight, and for peers to consume operations.
 constexpr absl::Duration kMessagesTimeout = absl::Seconds(5);
 
 // Time that sends of failed operations have to complete.
@@ -123,7 +123,7 @@ CommEngine::Impl::~Impl() {
   // Data that still arrives or leaves must not be in buffers that the caller gets back.
   const Deadline deadline(bootstrap_.runtime(), kMessagesTimeout);
   if (!status().ok()) Report(AwaitAbandonedTransfers(deadline));
-  shell_->Leave();  // On lanes whose descriptor ring was full.
+  shell_->FinishLeaving(deadline);
   shell_->FlushControlMessages(deadline);
   watchdog_.reset();
   shell_->Stop();

@@ -25,8 +25,6 @@ static_assert(LateRanks::kAnswerNs == 4 * kMaxParkNs, "a rank must answer althou
 EngineShell::EngineShell(Runtime& runtime, NodeLink& node, TraceLog& trace, int rank, bool has_core)
     : runtime_(runtime), node_(node), trace_(trace), rank_(rank), times_(TimesOf(runtime, has_core)) {}
 
-EngineShell::~EngineShell() { Stop(); }
-
 void EngineShell::Start(std::unique_ptr<EngineCore> core) {
   {
     const MutexLock lock(mutex_);
@@ -224,10 +222,6 @@ bool EngineShell::PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool(
   return reached;
 }
 
-void EngineShell::WakeSleepers() {
-  if (sleepers_.load(std::memory_order_seq_cst) > 0) node_.Ring(rank_);
-}
-
 void EngineShell::PollDoorbell(uint32_t seen) const {
   constexpr int kLoads = 512;
   for (int i = 0; i < kLoads && node_.Doorbell() == seen; ++i) continue;
@@ -289,10 +283,16 @@ void EngineShell::Then(OperationRecord& record, CompletionCallback done) {
   done(record.IsReady() ? absl::OkStatus() : record.error);
 }
 
-void EngineShell::Leave() {
-  WithCore([](EngineCore& core) {
+bool EngineShell::Leave() {
+  return WithCore([](EngineCore& core) {
     if (const absl::Status left = core.Leave(); !left.ok()) core.Fail(left);
+    return core.has_left_lanes();
   });
+}
+
+void EngineShell::FinishLeaving(const Deadline& deadline) {
+  PollUntil(
+      nullptr, [this] { return Leave(); }, deadline.Left());
 }
 
 void EngineShell::FlushControlMessages(const Deadline& deadline) {

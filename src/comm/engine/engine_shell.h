@@ -64,7 +64,7 @@ class EngineShell {
   // `node` is the core's link. `has_core`: this rank has a hardware thread for itself.
   // Lifetime: `runtime`, `node` and `trace` must outlive the shell.
   EngineShell(Runtime& runtime, NodeLink& node, TraceLog& trace, int rank, bool has_core);
-  ~EngineShell();
+  ~EngineShell() { Stop(); }
 
   // Takes the core and starts the progress thread.
   void Start(std::unique_ptr<EngineCore> core) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -91,8 +91,11 @@ class EngineShell {
   }
   // See Work::Then.
   void Then(OperationRecord& record, CompletionCallback done) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Tells peers that this rank submits nothing more. See Note [Leaving].
-  void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Tells peers that this rank submits nothing more. False if a lane waits for a slot of its descriptor ring.
+  // See Note [Leaving].
+  bool Leave() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Polls until all peers have been told.
+  void FinishLeaving(const Deadline& deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Polls until all control messages have been sent.
   void FlushControlMessages(const Deadline& deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Polls until no operation is unfinished. Errors: kDeadlineExceeded.
@@ -159,7 +162,9 @@ class EngineShell {
   void PollDoorbell(uint32_t seen) const;
   void RunProgressThread() ABSL_LOCKS_EXCLUDED(mutex_);
   // Wakes the threads of this rank that sleep on its doorbell.
-  void WakeSleepers();
+  void WakeSleepers() {
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) node_.Ring(rank_);
+  }
   void WakeProgressThread();
   // The same if it sleeps and no other thread has woken it. It may take milliseconds until it runs: a thread
   // that polls may have its core.

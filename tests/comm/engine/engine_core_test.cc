@@ -40,6 +40,7 @@ class ScriptedOperation final : public Operation {
     std::function<void()> on_first_step;
     bool is_ready = false;
     bool is_drained = false;
+    bool is_released_when_drained = false;
     std::set<int> awaited_ranks = {};
   };
   explicit ScriptedOperation(Script& script) : script_(script) {}
@@ -50,6 +51,7 @@ class ScriptedOperation final : public Operation {
   }
   bool ready() const override { return script_.is_ready; }
   bool drained() const override { return script_.is_drained; }
+  bool is_released_when_drained() const override { return script_.is_released_when_drained; }
   std::set<int> AwaitedRanks(const OperationContext& /*context*/) const override {
     return script_.awaited_ranks;
   }
@@ -143,6 +145,27 @@ TEST(EngineCore, HasUnsentMessagesWhileAMailboxIsFull) {
   EXPECT_TRUE(end.core().has_unsent_control_messages());
   for (int i = 0; i < 2; ++i) end.Poll();  // Rank 1 reads its mail.
   EXPECT_FALSE(end.core().has_unsent_control_messages());
+}
+
+// Operations may be *released* before all peers have consumed them. Peers of a full ring must hear of the
+// leaving, too.
+TEST(EngineCore, LeavesALaneWhoseDescriptorRingIsFullOnceItHasASlot) {
+  CoreEnd end;
+  ScriptedOperation::Script done;
+  done.is_ready = done.is_drained = done.is_released_when_drained = true;
+  for (uint64_t i = 0; i < NodeLink::kSlots; ++i) end.SubmitOnNode(std::make_unique<ScriptedOperation>(done));
+  end.Poll();
+  ASSERT_TRUE(end.core().is_idle());
+  end.Leave();
+  end.Poll();
+  EXPECT_FALSE(CoreEnd::HasLeftOnNode(NodeLink::kSlots + 1));
+  EXPECT_FALSE(end.core().has_left_lanes());
+  EXPECT_TRUE(end.core().must_be_polled());
+  CoreEnd::ConsumeOnNode(1);
+  end.Poll();
+  EXPECT_TRUE(CoreEnd::HasLeftOnNode(NodeLink::kSlots + 1));
+  EXPECT_TRUE(end.core().has_left_lanes());
+  EXPECT_FALSE(end.core().must_be_polled());
 }
 
 // The flight recorder of a rank that hangs in a step of an operation must not name its predecessor, which is

@@ -48,13 +48,17 @@ World& TheWorld() {
   return *world;
 }
 
-GroupPlacement PairOf(int lane) {
-  const ProcessGroup pair =
-      lane == CoreEnd::kLane ? ProcessGroup{"pair", {0, 2}, 0} : ProcessGroup{"reversed", {2, 0}, 1};
-  return {pair, TheWorld().nodes};
+ProcessGroup GroupOfLane(int lane) {
+  if (lane == CoreEnd::kNodeLane) return {"node", {0, 1}, 0};
+  return lane == CoreEnd::kLane ? ProcessGroup{"pair", {0, 2}, 0} : ProcessGroup{"reversed", {2, 0}, 1};
 }
 
-const char* NameOf(int lane) { return lane == CoreEnd::kLane ? "pair/control" : "reversed/control"; }
+GroupPlacement PairOf(int lane) { return {GroupOfLane(lane), TheWorld().nodes}; }
+
+const char* NameOf(int lane) {
+  if (lane == CoreEnd::kNodeLane) return "node/control";
+  return lane == CoreEnd::kLane ? "pair/control" : "reversed/control";
+}
 
 }  // namespace
 
@@ -73,7 +77,7 @@ CoreEnd::CoreEnd() {
       0, world.nodes, *world.links[0], wire_, TagLayout::Of(wire_.max_tag(), world.nodes), *scratch_,
       recorder_, trace_, counters_, options_, CreditRules{}, /*shares_core=*/false,
       /*moves_take_virtual_time=*/false});
-  for (const int lane : {kLane, kReversedLane})
+  for (const int lane : {kLane, kReversedLane, kNodeLane})
     WEFT_CHECK(core_->AddLane(lane, NameOf(lane), PairOf(lane), LanePurpose::kControl).ok(), "no lane");
 }
 
@@ -149,6 +153,21 @@ std::shared_ptr<OperationRecord> CoreEnd::SubmitSum(int64_t count, int lane) {
   record->operation = MakeTreeCollective(PairOf(lane), std::move(plan), /*mirrored=*/false);
   core_->Submit(record);
   return record;
+}
+
+void CoreEnd::SubmitOnNode(std::unique_ptr<Operation> operation) {
+  auto record = NewCollective(OpKind::kBarrier, /*count=*/0, kNodeLane);
+  record->operation = std::move(operation);
+  core_->Submit(std::move(record));
+}
+
+void CoreEnd::ConsumeOnNode(uint64_t sequence) {
+  TheWorld().links[1]->Consume(NodeLink::LocalGroupOf(kNodeLane, PairOf(kNodeLane)), sequence);
+}
+
+bool CoreEnd::HasLeftOnNode(uint64_t sequence) {
+  const std::optional<Descriptor> published = TheWorld().links[1]->Peek(kNodeLane, /*peer=*/0, sequence);
+  return published && published->leaves;
 }
 
 NodeAddress CoreEnd::AddressOnNode() { return *TheWorld().heaps[1]->AddressOf(TheWorld().block_of_peer); }

@@ -21,6 +21,8 @@ class CoreEnd {
   // Lanes of rank 0 and rank 2, in this order and in the other.
   static constexpr int kLane = 0;
   static constexpr int kReversedLane = 1;
+  // A lane of rank 0 and rank 1, which submits nothing.
+  static constexpr int kNodeLane = 2;
 
   // REQUIRES: there is no other.
   CoreEnd();
@@ -40,13 +42,21 @@ class CoreEnd {
   // An all-gather on kLane, and a small all-reduce, of this many f32.
   void SubmitAllGather(int64_t count);
   std::shared_ptr<OperationRecord> SubmitSum(int64_t count, int lane = kLane);
+  // An operation on kNodeLane.
+  void SubmitOnNode(std::unique_ptr<Operation> operation);
+  // Counts rank 1 among those that have consumed an operation on kNodeLane.
+  static void ConsumeOnNode(uint64_t sequence);
+  // True if this rank has told rank 1 that it leaves kNodeLane, in place of an operation.
+  static bool HasLeftOnNode(uint64_t sequence);
 
   // Tells peers that this rank submits nothing more.
   void Leave();
 
   EngineCore& core() { return *core_; }
   // Operations that have been submitted.
-  int64_t operations() const { return static_cast<int64_t>(messages_ + collectives_[0] + collectives_[1]); }
+  int64_t operations() const {
+    return static_cast<int64_t>(messages_ + collectives_[0] + collectives_[1] + collectives_[2]);
+  }
   const FakeWireLink& wire() const { return wire_; }
   // An address in node memory that rank 1 owns.
   static NodeAddress AddressOnNode();
@@ -70,7 +80,7 @@ class CoreEnd {
   std::vector<std::unique_ptr<std::byte[]>> memory_;
   std::unique_ptr<EngineCore> core_;
   uint64_t messages_ = 0;
-  std::array<uint64_t, 2> collectives_{};  // By lane.
+  std::array<uint64_t, 3> collectives_{};  // By lane.
   int64_t now_ns_ = 0;
 };
 
