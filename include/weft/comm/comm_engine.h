@@ -70,7 +70,8 @@ class CommEngine {
 
   // Adds a lane, named "<group name>/<purpose>". Ranks of other groups add the lane of their own group at the
   // same position in the order of calls.
-  // Errors: kInvalidArgument (this rank is not in the group), kResourceExhausted (too many lanes).
+  // Errors: kInvalidArgument (this rank is not in the group, or the group has a rank twice or one that is not
+  //   in the job), kResourceExhausted (too many lanes).
   absl::StatusOr<LaneId> AddLane(const ProcessGroup& group, LanePurpose purpose);
   // The lane with this `number` of a group and purpose, which is added at the first call. Later calls return
   // the same lane, so that models that live one after the other use no more lanes than one of them.

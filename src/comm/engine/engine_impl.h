@@ -130,7 +130,9 @@ class CommEngine::Impl {
   // nodes. Bytes stay the means over all ranks and nodes.
   void MirrorNodes(const GroupPlacement& placement, Request& request);
   GroupPlacement MakePlacement(const ProcessGroup& group, uint64_t group_hash) const;
-  absl::Status CheckMember(const ProcessGroup& group) const;
+  // Errors: kInvalidArgument (this rank is not in the group; a rank of it is none of the job, or is there
+  //   twice).
+  absl::Status CheckGroup(const ProcessGroup& group) const;
   absl::Status CheckMessage(const OperationRecord& record, const OpOptions& options) const;
   // Fails the record of a request that was refused, and aborts the engine.
   void FailInvalid(OperationRecord& record, const absl::Status& error);

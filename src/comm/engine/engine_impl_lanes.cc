@@ -27,13 +27,28 @@ static_assert(std::is_trivially_copyable_v<SharedLaneProposal>);
 
 }  // namespace
 
-absl::Status CommEngine::Impl::CheckMember(const ProcessGroup& group) const {
+absl::Status CommEngine::Impl::CheckGroup(const ProcessGroup& group) const {
   const bool member = group.group_rank >= 0 && group.group_rank < group.size() &&
                       group.ranks[static_cast<size_t>(group.group_rank)] == bootstrap_.rank();
-  if (member) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("rank ", bootstrap_.rank(), " is not rank ",
-                                                 group.group_rank, " of group ", group.name,
-                                                 "; every rank adds the lane of its own group"));
+  if (!member) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", bootstrap_.rank(), " is not rank ",
+                                                   group.group_rank, " of group ", group.name,
+                                                   "; every rank adds the lane of its own group"));
+  }
+  std::vector<bool> is_named(static_cast<size_t>(bootstrap_.size()));
+  for (const int rank : group.ranks) {
+    if (rank < 0 || rank >= bootstrap_.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("group ", group.name, " has rank ", rank,
+                                                     ", but the job has ranks 0 to ", bootstrap_.size() - 1,
+                                                     "; name ranks of the job alone"));
+    }
+    if (is_named[static_cast<size_t>(rank)]) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("group ", group.name, " has rank ", rank, " more than once; name each rank once"));
+    }
+    is_named[static_cast<size_t>(rank)] = true;
+  }
+  return absl::OkStatus();
 }
 
 CommEngine::Impl::Lane* CommEngine::Impl::Find(LaneId lane) const {
@@ -50,7 +65,7 @@ const ProcessGroup& CommEngine::Impl::group(LaneId lane) const {
 
 absl::StatusOr<std::unique_ptr<CommEngine::Impl::Lane>> CommEngine::Impl::MakeLane(const ProcessGroup& group,
                                                                                    LanePurpose purpose) {
-  WEFT_RETURN_IF_ERROR(CheckMember(group));
+  WEFT_RETURN_IF_ERROR(CheckGroup(group));
   const uint64_t group_hash = Hash64(group.ranks.data(), group.ranks.size() * sizeof(int));
   return std::make_unique<Lane>(
       Lane{LaneName(group, purpose), purpose, MakePlacement(group, group_hash), group_hash});
@@ -143,10 +158,10 @@ absl::StatusOr<LaneId> CommEngine::Impl::SharedLane(const ProcessGroup& group, L
   const SharedLaneProposal own{found == shared_lanes_.end() ? LaneId{}.index : found->second.index,
                                lanes_of_all_};
   const std::string blob(reinterpret_cast<const char*>(&own), sizeof(own));
-  const absl::Status member = CheckMember(group);
+  const absl::Status valid = CheckGroup(group);
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> proposals,
                         ExchangeBlobs(bootstrap_, "index of a shared lane",
-                                      member.ok() ? absl::StatusOr<std::string>(blob) : member, timeout_));
+                                      valid.ok() ? absl::StatusOr<std::string>(blob) : valid, timeout_));
   bool same = true;
   for (size_t rank = 0; rank < proposals.size(); ++rank) {
     SharedLaneProposal proposal;

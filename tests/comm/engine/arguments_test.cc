@@ -277,6 +277,21 @@ TEST_F(Arguments, ALaneMustBeOfTheCallersGroup) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("group none")));
 }
 
+TEST_F(Arguments, ALaneMustBeOfRanksOfTheJobOnceEach) {
+  const auto expect_refused = [&](const std::vector<int>& ranks, const char* message) {
+    const ProcessGroup group{"other", ranks, 0};
+    const GroupExchange alone = [](std::string_view blob) { return std::vector(2, std::string(blob)); };
+    for (const absl::Status& status :
+         {engine().AddLane(group, LanePurpose::kContext).status(),
+          engine().SharedLane(group, LanePurpose::kContext).status(),
+          engine().GroupLane({"other", ranks, 0}, LanePurpose::kContext, 0, alone).status()})
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
+  };
+  expect_refused({0, 7}, "group other has rank 7, but the job has ranks 0 to 0; name ranks of the job alone");
+  expect_refused({0, -1}, "group other has rank -1");
+  expect_refused({0, 0}, "group other has rank 0 more than once; name each rank once");
+}
+
 TEST_F(Arguments, MemoryLimitsLanes) {
   const auto heap = NodeHeap::Create(*bootstraps_[0], {.segment_bytes = 8 << 20});
   ASSERT_OK(heap);
