@@ -220,6 +220,7 @@ void CommEngine::Impl::KeepAlive(OperationRecord& record, std::vector<std::share
 }
 
 std::string CommEngine::Impl::DescribeWait(const OperationRecord& record) {
+  if (record.lane < 0) return "waits for nothing: it was refused";
   return shell_->WithCore([&](EngineCore& core) { return core.DescribeWait(record); });
 }
 

@@ -25,6 +25,7 @@ class Arguments : public ::testing::Test {
   // Expects that the Work and the engine have failed, and that the engine works after a reset.
   void ExpectRefused(Work work, const ::testing::Matcher<const std::string&>& message) {
     EXPECT_TRUE(work.Test());
+    EXPECT_EQ(work.DescribeWait(), "waits for nothing: it was refused");
     EXPECT_THAT(work.Wait(), StatusIs(absl::StatusCode::kInvalidArgument, message));
     EXPECT_THAT(work.WaitReleased(), StatusIs(absl::StatusCode::kInvalidArgument, message));
     EXPECT_THAT(engine().status(), StatusIs(absl::StatusCode::kInvalidArgument, message));
