@@ -69,6 +69,8 @@ struct OperationRecord {
   // Set by a failure of the engine. An operation that was *ready* stays kReady until the engine is reset.
   std::atomic<bool> has_failed{false};
   absl::Status error;  // Valid once kFailed or has_failed.
+  // The last wait for it exceeded the engine's timeout.
+  std::atomic<bool> missed_deadline{false};
   int64_t submitted_ns = 0;
   int64_t started_ns = 0;
   int64_t ready_ns = 0;

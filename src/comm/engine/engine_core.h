@@ -117,6 +117,8 @@ class EngineCore final : private TaskQueue, private MessageEvents {
 
   // True if no operation is queued or running, or awaits its release.
   bool is_idle() const { return unfinished_ == 0; }
+  // True if the last wait for an unfinished operation exceeded the engine's timeout.
+  bool has_operation_with_missed_deadline() const;
   // True if an operation has yet to start, or is not drained. False if only releases by peers are missing.
   bool has_local_work() const;
   bool has_tasks() const;

@@ -123,6 +123,17 @@ const OperationRecord* EngineCore::OfWaitingThread() const {
   return nullptr;
 }
 
+bool EngineCore::has_operation_with_missed_deadline() const {
+  const auto any_of = [](const auto& records) {
+    return std::any_of(records.begin(), records.end(),
+                       [](const auto& record) { return record->missed_deadline.load(); });
+  };
+  return any_of(messages_.unfinished()) || std::any_of(active_.begin(), active_.end(), [&](int index) {
+           const Lane& lane = *lanes_[static_cast<size_t>(index)];
+           return any_of(lane.running) || any_of(lane.queued);
+         });
+}
+
 EngineCore::Inquiry EngineCore::Inquire(const OperationRecord& record) {
   Inquiry inquiry{now_ns_, {}, {}};
   for (const int rank : env_.nodes.RanksOf(env_.nodes.node_of_rank[static_cast<size_t>(env_.rank)])) {

@@ -113,7 +113,9 @@ CommEngine::Impl::Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions optio
 CommEngine::Impl::~Impl() {
   if (!shell_) return;
   shell_->Leave();  // First: peers that wait for this rank to submit more fail, and Drain ends.
-  const absl::Duration patience = missed_deadline_ ? absl::ZeroDuration() : timeout_;
+  const bool has_waited =
+      shell_->WithCore([](EngineCore& core) { return core.has_operation_with_missed_deadline(); });
+  const absl::Duration patience = has_waited ? absl::ZeroDuration() : timeout_;
   if (const absl::Status drained = shell_->Drain(patience); !drained.ok()) Abort(drained);
   if (watchdog_) {
     watchdog_->DumpFailure();
@@ -204,14 +206,13 @@ absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& reco
   if (record->lane < 0) return record->error;  // Failed at submission.
   if (record->State() == OperationState::kReleased) {
     shell_->CountPastWait();
-    if (!timeout) missed_deadline_ = false;
     return absl::OkStatus();
   }
   const bool is_longer = timeout && *timeout > timeout_;
   const auto extension = is_longer ? ExtendWatchdog(Watchdog::Task::kWait, *timeout) : std::nullopt;
   absl::Status status = shell_->Wait(*record, event, timeout.value_or(timeout_),
                                      /*asks_for_late_ranks=*/!timeout.has_value(), check);
-  if (!timeout) missed_deadline_ = absl::IsDeadlineExceeded(status);
+  if (!timeout || status.ok()) record->missed_deadline = absl::IsDeadlineExceeded(status);
   return status;
 }
 
@@ -288,7 +289,6 @@ absl::StatusOr<CommEngine::Impl::FreshCore> CommEngine::Impl::MakeFreshCore(cons
 
 void CommEngine::Impl::Install(FreshCore fresh) {
   recorder_.RecordFailure(absl::OkStatus());  // Before the fresh core, which may fail at once.
-  missed_deadline_ = false;
   std::unique_ptr<EngineCore> failed;
   {
     // No operation gets its sequence before the restart and reaches the fresh core after it.

@@ -193,8 +193,6 @@ class CommEngine::Impl {
   std::vector<std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(lanes_mutex_);  // By index. Null: none.
   uint64_t next_message_ ABSL_GUARDED_BY(lanes_mutex_) = 1;
   ResetRounds reset_rounds_;
-  // The last Wait with the engine's own timeout missed it. The destructor does not wait for it again.
-  std::atomic<bool> missed_deadline_{false};
   std::optional<EngineShell> shell_;
   std::optional<Watchdog> watchdog_;
 };

@@ -6,6 +6,7 @@
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/abandoning_bootstrap.h"
 #include "tests/support/thread_ranks.h"
+#include "weft/mesh/simulation.h"
 
 namespace weft::testing {
 namespace {
@@ -128,6 +129,36 @@ TEST(Deadline, OfOneRankInCreateLeavesTheLinkOfTheNextEngineShared) {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
     return CheckEngineWorks(fixture);
   });
+}
+
+// The operation ends later, and only a wait with a deadline of its own tells it. Virtual time.
+TEST(Deadline, ThatWasMissedIsForgottenOnceTheOperationHasEnded) {
+  const SimReport report =
+      RunSimulatedRanks(NodeMap::OneNode(2), SimOptions{}, [](Bootstrap& bootstrap) -> absl::Status {
+        EngineOptions options;
+        options.timeout = absl::Seconds(1);
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
+                              EngineFixture::Make(bootstrap, options, /*segment_bytes=*/size_t{4} << 20));
+        constexpr absl::Duration kLong = absl::Hours(1);
+        const bool late = bootstrap.rank() == 1;
+        const auto submit = [&](absl::Duration delay) {
+          if (late) bootstrap.runtime().SleepFor(absl::ToInt64Nanoseconds(delay));
+          return fixture.engine->Barrier(fixture.lane);
+        };
+        Work first = submit(absl::Seconds(10));
+        if (!late) {
+          EXPECT_THAT(first.Wait(), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank(s) 1")));
+        }
+        WEFT_RETURN_IF_ERROR(first.WaitReleased(kLong));
+        Work last = submit(absl::Milliseconds(100));
+        if (late) return last.Wait(kLong);
+        absl::Status ended = absl::UnknownError("not called");
+        last.Then([&ended](const absl::Status& status) { ended = status; });
+        last.Detach({});
+        fixture.engine.reset();
+        return ended;
+      });
+  EXPECT_OK(report.status());
 }
 
 }  // namespace
