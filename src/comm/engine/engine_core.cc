@@ -192,12 +192,12 @@ bool EngineCore::Poll(int64_t now_ns) {
 }
 
 absl::StatusOr<bool> EngineCore::PollLanes() {
-  bool advanced = false;
-  if (job_spans_nodes_) {
-    WEFT_ASSIGN_OR_RETURN(advanced, wire_.Poll(now_ns_));
-    AnswerQuestions();
-  }
+  absl::StatusOr<bool> polled = false;
+  if (job_spans_nodes_) polled = wire_.Poll(now_ns_);
+  // Before an error of the link: a rank that fails closes its connections after its notice.
   WEFT_RETURN_IF_ERROR(CheckPeerFailures());
+  WEFT_ASSIGN_OR_RETURN(bool advanced, std::move(polled));
+  if (job_spans_nodes_) AnswerQuestions();
   order_.clear();
   uses_wire_ = false;
   if (leaving_) WEFT_RETURN_IF_ERROR(LeaveLanes());

@@ -168,6 +168,21 @@ TEST(EngineCore, LeavesALaneWhoseDescriptorRingIsFullOnceItHasASlot) {
   EXPECT_FALSE(end.core().must_be_polled());
 }
 
+// A rank that fails tells its peers, and closes its connections. A peer may see both in one poll.
+TEST(EngineCore, NamesTheFirstCauseIfTheLinkFailsInThePollThatBringsItsNotice) {
+  CoreEnd end;
+  end.SubmitAllGather(100);
+  end.Poll();
+  ASSERT_FALSE(end.wire().in_flight.empty());
+  FailureHeader header;
+  header.code = static_cast<int32_t>(absl::StatusCode::kDataLoss);
+  header.origin = 2;
+  end.SendOverWire(std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + "unreadable");
+  end.FailTransfers(absl::InternalError("the connection was lost"));
+  end.Poll();
+  EXPECT_THAT(end.core().status(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rank 2: unreadable")));
+}
+
 // The flight recorder of a rank that hangs in a step of an operation must not name its predecessor, which is
 // ready, as one that still runs.
 TEST(EngineCore, RecordsThatAnOperationIsReadyBeforeTheNextOfItsLaneStarts) {

@@ -33,6 +33,10 @@ class CoreEnd {
   void SendOverWire(std::string_view bytes) { wire_.messages.push_back({2, std::string(bytes)}); }
   // Declares that all slices that the core receives and sends have arrived. Receives keep their old bytes.
   void FinishTransfers() { wire_.FinishAll(); }
+  // Fails all of them in the next poll.
+  void FailTransfers(const absl::Status& cause) {
+    for (const auto& [request, transfer] : wire_.in_flight) wire_.Finish(request, cause);
+  }
   void SleepFor(int64_t ns) { now_ns_ += ns; }
   // Polls and moves data until nothing advances.
   void Poll();
