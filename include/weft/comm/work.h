@@ -57,7 +57,8 @@ class [[nodiscard]] Work {
   absl::Status WaitReleased(const WaitCheck& check);
 
   // Gives the operation to the engine, which keeps `memory`, the owners of its buffers, until *released*;
-  // after a failure, until ResetAfterError or the end of the engine. Any thread may drop the last reference.
+  // after a failure, until ResetAfterError or the end of the engine. Any thread may drop the last reference,
+  // but not in a submission.
   // Afterwards this is not valid().
   void Detach(std::vector<std::shared_ptr<void>> memory);
 

@@ -154,6 +154,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
     std::move(released_memory_.begin(), released_memory_.end(), std::back_inserter(memory));
     released_memory_.clear();
   }
+  bool has_released_memory() const { return !released_memory_.empty(); }
   // Registers a callback of an operation. Returns false if the operation is *ready* or has failed: the caller
   // then calls `done` itself. See Work::Then.
   bool AddCallback(OperationRecord& record, CompletionCallback& done);

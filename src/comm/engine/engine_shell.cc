@@ -59,18 +59,17 @@ void EngineShell::Kick(int64_t now_ns) {
   // True if the lock is taken: its holder may have taken the submissions before this one was pushed.
   bool has_work = true;
   bool is_idle = false;
-  ReleasedMemory released;
   while (mutex_.try_lock()) {
     std::optional<DataTask> task;
     {
       const MutexLock lock(mutex_, std::adopt_lock);
       TakeSubmissions();
       const PollResult poll = PollLocked(now_ns);
-      core_->MoveReleasedMemoryTo(released);
       if (poll.has_tasks) task = core_->PopImmediateTask();
       if (task) ++running_tasks_;
       has_work = poll.has_tasks || poll.uses_wire || core_->has_callbacks();
-      is_idle = poll.is_idle && !has_work;
+      // This thread may hold a lock that the memory's destructors take.
+      is_idle = poll.is_idle && !has_work && !core_->has_released_memory();
     }
     if (!task) break;
     RunCounted(*task);

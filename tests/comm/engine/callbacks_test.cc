@@ -159,6 +159,33 @@ TEST(Callbacks, AreNeverCalledBySubmissions) {
   });
 }
 
+// The submitting thread may hold a lock that a destructor of detached memory takes. A submission of a barrier
+// lets no other fiber run.
+TEST(Callbacks, AndDestructorsOfDetachedMemoryAreNeverCalledBySubmissions) {
+  for (const NodeMap& nodes : NodeMapsOf(2)) {
+    const SimReport report = RunSimulatedRanks(nodes, SimOptions{}, [](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+      constexpr int kOperations = 100;
+      bool submitting = false;
+      int destroyed = 0;
+      for (int i = 0; i < kOperations; ++i) {
+        submitting = true;
+        Work work = fixture.engine->Barrier(fixture.lane);
+        submitting = false;
+        work.Detach({std::shared_ptr<void>(nullptr, [&](void* /*memory*/) {
+          EXPECT_FALSE(submitting);
+          ++destroyed;
+        })});
+        bootstrap.runtime().SleepFor(1000 * i);  // So some barriers end in the next submission.
+      }
+      bootstrap.runtime().SleepFor(10'000'000);
+      EXPECT_EQ(destroyed, kOperations);
+      return BootstrapBarrier(bootstrap);
+    });
+    EXPECT_OK(report.status()) << Describe(nodes);
+  }
+}
+
 TEST(Callbacks, AreCalledOnceInEverySchedule) {
   for (uint64_t seed = 0; seed < ScheduleCount(60); ++seed) {
     const NodeMap nodes = NodeMap::RanksPerNode(4, 1 + static_cast<int>(seed % 4));
