@@ -68,6 +68,7 @@ absl::StatusOr<bool> MessageBoard::Poll() {
   }
   WEFT_ASSIGN_OR_RETURN(const bool handled, HandleSignals());
   WEFT_RETURN_IF_ERROR(CheckAnySource());
+  WEFT_RETURN_IF_ERROR(AskNext());
   WEFT_ASSIGN_OR_RETURN(const bool sent, StepSends());
   WEFT_ASSIGN_OR_RETURN(const bool received, StepReceives());
   return advanced || handled || sent || received;

@@ -62,7 +62,8 @@ class MessageBoard final : private SignalSender {
   // Announces that this rank submits nothing more. Call it again when messages have finished: it then
   // announces more.
   absl::Status Leave();
-  // Asks whether the other ends of messages that wait have left. Called about once a second.
+  // Asks whether the other ends of messages that wait have left; for a receive from any rank, in later polls.
+  // Called about once a second.
   absl::Status AskWitnesses();
   // Asks a witness of each neighbor node whether `rank` has left, and another one at each call: one that has
   // left itself may not have passed the news on.
@@ -96,6 +97,8 @@ class MessageBoard final : private SignalSender {
   // of a node.
   std::vector<int> WitnessesOf(int leaver, int place) const;
   absl::Status CheckAnySource() const;
+  // Asks about the last of `unasked_`.
+  absl::Status AskNext();
   IncomingMessage* FindIncoming(int source, uint64_t number);
   absl::StatusOr<bool> StepSends();
   absl::StatusOr<bool> StepReceives();
@@ -123,11 +126,13 @@ class MessageBoard final : private SignalSender {
   std::deque<Signal> own_signals_;                          // From this rank to itself.
   bool used_ = false;                                       // This rank or a peer has used messages.
   std::set<int> interest_recipients_;                       // Ranks that have had kInterest of this rank.
-  std::map<int, int> asked_about_;         // By rank: how often this rank has asked witnesses about it.
-  std::map<int, std::set<int>> asked_by_;  // By rank that may leave: ranks that asked about it.
-  std::set<int> unused_leavers_;           // Ranks that have left and have had no message.
-  std::set<int> left_senders_;             // Ranks that send nothing more.
-  std::set<int> left_receivers_;           // Ranks that receive nothing more.
+  std::map<int, int> asked_about_;               // By rank: how often this rank has asked witnesses about it.
+  std::vector<int> unasked_;                     // Ranks about which the next polls ask.
+  std::vector<std::vector<int>> ranks_by_node_;  // Empty unless `unasked_` has ranks.
+  std::map<int, std::set<int>> asked_by_;        // By rank that may leave: ranks that asked about it.
+  std::set<int> unused_leavers_;                 // Ranks that have left and have had no message.
+  std::set<int> left_senders_;                   // Ranks that send nothing more.
+  std::set<int> left_receivers_;                 // Ranks that receive nothing more.
   LeaveAnnouncement no_more_sends_;
   LeaveAnnouncement no_more_receives_;
 };

@@ -8,6 +8,16 @@
 #include "weft/core/status.h"
 
 namespace weft {
+namespace {
+
+std::vector<std::vector<int>> RanksByNode(const NodeMap& nodes) {
+  std::vector<std::vector<int>> ranks(static_cast<size_t>(nodes.node_count()));
+  for (int rank = 0; rank < nodes.size(); ++rank)
+    ranks[static_cast<size_t>(nodes.node_of_rank[static_cast<size_t>(rank)])].push_back(rank);
+  return ranks;
+}
+
+}  // namespace
 
 absl::Status MessageBoard::HandleLeft(const Signal& signal) {
   const int leaver = signal.leaver;
@@ -61,7 +71,8 @@ std::vector<int> MessageBoard::WitnessesOf(int leaver, int place) const {
   std::vector<int> witnesses;
   const int node = env_.nodes.node_of_rank[static_cast<size_t>(leaver)];
   for (const int neighbor : NeighborNodes(node, env_.nodes.node_count())) {
-    const std::vector<int> ranks = env_.nodes.RanksOf(neighbor);
+    const std::vector<int> ranks =
+        ranks_by_node_.empty() ? env_.nodes.RanksOf(neighbor) : ranks_by_node_[static_cast<size_t>(neighbor)];
     witnesses.push_back(ranks[static_cast<size_t>(place) % ranks.size()]);
   }
   return witnesses;
@@ -89,15 +100,25 @@ absl::Status MessageBoard::AskWitnesses() {
   for (const auto& [number, send] : sends_) {
     if (!send->granted()) awaited.insert(send->message().peer);
   }
-  // Questions about all ranks are many, so they are asked once.
-  if (awaited.erase(kAnySource) > 0) {
-    for (int rank = 0; rank < env_.nodes.size(); ++rank) {
-      if (!left_senders_.contains(rank) && !asked_about_.contains(rank)) awaited.insert(rank);
-    }
-  }
+  const bool awaits_any = awaited.erase(kAnySource) > 0;
   for (const int rank : awaited) {
     if (IsRemote(rank)) WEFT_RETURN_IF_ERROR(AskAbout(rank));
   }
+  // Questions about all ranks are many, so they are asked once, about one rank in each poll.
+  unasked_.clear();
+  for (int rank = 0; awaits_any && rank < env_.nodes.size(); ++rank) {
+    if (IsRemote(rank) && !left_senders_.contains(rank) && !asked_about_.contains(rank))
+      unasked_.push_back(rank);
+  }
+  if (!unasked_.empty()) ranks_by_node_ = RanksByNode(env_.nodes);
+  return absl::OkStatus();
+}
+
+absl::Status MessageBoard::AskNext() {
+  if (unasked_.empty()) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(AskAbout(unasked_.back()));
+  unasked_.pop_back();
+  if (unasked_.empty()) ranks_by_node_.clear();
   return absl::OkStatus();
 }
 

@@ -22,7 +22,7 @@
 // (Note [Node graphs]), its *witnesses*, which pass it on to the ranks of their nodes: engines without
 // messages then send few signals. A rank whose message has waited for about a second asks a rank of each
 // neighbor node of the other end, each second another one, and these answer once they know. A receive from
-// any rank asks about all, once.
+// any rank asks about all, once: about one in each poll.
 // Limits: if no rank that has learned of the leaving is left before another rank's first message, that
 // message ends at its deadline. The same holds for a receive from any rank if the ranks that it asks have
 // not learned of the leaving, because the witness of their node had left before it passed the announcement

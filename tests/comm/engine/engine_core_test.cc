@@ -3,6 +3,7 @@
 #include "src/comm/engine/engine_core.h"
 
 #include <functional>
+#include <map>
 #include <numeric>
 #include <set>
 #include <string>
@@ -99,15 +100,26 @@ class PolledCore {
     std::string bytes(reinterpret_cast<const char*>(&kind), sizeof(kind));
     wire_.messages.push_back({from, bytes.append(BytesOf(signal))});
   }
+  void SubmitReceiveFromAnyRank() {
+    auto record = std::make_shared<OperationRecord>();
+    record->lane = kMessageLane;
+    record->lane_name = "messages";
+    record->descriptor.kind = OpKind::kReceive;
+    record->descriptor.sequence = 1;
+    record->message = MessageRequest{};
+    core_->Submit(std::move(record));
+  }
   // The ranks that this one has asked whether `rank` has left, since the last call.
-  std::vector<int> TakeAsked(int rank) {
-    std::vector<int> asked;
+  std::vector<int> TakeAsked(int rank) { return TakeQuestions()[rank]; }
+  // The same by the rank that may have left.
+  std::map<int, std::vector<int>> TakeQuestions() {
+    std::map<int, std::vector<int>> asked;
     for (const WireLink::ControlMessage& message : std::exchange(wire_.sent_messages, {})) {
       if (message.bytes.front() != static_cast<char>(ControlKind::kSignal)) continue;
       const absl::StatusOr<Signal> signal = ParseSignal(0, std::string_view(message.bytes).substr(1));
       EXPECT_OK(signal.status());
-      if (signal.ok() && signal->kind == SignalKind::kAsksWitness && signal->leaver == rank)
-        asked.push_back(message.peer);
+      if (signal.ok() && signal->kind == SignalKind::kAsksWitness)
+        asked[signal->leaver].push_back(message.peer);
     }
     return asked;
   }
@@ -269,6 +281,24 @@ TEST(UnreachedRank, IsNoFailureIfNothingWaitsForIt) {
     core.SleepFor(4 * LateRanks::kAnswerNs);
     core.Poll();
     EXPECT_OK(core.status());
+  });
+}
+
+// Questions about all ranks of a large job are many. They must not keep the core's lock for long.
+TEST(ReceiveFromAnyRank, AsksAboutOneRankInEachPoll) {
+  RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
+    constexpr int kRanks = 6;
+    WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<PolledCore> core, PolledCore::Make(bootstrap, kRanks));
+    core->SubmitReceiveFromAnyRank();
+    std::map<int, int> times;
+    for (int poll = 0; poll < 2 * kRanks; ++poll) {
+      core->Poll();
+      const std::map<int, std::vector<int>> questions = core->TakeQuestions();
+      EXPECT_LE(questions.size(), 1);
+      for (const auto& [rank, witnesses] : questions) ++times[rank];
+    }
+    EXPECT_EQ(times, (std::map<int, int>{{1, 1}, {2, 1}, {3, 1}, {4, 1}, {5, 1}}));
+    return absl::OkStatus();
   });
 }
 
