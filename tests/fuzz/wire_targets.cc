@@ -99,7 +99,8 @@ int FuzzTcpFrames(const uint8_t* data, size_t size) {
   constexpr int kLastPolls = 4;
   constexpr std::array<size_t, 3> kReceives = {1, 100, 5000};  // Bytes, by tag.
   if (size < kPrefixBytes) return 0;
-  auto listening = internal::TcpLink::Listen(0, "lo");
+  const SystemRuntime runtime;
+  auto listening = internal::TcpLink::Listen(0, "lo", runtime);
   WEFT_CHECK(listening.ok(), "no link");
   internal::TcpLink& link = **listening;
   link.SetPeers({link.endpoint(), link.endpoint()});

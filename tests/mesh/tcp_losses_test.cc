@@ -64,6 +64,35 @@ TEST(TcpLink, AProcessWithoutDescriptorsBlamesNoPeer) {
   EXPECT_THAT(pair.first->LostPeers(), IsEmpty());
 }
 
+TEST(TcpLink, AProcessWithoutDescriptorsClosesConnectionsWithoutAGreeting) {
+  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
+  const RawTcpPeer first(pair.first->endpoint());
+  const RawTcpPeer second(pair.first->endpoint());
+  pair.Poll();
+  const RawTcpPeer peer(pair.first->endpoint());  // Is accepted once there is no descriptor left.
+  peer.WriteFrame(RawTcpPeer::GreetingOf(pair.first->endpoint(), 1));
+  peer.WriteFrame(TcpHeader{TcpHeader::Kind::kControl, 0, 0});
+  std::vector<FileHandle> files;
+  rlimit limit = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit few = {64, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  do {
+    files.emplace_back(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  } while (files.back().is_open());
+  absl::Status polled;
+  absl::StatusOr<std::optional<WireLink::ControlMessage>> control;
+  for (int i = 0; i < 1'000'000 && polled.ok() && !(control.ok() && control->has_value()); ++i) {
+    polled = pair.first->Poll();
+    control = pair.first->PollControlMessage();
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_OK(polled);
+  EXPECT_TRUE(control.ok() && control->has_value());
+  EXPECT_TRUE(second.IsOpen());
+  EXPECT_FALSE(first.IsOpen());
+}
+
 // The peer closes its link, or dies, before it has connected. Nothing tells which.
 TEST(TcpLink, APeerThatHasNeverConnectedMayHaveClosedItsLink) {
   for (const bool was_reached : {false, true}) {

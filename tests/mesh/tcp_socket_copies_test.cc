@@ -103,7 +103,8 @@ TEST(TcpSocketCopies, AClosedLinkTakesNoMoreMessages) {
 // Two listeners at the same port of two addresses of this host. One is gone, and the queue of the other is
 // full: a connection to it is neither made nor refused.
 TEST(TcpSocketCopies, AFailedRouteSaysNothingOfTheNextOne) {
-  ASSERT_OK_AND_ASSIGN(const auto link, TcpLink::Listen(0, ""));
+  const SystemRuntime runtime;
+  ASSERT_OK_AND_ASSIGN(const auto link, TcpLink::Listen(0, "", runtime));
   const FileHandle full(socket(AF_INET, SOCK_STREAM, 0));
   ASSERT_OK_AND_ASSIGN(SocketAddress address, MakeSocketAddress("127.0.0.2", 0));
   ASSERT_EQ(bind(full.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.bytes), 0);
@@ -136,7 +137,8 @@ TEST(TcpSocketCopies, AFailedRouteSaysNothingOfTheNextOne) {
 // The process of rank 1: connects to rank 0, starts a worker, which writes its id to the pipe, and waits to
 // be killed.
 [[noreturn]] void RunRankWithAWorker(const TcpEndpoint& peer, int pipe_end) {
-  const auto link = TcpLink::Listen(1, "");
+  const SystemRuntime runtime;
+  const auto link = TcpLink::Listen(1, "", runtime);
   if (!link.ok()) std::_Exit(1);
   (*link)->SetPeers({peer, (*link)->endpoint()});
   if (!(*link)->SendControlMessage(0, "hello").ok()) std::_Exit(1);
@@ -152,7 +154,8 @@ TEST(TcpSocketCopies, AFailedRouteSaysNothingOfTheNextOne) {
 }
 
 TEST(TcpSocketCopies, ADeadRankIsNoticedWhileItsWorkerLives) {
-  ASSERT_OK_AND_ASSIGN(const auto link, TcpLink::Listen(0, ""));
+  const SystemRuntime runtime;
+  ASSERT_OK_AND_ASSIGN(const auto link, TcpLink::Listen(0, "", runtime));
   link->SetPeers({link->endpoint(), {}});
   std::array<int, 2> ends = {};
   ASSERT_EQ(pipe2(ends.data(), O_CLOEXEC), 0);

@@ -221,7 +221,7 @@ absl::StatusOr<std::vector<internal::TcpEndpoint>> DecodeEndpoints(const std::ve
 }
 
 absl::StatusOr<std::unique_ptr<WireLink>> StoreBootstrap::OpenLink(absl::Duration timeout) {
-  auto link = internal::TcpLink::Listen(options_.rank, options_.network);
+  auto link = internal::TcpLink::Listen(options_.rank, options_.network, runtime_);
   const std::string own =
       link.ok() ? kEndpoint + (*link)->endpoint().Encode() : kError + std::string(link.status().message());
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> parts, addresses_.AllGather(++links_, own, timeout));

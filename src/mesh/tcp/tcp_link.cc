@@ -1,5 +1,6 @@
 #include "src/mesh/tcp/tcp_link.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +17,9 @@
 
 namespace weft::internal {
 namespace {
+
+// Time from a connection to its greeting. See Note [Strangers].
+constexpr absl::Duration kGreetingTimeout = absl::Seconds(30);
 
 absl::Status SystemError(std::string_view call) {
   return absl::InternalError(
@@ -50,6 +54,11 @@ bool IsShortage(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }
 
+bool IsReadable(const WatchedSocket& socket) {
+  pollfd watched = {socket.get(), POLLIN, 0};
+  return poll(&watched, 1, /*timeout=*/0) > 0;
+}
+
 absl::Status NoSocket(std::string_view purpose, int error) {
   return absl::InternalError(absl::StrCat("cannot ", ToAbsl(purpose), " another rank: ", std::strerror(error),
                                           "; if there are too many files, raise `ulimit -n`"));
@@ -64,7 +73,8 @@ uint64_t IdOf(uint64_t data) { return data >> 2; }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TcpLink>> TcpLink::Listen(int rank, const std::string& network) {
+absl::StatusOr<std::unique_ptr<TcpLink>> TcpLink::Listen(int rank, const std::string& network,
+                                                         const Runtime& runtime) {
   WEFT_ASSIGN_OR_RETURN(TcpEndpoint endpoint, TcpEndpoint::OfThisHost(network));
   FileHandle events(epoll_create1(EPOLL_CLOEXEC));
   if (!events.is_open()) return SystemError("epoll_create1");
@@ -78,7 +88,7 @@ absl::StatusOr<std::unique_ptr<TcpLink>> TcpLink::Listen(int rank, const std::st
   WEFT_ASSIGN_OR_RETURN(endpoint.port, ListenAt(listener.get(), family));
   if (!listener.Watch(events.get(), EPOLLIN, DataOf(Source::kListener, 0))) return SystemError("epoll_ctl");
   return std::unique_ptr<TcpLink>(
-      new TcpLink(rank, std::move(endpoint), std::move(events), std::move(listener)));
+      new TcpLink(rank, runtime, std::move(endpoint), std::move(events), std::move(listener)));
 }
 
 void TcpLink::SetPeers(std::vector<TcpEndpoint> endpoints) {
@@ -162,13 +172,35 @@ absl::Status TcpLink::AcceptConnections() {
     WatchedSocket socket = WatchedSocket::Accept(listener_);
     if (!socket.is_open() && errno == EAGAIN) return absl::OkStatus();
     if (!socket.is_open() && IsOfOneConnection(errno)) continue;
-    if (!socket.is_open()) return NoSocket("accept a connection of", errno);
+    if (!socket.is_open()) {
+      const int error = errno;
+      // Without a descriptor, accept fails also if no connection waits.
+      if (IsShortage(error) && !IsReadable(listener_)) return absl::OkStatus();
+      if (IsShortage(error) && CloseOldestStranger()) continue;
+      return NoSocket("accept a connection of", error);
+    }
     SetConnectionOptions(socket.get());
     const uint64_t id = next_receiver_++;
     if (!socket.Watch(events_.get(), EPOLLIN, DataOf(Source::kReceiver, id))) return SystemError("epoll_ctl");
     receivers_.emplace(id, std::make_unique<TcpReceiver>(std::move(socket)));
+    accepted_.emplace_back(id, Deadline(runtime_, kGreetingTimeout));
     ReadFrom(id);
   }
+}
+
+bool TcpLink::CloseStranger(uint64_t receiver_id) {
+  ReadFrom(receiver_id);  // Its greeting may have arrived meanwhile.
+  const auto found = receivers_.find(receiver_id);
+  if (found == receivers_.end() || found->second->peer() >= 0) return false;
+  receivers_.erase(found);
+  return true;
+}
+
+bool TcpLink::CloseOldestStranger() {
+  bool closed = false;
+  for (; !closed && !accepted_.empty(); accepted_.pop_front())
+    closed = CloseStranger(accepted_.front().first);
+  return closed;
 }
 
 void TcpLink::ReadFrom(uint64_t id) {
@@ -206,6 +238,8 @@ absl::Status TcpLink::Poll() {
       WEFT_RETURN_IF_ERROR(WatchSender(peer));
     }
   }
+  for (; !accepted_.empty() && accepted_.front().second.HasPassed(); accepted_.pop_front())
+    CloseStranger(accepted_.front().first);
   for (const int peer : started_) {
     if (Of(peer).sender.has_unsent()) Flush(peer);
     NoteLoss(peer);  // After all events: a connection from the peer may have been accepted.

@@ -18,6 +18,13 @@
 //   loss.
 // Without it: ranks that end one after the other fail each other, or a dead rank is noticed at a deadline
 //   only.
+//
+// Note [Strangers]
+// Problem: other programs, such as scanners of ports, may connect and send nothing. Each connection takes a
+//   descriptor of this process.
+// Rule: a connection whose greeting has not arrived in half a minute is closed. If descriptors run short, the
+//   oldest one without a greeting is.
+// Why it suffices: a rank of the job sends its greeting in the poll that finds the connection made.
 #pragma once
 
 #include <cstdint>
@@ -38,15 +45,18 @@
 #include "src/mesh/tcp/tcp_receiver.h"
 #include "src/mesh/tcp/tcp_sender.h"
 #include "src/mesh/tcp/watched_socket.h"
+#include "weft/mesh/runtime.h"
 #include "weft/mesh/wire_link.h"
 
 namespace weft::internal {
 
 class TcpLink final : public WireLink, private TcpReceiver::Client {
  public:
-  // Starts to listen. `network`: see StoreBootstrapOptions::network.
+  // Starts to listen. `network`: see StoreBootstrapOptions::network. `runtime`: its clock counts.
+  // Lifetime: `runtime` must outlive the link.
   // Errors: those of TcpEndpoint::OfThisHost; kInternal (no socket; has the system's message).
-  static absl::StatusOr<std::unique_ptr<TcpLink>> Listen(int rank, const std::string& network);
+  static absl::StatusOr<std::unique_ptr<TcpLink>> Listen(int rank, const std::string& network,
+                                                         const Runtime& runtime);
   // In a child process of fork() it ends no connection. See Note [Copies of sockets].
   ~TcpLink() override;
 
@@ -99,9 +109,10 @@ class TcpLink final : public WireLink, private TcpReceiver::Client {
   };
   using Channel = std::pair<int, int>;  // Peer, tag.
 
-  TcpLink(int rank, TcpEndpoint endpoint, FileHandle events, WatchedSocket listener)
+  TcpLink(int rank, const Runtime& runtime, TcpEndpoint endpoint, FileHandle events, WatchedSocket listener)
       : owner_(getpid()),
         rank_(rank),
+        runtime_(runtime),
         endpoint_(std::move(endpoint)),
         events_(std::move(events)),
         listener_(std::move(listener)) {}
@@ -122,6 +133,10 @@ class TcpLink final : public WireLink, private TcpReceiver::Client {
   absl::Status WatchSender(int peer);
   void Flush(int peer);
   absl::Status AcceptConnections();
+  // Closes the oldest connection that has sent no greeting. False: there is none. See Note [Strangers].
+  bool CloseOldestStranger();
+  // The same for one connection. False: it has sent a greeting, or has ended.
+  bool CloseStranger(uint64_t receiver_id);
   void ReadFrom(uint64_t receiver_id);
   // Ends the sends to a peer that is lost or closed.
   void DropSends(int peer);
@@ -135,12 +150,15 @@ class TcpLink final : public WireLink, private TcpReceiver::Client {
 
   const pid_t owner_;
   const int rank_;
+  const Runtime& runtime_;
   TcpEndpoint endpoint_;
   FileHandle events_;  // An epoll instance.
   WatchedSocket listener_;
   std::vector<Peer> peers_;
   uint64_t next_receiver_ = 0;
   absl::flat_hash_map<uint64_t, std::unique_ptr<TcpReceiver>> receivers_;  // By the id in their events.
+  // Connections of the last half minute, in order, by id, and the deadlines of their greetings.
+  std::deque<std::pair<uint64_t, Deadline>> accepted_;
   std::vector<int> started_;  // Ranks to which this one has connected.
   std::vector<LostPeer> lost_;
   RequestId next_request_ = 1;

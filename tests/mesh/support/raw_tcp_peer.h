@@ -39,6 +39,12 @@ class RawTcpPeer {
     if (written < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return std::nullopt;
     return static_cast<size_t>(std::max<ssize_t>(0, written));
   }
+  // False once the link has closed the connection.
+  bool IsOpen() const {
+    char byte = 0;
+    const ssize_t got = recv(socket_, &byte, 1, MSG_DONTWAIT);
+    return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+  }
   template <typename Frame>
   void WriteFrame(const Frame& frame) const {
     WEFT_CHECK(Write({reinterpret_cast<const char*>(&frame), sizeof(frame)}) == sizeof(frame),

@@ -18,10 +18,11 @@ struct TcpLinkPair {
   std::unique_ptr<internal::TcpLink> first;   // Rank 0.
   std::unique_ptr<internal::TcpLink> second;  // Rank 1.
 
-  static absl::StatusOr<TcpLinkPair> Make() {
+  // `runtime`: the clock of both.
+  static absl::StatusOr<TcpLinkPair> Make(const Runtime& runtime = SystemClock()) {
     TcpLinkPair pair;
-    WEFT_ASSIGN_OR_RETURN(pair.first, internal::TcpLink::Listen(0, ""));
-    WEFT_ASSIGN_OR_RETURN(pair.second, internal::TcpLink::Listen(1, ""));
+    WEFT_ASSIGN_OR_RETURN(pair.first, internal::TcpLink::Listen(0, "", runtime));
+    WEFT_ASSIGN_OR_RETURN(pair.second, internal::TcpLink::Listen(1, "", runtime));
     const std::vector<internal::TcpEndpoint> endpoints = {pair.first->endpoint(), pair.second->endpoint()};
     pair.first->SetPeers(endpoints);
     pair.second->SetPeers(endpoints);
@@ -48,6 +49,12 @@ struct TcpLinkPair {
     WEFT_RETURN_IF_ERROR(Finish(*second, receive));
     WEFT_RETURN_IF_ERROR(Finish(*first, send));
     return received;
+  }
+
+ private:
+  static const Runtime& SystemClock() {
+    static const SystemRuntime runtime;
+    return runtime;
   }
 };
 
