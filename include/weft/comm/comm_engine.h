@@ -19,7 +19,10 @@
 // Collective: Create, AddLane, SharedLane and ResetAfterError, by all ranks of the bootstrap in the same
 //   order; GroupLane, by the members of its group; every collective, by all ranks of its lane's group in the
 //   same order.
-// Lifetime: bootstrap and heap must outlive the engine, and the engine its Works.
+// Lifetime: bootstrap and heap must outlive the engine, and the engine its Works. The heap keeps the flags of
+//   an engine until its own end: 17 KiB of each rank's segment, 2.1 KiB more for each rank of the node, and
+//   those of the lanes (docs/engine.md). Make few engines on one heap, and use one again, by ResetAfterError
+//   and SharedLane.
 #pragma once
 
 #include <cstddef>
