@@ -46,7 +46,7 @@ class TrainJob(unittest.TestCase):
     def submit(self, start, checkpoints, *options):
         """Submits a job and returns its number."""
         environment = os.environ | {"WEFT": str(self.program), "WEFT_START": start, "OMP_NUM_THREADS": "1"}
-        command = ["sbatch", "--parsable", f"--ntasks={RANKS}", f"--output={self.log}", *options, str(JOB), *self.flags,
+        command = ["sbatch", "--parsable", "--nodes=1", f"--ntasks-per-node={RANKS}", f"--output={self.log}", *options, str(JOB), *self.flags,
                    "--checkpoint-dir", str(checkpoints)]
         job = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, timeout=60).stdout.strip()
         self.addCleanup(lambda: subprocess.run(["scancel", "--signal=KILL", "--full", job], capture_output=True, timeout=60))
@@ -73,6 +73,7 @@ class TrainJob(unittest.TestCase):
     def hash_of(self, job):
         self.wait_for("end of the job", lambda: self.state(job) not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"))
         self.assertEqual(self.state(job), "COMPLETED", self.text())
+        self.assertRegex(self.text(), rf"(?m)^mesh .* shard {RANKS} ")
         return re.findall(r"weights (xxh64:\w+)", self.text())[-1]
 
     def wait_for_training(self):

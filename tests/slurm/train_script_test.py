@@ -45,6 +45,11 @@ class TrainScript(unittest.TestCase):
         output, errors = process.communicate(timeout=60)
         return process.returncode, output, errors
 
+    def test_leaves_the_number_of_ranks_to_nodes_and_tasks_per_node(self):
+        """Slurm would prefer a number of tasks in the script to the product of both."""
+        options = [line for line in JOB.read_text().splitlines() if line.startswith("#SBATCH --n")]
+        self.assertEqual(options, ["#SBATCH --nodes=1", "#SBATCH --ntasks-per-node=4"])
+
     def test_goes_on_from_the_newest_checkpoint_in_its_folder(self):
         code, output, errors = self.run_script("--checkpoint-dir", "ck")
         self.assertEqual(code, 0, errors)
