@@ -121,7 +121,10 @@ class Launcher {
                               AttemptVariables(folder.path()), folder.path(), relay.outputs()));
     relay.CloseOutputs();
     AttemptEnd end =
-        Supervise(mpirun, signals_, requests_, {.start = options_.startup_timeout, .loss = kLossLimit});
+        Supervise(mpirun, signals_, requests_,
+                  {.start = options_.startup_timeout, .loss = kLossLimit, .waits_for_reader = [&] {
+                     return relay.WaitsForReader();
+                   }});
     relay.Finish(signals_, requests_);
     end.stop_requested = requests_.stop_requested();
     end.lost_output = relay.lost_output() && !requests_.user_stops();

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -76,6 +77,15 @@ void OutputRelay::CloseOutputs() {
   for (Stream& stream : streams_) CloseEnd(stream.write_end);
 }
 
+bool OutputRelay::WaitsForReader() const {
+  if (holds_bytes_) return true;
+  return std::any_of(streams_.begin(), streams_.end(), [](const Stream& stream) {
+    if (stream.target.is_open()) return false;
+    pollfd polled{stream.original, POLLOUT, 0};  // A terminal, for example.
+    return poll(&polled, 1, 0) == 0;
+  });
+}
+
 void OutputRelay::Finish(const SignalQueue& signals, Requests& requests) {
   // A lost reader leaves the other one its bytes.
   gives_up_ = requests.end_at_once() && requests.user_stops();
@@ -126,6 +136,7 @@ void OutputRelay::Run() {
       polled[2 * i + 1] = {stream.is_lost ? -1 : stream.target.descriptor(),
                            static_cast<int16_t>(stream.has_bytes() ? POLLOUT : 0), 0};
     }
+    holds_bytes_ = has_bytes;
     const bool waits = !gives_up_ && (!is_ending_ || has_bytes);
     if (poll(polled.data(), polled.size(), waits ? kPollMs : 0) <= 0) {
       if (waits) continue;
@@ -141,6 +152,7 @@ void OutputRelay::Run() {
       if ((polled[2 * i].revents & (POLLIN | POLLHUP)) != 0) Read(streams_[i]);
     }
   }
+  holds_bytes_ = false;
   is_done_ = true;
 }
 

@@ -46,6 +46,8 @@ class OutputRelay {
   // Passes on what the pipes hold, and ends the thread. Waits for slow readers until the user stops it.
   // REQUIRES: mpirun and its helpers have ended.
   void Finish(const SignalQueue& signals, Requests& requests);
+  // True while a reader has not taken what mpirun has printed. mpirun does not end before.
+  bool WaitsForReader() const;
   // True if the reader of the standard output was lost.
   bool lost_output() const { return lost_output_; }
 
@@ -75,6 +77,7 @@ class OutputRelay {
   // their bytes in order.
   std::array<Stream, 2> streams_;
   bool has_one_reader_ = false;
+  std::atomic<bool> holds_bytes_ = false;  // For a reader, in either stream.
   std::atomic<bool> lost_output_ = false;
   std::atomic<bool> is_ending_ = false;  // Nothing comes but what the pipes hold.
   std::atomic<bool> gives_up_ = false;   // Readers must take bytes at once.

@@ -52,27 +52,28 @@ void Terminate(DaemonProcess& daemon, const SignalQueue& signals, Requests& requ
 
 // Detects that a daemon has lost another host. The daemon then waits for that host without a deadline,
 // although its own ranks, or the daemon of a third host, have ended. If no host is lost, all of them end
-// together.
+// together, once a reader has taken their output.
 class LossWatch {
  public:
-  explicit LossWatch(absl::Duration limit) : limit_(limit) {}
+  explicit LossWatch(const DaemonLimits& limits) : limits_(limits) {}
   bool had_ranks() const { return had_ranks_; }
-  // True if the ranks of this host, or an agent, have ended longer ago than the limit.
+  // True if the ranks of this host, or an agent, have ended longer ago than the limit, and no reader has been
+  // waited for since.
   bool Expired(const DaemonChildren& children) {
     had_ranks_ = had_ranks_ || !children.ranks.empty();
     const size_t agents = children.agent_hosts.size();
     most_agents_ = std::max(most_agents_, agents);
     const bool ranks_ended = had_ranks_ && children.ranks.empty();
-    if (!ranks_ended && agents == most_agents_) {
+    if ((!ranks_ended && agents == most_agents_) || limits_.waits_for_reader()) {
       ending_since_.reset();
       return false;
     }
     if (!ending_since_) ending_since_ = Clock::now();
-    return absl::FromChrono(Clock::now() - *ending_since_) >= limit_;
+    return absl::FromChrono(Clock::now() - *ending_since_) >= limits_.loss;
   }
 
  private:
-  const absl::Duration limit_;
+  const DaemonLimits& limits_;
   bool had_ranks_ = false;
   size_t most_agents_ = 0;
   std::optional<Clock::time_point> ending_since_;
@@ -170,7 +171,7 @@ void Requests::EndAttempt() { save_pending_ = false; }
 AttemptEnd Supervise(DaemonProcess daemon, const SignalQueue& signals, Requests& requests,
                      const DaemonLimits& limits) {
   StartWatch start(limits.start, requests.ranks_are_local());
-  LossWatch loss(limits.loss);
+  LossWatch loss(limits);
   AttemptEnd end = WaitForEnd(daemon, signals, requests, start, loss);
   // A stop request ends mpirun with exit code 0 if no daemon of another host has connected to it.
   const bool ended_before_ranks = !start.started() && ExitCodeOf(end) == kExitDone;

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <functional>
 #include <optional>
 #include <set>
 #include <sys/types.h>
@@ -77,8 +78,10 @@ class Requests {
 struct DaemonLimits {
   // From its start until it has ranks on this host, or daemons of all other hosts have connected to it.
   absl::Duration start = absl::InfiniteDuration();
-  // From the end of its ranks on this host, or of one of its daemons on other hosts, until its own end.
+  // From the end of its ranks on this host, or of one of its daemons on other hosts, until its own end. Does
+  // not count while the daemon's output waits for a reader.
   absl::Duration loss = absl::InfiniteDuration();
+  std::function<bool()> waits_for_reader = [] { return false; };
 };
 
 // Waits until the daemon has ended. Adds signals to `requests` and delivers them. Ends the daemon if a

@@ -332,6 +332,26 @@ TEST_F(LaunchTest, EndsAnMpirunThatOutlivesItsRanks) {
   }
 }
 
+// A reader that pauses makes mpirun wait, too.
+TEST_F(LaunchTest, LetsAnMpirunWhoseOutputWaitsForAReaderOutliveItsRanks) {
+  folder_.Write("after", "while [ ! -e \"$FOLDER/reads\" ]; do sleep 0.01; done\n");
+  folder_.Write("rank", "trap 'exit 4' USR1\nkill -USR1 $LAUNCHER\nwhile :; do sleep 0.01; done");
+  const internal::SignalQueue signals({SIGCHLD, SIGUSR1});
+  internal::Requests requests(/*ranks_are_local=*/true);
+  ASSERT_OK_AND_ASSIGN(const auto daemon,
+                       internal::DaemonProcess::Start(
+                           {options_.mpirun}, {{"OMPI_MCA_orte_tmpdir_base", folder_.str()}}, "no agents"));
+  int asked = 0;  // How often since the rank has ended.
+  const internal::AttemptEnd end =
+      Supervise(daemon, signals, requests, {.loss = absl::ZeroDuration(), .waits_for_reader = [&] {
+                                              if (++asked == 2) folder_.Write("reads", "");
+                                              return true;
+                                            }});
+  EXPECT_EQ(end.kind, internal::EndKind::kExited);
+  EXPECT_EQ(end.value, 4);
+  EXPECT_GE(asked, 2);
+}
+
 // If no rank runs on this host, the launch detects a lost host by the end of another host's daemon.
 TEST_F(LaunchTest, EndsAnMpirunThatOutlivesTheDaemonOfAHost) {
   Script("agent", "#!/bin/sh\ntrap 'exit 0' USR1\nkill -USR1 $LAUNCHER\nwhile :; do sleep 0.01; done");

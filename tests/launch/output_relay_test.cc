@@ -1,6 +1,7 @@
 #include "src/launch/output_relay.h"
 
 #include <fcntl.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <array>
@@ -126,6 +127,49 @@ TEST_P(OutputRelayOf, PassesOnAllBytesInOrder) {
                            launch.relay.Finish(launch.signals, launch.requests);
                            EXPECT_FALSE(launch.relay.lost_output());
                            EXPECT_FALSE(launch.requests.stop_requested());
+                         }),
+            0);
+}
+
+// Returns once WaitsForReader has this value, or at the alarm of the process.
+void WaitUntilWaitsForReaderIs(bool value, const OutputRelay& relay) {
+  while (relay.WaitsForReader() != value) std::this_thread::yield();
+}
+
+TEST_P(OutputRelayOf, SaysWhileItHoldsBytesForItsReader) {
+  EXPECT_EQ(ExitCodeWith(GetParam(),
+                         [](Launch& launch) {
+                           launch.Open();
+                           EXPECT_FALSE(launch.relay.WaitsForReader());
+                           const std::string text = LongText();
+                           std::thread mpirun([&] {
+                             WriteAll(launch.writers[0], text);
+                             launch.EndMpirun();
+                           });
+                           WaitUntilWaitsForReaderIs(true, launch.relay);
+                           EXPECT_EQ(ReadAll(launch.reader, text.size()).size(), text.size());
+                           WaitUntilWaitsForReaderIs(false, launch.relay);
+                           mpirun.join();
+                           launch.relay.Finish(launch.signals, launch.requests);
+                         }),
+            0);
+}
+
+// Ctrl-S stops the output of a terminal.
+TEST(OutputRelay, SaysWhileATerminalTakesNothing) {
+  EXPECT_EQ(ExitCodeWith(Kind::kPipe,
+                         [](Launch& launch) {
+                           const int master = posix_openpt(O_RDWR | O_NOCTTY);
+                           ASSERT_EQ(grantpt(master) + unlockpt(master), 0);
+                           const int terminal = open(ptsname(master), O_RDWR | O_NOCTTY);
+                           ASSERT_GE(dup2(terminal, STDOUT_FILENO), 0);
+                           launch.Open();
+                           EXPECT_FALSE(launch.relay.WaitsForReader());
+                           ASSERT_EQ(tcflow(terminal, TCOOFF), 0);
+                           const bool waits = launch.relay.WaitsForReader();
+                           ASSERT_EQ(tcflow(terminal, TCOON), 0);
+                           EXPECT_TRUE(waits);
+                           EXPECT_FALSE(launch.relay.WaitsForReader());
                          }),
             0);
 }
