@@ -66,6 +66,20 @@ Words CurrentEnvironment() {
   return environment;
 }
 
+// mpirun refuses this list beside the variables that it passes on to the ranks of a launch.
+absl::Status CheckVariableList(const LaunchOptions& options) {
+  constexpr const char* kList = "mca_base_env_list";
+  const std::string variable = absl::StrCat("OMPI_MCA_", kList);
+  const bool is_flag = std::any_of(options.mca.begin(), options.mca.end(),
+                                   [](const auto& parameter) { return parameter.first == kList; });
+  if (!is_flag && std::getenv(variable.c_str()) == nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      is_flag ? absl::StrCat("--mca ", kList) : variable,
+      " excludes the variables that weft launch passes on to the ranks, those that begin with WEFT_, OMP_ or "
+      "GOMP_: ",
+      is_flag ? "remove it" : "unset it"));
+}
+
 bool IsInSlurmJob() { return std::getenv("SLURM_JOB_ID") != nullptr; }
 
 class Launcher {
@@ -160,6 +174,7 @@ bool RanksAreLocal(const LaunchOptions& options) { return internal::RanksAreLoca
 
 absl::StatusOr<int> Launch(const LaunchOptions& options, const RankProgram& program) {
   WEFT_RETURN_IF_ERROR(Validate(options));
+  WEFT_RETURN_IF_ERROR(CheckVariableList(options));
   std::signal(SIGPIPE, SIG_IGN);  // Messages for a lost reader are dropped.
   return Launcher(options, program).Run();
 }

@@ -26,6 +26,7 @@
 namespace weft {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -286,6 +287,19 @@ TEST_F(LaunchTest, StopsWhileItWaitsForTheNextAttempt) {
       "mpirun=$$; (while kill -0 $mpirun; do sleep 0.01; done; kill -TERM $LAUNCHER) 2>/dev/null &\n");
   EXPECT_EQ(LaunchRank("exit 86"), 130);
   EXPECT_THAT(Calls(), SizeIs(1));
+}
+
+TEST_F(LaunchTest, NamesAListOfVariablesThatMpirunWouldRefuse) {
+  {
+    const ::weft::testing::ScopedVariable list("OMPI_MCA_mca_base_env_list", "A=1");
+    EXPECT_THAT(Launch(options_, {{"PROGRAM"}, {}}),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr("OMPI_MCA_mca_base_env_list excludes"), EndsWith("unset it"))));
+  }
+  options_.mca = {{"mca_base_env_list", "A=1"}};
+  EXPECT_THAT(Launch(options_, {{"PROGRAM"}, {}}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("--mca mca_base_env_list excludes"), EndsWith("remove it"))));
 }
 
 TEST_F(LaunchTest, NamesAMissingMpirunAndTheRemedy) {
