@@ -130,7 +130,9 @@ bool Requests::Add(int signal) {
     return false;
   }
   stop_pending_ = stop_pending_ || !stop_requested();
-  if (!stop_signals_.insert(signal).second) end_at_once_ = true;
+  const bool first = stop_signals_.insert(signal).second;
+  // A terminal that closes causes two SIGHUP: its shell and the kernel send one each.
+  if (!first && signal != SIGHUP) end_at_once_ = true;
   return signal != kLostReaderSignal;
 }
 

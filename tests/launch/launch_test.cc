@@ -267,6 +267,13 @@ TEST_F(LaunchTest, WaitsForTheRanksIfTheSecondSignalIsOfAnotherKind) {
             4);
 }
 
+// A terminal that closes causes two. The launch takes the second one before the save request.
+TEST_F(LaunchTest, WaitsForTheRanksAfterASecondSIGHUP) {
+  EXPECT_EQ(LaunchRank("trap 'kill -HUP $LAUNCHER; kill -USR1 $LAUNCHER' USR2\ntrap 'exit 4' USR1\n"
+                       "kill -HUP $LAUNCHER\nwhile :; do sleep 0.01; done"),
+            4);
+}
+
 TEST_F(LaunchTest, PassesASaveRequestOnToTheRanks) {
   EXPECT_EQ(LaunchRank("trap 'exit 0' USR1\nkill -USR1 $LAUNCHER\nwhile :; do sleep 0.01; done"), 0);
   EXPECT_THAT(Calls(), SizeIs(1));

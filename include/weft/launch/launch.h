@@ -61,8 +61,8 @@ bool RanksAreLocal(const LaunchOptions& options);
 // of a pipe or socket does not take within a second.
 //
 // Signals: the first SIGINT, SIGTERM or SIGHUP reaches the ranks as SIGUSR2, and prevents further attempts. A
-//   second one of the same kind ends all processes at once, and so does the first one before ranks can exist.
-//   SIGUSR1 is passed on to the ranks. SIGPIPE is ignored from then on.
+//   second one of the same kind, except for SIGHUP, ends all processes at once, and so does the first one
+//   before ranks can exist. SIGUSR1 is passed on to the ranks. SIGPIPE is ignored from then on.
 // Lost reader: if standard output is a pipe or a socket, and nobody reads it any more, the ranks are stopped
 //   as by SIGTERM. No further attempt follows, and the exit code is 1 in place of 130.
 // On return no process that the launch started is left on this host, and no file of Open MPI: each attempt
