@@ -72,7 +72,7 @@ absl::StatusOr<FreeMemory> PageCommitter::Committable(FreeMemoryReader free_memo
   WEFT_ASSIGN_OR_RETURN(FreeMemory left, free_memory());
   left.host -= std::min(left.host, kMarginBytes);
   if (!populates_) left.file_system -= std::min(left.file_system, kMarginBytes);
-  left.address_space = FreeMemory::kUnlimited;
+  left.file_sizes = left.address_space = FreeMemory::kUnlimited;
   return left;
 }
 

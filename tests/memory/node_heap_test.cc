@@ -83,6 +83,24 @@ TEST(NodeHeap, LeavesHalfOfTheAddressesByDefault) {
   });
 }
 
+// A rank under `ulimit -f`.
+class LimitedFiles final : public ::weft::testing::ForwardingBootstrap {
+ public:
+  using ForwardingBootstrap::ForwardingBootstrap;
+  absl::StatusOr<FreeMemory> FreeNodeMemory() const override {
+    return FreeMemory{.host = size_t{1} << 40, .file_sizes = size_t{40} << 20};
+  }
+};
+
+TEST(NodeHeap, TakesNineTenthsOfTheFilesByDefault) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    LimitedFiles limited(bootstrap);
+    WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(limited, {}));
+    EXPECT_EQ(heap->segment_bytes(), size_t{18} << 20);
+    return absl::OkStatus();
+  });
+}
+
 TEST(NodeHeap, CanBeUsedByConcurrentThreadsOfARank) {
   RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = 1 << 20}));

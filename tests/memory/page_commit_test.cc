@@ -180,11 +180,11 @@ TEST(PageCommitterDeathTest, LeavesAMarginOfTheFileSystemOnKernelsThatDoNotRefus
               "only 0 are left, besides 33554432 of the host and of the file system that stay free");
 }
 
-TEST(PageCommitter, NeedsNoFreeAddresses) {
+TEST(PageCommitter, NeedsNoFreeAddressesAndNoLargerFiles) {
   const Mapping mapping(kBytes);
   PageCommitter committer(mapping.base(), kBytes);
   EXPECT_OK(committer.Commit(0, kBytes, []() -> absl::StatusOr<FreeMemory> {
-    return FreeMemory{.host = size_t{1} << 40, .address_space = 0};
+    return FreeMemory{.host = size_t{1} << 40, .file_sizes = 0, .address_space = 0};
   }));
 }
 

@@ -33,6 +33,11 @@ TEST(MpiBootstrap, PutsTheRanksOfOneMachineOnOneNode) {
   EXPECT_EQ(WorldBootstrap().node(), 0);
 }
 
+TEST(MpiBootstrap, ReservesAtMostTheFileThatItMayMake) {
+  if (WorldBootstrap().size() == 1) GTEST_SKIP() << "the memory of one rank is in no file";
+  EXPECT_OK(weft::testing::ReservesAtMostTheFilesThatItMayMake(WorldBootstrap(), 1));
+}
+
 TEST(MpiBootstrap, EveryRankLearnsTheNumaNodesOfAll) {
   MpiBootstrapOptions options;
   options.numa_node = 7 - WorldBootstrap().rank();

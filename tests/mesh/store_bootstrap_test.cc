@@ -41,6 +41,14 @@ TEST(StoreBootstrap, NamesTheTransportBetweenNodes) {
   EXPECT_EQ(WorldBootstrap().TransportName(), "TCP sockets");
 }
 
+TEST(StoreBootstrap, ReservesAtMostTheFilesThatItMayMake) {
+  const NodeMap& nodes = WorldBootstrap().node_map();
+  if (nodes.node_count() == WorldBootstrap().size())
+    GTEST_SKIP() << "memory that is not shared is in no file";
+  const size_t files = nodes.RanksOf(WorldBootstrap().node()).size();
+  EXPECT_OK(weft::testing::ReservesAtMostTheFilesThatItMayMake(WorldBootstrap(), files));
+}
+
 TEST(StoreBootstrap, BootstrapsOfOnePrefixFollowEachOther) {
   for (int round = 0; round < 3; ++round) {
     ASSERT_OK_AND_ASSIGN(const auto next, MakeAnother("followers"));

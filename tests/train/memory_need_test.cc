@@ -254,8 +254,9 @@ TEST(SegmentBytes, LeaveRoomForMomentsAndActivations) {
   const MemoryNeed need{.weights = 4 * kGiB, .moments = 2 * kGiB, .activations = kGiB};
   // Nine tenths of the host for each of two ranks, without the three GiB outside of node memory.
   EXPECT_EQ(SegmentBytes({.host = 10 * kGiB}, 2, need), kGiB * 3 / 2);
-  // /dev/shm may be smaller than the host's memory.
+  // /dev/shm may be smaller than the host's memory, and so may files.
   EXPECT_EQ(SegmentBytes({.host = 10 * kGiB, .file_system = kGiB * 5 / 2}, 2, need), kGiB * 9 / 8);
+  EXPECT_EQ(SegmentBytes({.host = 10 * kGiB, .file_sizes = kGiB * 5 / 2}, 2, need), kGiB * 9 / 8);
   // Without room for that, the heap's error names what does not fit.
   EXPECT_EQ(SegmentBytes({.host = 4 * kGiB}, 2, need), size_t{64} << 20);
 }

@@ -36,9 +36,9 @@ struct NodeAddress {
 class NodeHeap {
  public:
   struct Options {
-    // Segment size of each rank. 0: nine tenths of the node's free memory, but at most half of the addresses
-    // that a process may still map (ulimit -v), divided by the node's ranks. Otherwise this size must be
-    // free. If ranks request different sizes, all use the smallest.
+    // Segment size of each rank. 0: nine tenths of the node's free memory and of the files that may hold it
+    // (ulimit -f), but at most half of the addresses that a process may still map (ulimit -v), divided by the
+    // node's ranks. Otherwise this size must be free. If ranks request different sizes, all use the smallest.
     size_t segment_bytes = 0;
     // Unset: the environment's WEFT_TIMEOUT_S (DefaultTimeout).
     std::optional<absl::Duration> timeout = std::nullopt;

@@ -22,6 +22,9 @@ absl::StatusOr<size_t> AvailableHostMemory();
 // Errors: kInternal (/proc/self/statm cannot be read).
 absl::StatusOr<size_t> FreeAddressSpace();
 
+// Bytes of the largest file that the process may make (ulimit -f). The maximum of size_t without a limit.
+size_t LargestFileBytes();
+
 // Free bytes of the file system at `path`, such as the tmpfs /dev/shm.
 // Errors: kInternal (statvfs failed).
 absl::StatusOr<size_t> FreeFileSystemBytes(const char* path);
@@ -35,12 +38,17 @@ struct FreeMemory {
 
   size_t host = 0;                  // Memory of the host, within the limits of control groups.
   size_t file_system = kUnlimited;  // File system that holds the pages, such as /dev/shm.
+  // Files that hold the pages, at the largest sizes that this process may give them (ulimit -f). As with
+  // `address_space`, a reservation takes them at once.
+  size_t file_sizes = kUnlimited;
   // Virtual memory of this process (ulimit -v). A reservation takes it at once, for the segments of all ranks
   // of the node. Pages that are committed later take none.
   size_t address_space = kUnlimited;
 
   // Bytes of the scarcest resource: those that the ranks of the node can reserve together.
-  size_t least() const { return std::min({host, file_system, address_space}); }
+  size_t least() const { return std::min({of_pages(), file_sizes, address_space}); }
+  // Bytes that limit the pages which are committed after a reservation.
+  size_t of_pages() const { return std::min(host, file_system); }
   // Names the scarcest resource, and says how to get more of it. Used at the end of messages.
   std::string ScarcestResource() const;
 };

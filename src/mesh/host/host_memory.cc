@@ -92,6 +92,14 @@ absl::StatusOr<size_t> FreeAddressSpace() {
   return limit.rlim_cur - std::min<uint64_t>(limit.rlim_cur, used);
 }
 
+size_t LargestFileBytes() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return std::numeric_limits<size_t>::max();
+  }
+  return limit.rlim_cur;
+}
+
 int64_t ResidentBytes() {
   std::ifstream file("/proc/self/statm");  // Sizes in pages: the whole one, then the resident one.
   int64_t whole_pages = 0;
@@ -110,10 +118,9 @@ absl::StatusOr<size_t> FreeFileSystemBytes(const char* path) {
 }
 
 std::string FreeMemory::ScarcestResource() const {
-  if (host <= std::min(file_system, address_space)) {
-    return "the memory of the host, or of its control group, limits it";
-  }
-  if (address_space <= file_system) return "the limit on virtual memory limits it: raise `ulimit -v`";
+  if (host == least()) return "the memory of the host, or of its control group, limits it";
+  if (address_space == least()) return "the limit on virtual memory limits it: raise `ulimit -v`";
+  if (file_sizes == least()) return "the limit on the size of files limits it: raise `ulimit -f`";
   return "the file system /dev/shm limits it: make it larger, by `mount -o remount,size=SIZE /dev/shm` or "
          "`docker run --shm-size SIZE`";
 }

@@ -8,18 +8,21 @@
 
 namespace weft::internal {
 
-absl::StatusOr<FreeMemory> FreeMemoryOfHost(const char* file_system) {
+absl::StatusOr<FreeMemory> FreeMemoryOfHost(const NodeMemoryPlace& place) {
   FreeMemory free_memory;
   WEFT_ASSIGN_OR_RETURN(free_memory.host, AvailableHostMemory());
   WEFT_ASSIGN_OR_RETURN(free_memory.address_space, FreeAddressSpace());
-  if (file_system != nullptr) {
-    WEFT_ASSIGN_OR_RETURN(free_memory.file_system, FreeFileSystemBytes(file_system));
+  if (place.file_system != nullptr) {
+    WEFT_ASSIGN_OR_RETURN(free_memory.file_system, FreeFileSystemBytes(place.file_system));
+  }
+  if (place.files > 0) {
+    free_memory.file_sizes = std::min(LargestFileBytes(), FreeMemory::kUnlimited / place.files) * place.files;
   }
   return free_memory;
 }
 
 absl::StatusOr<FreeMemory> FreeMemoryOfEmulatedNode(int nodes) {
-  WEFT_ASSIGN_OR_RETURN(FreeMemory free_memory, FreeMemoryOfHost(/*file_system=*/nullptr));
+  WEFT_ASSIGN_OR_RETURN(FreeMemory free_memory, FreeMemoryOfHost({}));
   free_memory.host /= static_cast<size_t>(nodes);
   free_memory.address_space /= static_cast<size_t>(nodes);
   return free_memory;

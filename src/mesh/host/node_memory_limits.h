@@ -12,9 +12,14 @@
 
 namespace weft::internal {
 
-// Free memory of this host, whose ranks are processes. `file_system` holds the pages of node memory, such as
-// /dev/shm. Null: no file system does.
-absl::StatusOr<FreeMemory> FreeMemoryOfHost(const char* file_system);
+// Where the pages of a host's node memory lie.
+struct NodeMemoryPlace {
+  const char* file_system = nullptr;  // Such as /dev/shm. Null: no file system limits them.
+  size_t files = 0;  // Number of files that hold the segments of the host. 0: they are in none.
+};
+
+// Free memory of this host, whose ranks are processes.
+absl::StatusOr<FreeMemory> FreeMemoryOfHost(const NodeMemoryPlace& place);
 // Free memory of each of `nodes` nodes that this process emulates.
 absl::StatusOr<FreeMemory> FreeMemoryOfEmulatedNode(int nodes);
 

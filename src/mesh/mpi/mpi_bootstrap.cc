@@ -107,7 +107,9 @@ class MpiBootstrap : public Bootstrap {
   }
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
   absl::StatusOr<FreeMemory> FreeNodeMemory() const override {
-    return internal::FreeMemoryOfHost(node_comm_->size() > 1 ? MpiSharedWindow::kBackingStore : nullptr);
+    if (node_comm_->size() == 1) return internal::FreeMemoryOfHost({});
+    // A window is one file.
+    return internal::FreeMemoryOfHost({.file_system = MpiSharedWindow::kBackingStore, .files = 1});
   }
   absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override;
   std::string TransportName() const override {

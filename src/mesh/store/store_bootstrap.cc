@@ -104,7 +104,8 @@ class StoreBootstrap final : public Bootstrap {
   }
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
   absl::StatusOr<FreeMemory> FreeNodeMemory() const override {
-    return internal::FreeMemoryOfHost(/*file_system=*/nullptr);  // See Note [Memory without a name].
+    // A segment is a file without a name: see Note [Memory without a name].
+    return internal::FreeMemoryOfHost({.files = IsPrivate() ? 0 : nodes_.RanksOf(node()).size()});
   }
   absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override;
   std::string TransportName() const override { return "TCP sockets"; }
@@ -112,6 +113,8 @@ class StoreBootstrap final : public Bootstrap {
   void SkipLinks(int64_t count) override { links_ = std::max(links_, count); }
 
  private:
+  // True if no rank has local peers: none then needs shared memory.
+  bool IsPrivate() const { return nodes_.node_count() == size(); }
   absl::StatusOr<NodeMemory> ReservePrivate(size_t segment_bytes);
   absl::StatusOr<NodeMemory> ReserveShared(size_t segment_bytes);
   // Maps the segments of the other ranks of the node, ascending. `handles` is indexed by rank. Does not
@@ -160,11 +163,9 @@ absl::StatusOr<NodeMemory> StoreBootstrap::ReserveNodeMemory(size_t segment_byte
   const size_t ranks = nodes_.RanksOf(node()).size();
   const absl::Status fits = internal::CheckReservation(FreeNodeMemory(), segment_bytes, segment_bytes, ranks);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(*this, fits, options_.timeout));
-  return ranks == 1 && nodes_.node_count() == size() ? ReservePrivate(segment_bytes)
-                                                     : ReserveShared(segment_bytes);
+  return IsPrivate() ? ReservePrivate(segment_bytes) : ReserveShared(segment_bytes);
 }
 
-// If no rank has local peers, none needs shared memory.
 absl::StatusOr<NodeMemory> StoreBootstrap::ReservePrivate(size_t segment_bytes) {
   WEFT_ASSIGN_OR_RETURN(AnonymousMemory memory, AnonymousMemory::Reserve(segment_bytes));
   own_memory_.push_back(std::move(memory));

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <sys/resource.h>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -135,6 +136,21 @@ absl::Status RejectsReservationsAboveTheFreeMemory(Bootstrap& bootstrap) {
   }
   WEFT_RETURN_IF_ERROR(CheckReservation(bootstrap, 0, 0));
   return CheckReservation(bootstrap, 0, 4096);
+}
+
+absl::Status ReservesAtMostTheFilesThatItMayMake(Bootstrap& bootstrap, size_t files) {
+  constexpr rlim_t kLargest = 1 << 20;
+  rlimit before{};
+  EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit low{std::min(kLargest, before.rlim_max), before.rlim_max};
+  EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
+  const absl::StatusOr<FreeMemory> free_memory = bootstrap.FreeNodeMemory();
+  const absl::StatusOr<NodeMemory> reserved = bootstrap.ReserveNodeMemory(2 * kLargest);
+  EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_THAT(reserved, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("raise `ulimit -f`")));
+  WEFT_RETURN_IF_ERROR(free_memory.status());
+  EXPECT_EQ(free_memory->file_sizes, files * kLargest);
+  return CheckReservation(bootstrap, 0, 2 * kLargest);
 }
 
 absl::Status SharesMemoryAfterARankHasMissedADeadline(Bootstrap& base) {

@@ -1,6 +1,7 @@
 // Conformance tests of Bootstrap, run for each kind of bootstrap. All ranks run each function.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include <absl/status/status.h>
@@ -24,6 +25,9 @@ absl::Status SharesMemoryWithinTheNode(Bootstrap& bootstrap);
 // Reserving more than the free memory fails on all ranks. Later reservations, also of no bytes, still work.
 absl::Status RejectsReservationsAboveTheFreeMemory(Bootstrap& bootstrap);
 
+// Under `ulimit -f`, `files` files of that size limit reservations, on all ranks. For processes whose node
+// memory is in files.
+absl::Status ReservesAtMostTheFilesThatItMayMake(Bootstrap& bootstrap, size_t files);
 // Rank 0 misses the deadline of an exchange, behind which its peers reserve memory alone. All ranks then
 // reserve and share the same memory. For bootstraps whose reservations do not communicate.
 absl::Status SharesMemoryAfterARankHasMissedADeadline(Bootstrap& base);
