@@ -17,6 +17,9 @@ sigset_t TakenSignals() {
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGUSR1);
   sigaddset(&signals, SIGUSR2);
+  struct sigaction hang_up = {};
+  sigaction(SIGHUP, nullptr, &hang_up);
+  if (hang_up.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);  // nohup ignores it.
   return signals;
 }
 
@@ -56,7 +59,8 @@ void StopSignals::TakeSignals() {
       continue;
     }
     const bool first = taken.insert(signal).second;
-    if (!graceful_ || (!first && signal != SIGUSR2)) std::_Exit(kExitInterrupted);
+    const bool repeats = signal == SIGUSR2 || signal == SIGHUP;
+    if (!graceful_ || (!first && !repeats)) std::_Exit(kExitInterrupted);
     stop_requested_ = true;
   }
 }

@@ -1,8 +1,9 @@
-// Signals that request something of a run: SIGINT (Ctrl-C), SIGTERM (from a batch system) and SIGUSR2 (from
-// `weft launch`) stop it, and SIGUSR1 saves a checkpoint.
+// Signals that request something of a run: SIGINT (Ctrl-C), SIGTERM (from a batch system), SIGHUP (from a
+// terminal that closes) and SIGUSR2 (from `weft launch`) stop it, and SIGUSR1 saves a checkpoint.
 //
 // mpirun forwards SIGUSR1 and SIGUSR2 to the ranks of all hosts. A repeated SIGUSR2 has no effect, because
-// the rank may have got another signal as well.
+// the rank may have got another signal as well. Nor has a repeated SIGHUP: when a terminal closes, both its
+// shell and the kernel send one.
 //
 // Note [Signals are taken in a thread]
 // Problem: a plain signal handler that interrupts a matrix product corrupts the heap, see Note [Signal
@@ -19,7 +20,7 @@
 
 namespace weft {
 
-// Takes SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 for the whole process.
+// Takes SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 for the whole process. SIGHUP stays ignored if it was.
 //
 // REQUIRES: the process has no other thread when it is constructed. There is one instance at a time.
 // Thread safety: one thread constructs, calls and destroys it.

@@ -14,7 +14,10 @@
 namespace weft {
 namespace {
 
-constexpr int kAll[] = {SIGINT, SIGTERM, SIGUSR2};
+constexpr int kAll[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR2};
+
+// The tests may run under nohup.
+[[maybe_unused]] const auto kHangUpOfParent = std::signal(SIGHUP, SIG_DFL);
 
 bool IsBlockedHere(int signal) {
   sigset_t mask;
@@ -53,6 +56,15 @@ TEST(StopSignals, InstallsNoHandler) {
     ASSERT_EQ(sigaction(signal, nullptr, &action), 0);
     EXPECT_EQ(action.sa_handler, SIG_DFL) << signal;
   }
+}
+
+TEST(StopSignals, LeavesSIGHUPIgnoredUnderNohup) {
+  std::signal(SIGHUP, SIG_IGN);
+  {
+    const StopSignals signals;
+    EXPECT_FALSE(IsBlockedHere(SIGHUP));
+  }
+  std::signal(SIGHUP, SIG_DFL);
 }
 
 TEST(StopSignalsDeathTest, TakesASignalThatArrivedAfterBlock) {
@@ -107,18 +119,19 @@ TEST(StopSignalsDeathTest, EndsTheProcessAtTheSecondSignalOfAKind) {
   }
 }
 
-// weft launch sends SIGUSR2 also to ranks that have got another signal.
-TEST(StopSignals, IgnoresRepeatedSIGUSR2) {
+// weft launch sends SIGUSR2 also to ranks that have got another signal. A terminal that closes causes two
+// SIGHUP.
+TEST(StopSignals, IgnoresRepeatedSIGUSR2AndSIGHUP) {
   StopSignals signals;
   const std::atomic<bool>& stop = signals.EnableGracefulStop();
   SendToThisProcess(SIGTERM);
   WaitFor(stop);
-  for (int i = 0; i < 3; ++i) {
-    SendToThisProcess(SIGUSR2);
+  for (const int signal : {SIGUSR2, SIGUSR2, SIGUSR2, SIGHUP, SIGHUP}) {
+    SendToThisProcess(signal);
     // The system would merge a signal with a pending one of the same kind.
     sigset_t pending;
     do sigpending(&pending);
-    while (sigismember(&pending, SIGUSR2) == 1);
+    while (sigismember(&pending, signal) == 1);
   }
   EXPECT_TRUE(stop);
 }
