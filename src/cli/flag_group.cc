@@ -27,10 +27,15 @@ CLI::Validator WordCheck(Words words) {
 
 }  // namespace
 
-// Also refuses a flag as a value: if a flag has no value, CLI11 takes the next flag for it.
 CLI::Validator FlagGroup::TextCheck() {
+  return {[check = ValueCheck()](std::string& text) {
+            return text.empty() ? std::string("the value is empty") : check(text);
+          },
+          ""};
+}
+
+CLI::Validator FlagGroup::ValueCheck() {
   return {[](std::string& text) {
-            if (text.empty()) return std::string("the value is empty");
             return text.rfind("--", 0) == 0 ? absl::StrCat("'", text, "' is a flag: the value is missing")
                                             : std::string();
           },

@@ -48,7 +48,7 @@ class FlagGroup {
   // Two words for each occurrence of the flag.
   void Pairs(const char* flag, std::vector<std::pair<std::string, std::string>>& field, const char* help,
              const char* type) {
-    app_.add_option(flag, field, help)->group(name_)->type_name(type);
+    app_.add_option(flag, field, help)->check(ValueCheck())->group(name_)->type_name(type);
   }
   void Bool(const char* flag, bool& field, const char* help) {
     Choice(flag, {"false", "true"}, field ? "true" : "false", help, [&field](size_t chosen) {
@@ -117,6 +117,9 @@ class FlagGroup {
         flag, [set = std::move(set)](const std::string& text) { set(*ParseNumber<T>(text)); }, help);
     return Finish(option->check(NumberCheck<T>()), "N");
   }
+  // Refuses a flag as a value: if a flag has no value, CLI11 takes the next flag for it.
+  static CLI::Validator ValueCheck();
+  // Refuses an empty value, too.
   static CLI::Validator TextCheck();
   template <typename E>
   static Words NamesOf(const std::vector<E>& values) {

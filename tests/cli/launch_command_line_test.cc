@@ -29,7 +29,7 @@ TEST(LaunchCommandLine, SetsEveryFieldFromItsFlag) {
                                          "1",
                                          "--mca",
                                          "y",
-                                         "2",
+                                         "",
                                          "--max-restarts",
                                          "7",
                                          "--restart-delay",
@@ -43,11 +43,11 @@ TEST(LaunchCommandLine, SetsEveryFieldFromItsFlag) {
   EXPECT_EQ(launch.options.ranks, 4);
   EXPECT_EQ(launch.options.hosts, "a:2,b:2");
   EXPECT_TRUE(launch.options.oversubscribe);
-  EXPECT_THAT(launch.options.mca, ElementsAre(::testing::Pair("x", "1"), ::testing::Pair("y", "2")));
+  EXPECT_THAT(launch.options.mca, ElementsAre(::testing::Pair("x", "1"), ::testing::Pair("y", "")));
   EXPECT_EQ(launch.options.max_restarts, 7);
   EXPECT_EQ(launch.options.restart_delay_s, 0);
   EXPECT_EQ(launch.before_program,
-            "weft launch -n 4 --host a:2,b:2 --oversubscribe --mca x 1 --mca y 2 --max-restarts 7 "
+            "weft launch -n 4 --host a:2,b:2 --oversubscribe --mca x 1 --mca y '' --max-restarts 7 "
             "--restart-delay 0 --");
   EXPECT_THAT(launch.program, ElementsAre("train", "--steps", "9", "--checkpoint-dir", "ck"));
   EXPECT_EQ(launch.checkpoint.folder, "ck");
@@ -97,6 +97,8 @@ TEST(LaunchCommandLine, RefusesWithARemedy) {
       {{"--host", "a:0", "--", "train"}, "--host: 'a:0' is not a host with its slots"},
       {{"--hots", "a", "--", "train"}, "unknown flag --hots; did you mean --host?"},
       {{"--mca", "a", "--", "train"}, "--mca"},
+      {{"--mca", "a", "--oversubscribe", "--", "train"},
+       "--mca: '--oversubscribe' is a flag: the value is missing"},
       {{"--", "train", "--stpes", "2"}, "unknown flag --stpes; did you mean --steps?"},
       {{"--", "train"},
        "a restart goes on from a checkpoint: give train a --checkpoint-dir, or launch with "
