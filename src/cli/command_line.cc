@@ -110,6 +110,8 @@ absl::StatusOr<Command> ParsePlan(const Strings& arguments) {
   PlanCommand plan;
   CLI::App app("Forecasts memory, traffic and time of a training step for each mesh.", "plan");
   AddPlanFlags(app, plan.options);
+  // A file of --config is that of the run: weft train would refuse the flags of the forecast in it.
+  for (CLI::Option* option : app.get_options()) option->configurable(false);
   WEFT_ASSIGN_OR_RETURN(const std::optional<PrintText> help,
                         ParseRun(app, plan.config, kPlanUsage, arguments));
   if (help) return *help;

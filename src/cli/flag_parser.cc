@@ -134,10 +134,10 @@ absl::Status ApplyConfigItem(CLI::App& app, const TomlItem& item, std::map<std::
         absl::StrCat("unknown key '", item.key, "'",
                      Suggestion(item.key, names, ": keys are the flags that --help lists", "'", "'")));
   }
-  if (item.key == "config" || item.key == "help") {
+  CLI::Option* option = app.get_option("--" + item.key);
+  if (item.key == "config" || !option->get_configurable()) {
     return absl::InvalidArgumentError(absl::StrCat("'", item.key, "' is allowed on the command line only"));
   }
-  CLI::Option* option = app.get_option("--" + item.key);
   const bool takes_list = option->get_items_expected_max() > 1;
   const auto [first, is_new] = lines.emplace(item.key, item.line);
   if (!is_new) {

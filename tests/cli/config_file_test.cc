@@ -58,6 +58,9 @@ TEST(CommandLine, NamesFileAndKeyOfABadConfigurationFile) {
   EXPECT_THAT(error("data = []\n"), HasSubstr("key 'data' has an empty list"));
   EXPECT_THAT(error("config = \"x\"\n"), HasSubstr("allowed on the command line only"));
   EXPECT_THAT(error("lr-schedule = \"cosin\"\n"), HasSubstr("did you mean cosine?"));
+  // weft train must be able to read the file of a plan.
+  EXPECT_THAT(UsageErrorOf({"plan", "--config", folder.Write("run.toml", "ranks = 2\n")}),
+              HasSubstr("run.toml: 'ranks' is allowed on the command line only"));
 }
 
 // The exit code of a file that cannot be read is that of data that cannot be read.
