@@ -169,6 +169,13 @@ int PrintResult(const absl::StatusOr<std::string>& text) {
   return weft::kExitDone;
 }
 
+// Like a run that does not fit, a plan without a mesh that fits fails.
+int PrintPlan(const absl::StatusOr<weft::TrainingPlan>& plan) {
+  if (!plan.ok()) return PrintAnyError(plan.status());
+  PrintResult(plan->report);
+  return plan->fits ? weft::kExitDone : weft::kExitFailed;
+}
+
 absl::StatusOr<std::string> Diagnose(const std::vector<std::string>& paths) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<weft::FlightRecord> records, weft::ReadFlightRecords(paths));
   WEFT_ASSIGN_OR_RETURN(const std::string diagnosis, weft::Diagnose(records));
@@ -207,7 +214,7 @@ struct RunAny {
     return RunUntilSignal([&] { return PrintAnyError(weft::RunCheckpointCommand(command, stdout)); });
   }
   int operator()(const weft::PlanCommand& plan) const {
-    return RunUntilSignal([&] { return PrintResult(weft::PlanTraining(plan.config, plan.options)); });
+    return RunUntilSignal([&] { return PrintPlan(weft::PlanTraining(plan.config, plan.options)); });
   }
   int operator()(const weft::LaunchCommand& launch) const {
     return PrintAnyError(weft::RunLaunchCommand(launch));

@@ -56,12 +56,16 @@ struct PlanOptions {
   std::string train_arguments;
 };
 
-// Returns the report: text of at most 80 columns, or JSON.
+struct TrainingPlan {
+  std::string report;  // Text of at most 80 columns, or JSON.
+  bool fits = false;   // True if a mesh can run: the ranks fit into the memory of the hosts.
+};
+
 // REQUIRES: `config` has passed Validate.
 // Errors: kInvalidArgument (the options, or a mesh that the configuration names and that is impossible),
 //   kNotFound, kPermissionDenied, kUnavailable, kDataLoss, kUnimplemented (an input file, or the file of
 //   costs).
-absl::StatusOr<std::string> PlanTraining(const TrainConfig& config, const PlanOptions& options);
+absl::StatusOr<TrainingPlan> PlanTraining(const TrainConfig& config, const PlanOptions& options);
 
 // A step of the mesh that the configuration names. Peaks are those of rank 0, as in the metrics of a run.
 // Ranks need not fit into the memory of the hosts; PlanTraining checks that.

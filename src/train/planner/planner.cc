@@ -41,14 +41,14 @@ class Planner {
           std::shared_ptr<const ScheduleRules> rules = nullptr)
       : config_(config), options_(options), rules_(std::move(rules)) {}
 
-  absl::StatusOr<std::string> Plan() {
+  absl::StatusOr<TrainingPlan> Plan() {
     WEFT_ASSIGN_OR_RETURN(const std::vector<MeshSize> meshes, Prepare());
     PlanReport report;
     WEFT_ASSIGN_OR_RETURN(report.candidates, ForecastAll(meshes));
-    report.costs = absl::StrCat(costs_.source, "; ", ReasonOfTimes(meshes));
+    report.costs = absl::StrCat(costs_.source, ReasonOfTimes(meshes));
     Rank(report.candidates);
     Describe(report);
-    return options_.json ? FormatJson(report) : FormatText(report);
+    return TrainingPlan{options_.json ? FormatJson(report) : FormatText(report), !report.command.empty()};
   }
 
   // REQUIRES: options.all_meshes is off.
@@ -274,11 +274,11 @@ class Planner {
     return TimesChoice{TimesAtRate(shape, *flops_), "computation at --flops", nullptr, false};
   }
 
-  // Says where times come from, for the last mesh that has a plan.
+  // Says where times come from, after "; ", for the last mesh that has a plan. Empty without one.
   std::string ReasonOfTimes(const std::vector<MeshSize>& meshes) const {
     for (auto mesh = meshes.rbegin(); mesh != meshes.rend(); ++mesh) {
       const absl::StatusOr<RunPlan> plan = MakeRunPlan(ConfigOf(*mesh), *inputs_, Nodes());
-      if (plan.ok()) return TimesOf(*plan).reason;
+      if (plan.ok()) return absl::StrCat("; ", TimesOf(*plan).reason);
     }
     return "";
   }
@@ -355,7 +355,7 @@ class Planner {
 
 }  // namespace
 
-absl::StatusOr<std::string> PlanTraining(const TrainConfig& config, const PlanOptions& options) {
+absl::StatusOr<TrainingPlan> PlanTraining(const TrainConfig& config, const PlanOptions& options) {
   return Planner(config, options).Plan();
 }
 

@@ -15,6 +15,7 @@ namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::weft::testing::StatusIs;
 
 const NodeMap kNumaNodes{{0, 0, 0, 0}, {0, 0, 1, 1}};
@@ -292,6 +293,10 @@ TEST_F(Replay, ReadsGradientsOfReplicasForTrainedParametersOnly) {
   }
 }
 
+std::string ReportOf(const TrainConfig& config, const PlanOptions& options) {
+  return PlanTraining(config, options).value_or(TrainingPlan()).report;
+}
+
 TEST_F(Replay, OfAllMeshesNamesTheFastestAndTheCommand) {
   config_.data.batch_size = std::nullopt;
   PlanOptions options;
@@ -303,20 +308,27 @@ TEST_F(Replay, OfAllMeshesNamesTheFastestAndTheCommand) {
   EXPECT_THAT(PlanTraining(config_, options).status(),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("costs")));
   options.costs_file = folder_.Write("costs.json", FormatCosts({}));
-  const auto report = PlanTraining(config_, options);
-  ASSERT_OK(report);
-  EXPECT_THAT(*report, HasSubstr("1 sequence of 16 tokens for each data-parallel rank and microbatch,"));
-  EXPECT_THAT(*report, HasSubstr("\n1 x 2 "));
-  EXPECT_THAT(*report, HasSubstr("\n2 x 1 "));
-  EXPECT_THAT(*report, HasSubstr("run:\n  mpirun -n 2 --bind-to none weft train --dp-replicate "));
+  const auto plan = PlanTraining(config_, options);
+  ASSERT_OK(plan);
+  EXPECT_TRUE(plan->fits);
+  EXPECT_THAT(plan->report, HasSubstr("1 sequence of 16 tokens for each data-parallel rank and microbatch,"));
+  EXPECT_THAT(plan->report, HasSubstr("\n1 x 2 "));
+  EXPECT_THAT(plan->report, HasSubstr("\n2 x 1 "));
+  EXPECT_THAT(plan->report, HasSubstr("run:\n  mpirun -n 2 --bind-to none weft train --dp-replicate "));
   options.memory_gib = 1e-3;
-  EXPECT_THAT(PlanTraining(config_, options).value_or(""), HasSubstr("No mesh fits."));
+  const auto without_memory = PlanTraining(config_, options);
+  ASSERT_OK(without_memory);
+  EXPECT_FALSE(without_memory->fits);
+  EXPECT_THAT(without_memory->report, HasSubstr("No mesh fits."));
   config_.lora.rank = 4;
-  EXPECT_THAT(PlanTraining(config_, options).value_or(""), HasSubstr("adapters of rank 4"));
+  EXPECT_THAT(ReportOf(config_, options), HasSubstr("adapters of rank 4"));
   config_.lora.rank = std::nullopt;
+  config_.data.batch_size = 3;  // Two ranks cannot divide it, so no mesh has times.
+  EXPECT_THAT(ReportOf(config_, options), Not(HasSubstr("; \n")));
+  config_.data.batch_size = std::nullopt;
   options.numa_nodes = 2;
   options.memory_gib = 4;
-  const std::string bound = PlanTraining(config_, options).value_or("");
+  const std::string bound = ReportOf(config_, options);
   EXPECT_THAT(bound, HasSubstr("on each, 2 NUMA nodes"));
   EXPECT_THAT(bound, HasSubstr("mpirun -n 2 --map-by ppr:1:numa --bind-to numa:overload-allowed weft train"));
   options.numa_nodes = 3;
@@ -335,10 +347,9 @@ TEST_F(Replay, NamesACommandThatStartsMoreRanksThanCores) {
   options.memory_gib = 4;
   options.flops = "1gf";
   options.costs_file = folder_.Write("costs.json", FormatCosts({}));
-  EXPECT_THAT(PlanTraining(config_, options).value_or(""),
-              HasSubstr("mpirun -n 4 --oversubscribe --bind-to none weft train"));
+  EXPECT_THAT(ReportOf(config_, options), HasSubstr("mpirun -n 4 --oversubscribe --bind-to none weft train"));
   options.hosts = 2;
-  EXPECT_THAT(PlanTraining(config_, options).value_or(""),
+  EXPECT_THAT(ReportOf(config_, options),
               HasSubstr("mpirun -n 4 --map-by ppr:2:node --bind-to none weft train"));
 }
 

@@ -45,9 +45,12 @@ bool FitsByPlan(const TrainConfig& config, int64_t memory) {
   options.flops = "10gf";
   options.all_meshes = false;
   options.json = true;
-  const absl::StatusOr<std::string> report = PlanTraining(config, options);
-  EXPECT_OK(report);
-  return ParseJson(report.value_or("{}"))["candidates"][0]["fits"];
+  const absl::StatusOr<TrainingPlan> plan = PlanTraining(config, options);
+  EXPECT_OK(plan);
+  if (!plan.ok()) return false;
+  const bool fits = ParseJson(plan->report)["candidates"][0]["fits"];
+  EXPECT_EQ(plan->fits, fits);
+  return fits;
 }
 
 void ExpectSameVerdict(const TrainConfig& config) {
