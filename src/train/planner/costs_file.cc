@@ -24,7 +24,7 @@ std::string CostsPath(const PlanOptions& options) {
     return absl::StrCat(cache, "/weft/costs.json");
   }
   const char* home = std::getenv("HOME");
-  return absl::StrCat(home == nullptr ? "." : home, "/.cache/weft/costs.json");
+  return absl::StrCat(home == nullptr || *home == 0 ? "." : home, "/.cache/weft/costs.json");
 }
 
 absl::StatusOr<MachineCosts> ReadCosts(const PlanOptions& options, const std::string& path) {

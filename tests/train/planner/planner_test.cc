@@ -13,10 +13,12 @@
 
 #include "src/train/files/json.h"
 #include "src/train/planner/costs.h"
+#include "src/train/planner/costs_file.h"
 #include "src/train/planner/measure.h"
 #include "src/train/planner/plan_json.h"
 #include "src/train/planner/plan_report.h"
 #include "src/train/planner/replay.h"
+#include "tests/support/scoped_variable.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft {
@@ -25,6 +27,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::weft::testing::ScopedVariable;
 using ::weft::testing::StatusIs;
 
 MeasuredModel Measured(int64_t tokens, double forward_ns) {
@@ -144,6 +147,15 @@ TEST(MachineCosts, OfAFileHaveSizesAndDTypesThatCanBe) {
       EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss,
                                    AllOf(HasSubstr(key), HasSubstr("remove this file of costs"))));
     }
+  }
+}
+
+TEST(Plan, HasItsCostsInAFolderThatTheUserNames) {
+  const ScopedVariable no_cache("XDG_CACHE_HOME", "");
+  for (const auto& [home, path] :
+       {std::pair("/home/a", "/home/a/.cache/weft/costs.json"), std::pair("", "./.cache/weft/costs.json")}) {
+    const ScopedVariable variable("HOME", home);
+    EXPECT_EQ(CostsPath({}), path);
   }
 }
 
