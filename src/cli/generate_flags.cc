@@ -12,6 +12,9 @@ void AddGenerateFlags(CLI::App& app, GenerateConfig& config) {
   input.Text("--prompt", config.prompt, "Prompt, for a model whose tokens are bytes; see tools/generate.py",
              "TEXT");
   input.Text("--prompt-tokens", config.prompt_tokens, "Prompt as token ids, such as 1,2,3", "IDS");
+  input.Text("--prompt-tokens-file", config.prompt_tokens_file,
+             "File of a prompt's token ids, with commas or white space between them; -: standard input",
+             "FILE");
   FlagGroup choice(app, "Choice of tokens");
   choice.Number("--max-new-tokens", config.max_new_tokens, "Most tokens to generate");
   choice.Number("--temperature", config.sampling.temperature,

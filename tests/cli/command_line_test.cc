@@ -341,6 +341,25 @@ TEST(CommandLine, SuggestsTheNearestCommand) {
   EXPECT_THAT(UsageErrorOf({}), HasSubstr("no command was given"));
 }
 
+TEST(CommandLine, GeneratesWithItsFlags) {
+  const absl::StatusOr<Command> command = ParseCommandLine(
+      {"generate", "--hf-model", "m", "--lora-adapter", "a", "--prompt-tokens-file", "-", "--max-new-tokens",
+       "5", "--temperature", "0.5", "--top-k", "6", "--top-p", "0.25", "--seed", "7", "--print-tokens"});
+  ASSERT_TRUE(command.ok()) << command.status();
+  const auto& config = std::get<GenerateConfig>(*command);
+  EXPECT_EQ(config.hf_folder, "m");
+  EXPECT_EQ(config.lora_adapter, "a");
+  EXPECT_EQ(config.prompt_tokens_file, "-");
+  EXPECT_EQ(config.max_new_tokens, 5);
+  EXPECT_EQ(config.sampling.temperature, 0.5);
+  EXPECT_EQ(config.sampling.top_k, 6);
+  EXPECT_EQ(config.sampling.top_p, 0.25);
+  EXPECT_EQ(config.sampling.seed, 7);
+  EXPECT_TRUE(config.print_tokens);
+  EXPECT_THAT(UsageErrorOf({"generate", "--hf-model", "m", "--prompt-tokens-file", "f", "--prompt", "a"}),
+              HasSubstr("several of --prompt, --prompt-tokens and --prompt-tokens-file are given"));
+}
+
 PlanCommand ParsedPlan(const Arguments& arguments) {
   const absl::StatusOr<Command> command = ParseCommandLine(arguments);
   EXPECT_TRUE(command.ok()) << command.status();

@@ -118,14 +118,16 @@ class Generates(WeftCase):
         self.model = model_folder.write(self.folder / "model", model_folder.CONFIG | model_folder.GENERATOR,
                                         fill=model_folder.random_values)
 
-    def generate(self, *flags, ranks=None):
-        result = self.run_weft("generate", "--hf-model", "model", *flags, ranks=ranks)
+    def generate(self, *flags, ranks=None, text=None):
+        result = self.run_weft("generate", "--hf-model", "model", *flags, ranks=ranks, text=text)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         return result.stdout
 
     def tokens(self, case, *flags, ranks=None):
+        """Ranks get the prompt by standard input, from which rank 0 alone reads."""
         prompt = ",".join(map(str, case["prompt"]))
-        output = self.generate("--prompt-tokens", prompt, "--print-tokens", "--max-new-tokens", "24", *flags, ranks=ranks)
+        given = ["--prompt-tokens", prompt] if ranks is None else ["--prompt-tokens-file", "-"]
+        output = self.generate(*given, "--print-tokens", "--max-new-tokens", "24", *flags, ranks=ranks, text=prompt + "\n")
         return [int(line) for line in output.splitlines()]
 
     def test_generates_the_greedy_tokens_of_transformers(self):

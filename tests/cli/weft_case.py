@@ -40,11 +40,11 @@ class WeftCase(unittest.TestCase):
         launcher = [] if ranks is None else [self.mpirun, "-n", str(ranks)]
         return [str(word) for word in [*launcher, self.weft, *arguments]]
 
-    def run_weft(self, *arguments, ranks=None, env=None):
-        """Runs the program; without mpirun if `ranks` is None."""
+    def run_weft(self, *arguments, ranks=None, env=None, text=None):
+        """Runs the program; without mpirun if `ranks` is None. `text` is its standard input."""
         # Open MPI fails if a job removes the folder of sessions, which all share by default, while another one makes it.
         with tempfile.TemporaryDirectory() as sessions:
-            return subprocess.run(self.command(arguments, ranks), capture_output=True, text=True, cwd=self.folder,
+            return subprocess.run(self.command(arguments, ranks), capture_output=True, text=True, input=text, cwd=self.folder,
                                   env=os.environ | {"OMPI_MCA_orte_tmpdir_base": sessions} | (env or {}), timeout=120)
 
     def train(self, *arguments, ranks=None, env=None):

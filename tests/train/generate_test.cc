@@ -57,6 +57,18 @@ TEST(Sampler, DrawsTokensWithTheirProbabilities) {
   ExpectShares(Draw({.temperature = 2}), {0.1627, 0.3254, 0.2301, 0.2818});
 }
 
+TEST(ReadTokenIds, ReadsIdsBetweenCommasAndWhiteSpace) {
+  const TempFolder folder;
+  EXPECT_EQ(ReadTokenIds(folder.Write("ids", "1, 2\n3\t4,5\r\n\n")).value_or(""), "1,2,3,4,5");
+  const auto error = [&](const std::string& text) {
+    return ReadTokenIds(folder.Write("ids", text)).status();
+  };
+  EXPECT_THAT(error("1 x"), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("ids: 'x' is not a token id")));
+  EXPECT_THAT(error(" \n"), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("ids: has no token ids")));
+  EXPECT_THAT(ReadTokenIds(folder / "none").status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("none")));
+}
+
 TEST(Sampler, LeavesOutUnlikelyTokens) {
   ExpectShares(Draw({.temperature = 1, .top_k = 2}), {0, 4.0 / 7, 0, 3.0 / 7});
   ExpectShares(Draw({.temperature = 1, .top_p = 0.69}), {0, 4.0 / 7, 0, 3.0 / 7});

@@ -34,12 +34,13 @@ struct SamplingOptions {
   uint64_t seed = 0;
 };
 
-// The values of `weft generate`'s flags. Exactly one of the prompts is set.
+// The values of `weft generate`'s flags. Exactly one of the three prompts is set.
 struct GenerateConfig {
   std::string hf_folder;
   std::string lora_adapter;                  // PEFT folder with adapters of the model; empty: none.
   std::optional<std::string> prompt;         // Text. For a model whose tokens are bytes.
   std::optional<std::string> prompt_tokens;  // Token ids, "1,2,3".
+  std::string prompt_tokens_file;            // Token ids in a file of rank 0. "-": its standard input.
   bool print_tokens = false;                 // Print token ids, one a line, rather than text.
   int64_t max_new_tokens = 128;
   SamplingOptions sampling;

@@ -50,6 +50,7 @@ class Generation {
       : bootstrap_(bootstrap), config_(config), environment_(environment), timeout_(timeout) {}
 
   absl::StatusOr<GenerateReport> Execute() {
+    WEFT_RETURN_IF_ERROR(SharePromptFile());
     WEFT_RETURN_IF_ERROR(Agree(Open()));
     WEFT_RETURN_IF_ERROR(
         AgreeOnCause(bootstrap_, AgreeOnProperties(bootstrap_, properties_, timeout_), timeout_));
@@ -67,6 +68,16 @@ class Generation {
   bool first() const { return bootstrap_.rank() == 0; }
   absl::Status Agree(const absl::Status& local) { return AgreeOnStatus(bootstrap_, local, timeout_); }
   int64_t capacity() const { return static_cast<int64_t>(prompt_.size()) + config_.max_new_tokens; }
+
+  // Standard input reaches rank 0 alone, and other hosts may not have the file.
+  absl::Status SharePromptFile() {
+    const std::string& path = config_.prompt_tokens_file;
+    const absl::StatusOr<std::string> own =
+        first() && !path.empty() ? ReadTokenIds(path) : absl::StatusOr<std::string>("");
+    WEFT_ASSIGN_OR_RETURN(const auto all, ExchangeBlobs(bootstrap_, "prompts in files", own, timeout_));
+    if (!path.empty()) config_.prompt_tokens = all.front();
+    return absl::OkStatus();
+  }
 
   absl::Status Open() {
     WEFT_ASSIGN_OR_RETURN(inputs_, OpenModelFolder(config_.hf_folder));
@@ -94,7 +105,7 @@ class Generation {
   void AddFlags() {
     const ParallelOptions& parallel = config_.parallel;
     const RunProperty flags[] = {
-        {"--prompt-tokens or --prompt", absl::StrJoin(prompt_, ",")},
+        {"--prompt, --prompt-tokens or --prompt-tokens-file", absl::StrJoin(prompt_, ",")},
         {"--max-new-tokens", absl::StrCat(config_.max_new_tokens)},
         {"--node-shared", std::string(Name(parallel.node_shared))},
         {"--share-domain", std::string(Name(parallel.share_domain))},
@@ -234,7 +245,7 @@ class Generation {
   }
 
   Bootstrap& bootstrap_;
-  const GenerateConfig& config_;
+  GenerateConfig config_;
   const GenerateEnvironment& environment_;
   const absl::Duration timeout_;
   ModelInputs inputs_;
@@ -272,10 +283,14 @@ absl::Status Validate(const GenerateConfig& config) {
   if (config.hf_folder.empty()) {
     return absl::InvalidArgumentError("no model was given: use --hf-model with a Hugging Face folder");
   }
-  if (config.prompt.has_value() == config.prompt_tokens.has_value()) {
+  const int prompts = static_cast<int>(config.prompt.has_value()) +
+                      static_cast<int>(config.prompt_tokens.has_value()) +
+                      static_cast<int>(!config.prompt_tokens_file.empty());
+  if (prompts != 1) {
     return absl::InvalidArgumentError(
-        config.prompt ? "--prompt and --prompt-tokens are both given: keep one of them"
-                      : "no prompt was given: use --prompt TEXT, or --prompt-tokens with token ids");
+        prompts == 0 ? "no prompt was given: use --prompt TEXT, or --prompt-tokens with token ids"
+                     : "several of --prompt, --prompt-tokens and --prompt-tokens-file are given: keep one of "
+                       "them");
   }
   if (config.prompt && config.prompt->empty()) {
     return absl::InvalidArgumentError("--prompt is empty: give at least one character");

@@ -1,14 +1,21 @@
 #include "src/train/generate/prompt.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <variant>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 
 #include "src/train/config/flag_error.h"
 #include "src/train/config/special_tokens.h"
+#include "src/train/files/file_io.h"
 #include "src/train/files/json.h"
 #include "src/train/files/json_text.h"
 #include "src/train/files/model_folder.h"
@@ -22,6 +29,8 @@ constexpr const char* kGenerationConfig = "generation_config.json";
 constexpr int64_t kMaxBytes = 1 << 20;
 constexpr JsonLimits kLimits = {.levels = 32, .values = 20'000, .token_bytes = kMaxBytes};
 constexpr int64_t kByteValues = 256;
+constexpr const char* kStandardInput = "-";
+constexpr size_t kMaxPromptBytes = 16 << 20;
 
 // Fails if the text of the prompt or of the output would need a tokenizer.
 absl::Status CheckTokensAreBytes(const GenerateConfig& config, const LlamaConfig& model) {
@@ -42,6 +51,39 @@ std::string LimitOf(const LlamaConfig& model, int64_t limit) {
   return absl::StrCat("the model's rope_type ", is_dynamic ? "dynamic" : "longrope",
                       " rotates all keys differently beyond ", limit,
                       " positions, but cached keys are rotated already;");
+}
+
+absl::StatusOr<std::vector<int32_t>> TokensOf(const std::vector<absl::string_view>& items) {
+  std::vector<int32_t> tokens;
+  for (const absl::string_view item : items) {
+    int32_t token = -1;
+    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), token);
+    if (error != std::errc() || end != item.data() + item.size() || token < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("'", item, "' is not a token id: give whole numbers, such as 1,2,3"));
+    }
+    tokens.push_back(token);
+  }
+  return tokens;
+}
+
+absl::Status BadPromptFile(const std::string& path, absl::string_view what) {
+  return absl::DataLossError(absl::StrCat("--prompt-tokens-file ", path, ": ", what));
+}
+
+absl::StatusOr<std::string> ReadStandardInput() {
+  std::string text;
+  std::array<char, 4096> part;
+  for (ssize_t bytes = 1; bytes > 0;) {
+    bytes = read(STDIN_FILENO, part.data(), part.size());
+    if (bytes < 0)
+      return BadPromptFile(kStandardInput, absl::StrCat("cannot be read: ", std::strerror(errno)));
+    text.append(part.data(), static_cast<size_t>(bytes));
+    if (text.size() > kMaxPromptBytes) {
+      return BadPromptFile(kStandardInput, absl::StrCat("has more than ", kMaxPromptBytes, " bytes"));
+    }
+  }
+  return text;
 }
 
 absl::StatusOr<std::vector<int32_t>> EndTokensIn(const std::string& text, const std::string& path) {
@@ -66,17 +108,17 @@ absl::StatusOr<std::vector<int32_t>> EndTokensIn(const std::string& text, const 
 }  // namespace
 
 absl::StatusOr<std::vector<int32_t>> ParseTokenIds(std::string_view text) {
-  std::vector<int32_t> tokens;
-  for (const absl::string_view item : absl::StrSplit(ToAbsl(text), ',')) {
-    int32_t token = -1;
-    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), token);
-    if (error != std::errc() || end != item.data() + item.size() || token < 0) {
-      return BadFlag("prompt-tokens", ToAbsl(text),
-                     absl::StrCat("'", item, "' is not a token id: give whole numbers, such as 1,2,3"));
-    }
-    tokens.push_back(token);
-  }
-  return tokens;
+  absl::StatusOr<std::vector<int32_t>> tokens = TokensOf(absl::StrSplit(ToAbsl(text), ','));
+  return tokens.ok() ? tokens : BadFlag("prompt-tokens", ToAbsl(text), tokens.status().message());
+}
+
+absl::StatusOr<std::string> ReadTokenIds(const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(const std::string text,
+                        path == kStandardInput ? ReadStandardInput() : ReadWholeFile(path, kMaxPromptBytes));
+  const auto tokens = TokensOf(absl::StrSplit(text, absl::ByAnyChar(", \t\r\n"), absl::SkipEmpty()));
+  if (!tokens.ok()) return BadPromptFile(path, tokens.status().message());
+  if (tokens->empty()) return BadPromptFile(path, "has no token ids");
+  return absl::StrJoin(*tokens, ",");
 }
 
 absl::StatusOr<std::vector<int32_t>> ReadPrompt(const GenerateConfig& config, const LlamaConfig& model) {

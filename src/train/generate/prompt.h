@@ -15,8 +15,13 @@ namespace weft {
 // The token ids of "1,2,3". Errors: kInvalidArgument (names --prompt-tokens and the item).
 absl::StatusOr<std::vector<int32_t>> ParseTokenIds(std::string_view text);
 
-// The tokens of the prompt. Errors: kInvalidArgument (a token outside of the vocabulary; text in or out for a
-// model whose tokens are not bytes).
+// The token ids of a file, as ParseTokenIds takes them. "-" is the standard input. Errors: kDataLoss (names
+// the item), and those of the system.
+absl::StatusOr<std::string> ReadTokenIds(const std::string& path);
+
+// The tokens of the prompt. REQUIRES: it is in no file.
+// Errors: kInvalidArgument (a token outside of the vocabulary; text in or out for a model whose tokens are
+//   not bytes).
 absl::StatusOr<std::vector<int32_t>> ReadPrompt(const GenerateConfig& config, const LlamaConfig& model);
 
 // Pure. The rope_sequence of a model that generates after a prompt. With a KvCache the frequencies must be
