@@ -17,12 +17,15 @@ if __name__ == "__main__":
     sys.path = [path for path in sys.path if os.path.abspath(path) != TOOLS]
 
 import argparse
+import contextlib
 import importlib.util
 import pathlib
 import shutil
+import signal
 import subprocess
 
 REPLACEMENT = "\ufffd"
+SIGNAL_BASE = 128  # A process that signal N has killed has the exit code 128 + N, as in a shell.
 
 
 def tokenize_tool():
@@ -78,18 +81,57 @@ def find_program(path):
     return found
 
 
-def run(command, stream):
-    """Prints the new text. Returns weft's exit code."""
+def write(text):
     try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        print(text, end="", flush=True)
+    except OSError as error:
+        # Python would write the text once more at its end, and print a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise tool.Failure(f"standard output cannot be written: {error.strerror}") from None
+
+
+def token_of(line):
+    try:
+        return int(line)
+    except ValueError:
+        raise tool.Failure(f"{line.rstrip()!r}, which weft has printed, is not a token id: is --weft the program?") from None
+
+
+def run(command, ids, stream):
+    """Generates after the tokens `ids`, and prints the new text. Returns weft's exit code."""
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, errors="replace")
     except OSError as error:
         raise tool.Failure(f"cannot run {command[0]}: {error.strerror}") from None
-    with process:
+    try:
+        with contextlib.suppress(BrokenPipeError):  # weft has failed before it has read them.
+            with process.stdin:
+                process.stdin.write("\n".join(map(str, ids)))
         for line in process.stdout:
-            print(printable(stream.add(int(line))), end="", flush=True)
-    if process.returncode == 0:
-        print(printable(stream.take(hold_back=False)))
-    return process.returncode
+            write(printable(stream.add(token_of(line))))
+    except BaseException:
+        process.terminate()
+        raise
+    finally:
+        process.stdout.close()
+        code = process.wait()
+    if code == 0:
+        write(printable(stream.take(hold_back=False)) + "\n")
+    return code if code >= 0 else SIGNAL_BASE - code
+
+
+def generate(options, flags):
+    """Returns weft's exit code."""
+    tokenizer = tool.load_tokenizer(options.tokenizer or options.hf_model, "generate.py")
+    tool.check_text("--prompt", options.prompt)
+    ids = tokenizer.encode(options.prompt).ids
+    if not ids:
+        raise tool.Failure("--prompt: the tokenizer makes no tokens of it: give some text")
+    # mpirun would bind one or two ranks to a core each.
+    launcher = [] if options.n is None else ["mpirun", "-n", str(options.n), "--bind-to", "none"]
+    command = [*launcher, find_program(options.weft), "generate", "--hf-model", str(options.hf_model),
+               "--prompt-tokens-file", "-", "--print-tokens", *flags]
+    return run(command, ids, TextStream(tokenizer))
 
 
 def parse(arguments):
@@ -105,16 +147,9 @@ def parse(arguments):
 def main(arguments):
     options, flags = parse(arguments)
     try:
-        tokenizer = tool.load_tokenizer(options.tokenizer or options.hf_model, "generate.py")
-        tool.check_text("--prompt", options.prompt)
-        ids = tokenizer.encode(options.prompt).ids
-        if not ids:
-            raise tool.Failure("--prompt: the tokenizer makes no tokens of it: give some text")
-        # mpirun would bind one or two ranks to a core each.
-        launcher = [] if options.n is None else ["mpirun", "-n", str(options.n), "--bind-to", "none"]
-        command = [*launcher, find_program(options.weft), "generate", "--hf-model", str(options.hf_model),
-                   "--prompt-tokens", ",".join(map(str, ids)), "--print-tokens", *flags]
-        return run(command, TextStream(tokenizer))
+        return generate(options, flags)
+    except KeyboardInterrupt:
+        return SIGNAL_BASE + signal.SIGINT
     except tool.Failure as failure:
         print(f"generate.py: {failure}", file=sys.stderr)
         return 1

@@ -253,6 +253,7 @@ class Generate(ToolCase):
 
     PROGRAM = """#!/bin/sh
 echo "$@" > arguments
+cat > ids
 case "$*" in *--fail*) echo "weft: no" >&2; exit 3;; esac
 printf '2\\n3\\n1\\n'
 """
@@ -261,17 +262,17 @@ printf '2\\n3\\n1\\n'
         (self.folder / name).write_text(text)
         (self.folder / name).chmod(0o755)
 
-    def generate(self, *arguments, program=PROGRAM):
+    def generate(self, *arguments, program=PROGRAM, stdout=subprocess.PIPE):
         self.program("weft", program)
         command = [sys.executable, GENERATE, "--weft", self.folder / "weft", "--hf-model", self.folder, *arguments]
         environment = os.environ | {"PATH": f"{self.folder}:{os.environ['PATH']}"}
-        return subprocess.run(command, capture_output=True, text=True, cwd=self.folder, env=environment)
+        return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=self.folder, env=environment)
 
     def test_encodes_the_prompt_and_prints_the_new_text(self):
         result = self.generate("--prompt", "two one", "--seed", "4")
         self.assertEqual((result.returncode, result.stdout), (0, "one two </s>\n"), result.stderr)
-        arguments = (self.folder / "arguments").read_text()
-        self.assertIn("--prompt-tokens 3,2 --print-tokens --seed 4", arguments)
+        self.assertIn("--prompt-tokens-file - --print-tokens --seed 4", (self.folder / "arguments").read_text())
+        self.assertEqual((self.folder / "ids").read_text(), "3\n2")
 
     def test_starts_ranks_that_may_use_all_cores(self):
         self.program("mpirun", '#!/bin/sh\necho "$1 $2 $3 $4" > launch\nshift 4\nexec "$@"\n')
@@ -294,6 +295,19 @@ printf '2\\n3\\n1\\n'
 
     def test_returns_the_exit_code_of_the_program(self):
         self.assert_fails(self.generate("--prompt", "one", "--fail"), 3, "weft: no")
+        self.assert_fails(self.generate("--prompt", "a " * 60_000, program="#!/bin/sh\nexit 3\n"), 3)  # Reads no prompt.
+        self.assert_fails(self.generate("--prompt", "one", program="#!/bin/sh\nkill -KILL $$\n"), 137)
+
+    def test_ends_without_a_traceback(self):
+        """One line names what has failed, and Ctrl-C needs none."""
+        for program, code, message in (
+                ("cat >ids; kill -INT $PPID; exec sleep 100", 130, ""),
+                ("echo two", 1, "generate.py: 'two', which weft has printed, is not a token id: is --weft the program?\n")):
+            result = self.generate("--prompt", "one", program=f"#!/bin/sh\n{program}\n")
+            self.assertEqual((result.returncode, result.stderr), (code, message))
+        with open("/dev/full", "w") as full:
+            result = self.generate("--prompt", "one", stdout=full)
+        self.assertEqual((result.returncode, result.stderr), (1, "generate.py: standard output cannot be written: No space left on device\n"))
 
     def test_names_itself_if_a_package_is_missing(self):
         self.write("none/tokenizers.py", b"raise ImportError")
