@@ -367,11 +367,21 @@ PlanCommand ParsedPlan(const Arguments& arguments) {
 }
 
 TEST(CommandLine, PlansWithTheFlagsOfTrain) {
-  const PlanCommand plan = ParsedPlan({"plan", "--ranks", "8", "--hosts=2", "--model", "small", "--data",
-                                       "my text", "--json", "--link", "1gbit:9us", "--seq-len=512"});
+  const PlanCommand plan =
+      ParsedPlan({"plan",      "--ranks",      "8",      "--hosts=2",    "--model", "small",   "--data",
+                  "my text",   "--json",       "--link", "1gbit:9us",    "--cores", "3",       "--memory",
+                  "7.5",       "--flops",      "80gf",   "--numa-nodes", "2",       "--costs", "c.json",
+                  "--measure", "--numa-speed", "5.5",    "--seq-len=512"});
   EXPECT_EQ(plan.options.ranks, 8);
   EXPECT_EQ(plan.options.hosts, 2);
-  EXPECT_TRUE(plan.options.json);
+  EXPECT_TRUE(plan.options.json && plan.options.measure);
+  EXPECT_EQ(plan.options.link, "1gbit:9us");
+  EXPECT_EQ(plan.options.cores, 3);
+  EXPECT_EQ(plan.options.memory_gib, 7.5);
+  EXPECT_EQ(plan.options.flops, "80gf");
+  EXPECT_EQ(plan.options.numa_nodes, 2);
+  EXPECT_EQ(plan.options.numa_gb_s, 5.5);
+  EXPECT_EQ(plan.options.costs_file, "c.json");
   EXPECT_TRUE(plan.options.all_meshes);
   EXPECT_EQ(plan.config.data.seq_len, 512);
   EXPECT_EQ(plan.options.train_arguments, "--model small --data 'my text' --seq-len=512");

@@ -131,9 +131,10 @@ class Generates(WeftCase):
         return [int(line) for line in output.splitlines()]
 
     def test_generates_the_greedy_tokens_of_transformers(self):
-        for case in self.CASES:
+        only_the_likeliest = ["--temperature", "50", "--top-p", "1e-9"]
+        for case, flags in zip(self.CASES, [[], only_the_likeliest, []], strict=True):
             with self.subTest(prompt=case["prompt"]):
-                self.assertEqual(self.tokens(case), case["tokens"])
+                self.assertEqual(self.tokens(case, *flags), case["tokens"])
 
     def test_generates_the_same_tokens_if_ranks_share_the_weights(self):
         case = self.CASES[2]  # Ends early, by a token of eos_token_id.
