@@ -2,7 +2,9 @@
 """Tests of group_sources.py on small trees: sources share a group only if each means what it means alone."""
 import contextlib
 import io
+import os
 import pathlib
+import subprocess
 import sys
 import unittest
 
@@ -118,7 +120,7 @@ class GroupSources(SmallTree):
         include = '#include "weft/core/size.h"\n'
         own = anonymous("int Size(double a) { return 0; }")
         self.assert_apart(own, include)
-        self.assert_together(include + own, include)
+        self.assert_together(include + own, include + "int Count();\n")
 
     def test_separates_a_source_that_mentions_a_name_of_a_header_that_only_another_includes(self):
         self.write("include/weft/core/line.h", "#pragma once\n#define LINE 64\nnamespace weft {\ninline constexpr int kLine = LINE;\n}\n")
@@ -146,6 +148,50 @@ class GroupSources(SmallTree):
             with self.subTest(declaration):
                 self.write("src/core/a.h", declaration)
                 self.assert_apart(call, '#include "src/core/a.h"\nint Count();\n')
+
+    def header_checks(self, **headers):
+        """Groups of the sources that check these headers, as lists of names."""
+        names = list(headers)
+        for name, text in headers.items():
+            self.write(f"include/weft/core/{name}.h", f"#pragma once\n{text}\n")
+        groups = self.groups(*(f'#include "weft/core/{name}.h"\n' for name in names))
+        return [[names[number] for number in group] for group in groups]
+
+    def compiles(self, names):
+        unit = self.write("unit.cc", "".join(f'#include "weft/core/{name}.h"\n' for name in names))
+        command = [os.environ.get("CXX", "c++"), "-std=c++20", "-fsyntax-only", f"-I{self.root}/include", unit]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+    def test_finds_a_missing_include_in_a_header_of_a_group(self):
+        size = "enum class Size { kA };\nvoid Name(Size);\nvoid Unit();"
+        other = "namespace other {\nstruct Unit {};\n}"  # Clashes with the first.
+        user = "inline void Use() { Name(Size{}); }"
+        (group,) = self.header_checks(size=size, other=other, user='#include "weft/core/size.h"\n' + user)
+        self.assertEqual(group, ["size", "user"])
+        self.assertTrue(self.compiles(group))
+        (group,) = self.header_checks(size=size, other=other, user=user)
+        self.assertEqual(group, ["other", "user"])
+        self.assertFalse(self.compiles(group))
+
+    def test_separates_header_checks_if_one_header_uses_what_only_the_other_includes(self):
+        kind = "enum class Kind { kA };\n"
+        self.write("include/weft/core/kind.h", kind)
+        include = '#include "weft/core/kind.h"\n'
+        for provider, user in (("struct Size {};", "void Use(const Size& size);"),
+                               ("#define SIZE 1", "inline int size = SIZE;"), ("#define SIZE 1", "#define USE Table::SIZE"),
+                               (include, "void Use(Kind kind);"),
+                               (include + "void Name(Kind kind);", include + "inline void Use() { Name(Kind::kA); }")):
+            with self.subTest(provider):
+                self.assertEqual(self.header_checks(provider=provider, user=user), [])
+                self.write("include/weft/core/indirect.h", user)
+                self.assertEqual(self.header_checks(provider=provider, user='#include "indirect.h"'), [])
+                self.assertEqual(self.header_checks(provider=provider, user='#include "weft/core/provider.h"\n' + user),
+                                 [["provider", "user"]])
+
+    def test_separates_header_checks_if_one_header_declares_something_without_a_name(self):
+        for text in ("bool operator!(Kind kind);", "template <>\nstruct Hash<int> {};", "inline int Table::Size() { return 1; }"):
+            with self.subTest(text):
+                self.assertEqual(self.header_checks(provider=text, other="int Count();"), [])
 
     def test_leaves_what_it_does_not_understand_alone(self):
         for text in ("#define SIZE 1\n", "#if SIZE\n#endif\n", "using namespace std;\n", "REGISTER(Size);\n", 'extern "C" {\n}\n',

@@ -14,6 +14,9 @@ are overloads that no other argument chooses: their names may occur in the one. 
 nor do equal aliases of namespaces. A source stays alone if it has a using-directive, a preprocessor line other than
 #include, or a statement that this script does not understand, and if several targets contain it.
 
+A source of nothing but includes checks that its headers include what they need. Two of them may share a group if neither could miss
+an include that the other has: no name of a header that only one includes occurs in any header of the other.
+
 Each source goes into the first group that has room for it. The sources that clash with most others come first, which gives fewer
 groups than the order of the target (Welsh and Powell's coloring of a graph).
 """
@@ -31,7 +34,7 @@ MAX_SOURCES = 32
 MAX_LINES = 6000
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)  # Compared and hashed by identity.
 class Source:
     lines: int
     own: set
@@ -39,14 +42,14 @@ class Source:
     words: set
     all_words: set  # Also qualified ones.
     headers: frozenset
+    only_includes: bool
 
     def stands_apart_from(self, other, tree):
         """True if no own name occurs in the other source, and no name of a header that only the other includes occurs here."""
         others_headers = other.headers - self.headers
+        if any(tree.mentions(self, header) for header in others_headers):
+            return False
         words = other.words.union(*map(tree.words, others_headers))
-        for header in others_headers:
-            if not (self.words.isdisjoint(tree.names_that_clash(header)) and self.all_words.isdisjoint(tree.macros(header))):
-                return False
         same = {name for name, meaning in self.using.items() if other.using.get(name) == meaning}
         return self.own.isdisjoint(words) and words.isdisjoint(self.using.keys() - same)
 
@@ -98,6 +101,17 @@ class Tree:
         )
 
     @functools.lru_cache(maxsize=None)
+    def names(self, path):
+        """The names that a header declares; None if it declares something without a name of its own, such as an operator."""
+        names = set()
+        for statement, _ in statements_of(self.tokens(path)[0]):
+            declared = declared_names(statement)
+            if not declared and statement[0] not in TYPES:
+                return None
+            names.update(declared or statement[1:2])  # The outer class of a nested one.
+        return frozenset(names)
+
+    @functools.lru_cache(maxsize=None)
     def names_that_clash(self, path):
         """The names that a header declares for anything but functions of one enumeration."""
         names = set()
@@ -105,6 +119,12 @@ class Tree:
             if not self.takes_enumeration(statement, path):
                 names.update(declared_names(statement))
         return frozenset(names)
+
+    @functools.lru_cache(maxsize=None)
+    def mentions(self, source, header):
+        """True if a source that does not include a header may have one of its names."""
+        names = self.names(header) if source.only_includes else self.names_that_clash(header)
+        return names is None or not (source.words.isdisjoint(names) and source.all_words.isdisjoint(self.macros(header)))
 
     def takes_enumeration(self, statement, path):
         """True for a function of one argument, an enumeration that is passed by value."""
@@ -140,13 +160,18 @@ class Tree:
             raise NotUnderstood("a preprocessor line")
         for header in self.headers(path):
             self.names_that_clash(header)
+        lines, headers = path.read_text().count("\n"), self.headers(path)
+        if not tokens:
+            words = set().union(*map(self.words, headers))
+            all_words = {word for header in headers for word in re.findall(r"\w+", header.read_text())}
+            return Source(lines, set(), {}, words, all_words, headers, only_includes=True)
         own, using = set(), {}
         for statement, is_anonymous in statements_of(tokens):
             names, aliases = own_names_of(statement, is_anonymous)
             own.update(names)
             using.update(aliases)
         all_words = set(filter(is_word, tokens))
-        return Source(path.read_text().count("\n"), own, using, self.words(path) | own, all_words, self.headers(path))
+        return Source(lines, own, using, self.words(path) | own, all_words, headers, only_includes=False)
 
     def fit(self, one, other):
         return one.stands_apart_from(other, self) and other.stands_apart_from(one, self)
