@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Counts the results of a test run: every GoogleTest case, and every other test of ctest.
+"""Counts the results of a test run: every case of GoogleTest and pytest, and every other test of ctest.
 
     tools/summarize_tests.py RESULTS_DIR...
 
-A results folder holds ctest.xml (`ctest --output-junit`), and one <test>.json (`--gtest_output`) for each GoogleTest
-program that finished. The script lists failures and skipped tests. The last line is `N passed, N failed`, followed by
+A results folder holds ctest.xml (`ctest --output-junit`), one <test>.json (`--gtest_output`) for each GoogleTest program
+that finished, and one <test>.xml (`--junitxml`) for each run of pytest that finished. The script lists failures and skipped tests. The last line is `N passed, N failed`, followed by
 `, N skipped` if there are any. A program that crashed, hung or could not start counts as one failure. A folder without
-ctest.xml counts as one failure, too: its build failed. The end of the output of a failed test that is no GoogleTest program
-is repeated. Exit code: 1 if anything failed or nothing passed.
+ctest.xml counts as one failure, too: its build failed. The end of the output of a failed test that has no such report is
+repeated, and that of a failed case of pytest. Exit code: 1 if anything failed or nothing passed.
 """
 import dataclasses
 import json
@@ -15,7 +15,7 @@ import pathlib
 import sys
 import xml.etree.ElementTree as ElementTree
 
-REPEATED_LINES = 40  # Of the output of a failed test.
+REPEATED_LINES = 40  # Of the output of a failed test, or of the failure of a case.
 
 
 @dataclasses.dataclass
@@ -49,11 +49,30 @@ def tally_of_cases(report, program):
     return tally
 
 
-def read_report(path):
-    """A GoogleTest report, or None if the program did not finish."""
+def tally_of_pytest(root, test):
+    """The cases of one report of pytest. An error before or after a case counts as its failure."""
+    tally = Tally()
+    for case in root.iter("testcase"):
+        name = f"{test}: {case.get('classname')}.{case.get('name')}"
+        failures, skip = [*case.iter("failure"), *case.iter("error")], case.find("skipped")
+        if failures:
+            tally.failed.append(name + end_of(failures[0].text))
+        elif skip is not None:
+            tally.skipped.append(f"{name}: {skip.get('message', '')}")
+        else:
+            tally.passed += 1
+    return tally
+
+
+def tally_of_report(results, name):
+    """The cases of a report of GoogleTest or pytest; None if the program did not finish, or writes none."""
     try:
-        return json.loads(path.read_text())
+        return tally_of_cases(json.loads((results / f"{name}.json").read_text()), name)
     except (FileNotFoundError, json.JSONDecodeError):
+        pass
+    try:
+        return tally_of_pytest(ElementTree.parse(results / f"{name}.xml").getroot(), name)
+    except (FileNotFoundError, ElementTree.ParseError):
         return None
 
 
@@ -75,21 +94,21 @@ def outcome_of(test):
     return "failed", reason or (failure.get("message", "") if failure is not None else "")
 
 
-def end_of_output(test):
-    lines = (test.findtext("system-out") or "").strip().splitlines()[-REPEATED_LINES:]
+def end_of(text):
+    lines = (text or "").strip().splitlines()[-REPEATED_LINES:]
     return "".join(f"\n           {line}" for line in lines)
 
 
 def tally_of_test(test, results):
     name = test.get("name")
     outcome, why = outcome_of(test)
-    report = read_report(results / f"{name}.json")
-    tally = tally_of_cases(report, name) if report else Tally()
+    report = tally_of_report(results, name)
+    tally = report or Tally()
     if outcome == "skipped":
         tally.skipped.append(f"{name}: {why}")
     elif outcome == "failed" and not tally.failed:
-        tally.failed.append(f"{name}: {why}{end_of_output(test)}")
-    elif outcome == "passed" and not report:
+        tally.failed.append(f"{name}: {why}{end_of(test.findtext('system-out'))}")
+    elif outcome == "passed" and report is None:
         tally.passed += 1
     elif outcome == "passed" and tally == Tally():
         tally.failed.append(f"{name}: ran no case; its filter may name none")

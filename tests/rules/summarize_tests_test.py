@@ -49,6 +49,21 @@ class SummarizeTests(unittest.TestCase):
         self.report("core_test")
         self.assertEqual(self.run_of(core_test=PASSED).failed, ["core_test: ran no case; its filter may name none"])
 
+    def test_counts_cases_of_pytest(self):
+        (self.results / "python.training.xml").write_text(
+            '<testsuites><testsuite><testcase classname="tests.test_a" name="test_b"/><testcase classname="tests.test_a" name="test_c[2]">'
+            '<failure message="assert">E  assert 1 == 2</failure></testcase><testcase classname="tests.test_a" name="test_d"><error message="no rank"/></testcase>'
+            '<testcase classname="tests.test_a" name="test_e"><skipped message="no namespaces"/></testcase></testsuite></testsuites>')
+        tally = self.run_of(**{"python.training": FAILED})
+        self.assertEqual(tally.last_line(), "1 passed, 2 failed, 1 skipped")
+        self.assertEqual(tally.failed, ["python.training: tests.test_a.test_c[2]\n           E  assert 1 == 2",
+                                        "python.training: tests.test_a.test_d"])
+        self.assertEqual(tally.skipped, ["python.training: tests.test_a.test_e: no namespaces"])
+
+    def test_counts_an_incomplete_report_of_pytest_as_a_failure(self):
+        (self.results / "python.training.xml").write_text("<testsuites><testsuite>")
+        self.assertEqual(self.run_of(**{"python.training": FAILED}).last_line(), "0 passed, 1 failed")
+
     def test_counts_a_crash_as_a_failure(self):
         self.assertEqual(self.run_of(core_test=FAILED).failed, ["core_test: SEGFAULT"])
 
