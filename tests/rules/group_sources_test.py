@@ -193,8 +193,24 @@ class GroupSources(SmallTree):
             with self.subTest(text):
                 self.assertEqual(self.header_checks(provider=text, other="int Count();"), [])
 
+    def test_groups_a_source_that_knows_a_type_which_a_header_of_another_declares(self):
+        self.write("src/core/declares.h", "namespace weft {\nclass Clock;\nvoid Use(Clock& clock);\n}\n")
+        self.write("src/core/knows.h", "namespace weft {\nclass Clock {};\n}\n")
+        self.write("src/core/names.h", "namespace weft {\nint Clock();\n}\n")
+        declares = '#include "src/core/declares.h"\nint Count();\n'
+        self.assert_together(declares, '#include "src/core/knows.h"\n' + mention("Clock{}"))
+        self.assert_apart(declares, '#include "src/core/names.h"\n' + mention("Clock()"))
+        self.assert_apart(declares, mention("Clock{}"))
+        self.assert_apart('#include "src/core/knows.h"\nint Count();\n', '#include "src/core/declares.h"\n' + mention("Clock{}"))
+
+    def test_separates_a_source_that_mentions_what_another_declares_extern(self):
+        for declaration in ("extern const Time Clock;", 'extern "C" int Clock(int a) noexcept {}', "extern int Clock[2];"):
+            with self.subTest(declaration):
+                self.assert_apart(f"namespace weft {{\n{declaration}\n}}\n", mention("Clock"))
+                self.assert_together(f"namespace weft {{\n{declaration}\n}}\n", mention("Size"))
+
     def test_leaves_what_it_does_not_understand_alone(self):
-        for text in ("#define SIZE 1\n", "#if SIZE\n#endif\n", "using namespace std;\n", "REGISTER(Size);\n", 'extern "C" {\n}\n',
+        for text in ("#define SIZE 1\n", "#if SIZE\n#endif\n", "using namespace std;\n", "REGISTER(Size);\n", 'extern "C" {\n}\n', "extern template class Size<int>;\n",
                      "namespace weft {\n", "}\n", "int x = (1;\n", "typedef int Size;\n"):
             with self.subTest(text):
                 self.assert_alone(text)

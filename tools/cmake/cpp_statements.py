@@ -123,6 +123,11 @@ def statements_of(tokens):
 # Names that a statement declares.
 
 
+def forward_declared(statement):
+    """The name of a type that a statement declares, but does not define; None for other statements."""
+    return statement[1] if statement[0] in ("class", "struct") and len(statement) == 3 else None
+
+
 def names_of_type(statement):
     """Names of the definition or declaration of a type; None if it declares something else, as `struct tm Now()` does."""
     at = 1
@@ -186,6 +191,14 @@ def names_of_macro(statement):
     raise NotUnderstood(f"the macro {statement[0]}")
 
 
+def names_of_extern(statement):
+    """The name of a variable, or of a function with the name of C: its definition replaces that of a library in the whole program."""
+    if statement[1] == "template" or statement[1:3] == ["0", "{"]:
+        raise NotUnderstood("extern")
+    declared = declared_name(statement[2 if statement[1] == "0" else 1 :])
+    return [declared[0]]
+
+
 def own_names_of(statement, is_anonymous):
     """(names, [(name, meaning)] of using-declarations) that a statement adds to the names of its source."""
     while statement[0] in ("template", "__extension__", "inline"):
@@ -198,7 +211,9 @@ def own_names_of(statement, is_anonymous):
         return names_of_using(statement)
     if statement[0] == "namespace":  # An alias. Equal ones do not clash.
         return [], [(statement[1], "".join(statement[3:-1]))]
-    if statement[0] in ("extern", "typedef", "requires", "concept"):
+    if statement[0] == "extern":
+        return names_of_extern(statement), []
+    if statement[0] in ("typedef", "requires", "concept"):
         raise NotUnderstood(statement[0])
     if statement[1] == "(":
         return names_of_macro(statement), []

@@ -10,7 +10,8 @@ A source has names of its own: what it declares in an anonymous namespace or wit
 using-declarations and tests. Two sources may share a group if no own name of one occurs in the other, nor in a header
 of the project that only the other includes, and if no name that such a header declares occurs in the one. Each then
 means what it means alone, as it cannot name anything of the other. Functions of one enumeration, such as Name(DType),
-are overloads that no other argument chooses: their names may occur in the one. Equal using-declarations do not clash,
+are overloads that no other argument chooses: their names may occur in the one. So may a type that such a header declares, but does not
+define, if the one includes a header that declares this type, too. Equal using-declarations do not clash,
 nor do equal aliases of namespaces. A source stays alone if it has a using-directive, a preprocessor line other than
 #include, or a statement that this script does not understand, and if several targets contain it.
 
@@ -28,7 +29,8 @@ import pathlib
 import re
 import sys
 
-from cpp_statements import (NotUnderstood, TYPES, after_brackets, declared_names, is_word, own_names_of, statements_of, tokens_of)
+from cpp_statements import (NotUnderstood, TYPES, after_brackets, declared_names, forward_declared, is_word, own_names_of, statements_of,
+                            tokens_of)
 
 MAX_SOURCES = 32
 MAX_LINES = 6000
@@ -113,18 +115,34 @@ class Tree:
 
     @functools.lru_cache(maxsize=None)
     def names_that_clash(self, path):
-        """The names that a header declares for anything but functions of one enumeration."""
+        """The names that a header declares for anything but functions of one enumeration, and types that it does not define."""
         names = set()
         for statement, _ in statements_of(self.tokens(path)[0]):
-            if not self.takes_enumeration(statement, path):
+            if not self.takes_enumeration(statement, path) and not forward_declared(statement):
                 names.update(declared_names(statement))
         return frozenset(names)
 
     @functools.lru_cache(maxsize=None)
+    def forward_declared(self, path):
+        return frozenset(filter(None, (forward_declared(statement) for statement, _ in statements_of(self.tokens(path)[0]))))
+
+    @functools.lru_cache(maxsize=None)
+    def types(self, path):
+        """The types that a header declares, except templates."""
+        statements = (statement for statement, _ in statements_of(self.tokens(path)[0]) if statement[0] in ("class", "struct"))
+        return frozenset(name for statement in statements for name in declared_names(statement))
+
+    @functools.lru_cache(maxsize=None)
     def mentions(self, source, header):
         """True if a source that does not include a header may have one of its names."""
-        names = self.names(header) if source.only_includes else self.names_that_clash(header)
-        return names is None or not (source.words.isdisjoint(names) and source.all_words.isdisjoint(self.macros(header)))
+        if source.only_includes:
+            names = self.names(header)
+            if names is None:
+                return True
+        else:
+            types = self.forward_declared(header) & source.words
+            names = self.names_that_clash(header) | types.difference(*map(self.types, source.headers))
+        return not (source.words.isdisjoint(names) and source.all_words.isdisjoint(self.macros(header)))
 
     def takes_enumeration(self, statement, path):
         """True for a function of one argument, an enumeration that is passed by value."""
