@@ -28,11 +28,15 @@ function(weft_test_library name)
   weft_unity(${name} tests)
 endfunction()
 
-# weft_rank_test(<name> <target> RANKS count COMMAND launcher... LABELS labels... TIMEOUT seconds [SLOW])
+# weft_rank_test(<name> <target> RANKS count COMMAND launcher... LABELS labels... TIMEOUT seconds [FILTER pattern] [SLOW])
 # A run of a GoogleTest program whose ranks are processes, which agree on the verdict.
 function(weft_rank_test name target)
-  cmake_parse_arguments(ARG "SLOW" "RANKS;TIMEOUT" "COMMAND;LABELS" ${ARGN})
-  add_test(NAME ${name} COMMAND ${ARG_COMMAND} $<TARGET_FILE:${target}>
+  cmake_parse_arguments(ARG "SLOW" "RANKS;TIMEOUT;FILTER" "COMMAND;LABELS" ${ARGN})
+  set(filter)
+  if(ARG_FILTER)
+    set(filter --gtest_filter=${ARG_FILTER})
+  endif()
+  add_test(NAME ${name} COMMAND ${ARG_COMMAND} $<TARGET_FILE:${target}> ${filter}
                                 --gtest_output=json:${PROJECT_BINARY_DIR}/results/${name}.json)
   set(processors 2)
   if(ARG_RANKS EQUAL 1)
@@ -73,19 +77,20 @@ function(weft_thread_test target)
 endfunction()
 
 # weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [STORE_RANKS counts...] [TIMEOUT seconds] [COST seconds]
-#           [LABELS labels...] [SINGLE_THREAD] [SLOW] [CHILD_PROCESSES])
-# A GoogleTest program. Without MPI_RANKS and STORE_RANKS it runs in one process, and its ranks, if any, are threads. With MPI_RANKS
-# it runs once under mpirun for each count, in builds with MPI. With STORE_RANKS it runs once under tools/store_ranks.py for each
-# count; the count 2x3 means two nodes of three ranks. The ranks agree on the verdict. A rank computes with one
-# thread unless the test sets another number, because ctest runs tests in parallel. A SINGLE_THREAD program is left out under
-# ThreadSanitizer, which would find nothing in it. The ranks of a CHILD_PROCESSES program are processes that it starts. They answer
-# each other within seconds, which they may miss under a sanitizer: it is left out there. COST is the approximate time of a long test
-# under the slowest preset: ctest starts the longest tests first, so that no core idles at the end. Under the sanitizers TIMEOUT counts
-# four times, and WEFT_SCHEDULES limits long tests; under ThreadSanitizer the limit is lowest, because simulated ranks are fibers of one
-# thread, which has no races. Programs that are not SLOW have the label `quick`; of the runs of processes, only the ones with two ranks
-# have it.
+#           [LABELS labels...] [BETWEEN_NODES pattern] [SINGLE_THREAD] [SLOW] [CHILD_PROCESSES])
+# A GoogleTest program. Without MPI_RANKS and STORE_RANKS it runs in one process, and its ranks, if any, are threads. With MPI_RANKS it
+# runs once under mpirun for each count, in builds with MPI. With STORE_RANKS it runs once under tools/store_ranks.py for each count;
+# the count 2x3 means two nodes of three ranks. Runs on one node leave out the cases of BETWEEN_NODES. The ranks agree on the verdict. A
+# rank computes with one thread unless the test sets another number, because ctest runs tests in parallel. A SINGLE_THREAD program is
+# left out under ThreadSanitizer, which would find nothing in it. The ranks of a CHILD_PROCESSES program are processes that it starts.
+# They answer each other within seconds, which they may miss under a sanitizer: it is left out there. COST is the approximate time of a
+# long test under the slowest preset: ctest starts the longest tests first, so that no core idles at the end. Under the sanitizers
+# TIMEOUT counts four times, and WEFT_SCHEDULES limits long tests; under ThreadSanitizer the limit is lowest, because simulated ranks
+# are fibers of one thread, which has no races. Programs that are not SLOW have the label `quick`; of the runs of processes, only the
+# ones with two ranks have it.
 function(weft_test name)
-  cmake_parse_arguments(ARG "SINGLE_THREAD;SLOW;CHILD_PROCESSES" "TIMEOUT;COST" "SOURCES;LINK;MPI_RANKS;STORE_RANKS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "SINGLE_THREAD;SLOW;CHILD_PROCESSES" "TIMEOUT;COST;BETWEEN_NODES" "SOURCES;LINK;MPI_RANKS;STORE_RANKS;LABELS"
+                        ${ARGN})
   if(ARG_SINGLE_THREAD AND WEFT_SANITIZE MATCHES "thread")
     return()
   endif()
@@ -121,18 +126,24 @@ function(weft_test name)
                                         weft_options weft_test_options)
   weft_precompile(${name} weft_test_precompiled)
   weft_unity(${name} tests)
+  set(one_node)
+  if(ARG_BETWEEN_NODES)
+    set(one_node FILTER -${ARG_BETWEEN_NODES})
+  endif()
   foreach(ranks IN LISTS ARG_MPI_RANKS)
-    weft_rank_test(${name}.mpi${ranks} ${name} RANKS ${ranks} TIMEOUT ${ARG_TIMEOUT} LABELS mpi ${ARG_LABELS} ${slow}
+    weft_rank_test(${name}.mpi${ranks} ${name} RANKS ${ranks} TIMEOUT ${ARG_TIMEOUT} LABELS mpi ${ARG_LABELS} ${one_node} ${slow}
                    COMMAND ${PROJECT_SOURCE_DIR}/tools/mpirun.sh -n ${ranks})
   endforeach()
   foreach(count IN LISTS ARG_STORE_RANKS)
     set(ranks ${count})
     set(options)
+    set(filter ${one_node})
     if(count MATCHES "^([0-9]+)x([0-9]+)$")
       math(EXPR ranks "${CMAKE_MATCH_1} * ${CMAKE_MATCH_2}")
       set(options --ppn ${CMAKE_MATCH_2})
+      set(filter)
     endif()
-    weft_rank_test(${name}.store${count} ${name} RANKS ${ranks} TIMEOUT ${ARG_TIMEOUT} LABELS store ${ARG_LABELS} ${slow}
+    weft_rank_test(${name}.store${count} ${name} RANKS ${ranks} TIMEOUT ${ARG_TIMEOUT} LABELS store ${ARG_LABELS} ${filter} ${slow}
                    COMMAND ${PROJECT_SOURCE_DIR}/tools/store_ranks.py -n ${ranks} ${options})
   endforeach()
   if(NOT runs_processes)

@@ -11,7 +11,8 @@ namespace {
 TEST(AttentionParallelOverMpi, IsAttentionOfTheWholeSequence) {
   const int ranks = WorldBootstrap().size();
   ASSERT_OK_AND_ASSIGN(SchemeRunner runner, SchemeRunner::Make(WorldBootstrap()));
-  for (const SolvedCase& solved : SweepFor(ranks)) {
+  // A sample, since threads run all cases: every mask, every pack, and every number of heads.
+  for (const SolvedCase& solved : SweepFor(ranks, /*step=*/5)) {
     for (const ContextScheme& scheme : SchemesFor(solved.attention.mask, ranks)) {
       ASSERT_OK_AND_ASSIGN(const SchemeRunner::Outcome outcome, runner.Check(scheme, solved));
       EXPECT_EQ(outcome.forward.copied_bytes + outcome.backward.copied_bytes, 0);

@@ -166,7 +166,7 @@ SolvedCase SolvedCase::ByKernel(const AttentionCase& the_case) {
   return solved;
 }
 
-std::vector<SolvedCase> SweepFor(int ranks) {
+std::vector<SolvedCase> SweepFor(int ranks, int step) {
   struct Heads {
     int64_t heads, kv_heads, value_dim;
     bool heads_first;
@@ -174,7 +174,7 @@ std::vector<SolvedCase> SweepFor(int ranks) {
   const AttentionMask masks[] = {
       {}, {.causal = false, .keys_before = {}}, {.causal = true, .keys_before = 3}};
   const std::vector<int64_t> packs[] = {{int64_t{8} * ranks}, {int64_t{6} * ranks + 1}, {2}, {1, 9, 2, 3}};
-  const int step = ScheduleLimit() ? 5 : 1;
+  if (ScheduleLimit()) step = 5;
   int number = 0;
   std::vector<SolvedCase> sweep;
   for (const AttentionMask& mask : masks) {

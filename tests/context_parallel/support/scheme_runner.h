@@ -47,8 +47,8 @@ struct SolvedCase {
 
 // Every mask with lengths that ranks divide and do not divide, one that leaves ranks empty, and a pack of
 // documents; with as many KV heads as heads, fewer, and one. The slow builds of sanitizers get every fifth
-// case.
-std::vector<SolvedCase> SweepFor(int ranks);
+// case. `step`: gives every step-th case only.
+std::vector<SolvedCase> SweepFor(int ranks, int step = 1);
 
 // Schemes for `ranks` ranks: every kind, rotation and balance; hybrids of degree 2.
 std::vector<ContextScheme> AllSchemes(int ranks);
