@@ -33,8 +33,8 @@ absl::Status CheckDistinct(const std::string& group, const Parameters& parameter
   return absl::OkStatus();
 }
 
-std::vector<FlatParameter> Describe(const Parameters& parameters, const ShardingPolicy& policy,
-                                    const std::vector<int>& buckets) {
+std::vector<FlatParameter> FlatParametersOf(const Parameters& parameters, const ShardingPolicy& policy,
+                                            const std::vector<int>& buckets) {
   std::vector<FlatParameter> described;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const int shard_dim = policy.shard_dim ? policy.shard_dim(*parameters[i]) : 0;
@@ -111,8 +111,8 @@ absl::StatusOr<GroupSpec> SpecifyGroup(GroupMembers members, const ShardingPolic
                      " masters, but replicas share the optimizer, and exchange updates in f32: switch "
                      "shard_optimizer_over_replicas off"));
   }
-  absl::StatusOr<FlatLayout> layout = FlatLayout::Make(policy.layout, Describe(parameters, policy, buckets),
-                                                       shard_size, AlignmentElements(dtypes));
+  absl::StatusOr<FlatLayout> layout = FlatLayout::Make(
+      policy.layout, FlatParametersOf(parameters, policy, buckets), shard_size, AlignmentElements(dtypes));
   if (!layout.ok()) return Annotate(layout.status(), "parameter group '" + name + "'");
   WEFT_ASSIGN_OR_RETURN(const int regather_size, RegatherSize(members, policy, shard_size));
   GroupSpec spec{std::move(members), dtypes, *std::move(layout)};

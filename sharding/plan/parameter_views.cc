@@ -15,7 +15,7 @@ bool IsForeign(const TensorView& held, const TensorView& place) {
   return held.data != nullptr && held.data != place.data;
 }
 
-std::string Describe(const TensorView& view) {
+std::string TextOf(const TensorView& view) {
   return absl::StrCat(ToAbsl(Name(view.dtype)), " ", ToString(view.shape));
 }
 
@@ -32,7 +32,7 @@ absl::Status CheckDataStorage(const Parameters& parameters, DType dtype) {
     const TensorView& data = parameter->data;
     if (data.data == nullptr || (data.dtype == dtype && data.shape == parameter->shape)) continue;
     return absl::FailedPreconditionError(
-        absl::StrCat("parameter '", parameter->name, "' was given storage of ", Describe(data),
+        absl::StrCat("parameter '", parameter->name, "' was given storage of ", TextOf(data),
                      ", but its values are ", ToAbsl(Name(dtype)), " ", ToString(parameter->shape),
                      ": give it storage of that dtype and shape, or set its data to null"));
   }
@@ -87,7 +87,7 @@ absl::StatusOr<int64_t> CollectGradients(const Parameters& parameters, const Fla
     const TensorView& grad = parameter->grad;
     if (grad.data == nullptr || (grad.shape == parameter->shape && IsFloating(grad.dtype))) continue;
     return absl::FailedPreconditionError(
-        absl::StrCat("the gradient of parameter '", parameter->name, "' was replaced by ", Describe(grad),
+        absl::StrCat("the gradient of parameter '", parameter->name, "' was replaced by ", TextOf(grad),
                      ": its shape must stay ", ToString(parameter->shape), ", and its dtype floating-point"));
   }
   int64_t copied_bytes = 0;

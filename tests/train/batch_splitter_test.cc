@@ -27,8 +27,8 @@ Microbatch Counting(int64_t sequences, int64_t seq_len) {
   return batch;
 }
 
-RankBatch Split(const Microbatch& batch, std::optional<int64_t> separator, const SequenceSplit& split,
-                int rank) {
+RankBatch PartOfBatch(const Microbatch& batch, std::optional<int64_t> separator, const SequenceSplit& split,
+                      int rank) {
   const auto splitter = BatchSplitter::Create(batch.inputs.dim(1), separator, split, rank);
   EXPECT_TRUE(splitter.ok()) << splitter.status();
   const auto part = splitter->Split(batch);
@@ -46,7 +46,7 @@ TEST(DocumentLengths, EndAfterSeparatorsAndAtTheEndOfTheirWindow) {
 
 TEST(BatchSplitter, ReturnsWholeSequencesUnchanged) {
   const Microbatch batch = Counting(2, 4);
-  const RankBatch part = Split(batch, std::nullopt, {}, 0);
+  const RankBatch part = PartOfBatch(batch, std::nullopt, {}, 0);
   EXPECT_EQ(part.inputs.view().data, batch.inputs.view().data);
   EXPECT_EQ(part.targets.view().data, batch.targets.view().data);
   EXPECT_EQ(part.sequence, nullptr);
@@ -55,12 +55,12 @@ TEST(BatchSplitter, ReturnsWholeSequencesUnchanged) {
 TEST(BatchSplitter, GivesEachRankItsTokensOfEverySequence) {
   const Microbatch batch = Counting(2, 5);
   const SequenceSplit head_tail{.outer = 2, .order = SequenceOrder::kHeadTail};
-  const RankBatch first = Split(batch, std::nullopt, head_tail, 0);
+  const RankBatch first = PartOfBatch(batch, std::nullopt, head_tail, 0);
   EXPECT_EQ(first.inputs.shape(), Shape({2, 3}));
   EXPECT_THAT(Values(first.inputs), ElementsAre(0, 1, 4, 5, 6, 9));
   EXPECT_THAT(Values(first.targets), ElementsAre(1, 2, 5, 6, 7, 10));
   EXPECT_THAT(first.sequence->runs(), ElementsAre(TokenRun{0, 0, 2}, TokenRun{0, 4, 1}));
-  const RankBatch second = Split(batch, std::nullopt, head_tail, 1);
+  const RankBatch second = PartOfBatch(batch, std::nullopt, head_tail, 1);
   EXPECT_THAT(Values(second.inputs), ElementsAre(2, 3, 7, 8));
   EXPECT_THAT(second.sequence->runs(), ElementsAre(TokenRun{0, 2, 2}));
   EXPECT_EQ(second.sequence->ranks(), 2);
@@ -68,7 +68,7 @@ TEST(BatchSplitter, GivesEachRankItsTokensOfEverySequence) {
 
 TEST(BatchSplitter, PacksTheDocumentsOfAllSequences) {
   const Microbatch batch = Counting(2, 4);
-  const RankBatch part = Split(batch, /*separator=*/2, {}, 0);
+  const RankBatch part = PartOfBatch(batch, /*separator=*/2, {}, 0);
   EXPECT_EQ(part.inputs.shape(), Shape({1, 8}));
   EXPECT_EQ(part.targets.shape(), Shape({1, 8}));
   EXPECT_EQ(Values(part.inputs), Values(batch.inputs));
@@ -77,17 +77,17 @@ TEST(BatchSplitter, PacksTheDocumentsOfAllSequences) {
 
 TEST(BatchSplitter, SplitsEveryDocumentOverOuterRanksAndThePackOverInnerOnes) {
   const Microbatch batch = Counting(2, 4);
-  const RankBatch outer = Split(batch, /*separator=*/2, {.outer = 2}, 1);
+  const RankBatch outer = PartOfBatch(batch, /*separator=*/2, {.outer = 2}, 1);
   EXPECT_THAT(Values(outer.inputs), ElementsAre(2, 6, 7));  // The second document is too short.
   EXPECT_THAT(outer.sequence->runs(), ElementsAre(TokenRun{0, 2, 1}, TokenRun{2, 2, 2}));
-  const RankBatch inner = Split(batch, /*separator=*/2, {.inner = 2}, 1);
+  const RankBatch inner = PartOfBatch(batch, /*separator=*/2, {.inner = 2}, 1);
   EXPECT_THAT(Values(inner.inputs), ElementsAre(4, 5, 6, 7));
   EXPECT_THAT(inner.sequence->runs(), ElementsAre(TokenRun{2, 0, 4}));
 }
 
 TEST(BatchSplitter, SplitsABatchWithoutSequences) {
   for (const std::optional<int64_t> separator : {std::optional<int64_t>(), std::optional<int64_t>(2)}) {
-    const RankBatch part = Split(Counting(0, 5), separator, {.outer = 2}, 1);
+    const RankBatch part = PartOfBatch(Counting(0, 5), separator, {.outer = 2}, 1);
     EXPECT_EQ(part.inputs.shape(), Shape({0, 2}));
     EXPECT_EQ(part.sequence->ranks(), 2);
   }

@@ -87,7 +87,7 @@ TEST(Sampler, RefusesLogitsThatAreNotFinite) {
 }
 
 // The output for tokens that are bytes.
-std::string Printed(std::string_view bytes) {
+std::string PrintedText(std::string_view bytes) {
   std::FILE* file = std::tmpfile();
   TokenPrinter printer(file, /*as_ids=*/false);
   for (const char byte : bytes) printer.Print(static_cast<unsigned char>(byte));
@@ -100,13 +100,13 @@ std::string Printed(std::string_view bytes) {
 }
 
 TEST(TokenPrinter, EscapesControlCharacters) {
-  EXPECT_EQ(Printed("a\nb \x1b[2J"), "a\nb \\x1b[2J\n");
-  EXPECT_EQ(Printed("\xC2\x9B\x32J \xC2\xC2\x9B"), "\\x9b2J \xC2\\x9b\n");
+  EXPECT_EQ(PrintedText("a\nb \x1b[2J"), "a\nb \\x1b[2J\n");
+  EXPECT_EQ(PrintedText("\xC2\x9B\x32J \xC2\xC2\x9B"), "\\x9b2J \xC2\\x9b\n");
 }
 
 TEST(TokenPrinter, KeepsAllOtherBytes) {
   for (const std::string text : {"ü€ \xC2\xA0 \xC2\xC2\xC3\x9B", "\xC2", ""}) {
-    EXPECT_EQ(Printed(text), text + "\n");
+    EXPECT_EQ(PrintedText(text), text + "\n");
   }
 }
 

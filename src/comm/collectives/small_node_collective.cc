@@ -24,13 +24,13 @@ constexpr int64_t kMaxSumBytes = 4096;
 constexpr size_t kInlined = 8;
 using Members = absl::InlinedVector<int, kInlined>;
 
-int64_t BytesOf(const CollectivePlan& plan) { return BytesOf(plan.parts.total(), plan.dtype); }
+int64_t PlanBytes(const CollectivePlan& plan) { return BytesOf(plan.parts.total(), plan.dtype); }
 
 // True if one rank may move the data of all.
 bool IsSmallTogether(const GroupPlacement& placement, const CollectivePlan& plan,
                      const EngineOptions& options) {
-  if (plan.kind == OpKind::kAllReduce && BytesOf(plan) <= kMaxSumBytes) return true;
-  return BytesOf(plan) * placement.size() <= MaxWholeBytes(options);
+  if (plan.kind == OpKind::kAllReduce && PlanBytes(plan) <= kMaxSumBytes) return true;
+  return PlanBytes(plan) * placement.size() <= MaxWholeBytes(options);
 }
 
 int64_t LargestPartBytes(const CollectivePlan& plan) {
@@ -270,7 +270,7 @@ class SmallAllReduce final : public SmallNodeCollective {
 bool IsSmallOnNode(const GroupPlacement& placement, const CollectivePlan& plan,
                    const EngineOptions& options) {
   if (placement.spans_nodes() || placement.size() == 1) return false;
-  const int64_t bytes = BytesOf(plan);
+  const int64_t bytes = PlanBytes(plan);
   const bool is_sum = plan.kind == OpKind::kAllReduce;
   if (is_sum && bytes <= kMaxSumBytes) return true;
   const bool is_private_gather = plan.kind == OpKind::kAllGather || plan.kind == OpKind::kBroadcast;

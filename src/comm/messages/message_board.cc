@@ -52,8 +52,8 @@ absl::Status MessageBoard::Send(int peer, const Signal& signal) {
     own_signals_.push_back(signal);
     return absl::OkStatus();
   }
-  if (IsRemote(peer)) return env_.mail.SendSignal(peer, BytesOf(signal));
-  env_.node.SendMail(peer, BytesOf(signal));
+  if (IsRemote(peer)) return env_.mail.SendSignal(peer, WireBytes(signal));
+  env_.node.SendMail(peer, WireBytes(signal));
   return absl::OkStatus();
 }
 

@@ -87,7 +87,7 @@ absl::StatusOr<Signal> ParseSignal(int peer, std::string_view bytes);
 // The error of a signal that does not fit the state of its message. `problem`: "which ...".
 absl::Status UnexpectedSignal(int peer, const Signal& signal, std::string_view problem);
 
-inline std::string_view BytesOf(const Signal& signal) {
+inline std::string_view WireBytes(const Signal& signal) {
   return {reinterpret_cast<const char*>(&signal), sizeof(signal)};
 }
 

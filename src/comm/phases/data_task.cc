@@ -147,15 +147,17 @@ absl::Status Run(const WholeMoveTask& task) {
   return absl::OkStatus();
 }
 
-size_t BytesOf(const CopyTask& task) { return task.bytes; }
-size_t BytesOf(const RangesCopyTask& task) { return static_cast<size_t>(task.count) * task.element_bytes; }
-size_t BytesOf(const StridedCopyTask& task) { return ElementBytes(task.count, task.range->dtype()); }
-size_t BytesOf(const EncodeTask& task) { return ElementBytes(task.count, task.dtype); }
-size_t BytesOf(const DecodeTask& task) { return ElementBytes(task.count, task.dtype); }
-size_t BytesOf(const ReduceTask& task) {
+size_t WrittenBytes(const CopyTask& task) { return task.bytes; }
+size_t WrittenBytes(const RangesCopyTask& task) {
+  return static_cast<size_t>(task.count) * task.element_bytes;
+}
+size_t WrittenBytes(const StridedCopyTask& task) { return ElementBytes(task.count, task.range->dtype()); }
+size_t WrittenBytes(const EncodeTask& task) { return ElementBytes(task.count, task.dtype); }
+size_t WrittenBytes(const DecodeTask& task) { return ElementBytes(task.count, task.dtype); }
+size_t WrittenBytes(const ReduceTask& task) {
   return ElementBytes(task.count, task.target.dtype) * (1 + task.target.copies.size());
 }
-size_t BytesOf(const WholeMoveTask& task) { return task.size.written; }
+size_t WrittenBytes(const WholeMoveTask& task) { return task.size.written; }
 
 }  // namespace
 
@@ -164,7 +166,7 @@ absl::Status RunTask(const TaskBody& body) {
 }
 
 size_t TaskBytes(const TaskBody& body) {
-  return std::visit([](const auto& task) { return BytesOf(task); }, body);
+  return std::visit([](const auto& task) { return WrittenBytes(task); }, body);
 }
 
 }  // namespace weft

@@ -5,7 +5,7 @@
 namespace weft {
 namespace {
 
-constexpr int kNone = -1;
+constexpr int kNoLabel = -1;
 
 // In-order binary tree over the labels [0, count). Label 0 is its root and has one child. The height of any
 // other label is the number of zeros at its end, so odd labels are leaves.
@@ -14,7 +14,7 @@ class InOrderTree {
   explicit InOrderTree(int count) : count_(count) {}
 
   int ParentOf(int label) const {
-    if (label == 0) return kNone;
+    if (label == 0) return kNoLabel;
     const int bit = label & -label;
     const int below = label ^ bit;
     const int parent = below | (bit << 1);
@@ -34,7 +34,7 @@ class InOrderTree {
   }
   // The child of `label` whose subtree has `other`, or `label`'s parent. REQUIRES: they differ.
   int NeighborToward(int label, int other) const {
-    for (int at = other; at != kNone; at = ParentOf(at)) {
+    for (int at = other; at != kNoLabel; at = ParentOf(at)) {
       if (ParentOf(at) == label) return at;
     }
     return ParentOf(label);
@@ -59,11 +59,12 @@ int NodeOfLabel(int tree, int nodes, int label) {
 BroadcastEdges EdgesOfBroadcast(int tree, int nodes, int root, int node) {
   const InOrderTree labels(nodes);
   const int label = LabelOf(tree, nodes, node);
-  const int source = root == node ? kNone : labels.NeighborToward(label, LabelOf(tree, nodes, root));
+  const int source = root == node ? kNoLabel : labels.NeighborToward(label, LabelOf(tree, nodes, root));
   BroadcastEdges edges;
-  if (source != kNone) edges.source = NodeOfLabel(tree, nodes, source);
+  if (source != kNoLabel) edges.source = NodeOfLabel(tree, nodes, source);
   const auto add_target = [&](int neighbor) {
-    if (neighbor != source && neighbor != kNone) edges.targets.push_back(NodeOfLabel(tree, nodes, neighbor));
+    if (neighbor != source && neighbor != kNoLabel)
+      edges.targets.push_back(NodeOfLabel(tree, nodes, neighbor));
   };
   for (const int child : labels.ChildrenOf(label)) add_target(child);
   add_target(labels.ParentOf(label));

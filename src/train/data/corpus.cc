@@ -34,7 +34,7 @@ TokenFormat FormatOf(const std::string& path) {
   return absl::EndsWith(path, ".u32") ? TokenFormat::kUint32 : TokenFormat::kBytes;
 }
 
-const char* Name(TokenFormat format) {
+const char* TokenFormatName(TokenFormat format) {
   switch (format) {
     case TokenFormat::kBytes:
       return "text";
@@ -64,7 +64,8 @@ absl::StatusOr<int64_t> CountTokens(const std::string& path, TokenFormat format)
   const int64_t width = TokenBytes(format);
   if (bytes % width != 0) {
     return absl::DataLossError(absl::StrCat("'", path, "' has ", bytes, " bytes, which is not a multiple of ",
-                                            width, ": it is truncated, or not a file of ", Name(format)));
+                                            width, ": it is truncated, or not a file of ",
+                                            TokenFormatName(format)));
   }
   return bytes / width;
 }
@@ -160,8 +161,9 @@ absl::StatusOr<Corpus> Corpus::Open(absl::Span<const std::string> paths, bool wi
   int64_t total = 0;
   for (const std::string& file : files) {
     if (FormatOf(file) != format) {
-      return absl::DataLossError(absl::StrCat("'", files.front(), "' is ", Name(format), ", but '", file,
-                                              "' is ", Name(FormatOf(file)), ": give files of one format"));
+      return absl::DataLossError(absl::StrCat("'", files.front(), "' is ", TokenFormatName(format), ", but '",
+                                              file, "' is ", TokenFormatName(FormatOf(file)),
+                                              ": give files of one format"));
     }
     WEFT_ASSIGN_OR_RETURN(const int64_t tokens, CountTokens(file, format));
     WEFT_RETURN_IF_ERROR(CheckMask(file, tokens, with_loss_mask));

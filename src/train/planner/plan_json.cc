@@ -52,7 +52,7 @@ constexpr ShapeField kShape[] = {
     {"seq_len", &PartShape::seq_len, 1, LlamaLimits::kPositions},
 };
 
-Json ToJson(const MeasuredModel& model) {
+Json ModelJson(const MeasuredModel& model) {
   Json json;
   for (const ShapeField& entry : kShape) json[entry.name] = model.shape.*entry.field;
   json["qk_norm"] = model.shape.qk_norm;
@@ -86,7 +86,7 @@ MeasuredModel ReadModel(JsonFields json) {
   return model;
 }
 
-Json ToJson(const Candidate& candidate) {
+Json CandidateJson(const Candidate& candidate) {
   Json json = {{"replicate", candidate.mesh.replicate},
                {"shard", candidate.mesh.shard},
                {"context", candidate.mesh.context},
@@ -128,7 +128,7 @@ Json ToJson(const Candidate& candidate) {
 std::string FormatCosts(const MachineCosts& costs) {
   Json json = {{"format", kFormat}, {"rates", Json::object()}, {"models", Json::array()}};
   for (const RateField& entry : kRates) json["rates"][entry.name] = costs.rates.*entry.field;
-  for (const MeasuredModel& model : costs.models) json["models"].push_back(ToJson(model));
+  for (const MeasuredModel& model : costs.models) json["models"].push_back(ModelJson(model));
   return JsonText(json, 1) + "\n";
 }
 
@@ -163,7 +163,7 @@ std::string FormatJson(const PlanReport& report) {
                {"assumptions", report.assumptions},
                {"candidates", Json::array()},
                {"command", report.command}};
-  for (const Candidate& candidate : report.candidates) json["candidates"].push_back(ToJson(candidate));
+  for (const Candidate& candidate : report.candidates) json["candidates"].push_back(CandidateJson(candidate));
   return JsonText(json, 2) + "\n";
 }
 

@@ -10,11 +10,10 @@
 namespace weft::testing {
 namespace {
 
-constexpr int kRanks = 4;
+constexpr int kReducingRanks = 4;
 constexpr int64_t kPart = int64_t{16} << 10;  // Elements.
-constexpr int64_t kCount = kRanks * kPart;
+constexpr int64_t kReducedElements = kReducingRanks * kPart;
 constexpr double kMemorySpeed = 0.5;  // Bytes per nanosecond: the time to move data dominates.
-constexpr size_t kSegmentBytes = size_t{8} << 20;
 
 EngineOptions SmallPieces() {
   EngineOptions options;
@@ -27,10 +26,12 @@ EngineOptions SmallPieces() {
 using Submit = std::function<Work(EngineFixture&, TestBuffer& input, TestBuffer& output)>;
 
 Work ReduceScatter(EngineFixture& f, TestBuffer& input, TestBuffer& output) {
-  return f.engine->ReduceScatter(f.lane, input.data(), output.data(), DType::kF32, kCount, ReduceOp::kSum);
+  return f.engine->ReduceScatter(f.lane, input.data(), output.data(), DType::kF32, kReducedElements,
+                                 ReduceOp::kSum);
 }
 Work AllReduce(EngineFixture& f, TestBuffer& input, TestBuffer& output) {
-  return f.engine->AllReduce(f.lane, input.data(), output.data(), DType::kF32, kCount, ReduceOp::kSum);
+  return f.engine->AllReduce(f.lane, input.data(), output.data(), DType::kF32, kReducedElements,
+                             ReduceOp::kSum);
 }
 
 // Virtual nanoseconds until the reduction is *released* on all ranks. Rank 1 is `factor` times slower than
@@ -43,20 +44,21 @@ int64_t TimeWithASlowRank(const Submit& submit, double factor, bool outputs_in_n
   int64_t longest_ns = 0;
   const auto body = [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
-                          EngineFixture::Make(bootstrap, SmallPieces(), kSegmentBytes));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer output,
-                          TestBuffer::Make(*fixture.pool, outputs_in_node_memory, DType::kF32, kCount));
-    input.Write(0, std::vector<double>(kCount, 1));
+                          EngineFixture::Make(bootstrap, SmallPieces(), kSmallSegmentBytes));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input,
+                          TestBuffer::Make(*fixture.pool, true, DType::kF32, kReducedElements));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, outputs_in_node_memory,
+                                                              DType::kF32, kReducedElements));
+    input.Write(0, std::vector<double>(kReducedElements, 1));
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     const int64_t begin_ns = bootstrap.runtime().NowNs();
     Work work = submit(fixture, input, output);
     WEFT_RETURN_IF_ERROR(work.WaitReleased());
     longest_ns = std::max(longest_ns, bootstrap.runtime().NowNs() - begin_ns);
-    EXPECT_EQ(output.Read(0, kPart), std::vector<double>(kPart, kRanks));
+    EXPECT_EQ(output.Read(0, kPart), std::vector<double>(kPart, kReducingRanks));
     return absl::OkStatus();
   };
-  EXPECT_OK(RunSimulatedRanks(NodeMap::OneNode(kRanks), machine, body).status());
+  EXPECT_OK(RunSimulatedRanks(NodeMap::OneNode(kReducingRanks), machine, body).status());
   return longest_ns;
 }
 
@@ -66,7 +68,7 @@ double OwnPartNs(int outputs) { return kSlow * static_cast<double>(kPart * 4) * 
 
 TEST(WorkStealing, EndsAReductionBeforeASlowRankCouldReduceItsPart) {
   EXPECT_LT(static_cast<double>(TimeWithASlowRank(ReduceScatter, kSlow, true)), OwnPartNs(1) / 4);
-  EXPECT_LT(static_cast<double>(TimeWithASlowRank(AllReduce, kSlow, true)), OwnPartNs(kRanks) / 4);
+  EXPECT_LT(static_cast<double>(TimeWithASlowRank(AllReduce, kSlow, true)), OwnPartNs(kReducingRanks) / 4);
 }
 
 TEST(WorkStealing, LeavesAnOutputOutsideNodeMemoryToItsOwner) {
@@ -75,16 +77,18 @@ TEST(WorkStealing, LeavesAnOutputOutsideNodeMemoryToItsOwner) {
 
 // Half of the ranks first wait for *ready*, the other half waits only for *released*.
 TEST(WorkStealing, GivesTheSameResultsForEveryMixOfWaits) {
-  RunRanks(NodeMap::OneNode(kRanks), [](Bootstrap& bootstrap) -> absl::Status {
+  RunRanks(NodeMap::OneNode(kReducingRanks), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallPieces()));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input,
+                          TestBuffer::Make(*fixture.pool, true, DType::kF32, kReducedElements));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output,
+                          TestBuffer::Make(*fixture.pool, true, DType::kF32, kReducedElements));
     for (int round = 0; round < 20; ++round) {
-      input.Write(0, std::vector<double>(kCount, round));
+      input.Write(0, std::vector<double>(kReducedElements, round));
       Work work = round % 2 == 0 ? ReduceScatter(fixture, input, output) : AllReduce(fixture, input, output);
       if (bootstrap.rank() % 2 == round / 2 % 2) WEFT_RETURN_IF_ERROR(work.Wait());
       WEFT_RETURN_IF_ERROR(work.WaitReleased());
-      EXPECT_EQ(output.Read(0, kPart), std::vector<double>(kPart, kRanks * round));
+      EXPECT_EQ(output.Read(0, kPart), std::vector<double>(kPart, kReducingRanks * round));
     }
     return absl::OkStatus();
   });

@@ -15,8 +15,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr size_t kSegmentBytes = size_t{8} << 20;
-
 // Outlives the Work and the engine.
 struct Outcome {
   std::atomic<int> calls{0};
@@ -40,7 +38,7 @@ bool YieldUntil(Runtime& runtime, const Done& done) {
 
 TEST(Callbacks, AreCalledWithoutAWaitingThread) {
   RunRanksOnEveryNodeMap(3, [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
     for (int i = 0; i < 50; ++i) {
       Outcome outcome;
       Work work = fixture.engine->Barrier(fixture.lane);
@@ -57,7 +55,7 @@ TEST(Callbacks, AreCalledWithoutAWaitingThread) {
 
 TEST(Callbacks, OfAWorkThatIsCompleteAreCalledAtOnce) {
   RunRanksOnEveryNodeMap(2, [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
     Work work = fixture.engine->Barrier(fixture.lane);
     WEFT_RETURN_IF_ERROR(work.WaitReleased());
     Outcome outcome;
@@ -76,7 +74,7 @@ TEST(Callbacks, OfAWorkThatIsCompleteAreCalledAtOnce) {
 
 TEST(Callbacks, GetTheErrorOfAFailedOperation) {
   RunRanksOnEveryNodeMap(2, [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
     Outcome outcome;
     if (bootstrap.rank() == 0) {
       Work work = fixture.engine->Barrier(fixture.lane);
@@ -98,7 +96,7 @@ TEST(Callbacks, AreCalledBeforeTheEngineIsDestroyed) {
   RunRanksOnEveryNodeMap(2, [](Bootstrap& bootstrap) -> absl::Status {
     Outcome outcome;
     {
-      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
       if (bootstrap.rank() == 0) {
         Work work = fixture.engine->Barrier(fixture.lane);
         work.Then(Count(outcome));
@@ -115,7 +113,7 @@ TEST(Callbacks, AreCalledBeforeTheEngineIsDestroyed) {
 TEST(Callbacks, MaySubmitOperations) {
   constexpr int kLinks = 30;
   RunRanksOnEveryNodeMap(3, [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
     std::atomic<int> links{0};
     std::function<void(const absl::Status&)> next = [&](const absl::Status& status) {
       EXPECT_OK(status);
@@ -134,7 +132,7 @@ TEST(Callbacks, MaySubmitOperations) {
 // that a callback takes.
 TEST(Callbacks, AreNeverCalledBySubmissions) {
   RunRanksOnEveryNodeMap(2, [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
     std::atomic<bool> submitting{false};
     const std::thread::id submitter = std::this_thread::get_id();
     std::atomic<int> calls{0};
@@ -196,7 +194,7 @@ TEST(Callbacks, AreCalledOnceInEverySchedule) {
       std::vector<Outcome> outcomes(kOperations);
       const bool leaves = seed % 2 == 1 && bootstrap.rank() == 1;
       {
-        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
         for (size_t i = 0; i < (leaves ? kOperations / 2 : kOperations); ++i) {
           Work work = fixture.engine->Barrier(fixture.lane);
           work.Then(Count(outcomes[i]));

@@ -17,19 +17,9 @@
 namespace weft::testing {
 namespace {
 
-EngineOptions SmallSlices() {
-  EngineOptions options;
-  options.timeout = kTestTimeout;
-  options.slice_bytes = 512;
-  options.piece_bytes = 1024;
-  options.lane_window_bytes = 2048;
-  options.yield_window_bytes = 1024;
-  return options;
-}
-
 class CommMpi : public ::testing::Test {
  protected:
-  void SetUp() override { MakeEngine(SmallSlices()); }
+  void SetUp() override { MakeEngine(SmallSliceOptions()); }
   void MakeEngine(const EngineOptions& options) {
     ASSERT_OK_AND_ASSIGN(fixture_, EngineFixture::Make(WorldBootstrap(), options, size_t{64} << 20));
   }
@@ -62,7 +52,7 @@ TEST_F(CommMpi, MessagesArriveWhicheverEndComesFirst) {
 class RelayedCommMpi : public CommMpi {
  protected:
   void SetUp() override {
-    EngineOptions options = SmallSlices();
+    EngineOptions options = SmallSliceOptions();
     options.relaying = Relaying::kAlways;
     MakeEngine(options);
   }

@@ -26,7 +26,7 @@ struct Bytes {
   int64_t cross_domain = 0;
 };
 
-EngineOptions SmallSlices() {
+EngineOptions CountedSlices() {
   EngineOptions options;
   options.timeout = kTestTimeout;
   options.slice_bytes = 512;
@@ -37,7 +37,7 @@ using Operation = std::function<Work(EngineFixture&, TestBuffer& input, TestBuff
 
 void Expect(const NodeMap& nodes, LanePurpose purpose, bool in_node_memory, const Operation& operation,
             int64_t EngineCounters::*logical, const Bytes& expected,
-            const EngineOptions& options = SmallSlices()) {
+            const EngineOptions& options = CountedSlices()) {
   RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
     WEFT_ASSIGN_OR_RETURN(fixture.lane, fixture.engine->AddLane(WorldGroup(bootstrap), purpose));
@@ -138,7 +138,7 @@ TEST(Counters, EveryPartCrossesBetweenDomainsOnceForEachThatSharesAnImage) {
   // Two parts of each node lie in the other domain, and its four ranks copy one each.
   Expect(two_nodes, purpose, true, AllGatherShared, kAG, {wire, 7 * b, 0, 2 * b});
   Expect(two_nodes, purpose, true, AllGather, kAG, {wire, 7 * b, 0, 4 * b});
-  EngineOptions by_node = SmallSlices();
+  EngineOptions by_node = CountedSlices();
   by_node.share_domain = ShareDomain::kNode;
   Expect(two_nodes, purpose, true, AllGatherShared, kAG, {wire, 7 * b}, by_node);
 }
@@ -167,7 +167,7 @@ TEST(Counters, AGatherForEachDomainTakesHalfTheTimeOfTheLinkBetweenDomains) {
   const SimOptions machine{.jitter = 0, .cross_domain_speed = 0.001};
   const auto time_of = [&](const Operation& gather) {
     const SimReport report = RunSimulatedRanks(nodes, machine, [&](Bootstrap& bootstrap) -> absl::Status {
-      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, CountedSlices()));
       WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, 4 * kPart));
       WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kF32, 4 * kPart));
       return gather(fixture, input, output).WaitReleased();
@@ -232,7 +232,7 @@ TEST(Counters, MemoryThatPeersCannotReadIsCopied) {
 TEST(Counters, PartsOfManyPiecesAreCopiedOnlyForPeers) {
   const int64_t b = kPartBytes;
   const int64_t r = kRange * 4;
-  EngineOptions options = SmallSlices();
+  EngineOptions options = CountedSlices();
   options.piece_bytes = 256;
   Expect(kOneNode, LanePurpose::kAllGather, false, AllGather, kAG, {{0, 0, 0, 0}, 3 * b, b}, options);
   Expect(kOneNode, LanePurpose::kReduceScatter, false, ReduceScatter, kRS, {{0, 0, 0, 0}, 3 * b, 3 * b},
@@ -291,7 +291,7 @@ TEST(Counters, PartialsOfF16TravelInF32) {
 
 TEST(Counters, BroadcastBringsTheWholeToAllButTheRoot) {
   RunRanks(kTwoNodes, [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, CountedSlices()));
     WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, kPart));
     Work work = fixture.engine->Broadcast(fixture.lane, buffer.data(), DType::kF32, kPart, /*root=*/1);
     WEFT_RETURN_IF_ERROR(work.WaitReleased());
@@ -304,7 +304,7 @@ TEST(Counters, BroadcastBringsTheWholeToAllButTheRoot) {
 
 TEST(Counters, BarrierSendsControlMessagesOnly) {
   RunRanks(kFourNodes, [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, CountedSlices()));
     WEFT_ASSIGN_OR_RETURN(const LaneId lane,
                           fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kControl));
     Work work = fixture.engine->Barrier(lane);
@@ -323,7 +323,7 @@ TEST(Counters, BarrierSendsControlMessagesOnly) {
 // are in it.
 TEST(Counters, SharedBlocksAreReadInPlace) {
   RunRanks(kOneNode, [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, CountedSlices()));
     const int ranks = bootstrap.size();
     const std::vector<SharedBlockRequest> requests = {
         {bootstrap.node_map().RanksOf(0), static_cast<size_t>(kPartBytes * ranks)}};
@@ -353,7 +353,7 @@ TEST(Counters, SharedBlocksAreReadInPlace) {
 
 TEST(Counters, AWaitThatReturnsAtOnceAddsNoWaitTime) {
   RunRanks(kOneNode, [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, CountedSlices()));
     Work work = fixture.engine->Barrier(fixture.lane);
     WEFT_RETURN_IF_ERROR(work.WaitReleased());
     const int64_t waited_ns = fixture.engine->counters().wait_ns;

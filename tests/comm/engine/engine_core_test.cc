@@ -32,7 +32,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
-constexpr int kLane = 0;
+constexpr int kCoreLane = 0;
 
 // An operation whose progress the test determines.
 class ScriptedOperation final : public Operation {
@@ -76,8 +76,8 @@ class PolledCore {
         /*shares_core=*/false, /*moves_take_virtual_time=*/false});
     ProcessGroup world{"world", std::vector<int>(static_cast<size_t>(ranks)), 0};
     std::iota(world.ranks.begin(), world.ranks.end(), 0);
-    WEFT_RETURN_IF_ERROR(
-        made->core_->AddLane(kLane, "test", GroupPlacement(world, made->nodes_), LanePurpose::kAllGather));
+    WEFT_RETURN_IF_ERROR(made->core_->AddLane(kCoreLane, "test", GroupPlacement(world, made->nodes_),
+                                              LanePurpose::kAllGather));
     return made;
   }
   PolledCore(Bootstrap& bootstrap, int ranks)
@@ -85,7 +85,7 @@ class PolledCore {
 
   void Submit(ScriptedOperation::Script& script) {
     auto record = std::make_shared<OperationRecord>();
-    record->lane = kLane;
+    record->lane = kCoreLane;
     record->lane_name = "test";
     record->descriptor.sequence = ++submitted_;
     record->operation = std::make_unique<ScriptedOperation>(script);
@@ -98,7 +98,7 @@ class PolledCore {
   void Receive(const Signal& signal, int from) {
     const auto kind = ControlKind::kSignal;
     std::string bytes(reinterpret_cast<const char*>(&kind), sizeof(kind));
-    wire_.messages.push_back({from, bytes.append(BytesOf(signal))});
+    wire_.messages.push_back({from, bytes.append(WireBytes(signal))});
   }
   void SubmitReceiveFromAnyRank() {
     auto record = std::make_shared<OperationRecord>();

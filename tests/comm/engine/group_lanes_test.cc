@@ -18,8 +18,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr size_t kSegmentBytes = size_t{8} << 20;
-
 // Checks that an all-reduce over the lane adds the ranks of its group, `times` times.
 absl::Status CheckSumOfRanks(EngineFixture& fixture, LaneId lane, int times = 1) {
   const ProcessGroup& group = fixture.engine->group(lane);
@@ -54,7 +52,7 @@ std::vector<std::vector<int>> DrawGroups(uint64_t seed, int ranks, int count) {
 
 // Each rank forms its own groups alone, beside lanes of all ranks, and uses all of them.
 absl::Status FormAndUse(Bootstrap& bootstrap, BlobStore& store, uint64_t seed) {
-  WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+  WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
   std::vector<LaneId> lanes = {fixture.lane};
   const std::vector<std::vector<int>> groups = DrawGroups(seed, bootstrap.size(), 12);
   for (size_t i = 0; i < groups.size(); ++i) {
@@ -137,7 +135,7 @@ TEST(GroupLanes, MayHaveHolesAndThousandIndices) {
 TEST(GroupLanes, FormedInACycleEndByTheDeadlineAndNameTheRanks) {
   BlobStore store;
   RunRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
     const ProcessGroup group = GroupOf("pair", {0, 1}, bootstrap.rank());
     const auto form = [&](int number, absl::Duration timeout, const char* call) {
       return fixture.engine->GroupLane(
@@ -161,7 +159,7 @@ TEST(GroupLanes, OfWhichOneMemberKnowsNothingAreFormedAgain) {
   for (const NodeMap& nodes : NodeMapsOf(3)) {
     BlobStore store;
     RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
-      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
       const ProcessGroup group = GroupOf("all", {0, 1, 2}, bootstrap.rank());
       const GroupExchange whole = ExchangeOver(store, bootstrap.runtime(), group, "first");
       const auto first =
@@ -186,7 +184,7 @@ TEST(GroupLanes, OfWhichOneMemberKnowsNothingAreFormedAgain) {
 TEST(GroupLanes, RefuseARankThatIsNoMemberOnAllMembers) {
   BlobStore store;
   RunRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
     const ProcessGroup group{"pair", {0, 1}, bootstrap.rank()};
     ProcessGroup given = group;
     if (bootstrap.rank() == 1) given.group_rank = 0;
@@ -205,7 +203,8 @@ TEST(GroupLanes, TellTheirMembersOfARankThatLeaves) {
     RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
       EngineOptions options;
       options.timeout = kTestTimeout;
-      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options, kSegmentBytes));
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
+                            EngineFixture::Make(bootstrap, options, kSmallSegmentBytes));
       if (bootstrap.rank() == 3) return absl::OkStatus();
       const ProcessGroup group = GroupOf("three", {2, 0, 1}, bootstrap.rank());
       WEFT_ASSIGN_OR_RETURN(const LaneId lane, fixture.engine->GroupLane(

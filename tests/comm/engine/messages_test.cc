@@ -20,18 +20,8 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-EngineOptions SmallSlices() {
-  EngineOptions options;
-  options.timeout = kTestTimeout;
-  options.slice_bytes = 512;
-  options.piece_bytes = 1024;
-  options.lane_window_bytes = 2048;
-  options.yield_window_bytes = 1024;
-  return options;
-}
-
 absl::StatusOr<EngineFixture> SmallFixture(Bootstrap& bootstrap) {
-  return EngineFixture::Make(bootstrap, SmallSlices(), size_t{8} << 20);
+  return EngineFixture::Make(bootstrap, SmallSliceOptions(), size_t{8} << 20);
 }
 
 // Runs `send` on rank 0 and `receive` on rank 1. The other ranks make no call.

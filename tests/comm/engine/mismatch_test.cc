@@ -17,7 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int kRanks = 3;
+constexpr int kMembers = 3;
 constexpr int64_t kElements = 4096;  // Elements of each buffer.
 
 struct Submission {
@@ -118,13 +118,13 @@ void RunCases(const std::vector<Case>& cases, const std::function<absl::Status(W
   EngineOptions options;
   options.timeout = kTestTimeout;
   options.slice_bytes = 512;
-  RunRanksOnEveryNodeMap(kRanks, [&](Bootstrap& bootstrap) -> absl::Status {
+  RunRanksOnEveryNodeMap(kMembers, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
     WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kI64, kElements));
     WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kI64, kElements));
     for (size_t i = 0; i < cases.size(); ++i) {
       const Case& c = cases[i];
-      const int deviant = static_cast<int>(i) % kRanks;
+      const int deviant = static_cast<int>(i) % kMembers;
       SCOPED_TRACE(absl::StrCat(c.difference, ", rank ", deviant, " differs"));
       {
         Work work = (bootstrap.rank() == deviant ? c.deviant : c.common).submit(fixture, input, output);
@@ -281,7 +281,7 @@ TEST(Mismatch, AnInvalidEngineOptionOfOneRankEndsAllAtOnce) {
 TEST(Mismatch, OfTheOrderOnALaneIsAnError) {
   EngineOptions options;
   options.timeout = kTestTimeout;
-  RunRanksOnEveryNodeMap(kRanks, [&](Bootstrap& bootstrap) -> absl::Status {
+  RunRanksOnEveryNodeMap(kMembers, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
     WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kI64, kElements));
     WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kI64, kElements));
@@ -307,16 +307,16 @@ TEST(Mismatch, OfAllToAllCountsIsAnErrorOnBothRanks) {
   EngineOptions options;
   options.timeout = kTestTimeout;
   options.slice_bytes = 512;
-  RunRanksOnEveryNodeMap(kRanks, [&](Bootstrap& bootstrap) -> absl::Status {
+  RunRanksOnEveryNodeMap(kMembers, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
     WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, kElements));
     WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kF32, kElements));
     for (const Disagreement& d : {Disagreement{5, 4}, {300, 500}, {0, 7}, {7, 0}, {0, 1000}, {1000, 0}}) {
       for (const int to : {0, 1}) {  // The last rank sends, from the same node or from another.
         SCOPED_TRACE(absl::StrCat(d.sent, " sent, ", d.expected, " expected by rank ", to));
-        std::vector<int64_t> send(kRanks, 20);
-        std::vector<int64_t> receive(kRanks, 20);
-        const int from = kRanks - 1;
+        std::vector<int64_t> send(kMembers, 20);
+        std::vector<int64_t> receive(kMembers, 20);
+        const int from = kMembers - 1;
         if (bootstrap.rank() == from) send[static_cast<size_t>(to)] = d.sent;
         if (bootstrap.rank() == to) receive[static_cast<size_t>(from)] = d.expected;
         {

@@ -21,8 +21,7 @@
 namespace weft::testing {
 namespace {
 
-constexpr size_t kSegmentBytes = size_t{16} << 20;
-constexpr int64_t kCount = 256;
+constexpr int64_t kSumElements = 256;
 
 // Holds the progress thread whenever it parks, as if another thread had its core, until it is let go.
 class HoldingRuntime final : public ForwardingRuntime {
@@ -128,18 +127,20 @@ class TwoRanks {
   TwoRanks(HoldingBootstrap& bootstrap, EngineFixture fixture)
       : bootstrap_(bootstrap), fixture_(std::move(fixture)) {}
   static absl::Status RunOn(HoldingBootstrap& bootstrap, const std::function<absl::Status(TwoRanks&)>& body) {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
     TwoRanks ranks(bootstrap, std::move(fixture));
-    WEFT_ASSIGN_OR_RETURN(ranks.part_, TestBuffer::Make(*ranks.fixture_.pool, true, DType::kF32, kCount));
+    WEFT_ASSIGN_OR_RETURN(ranks.part_,
+                          TestBuffer::Make(*ranks.fixture_.pool, true, DType::kF32, kSumElements));
     WEFT_ASSIGN_OR_RETURN(ranks.whole_,
-                          TestBuffer::Make(*ranks.fixture_.pool, true, DType::kF32, 2 * kCount));
+                          TestBuffer::Make(*ranks.fixture_.pool, true, DType::kF32, 2 * kSumElements));
     bootstrap.holding.AwaitHeld();
     const absl::Status status = body(ranks);
     bootstrap.holding.StopHolding();
     return status;
   }
   Work Submit() {
-    return fixture_.engine->AllGather(fixture_.lane, part_.data(), whole_.data(), DType::kF32, 2 * kCount);
+    return fixture_.engine->AllGather(fixture_.lane, part_.data(), whole_.data(), DType::kF32,
+                                      2 * kSumElements);
   }
 
   HoldingBootstrap& bootstrap_;
@@ -196,7 +197,8 @@ class BusyLinkBootstrap final : public HoldingBootstrap {
 TEST(ProgressThread, DoesNotParkWhileControlMessagesAreUnsent) {
   RunRanks(NodeMap::RanksPerNode(2, 1), [&](Bootstrap& base) -> absl::Status {
     BusyLinkBootstrap bootstrap(base);
-    WEFT_ASSIGN_OR_RETURN(const EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    WEFT_ASSIGN_OR_RETURN(const EngineFixture fixture,
+                          EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
     constexpr int kManyPolls = 20;
     while (bootstrap.unsent.polls.load() < kManyPolls && !bootstrap.holding.is_held())
       std::this_thread::yield();

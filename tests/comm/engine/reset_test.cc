@@ -19,7 +19,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-EngineOptions SmallSlices() {
+EngineOptions SlicesInFlight() {
   EngineOptions options;
   options.timeout = kTestTimeout;
   options.slice_bytes = 256;
@@ -34,7 +34,7 @@ std::vector<NodeMap> Maps() {
 TEST(Abort, ReachesTheRanksThatWaitOnEveryNode) {
   for (const NodeMap& nodes : Maps()) {
     RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
-      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SlicesInFlight()));
       Work work;
       if (bootstrap.rank() != 1) work = fixture.engine->Barrier(fixture.lane);
       WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
@@ -58,7 +58,7 @@ TEST(Abort, ReachesTheRanksThatWaitOnEveryNode) {
 
 TEST(Abort, RefusesLaterOperationsWithTheCause) {
   RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SlicesInFlight()));
     fixture.engine->Abort(absl::DataLossError("first"));
     fixture.engine->Abort(absl::DataLossError("second"));
     Work work = fixture.engine->Barrier(fixture.lane);
@@ -75,7 +75,7 @@ TEST(Abort, TellsOtherRanksWholeCharacters) {
       std::string cause = start;
       for (int i = 0; i < 1000; ++i) cause += letter;
       RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
-        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SlicesInFlight()));
         if (bootstrap.rank() == 1) {
           fixture.engine->Abort(absl::DataLossError(cause));
         } else {
@@ -91,7 +91,7 @@ TEST(Abort, TellsOtherRanksWholeCharacters) {
 TEST(ResetAfterError, MakesTheEngineWorkAgainAfterEveryFailure) {
   for (const NodeMap& nodes : Maps()) {
     RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
-      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SlicesInFlight()));
       for (int round = 0; round < 3; ++round) {
         WEFT_RETURN_IF_ERROR(CheckEngineWorks(fixture));
         // The error must not reach a rank that still checks the engine.
@@ -131,7 +131,7 @@ TEST(ResetAfterError, MayBeTriedAgainAfterADeadline) {
     std::latch gave_up(1);
     RunRanks(nodes, [&](Bootstrap& base) -> absl::Status {
       HastyBootstrap bootstrap(base);
-      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SlicesInFlight()));
       WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
       if (bootstrap.rank() == 0) {
         bootstrap.DoNotWait();
@@ -153,7 +153,7 @@ TEST(ResetAfterError, DropsOperationsThatWereInFlight) {
   constexpr int64_t kCount = 6000;
   for (const NodeMap& nodes : Maps()) {
     RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
-      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SlicesInFlight()));
       WEFT_ASSIGN_OR_RETURN(const LaneId other,
                             fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kAllReduce));
       for (int round = 0; round < 5; ++round) {
@@ -184,7 +184,7 @@ TEST(ResetAfterError, DropsOperationsThatWereInFlight) {
 // A reset releases operations that were *ready* before the failure: no rank reads their memory after it.
 TEST(ResetAfterError, ReleasesOperationsThatWereReady) {
   RunRanks(NodeMap::RanksPerNode(2, 1), [](Bootstrap& bootstrap) -> absl::Status {
-    EngineOptions options = SmallSlices();
+    EngineOptions options = SlicesInFlight();
     options.timeout = absl::Hours(1);  // A destructor that waits would time out.
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
     WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, 10));
@@ -212,7 +212,7 @@ TEST(ResetAfterError, ReleasesOperationsThatWereReady) {
 
 TEST(ResetAfterError, RefusesToStartAfterAnOperationThatFailed) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SlicesInFlight()));
     fixture.engine->Abort(absl::DataLossError("gone"));
     Work failed = fixture.engine->Barrier(fixture.lane);
     WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());

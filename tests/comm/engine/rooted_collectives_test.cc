@@ -11,10 +11,10 @@
 namespace weft::testing {
 namespace {
 
-constexpr int kRanks = 4;
+constexpr int kRootedRanks = 4;
 constexpr int kRoot = 2;
-constexpr int64_t kCount = 900;
-constexpr int64_t kBytes = kCount * 8;
+constexpr int64_t kRootedElements = 900;
+constexpr int64_t kBytes = kRootedElements * 8;
 
 // The sum over all ranks of the bytes that they have sent to other nodes.
 absl::StatusOr<int64_t> WireBytesOfAllRanks(EngineFixture& fixture) {
@@ -33,47 +33,49 @@ absl::StatusOr<int64_t> WireBytesOfAllRanks(EngineFixture& fixture) {
 
 int RanksOffTheRootsNode(const Bootstrap& bootstrap) {
   int ranks = 0;
-  for (int rank = 0; rank < kRanks; ++rank) ranks += bootstrap.node_map().SameNode(rank, kRoot) ? 0 : 1;
+  for (int rank = 0; rank < kRootedRanks; ++rank) ranks += bootstrap.node_map().SameNode(rank, kRoot) ? 0 : 1;
   return ranks;
 }
 
 // `count` for the root, else 0.
 std::vector<int64_t> OnlyRoot(int64_t count) {
-  std::vector<int64_t> counts(kRanks, 0);
+  std::vector<int64_t> counts(kRootedRanks, 0);
   counts[kRoot] = count;
   return counts;
 }
 
 struct Rank {
   EngineFixture fixture;
-  TestBuffer part;   // kCount values of this rank.
+  TestBuffer part;   // kRootedElements values of this rank.
   TestBuffer whole;  // Those of all ranks, at the root.
   bool is_root;
 
   static absl::StatusOr<Rank> Make(Bootstrap& bootstrap) {
     Rank rank;
     WEFT_ASSIGN_OR_RETURN(rank.fixture, EngineFixture::Make(bootstrap, {}, size_t{16} << 20));
-    WEFT_ASSIGN_OR_RETURN(rank.part, TestBuffer::Make(*rank.fixture.pool, true, DType::kI64, kCount));
-    WEFT_ASSIGN_OR_RETURN(rank.whole,
-                          TestBuffer::Make(*rank.fixture.pool, true, DType::kI64, kRanks * kCount));
+    WEFT_ASSIGN_OR_RETURN(rank.part,
+                          TestBuffer::Make(*rank.fixture.pool, true, DType::kI64, kRootedElements));
+    WEFT_ASSIGN_OR_RETURN(
+        rank.whole, TestBuffer::Make(*rank.fixture.pool, true, DType::kI64, kRootedRanks * kRootedElements));
     rank.is_root = bootstrap.rank() == kRoot;
     return rank;
   }
 };
 
-std::vector<double> ValuesOf(int rank) { return std::vector<double>(kCount, 10.0 * rank + 1); }
+std::vector<double> ValuesOf(int rank) { return std::vector<double>(kRootedElements, 10.0 * rank + 1); }
 
 TEST(RootedCollectives, AllToAllGathersAtTheRootAlone) {
-  RunRanksOnEveryNodeMap(kRanks, [](Bootstrap& bootstrap) -> absl::Status {
+  RunRanksOnEveryNodeMap(kRootedRanks, [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(Rank rank, Rank::Make(bootstrap));
     rank.part.Write(0, ValuesOf(bootstrap.rank()));
-    const std::vector<int64_t> received(kRanks, rank.is_root ? kCount : 0);
-    Work work = rank.fixture.engine->AllToAll(rank.fixture.lane, rank.part.data(), OnlyRoot(kCount),
+    const std::vector<int64_t> received(kRootedRanks, rank.is_root ? kRootedElements : 0);
+    Work work = rank.fixture.engine->AllToAll(rank.fixture.lane, rank.part.data(), OnlyRoot(kRootedElements),
                                               rank.whole.data(), received, DType::kI64);
     WEFT_RETURN_IF_ERROR(work.WaitReleased());
-    for (int from = 0; rank.is_root && from < kRanks; ++from)
-      EXPECT_EQ(rank.whole.Read(from * kCount, kCount), ValuesOf(from));
-    EXPECT_EQ(rank.fixture.engine->counters().all_gather_bytes, rank.is_root ? (kRanks - 1) * kBytes : 0);
+    for (int from = 0; rank.is_root && from < kRootedRanks; ++from)
+      EXPECT_EQ(rank.whole.Read(from * kRootedElements, kRootedElements), ValuesOf(from));
+    EXPECT_EQ(rank.fixture.engine->counters().all_gather_bytes,
+              rank.is_root ? (kRootedRanks - 1) * kBytes : 0);
     EXPECT_EQ(rank.fixture.engine->counters().copied_bytes, 0);
     WEFT_ASSIGN_OR_RETURN(const int64_t wire, WireBytesOfAllRanks(rank.fixture));
     EXPECT_EQ(wire, RanksOffTheRootsNode(bootstrap) * kBytes);
@@ -82,14 +84,15 @@ TEST(RootedCollectives, AllToAllGathersAtTheRootAlone) {
 }
 
 TEST(RootedCollectives, AllToAllScattersFromTheRoot) {
-  RunRanksOnEveryNodeMap(kRanks, [](Bootstrap& bootstrap) -> absl::Status {
+  RunRanksOnEveryNodeMap(kRootedRanks, [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(Rank rank, Rank::Make(bootstrap));
-    for (int to = 0; rank.is_root && to < kRanks; ++to) rank.whole.Write(to * kCount, ValuesOf(to));
-    const std::vector<int64_t> sent(kRanks, rank.is_root ? kCount : 0);
+    for (int to = 0; rank.is_root && to < kRootedRanks; ++to)
+      rank.whole.Write(to * kRootedElements, ValuesOf(to));
+    const std::vector<int64_t> sent(kRootedRanks, rank.is_root ? kRootedElements : 0);
     Work work = rank.fixture.engine->AllToAll(rank.fixture.lane, rank.whole.data(), sent, rank.part.data(),
-                                              OnlyRoot(kCount), DType::kI64);
+                                              OnlyRoot(kRootedElements), DType::kI64);
     WEFT_RETURN_IF_ERROR(work.WaitReleased());
-    EXPECT_EQ(rank.part.Read(0, kCount), ValuesOf(bootstrap.rank()));
+    EXPECT_EQ(rank.part.Read(0, kRootedElements), ValuesOf(bootstrap.rank()));
     EXPECT_EQ(rank.fixture.engine->counters().all_gather_bytes, rank.is_root ? 0 : kBytes);
     WEFT_ASSIGN_OR_RETURN(const int64_t wire, WireBytesOfAllRanks(rank.fixture));
     EXPECT_EQ(wire, RanksOffTheRootsNode(bootstrap) * kBytes);
@@ -98,17 +101,18 @@ TEST(RootedCollectives, AllToAllScattersFromTheRoot) {
 }
 
 TEST(RootedCollectives, ReduceScatterReducesToTheRootInPlaceForTheBytesOfOnePart) {
-  for (const NodeMap& nodes : NodeMapsOf(kRanks)) {
+  for (const NodeMap& nodes : NodeMapsOf(kRootedRanks)) {
     RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(Rank rank, Rank::Make(bootstrap));
       rank.part.Write(0, ValuesOf(bootstrap.rank()));
-      Work work = rank.fixture.engine->ReduceScatter(rank.fixture.lane, rank.part.data(),
-                                                     rank.is_root ? rank.part.data() : nullptr, DType::kI64,
-                                                     kCount, ReduceOp::kSum, OnlyRoot(kCount));
+      Work work = rank.fixture.engine->ReduceScatter(
+          rank.fixture.lane, rank.part.data(), rank.is_root ? rank.part.data() : nullptr, DType::kI64,
+          kRootedElements, ReduceOp::kSum, OnlyRoot(kRootedElements));
       WEFT_RETURN_IF_ERROR(work.WaitReleased());
-      const std::vector<double> sum(kCount, 10.0 * (0 + 1 + 2 + 3) + 4);
-      EXPECT_EQ(rank.part.Read(0, kCount), rank.is_root ? sum : ValuesOf(bootstrap.rank()));
-      EXPECT_EQ(rank.fixture.engine->counters().all_gather_bytes, rank.is_root ? (kRanks - 1) * kBytes : 0);
+      const std::vector<double> sum(kRootedElements, 10.0 * (0 + 1 + 2 + 3) + 4);
+      EXPECT_EQ(rank.part.Read(0, kRootedElements), rank.is_root ? sum : ValuesOf(bootstrap.rank()));
+      EXPECT_EQ(rank.fixture.engine->counters().all_gather_bytes,
+                rank.is_root ? (kRootedRanks - 1) * kBytes : 0);
       EXPECT_EQ(rank.fixture.engine->counters().copied_bytes, 0);
       // Each other node sends one partial sum, as its ranks form a subtree.
       WEFT_ASSIGN_OR_RETURN(const int64_t wire, WireBytesOfAllRanks(rank.fixture));

@@ -17,7 +17,7 @@ using ::testing::SizeIs;
 
 constexpr int64_t kPart = 1000;  // Elements.
 
-EngineOptions SmallSlices() {
+EngineOptions TracedSlices() {
   EngineOptions options;
   options.timeout = kTestTimeout;
   options.slice_bytes = 512;
@@ -39,7 +39,7 @@ absl::Status Gather(EngineFixture& fixture, const std::string& label) {
 
 TEST(EngineTraceTest, HasTheOperationsOfItsIntervalInTheOrderOfTheirTimes) {
   RunRanksOnEveryNodeMap(3, [&](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, TracedSlices()));
     WEFT_RETURN_IF_ERROR(Gather(fixture, "before"));
     fixture.engine->StartTrace();
     WEFT_RETURN_IF_ERROR(Gather(fixture, "first"));
@@ -68,7 +68,7 @@ TEST(EngineTraceTest, HasTheOperationsOfItsIntervalInTheOrderOfTheirTimes) {
 
 TEST(EngineTraceTest, HasTheSlicesThatTheCountersCount) {
   RunRanksOnEveryNodeMap(3, [&](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, TracedSlices()));
     const int64_t before = fixture.engine->counters().wire_bytes;
     fixture.engine->StartTrace();
     WEFT_RETURN_IF_ERROR(Gather(fixture, "gather"));
@@ -93,7 +93,7 @@ TEST(EngineTraceTest, HasTheSlicesThatTheCountersCount) {
 
 TEST(EngineTraceTest, HasWaitsThatAddUpToTheCounter) {
   RunRanksOnEveryNodeMap(2, [&](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, TracedSlices()));
     WEFT_RETURN_IF_ERROR(Gather(fixture, "before"));
     const int64_t before = fixture.engine->counters().wait_ns;
     fixture.engine->StartTrace();

@@ -12,7 +12,7 @@
 namespace weft::testing {
 namespace {
 
-constexpr int64_t kCount = 5000;
+constexpr int64_t kGatheredElements = 5000;
 
 std::vector<double> Ones(int64_t count) { return std::vector<double>(static_cast<size_t>(count), 1); }
 std::vector<double> Garbage(int64_t count) { return std::vector<double>(static_cast<size_t>(count), -99); }
@@ -22,13 +22,15 @@ std::vector<double> Garbage(int64_t count) { return std::vector<double>(static_c
 TEST(TwoEvents, ReadyIsNotReleasedWhileAReaderIsMissing) {
   RunRanks(NodeMap::RanksPerNode(2, 1), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer buffer,
+                          TestBuffer::Make(*fixture.pool, true, DType::kF32, kGatheredElements));
     const auto submit = [&] {
-      return fixture.engine->Broadcast(fixture.lane, buffer.data(), DType::kF32, kCount, /*root=*/0);
+      return fixture.engine->Broadcast(fixture.lane, buffer.data(), DType::kF32, kGatheredElements,
+                                       /*root=*/0);
     };
     Work work;
     if (bootstrap.rank() == 0) {
-      buffer.Write(0, Ones(kCount));
+      buffer.Write(0, Ones(kGatheredElements));
       work = submit();
       WEFT_RETURN_IF_ERROR(work.Wait());
       EXPECT_THAT(work.WaitReleased(absl::ZeroDuration()),
@@ -41,7 +43,7 @@ TEST(TwoEvents, ReadyIsNotReleasedWhileAReaderIsMissing) {
     if (bootstrap.rank() == 1) work = submit();
     WEFT_RETURN_IF_ERROR(work.WaitReleased());
     EXPECT_TRUE(work.TestReleased());
-    EXPECT_EQ(buffer.Read(0, kCount), Ones(kCount));
+    EXPECT_EQ(buffer.Read(0, kGatheredElements), Ones(kGatheredElements));
     return absl::OkStatus();
   });
 }
@@ -51,13 +53,15 @@ TEST(TwoEvents, ReadyIsNotReleasedWhileAReaderIsMissing) {
 TEST(TwoEvents, InputThatALocalPeerStillReadsIsNotReleased) {
   RunRanks(NodeMap{{0, 0, 1}}, [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
-    input.Write(0, Ones(kCount));
-    const std::vector<int64_t> counts = {0, kCount - 1, 1};
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input,
+                          TestBuffer::Make(*fixture.pool, true, DType::kF32, kGatheredElements));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output,
+                          TestBuffer::Make(*fixture.pool, true, DType::kF32, kGatheredElements));
+    input.Write(0, Ones(kGatheredElements));
+    const std::vector<int64_t> counts = {0, kGatheredElements - 1, 1};
     const auto submit = [&] {
-      return fixture.engine->ReduceScatter(fixture.lane, input.data(), output.data(), DType::kF32, kCount,
-                                           ReduceOp::kSum, counts);
+      return fixture.engine->ReduceScatter(fixture.lane, input.data(), output.data(), DType::kF32,
+                                           kGatheredElements, ReduceOp::kSum, counts);
     };
     Work work;
     if (bootstrap.rank() != 2) work = submit();
@@ -69,7 +73,7 @@ TEST(TwoEvents, InputThatALocalPeerStillReadsIsNotReleased) {
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     if (bootstrap.rank() == 2) work = submit();
     WEFT_RETURN_IF_ERROR(work.WaitReleased());
-    input.Write(0, Garbage(kCount));
+    input.Write(0, Garbage(kGatheredElements));
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     const int64_t own = counts[static_cast<size_t>(bootstrap.rank())];
     EXPECT_EQ(output.Read(0, own), std::vector<double>(static_cast<size_t>(own), 3));
@@ -78,7 +82,7 @@ TEST(TwoEvents, InputThatALocalPeerStillReadsIsNotReleased) {
 }
 
 std::shared_ptr<std::vector<float>> SharedBuffer() {
-  return std::make_shared<std::vector<float>>(kCount, 1.0F);
+  return std::make_shared<std::vector<float>>(kGatheredElements, 1.0F);
 }
 
 TEST(TwoEvents, MemoryOfADetachedWorkIsFreedOnRelease) {
@@ -87,8 +91,8 @@ TEST(TwoEvents, MemoryOfADetachedWorkIsFreedOnRelease) {
     auto buffer = SharedBuffer();
     const std::weak_ptr<std::vector<float>> watched = buffer;
     const auto submit = [&] {
-      Work work = fixture.engine->AllReduce(fixture.lane, buffer->data(), buffer->data(), DType::kF32, kCount,
-                                            ReduceOp::kSum);
+      Work work = fixture.engine->AllReduce(fixture.lane, buffer->data(), buffer->data(), DType::kF32,
+                                            kGatheredElements, ReduceOp::kSum);
       work.Detach({std::move(buffer)});
       EXPECT_FALSE(work.valid());
     };
@@ -113,7 +117,8 @@ TEST(TwoEvents, MemoryOfADetachedWorkIsFreedWithoutTheEnginesLock) {
     for (const bool fails : {false, true}) {
       std::atomic<int> freed = 0;
       std::future<void> lookup;  // Outlives the destructor: it waits for the lock.
-      WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kI32, kCount));
+      WEFT_ASSIGN_OR_RETURN(TestBuffer buffer,
+                            TestBuffer::Make(*fixture.pool, true, DType::kI32, kGatheredElements));
       const auto owner = [&] {
         return std::shared_ptr<void>(buffer.data(), [&](void*) {
           lookup = std::async(std::launch::async, [&] { engine.status().IgnoreError(); });  // Takes the lock.
@@ -123,7 +128,9 @@ TEST(TwoEvents, MemoryOfADetachedWorkIsFreedWithoutTheEnginesLock) {
       };
       WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
       if (!fails || bootstrap.rank() == 0) {
-        engine.AllReduce(fixture.lane, buffer.data(), buffer.data(), DType::kI32, kCount, ReduceOp::kSum)
+        engine
+            .AllReduce(fixture.lane, buffer.data(), buffer.data(), DType::kI32, kGatheredElements,
+                       ReduceOp::kSum)
             .Detach({owner()});
       }
       if (fails) WEFT_RETURN_IF_ERROR(engine.ResetAfterError());
@@ -145,7 +152,8 @@ TEST(TwoEvents, MemoryOfAFailedDetachedWorkIsKeptUntilTheReset) {
       WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
       if (bootstrap.rank() == 0) {
         Work work = fixture.engine->AllReduce(fixture.lane, buffer->data(), buffer->data(), DType::kF32,
-                                              kCount, ReduceOp::kSum);  // The other rank does not submit it.
+                                              kGatheredElements,
+                                              ReduceOp::kSum);  // The other rank does not submit it.
         if (fails_first) fixture.engine->Abort(absl::DataLossError("enough"));
         work.Detach({std::move(buffer)});
         if (!fails_first) fixture.engine->Abort(absl::DataLossError("enough"));
@@ -167,17 +175,18 @@ TEST(TwoEvents, DestroyingAnUnfinishedWorkWaitsUntilItIsReleased) {
   RunRanksOnEveryNodeMap(4, [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
     for (int round = 0; round < 5; ++round) {
-      WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
+      WEFT_ASSIGN_OR_RETURN(TestBuffer input,
+                            TestBuffer::Make(*fixture.pool, true, DType::kF32, kGatheredElements));
       WEFT_ASSIGN_OR_RETURN(TestBuffer output,
-                            TestBuffer::Make(*fixture.pool, true, DType::kF32, 4 * kCount));
-      input.Write(0, Ones(kCount));
+                            TestBuffer::Make(*fixture.pool, true, DType::kF32, 4 * kGatheredElements));
+      input.Write(0, Ones(kGatheredElements));
       {
-        Work work =
-            fixture.engine->AllGather(fixture.lane, input.data(), output.data(), DType::kF32, 4 * kCount);
+        Work work = fixture.engine->AllGather(fixture.lane, input.data(), output.data(), DType::kF32,
+                                              4 * kGatheredElements);
       }
       EXPECT_EQ(fixture.engine->counters().operations, round + 1);
-      input.Write(0, Garbage(kCount));
-      EXPECT_EQ(output.Read(0, 4 * kCount), Ones(4 * kCount));
+      input.Write(0, Garbage(kGatheredElements));
+      EXPECT_EQ(output.Read(0, 4 * kGatheredElements), Ones(4 * kGatheredElements));
     }
     return absl::OkStatus();
   });
@@ -201,9 +210,11 @@ TEST(TwoEvents, DestroyingAFailedWorkDoesNotWait) {
     EngineOptions options;
     options.timeout = absl::Hours(1);  // A destructor that waits would time out.
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer buffer,
+                          TestBuffer::Make(*fixture.pool, true, DType::kF32, kGatheredElements));
     if (bootstrap.rank() == 0) {
-      Work ready = fixture.engine->Broadcast(fixture.lane, buffer.data(), DType::kF32, kCount, /*root=*/0);
+      Work ready =
+          fixture.engine->Broadcast(fixture.lane, buffer.data(), DType::kF32, kGatheredElements, /*root=*/0);
       WEFT_RETURN_IF_ERROR(ready.Wait());
       Work running = fixture.engine->Barrier(fixture.lane);
       Work queued = fixture.engine->Barrier(fixture.lane);
@@ -218,15 +229,16 @@ TEST(TwoEvents, DestroyingAFailedWorkDoesNotWait) {
 TEST(TwoEvents, TheProgressThreadFinishesAnOperationAfterAWait) {
   RunRanksOnEveryNodeMap(2, [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer buffer,
+                          TestBuffer::Make(*fixture.pool, true, DType::kF32, kGatheredElements));
     for (int round = 0; round < 30; ++round) {
-      buffer.Write(0, Ones(kCount));
+      buffer.Write(0, Ones(kGatheredElements));
       Work awaited = fixture.engine->Barrier(fixture.lane);
       WEFT_RETURN_IF_ERROR(awaited.WaitReleased());
       Work unawaited = fixture.engine->AllReduce(fixture.lane, buffer.data(), buffer.data(), DType::kF32,
-                                                 kCount, ReduceOp::kSum);
+                                                 kGatheredElements, ReduceOp::kSum);
       while (!unawaited.TestReleased()) bootstrap.runtime().Yield();
-      EXPECT_EQ(buffer.Read(0, kCount), std::vector<double>(kCount, 2));
+      EXPECT_EQ(buffer.Read(0, kGatheredElements), std::vector<double>(kGatheredElements, 2));
     }
     return absl::OkStatus();
   });

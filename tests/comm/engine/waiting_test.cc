@@ -16,7 +16,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr size_t kSegmentBytes = size_t{16} << 20;
 constexpr int64_t kLarge = int64_t{256} << 10;  // Elements of a part that takes several pieces.
 constexpr int64_t kSmall = 256;
 constexpr int64_t kClaimed = 20'480;  // Elements of an output that ranks claim, whole or in parts.
@@ -79,7 +78,7 @@ struct Gathered {
 
 TEST(Waiting, MovesDataWithoutTheProgressThread) {
   RunRanksOnEveryNodeMap(3, [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
     const HeldProgressThread held(fixture);
     for (const int64_t count : {kSmall, kLarge}) {
       WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture, count));
@@ -96,7 +95,7 @@ TEST(Waiting, MovesDataWithoutTheProgressThread) {
 
 TEST(Waiting, OfSeveralThreadsMovesTheDataOfAll) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
     WEFT_ASSIGN_OR_RETURN(const LaneId other,
                           fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kControl));
     const HeldProgressThread held(fixture);
@@ -117,7 +116,7 @@ TEST(Waiting, OfSeveralThreadsMovesTheDataOfAll) {
 
 TEST(Waiting, EndsAtItsDeadlineAndContinuesTheOperationLater) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
     const HeldProgressThread held(fixture);
     for (const int64_t count : {kSmall, kLarge}) {
       WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture, count));
@@ -138,7 +137,7 @@ TEST(Waiting, EndsAtItsDeadlineAndContinuesTheOperationLater) {
 
 TEST(Waiting, FailsOnceAPeerHasLeft) {
   RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
     const HeldProgressThread held(fixture);
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     if (bootstrap.rank() == 1) return absl::OkStatus();
@@ -154,7 +153,7 @@ TEST(Waiting, FailsOnceAPeerHasLeft) {
 TEST(Submission, CompletesASmallCollectiveOfWhichAllOtherRanksWait) {
   for (const int ranks : {2, 5}) {
     RunRanks(NodeMap::OneNode(ranks), [](Bootstrap& bootstrap) -> absl::Status {
-      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
       WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture, kSmall));
       WEFT_ASSIGN_OR_RETURN(Gathered claimed, Gathered::Make(fixture, kClaimed / bootstrap.size()));
       WEFT_ASSIGN_OR_RETURN(TestBuffer sum, TestBuffer::Make(*fixture.pool, true, DType::kF32, kSmall));
@@ -276,7 +275,7 @@ TEST(Waiting, OneRankReducesThePartsOfRanksThatDoNotRun) {
 // One poll releases the memory of an operation and takes a task of another.
 TEST(Waiting, AnOwnerOfReleasedMemoryMayWaitForAFailedOperation) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
     CommEngine& engine = *fixture.engine;
     WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture, kLarge));
     WEFT_RETURN_IF_ERROR(engine.Barrier(fixture.lane).WaitReleased());

@@ -28,7 +28,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::weft::testing::kTestTimeout;
 
 constexpr int64_t kLimitNs = 1'000'000;  // Also the shortest interval between two checks.
 
@@ -56,7 +55,8 @@ class Clock {
   void AwaitReads(int reads) {
     std::unique_lock lock(mutex_);
     const int wanted = reads_ + reads;
-    EXPECT_TRUE(read_.wait_for(lock, absl::ToChronoSeconds(kTestTimeout), [&] { return reads_ >= wanted; }));
+    EXPECT_TRUE(
+        read_.wait_for(lock, absl::ToChronoSeconds(testing::kTestTimeout), [&] { return reads_ >= wanted; }));
   }
   void Set(int64_t now_ns) {
     const std::lock_guard lock(mutex_);
@@ -83,7 +83,9 @@ class FakeExit {
   // Returns the exit code, or 0 if there is no call in time.
   int AwaitCode() {
     std::future<int> code = code_.get_future();
-    return code.wait_for(absl::ToChronoSeconds(kTestTimeout)) == std::future_status::ready ? code.get() : 0;
+    return code.wait_for(absl::ToChronoSeconds(testing::kTestTimeout)) == std::future_status::ready
+               ? code.get()
+               : 0;
   }
 
  private:
@@ -102,7 +104,7 @@ TEST(Watchdog, WritesTheRecorderAndEndsTheProcessWhenAnOperationIsStuck) {
   ::testing::internal::CaptureStderr();
   {
     const Watchdog watchdog(
-        recorder, {kLimitNs, folder / "dumps", /*rank=*/2, /*ranks=*/1, kTestTimeout},
+        recorder, {kLimitNs, folder / "dumps", /*rank=*/2, /*ranks=*/1, testing::kTestTimeout},
         [&] { return clock.Read(); }, end.Function());
     EXPECT_EQ(end.AwaitCode(), 86);
   }
@@ -142,8 +144,8 @@ TEST(Watchdog, SaysWhyItCouldNotWriteTheRecorder) {
   ::testing::internal::CaptureStderr();
   {
     const Watchdog watchdog(
-        recorder, {kLimitNs, folder / "file/dumps", 0, 1, kTestTimeout}, [&] { return clock.Read(); },
-        end.Function());
+        recorder, {kLimitNs, folder / "file/dumps", 0, 1, testing::kTestTimeout},
+        [&] { return clock.Read(); }, end.Function());
     EXPECT_EQ(end.AwaitCode(), 86);
   }
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
@@ -154,7 +156,7 @@ TEST(Watchdog, WritesTheRecorderOnceForEachFailure) {
   const TempFolder folder;
   Recorder recorder(0, 1, 8);
   Watchdog watchdog(
-      recorder, {int64_t{1} << 60, folder.str(), 0, 1, kTestTimeout}, [] { return int64_t{0}; },
+      recorder, {int64_t{1} << 60, folder.str(), 0, 1, testing::kTestTimeout}, [] { return int64_t{0}; },
       [](int /*code*/) {});
   for (const char* cause : {"rank 1: deadline passed", "rank 1: deadline passed again"}) {
     recorder.RecordFailure(absl::DeadlineExceededError(cause));
@@ -170,7 +172,7 @@ TEST(Watchdog, WritesTheRecorderOfAFailureAfterAReset) {
   const TempFolder folder;
   Recorder recorder(0, 1, 8);
   Watchdog watchdog(
-      recorder, {int64_t{1} << 60, folder.str(), 0, 1, kTestTimeout}, [] { return int64_t{0}; },
+      recorder, {int64_t{1} << 60, folder.str(), 0, 1, testing::kTestTimeout}, [] { return int64_t{0}; },
       [](int /*code*/) {});
   for (const char* phase : {"step 1", "step 2"}) {
     recorder.SetPhase(phase);
@@ -197,7 +199,7 @@ TEST(Watchdog, LeavesOneWholeFileWhenItsProcessIsKilled) {
       close(ends[0]);
       Recorder recorder(0, 1, 8);
       Watchdog watchdog(
-          recorder, {int64_t{1} << 60, folder.str(), 0, 1, kTestTimeout}, [] { return int64_t{0}; },
+          recorder, {int64_t{1} << 60, folder.str(), 0, 1, testing::kTestTimeout}, [] { return int64_t{0}; },
           [](int /*code*/) {});
       do {
         recorder.RecordFailure(absl::InternalError("a failure"));
@@ -229,7 +231,8 @@ TEST(Watchdog, EndsAProcessThatSurvivesAMissedDeadline) {
   ::testing::internal::CaptureStderr();
   {
     const Watchdog watchdog(
-        recorder, {kLimitNs, folder.str(), 0, 1, kTestTimeout}, [] { return int64_t{0}; }, end.Function());
+        recorder, {kLimitNs, folder.str(), 0, 1, testing::kTestTimeout}, [] { return int64_t{0}; },
+        end.Function());
     recorder.RecordFailure(absl::DeadlineExceededError("rank 1 is missing"));
     EXPECT_EQ(end.AwaitCode(), 86);
   }
@@ -240,7 +243,7 @@ TEST(Watchdog, WritesNothingIfTheProgramCausedTheFailure) {
   const TempFolder folder;
   Recorder recorder(0, 1, 8);
   Watchdog watchdog(
-      recorder, {int64_t{1} << 60, folder.str(), 0, 1, kTestTimeout}, [] { return int64_t{0}; },
+      recorder, {int64_t{1} << 60, folder.str(), 0, 1, testing::kTestTimeout}, [] { return int64_t{0}; },
       [](int /*code*/) {});
   recorder.RecordFailure(absl::DataLossError("an unreadable file"));
   watchdog.DumpFailure();

@@ -104,32 +104,35 @@ TEST(ChooseWireCompression, MeasuresNothingOnOneNode) {
   EXPECT_EQ(choice.reason, "all ranks are on one node");
 }
 
-constexpr int64_t kCount = 50'000;
+constexpr int64_t kCompressedElements = 50'000;
 
 // Fills a buffer with normally distributed numbers that differ between ranks.
 void Fill(TestBuffer& buffer, int rank) {
   std::mt19937 random(static_cast<unsigned>(rank));
   std::normal_distribution<float> normal;
-  std::generate_n(reinterpret_cast<float*>(buffer.data()), kCount, [&] { return normal(random); });
+  std::generate_n(reinterpret_cast<float*>(buffer.data()), kCompressedElements,
+                  [&] { return normal(random); });
 }
 
 // Runs an all-reduce, and an all-gather of its result.
 absl::Status Reduce(EngineFixture& fixture, WireCompression wire_compression, std::vector<float>& result) {
   const int rank = fixture.engine->bootstrap().rank();
   const int ranks = fixture.engine->bootstrap().size();
-  WEFT_ASSIGN_OR_RETURN(TestBuffer sum, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
-  WEFT_ASSIGN_OR_RETURN(TestBuffer all, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount * ranks));
+  WEFT_ASSIGN_OR_RETURN(TestBuffer sum,
+                        TestBuffer::Make(*fixture.pool, true, DType::kF32, kCompressedElements));
+  WEFT_ASSIGN_OR_RETURN(TestBuffer all,
+                        TestBuffer::Make(*fixture.pool, true, DType::kF32, kCompressedElements * ranks));
   Fill(sum, rank);
   OpOptions options;
   options.wire_compression = wire_compression;
-  Work reduced = fixture.engine->AllReduce(fixture.lane, sum.data(), sum.data(), DType::kF32, kCount,
-                                           ReduceOp::kSum, options);
+  Work reduced = fixture.engine->AllReduce(fixture.lane, sum.data(), sum.data(), DType::kF32,
+                                           kCompressedElements, ReduceOp::kSum, options);
   WEFT_RETURN_IF_ERROR(reduced.WaitReleased());
-  Work gathered = fixture.engine->AllGather(fixture.lane, sum.data(), all.data(), DType::kF32, kCount * ranks,
-                                            {}, options);
+  Work gathered = fixture.engine->AllGather(fixture.lane, sum.data(), all.data(), DType::kF32,
+                                            kCompressedElements * ranks, {}, options);
   WEFT_RETURN_IF_ERROR(gathered.WaitReleased());
   const auto* values = reinterpret_cast<const float*>(all.data());
-  result.assign(values, values + kCount * ranks);
+  result.assign(values, values + kCompressedElements * ranks);
   return absl::OkStatus();
 }
 
@@ -157,7 +160,7 @@ std::vector<float> Weights(int rank, int updates) {
   std::mt19937 random(static_cast<unsigned>(rank));
   std::normal_distribution<float> normal(0, 0.02F);
   std::uniform_real_distribution<float> change(-3e-4F, 3e-4F);
-  std::vector<float> weights(kCount);
+  std::vector<float> weights(kCompressedElements);
   std::generate(weights.begin(), weights.end(), [&] { return normal(random); });
   for (int update = 0; update < updates; ++update) {
     for (float& weight : weights) weight += change(random);
@@ -172,9 +175,10 @@ struct Gathered {
   static absl::StatusOr<Gathered> Make(EngineFixture& fixture) {
     Bootstrap& bootstrap = fixture.engine->bootstrap();
     Gathered made;
-    WEFT_ASSIGN_OR_RETURN(made.all,
-                          TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount * bootstrap.size()));
-    WEFT_ASSIGN_OR_RETURN(made.base, TestBuffer::Make(*fixture.pool, false, DType::kF32, kCount));
+    WEFT_ASSIGN_OR_RETURN(
+        made.all, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCompressedElements * bootstrap.size()));
+    WEFT_ASSIGN_OR_RETURN(made.base,
+                          TestBuffer::Make(*fixture.pool, false, DType::kF32, kCompressedElements));
     for (int rank = 0; rank < bootstrap.size(); ++rank) made.Put(rank, Weights(rank, 0));
     made.Put(made.base, 0, Weights(bootstrap.rank(), 0));
     return made;
@@ -182,12 +186,13 @@ struct Gathered {
   static void Put(TestBuffer& buffer, int64_t at, const std::vector<float>& values) {
     std::memcpy(buffer.At(at), values.data(), values.size() * sizeof(float));
   }
-  void Put(int rank, const std::vector<float>& values) { Put(all, rank * kCount, values); }
+  void Put(int rank, const std::vector<float>& values) { Put(all, rank * kCompressedElements, values); }
   absl::Status Gather(EngineFixture& fixture, WireCompression wire_compression) {
     OpOptions options;
     options.wire_compression = wire_compression;
-    Work work = fixture.engine->AllGatherDelta(fixture.lane, base.data(), all.data(),
-                                               kCount * fixture.engine->bootstrap().size(), {}, options);
+    Work work =
+        fixture.engine->AllGatherDelta(fixture.lane, base.data(), all.data(),
+                                       kCompressedElements * fixture.engine->bootstrap().size(), {}, options);
     return work.WaitReleased();
   }
 };
@@ -205,7 +210,8 @@ TEST(AllGatherDelta, BringsEveryBitAndUpdatesItsBase) {
         gathered.Put(bootstrap.rank(), Weights(bootstrap.rank(), update));
         WEFT_RETURN_IF_ERROR(gathered.Gather(fixture, wire_compression));
         for (int rank = 0; rank < bootstrap.size(); ++rank) {
-          EXPECT_TRUE(Holds(gathered.all, rank * kCount, Weights(rank, update))) << rank << ", " << update;
+          EXPECT_TRUE(Holds(gathered.all, rank * kCompressedElements, Weights(rank, update)))
+              << rank << ", " << update;
         }
         EXPECT_TRUE(Holds(gathered.base, 0, Weights(bootstrap.rank(), update)));
       }
@@ -222,7 +228,8 @@ TEST(AllGatherDelta, SendsTwoThirdsOfTheBytes) {
     const EngineCounters before = fixture.engine->counters();
     WEFT_RETURN_IF_ERROR(gathered.Gather(fixture, WireCompression::kLossless));
     const EngineCounters after = fixture.engine->counters();
-    const int64_t plain = kCount * static_cast<int64_t>(sizeof(float));  // To one rank of the other node.
+    const int64_t plain =
+        kCompressedElements * static_cast<int64_t>(sizeof(float));  // To one rank of the other node.
     const int64_t sent = after.wire_bytes - before.wire_bytes;
     EXPECT_EQ(sent + after.wire_saved_bytes, plain);
     EXPECT_LT(static_cast<double>(sent), 0.72 * static_cast<double>(plain));
@@ -248,9 +255,12 @@ TEST(AllGatherDelta, FailsIfAnotherRankHasWrittenAPart) {
 TEST(AllGatherDelta, NeedsAnOutputInNodeMemoryIfLocalPeersReadIt) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer all, TestBuffer::Make(*fixture.pool, false, DType::kF32, 2 * kCount));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer base, TestBuffer::Make(*fixture.pool, false, DType::kF32, kCount));
-    Work work = fixture.engine->AllGatherDelta(fixture.lane, base.data(), all.data(), 2 * kCount);
+    WEFT_ASSIGN_OR_RETURN(TestBuffer all,
+                          TestBuffer::Make(*fixture.pool, false, DType::kF32, 2 * kCompressedElements));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer base,
+                          TestBuffer::Make(*fixture.pool, false, DType::kF32, kCompressedElements));
+    Work work =
+        fixture.engine->AllGatherDelta(fixture.lane, base.data(), all.data(), 2 * kCompressedElements);
     EXPECT_THAT(work.Wait(), StatusIs(absl::StatusCode::kInvalidArgument,
                                       HasSubstr("all_gather_delta: the output of 400000 bytes does not lie "
                                                 "in node memory; take it from the node heap")));

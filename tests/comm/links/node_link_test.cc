@@ -23,11 +23,10 @@
 namespace weft::testing {
 namespace {
 
-using Arrived = NodeLink::Arrived;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int kLane = 5;
+constexpr int kFlagsLane = 5;
 constexpr int kCounters = 3;
 
 struct LinkFixture {
@@ -38,7 +37,7 @@ struct LinkFixture {
     LinkFixture fixture;
     WEFT_ASSIGN_OR_RETURN(fixture.heap, NodeHeap::Create(bootstrap, {.segment_bytes = 1 << 22}));
     WEFT_ASSIGN_OR_RETURN(fixture.link, MakeSharedMemoryLink(bootstrap, *fixture.heap, kTestTimeout));
-    WEFT_RETURN_IF_ERROR(fixture.link->OpenLane(kLane, kCounters));
+    WEFT_RETURN_IF_ERROR(fixture.link->OpenLane(kFlagsLane, kCounters));
     return fixture;
   }
 };
@@ -64,14 +63,14 @@ void RunOnANode(absl::FunctionRef<absl::Status(Bootstrap&, NodeLink&, int peer)>
 
 TEST(NodeLink, ShowsADescriptorOnceItIsPublished) {
   RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
-    EXPECT_FALSE(link.Peek(kLane, peer, 1));
+    EXPECT_FALSE(link.Peek(kFlagsLane, peer, 1));
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    link.Publish(kLane, DescriptorOf(1, bootstrap.rank()));
+    link.Publish(kFlagsLane, DescriptorOf(1, bootstrap.rank()));
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    const auto theirs = link.Peek(kLane, peer, 1);
+    const auto theirs = link.Peek(kFlagsLane, peer, 1);
     EXPECT_TRUE(theirs && IsSameCollective(*theirs, DescriptorOf(1, peer)));
-    EXPECT_FALSE(link.Peek(kLane, peer, 2));
-    EXPECT_FALSE(link.Peek(kLane + 1, peer, 1));
+    EXPECT_FALSE(link.Peek(kFlagsLane, peer, 2));
+    EXPECT_FALSE(link.Peek(kFlagsLane + 1, peer, 1));
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     return BootstrapBarrier(bootstrap);
   });
@@ -121,11 +120,11 @@ TEST(NodeLink, ReusesASlotAfterOneRing) {
   RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
     constexpr uint64_t kLast = 3 * NodeLink::kSlots + 2;
     for (uint64_t sequence = 1; sequence <= kLast; ++sequence) {
-      link.Publish(kLane, DescriptorOf(sequence, bootstrap.rank()));
+      link.Publish(kFlagsLane, DescriptorOf(sequence, bootstrap.rank()));
     }
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     for (uint64_t sequence = 1; sequence <= kLast; ++sequence) {
-      const auto theirs = link.Peek(kLane, peer, sequence);
+      const auto theirs = link.Peek(kFlagsLane, peer, sequence);
       EXPECT_EQ(theirs.has_value(), sequence > kLast - NodeLink::kSlots) << sequence;
       EXPECT_TRUE(!theirs || IsSameCollective(*theirs, DescriptorOf(sequence, peer)));
     }
@@ -136,19 +135,19 @@ TEST(NodeLink, ReusesASlotAfterOneRing) {
 
 TEST(NodeLink, GivesEachOperationCountersThatStartAtZero) {
   RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
-    link.Publish(kLane, DescriptorOf(1, bootstrap.rank()));
-    link.Publish(kLane, DescriptorOf(2, bootstrap.rank()));
-    link.SetCounter(kLane, 1, 2, 10 + bootstrap.rank());
-    link.SetCounter(kLane, 2, 0, 20 + bootstrap.rank());
+    link.Publish(kFlagsLane, DescriptorOf(1, bootstrap.rank()));
+    link.Publish(kFlagsLane, DescriptorOf(2, bootstrap.rank()));
+    link.SetCounter(kFlagsLane, 1, 2, 10 + bootstrap.rank());
+    link.SetCounter(kFlagsLane, 2, 0, 20 + bootstrap.rank());
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    EXPECT_EQ(link.Counter(kLane, peer, 1, 2), 10 + peer);
-    EXPECT_EQ(link.Counter(kLane, peer, 1, 0), 0);
-    EXPECT_EQ(link.Counter(kLane, peer, 2, 0), 20 + peer);
+    EXPECT_EQ(link.Counter(kFlagsLane, peer, 1, 2), 10 + peer);
+    EXPECT_EQ(link.Counter(kFlagsLane, peer, 1, 0), 0);
+    EXPECT_EQ(link.Counter(kFlagsLane, peer, 2, 0), 20 + peer);
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    link.Publish(kLane, DescriptorOf(1 + NodeLink::kSlots, bootstrap.rank()));
+    link.Publish(kFlagsLane, DescriptorOf(1 + NodeLink::kSlots, bootstrap.rank()));
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    EXPECT_EQ(link.Counter(kLane, peer, 1 + NodeLink::kSlots, 2), 0);
-    EXPECT_EQ(link.Counter(kLane, peer, 2, 0), 20 + peer);
+    EXPECT_EQ(link.Counter(kFlagsLane, peer, 1 + NodeLink::kSlots, 2), 0);
+    EXPECT_EQ(link.Counter(kFlagsLane, peer, 2, 0), 20 + peer);
     return BootstrapBarrier(bootstrap);
   });
 }
@@ -157,16 +156,16 @@ TEST(NodeLink, GivesEachOperationCountersThatStartAtZero) {
 TEST(NodeLink, GivesEachPieceOfAnOperationToOneClaimer) {
   constexpr int64_t kPieces = 500;
   RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
-    link.Publish(kLane, DescriptorOf(1, bootstrap.rank()));
-    link.Publish(kLane, DescriptorOf(2, bootstrap.rank()));
+    link.Publish(kFlagsLane, DescriptorOf(1, bootstrap.rank()));
+    link.Publish(kFlagsLane, DescriptorOf(2, bootstrap.rank()));
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     std::string claimed;
     for (const int owner : {peer, bootstrap.rank()}) {
       for (const uint64_t sequence : {1, 2}) {
-        while (const auto piece = link.ClaimPiece(kLane, owner, sequence, kPieces)) {
+        while (const auto piece = link.ClaimPiece(kFlagsLane, owner, sequence, kPieces)) {
           absl::StrAppend(&claimed, owner, "/", sequence, "/", *piece, " ");
         }
-        EXPECT_TRUE(link.AllPiecesClaimed(kLane, owner, sequence, kPieces));
+        EXPECT_TRUE(link.AllPiecesClaimed(kFlagsLane, owner, sequence, kPieces));
       }
     }
     WEFT_ASSIGN_OR_RETURN(const auto all, bootstrap.AllGatherBlob(claimed, kTestTimeout));
@@ -174,18 +173,18 @@ TEST(NodeLink, GivesEachPieceOfAnOperationToOneClaimer) {
     const std::vector<std::string> claims = absl::StrSplit(together, ' ', absl::SkipEmpty());
     EXPECT_EQ(claims.size(), 4 * kPieces);
     EXPECT_EQ(std::set<std::string>(claims.begin(), claims.end()).size(), 4 * kPieces);
-    link.FinishPiece(kLane, peer, 1);
+    link.FinishPiece(kFlagsLane, peer, 1);
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    EXPECT_EQ(link.FinishedPieces(kLane, bootstrap.rank(), 1), 1);
-    EXPECT_EQ(link.FinishedPieces(kLane, bootstrap.rank(), 2), 0);
-    link.Publish(kLane, DescriptorOf(1 + NodeLink::kSlots, bootstrap.rank()));
-    EXPECT_EQ(link.FinishedPieces(kLane, bootstrap.rank(), 1 + NodeLink::kSlots), 0);
-    EXPECT_EQ(link.ClaimPiece(kLane, bootstrap.rank(), 1 + NodeLink::kSlots, kPieces), 0);
+    EXPECT_EQ(link.FinishedPieces(kFlagsLane, bootstrap.rank(), 1), 1);
+    EXPECT_EQ(link.FinishedPieces(kFlagsLane, bootstrap.rank(), 2), 0);
+    link.Publish(kFlagsLane, DescriptorOf(1 + NodeLink::kSlots, bootstrap.rank()));
+    EXPECT_EQ(link.FinishedPieces(kFlagsLane, bootstrap.rank(), 1 + NodeLink::kSlots), 0);
+    EXPECT_EQ(link.ClaimPiece(kFlagsLane, bootstrap.rank(), 1 + NodeLink::kSlots, kPieces), 0);
     return BootstrapBarrier(bootstrap);
   });
 }
 
-constexpr NodeLink::LocalGroup kMeeting{kLane, /*host=*/0, /*ranks=*/2};
+constexpr NodeLink::LocalGroup kMeeting{kFlagsLane, /*host=*/0, /*ranks=*/2};
 
 TEST(NodeLink, AddsUpWhatAllRanksAddToAWord) {
   RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int /*peer*/) -> absl::Status {
@@ -209,19 +208,19 @@ TEST(NodeLink, TellsWhetherAllHaveArrivedWithEqualHashes) {
     const int rank = bootstrap.rank();
     const auto hash = [&](uint64_t sequence) { return sequence == 1 ? 7 : 8 + static_cast<uint64_t>(rank); };
     if (rank == 0) {
-      EXPECT_EQ(link.Arrive(kMeeting, 1, hash(1)), Arrived::kSome);
-      EXPECT_EQ(link.HaveArrived(kMeeting, 1, hash(1)), Arrived::kSome);
-      EXPECT_EQ(link.Arrive(kMeeting, 2, hash(2)), Arrived::kSome);
+      EXPECT_EQ(link.Arrive(kMeeting, 1, hash(1)), NodeLink::Arrived::kSome);
+      EXPECT_EQ(link.HaveArrived(kMeeting, 1, hash(1)), NodeLink::Arrived::kSome);
+      EXPECT_EQ(link.Arrive(kMeeting, 2, hash(2)), NodeLink::Arrived::kSome);
     }
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     if (rank == 1) {
-      EXPECT_EQ(link.Arrive(kMeeting, 1, hash(1)), Arrived::kAllEqual);
-      EXPECT_EQ(link.Arrive(kMeeting, 2, hash(2)), Arrived::kUnequal);
+      EXPECT_EQ(link.Arrive(kMeeting, 1, hash(1)), NodeLink::Arrived::kAllEqual);
+      EXPECT_EQ(link.Arrive(kMeeting, 2, hash(2)), NodeLink::Arrived::kUnequal);
       link.SetWord(kMeeting, 1, 42);
     }
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    EXPECT_EQ(link.HaveArrived(kMeeting, 1, hash(1)), Arrived::kAllEqual);
-    EXPECT_EQ(link.HaveArrived(kMeeting, 2, hash(2)), Arrived::kUnequal);
+    EXPECT_EQ(link.HaveArrived(kMeeting, 1, hash(1)), NodeLink::Arrived::kAllEqual);
+    EXPECT_EQ(link.HaveArrived(kMeeting, 2, hash(2)), NodeLink::Arrived::kUnequal);
     EXPECT_EQ(link.Word(kMeeting, 1), 42);
     EXPECT_EQ(link.Word(kMeeting, 2), 0);
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
@@ -238,9 +237,10 @@ TEST(NodeLink, ClearsTheCountersOfAnOperationThatAllHaveConsumed) {
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));  // Rank 0 has opened the lane.
     for (uint64_t sequence = 1; sequence <= kLast; ++sequence) {
       while (sequence > link.ConsumedByAll(kMeeting) + NodeLink::kSlots) std::this_thread::yield();
-      if (*link.Arrive(kMeeting, sequence, sequence) == Arrived::kAllEqual) ++arrived_last;
-      while (link.HaveArrived(kMeeting, sequence, sequence) == Arrived::kSome) std::this_thread::yield();
-      EXPECT_EQ(link.HaveArrived(kMeeting, sequence, sequence), Arrived::kAllEqual) << sequence;
+      if (*link.Arrive(kMeeting, sequence, sequence) == NodeLink::Arrived::kAllEqual) ++arrived_last;
+      while (link.HaveArrived(kMeeting, sequence, sequence) == NodeLink::Arrived::kSome)
+        std::this_thread::yield();
+      EXPECT_EQ(link.HaveArrived(kMeeting, sequence, sequence), NodeLink::Arrived::kAllEqual) << sequence;
       if (link.Consume(kMeeting, sequence)) ++consumed_last;
     }
     const auto last = bootstrap.AllGatherBlob(absl::StrCat(arrived_last, " ", consumed_last), kTestTimeout);
@@ -264,16 +264,16 @@ TEST(NodeLink, ClearsTheCountersOfAnOperationThatAllHaveConsumed) {
 
 TEST(NodeLink, CannotArriveBeforeTheHostHasOpenedTheLane) {
   RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int /*peer*/) -> absl::Status {
-    constexpr NodeLink::LocalGroup kOther{kLane + 1, /*host=*/0, /*ranks=*/2};
+    constexpr NodeLink::LocalGroup kOther{kFlagsLane + 1, /*host=*/0, /*ranks=*/2};
     if (bootstrap.rank() == 1) {
       EXPECT_EQ(link.Arrive(kOther, 1, 5), std::nullopt);
       EXPECT_EQ(link.ConsumedByAll(kOther), 0U);
     }
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    if (bootstrap.rank() == 0) WEFT_RETURN_IF_ERROR(link.OpenLane(kLane + 1, kCounters));
+    if (bootstrap.rank() == 0) WEFT_RETURN_IF_ERROR(link.OpenLane(kFlagsLane + 1, kCounters));
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     if (bootstrap.rank() == 1) {
-      EXPECT_EQ(link.Arrive(kOther, 1, 5), Arrived::kSome);
+      EXPECT_EQ(link.Arrive(kOther, 1, 5), NodeLink::Arrived::kSome);
     }
     for (int i = 0; i < 2; ++i) WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     return absl::OkStatus();
@@ -355,22 +355,22 @@ TEST(NodeLink, ResetClearsFlagsAndFailureNotices) {
   RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
     EXPECT_FALSE(link.ReadFailure());
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    link.Publish(kLane, DescriptorOf(1, bootstrap.rank()));
-    link.Release(kLane, 1);
+    link.Publish(kFlagsLane, DescriptorOf(1, bootstrap.rank()));
+    link.Release(kFlagsLane, 1);
     link.PublishFailure({bootstrap.rank() + 10, absl::DataLossError("first")});
     link.PublishFailure({bootstrap.rank(), absl::AbortedError("second")});
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    EXPECT_EQ(link.Consumed(kLane, peer), 1U);
+    EXPECT_EQ(link.Consumed(kFlagsLane, peer), 1U);
     const auto failure = link.ReadFailure();
     EXPECT_TRUE(failure && failure->rank == peer + 10);
     EXPECT_THAT(failure ? failure->cause : absl::OkStatus(),
                 StatusIs(absl::StatusCode::kDataLoss, HasSubstr("first")));
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     link.Reset();
-    WEFT_RETURN_IF_ERROR(link.OpenLane(kLane, kCounters));
+    WEFT_RETURN_IF_ERROR(link.OpenLane(kFlagsLane, kCounters));
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    EXPECT_FALSE(link.Peek(kLane, peer, 1));
-    EXPECT_EQ(link.Consumed(kLane, peer), 0U);
+    EXPECT_FALSE(link.Peek(kFlagsLane, peer, 1));
+    EXPECT_EQ(link.Consumed(kFlagsLane, peer), 0U);
     EXPECT_FALSE(link.ReadFailure());
     return absl::OkStatus();
   });

@@ -66,12 +66,6 @@ std::string With(std::string bytes, const std::function<void(Message&)>& change)
   return bytes;
 }
 
-template <typename T>
-void SetByte(T& field, uint8_t value) {
-  static_assert(sizeof(T) == 1);
-  std::memcpy(&field, &value, 1);
-}
-
 void ExpectRefused(const std::string& bytes, const std::string& text) {
   SCOPED_TRACE(text);
   CoreEnd end;

@@ -1,6 +1,5 @@
 // Signals that do not fit the state of the message that they are about. They are outside input: each is a
 // failure of the engine, which names the peer, the message and the remedy, and which all ranks learn.
-#include <cstring>
 #include <functional>
 #include <string>
 
@@ -15,7 +14,7 @@
 namespace weft::testing {
 namespace {
 
-Signal Of(SignalKind kind, uint64_t number) {
+Signal SignalOf(SignalKind kind, uint64_t number) {
   Signal signal;
   signal.kind = kind;
   signal.number = number;
@@ -27,7 +26,7 @@ TEST(BadSignals, AboutAMessageThatIsNotKnownFailTheEngine) {
                                 SignalKind::kPulled, SignalKind::kConsumed}) {
     SCOPED_TRACE(Name(kind));
     CoreEnd on_node;
-    on_node.SendOnNode(BytesOf(Of(kind, 99)));
+    on_node.SendOnNode(WireBytes(SignalOf(kind, 99)));
     ExpectBroadcastFailure(on_node, {"rank 1", "message 99", std::string(Name(kind))});
   }
 }
@@ -37,7 +36,7 @@ TEST(BadSignals, AboutAMessageOfAnotherRankFailTheEngine) {
     CoreEnd end;
     end.SubmitMessage(OpKind::kSend, /*peer=*/2, 100, /*in_node_memory=*/false);
     end.Poll();
-    end.SendOnNode(BytesOf(Of(kind, 1)));
+    end.SendOnNode(WireBytes(SignalOf(kind, 1)));
     ExpectBroadcastFailure(end, {"rank 1", "message 1", "does not send to it"});
   }
 }
@@ -49,12 +48,12 @@ TEST(BadSignals, ThatDoNotFitTheTransferFailTheEngine) {
     std::string text;
   };
   const auto grant = [](NodeAddress address) {
-    Signal signal = Of(SignalKind::kGrant, 1);
+    Signal signal = SignalOf(SignalKind::kGrant, 1);
     signal.address = address;
     return signal;
   };
   const auto consumed = [](int64_t pieces) {
-    Signal signal = Of(SignalKind::kConsumed, 1);
+    Signal signal = SignalOf(SignalKind::kConsumed, 1);
     signal.pieces = pieces;
     return signal;
   };
@@ -78,22 +77,22 @@ TEST(BadSignals, ThatDoNotFitTheTransferFailTheEngine) {
     CoreEnd end;
     end.SubmitMessage(OpKind::kSend, /*peer=*/1, 1000, /*in_node_memory=*/false);
     end.Poll();
-    end.SendOnNode(BytesOf(tested.make()));
+    end.SendOnNode(WireBytes(tested.make()));
     ExpectBroadcastFailure(end, {"rank 1", "message 1", tested.text});
   }
 }
 
 TEST(BadSignals, AboutGrantedAndStagedDataFailTheEngine) {
   const auto receive = [](CoreEnd& end) {
-    Signal announcement = Of(SignalKind::kAnnounce, 5);
+    Signal announcement = SignalOf(SignalKind::kAnnounce, 5);
     announcement.bytes = 1000;
-    end.SendOnNode(BytesOf(announcement));
+    end.SendOnNode(WireBytes(announcement));
     end.SubmitMessage(OpKind::kReceive, /*peer=*/1, 1000, /*in_node_memory=*/false);
     end.Poll();
     ASSERT_OK(end.core().status());
   };
   const auto staged = [](int64_t pieces) {
-    Signal signal = Of(SignalKind::kStaged, 5);
+    Signal signal = SignalOf(SignalKind::kStaged, 5);
     signal.pieces = pieces;
     signal.address = CoreEnd::AddressOnNode();
     return signal;
@@ -101,7 +100,7 @@ TEST(BadSignals, AboutGrantedAndStagedDataFailTheEngine) {
   {
     CoreEnd end;
     receive(end);
-    end.SendOnNode(BytesOf(staged(5)));
+    end.SendOnNode(WireBytes(staged(5)));
     ExpectBroadcastFailure(end, {"rank 1", "message 5", "5 pieces of 4"});
   }
   {
@@ -109,23 +108,23 @@ TEST(BadSignals, AboutGrantedAndStagedDataFailTheEngine) {
     outside.address = {7, 0};
     CoreEnd end;
     receive(end);
-    end.SendOnNode(BytesOf(outside));
+    end.SendOnNode(WireBytes(outside));
     ExpectBroadcastFailure(end, {"rank 1", "message 5", "not in node memory"});
   }
   {
     CoreEnd end;
     receive(end);
-    end.SendOnNode(BytesOf(staged(2)));
-    end.SendOnNode(BytesOf(staged(2)));  // No more than before.
+    end.SendOnNode(WireBytes(staged(2)));
+    end.SendOnNode(WireBytes(staged(2)));  // No more than before.
     ExpectBroadcastFailure(end, {"rank 1", "message 5", "2 pieces of 4"});
   }
   {
     CoreEnd end;
     receive(end);
-    end.SendOnNode(BytesOf(staged(2)));
+    end.SendOnNode(WireBytes(staged(2)));
     end.Poll();
     ASSERT_OK(end.core().status());
-    end.SendOnNode(BytesOf(Of(SignalKind::kPushed, 5)));
+    end.SendOnNode(WireBytes(SignalOf(SignalKind::kPushed, 5)));
     ExpectBroadcastFailure(end, {"rank 1", "message 5", "staged"});
   }
 }
@@ -136,12 +135,6 @@ struct Mutation {
   std::function<void(Signal&)> change;
   std::string text;
 };
-
-template <typename T>
-void SetByte(T& field, uint8_t value) {
-  static_assert(sizeof(T) == 1);
-  std::memcpy(&field, &value, 1);
-}
 
 TEST(BadSignals, WithAFieldOutOfRangeFailTheEngine) {
   for (const Mutation& mutation :
@@ -160,23 +153,23 @@ TEST(BadSignals, WithAFieldOutOfRangeFailTheEngine) {
         Mutation{"leaver", [](Signal& s) { s.leaver = -1; }, "about rank -1, but the last rank is 2"},
         Mutation{"leaver", [](Signal& s) { s.leaver = 3; }, "about rank 3, but the last rank is 2"}}) {
     SCOPED_TRACE(mutation.name);
-    Signal signal = Of(SignalKind::kNoMoreSends, 0);
+    Signal signal = SignalOf(SignalKind::kNoMoreSends, 0);
     signal.leaver = 1;
     {
       CoreEnd end;
-      end.SendOnNode(BytesOf(signal));
+      end.SendOnNode(WireBytes(signal));
       end.Poll();
       ASSERT_OK(end.core().status()) << "the signal is legal before the change";
     }
     mutation.change(signal);
     CoreEnd end;
-    end.SendOnNode(BytesOf(signal));
+    end.SendOnNode(WireBytes(signal));
     ExpectBroadcastFailure(end, {"rank 1", mutation.text});
   }
 }
 
 TEST(BadSignals, OfAnotherLengthFailTheEngine) {
-  const std::string legal(BytesOf(Of(SignalKind::kInterest, 0)));
+  const std::string legal(WireBytes(SignalOf(SignalKind::kInterest, 0)));
   for (const std::string& bytes : {legal.substr(1), legal + "x", std::string()}) {
     CoreEnd end;
     end.SendOnNode(bytes);
@@ -189,11 +182,11 @@ TEST(BadSignals, OfAnotherLengthFailTheEngine) {
 TEST(BadSignals, WithABufferOutsideOfNodeMemoryFailTheEngine) {
   for (const NodeAddress& address :
        {NodeAddress{7, 0}, NodeAddress{1, uint64_t{1} << 22}, NodeAddress{2, 0}}) {
-    Signal announcement = Of(SignalKind::kAnnounce, 5);
+    Signal announcement = SignalOf(SignalKind::kAnnounce, 5);
     announcement.bytes = 1000;
     announcement.address = address;
     CoreEnd end;
-    end.SendOnNode(BytesOf(announcement));
+    end.SendOnNode(WireBytes(announcement));
     end.SubmitMessage(OpKind::kReceive, /*peer=*/1, 1000, /*in_node_memory=*/false);
     ExpectBroadcastFailure(end, {"rank 1", "message 5", "not in node memory"});
   }
@@ -205,10 +198,10 @@ TEST(BadSignals, OfAGrantedMessageFailTheEngine) {
     CoreEnd end;
     end.SubmitMessage(OpKind::kSend, /*peer=*/1, 5000, /*in_node_memory=*/false);
     end.Poll();
-    end.SendOnNode(BytesOf(Of(SignalKind::kGrant, 1)));
+    end.SendOnNode(WireBytes(SignalOf(SignalKind::kGrant, 1)));
     end.Poll();
     ASSERT_OK(end.core().status());
-    end.SendOnNode(BytesOf(Of(kind, 1)));
+    end.SendOnNode(WireBytes(SignalOf(kind, 1)));
     ExpectBroadcastFailure(end, {"rank 1", "message 1", "which has been granted before"});
   }
 }
@@ -219,20 +212,20 @@ TEST(BadSignals, OfTheNodeAboutAMessageToAnotherNodeFailTheEngine) {
   end.SubmitMessage(OpKind::kSend, /*peer=*/2, 100, /*in_node_memory=*/false);
   end.Poll();
   SchedulerEnd peer;
-  EXPECT_OK(peer.mail.SendSignal(0, BytesOf(Of(SignalKind::kPulled, 1))));
+  EXPECT_OK(peer.mail.SendSignal(0, WireBytes(SignalOf(SignalKind::kPulled, 1))));
   end.SendOverWire(peer.link.sent_messages.back().bytes);
   ExpectBroadcastFailure(end, {"rank 2", "message 1", "which goes to another node"});
 }
 
 // The receiver copies out of the sender's node memory, and awaits no signal.
 TEST(BadSignals, OfDataThatNoReceiveAwaitsFailTheEngine) {
-  Signal announcement = Of(SignalKind::kAnnounce, 5);
+  Signal announcement = SignalOf(SignalKind::kAnnounce, 5);
   announcement.bytes = int64_t{1} << 15;
   announcement.address = CoreEnd::AddressOnNode();
   CoreEnd end;
   end.SubmitMessage(OpKind::kReceive, /*peer=*/1, announcement.bytes, /*in_node_memory=*/false);
-  end.SendOnNode(BytesOf(announcement));
-  end.SendOnNode(BytesOf(Of(SignalKind::kPushed, 5)));
+  end.SendOnNode(WireBytes(announcement));
+  end.SendOnNode(WireBytes(SignalOf(SignalKind::kPushed, 5)));
   ExpectBroadcastFailure(end, {"rank 1", "message 5", "which awaits no data"});
 }
 

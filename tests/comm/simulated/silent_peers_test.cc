@@ -13,7 +13,7 @@
 namespace weft::testing {
 namespace {
 
-constexpr int kRanks = 4;
+constexpr int kPeers = 4;
 constexpr int64_t kCount = int64_t{1} << 20;  // Elements of each operation.
 constexpr int64_t kMillisecond = 1'000'000;
 
@@ -69,7 +69,7 @@ class Rank {
     OpOptions options;
     options.priority = scenario_.priority;
     std::byte* memory = buffer_.data();
-    std::byte* own = buffer_.At(bootstrap_.rank() * (kCount / kRanks));
+    std::byte* own = buffer_.At(bootstrap_.rank() * (kCount / kPeers));
     switch (scenario_.stalled) {
       case Stalled::kNothing:
         return {};
@@ -107,7 +107,7 @@ class Rank {
 int64_t TrafficNs(const Scenario& scenario) {
   int64_t at_rank_3 = 0;
   const SimReport report =
-      RunSimulatedRanks(NodeMap::RanksPerNode(kRanks, 1), Machine(), [&](Bootstrap& bootstrap) {
+      RunSimulatedRanks(NodeMap::RanksPerNode(kPeers, 1), Machine(), [&](Bootstrap& bootstrap) {
         int64_t traffic_ns = 0;
         const absl::Status status = Rank(bootstrap, scenario).Run(traffic_ns);
         if (bootstrap.rank() == 3) at_rank_3 = traffic_ns;

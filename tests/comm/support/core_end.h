@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -15,6 +16,13 @@
 #include "tests/comm/links/fake_wire_link.h"
 
 namespace weft::testing {
+
+// Sets a field of a message to a number that its type may not name.
+template <typename T>
+void SetByte(T& field, uint8_t value) {
+  static_assert(sizeof(T) == 1);
+  std::memcpy(&field, &value, 1);
+}
 
 class CoreEnd {
  public:

@@ -33,6 +33,19 @@ inline ProcessGroup RanksOfThisDomain(const CommEngine& engine) {
   return group;
 }
 
+constexpr size_t kSmallSegmentBytes = size_t{16} << 20;
+
+// Several slices, pieces and windows for a few thousand elements.
+inline EngineOptions SmallSliceOptions() {
+  EngineOptions options;
+  options.timeout = kTestTimeout;
+  options.slice_bytes = 512;
+  options.piece_bytes = 1024;
+  options.lane_window_bytes = 2048;
+  options.yield_window_bytes = 1024;
+  return options;
+}
+
 struct EngineFixture : RankEngine {
   LaneId lane;  // A lane of all ranks.
 

@@ -76,8 +76,8 @@ std::vector<TensorView> Parts(std::byte* data, int64_t elements, int ranks, bool
   return parts;
 }
 
-absl::Status Run(Bootstrap& bootstrap, const LinkExperiment& experiment, CommonStart& start,
-                 std::array<int64_t, kRounds>& slowest_ns) {
+absl::Status RunShare(Bootstrap& bootstrap, const LinkExperiment& experiment, CommonStart& start,
+                      std::array<int64_t, kRounds>& slowest_ns) {
   const int ranks = bootstrap.size();
   const bool exchanges = experiment.op == LinkOp::kAllToAll || experiment.op == LinkOp::kStridedAllToAll ||
                          experiment.op == LinkOp::kSendReceive;
@@ -141,7 +141,7 @@ LinkUse UseOfLink(const LinkExperiment& experiment) {
   CommonStart start;
   const SimReport report = RunSimulatedRanks(
       NodeMap::RanksPerNode(experiment.nodes * experiment.ranks_of_node, experiment.ranks_of_node), machine,
-      [&](Bootstrap& bootstrap) { return Run(bootstrap, experiment, start, slowest_ns); });
+      [&](Bootstrap& bootstrap) { return RunShare(bootstrap, experiment, start, slowest_ns); });
   const absl::Status status = report.status();
   WEFT_CHECK(status.ok(), status.ToString().c_str());
   const double bytes = static_cast<double>(experiment.bytes) * (experiment.nodes - 1) *

@@ -303,7 +303,7 @@ TEST(Progress, HasLossRatesTimeMemoryAndEta) {
   EXPECT_THAT(ProgressLine(Example(), 100, 3725), HasSubstr("ETA 1:02:05"));
 }
 
-std::string Printed(bool terminal) {
+std::string PrintedMetrics(bool terminal) {
   const TempFolder folder;
   std::FILE* file = std::fopen((folder / "out").c_str(), "w");
   {
@@ -318,7 +318,7 @@ std::string Printed(bool terminal) {
 }
 
 TEST(Progress, PrintsPlainLinesWithoutATerminal) {
-  const std::string text = Printed(false);
+  const std::string text = PrintedMetrics(false);
   EXPECT_EQ(text.find('\r'), std::string::npos);
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2);
 }
@@ -366,7 +366,7 @@ TEST(Progress, ShowsTheLossOfTheIndexersAsLongAsItFits) {
 }
 
 TEST(Progress, OverwritesTheWholeLineOnATerminal) {
-  const std::string text = Printed(true);
+  const std::string text = PrintedMetrics(true);
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
   EXPECT_EQ(text.front(), '\r');
   const std::string erase = "\033[K";

@@ -17,7 +17,7 @@ using ::testing::EndsWith;
 using ::testing::IsEmpty;
 
 // The text that `print` leaves on a terminal or in a file.
-std::string Printed(bool terminal, absl::FunctionRef<void(RunConsole&)> print) {
+std::string ConsoleText(bool terminal, absl::FunctionRef<void(RunConsole&)> print) {
   char* text = nullptr;
   size_t bytes = 0;
   std::FILE* stream = open_memstream(&text, &bytes);
@@ -31,7 +31,7 @@ std::string Printed(bool terminal, absl::FunctionRef<void(RunConsole&)> print) {
 }
 
 TEST(RunConsole, PrintsALineForEachMessage) {
-  const std::string text = Printed(/*terminal=*/false, [](RunConsole& console) {
+  const std::string text = ConsoleText(/*terminal=*/false, [](RunConsole& console) {
     console.PrintConfiguration({{"mesh", "1 x 2", ""}, {"data", "text", "--data"}}, DType::kF32);
     console.Warn("slow");
     console.PrintSaved("");
@@ -56,13 +56,13 @@ TEST(RunConsole, PrintsALineForEachMessage) {
 
 TEST(RunConsole, EndsTheLineOfAStepBeforeAMessage) {
   const StepMetrics metrics;
-  const std::string step = Printed(/*terminal=*/true, [&](RunConsole& console) {
+  const std::string step = ConsoleText(/*terminal=*/true, [&](RunConsole& console) {
     console.PrintStep(metrics, /*skipped=*/false);
     console.EndProgress();
     console.EndProgress();
   });
   EXPECT_THAT(step, EndsWith("\033[K\n"));
-  const std::string saved = Printed(/*terminal=*/true, [&](RunConsole& console) {
+  const std::string saved = ConsoleText(/*terminal=*/true, [&](RunConsole& console) {
     console.PrintStep(metrics, /*skipped=*/false);
     console.PrintSaved("step-3");
   });
