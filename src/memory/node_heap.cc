@@ -19,9 +19,6 @@
 #include "weft/core/topology.h"
 
 namespace weft {
-
-using internal::FreeList;
-
 namespace {
 
 // Default segment sizes are multiples of this many bytes.
@@ -200,14 +197,14 @@ class NodeHeap::Impl {
           free_list_.free_bytes(), " of ", memory_.segment_bytes, " are free, the largest free range has ",
           free_list_.largest_hole(), ". The size of the heap is set at the start; ", limit_));
     }
-    const absl::Status committed = committer_.Commit(*offset, FreeList::BlockBytes(bytes),
+    const absl::Status committed = committer_.Commit(*offset, internal::FreeList::BlockBytes(bytes),
                                                      [this] { return bootstrap_.FreeNodeMemory(); });
     if (!committed.ok()) {
       free_list_.Free(*offset);
       return Annotate(committed, absl::StrCat("node heap of rank ", bootstrap_.rank()));
     }
     peak_bytes_ = std::max(peak_bytes_, free_list_.allocated_bytes());
-    total_allocated_bytes_ += FreeList::BlockBytes(bytes);
+    total_allocated_bytes_ += internal::FreeList::BlockBytes(bytes);
     return base_ + *offset;
   }
 
@@ -250,7 +247,7 @@ class NodeHeap::Impl {
   const bool poisons_released_;
   std::byte* const base_;
   mutable Mutex mutex_;
-  FreeList free_list_ ABSL_GUARDED_BY(mutex_);
+  internal::FreeList free_list_ ABSL_GUARDED_BY(mutex_);
   internal::PageCommitter committer_ ABSL_GUARDED_BY(mutex_);
   const std::string limit_;  // The resource that was scarcest at the start.
   // Blocks that still had holders at the last check.

@@ -11,7 +11,9 @@ namespace weft {
 namespace {
 
 using ::weft::testing::kTestTimeout;
+using ::weft::testing::RunRanks;
 using ::weft::testing::RunRanksOnEveryNodeMap;
+using ::weft::testing::StatusIs;
 
 class SharedBlockOverThreads : public ::testing::TestWithParam<int> {};
 
@@ -34,16 +36,15 @@ TEST_P(SharedBlockOverThreads, AllRanksGetTheSameError) {
   RunRanksOnEveryNodeMap(GetParam(), weft::testing::AllRanksGetTheSameError);
 }
 TEST(ShareBlocks, FailsIfAnotherRankIsInADifferentCollective) {
-  weft::testing::RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = size_t{1} << 20}));
     if (bootstrap.rank() == 1) {
       EXPECT_FALSE(ExchangeBlobs(bootstrap, "another", std::string("0"), kTestTimeout).ok());
       return absl::OkStatus();
     }
     const std::vector<SharedBlockRequest> requests = {{{0, 1}, 64}};
-    EXPECT_THAT(
-        ShareBlocks(bootstrap, *heap, requests, kTestTimeout),
-        weft::testing::StatusIs(absl::StatusCode::kInternal, ::testing::HasSubstr("at the same point")));
+    EXPECT_THAT(ShareBlocks(bootstrap, *heap, requests, kTestTimeout),
+                StatusIs(absl::StatusCode::kInternal, ::testing::HasSubstr("at the same point")));
     return absl::OkStatus();
   });
 }
@@ -51,7 +52,7 @@ TEST(ShareBlocks, FailsIfAnotherRankIsInADifferentCollective) {
 // Rank 0 agrees on a block in a round in which rank 1 misses its deadline. The later blocks lie in stripes,
 // in views that have numbers of their own.
 TEST(ShareBlocks, KeepsEarlierBlocksAfterARankHasMissedADeadline) {
-  weft::testing::RunRanks(NodeMap::OneNode(2), [](Bootstrap& base) -> absl::Status {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& base) -> absl::Status {
     weft::testing::AbandoningBootstrap bootstrap(base);
     constexpr size_t kSegmentBytes = size_t{1} << 20;
     WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes}));
@@ -60,11 +61,10 @@ TEST(ShareBlocks, KeepsEarlierBlocksAfterARankHasMissedADeadline) {
     };
     if (bootstrap.rank() == 1) {
       bootstrap.AbandonAfter(1);
-      EXPECT_THAT(share(64), weft::testing::StatusIs(absl::StatusCode::kDeadlineExceeded,
-                                                     ::testing::HasSubstr("abandoned")));
+      EXPECT_THAT(share(64),
+                  StatusIs(absl::StatusCode::kDeadlineExceeded, ::testing::HasSubstr("abandoned")));
     }
-    EXPECT_THAT(share(64), weft::testing::StatusIs(absl::StatusCode::kInternal,
-                                                   ::testing::HasSubstr("at the same point")));
+    EXPECT_THAT(share(64), StatusIs(absl::StatusCode::kInternal, ::testing::HasSubstr("at the same point")));
     WEFT_ASSIGN_OR_RETURN(const auto first, share(kSegmentBytes / 16 * 17));
     WEFT_ASSIGN_OR_RETURN(const auto second, share(kSegmentBytes / 4 * 3));
     for (const auto* blocks : {&first, &second}) {
@@ -78,13 +78,12 @@ TEST(ShareBlocks, KeepsEarlierBlocksAfterARankHasMissedADeadline) {
 // A segment with room for the count of holders alone has none for the block: its address would lie past the
 // end of the segment.
 TEST(ShareBlocks, GivesABlockWithoutBytesAnAddressOfItsOwn) {
-  weft::testing::RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
+  RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = 4096}));
     const std::vector<SharedBlockRequest> requests = {{{0}, 0}};
     WEFT_ASSIGN_OR_RETURN(std::byte* const large, heap->Allocate(4096 - 64));
     EXPECT_THAT(ShareBlocks(bootstrap, *heap, requests, kTestTimeout),
-                weft::testing::StatusIs(absl::StatusCode::kResourceExhausted,
-                                        ::testing::HasSubstr("cannot allocate")));
+                StatusIs(absl::StatusCode::kResourceExhausted, ::testing::HasSubstr("cannot allocate")));
     heap->Free(large);
     WEFT_RETURN_IF_ERROR(heap->Allocate(4096 - 128).status());
     WEFT_ASSIGN_OR_RETURN(const auto blocks, ShareBlocks(bootstrap, *heap, requests, kTestTimeout));

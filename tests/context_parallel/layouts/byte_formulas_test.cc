@@ -4,13 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/context_parallel/support/masks.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::testing {
 namespace {
-
-constexpr AttentionMask kCausal{};
-constexpr AttentionMask kFull{.causal = false, .keys_before = {}};
 
 SequenceLayout LayoutFor(const ContextScheme& scheme, const std::vector<int64_t>& documents, int ranks) {
   auto layout = SequenceLayout::Create(documents, scheme.Split(ranks));

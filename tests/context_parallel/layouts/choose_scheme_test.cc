@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/context_parallel/support/masks.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::testing {
@@ -12,8 +13,6 @@ using ::testing::HasSubstr;
 AttentionShape ShapeOf(int64_t heads, int64_t kv_heads) {
   return {.batch = 1, .heads = heads, .kv_heads = kv_heads, .head_dim = 64, .value_dim = 64};
 }
-
-constexpr AttentionMask kCausal{};
 
 TEST(ChooseScheme, TakesUlyssesIfThereAreAsManyKeyHeadsAsQueryHeads) {
   for (const int ranks : {2, 4, 8}) {

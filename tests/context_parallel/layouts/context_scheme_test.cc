@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/context_parallel/support/masks.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::testing {
@@ -9,9 +10,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr AttentionMask kCausal{};
-constexpr AttentionMask kFull{.causal = false, .keys_before = {}};
 
 TEST(ContextScheme, HasAKindThatFollowsFromTheUlyssesDegree) {
   EXPECT_EQ(ContextScheme{}.kind(4), SchemeKind::kUlysses);

@@ -4,13 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/context_parallel/support/masks.h"
 #include "tests/support/status_matchers.h"
 #include "weft/context_parallel/sequence_layout.h"
 
 namespace weft::testing {
 namespace {
-
-constexpr AttentionMask kCausal{};
 
 std::vector<TokenRuns> PartsOf(const SequenceLayout& layout) { return layout.Parts(0)->parts; }
 

@@ -7,13 +7,12 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/context_parallel/support/masks.h"
 #include "tests/context_parallel/support/scheme_runner.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
 namespace {
-
-constexpr AttentionMask kCausal{};
 
 void CheckOnThreads(const NodeMap& nodes, const std::vector<SolvedCase>& cases) {
   RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {

@@ -10,6 +10,7 @@
 #include "sharding/plan/divide_factors.h"
 #include "sharding/plan/group_spec.h"
 #include "tests/sharding/support/group_fixture.h"
+#include "tests/sharding/support/status_codes.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -19,8 +20,6 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 // Policy in which the parameters of these names have the dtypes `other`, and the rest fp32.
 ShardingPolicy WithDTypes(std::vector<std::string> names, ParameterDTypes other) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/group_fixture.h"
+#include "tests/sharding/support/status_codes.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -10,8 +11,6 @@ namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
-
-constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
 
 TEST(FrozenParameters, AreGatheredButNeitherReducedNorSent) {
   for (const int ranks : {1, 2, 3, 4}) {

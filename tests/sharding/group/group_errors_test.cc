@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/group_fixture.h"
+#include "tests/sharding/support/status_codes.h"
 #include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
 
@@ -14,7 +15,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using State = ParamGroup::State;
 
-constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
 constexpr int kRanks = 4;  // Two replicas of a shard group of two.
 
 using Steps = std::function<absl::Status(CommContext&, ParamGroup&)>;

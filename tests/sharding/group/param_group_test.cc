@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/group_fixture.h"
+#include "tests/sharding/support/status_codes.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -15,8 +16,6 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using State = ParamGroup::State;
-
-constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
 
 TEST(ParamGroup, GoesThroughTheSameStatesForEverySize) {
   const std::vector<std::vector<Shape>> groups = {{}, {{0, 3}}, {{1}}, {{5, 7}, {0}, {3}}, {{64}}};

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/group_fixture.h"
+#include "tests/sharding/support/status_codes.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -14,8 +15,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using State = ParamGroup::State;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 CommContext::Options RegatherOver(int ranks) {
   CommContext::Options options;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/group_fixture.h"
+#include "tests/sharding/support/status_codes.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -14,7 +15,6 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 using Replicas = std::optional<ProcessGroup>;
 
 TEST(ReplicateBuckets, AreTheDistinctGroupsOfAllParameters) {

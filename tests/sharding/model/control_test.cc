@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/sharded_toy.h"
+#include "tests/sharding/support/status_codes.h"
 #include "tests/support/tiny_llama.h"
 #include "weft/nn/llama.h"
 
@@ -15,9 +16,6 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using State = ParamGroup::State;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
 
 std::vector<State> States(const ShardedModel& model) {
   std::vector<State> states;

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/sharded_toy.h"
+#include "tests/sharding/support/status_codes.h"
 
 namespace weft::testing {
 namespace {
@@ -14,9 +15,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
 
 absl::Status Pass(ToyNet& net, int rank, int step) { return ToyPass(net, rank, 2, step, 0, 1); }
 

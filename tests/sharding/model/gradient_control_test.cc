@@ -8,14 +8,12 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/sharded_toy.h"
+#include "tests/sharding/support/status_codes.h"
 
 namespace weft::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
 
 // The reduced gradients of this rank's shards, end to end.
 std::vector<float> Gradients(const ShardedModel& model) {

@@ -8,6 +8,7 @@
 
 #include "tests/sharding/support/group_fixture.h"
 #include "tests/sharding/support/sharded_toy.h"
+#include "tests/sharding/support/status_codes.h"
 #include "weft/sharding/sharded_groups.h"
 
 namespace weft::testing {
@@ -17,8 +18,6 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
 
 // A root without parameters, and below it group 1 with p0 [7] and group 2 with p1 [4].
 struct Client {

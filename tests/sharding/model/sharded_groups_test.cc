@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/group_fixture.h"
+#include "tests/sharding/support/status_codes.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/core/status.h"
 #include "weft/mesh/simulation.h"
@@ -22,8 +23,6 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
 
 // A root with the parameters p0 [5, 3] and p1 [4], and two groups below it with p2 [7] and p3 [2, 2].
 struct Client {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/group_fixture.h"
+#include "tests/sharding/support/status_codes.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/core/hash.h"
 
@@ -18,7 +19,6 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
 constexpr int kGroups = 3;
 constexpr int kMicrobatches = 3;
 
