@@ -162,7 +162,7 @@ TEST(Callbacks, AreNeverCalledBySubmissions) {
 TEST(Callbacks, AndDestructorsOfDetachedMemoryAreNeverCalledBySubmissions) {
   for (const NodeMap& nodes : NodeMapsOf(2)) {
     const SimReport report = RunSimulatedRanks(nodes, SimOptions{}, [](Bootstrap& bootstrap) -> absl::Status {
-      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSegmentBytes));
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, {}, kSmallSegmentBytes));
       constexpr int kOperations = 100;
       bool submitting = false;
       int destroyed = 0;

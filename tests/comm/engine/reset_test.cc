@@ -251,7 +251,7 @@ TEST(ResetAfterError, AwaitsCallbacksThatRun) {
   const SimReport report =
       RunSimulatedRanks(NodeMap::OneNode(2), SimOptions{}, [](Bootstrap& base) -> absl::Status {
         SlowBootstrap bootstrap(base);
-        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices(),
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SlicesInFlight(),
                                                                          /*segment_bytes=*/size_t{8} << 20));
         Runtime& runtime = bootstrap.runtime();
         bool has_begun = false;
@@ -286,7 +286,7 @@ TEST(ResetAfterError, AwaitsCallbacksThatRun) {
 TEST(ResetAfterError, NamesCallbacksThatDoNotReturn) {
   const SimReport report =
       RunSimulatedRanks(NodeMap::OneNode(1), SimOptions{}, [](Bootstrap& bootstrap) -> absl::Status {
-        EngineOptions options = SmallSlices();
+        EngineOptions options = SlicesInFlight();
         options.timeout = absl::Milliseconds(100);
         WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
                               EngineFixture::Make(bootstrap, options, /*segment_bytes=*/size_t{8} << 20));
