@@ -6,7 +6,8 @@
 #   tools/test.sh PRESET...        the given presets (release, debug, asan, tsan); asan and tsan then run all suites
 #                                  whose ranks are threads, also those of sharding and context_parallel
 #
-# Many tests wait for processes and deadlines. The other presets are built and tested meanwhile, at low priority.
+# Many tests wait for processes and deadlines. The other presets are built and tested meanwhile, at low priority: each at a lower
+# one than those before it, so that the last tests of one preset leave no core idle.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -52,14 +53,20 @@ timed() {
 
 log_of() { echo "build/$1/test.log"; }
 
-# Builds and tests presets in turn at low priority, each with a log.
+# Builds and tests a preset at low priority, with a log.
+check() {
+  local preset=$1 niceness=$2
+  renice -n "$niceness" "$BASHPID" >/dev/null
+  { timed built build "$preset" && timed tested run "$preset"; } >"$(log_of "$preset")" 2>&1
+}
+
 check_each() {
-  local preset
-  renice -n 10 "$BASHPID" >/dev/null
+  local preset niceness=10
   for preset; do
-    { timed built build "$preset" && timed tested run "$preset"; } >"$(log_of "$preset")" 2>&1
+    check "$preset" "$niceness" &
+    ((niceness += 5))
   done
-  return 0
+  wait
 }
 
 main() {
