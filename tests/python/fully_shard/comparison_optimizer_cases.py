@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import weft
 from fsdp2_comparison import (
+    BOTH,
     compare,
     expect_equal,
     expect_same_gradients,
@@ -266,6 +267,38 @@ def an_optimizer_of_unsharded_parameters_is_an_error() -> None:
         expect_same_state(model, make_llama(), exact=True)
         make(model.parameters(), lr=0.1).step()
         assert not torch.equal(whole(model.lm_head.weight), make_llama().lm_head.weight)
+
+
+@case
+def an_optimizer_may_have_unsharded_parameters_that_are_frozen() -> None:
+    """As those of a root around the layers that are trained."""
+    for make in (torch.optim.SGD, weft.AdamW):
+        model = make_llama().requires_grad_(False)
+        model.layers.requires_grad_(True)
+        shard_all(model, weft.fully_shard)
+        loss = loss_of(model, tokens_of(0))
+        optimizer = make(model.parameters(), lr=0.1)
+        loss.backward()
+        optimizer.step()
+        changed = [name for name, value in make_llama().named_parameters() if not torch.equal(whole(model.get_parameter(name)), value)]
+        assert changed and all(name.startswith("layers.") for name in changed), changed
+
+
+@case
+def hooks_on_shards_may_step_an_optimizer() -> None:
+    models = {name: shard_all(make_llama(), shard) for name, shard in BOTH.items()}
+    for model in models.values():
+        optimizers = {param: torch.optim.SGD([param], lr=0.1) for param in model.parameters()}
+
+        def step_and_clear(param: Tensor, optimizers: dict[Tensor, torch.optim.Optimizer] = optimizers) -> None:
+            optimizers[param].step()
+            optimizers[param].zero_grad()
+
+        for param in optimizers:
+            param.register_post_accumulate_grad_hook(step_and_clear)
+        for step in range(2):
+            loss_of(model, tokens_of(step)).backward()
+    expect_same_state(models["weft"], models["torch"])
 
 
 @case

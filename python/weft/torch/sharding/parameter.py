@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,6 +41,7 @@ class ShardedParameter:
         self._is_aside = False  # `_gradient` is not in `.grad` during a backward that makes a graph.
         self._adds_to_external = False  # `.grad` was not weft's when the backward of the root began.
         self._is_in_external = False  # The reduced sum was added to an external gradient.
+        self._has_warned = False  # Of hooks that see no gradient.
         self._views: dict[int, Tensor] = {}  # Views of gradient images, by address.
 
     # Registration of the sharded or the unsharded form in the modules.
@@ -259,6 +261,18 @@ class ShardedParameter:
             )
         return gradient._local_tensor.detach()
 
+    def warn_of_hooks(self) -> None:
+        """Warns, once, of hooks that do not see the reduced gradient."""
+        if self._has_warned or not self.sharded.requires_grad or not self.sharded._backward_hooks:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"the sharded parameter '{self.name}' has a hook of register_hook, which does not see the gradient that weft reduces: call "
+            "register_post_accumulate_grad_hook instead, or set_all_reduce_hook of the sharded module",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
     def run_gradient_hooks(self) -> None:
         """Runs the hooks of register_post_accumulate_grad_hook on the sharded parameter."""
         for hook in list((self.sharded._post_accumulate_grad_hooks or {}).values()):  # A hook may remove itself.
@@ -283,13 +297,7 @@ class ShardedParameter:
         self._gradient, self._is_in_external = None, False
 
     def begin_accumulation(self) -> None:
-        """Before a backward, which is to add to an external gradient in its memory. Raises RuntimeError as external_gradient, and if a
-        hook would not see the reduced gradient."""
-        if self.sharded._backward_hooks:
-            raise RuntimeError(
-                f"the sharded parameter '{self.name}' has a hook of register_hook, which would see no reduced gradient: remove it, and call "
-                "register_post_accumulate_grad_hook"
-            )
+        """Before a backward, which is to add to an external gradient in its memory. Raises RuntimeError as external_gradient."""
         self._adds_to_external = self.external_gradient() is not None
 
     def set_gradient_aside(self) -> None:

@@ -230,6 +230,8 @@ class Root:
         if self.group.settings.unshard_in_backward:
             self.group.register_unsharded()
         Variable._execution_engine.queue_callback(_EndOfBackward(self, owner))
+        for parameter in self.parameters():
+            parameter.warn_of_hooks()  # After the callback, which tells the peers of an exception: a filter may make one of a warning.
         if torch.is_grad_enabled():  # create_graph.
             for parameter in self.parameters():
                 parameter.set_gradient_aside()

@@ -35,12 +35,12 @@ def _roots_of(optimizer: torch.optim.Optimizer) -> list[Root]:
 
 
 def _check_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Raises RuntimeError if the optimizer has an unsharded parameter, which it would never train."""
+    """Raises RuntimeError if the optimizer has an unsharded parameter that is to be trained: it would never train that."""
     for param in (param for entry in optimizer.param_groups for param in entry["params"]):
-        if hasattr(param, "_weft_parameter"):
+        if param.requires_grad and hasattr(param, "_weft_parameter"):
             raise RuntimeError(
                 f"the optimizer has the unsharded parameter '{param._weft_parameter.name}', which gets no gradients: make the optimizer before "
-                "the forward or after the backward, and after unshard() only once reshard() was called"
+                "the forward or after the backward; after unshard(), call reshard() first"
             )
 
 
