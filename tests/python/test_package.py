@@ -1,6 +1,7 @@
 """The installed package: its metadata, its interface, its docstrings and type stubs."""
 
 import ast
+import functools
 import importlib
 import inspect
 import sys
@@ -9,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from torch import nn
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
@@ -16,6 +19,8 @@ import weft
 import weft._core
 from weft._torch_version import BUILT_AGAINST
 from weft.torch import _hugging_face
+from weft.torch._monitored_barrier import extend_monitored_barrier
+from weft.torch.sharding import extend_zero_grad
 
 MODULES = ["weft", "weft.torch", "weft.torch.context_parallel"]
 STUBS = ast.parse(Path(weft._core.__file__).with_name("_core.pyi").read_text())
@@ -124,3 +129,25 @@ def test_docstrings_of_the_extension_module_are_those_of_the_stubs(name: str) ->
         value = vars(kind)[member] if member != "__init__" else kind.__new__
         doc = inspect.cleandoc(value.__doc__ or "")
         assert doc == expected or doc.endswith("\n\n" + expected), f"{name}.{member}: {doc}"
+
+
+@pytest.mark.parametrize(
+    "owner, name, extend",
+    [(nn.Module, "zero_grad", extend_zero_grad), (dist, "monitored_barrier", extend_monitored_barrier)],
+    ids=["zero_grad", "monitored_barrier"],
+)
+def test_a_function_that_others_have_wrapped_is_extended_once(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, extend: Callable[[], None]
+) -> None:
+    original = getattr(owner, name).__wrapped__
+
+    @functools.wraps(original)
+    def wrapped(*args: object, **kwargs: object) -> object:
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, wrapped)
+    extend()
+    extended = getattr(owner, name)
+    assert extended is not wrapped
+    extend()
+    assert getattr(owner, name) is extended

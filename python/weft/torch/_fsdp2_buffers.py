@@ -6,10 +6,9 @@ over weft ask from the start. Groups for which a script calls that method, or se
 sets them.
 """
 
-import functools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -18,6 +17,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from weft.torch._backend import backend_of
+from weft.torch._replacement import replace_once
 
 
 class _NodeMemory:
@@ -44,13 +44,7 @@ class _ReduceScatter(_NodeMemory, ProcessGroupAllocReduceScatter):
     pass
 
 
-def place_buffers_in_node_memory() -> None:
-    """Makes every parameter group of FSDP2 that is sharded over "weft" from now on allocate in node memory. Idempotent."""
-    original = FSDPParamGroup.__init__
-    if hasattr(original, "__wrapped__"):
-        return
-
-    @functools.wraps(original)
+def _placed(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: FSDPParamGroup, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
         if not isinstance(self.mesh_info, FSDPMeshInfo) or self.device.type != "cpu":
@@ -60,4 +54,9 @@ def place_buffers_in_node_memory() -> None:
             self._all_gather_comm = _AllGather(group)
             self._reduce_scatter_comm = _ReduceScatter(group)
 
-    FSDPParamGroup.__init__ = init
+    return init
+
+
+def place_buffers_in_node_memory() -> None:
+    """Makes every parameter group of FSDP2 that is sharded over "weft" from now on allocate in node memory. Idempotent."""
+    replace_once(FSDPParamGroup, "__init__", _placed)

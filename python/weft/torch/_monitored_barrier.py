@@ -4,23 +4,18 @@ torch's function raises for every backend but gloo, although ProcessGroup.monito
 here asks groups of weft, and calls torch's for other groups.
 """
 
-import functools
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from weft.torch._backend import backend_of
+from weft.torch._replacement import replace_once
 
 
-def extend_monitored_barrier() -> None:
-    """Makes torch.distributed.monitored_barrier accept groups of weft. Idempotent."""
-    original = distributed_c10d.monitored_barrier
-    if hasattr(original, "__wrapped__"):
-        return
-
-    @functools.wraps(original)
+def _extended(original: Callable[..., None]) -> Callable[..., None]:
     def monitored_barrier(
         group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
     ) -> None:
@@ -35,4 +30,10 @@ def extend_monitored_barrier() -> None:
             timeout = timedelta(seconds=timeout)
         return used.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
-    distributed_c10d.monitored_barrier = dist.monitored_barrier = monitored_barrier
+    return monitored_barrier
+
+
+def extend_monitored_barrier() -> None:
+    """Makes torch.distributed.monitored_barrier accept groups of weft. Idempotent."""
+    for module in (distributed_c10d, dist):
+        replace_once(module, "monitored_barrier", _extended)

@@ -271,16 +271,23 @@ def a_partial_clear_may_come_before_an_evaluation_in_inference_mode(api: Interfa
     expect_alike(model, reference)
 
 
+class OwnZeroGrad(nn.Sequential):
+    """Has a zero_grad that does not call that of nn.Module."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        torch.optim.SGD(self.parameters()).zero_grad(set_to_none)
+
+
 @case
 def gradients_are_cleared_between_forward_and_backward(api: Interface) -> None:
-    """Of the root, whose modules have the gathered parameters then. FSDP2 clears those of the other modules only.
+    """FSDP2 does not clear those of the root, whose modules have the gathered parameters then.
 
-    All, those of sharded modules, those of a part of the root, and all from a module around the root.
+    The test clears all, those of sharded modules, those of a part of the root, and all from a module around the root.
     """
     if api.name == "torch":
         return
-    for set_to_none, reshards in itertools.product((False, True), (None, False)):
-        model, reference = seeded(mlps), seeded(mlps)
+    for set_to_none, reshards, kind in itertools.product((False, True), (None, False), (nn.Sequential, OwnZeroGrad)):
+        model, reference = (seeded(lambda: kind(*mlps())) for _ in range(2))  # noqa: B023
         api.shard([model[0], model[1]], reshard_after_forward=reshards)
         api.shard(model, reshard_after_forward=reshards)
         for step in range(5):

@@ -7,6 +7,7 @@
     group_tree   the groups below a root and their names
     root         the groups of a model, the forward and backward under way, and the calls of the schedule
     updates      comparison of the updates that ranks have made
+    zero_grad    zero_grad of modules, which clears the gradients of shards, too
     containers   tensors in the arguments and results of modules
     hooks        hooks on modules and tensors, which call the root
     norm         norm of the gradients, and clipping
@@ -17,7 +18,6 @@
 from weft.torch.sharding.api import (
     FSDPModule,
     UnshardHandle,
-    extend_zero_grad,
     fully_shard,
     prepare_writes,
     register_fsdp_forward_method,
@@ -25,6 +25,7 @@ from weft.torch.sharding.api import (
 )
 from weft.torch.sharding.direct import write_gradients_directly
 from weft.torch.sharding.norm import clip_grad_norm_, gradient_norm
+from weft.torch.sharding.zero_grad import extend_zero_grad
 
 __all__ = [
     "FSDPModule",

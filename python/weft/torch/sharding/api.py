@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,6 +16,7 @@ from weft.torch.sharding.hooks import add_hooks, as_forward
 from weft.torch.sharding.placement import check_mesh, default_mesh
 from weft.torch.sharding.root import Root, outermost, root_of
 from weft.torch.sharding.updates import compare_updates
+from weft.torch.sharding.zero_grad import clear_shards
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import DataParallelMeshDims
@@ -218,6 +218,11 @@ class FSDPModule:
                     setattr(module._weft_group.settings, name, value)
                 module._weft_group.apply_settings()
 
+    def zero_grad(self, *args: bool, **kwargs: bool) -> None:
+        """Clears the gradients as zero_grad of the module's class, which need not call that of nn.Module, and those of the shards."""
+        super().zero_grad(*args, **kwargs)
+        clear_shards(self, *args, **kwargs)
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> nn.Module:
         group = self._weft_group
         if group.is_initialized:
@@ -326,25 +331,6 @@ def reset(model: nn.Module) -> None:
     for root in roots:
         root.reset()
     compare_updates(roots)
-
-
-def extend_zero_grad() -> None:
-    """Makes nn.Module.zero_grad clear the gradients of shards, too, while unsharded parameters are registered. Idempotent.
-
-    A module around the root, such as that of torch.compile, and a part of a sharded module have the zero_grad of nn.Module.
-    """
-    original = nn.Module.zero_grad
-    if hasattr(original, "__wrapped__"):
-        return
-
-    @functools.wraps(original)
-    def zero_grad(self: nn.Module, set_to_none: bool = True) -> None:
-        original(self, set_to_none)
-        for param in self.parameters():
-            if hasattr(param, "_weft_parameter"):
-                param._weft_parameter.clear_gradient(set_to_none)
-
-    nn.Module.zero_grad = zero_grad
 
 
 def prepare_writes(model: nn.Module) -> None:
