@@ -79,6 +79,17 @@ def trains_float32_and_float64_side_by_side() -> None:
 
 
 @case
+def a_conversion_that_one_group_refuses_changes_no_other() -> None:
+    model = with_a_layer_in_float64(weft.fully_shard)
+    model.embed_tokens.register_buffer("unused", torch.ones(1, dtype=torch.float64))
+    train(model, steps=1)
+    with expect_error(ValueError, "its master is torch.float64"):
+        model.float()
+    assert model.embed_tokens.unused.dtype == torch.float64
+    train(model, steps=1)
+
+
+@case
 def float64_has_the_same_bits_on_every_mesh() -> None:
     results = []
     for replicas in (1, 2) if dist.get_world_size() > 1 else (1,):

@@ -110,18 +110,32 @@ def a_refused_conversion_changes_nothing() -> None:
         train(each, steps=1)
     loss_of(model, tokens_of(0)).backward()
     gradient = model.lm_head.weight.grad
-    halves = {name: value.half() for name, value in model.state_dict().items()}
-    for convert in (model.half, lambda: model.load_state_dict(halves, assign=True)):
-        with expect_error(ValueError, "after the first forward, but its master is torch.float32"):
-            convert()
-        expect_same_state(model, models[1], exact=True)
-        assert model.lm_head.weight.grad is gradient and gradient.dtype == torch.float32
+    with expect_error(ValueError, "after the first forward, but its master is torch.float32"):
+        model.half()
     with expect_error(RuntimeError, "is on the meta device"):
         model.to("meta")
+    expect_same_state(model, models[1], exact=True)
+    assert model.lm_head.weight.grad is gradient and gradient.dtype == torch.float32
+    with torch.device("meta"):
+        model.float()  # Is none to that device.
     model.zero_grad()
     for each in models:
         train(each, steps=1)
     expect_same_state(model, models[1], exact=True)
+
+
+@case
+def a_refused_load_changes_nothing_in_the_group_that_refuses_it() -> None:
+    model, other = (weft.fully_shard(make_llama()) for _ in range(2))
+    for each in (model, other):
+        train(each, steps=1)
+    halves = {name: value.half() for name, value in model.state_dict().items()}
+    with expect_error(ValueError, "after the first forward, but its master is torch.float32"):
+        model.load_state_dict(halves, assign=True)
+    expect_same_state(model, other, exact=True)
+    for each in (model, other):
+        train(each, steps=1)
+    expect_same_state(model, other, exact=True)
 
 
 @case

@@ -225,8 +225,9 @@ class FSDPModule:
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> nn.Module:
         group = self._weft_group
+        for other in dict.fromkeys(module._weft_group for module in self.modules() if isinstance(module, FSDPModule)):
+            other.check_conversion(fn)
         if group.is_initialized:
-            group.check_conversion(fn)
             group.root.prepare_writes()
         self.reshard()
         applied = super()._apply(fn, *args, **kwargs)

@@ -166,12 +166,14 @@ class Group:
                 parameter.adopt_master(masters[parameter.index])
 
     def check_conversion(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Raises as check_values if the parameters that `convert` makes, as nn.Module._apply calls it, could not be masters."""
-        for parameter in self.parameters[:1]:
-            parameter.check_values(convert(torch.empty(1, dtype=self.dtype)))
+        """Raises as check_values if the parameters that `convert` makes, as nn.Module._apply calls it, could not be masters.
+        Before the first forward, any can."""
+        for parameter in self.parameters[:1] if self.is_initialized else []:
+            parameter.check_values(convert(torch.empty(1, dtype=self.dtype, device="cpu")))
 
     def adopt_registered(self) -> None:
         """Takes the parameters that the modules have now. If one cannot be taken, raises, and registers those from before.
+        Other groups keep what they have taken.
 
         REQUIRES: shards may be written.
         """
