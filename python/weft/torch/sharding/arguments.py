@@ -57,7 +57,7 @@ def check_parameter(param: nn.Parameter, name: str, group: str) -> None:
         )
     check_dtype(param.dtype, name, group)
     if param.device.type not in ("cpu", "meta"):
-        raise ValueError(f"parameter '{name}' of '{group}' is on {param.device}: weft shards over CPUs")
+        raise ValueError(f"parameter '{name}' of '{group}' is on {param.device}, but weft shards over CPUs: move the model with model.to('cpu')")
 
 
 def check_dtype(dtype: torch.dtype, name: str, group: str) -> None:
@@ -74,10 +74,13 @@ def shard_dim_of(shard: Shard | None, param: nn.Parameter, name: str, mesh: Devi
     if shard is None:
         return 0
     if not isinstance(shard, Shard):
-        raise ValueError(f"shard_placement_fn must return Shard or None, but returned {shard!r}")
+        raise ValueError(f"shard_placement_fn returned {shard!r} for parameter '{name}': return Shard(dim), or None for Shard(0)")
     dim = shard.dim + param.ndim if shard.dim < 0 else shard.dim
     if not 0 <= dim < param.ndim:
-        raise ValueError(f"shard_placement_fn returned {shard} for parameter '{name}' of shape {tuple(param.shape)}")
+        raise ValueError(
+            f"shard_placement_fn returned {shard} for parameter '{name}' of shape {tuple(param.shape)}: return Shard(dim) with dim below "
+            f"{param.ndim}, or None"
+        )
     ranks = mesh.size(mesh.ndim - 1)
     if dim > 0 and param.size(dim) % ranks != 0:
         raise NotImplementedError(
