@@ -225,6 +225,7 @@ void Session::Close() {
         "interrupted: close the session after the call");
   }
   const std::lock_guard close_lock(close_mutex_);
+  if (closed()) return;
   Drain();
   const bool is_engine_free = RunClosers();
   std::unique_ptr<CommEngine> engine;
@@ -239,7 +240,7 @@ void Session::Close() {
     engine.reset();
     memory.clear();
     completions_.reset();
-  } else {  // It uses the rest of the session.
+  } else {  // The kept groups use the engine, its buffers and the completion thread.
     static_cast<void>(engine.release());
     static_cast<void>(new std::shared_ptr<Session>(shared_from_this()));
   }

@@ -103,7 +103,7 @@ absl::StatusOr<NormType> NormTypeOf(double norm_type) {
 
 class Groups::Owned {
  public:
-  // `name`: of the model.
+  // `name`: the model's name, for the warning.
   explicit Owned(std::string name) : name_(std::move(name)) {}
 
   // Null: they are not made yet, or closed. REQUIRES: the GIL. A counted call may use them without it.
@@ -138,7 +138,7 @@ class Groups::Owned {
       Warn(absl::StrCat(
           "the memory of the sharded model '", name_,
           "' is kept until the process ends: a call of another thread, such as a hook, has not ended. "
-          "End such threads before destroy_process_group()"));
+          "Let the hook return, or join its thread, before destroy_process_group()"));
     } else {
       ended->SetWaitCheck(nullptr);
     }

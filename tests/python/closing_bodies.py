@@ -1,13 +1,12 @@
 """Sessions whose operations end in one thread while another uses them.
 
-Arguments: store, what the other thread does, and for two ranks the rank.
+Arguments: store, and what the other thread does, or a case and the rank.
 """
 
 import contextlib
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 import warnings
@@ -201,7 +200,7 @@ def read_while_waiting(store: str, rank: int) -> None:
 
 def sharded_model(session: weft.Session) -> _core.ShardedGroups:
     parameters = [("weight", [1024], True, 0)]
-    return _core.ShardedGroups.create(session, [("shard", 2)], [("linear", -1, "f32", "f32", "f32", parameters)])
+    return _core.ShardedGroups.create(session, [("shard", session.size)], [("linear", -1, "f32", "f32", "f32", parameters)])
 
 
 def model_without_its_peer(store: str, rank: int, timeout_s: float = 60) -> tuple[weft.Session, _core.ShardedGroups]:
@@ -313,10 +312,10 @@ def close_inside_a_call(store: str, rank: int) -> None:
     open(f"{store}-closed", "w").close()
 
 
-def close_while_a_hook_hangs() -> None:
-    """Another thread is in the hook of a sharded model, and does not return. The session ends, and the model is kept. Of a pool."""
-    session = weft.Session(tempfile.mkdtemp(), 0, 1, timeout_s=0.2, segment_bytes=1 << 24)
-    model = _core.ShardedGroups.create(session, [("shard", 1)], [("linear", -1, "f32", "f32", "f32", [("weight", [4], True, 0)])])
+def close_while_a_hook_hangs(store: str, rank: int) -> None:
+    """Another thread is in the hook of a sharded model, and does not return. The session ends, and the model is kept."""
+    session = weft.Session(store, rank, 1, timeout_s=2, segment_bytes=1 << 24)
+    model = sharded_model(session)
     has_begun, may_end = threading.Event(), threading.Event()
 
     def hang(_: object) -> None:
@@ -335,18 +334,23 @@ def close_while_a_hook_hangs() -> None:
     model.set_gradient_hook(0, hang)
     thread = threading.Thread(target=train)
     thread.start()
-    has_begun.wait()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    try:
+        assert has_begun.wait(60), "the hook was not called"
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            session.close()
+        assert thread.is_alive() and session.closed
+        assert len(caught) == 1 and "'linear'" in str(caught[0].message), [str(warning.message) for warning in caught]
+        threads = os.listdir("/proc/self/task")
         session.close()
-    assert not may_end.is_set() and session.closed
-    assert len(caught) == 1 and "'linear'" in str(caught[0].message), [str(warning.message) for warning in caught]
-    may_end.set()
-    thread.join()  # Uses what is kept.
+        assert os.listdir("/proc/self/task") == threads, "a second close has ended a thread that the kept engine uses"
+    finally:
+        may_end.set()
+        thread.join()  # Uses what is kept.
 
 
 if __name__ == "__main__":
-    pairs = {
+    cases = {
         "drain": close_before_the_release,
         "abort": close_after_an_abort,
         "late": close_in_vain,
@@ -355,8 +359,9 @@ if __name__ == "__main__":
         "model": close_model_and_session,
         "making": close_while_a_model_is_made,
         "inside": close_inside_a_call,
+        "hook": close_while_a_hook_hangs,
     }
-    if sys.argv[2] in pairs:
-        pairs[sys.argv[2]](sys.argv[1], int(sys.argv[3]))
+    if sys.argv[2] in cases:
+        cases[sys.argv[2]](sys.argv[1], int(sys.argv[3]))
     else:
         close_while_used(sys.argv[1], sys.argv[2])

@@ -52,3 +52,7 @@ def test_a_session_closes_while_another_thread_uses_it(tmp_path: Path, meanwhile
 @pytest.mark.parametrize("case", ["drain", "abort", "late", "source", "call", "model", "making", "inside"])
 def test_operations_end_in_one_thread_while_another_uses_them(tmp_path: Path, case: str) -> None:
     run_ranks(CLOSING, 2, str(tmp_path / "store"), case)
+
+
+def test_a_session_closes_while_a_hook_of_a_model_hangs(tmp_path: Path) -> None:
+    run_ranks(CLOSING, 1, str(tmp_path / "store"), "hook")

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-import closing_bodies
 import completion_bodies
 import lifecycle_bodies as bodies
 import pytest
@@ -146,10 +145,6 @@ def test_a_group_of_weft_under_gloo(pool_of) -> None:
 
 def test_a_model_whose_group_has_ended_concerns_no_other(pool_of) -> None:
     assert "its process group has ended" in pool_of(2).run(bodies.a_model_outlives_its_group)[0]
-
-
-def test_a_session_closes_while_a_hook_of_a_model_hangs(pool_of) -> None:
-    pool_of(1).run(closing_bodies.close_while_a_hook_hangs)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "all", str(2**63)])
