@@ -1,6 +1,5 @@
 #include "python/c10d/backend_work.h"
 
-#include <atomic>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 #include <string>
@@ -130,7 +129,7 @@ void BackendWork::Complete(std::exception_ptr error) {
     finish(error);
   }
   // Callbacks of the future may take the interpreter's lock, whose holder may wait for completion_mutex_.
-  if (future) CompleteFuture(future);
+  if (future) CompleteFuture(*future);
 }
 
 std::exception_ptr BackendWork::CompleteEarlier() {
@@ -145,16 +144,21 @@ std::exception_ptr BackendWork::CompleteEarlier() {
   return error;
 }
 
-void BackendWork::CompleteFuture(const c10::intrusive_ptr<c10::ivalue::Future>& future) const {
+void BackendWork::CompleteFuture(c10::ivalue::Future& future) {
   std::exception_ptr error;
   {
     const std::lock_guard lock(mutex_);
     error = exception_;
   }
+  SetFuture(future, error);
+}
+
+void BackendWork::SetFuture(c10::ivalue::Future& future, std::exception_ptr error) {
+  if (is_future_set_.exchange(true)) return;
   if (error) {
-    future->setErrorIfNeeded(error);
-  } else if (!future->completed()) {
-    future->markCompleted(c10::IValue(contents_.outputs));
+    future.setError(error);
+  } else {
+    future.markCompleted(c10::IValue(contents_.outputs));
   }
 }
 
@@ -180,7 +184,7 @@ void BackendWork::WaitAtTheEndOfBackward() {
       }
     } catch (...) {
       interrupted_task = task;
-      self->future_->setErrorIfNeeded(std::current_exception());
+      self->SetFuture(*self->future_, std::current_exception());
     }
   });
 }
@@ -195,12 +199,12 @@ c10::intrusive_ptr<c10::ivalue::Future> BackendWork::getFuture() {
     was_complete = is_complete_;
   }
   if (was_complete) {
-    CompleteFuture(future);
+    CompleteFuture(*future);
   } else if (runs_callbacks) {  // See Note [Futures in callbacks].
     try {
       wait(kNoTimeout);
     } catch (...) {
-      future->setErrorIfNeeded(std::current_exception());
+      SetFuture(*future, std::current_exception());
     }
   } else {
     CompleteLater();
@@ -213,7 +217,7 @@ void BackendWork::CompleteLater() {
   WhenAllDone([this](const Outcome& outcome) {
     const std::exception_ptr error = outcome.ok() ? nullptr : ToException(outcome, contents_.timeout);
     if (outcome.code == Outcome::Code::kTimeout) {
-      future_->setErrorIfNeeded(error);  // The operation continues, and so does the work.
+      SetFuture(*future_, error);  // The operation continues, and so does the work.
     } else {
       Complete(error);
     }

@@ -16,6 +16,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <functional>
@@ -63,12 +64,16 @@ class BackendWork final : public ::c10d::Work {
   void Complete(std::exception_ptr error);
   // Completes earlier works. Returns an exception of them, null after a success.
   std::exception_ptr CompleteEarlier();
-  void CompleteFuture(const c10::intrusive_ptr<c10::ivalue::Future>& future) const;
+  // Sets the future to the result or the exception of the work. REQUIRES: the work is completed.
+  void CompleteFuture(c10::ivalue::Future& future);
+  // Sets the future and runs its callbacks, once: one thread may do so at the deadline while another one
+  // completes the work. `error` is null after a success. REQUIRES: this thread holds no mutex.
+  void SetFuture(c10::ivalue::Future& future, std::exception_ptr error);
   // Makes the end of the backward under way wait for an all-reduce.
   // Note [Signals in DistributedDataParallel].
   void WaitAtTheEndOfBackward();
   // Completes the work when all operations are done, on a thread of the session. At the deadline, only the
-  // future fails. REQUIRES: there is one.
+  // future fails. REQUIRES: future_ is set.
   void CompleteLater();
   // Calls `done` once on a thread of the session, which holds the work until then: with OK when all
   // operations are done, otherwise with a failure, or else a missed deadline, of one.
@@ -78,6 +83,7 @@ class BackendWork final : public ::c10d::Work {
   std::mutex completion_mutex_;
   bool is_complete_ = false;                        // Guarded by completion_mutex_.
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // Guarded by completion_mutex_; set once.
+  std::atomic<bool> is_future_set_ = false;         // SetFuture has been called.
 };
 
 // The works of a group's collectives that still copy results to their outputs.
