@@ -2,10 +2,13 @@
 
 import contextlib
 import itertools
+import threading
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from closing_bodies import without_preemption
 from collective_values import check, rank, ranks
 from torch import Tensor
 
@@ -123,35 +126,50 @@ def future_of_a_missing_rank() -> str:
     return message
 
 
-def let_late_ranks_go(key: str) -> None:
-    """Sets the key when a deadline has passed. The late ranks then take part in the collective that missed it."""
+def wait_for_late_ranks(wait: Callable[[], object], key: str) -> None:
+    """Calls `wait` on rank 0, and sets the key when a deadline has passed meanwhile. The late ranks then take part in the
+    collective that missed it."""
     store = dist.distributed_c10d._get_default_store()
     options = dist.AllreduceOptions()
     options.timeout = timedelta(milliseconds=50)
     late = dist.group.WORLD.allreduce([torch.ones(1)], options)
-    late.get_future().then(lambda _: store.set(key, ""))
+    waits = threading.Event()
+
+    def let_late_ranks_go() -> None:
+        waits.wait()
+        with contextlib.suppress(dist.DistBackendError):
+            late.wait()
+        store.set(key, "")
+
+    thread = threading.Thread(target=let_late_ranks_go)
+    with without_preemption():
+        thread.start()
+        waits.set()
+        try:
+            wait()  # Lets the other thread run.
+        finally:
+            thread.join()
 
 
 def waits_with_very_long_timeouts() -> None:
-    """Of more nanoseconds than 64 bits hold. The other ranks come when rank 0 waits."""
+    """Timeouts that overflow 64 bits of nanoseconds. The other ranks come when rank 0 waits."""
     store = dist.distributed_c10d._get_default_store()
     limit = timedelta(days=10**6)
     group = dist.new_group(timeout=limit)
-
-    def reduce() -> None:
-        work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
-        future = work.get_future()
-        work.wait()
-        check(future.wait()[0], torch.full((3,), float(ranks())), "a future with a long timeout")
-
-    for wait in (reduce, lambda: dist.monitored_barrier(timeout=limit)):
+    work = dist.all_reduce(torch.ones(3), group=group, async_op=True) if rank() == 0 else None
+    future = work.get_future() if work is not None else None
+    for wait in (lambda: work.wait(), lambda: dist.monitored_barrier(timeout=limit)):
         key = f"late-{next(_numbers)}"
         if rank() == 0:
-            let_late_ranks_go(key)
-        else:
-            store.wait([key])
-            dist.all_reduce(torch.ones(1))
+            wait_for_late_ranks(wait, key)
+            continue
+        store.wait([key])
+        dist.all_reduce(torch.ones(1))
+        if work is None:
+            work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+            future = work.get_future()
         wait()
+    check(future.wait()[0], torch.full((3,), float(ranks())), "a future with a long timeout")
 
 
 def futures_in_callbacks() -> None:
