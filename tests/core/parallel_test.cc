@@ -41,8 +41,9 @@ TEST(ParallelFor, PartitionsIntoOneRangePerThreadOrFewerLongOnes) {
     for (const int64_t count : {1, 2, 3, 6, 7, 100, 1009}) {
       for (const int64_t grain : {0, 1, 2, 50, 5000}) {
         const auto ranges = RangesOf(count, grain);
-        const int64_t longest_ranges = count / std::max<int64_t>(grain, 1);
-        ASSERT_EQ(static_cast<int64_t>(ranges.size()), std::clamp<int64_t>(longest_ranges, 1, ThreadCount()));
+        const int64_t ranges_of_grain = count / std::max<int64_t>(grain, 1);
+        ASSERT_EQ(static_cast<int64_t>(ranges.size()),
+                  std::clamp<int64_t>(ranges_of_grain, 1, ThreadCount()));
         int64_t next = 0;
         for (const auto& [begin, end] : ranges) {
           EXPECT_EQ(begin, next);
