@@ -19,7 +19,6 @@
 #include "src/mesh/tcp/tcp_frame.h"
 #include "tests/mesh/support/raw_tcp_peer.h"
 #include "tests/mesh/support/tcp_link_pair.h"
-#include "tests/support/forwarding_runtime.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::internal {
@@ -27,7 +26,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::weft::testing::ForwardingRuntime;
 using ::weft::testing::RawTcpPeer;
 using ::weft::testing::StatusIs;
 using Pair = ::weft::testing::TcpLinkPair;
@@ -229,37 +227,6 @@ TEST(TcpLink, IgnoresStrangers) {
   pair.Poll();
   ASSERT_OK_AND_ASSIGN(const int64_t after, pair.Exchange(6));
   EXPECT_EQ(after, 6);
-}
-
-// A clock that the test sets.
-class SetClock final : public ForwardingRuntime {
- public:
-  SetClock() : ForwardingRuntime(system_) {}
-  int64_t NowNs() const override { return now_ns; }
-
-  int64_t now_ns = 1;
-
- private:
-  SystemRuntime system_;
-};
-
-TEST(TcpLink, ClosesAConnectionWithoutAGreetingAfterHalfAMinute) {
-  constexpr int64_t kSecond = 1'000'000'000;
-  SetClock clock;
-  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make(clock));
-  const RawTcpPeer stranger(pair.first->endpoint());
-  const RawTcpPeer peer(pair.first->endpoint());
-  peer.WriteFrame(RawTcpPeer::GreetingOf(pair.first->endpoint(), 1));
-  pair.Poll();
-  clock.now_ns += 20 * kSecond;
-  const RawTcpPeer late(pair.first->endpoint());
-  pair.Poll();
-  EXPECT_TRUE(stranger.IsOpen());
-  clock.now_ns += 10 * kSecond;
-  for (int i = 0; i < 1'000'000 && stranger.IsOpen(); ++i) pair.Poll();
-  EXPECT_FALSE(stranger.IsOpen());
-  EXPECT_TRUE(peer.IsOpen());
-  EXPECT_TRUE(late.IsOpen());
 }
 
 TEST(TcpLink, AMalformedMessageEndsTheConnectionAndNamesThePeer) {

@@ -1,6 +1,8 @@
 // Peers that a link over TCP cannot reach, or has lost.
 #include <fcntl.h>
 
+#include <cstdint>
+#include <memory>
 #include <sys/resource.h>
 #include <vector>
 
@@ -11,7 +13,9 @@
 #include "src/mesh/tcp/tcp_link.h"
 #include "tests/mesh/support/raw_tcp_peer.h"
 #include "tests/mesh/support/tcp_link_pair.h"
+#include "tests/support/forwarding_runtime.h"
 #include "tests/support/status_matchers.h"
+#include "weft/core/status.h"
 
 namespace weft::internal {
 namespace {
@@ -19,6 +23,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::weft::testing::ForwardingRuntime;
 using ::weft::testing::RawTcpPeer;
 using ::weft::testing::StatusIs;
 using Pair = ::weft::testing::TcpLinkPair;
@@ -46,51 +51,112 @@ absl::Status FindUnreachable(WireLink& link) {
   return absl::InternalError("the link has not noticed it");
 }
 
+// While it lives, this process has no free descriptor.
+class DescriptorShortage {
+ public:
+  DescriptorShortage() {
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &limit_), 0);
+    const rlimit few = {64, limit_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    do {
+      files_.emplace_back(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    } while (files_.back().is_open());
+  }
+  ~DescriptorShortage() { EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &limit_), 0); }
+  DescriptorShortage(const DescriptorShortage&) = delete;
+  DescriptorShortage& operator=(const DescriptorShortage&) = delete;
+
+ private:
+  std::vector<FileHandle> files_;
+  rlimit limit_ = {};
+};
+
+auto NamesUlimit() {
+  return StatusIs(absl::StatusCode::kInternal,
+                  AllOf(HasSubstr("Too many open files"), HasSubstr("ulimit -n")));
+}
+
 // The peer is well: this process has too many files.
 TEST(TcpLink, AProcessWithoutDescriptorsBlamesNoPeer) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
-  std::vector<FileHandle> files;
-  rlimit limit = {};
-  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
-  const rlimit few = {64, limit.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
-  do {
-    files.emplace_back(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  } while (files.back().is_open());
-  const absl::Status sent = pair.first->SendControlMessage(1, "hello");
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-  EXPECT_THAT(sent, StatusIs(absl::StatusCode::kInternal,
-                             AllOf(HasSubstr("Too many open files"), HasSubstr("ulimit -n"))));
+  absl::Status sent;
+  {
+    const DescriptorShortage shortage;
+    sent = pair.first->SendControlMessage(1, "hello");
+  }
+  EXPECT_THAT(sent, NamesUlimit());
   EXPECT_THAT(pair.first->LostPeers(), IsEmpty());
 }
 
-TEST(TcpLink, AProcessWithoutDescriptorsClosesConnectionsWithoutAGreeting) {
-  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
+constexpr int64_t kSecond = 1'000'000'000;
+
+// A clock that the test sets.
+class SetClock final : public ForwardingRuntime {
+ public:
+  SetClock() : ForwardingRuntime(system_) {}
+  int64_t NowNs() const override { return now_ns; }
+
+  int64_t now_ns = 1;
+
+ private:
+  SystemRuntime system_;
+};
+
+// A connection of rank 1 to `link`, and a message on it.
+std::unique_ptr<RawTcpPeer> ConnectAsRankOne(const TcpLink& link) {
+  auto peer = std::make_unique<RawTcpPeer>(link.endpoint());
+  peer->WriteFrame(RawTcpPeer::GreetingOf(link.endpoint(), 1));
+  peer->WriteFrame(TcpHeader{TcpHeader::Kind::kControl, 0, 0});
+  return peer;
+}
+
+// Polls a link of a process without descriptors until it has had that message.
+absl::Status PollWithoutDescriptors(TcpLink& link) {
+  const DescriptorShortage shortage;
+  for (int i = 0; i < 1'000'000; ++i) {
+    WEFT_RETURN_IF_ERROR(link.Poll());
+    WEFT_ASSIGN_OR_RETURN(const auto message, link.PollControlMessage());
+    if (message) return absl::OkStatus();
+  }
+  return absl::InternalError("the message has not arrived");
+}
+
+TEST(TcpLink, AProcessWithoutDescriptorsClosesConnectionsThatSendNoGreetingForHalfAMinute) {
+  SetClock clock;
+  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make(clock));
   const RawTcpPeer first(pair.first->endpoint());
   const RawTcpPeer second(pair.first->endpoint());
   pair.Poll();
-  const RawTcpPeer peer(pair.first->endpoint());  // Is accepted once there is no descriptor left.
-  peer.WriteFrame(RawTcpPeer::GreetingOf(pair.first->endpoint(), 1));
-  peer.WriteFrame(TcpHeader{TcpHeader::Kind::kControl, 0, 0});
-  std::vector<FileHandle> files;
-  rlimit limit = {};
-  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
-  const rlimit few = {64, limit.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
-  do {
-    files.emplace_back(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  } while (files.back().is_open());
-  absl::Status polled;
-  absl::StatusOr<std::optional<WireLink::ControlMessage>> control;
-  for (int i = 0; i < 1'000'000 && polled.ok() && !(control.ok() && control->has_value()); ++i) {
-    polled = pair.first->Poll();
-    control = pair.first->PollControlMessage();
-  }
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-  EXPECT_OK(polled);
-  EXPECT_TRUE(control.ok() && control->has_value());
-  EXPECT_TRUE(second.IsOpen());
+  clock.now_ns += 30 * kSecond;
+  pair.Poll();
+  EXPECT_TRUE(first.IsOpen());  // As long as there are descriptors.
+  const auto peer = ConnectAsRankOne(*pair.first);
+  EXPECT_OK(PollWithoutDescriptors(*pair.first));
   EXPECT_FALSE(first.IsOpen());
+  EXPECT_TRUE(second.IsOpen());
+}
+
+// It may be of a rank, which would not connect again.
+TEST(TcpLink, AProcessWithoutDescriptorsKeepsYoungConnectionsWithoutAGreeting) {
+  SetClock clock;
+  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make(clock));
+  const RawTcpPeer young(pair.first->endpoint());
+  pair.Poll();
+  clock.now_ns += 29 * kSecond;
+  const auto peer = ConnectAsRankOne(*pair.first);
+  EXPECT_THAT(PollWithoutDescriptors(*pair.first), NamesUlimit());
+  EXPECT_TRUE(young.IsOpen());
+}
+
+TEST(TcpLink, AProcessWithoutDescriptorsTakesThatOfAConnectionThatHasEnded) {
+  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
+  const RawTcpPeer open(pair.first->endpoint());
+  auto ended = std::make_unique<RawTcpPeer>(pair.first->endpoint());
+  pair.Poll();
+  const auto peer = ConnectAsRankOne(*pair.first);  // Is accepted before the link sees the end.
+  ended.reset();
+  EXPECT_OK(PollWithoutDescriptors(*pair.first));
+  EXPECT_TRUE(open.IsOpen());
 }
 
 // The peer closes its link, or dies, before it has connected. Nothing tells which.

@@ -18,7 +18,7 @@
 namespace weft::internal {
 namespace {
 
-// Time from a connection to its greeting. See Note [Strangers].
+// Time that every connection has to send its greeting. See Note [Strangers].
 constexpr absl::Duration kGreetingTimeout = absl::Seconds(30);
 
 absl::Status SystemError(std::string_view call) {
@@ -176,37 +176,39 @@ absl::Status TcpLink::AcceptConnections() {
       const int error = errno;
       // Without a descriptor, accept fails also if no connection waits.
       if (IsShortage(error) && !IsReadable(listener_)) return absl::OkStatus();
-      if (IsShortage(error) && CloseOldestStranger()) continue;
+      if (IsShortage(error) && CloseStranger()) continue;
       return NoSocket("accept a connection of", error);
     }
     SetConnectionOptions(socket.get());
     const uint64_t id = next_receiver_++;
     if (!socket.Watch(events_.get(), EPOLLIN, DataOf(Source::kReceiver, id))) return SystemError("epoll_ctl");
-    receivers_.emplace(id, std::make_unique<TcpReceiver>(std::move(socket)));
-    accepted_.emplace_back(id, Deadline(runtime_, kGreetingTimeout));
+    receivers_.emplace(id, Connection{std::make_unique<TcpReceiver>(std::move(socket)),
+                                      Deadline(runtime_, kGreetingTimeout)});
     ReadFrom(id);
   }
 }
 
-bool TcpLink::CloseStranger(uint64_t receiver_id) {
-  ReadFrom(receiver_id);  // Its greeting may have arrived meanwhile.
-  const auto found = receivers_.find(receiver_id);
-  if (found == receivers_.end() || found->second->peer() >= 0) return false;
-  receivers_.erase(found);
-  return true;
-}
-
-bool TcpLink::CloseOldestStranger() {
-  bool closed = false;
-  for (; !closed && !accepted_.empty(); accepted_.pop_front())
-    closed = CloseStranger(accepted_.front().first);
-  return closed;
+bool TcpLink::CloseStranger() {
+  std::vector<uint64_t> strangers;
+  for (const auto& [id, connection] : receivers_) {
+    if (connection.receiver->peer() < 0) strangers.push_back(id);
+  }
+  std::sort(strangers.begin(), strangers.end());
+  for (const uint64_t id : strangers) {
+    ReadFrom(id);  // Its greeting, or its end, may have arrived meanwhile.
+    const auto found = receivers_.find(id);
+    if (found == receivers_.end()) return true;
+    if (found->second.receiver->peer() >= 0 || !found->second.greeting_deadline.HasPassed()) continue;
+    receivers_.erase(found);
+    return true;
+  }
+  return false;
 }
 
 void TcpLink::ReadFrom(uint64_t id) {
   const auto found = receivers_.find(id);
   if (found == receivers_.end()) return;
-  TcpReceiver* const receiver = found->second.get();
+  TcpReceiver* const receiver = found->second.receiver.get();
   if (receiver->Read(*this)) {
     if (receiver->peer() >= 0) Of(receiver->peer()).receiver = receiver;
     return;
@@ -238,8 +240,6 @@ absl::Status TcpLink::Poll() {
       WEFT_RETURN_IF_ERROR(WatchSender(peer));
     }
   }
-  for (; !accepted_.empty() && accepted_.front().second.HasPassed(); accepted_.pop_front())
-    CloseStranger(accepted_.front().first);
   for (const int peer : started_) {
     if (Of(peer).sender.has_unsent()) Flush(peer);
     NoteLoss(peer);  // After all events: a connection from the peer may have been accepted.

@@ -22,9 +22,11 @@
 // Note [Strangers]
 // Problem: other programs, such as scanners of ports, may connect and send nothing. Each connection takes a
 //   descriptor of this process.
-// Rule: a connection whose greeting has not arrived in half a minute is closed. If descriptors run short, the
-//   oldest one without a greeting is.
+// Rule: if no descriptor is left to accept a connection, the oldest one is closed that has sent no greeting
+//   for half a minute. If there is none, accepting fails, and the error names the remedy. Connecting to a
+//   peer fails likewise, and closes none.
 // Why it suffices: a rank of the job sends its greeting in the poll that finds the connection made.
+// Without it: a younger connection may be that of a rank, which does not connect again if it is closed.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +54,8 @@ namespace weft::internal {
 
 class TcpLink final : public WireLink, private TcpReceiver::Client {
  public:
-  // Starts to listen. `network`: see StoreBootstrapOptions::network. `runtime`: its clock counts.
+  // Starts to listen. `network`: see StoreBootstrapOptions::network. `runtime`: its clock measures the
+  // age of connections (Note [Strangers]).
   // Lifetime: `runtime` must outlive the link.
   // Errors: those of TcpEndpoint::OfThisHost; kInternal (no socket; has the system's message).
   static absl::StatusOr<std::unique_ptr<TcpLink>> Listen(int rank, const std::string& network,
@@ -107,6 +110,11 @@ class TcpLink final : public WireLink, private TcpReceiver::Client {
     std::shared_ptr<Arrival> arrival;
     std::string text;
   };
+  // A connection that this rank has accepted.
+  struct Connection {
+    std::unique_ptr<TcpReceiver> receiver;
+    Deadline greeting_deadline;  // See Note [Strangers].
+  };
   using Channel = std::pair<int, int>;  // Peer, tag.
 
   TcpLink(int rank, const Runtime& runtime, TcpEndpoint endpoint, FileHandle events, WatchedSocket listener)
@@ -133,10 +141,9 @@ class TcpLink final : public WireLink, private TcpReceiver::Client {
   absl::Status WatchSender(int peer);
   void Flush(int peer);
   absl::Status AcceptConnections();
-  // Closes the oldest connection that has sent no greeting. False: there is none. See Note [Strangers].
-  bool CloseOldestStranger();
-  // The same for one connection. False: it has sent a greeting, or has ended.
-  bool CloseStranger(uint64_t receiver_id);
+  // Closes the oldest connection that has sent no greeting in time, or one that has ended. False: there is
+  // none. See Note [Strangers].
+  bool CloseStranger();
   void ReadFrom(uint64_t receiver_id);
   // Ends the sends to a peer that is lost or closed.
   void DropSends(int peer);
@@ -156,10 +163,8 @@ class TcpLink final : public WireLink, private TcpReceiver::Client {
   WatchedSocket listener_;
   std::vector<Peer> peers_;
   uint64_t next_receiver_ = 0;
-  absl::flat_hash_map<uint64_t, std::unique_ptr<TcpReceiver>> receivers_;  // By the id in their events.
-  // Connections of the last half minute, in order, by id, and the deadlines of their greetings.
-  std::deque<std::pair<uint64_t, Deadline>> accepted_;
-  std::vector<int> started_;  // Ranks to which this one has connected.
+  absl::flat_hash_map<uint64_t, Connection> receivers_;  // By the id in their events, in order.
+  std::vector<int> started_;                             // Ranks to which this one has connected.
   std::vector<LostPeer> lost_;
   RequestId next_request_ = 1;
   absl::flat_hash_map<RequestId, std::unique_ptr<Request>> requests_;
