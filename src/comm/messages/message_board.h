@@ -97,7 +97,9 @@ class MessageBoard final : private SignalSender {
   // of a node.
   std::vector<int> WitnessesOf(int leaver, int place) const;
   absl::Status CheckAnySource() const;
-  // Asks about the last of `unasked_`.
+  // True if a receive from any rank asks whether this rank has left: it has not, and nobody has asked.
+  bool MayAskAbout(int rank) const;
+  // Asks about the last of `unasked_`, as long as a receive from any rank waits.
   absl::Status AskNext();
   IncomingMessage* FindIncoming(int source, uint64_t number);
   absl::StatusOr<bool> StepSends();
@@ -128,7 +130,7 @@ class MessageBoard final : private SignalSender {
   std::set<int> interest_recipients_;                       // Ranks that have had kInterest of this rank.
   std::map<int, int> asked_about_;               // By rank: how often this rank has asked witnesses about it.
   std::vector<int> unasked_;                     // Ranks about which the next polls ask.
-  std::vector<std::vector<int>> ranks_by_node_;  // Empty unless `unasked_` has ranks.
+  std::vector<std::vector<int>> ranks_by_node_;  // Empty until `unasked_` has had ranks.
   std::map<int, std::set<int>> asked_by_;        // By rank that may leave: ranks that asked about it.
   std::set<int> unused_leavers_;                 // Ranks that have left and have had no message.
   std::set<int> left_senders_;                   // Ranks that send nothing more.

@@ -68,12 +68,14 @@ absl::Status MessageBoard::Leave() {
 }
 
 std::vector<int> MessageBoard::WitnessesOf(int leaver, int place) const {
+  const auto at_place = [place](const std::vector<int>& ranks) {
+    return ranks[static_cast<size_t>(place) % ranks.size()];
+  };
   std::vector<int> witnesses;
   const int node = env_.nodes.node_of_rank[static_cast<size_t>(leaver)];
   for (const int neighbor : NeighborNodes(node, env_.nodes.node_count())) {
-    const std::vector<int> ranks =
-        ranks_by_node_.empty() ? env_.nodes.RanksOf(neighbor) : ranks_by_node_[static_cast<size_t>(neighbor)];
-    witnesses.push_back(ranks[static_cast<size_t>(place) % ranks.size()]);
+    witnesses.push_back(ranks_by_node_.empty() ? at_place(env_.nodes.RanksOf(neighbor))
+                                               : at_place(ranks_by_node_[static_cast<size_t>(neighbor)]));
   }
   return witnesses;
 }
@@ -107,19 +109,28 @@ absl::Status MessageBoard::AskWitnesses() {
   // Questions about all ranks are many, so they are asked once, about one rank in each poll.
   unasked_.clear();
   for (int rank = 0; awaits_any && rank < env_.nodes.size(); ++rank) {
-    if (IsRemote(rank) && !left_senders_.contains(rank) && !asked_about_.contains(rank))
-      unasked_.push_back(rank);
+    if (MayAskAbout(rank)) unasked_.push_back(rank);
   }
-  if (!unasked_.empty()) ranks_by_node_ = RanksByNode(env_.nodes);
+  if (!unasked_.empty() && ranks_by_node_.empty()) ranks_by_node_ = RanksByNode(env_.nodes);
   return absl::OkStatus();
+}
+
+bool MessageBoard::MayAskAbout(int rank) const {
+  return IsRemote(rank) && !left_senders_.contains(rank) && !asked_about_.contains(rank);
 }
 
 absl::Status MessageBoard::AskNext() {
   if (unasked_.empty()) return absl::OkStatus();
-  WEFT_RETURN_IF_ERROR(AskAbout(unasked_.back()));
+  const std::vector<Record> waiting = matcher_.waiting();
+  const bool awaits_any = std::any_of(waiting.begin(), waiting.end(), [](const Record& receive) {
+    return receive->message->peer == kAnySource;
+  });
+  if (!awaits_any) unasked_.clear();
+  while (!unasked_.empty() && !MayAskAbout(unasked_.back())) unasked_.pop_back();
+  if (unasked_.empty()) return absl::OkStatus();
+  const int rank = unasked_.back();
   unasked_.pop_back();
-  if (unasked_.empty()) ranks_by_node_.clear();
-  return absl::OkStatus();
+  return AskAbout(rank);
 }
 
 absl::Status MessageBoard::AskAbout(int rank) {

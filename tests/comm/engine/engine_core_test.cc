@@ -100,13 +100,15 @@ class PolledCore {
     std::string bytes(reinterpret_cast<const char*>(&kind), sizeof(kind));
     wire_.messages.push_back({from, bytes.append(WireBytes(signal))});
   }
-  void SubmitReceiveFromAnyRank() {
+  void SubmitReceiveFromAnyRank(std::byte* data = nullptr, int64_t bytes = 0) {
     auto record = std::make_shared<OperationRecord>();
     record->lane = kMessageLane;
     record->lane_name = "messages";
     record->descriptor.kind = OpKind::kReceive;
     record->descriptor.sequence = 1;
     record->message = MessageRequest{};
+    record->message->data = data;
+    record->message->bytes = bytes;
     core_->Submit(std::move(record));
   }
   // The ranks that this one has asked whether `rank` has left, since the last call.
@@ -298,6 +300,52 @@ TEST(ReceiveFromAnyRank, AsksAboutOneRankInEachPoll) {
       for (const auto& [rank, witnesses] : questions) ++times[rank];
     }
     EXPECT_EQ(times, (std::map<int, int>{{1, 1}, {2, 1}, {3, 1}, {4, 1}, {5, 1}}));
+    return absl::OkStatus();
+  });
+}
+
+TEST(ReceiveFromAnyRank, AsksAboutNoRankThatHasLeftOrWasAskedAboutMeanwhile) {
+  RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
+    constexpr int kRanks = 6;
+    constexpr int kHasLeft = 4;
+    constexpr int kUnreachable = 2;
+    WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<PolledCore> core, PolledCore::Make(bootstrap, kRanks));
+    ScriptedOperation::Script waiting;
+    waiting.awaited_ranks = {kUnreachable};
+    core->Submit(waiting);
+    core->SubmitReceiveFromAnyRank();
+    core->Poll();
+    Signal left;
+    left.kind = SignalKind::kNoMoreSends;
+    left.leaver = kHasLeft;
+    core->Receive(left, kHasLeft);
+    core->wire().lost_peers.push_back({kUnreachable, absl::InternalError("lost"), /*may_have_closed=*/true});
+    std::map<int, int> times;
+    for (int poll = 0; poll < 2 * kRanks; ++poll) {
+      core->Poll();
+      for (const auto& [rank, witnesses] : core->TakeQuestions()) ++times[rank];
+    }
+    EXPECT_EQ(times, (std::map<int, int>{{1, 1}, {kUnreachable, 1}, {3, 1}, {5, 1}}));
+    return absl::OkStatus();
+  });
+}
+
+TEST(ReceiveFromAnyRank, AsksNoMoreOnceItHasMatched) {
+  RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
+    constexpr int kRanks = 6;
+    WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<PolledCore> core, PolledCore::Make(bootstrap, kRanks));
+    std::byte data = {};
+    core->SubmitReceiveFromAnyRank(&data, 1);
+    for (int poll = 0; poll < 2; ++poll) core->Poll();
+    EXPECT_EQ(core->TakeQuestions().size(), 1);
+    Signal announcement;  // The data does not follow.
+    announcement.dtype = Descriptor{}.dtype;
+    announcement.bytes = 1;
+    core->Receive(announcement, /*from=*/1);
+    for (int poll = 0; poll < 2 * kRanks; ++poll) core->Poll();
+    EXPECT_OK(core->status());
+    EXPECT_FALSE(core->is_idle());
+    EXPECT_TRUE(core->TakeQuestions().empty());
     return absl::OkStatus();
   });
 }
