@@ -255,6 +255,7 @@ TEST(ResetAfterError, AwaitsCallbacksThatRun) {
                                                                          /*segment_bytes=*/size_t{8} << 20));
         Runtime& runtime = bootstrap.runtime();
         bool has_begun = false;
+        bool is_refused = false;
         bool has_ended = false;
         if (bootstrap.rank() == 0) {
           Work work = fixture.engine->Barrier(fixture.lane);
@@ -264,10 +265,14 @@ TEST(ResetAfterError, AwaitsCallbacksThatRun) {
             const Deadline deadline(runtime, absl::Milliseconds(100));
             while (bootstrap.exchanges() < 2 && !deadline.HasPassed()) runtime.SleepFor(10'000);
             Work next = fixture.engine->Barrier(fixture.lane);
-            EXPECT_TRUE(next.TestReleased() || !next.Test());
+            EXPECT_TRUE(next.TestReleased());
+            next.Then([&](const absl::Status& refused) {
+              EXPECT_THAT(refused, StatusIs(absl::StatusCode::kAborted, HasSubstr("the engine has failed")));
+              is_refused = true;
+            });
             next.Detach({});
             EXPECT_EQ(bootstrap.exchanges(), 0);
-            has_ended = true;
+            has_ended = is_refused;
           });
           work.Detach({});
         }
