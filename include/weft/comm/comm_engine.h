@@ -67,8 +67,9 @@ class CommEngine {
                                                             const EngineOptions& options = {});
   // Tells the peers of every lane that this rank submits nothing more: operations that still need it then
   // fail on them. Waits for unfinished operations, up to the engine's timeout; aborts the engine if some
-  // remain. Then stops the threads. Does not wait if a Wait for one of them has missed the engine's timeout.
-  // With the watchdog, a missed deadline ends the process here.
+  // remain. Waits up to five seconds more for peers to consume operations, and for messages in flight. Then
+  // stops the threads. Does not wait if a Wait for one of them has missed the engine's timeout. With the
+  // watchdog, a missed deadline ends the process here.
   ~CommEngine();
 
   // Adds a lane, named "<group name>/<purpose>". Ranks of other groups add the lane of their own group at the

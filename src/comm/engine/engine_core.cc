@@ -201,7 +201,7 @@ absl::StatusOr<bool> EngineCore::PollLanes() {
   order_.clear();
   uses_wire_ = false;
   if (leaving_) WEFT_RETURN_IF_ERROR(LeaveLanes());
-  awaits_slot_ = leaving_ && !has_left_lanes();
+  awaits_slot_ = !lanes_to_leave_.empty();
   std::erase_if(active_, [this](int index) {
     Lane& lane = *lanes_[static_cast<size_t>(index)];
     lane.active = !lane.queued.empty() || !lane.running.empty();

@@ -104,8 +104,11 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // Leaves all lanes: this rank submits nothing more. Polls go on with lanes whose descriptor ring is full.
   // Call it again once all operations are *released*, for messages. See Note [Leaving].
   absl::Status Leave();
-  // True if the peers of every lane have been told, or have a failure notice.
-  bool has_left_lanes() const;
+  // After Leave: true if the peers of every lane have been told, or have a failure notice.
+  bool has_left_lanes() const { return !status_.ok() || lanes_to_leave_.empty(); }
+  // The same as a status. Errors: kDeadlineExceeded (names a lane whose peers have not been told, and the
+  //   ranks that keep its descriptor ring full).
+  absl::Status CheckHasLeft() const;
 
   // Steps every lane once. True if anything advanced: another call may then advance more at once.
   bool Poll(int64_t now_ns);
@@ -155,6 +158,8 @@ class EngineCore final : private TaskQueue, private MessageEvents {
     released_memory_.clear();
   }
   bool has_released_memory() const { return !released_memory_.empty(); }
+  // The same for all memory that the core keeps, also that of failed operations.
+  void MoveAllMemoryTo(std::vector<std::shared_ptr<void>>& memory);
   // Registers a callback of an operation. Returns false if the operation is *ready* or has failed: the caller
   // then calls `done` itself. See Work::Then.
   bool AddCallback(OperationRecord& record, CompletionCallback& done);
@@ -212,7 +217,6 @@ class EngineCore final : private TaskQueue, private MessageEvents {
     uint64_t recorded = 0;               // Last sequence in the flight recorder.
     uint64_t recorded_ready = 0;         // Last sequence that RecordReady has recorded.
     bool active = false;                 // Is in active_.
-    bool left = false;                   // See Note [Leaving].
   };
 
   void Push(DataTask task) override;
@@ -243,7 +247,9 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // True if all ranks have consumed `sequence`. Reads the flag of the node only if that is not known yet: the
   // rank that consumes last writes it for each operation, so that reading it takes a cache line from there.
   bool IsConsumedByAll(int index, uint64_t sequence);
+  // Leaves those of lanes_to_leave_ that have a slot.
   absl::Status LeaveLanes();
+  // REQUIRES: the lane has a slot for one more descriptor.
   absl::Status LeaveLane(int index);
   // Ranks of this node that have not consumed `sequence` of the lane.
   std::set<int> RanksYetToConsume(int index, uint64_t sequence) const;
@@ -292,6 +298,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   int64_t now_ns_ = 0;                                        // Time of this or the last poll.
   std::vector<std::unique_ptr<Lane>> lanes_;                  // By index. Null: no lane of this rank.
   std::vector<int> active_;                                   // Lanes that may have operations.
+  std::vector<int> lanes_to_leave_;                           // See Note [Leaving].
   std::vector<std::pair<Priority, int>> order_;               // Of a poll: active lanes by priority.
   std::array<std::deque<DataTask>, kPriorities> tasks_;       // By priority.
   std::vector<std::shared_ptr<OperationRecord>> quarantine_;  // Failed operations. See Fail.

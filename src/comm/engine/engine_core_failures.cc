@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "src/comm/engine/engine_core.h"
 #include "src/comm/trees/node_graph.h"
@@ -13,34 +14,46 @@
 namespace weft {
 
 absl::Status EngineCore::Leave() {
-  leaving_ = true;
+  const bool is_first = !std::exchange(leaving_, true);
+  for (size_t i = 0; is_first && i < lanes_.size(); ++i) {
+    if (lanes_[i] != nullptr) lanes_to_leave_.push_back(static_cast<int>(i));
+  }
   if (!status_.ok()) return absl::OkStatus();  // Peers have a failure notice.
   WEFT_RETURN_IF_ERROR(LeaveLanes());
   return messages_.Leave();
 }
 
 absl::Status EngineCore::LeaveLanes() {
-  for (int i = 0; i < static_cast<int>(lanes_.size()); ++i) {
-    if (lanes_[static_cast<size_t>(i)] != nullptr) WEFT_RETURN_IF_ERROR(LeaveLane(i));
+  std::vector<int> later;
+  for (const int index : lanes_to_leave_) {
+    // See Note [Descriptor ring].
+    if (HasSlot(index, lanes_[static_cast<size_t>(index)]->submitted + 1)) {
+      WEFT_RETURN_IF_ERROR(LeaveLane(index));
+    } else {
+      later.push_back(index);
+    }
   }
+  lanes_to_leave_ = std::move(later);
   return absl::OkStatus();
 }
 
-bool EngineCore::has_left_lanes() const {
-  return !status_.ok() || std::all_of(lanes_.begin(), lanes_.end(), [](const std::unique_ptr<Lane>& lane) {
-    return lane == nullptr || lane->left;
-  });
+absl::Status EngineCore::CheckHasLeft() const {
+  if (has_left_lanes()) return absl::OkStatus();
+  const int index = lanes_to_leave_.front();
+  const Lane& lane = *lanes_[static_cast<size_t>(index)];
+  const uint64_t sequence = lane.submitted + 1 - NodeLink::kSlots;
+  return absl::DeadlineExceededError(absl::StrCat(
+      "lane ", lane.name, ": rank(s) ", absl::StrJoin(RanksYetToConsume(index, sequence), ", "),
+      " have not consumed the operation of sequence ", sequence, "; the peers of ", lanes_to_leave_.size(),
+      " lane(s) were not told that this rank has destroyed its engine, and wait for their deadlines"));
 }
 
 absl::Status EngineCore::LeaveLane(int index) {
-  Lane& lane = *lanes_[static_cast<size_t>(index)];
+  const Lane& lane = *lanes_[static_cast<size_t>(index)];
   const GroupPlacement& placement = lane.placement;
   Descriptor descriptor;
   descriptor.sequence = lane.submitted + 1;
   descriptor.leaves = true;
-  // See Note [Descriptor ring].
-  if (lane.left || !HasSlot(index, descriptor.sequence)) return absl::OkStatus();
-  lane.left = true;
   if (!placement.local_peers().empty()) {
     env_.node.Publish(index, descriptor);
     env_.node.Arrive(NodeLink::LocalGroupOf(index, placement), descriptor.sequence, HashOnNode(descriptor));
@@ -165,6 +178,14 @@ void EngineCore::FailRecord(const std::shared_ptr<OperationRecord>& record, cons
   QueueCallbacks(*record, cause);
   env_.recorder.Record(*record);
   quarantine_.push_back(record);
+}
+
+void EngineCore::MoveAllMemoryTo(std::vector<std::shared_ptr<void>>& memory) {
+  MoveReleasedMemoryTo(memory);
+  for (const std::shared_ptr<OperationRecord>& record : quarantine_) {
+    std::move(record->kept.begin(), record->kept.end(), std::back_inserter(memory));
+    record->kept.clear();
+  }
 }
 
 void EngineCore::ReleaseQuarantine() {

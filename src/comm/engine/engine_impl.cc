@@ -125,7 +125,7 @@ CommEngine::Impl::~Impl() {
   // Data that still arrives or leaves must not be in buffers that the caller gets back.
   const Deadline deadline(bootstrap_.runtime(), kMessagesTimeout);
   if (!status().ok()) Report(AwaitAbandonedTransfers(deadline));
-  shell_->FinishLeaving(deadline);
+  Report(shell_->FinishLeaving(deadline));
   shell_->FlushControlMessages(deadline);
   watchdog_.reset();
   shell_->Stop();

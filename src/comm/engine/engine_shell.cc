@@ -1,7 +1,6 @@
 #include "src/comm/engine/engine_shell.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -40,6 +39,10 @@ void EngineShell::Stop() {
   node_.Ring(rank_);
   progress_.reset();
   Report(FinishCallbacks(Deadline(runtime_, absl::ZeroDuration())));  // No other thread calls any.
+  ReleasedMemory
+      memory;  // Destroyed here: its destructors may call the engine, for which the core must live.
+  const MutexLock lock(mutex_);
+  core_->MoveAllMemoryTo(memory);
 }
 
 int64_t EngineShell::Queue(std::shared_ptr<OperationRecord> record) {
@@ -226,10 +229,6 @@ void EngineShell::PollDoorbell(uint32_t seen) const {
   for (int i = 0; i < kLoads && node_.Doorbell() == seen; ++i) continue;
 }
 
-bool EngineShell::HasOccurred(const AwaitedEvent& awaited) {
-  return awaited.record->HasEnded() || (awaited.event == Event::kReady && awaited.record->IsReady());
-}
-
 absl::Status EngineShell::DeadlineError(const AwaitedEvent& awaited, bool asks_for_late_ranks) {
   const OperationRecord& record = *awaited.record;
   std::string others;
@@ -289,9 +288,10 @@ bool EngineShell::Leave() {
   });
 }
 
-void EngineShell::FinishLeaving(const Deadline& deadline) {
+absl::Status EngineShell::FinishLeaving(const Deadline& deadline) {
   PollUntil(
       nullptr, [this] { return Leave(); }, deadline.Left());
+  return WithCore([](EngineCore& core) { return core.CheckHasLeft(); });
 }
 
 void EngineShell::FlushControlMessages(const Deadline& deadline) {

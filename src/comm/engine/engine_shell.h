@@ -68,7 +68,8 @@ class EngineShell {
 
   // Takes the core and starts the progress thread.
   void Start(std::unique_ptr<EngineCore> core) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Stops the progress thread. Then calls the callbacks that it has left.
+  // Stops the progress thread. Then calls the callbacks that it has left, and destroys the memory that the
+  // core keeps.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Queues the operation: the core takes operations in the order of these calls. Follow it with Kick. Returns
@@ -94,8 +95,8 @@ class EngineShell {
   // Tells peers that this rank submits nothing more. False if a lane waits for a slot of its descriptor ring.
   // See Note [Leaving].
   bool Leave() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Polls until all peers have been told.
-  void FinishLeaving(const Deadline& deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Polls until all peers have been told. Errors: those of EngineCore::CheckHasLeft.
+  absl::Status FinishLeaving(const Deadline& deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Polls until all control messages have been sent.
   void FlushControlMessages(const Deadline& deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Polls until no operation is unfinished. Errors: kDeadlineExceeded.
@@ -111,7 +112,8 @@ class EngineShell {
   // If the core has failed: waits until no thread of this rank runs a task. None starts afterwards.
   void AwaitRunningTasks() ABSL_LOCKS_EXCLUDED(mutex_);
   // Calls the callbacks that are due, and waits for those that other threads call. If the core has failed, no
-  // other one follows. REQUIRES: not called by a callback. Errors: kDeadlineExceeded (one has not returned).
+  // other one is queued. REQUIRES: not called by a callback. Errors: kDeadlineExceeded (one has not
+  // returned).
   absl::Status FinishCallbacks(const Deadline& deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Replaces a failed core, which has taken all submissions, and returns it. REQUIRES: FinishCallbacks.
   // Destroy it without a lock: destructors of the memory that it keeps may call the engine.
@@ -147,7 +149,9 @@ class EngineShell {
   // Calls callbacks, for which this thread has counted itself in running_callbacks_.
   void CallCounted(std::vector<CompletedCallback> callbacks) ABSL_LOCKS_EXCLUDED(mutex_);
   void TakeSubmissions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  static bool HasOccurred(const AwaitedEvent& awaited);
+  static bool HasOccurred(const AwaitedEvent& awaited) {
+    return awaited.record->HasEnded() || (awaited.event == Event::kReady && awaited.record->IsReady());
+  }
   absl::Status DeadlineError(const AwaitedEvent& awaited, bool asks_for_late_ranks)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Polls until `done`. False if `timeout` has passed first. `awaited`: what it waits for; null if that is

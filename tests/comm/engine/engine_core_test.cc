@@ -2,6 +2,7 @@
 // what it makes of a peer that it cannot reach or that does not read its mail.
 #include "src/comm/engine/engine_core.h"
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <numeric>
@@ -15,6 +16,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "src/comm/engine/engine_shell.h"
 #include "src/comm/links/control_messages.h"
 #include "src/comm/links/shared_memory_link.h"
 #include "src/comm/messages/signal.h"
@@ -83,13 +85,21 @@ class PolledCore {
   PolledCore(Bootstrap& bootstrap, int ranks)
       : nodes_(NodeMap::RanksPerNode(ranks, 1)), trace_(bootstrap.runtime()) {}
 
-  void Submit(ScriptedOperation::Script& script) {
+  std::shared_ptr<OperationRecord> Submit(ScriptedOperation::Script& script) {
     auto record = std::make_shared<OperationRecord>();
     record->lane = kCoreLane;
     record->lane_name = "test";
     record->descriptor.sequence = ++submitted_;
     record->operation = std::make_unique<ScriptedOperation>(script);
-    core_->Submit(std::move(record));
+    core_->Submit(record);
+    return record;
+  }
+  EngineCore& core() { return *core_; }
+  // REQUIRES: no other member is called afterwards.
+  std::unique_ptr<EngineShell> MoveToShell(Runtime& runtime) {
+    auto shell = std::make_unique<EngineShell>(runtime, *node_, trace_, /*rank=*/0, /*has_core=*/false);
+    shell->Start(std::move(core_));
+    return shell;
   }
   void Poll() { core_->Poll(++now_ns_); }
   void SleepFor(int64_t ns) { now_ns_ += ns; }
@@ -175,10 +185,13 @@ TEST(EngineCore, LeavesALaneWhoseDescriptorRingIsFullOnceItHasASlot) {
   EXPECT_FALSE(CoreEnd::HasLeftOnNode(NodeLink::kSlots + 1));
   EXPECT_FALSE(end.core().has_left_lanes());
   EXPECT_TRUE(end.core().must_be_polled());
+  EXPECT_THAT(end.core().CheckHasLeft(), StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                                  AllOf(HasSubstr("lane node/control"),
+                                                        HasSubstr("rank(s) 1 "), HasSubstr("not told"))));
   CoreEnd::ConsumeOnNode(1);
   end.Poll();
   EXPECT_TRUE(CoreEnd::HasLeftOnNode(NodeLink::kSlots + 1));
-  EXPECT_TRUE(end.core().has_left_lanes());
+  EXPECT_OK(end.core().CheckHasLeft());
   EXPECT_FALSE(end.core().must_be_polled());
 }
 
@@ -216,6 +229,31 @@ TEST(EngineCore, RecordsThatAnOperationIsReadyBeforeTheNextOfItsLaneStarts) {
     core->Poll();
     EXPECT_TRUE(core->is_idle());
     EXPECT_THAT(core->RecordedStates(), ElementsAre("released", "released", "released"));
+    return absl::OkStatus();
+  });
+}
+
+// The destructors of the memory may call the engine.
+TEST(EngineShell, FreesTheMemoryOfAllOperationsWhileItsCoreLives) {
+  RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<PolledCore> core, PolledCore::Make(bootstrap));
+    std::unique_ptr<EngineShell> shell;
+    std::atomic<int> freed = 0;
+    ScriptedOperation::Script released, failed;
+    for (ScriptedOperation::Script* script : {&released, &failed}) {
+      const std::shared_ptr<OperationRecord> record = core->Submit(*script);
+      core->core().KeepAlive(*record, {std::shared_ptr<void>(nullptr, [&](void* /*memory*/) {
+        shell->WithCore([](EngineCore& alive) { EXPECT_FALSE(alive.status().ok()); });
+        ++freed;
+      })});
+    }
+    released.is_ready = released.is_drained = true;
+    core->Poll();
+    core->core().Fail(absl::DataLossError("gone"));
+    EXPECT_EQ(freed, 0);
+    shell = core->MoveToShell(bootstrap.runtime());
+    shell->Stop();
+    EXPECT_EQ(freed, 2);
     return absl::OkStatus();
   });
 }
