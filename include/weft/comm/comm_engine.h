@@ -19,10 +19,10 @@
 // Collective: Create, AddLane, SharedLane and ResetAfterError, by all ranks of the bootstrap in the same
 //   order; GroupLane, by the members of its group; every collective, by all ranks of its lane's group in the
 //   same order.
-// Lifetime: bootstrap and heap must outlive the engine, and the engine its Works. The heap keeps the flags of
-//   an engine until its own end: 17 KiB of each rank's segment, 2.1 KiB more for each rank of the node, and
-//   those of the lanes (docs/engine.md). Make few engines on one heap, and use one again, by ResetAfterError
-//   and SharedLane.
+// Lifetime: bootstrap and heap must outlive the engine, and the engine its Works. An engine's flags stay
+//   allocated until the heap is destroyed: 17 KiB a rank, 2.1 KiB for each rank of the node, and about
+//   2.2 KiB for each lane (docs/engine.md). Prefer one engine with SharedLane; after a failure,
+//   ResetAfterError.
 #pragma once
 
 #include <cstddef>
@@ -228,6 +228,7 @@ class CommEngine {
   // Ends the failed state on all ranks together: lanes are empty again, and sequences restart.
   // Errors: kDeadlineExceeded (names the missing ranks, or says that a callback of Work::Then has not
   //   returned).
+  // REQUIRES: no other thread submits, or calls Work::Then, meanwhile.
   absl::Status ResetAfterError();
 
   // Totals since Create.

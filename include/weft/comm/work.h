@@ -57,9 +57,9 @@ class [[nodiscard]] Work {
   absl::Status WaitReleased(const WaitCheck& check);
 
   // Gives the operation to the engine, which keeps `memory`, the owners of its buffers, until *released*;
-  // after a failure, until ResetAfterError or the end of the engine. Any thread may drop the last reference,
-  // but not in a submission.
-  // Afterwards this is not valid().
+  // after a failure, until ResetAfterError or the end of the engine. Any thread may destroy `memory`,
+  // but no submission does: a destructor may take a lock that is held while submitting. Afterwards this is
+  // not valid().
   void Detach(std::vector<std::shared_ptr<void>> memory);
 
   // Calls `done` exactly once: with OK when the operation is *ready*, or with its error. A missed deadline of

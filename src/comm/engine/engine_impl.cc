@@ -256,7 +256,7 @@ absl::Status CommEngine::Impl::ResetAfterError() {
   const auto extension = ExtendWatchdog(Watchdog::Task::kReset, timeout_);
   Abort(absl::AbortedError("the engine is being reset"));
   shell_->AwaitRunningTasks();
-  WEFT_RETURN_IF_ERROR(shell_->FinishCallbacks(deadline));  // None submits between two phases.
+  WEFT_RETURN_IF_ERROR(shell_->FinishCallbacks(deadline));  // They may submit; none is left in the phases.
   WEFT_RETURN_IF_ERROR(AwaitAbandonedTransfers(deadline));
   reset_rounds_.BeginAttempt();
   while (true) {

@@ -130,8 +130,7 @@ class CommEngine::Impl {
   // nodes. Bytes stay the means over all ranks and nodes.
   void MirrorNodes(const GroupPlacement& placement, Request& request);
   GroupPlacement MakePlacement(const ProcessGroup& group, uint64_t group_hash) const;
-  // Errors: kInvalidArgument (this rank is not in the group; a rank of it is none of the job, or is there
-  //   twice).
+  // Errors: kInvalidArgument (this rank is not in the group; a rank is outside of the job or occurs twice).
   absl::Status CheckGroup(const ProcessGroup& group) const;
   absl::Status CheckMessage(const OperationRecord& record, const OpOptions& options) const;
   // Fails the record of a request that was refused, and aborts the engine.

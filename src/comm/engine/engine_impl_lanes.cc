@@ -40,7 +40,7 @@ absl::Status CommEngine::Impl::CheckGroup(const ProcessGroup& group) const {
     if (rank < 0 || rank >= bootstrap_.size()) {
       return absl::InvalidArgumentError(absl::StrCat("group ", group.name, " has rank ", rank,
                                                      ", but the job has ranks 0 to ", bootstrap_.size() - 1,
-                                                     "; name ranks of the job alone"));
+                                                     "; use ranks of the job only"));
     }
     if (is_named[static_cast<size_t>(rank)]) {
       return absl::InvalidArgumentError(

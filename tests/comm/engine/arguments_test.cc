@@ -288,7 +288,7 @@ TEST_F(Arguments, ALaneMustBeOfRanksOfTheJobOnceEach) {
           engine().GroupLane({"other", ranks, 0}, LanePurpose::kContext, 0, alone).status()})
       EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
   };
-  expect_refused({0, 7}, "group other has rank 7, but the job has ranks 0 to 0; name ranks of the job alone");
+  expect_refused({0, 7}, "group other has rank 7, but the job has ranks 0 to 0; use ranks of the job only");
   expect_refused({0, -1}, "group other has rank -1");
   expect_refused({0, 0}, "group other has rank 0 more than once; name each rank once");
 }
