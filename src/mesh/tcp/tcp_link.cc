@@ -182,8 +182,8 @@ absl::Status TcpLink::AcceptConnections() {
     SetConnectionOptions(socket.get());
     const uint64_t id = next_receiver_++;
     if (!socket.Watch(events_.get(), EPOLLIN, DataOf(Source::kReceiver, id))) return SystemError("epoll_ctl");
-    receivers_.emplace(id, Connection{std::make_unique<TcpReceiver>(std::move(socket)),
-                                      Deadline(runtime_, kGreetingTimeout)});
+    auto receiver = std::make_unique<TcpReceiver>(std::move(socket));
+    receivers_.insert({id, Connection{std::move(receiver), Deadline(runtime_, kGreetingTimeout)}});
     ReadFrom(id);
   }
 }
