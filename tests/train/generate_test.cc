@@ -1,14 +1,22 @@
 #include "weft/train/generate.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <set>
 #include <string>
 #include <string_view>
+#include <sys/ioctl.h>
+#include <thread>
+#include <utility>
 
 #include "src/train/files/json.h"
 #include "src/train/generate/prompt.h"
@@ -57,16 +65,72 @@ TEST(Sampler, DrawsTokensWithTheirProbabilities) {
   ExpectShares(Draw({.temperature = 2}), {0.1627, 0.3254, 0.2301, 0.2818});
 }
 
+// What was written to `file`, which it closes.
+std::string TextOf(std::FILE* file) {
+  std::string text(static_cast<size_t>(std::ftell(file)), '\0');
+  std::rewind(file);
+  EXPECT_EQ(std::fread(text.data(), 1, text.size(), file), text.size());
+  std::fclose(file);
+  return text;
+}
+
 TEST(ReadTokenIds, ReadsIdsBetweenCommasAndWhiteSpace) {
   const TempFolder folder;
-  EXPECT_EQ(ReadTokenIds(folder.Write("ids", "1, 2\n3\t4,5\r\n\n")).value_or(""), "1,2,3,4,5");
+  EXPECT_EQ(ReadTokenIds(folder.Write("ids", "1, 2\n3\t4,5\r\n\n"), nullptr).value_or(""), "1,2,3,4,5");
   const auto error = [&](const std::string& text) {
-    return ReadTokenIds(folder.Write("ids", text)).status();
+    return ReadTokenIds(folder.Write("ids", text), nullptr).status();
   };
   EXPECT_THAT(error("1 x"), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("ids: 'x' is not a token id")));
+  EXPECT_THAT(error(std::string(1 << 20, 'x')),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       HasSubstr("ids: '" + std::string(40, 'x') + "...' is not a token id")));
   EXPECT_THAT(error(" \n"), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("ids: has no token ids")));
-  EXPECT_THAT(ReadTokenIds(folder / "none").status(),
+  EXPECT_THAT(ReadTokenIds(folder / "none", nullptr).status(),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("none")));
+}
+
+// What ReadTokenIds returns for the standard input `descriptor`, and its messages.
+std::pair<absl::StatusOr<std::string>, std::string> ReadStandardInputFrom(int descriptor) {
+  const int original = dup(STDIN_FILENO);
+  dup2(descriptor, STDIN_FILENO);
+  std::FILE* messages = std::tmpfile();
+  absl::StatusOr<std::string> ids = ReadTokenIds("-", messages);
+  dup2(original, STDIN_FILENO);
+  close(original);
+  return {std::move(ids), TextOf(messages)};
+}
+
+TEST(ReadTokenIds, WaitsForAStandardInputThatDoesNotBlock) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(pipe2(ends.data(), O_NONBLOCK | O_CLOEXEC), 0);
+  constexpr int kIds = 200;  // The reader finds the pipe empty before most of them.
+  std::atomic<bool> has_ended = false;
+  std::thread writer([&] {
+    for (int i = 0; i < kIds && !has_ended; ++i) {
+      EXPECT_EQ(write(ends[1], "1 ", 2), 2);
+      for (int left = 1; left > 0 && !has_ended;) ioctl(ends[1], FIONREAD, &left);
+    }
+    close(ends[1]);
+  });
+  const auto [ids, messages] = ReadStandardInputFrom(ends[0]);
+  has_ended = true;
+  writer.join();
+  close(ends[0]);
+  ASSERT_OK(ids);
+  EXPECT_EQ(ids->size(), 2 * kIds - 1);
+  EXPECT_EQ(messages, "");
+}
+
+TEST(ReadTokenIds, SaysThatItWaitsForATerminal) {
+  const int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  ASSERT_EQ(grantpt(master) + unlockpt(master), 0);
+  const int terminal = open(ptsname(master), O_RDWR | O_NOCTTY | O_CLOEXEC);
+  ASSERT_EQ(write(master, "1 2\n\x04", 5), 5);  // Ctrl-D ends the input.
+  const auto [ids, messages] = ReadStandardInputFrom(terminal);
+  close(terminal);
+  close(master);
+  EXPECT_EQ(ids.value_or(""), "1,2");
+  EXPECT_THAT(messages, HasSubstr("--prompt-tokens-file -: reads token ids from the terminal"));
 }
 
 TEST(Sampler, LeavesOutUnlikelyTokens) {
@@ -92,11 +156,7 @@ std::string PrintedText(std::string_view bytes) {
   TokenPrinter printer(file, /*as_ids=*/false);
   for (const char byte : bytes) printer.Print(static_cast<unsigned char>(byte));
   printer.Finish();
-  std::string text(static_cast<size_t>(std::ftell(file)), '\0');
-  std::rewind(file);
-  EXPECT_EQ(std::fread(text.data(), 1, text.size(), file), text.size());
-  std::fclose(file);
-  return text;
+  return TextOf(file);
 }
 
 TEST(TokenPrinter, EscapesControlCharacters) {
@@ -222,6 +282,32 @@ TEST_F(GenerateRun, EndsOnAllRanksIfTheirPromptsDiffer) {
     return Generate(bootstrap, config, {}).status();
   });
   EXPECT_THAT(error, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--prompt")));
+}
+
+TEST_F(GenerateRun, NamesThePromptFileIfATokenIsOutsideOfTheVocabulary) {
+  generate_.prompt.reset();
+  generate_.print_tokens = true;
+  generate_.prompt_tokens_file = folder_.Write("ids", "1 999");
+  const absl::Status error = RunThreadRanks(
+      NodeMap::OneNode(2), [&](Bootstrap& bootstrap) { return Generate(bootstrap, generate_, {}).status(); });
+  EXPECT_THAT(error, StatusIs(absl::StatusCode::kInvalidArgument,
+                              AllOf(HasSubstr("--prompt-tokens-file " + generate_.prompt_tokens_file),
+                                    HasSubstr("token 999: the vocabulary ends at 255"))));
+}
+
+TEST_F(GenerateRun, EndsOnAllRanksIfRankZeroAloneHasNoPromptFile) {
+  const std::string file = folder_.Write("ids", "1");
+  const absl::Status error = RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
+    GenerateConfig config = generate_;
+    if (bootstrap.rank() == 1) {
+      config.prompt.reset();
+      config.prompt_tokens_file = file;
+    }
+    return Generate(bootstrap, config, {}).status();
+  });
+  EXPECT_THAT(error, StatusIs(absl::StatusCode::kInvalidArgument,
+                              HasSubstr("--prompt-tokens-file " + file +
+                                        ": rank 0 has no such flag: give all ranks the same flags")));
 }
 
 TEST_F(GenerateRun, EndsOnAllRanksIfTheirModelsEndAtDifferentTokens) {

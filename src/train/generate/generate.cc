@@ -72,10 +72,16 @@ class Generation {
   // Standard input reaches rank 0 alone, and other hosts may not have the file.
   absl::Status SharePromptFile() {
     const std::string& path = config_.prompt_tokens_file;
-    const absl::StatusOr<std::string> own =
-        first() && !path.empty() ? ReadTokenIds(path) : absl::StatusOr<std::string>("");
+    const absl::StatusOr<std::string> own = first() && !path.empty()
+                                                ? ReadTokenIds(path, environment_.messages)
+                                                : absl::StatusOr<std::string>("");
     WEFT_ASSIGN_OR_RETURN(const auto all, ExchangeBlobs(bootstrap_, "prompts in files", own, timeout_));
-    if (!path.empty()) config_.prompt_tokens = all.front();
+    if (path.empty()) return absl::OkStatus();
+    if (all.front().empty()) {
+      return Agree(
+          BadFlag("prompt-tokens-file", path, "rank 0 has no such flag: give all ranks the same flags"));
+    }
+    config_.prompt_tokens = all.front();
     return absl::OkStatus();
   }
 
@@ -288,7 +294,8 @@ absl::Status Validate(const GenerateConfig& config) {
                       static_cast<int>(!config.prompt_tokens_file.empty());
   if (prompts != 1) {
     return absl::InvalidArgumentError(
-        prompts == 0 ? "no prompt was given: use --prompt TEXT, or --prompt-tokens with token ids"
+        prompts == 0 ? "no prompt was given: use --prompt TEXT, or --prompt-tokens or --prompt-tokens-file "
+                       "with token ids"
                      : "several of --prompt, --prompt-tokens and --prompt-tokens-file are given: keep one of "
                        "them");
   }

@@ -1,5 +1,6 @@
 #include "src/train/generate/prompt.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,6 +32,8 @@ constexpr JsonLimits kLimits = {.levels = 32, .values = 20'000, .token_bytes = k
 constexpr int64_t kByteValues = 256;
 constexpr const char* kStandardInput = "-";
 constexpr size_t kMaxPromptBytes = 16 << 20;
+constexpr size_t kMaxShownBytes = 40;  // Of an item that is not a token id.
+constexpr const char* kFileFlag = "prompt-tokens-file";
 
 // Fails if the text of the prompt or of the output would need a tokenizer.
 absl::Status CheckTokensAreBytes(const GenerateConfig& config, const LlamaConfig& model) {
@@ -59,8 +62,10 @@ absl::StatusOr<std::vector<int32_t>> TokensOf(const std::vector<absl::string_vie
     int32_t token = -1;
     const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), token);
     if (error != std::errc() || end != item.data() + item.size() || token < 0) {
+      const bool is_long = item.size() > kMaxShownBytes;
       return absl::InvalidArgumentError(
-          absl::StrCat("'", item, "' is not a token id: give whole numbers, such as 1,2,3"));
+          absl::StrCat("'", item.substr(0, kMaxShownBytes), is_long ? "..." : "",
+                       "' is not a token id: give whole numbers, such as 1,2,3"));
     }
     tokens.push_back(token);
   }
@@ -68,14 +73,30 @@ absl::StatusOr<std::vector<int32_t>> TokensOf(const std::vector<absl::string_vie
 }
 
 absl::Status BadPromptFile(const std::string& path, absl::string_view what) {
-  return absl::DataLossError(absl::StrCat("--prompt-tokens-file ", path, ": ", what));
+  return absl::DataLossError(absl::StrCat("--", kFileFlag, " ", path, ": ", what));
 }
 
-absl::StatusOr<std::string> ReadStandardInput() {
+// As read, but waits for bytes also if the standard input does not block, as another process may have set it.
+ssize_t ReadSome(char* bytes, size_t size) {
+  for (;;) {
+    const ssize_t count = read(STDIN_FILENO, bytes, size);
+    if (count >= 0 || (errno != EINTR && errno != EAGAIN)) return count;
+    if (errno == EINTR) continue;
+    pollfd polled{STDIN_FILENO, POLLIN, 0};
+    poll(&polled, 1, /*timeout=*/-1);
+  }
+}
+
+absl::StatusOr<std::string> ReadStandardInput(std::FILE* messages) {
+  if (messages != nullptr && isatty(STDIN_FILENO) == 1) {
+    std::fprintf(messages,
+                 "--%s -: reads token ids from the terminal; Ctrl-D at the start of a line ends them\n",
+                 kFileFlag);
+  }
   std::string text;
   std::array<char, 4096> part;
   for (ssize_t bytes = 1; bytes > 0;) {
-    bytes = read(STDIN_FILENO, part.data(), part.size());
+    bytes = ReadSome(part.data(), part.size());
     if (bytes < 0)
       return BadPromptFile(kStandardInput, absl::StrCat("cannot be read: ", std::strerror(errno)));
     text.append(part.data(), static_cast<size_t>(bytes));
@@ -112,9 +133,10 @@ absl::StatusOr<std::vector<int32_t>> ParseTokenIds(std::string_view text) {
   return tokens.ok() ? tokens : BadFlag("prompt-tokens", ToAbsl(text), tokens.status().message());
 }
 
-absl::StatusOr<std::string> ReadTokenIds(const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(const std::string text,
-                        path == kStandardInput ? ReadStandardInput() : ReadWholeFile(path, kMaxPromptBytes));
+absl::StatusOr<std::string> ReadTokenIds(const std::string& path, std::FILE* messages) {
+  WEFT_ASSIGN_OR_RETURN(const std::string text, path == kStandardInput
+                                                    ? ReadStandardInput(messages)
+                                                    : ReadWholeFile(path, kMaxPromptBytes));
   const auto tokens = TokensOf(absl::StrSplit(text, absl::ByAnyChar(", \t\r\n"), absl::SkipEmpty()));
   if (!tokens.ok()) return BadPromptFile(path, tokens.status().message());
   if (tokens->empty()) return BadPromptFile(path, "has no token ids");
@@ -122,7 +144,6 @@ absl::StatusOr<std::string> ReadTokenIds(const std::string& path) {
 }
 
 absl::StatusOr<std::vector<int32_t>> ReadPrompt(const GenerateConfig& config, const LlamaConfig& model) {
-  const char* flag = config.prompt ? "prompt" : "prompt-tokens";
   std::vector<int32_t> tokens;
   if (config.prompt || !config.print_tokens) WEFT_RETURN_IF_ERROR(CheckTokensAreBytes(config, model));
   if (config.prompt) {
@@ -132,8 +153,12 @@ absl::StatusOr<std::vector<int32_t>> ReadPrompt(const GenerateConfig& config, co
   }
   for (const int32_t token : tokens) {
     if (token < model.vocab_size) continue;
-    return BadFlag(flag, token,
-                   absl::StrCat("the vocabulary ends at ", model.vocab_size - 1, ": use its tokens only"));
+    const std::string why =
+        absl::StrCat("the vocabulary ends at ", model.vocab_size - 1, ": use its tokens only");
+    if (config.prompt_tokens_file.empty()) {
+      return BadFlag(config.prompt ? "prompt" : "prompt-tokens", token, why);
+    }
+    return BadFlag(kFileFlag, config.prompt_tokens_file, absl::StrCat("token ", token, ": ", why));
   }
   return tokens;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,11 +16,12 @@ namespace weft {
 // The token ids of "1,2,3". Errors: kInvalidArgument (names --prompt-tokens and the item).
 absl::StatusOr<std::vector<int32_t>> ParseTokenIds(std::string_view text);
 
-// The token ids of a file, as ParseTokenIds takes them. "-" is the standard input. Errors: kDataLoss (names
-// the item), and those of the system.
-absl::StatusOr<std::string> ReadTokenIds(const std::string& path);
+// The token ids of a file, as ParseTokenIds takes them. "-" is the standard input: if it is a terminal,
+// `messages`, if not null, gets a line that says so.
+// Errors: kDataLoss (names the item), and those of the system.
+absl::StatusOr<std::string> ReadTokenIds(const std::string& path, std::FILE* messages);
 
-// The tokens of the prompt. REQUIRES: it is in no file.
+// The tokens of the prompt. REQUIRES: prompt_tokens has those of prompt_tokens_file, if there is one.
 // Errors: kInvalidArgument (a token outside of the vocabulary; text in or out for a model whose tokens are
 //   not bytes).
 absl::StatusOr<std::vector<int32_t>> ReadPrompt(const GenerateConfig& config, const LlamaConfig& model);
