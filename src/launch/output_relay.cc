@@ -79,7 +79,8 @@ void OutputRelay::CloseOutputs() {
 
 bool OutputRelay::WaitsForReader() const {
   if (holds_bytes_) return true;
-  return std::any_of(streams_.begin(), streams_.end(), [](const Stream& stream) {
+  const auto* end = has_one_reader_ ? streams_.begin() + 1 : streams_.end();
+  return std::any_of(streams_.begin(), end, [](const Stream& stream) {
     if (stream.target.is_open()) return false;
     pollfd polled{stream.original, POLLOUT, 0};  // A terminal, for example.
     return poll(&polled, 1, 0) == 0;

@@ -13,6 +13,7 @@
 #include <latch>
 #include <optional>
 #include <string>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -170,6 +171,23 @@ TEST(OutputRelay, SaysWhileATerminalTakesNothing) {
                            ASSERT_EQ(tcflow(terminal, TCOON), 0);
                            EXPECT_TRUE(waits);
                            EXPECT_FALSE(launch.relay.WaitsForReader());
+                         }),
+            0);
+}
+
+TEST(OutputRelay, WaitsForNobodyOnceItHasFilledThePipeOfItsReader) {
+  EXPECT_EQ(ExitCodeWith(Kind::kPipe,
+                         [](Launch& launch) {
+                           launch.Open();
+                           const int capacity = fcntl(launch.reader, F_GETPIPE_SZ);
+                           std::thread mpirun([&] {
+                             WriteAll(launch.writers[0], std::string(static_cast<size_t>(capacity), 'a'));
+                             launch.EndMpirun();
+                           });
+                           for (int bytes = 0; bytes < capacity;) ioctl(launch.reader, FIONREAD, &bytes);
+                           WaitUntilWaitsForReaderIs(false, launch.relay);
+                           mpirun.join();
+                           launch.relay.Finish(launch.signals, launch.requests);
                          }),
             0);
 }
