@@ -16,9 +16,6 @@ namespace {
 
 constexpr int kAll[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR2};
 
-// The tests may run under nohup.
-[[maybe_unused]] const auto kHangUpOfParent = std::signal(SIGHUP, SIG_DFL);
-
 bool IsBlockedHere(int signal) {
   sigset_t mask;
   pthread_sigmask(SIG_SETMASK, nullptr, &mask);
@@ -31,7 +28,13 @@ void WaitFor(const std::atomic<bool>& flag) {
   while (!flag) std::this_thread::yield();
 }
 
-TEST(StopSignals, SetsTheFlagAtTheFirstSignalOfEachKind) {
+class StopSignalsTest : public ::testing::Test {
+ protected:
+  StopSignalsTest() { std::signal(SIGHUP, SIG_DFL); }  // The tests may run under nohup.
+};
+using StopSignalsDeathTest = StopSignalsTest;
+
+TEST_F(StopSignalsTest, SetsTheFlagAtTheFirstSignalOfEachKind) {
   for (const int signal : kAll) {
     StopSignals signals;
     const std::atomic<bool>& stop = signals.EnableGracefulStop();
@@ -41,14 +44,14 @@ TEST(StopSignals, SetsTheFlagAtTheFirstSignalOfEachKind) {
   }
 }
 
-TEST(StopSignals, BlocksTheSignalsInThreadsThatStartLater) {
+TEST_F(StopSignalsTest, BlocksTheSignalsInThreadsThatStartLater) {
   const StopSignals signals;
   std::thread([] {
     for (const int signal : kAll) EXPECT_TRUE(IsBlockedHere(signal)) << signal;
   }).join();
 }
 
-TEST(StopSignals, InstallsNoHandler) {
+TEST_F(StopSignalsTest, InstallsNoHandler) {
   StopSignals signals;
   signals.EnableGracefulStop();
   for (const int signal : kAll) {
@@ -58,16 +61,13 @@ TEST(StopSignals, InstallsNoHandler) {
   }
 }
 
-TEST(StopSignals, LeavesSIGHUPIgnoredUnderNohup) {
+TEST_F(StopSignalsTest, LeavesSIGHUPIgnoredUnderNohup) {
   std::signal(SIGHUP, SIG_IGN);
-  {
-    const StopSignals signals;
-    EXPECT_FALSE(IsBlockedHere(SIGHUP));
-  }
-  std::signal(SIGHUP, SIG_DFL);
+  const StopSignals signals;
+  EXPECT_FALSE(IsBlockedHere(SIGHUP));
 }
 
-TEST(StopSignalsDeathTest, TakesASignalThatArrivedAfterBlock) {
+TEST_F(StopSignalsDeathTest, TakesASignalThatArrivedAfterBlock) {
   for (const int signal : kAll) {
     const auto receive = [signal] {
       StopSignals::Block();
@@ -79,12 +79,12 @@ TEST(StopSignalsDeathTest, TakesASignalThatArrivedAfterBlock) {
   }
 }
 
-TEST(StopSignals, RestoresTheSignalMask) {
+TEST_F(StopSignalsTest, RestoresTheSignalMask) {
   { const StopSignals signals; }
   for (const int signal : kAll) EXPECT_FALSE(IsBlockedHere(signal)) << signal;
 }
 
-TEST(StopSignalsDeathTest, EndsWithoutASignalWhereNoneCanBeQueued) {
+TEST_F(StopSignalsDeathTest, EndsWithoutASignalWhereNoneCanBeQueued) {
   const auto run = [] {
     const rlimit none = {0, 0};
     setrlimit(RLIMIT_SIGPENDING, &none);
@@ -94,7 +94,7 @@ TEST(StopSignalsDeathTest, EndsWithoutASignalWhereNoneCanBeQueued) {
   EXPECT_EXIT(run(), ::testing::ExitedWithCode(kExitDone), "");
 }
 
-TEST(StopSignalsDeathTest, EndsTheProcessBeforeGracefulStopsAreEnabled) {
+TEST_F(StopSignalsDeathTest, EndsTheProcessBeforeGracefulStopsAreEnabled) {
   for (const int signal : kAll) {
     const auto receive = [signal] {
       const StopSignals signals;
@@ -105,7 +105,7 @@ TEST(StopSignalsDeathTest, EndsTheProcessBeforeGracefulStopsAreEnabled) {
   }
 }
 
-TEST(StopSignalsDeathTest, EndsTheProcessAtTheSecondSignalOfAKind) {
+TEST_F(StopSignalsDeathTest, EndsTheProcessAtTheSecondSignalOfAKind) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const auto receive_twice = [signal] {
       StopSignals signals;
@@ -121,7 +121,7 @@ TEST(StopSignalsDeathTest, EndsTheProcessAtTheSecondSignalOfAKind) {
 
 // weft launch sends SIGUSR2 also to ranks that have got another signal. A terminal that closes causes two
 // SIGHUP.
-TEST(StopSignals, IgnoresRepeatedSIGUSR2AndSIGHUP) {
+TEST_F(StopSignalsTest, IgnoresRepeatedSIGUSR2AndSIGHUP) {
   StopSignals signals;
   const std::atomic<bool>& stop = signals.EnableGracefulStop();
   SendToThisProcess(SIGTERM);

@@ -264,7 +264,8 @@ printf '2\\n3\\n1\\n'
 
     def generate(self, *arguments, program=PROGRAM, stdout=subprocess.PIPE):
         self.program("weft", program)
-        command = [sys.executable, GENERATE, "--weft", self.folder / "weft", "--hf-model", self.folder, *arguments]
+        # Ctrl-C ends the tool also where the shell has started the tests with `&`, and so without SIGINT.
+        command = ["env", "--default-signal=INT", sys.executable, GENERATE, "--weft", self.folder / "weft", "--hf-model", self.folder, *arguments]
         environment = os.environ | {"PATH": f"{self.folder}:{os.environ['PATH']}"}
         return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=self.folder, env=environment)
 
