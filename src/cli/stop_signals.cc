@@ -6,6 +6,7 @@
 #include <set>
 
 #include "weft/core/exit_codes.h"
+#include "weft/launch/signals.h"
 
 namespace weft {
 namespace {
@@ -17,9 +18,7 @@ sigset_t TakenSignals() {
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGUSR1);
   sigaddset(&signals, SIGUSR2);
-  struct sigaction hang_up = {};
-  sigaction(SIGHUP, nullptr, &hang_up);
-  if (hang_up.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);  // nohup ignores it.
+  if (!IsIgnored(SIGHUP)) sigaddset(&signals, SIGHUP);
   return signals;
 }
 

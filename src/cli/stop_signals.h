@@ -2,8 +2,8 @@
 // terminal that closes) and SIGUSR2 (from `weft launch`) stop it, and SIGUSR1 saves a checkpoint.
 //
 // mpirun forwards SIGUSR1 and SIGUSR2 to the ranks of all hosts. A repeated SIGUSR2 has no effect, because
-// the rank may have got another signal as well. Nor has a repeated SIGHUP: when a terminal closes, both its
-// shell and the kernel send one.
+// the rank may have got another signal as well. A repeated SIGHUP has no effect either: when a terminal
+// closes, both its shell and the kernel send one.
 //
 // Note [Signals are taken in a thread]
 // Problem: a plain signal handler that interrupts a matrix product corrupts the heap, see Note [Signal

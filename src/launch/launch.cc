@@ -23,6 +23,7 @@
 #include "weft/core/exit_codes.h"
 #include "weft/core/status.h"
 #include "weft/core/topology.h"
+#include "weft/launch/signals.h"
 
 namespace weft {
 namespace {
@@ -34,12 +35,9 @@ using Words = std::vector<std::string>;
 // mpirun ends within this time after its last rank, unless it waits for a host that it has lost.
 constexpr absl::Duration kLossLimit = absl::Seconds(10);
 
-// Under nohup SIGHUP stays ignored.
 std::set<int> SignalsToTake() {
   std::set<int> signals = {SIGCHLD, SIGINT, SIGTERM, SIGUSR1, internal::kLostReaderSignal};
-  struct sigaction hang_up = {};
-  sigaction(SIGHUP, nullptr, &hang_up);
-  if (hang_up.sa_handler != SIG_IGN) signals.insert(SIGHUP);
+  if (!IsIgnored(SIGHUP)) signals.insert(SIGHUP);
   return signals;
 }
 
@@ -73,11 +71,10 @@ absl::Status CheckVariableList(const LaunchOptions& options) {
   const bool is_flag = std::any_of(options.mca.begin(), options.mca.end(),
                                    [](const auto& parameter) { return parameter.first == kList; });
   if (!is_flag && std::getenv(variable.c_str()) == nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      is_flag ? absl::StrCat("--mca ", kList) : variable,
-      " excludes the variables that weft launch passes on to the ranks, those that begin with WEFT_, OMP_ or "
-      "GOMP_: ",
-      is_flag ? "remove it" : "unset it"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("mpirun takes either -x or the list ", is_flag ? absl::StrCat("--mca ", kList) : variable,
+                   ". weft launch uses -x, for variables whose names begin with WEFT_, OMP_ or GOMP_: ",
+                   is_flag ? "remove the list" : "unset the list"));
 }
 
 bool IsInSlurmJob() { return std::getenv("SLURM_JOB_ID") != nullptr; }

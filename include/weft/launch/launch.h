@@ -69,7 +69,7 @@ bool RanksAreLocal(const LaunchOptions& options);
 //   has a folder of its own for them. A host daemon does the same on other hosts (weft/launch/host_daemon.h).
 // REQUIRES: the process has one thread and no children; it waits for every child and adopts orphans.
 // Errors: those of Validate, kInvalidArgument (mpirun is not installed; ranks run on other hosts, and the
-//   path of this program has spaces; a list of mpirun's own names variables for the ranks), kInternal (no
+//   path of this program has spaces; mca_base_env_list is set), kInternal (no
 //   process or folder can be created).
 absl::StatusOr<int> Launch(const LaunchOptions& options, const RankProgram& program);
 
