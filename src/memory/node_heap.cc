@@ -28,8 +28,7 @@ constexpr size_t kSegmentGranularity = size_t{2} << 20;
 // heap. A reservation takes no memory yet, but addresses: half of these are left.
 absl::StatusOr<size_t> DefaultSegmentBytes(const Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const FreeMemory free_memory, bootstrap.FreeNodeMemory());
-  const size_t free_bytes = std::min(std::min(free_memory.of_pages(), free_memory.file_sizes) / 10 * 9,
-                                     free_memory.address_space / 2);
+  const size_t free_bytes = std::min(free_memory.reservable() / 10 * 9, free_memory.address_space / 2);
   const size_t share = free_bytes / bootstrap.node_map().RanksOf(bootstrap.node()).size();
   if (share < kSegmentGranularity) {
     return absl::ResourceExhaustedError(

@@ -46,9 +46,11 @@ struct FreeMemory {
   size_t address_space = kUnlimited;
 
   // Bytes of the scarcest resource: those that the ranks of the node can reserve together.
-  size_t least() const { return std::min({of_pages(), file_sizes, address_space}); }
+  size_t least() const { return std::min(reservable(), address_space); }
+  // Bytes that limit a reservation, apart from addresses.
+  size_t reservable() const { return std::min(committable(), file_sizes); }
   // Bytes that limit the pages which are committed after a reservation.
-  size_t of_pages() const { return std::min(host, file_system); }
+  size_t committable() const { return std::min(host, file_system); }
   // Names the scarcest resource, and says how to get more of it. Used at the end of messages.
   std::string ScarcestResource() const;
 };

@@ -12,7 +12,7 @@
 
 namespace weft::internal {
 
-// Where the pages of a host's node memory lie.
+// Storage of the pages of a host's node memory.
 struct NodeMemoryPlace {
   const char* file_system = nullptr;  // Such as /dev/shm. Null: no file system limits them.
   size_t files = 0;  // Number of files that hold the segments of the host. 0: they are in none.

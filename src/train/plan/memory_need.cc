@@ -205,7 +205,7 @@ size_t SegmentBytes(const FreeMemory& free_memory, size_t ranks, const MemoryNee
   const auto share_of = [ranks](size_t free_bytes) {
     return static_cast<size_t>(UsableBytes(static_cast<int64_t>(free_bytes))) / ranks;
   };
-  const size_t share = share_of(std::min(free_memory.of_pages(), free_memory.file_sizes));
+  const size_t share = share_of(free_memory.reservable());
   const size_t of_host = share_of(free_memory.host);
   const auto outside = static_cast<size_t>(need.outside_of_node_memory());
   // If the need fills the host, the segment has its minimum size, and the error of the heap names what does

@@ -28,6 +28,7 @@ absl::Status RejectsReservationsAboveTheFreeMemory(Bootstrap& bootstrap);
 // Under `ulimit -f`, `files` files of that size limit reservations, on all ranks. For processes whose node
 // memory is in files.
 absl::Status ReservesAtMostTheFilesThatItMayMake(Bootstrap& bootstrap, size_t files);
+
 // Rank 0 misses the deadline of an exchange, behind which its peers reserve memory alone. All ranks then
 // reserve and share the same memory. For bootstraps whose reservations do not communicate.
 absl::Status SharesMemoryAfterARankHasMissedADeadline(Bootstrap& base);
