@@ -55,7 +55,10 @@ def forecast(row: tuple[str, tuple[int, int], int], costs: pathlib.Path) -> dict
     flags, mesh, hosts = row
     command = [str(WEFT), "plan", *flags_of(row), "--ranks", str(ranks_of(flags, mesh)), "--hosts", str(hosts), "--cores",
                str(cores_of(row)), "--link", "1gbit:50us", "--costs", str(costs), "--measure", "--json"]
-    candidate = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["candidates"][0]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode not in (0, 1) or not result.stdout:  # 1 with output: the mesh does not fit.
+        raise SystemExit(f"weft plan has failed: {result.stderr}")
+    candidate = json.loads(result.stdout)["candidates"][0]
     return {"step": candidate["step_ms"], "resident": candidate["memory"]["resident"] / 2**20}
 
 
