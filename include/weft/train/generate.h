@@ -71,8 +71,8 @@ struct GenerateReport {
 // REQUIRES: `config` has passed Validate.
 // Errors:
 //   kInvalidArgument: the prompt does not fit the model, or needs a tokenizer; ranks have different flags.
-//   kNotFound, kPermissionDenied, kUnavailable, kDataLoss, kUnimplemented: a file of the folder, which is
-//     named.
+//   kNotFound, kPermissionDenied, kUnavailable, kDataLoss, kUnimplemented: a file of the folder or of the
+//     prompt, which is named.
 //   kOutOfRange: the logits are not finite.
 //   kResourceExhausted: out of memory. kDeadlineExceeded, kAborted: a rank is missing, or failed.
 absl::StatusOr<GenerateReport> Generate(Bootstrap& bootstrap, const GenerateConfig& config,
