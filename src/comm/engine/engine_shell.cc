@@ -39,8 +39,7 @@ void EngineShell::Stop() {
   node_.Ring(rank_);
   progress_.reset();
   Report(FinishCallbacks(Deadline(runtime_, absl::ZeroDuration())));  // No other thread calls any.
-  ReleasedMemory
-      memory;  // Destroyed here: its destructors may call the engine, for which the core must live.
+  ReleasedMemory memory;  // Its destructors may call the engine, so the core must live, and the lock be free.
   const MutexLock lock(mutex_);
   core_->MoveAllMemoryTo(memory);
 }

@@ -95,12 +95,11 @@ class PolledCore {
     return record;
   }
   EngineCore& core() { return *core_; }
-  // REQUIRES: no other member is called afterwards.
-  std::unique_ptr<EngineShell> MoveToShell(Runtime& runtime) {
-    auto shell = std::make_unique<EngineShell>(runtime, *node_, trace_, /*rank=*/0, /*has_core=*/false);
-    shell->Start(std::move(core_));
-    return shell;
+  std::unique_ptr<EngineShell> MakeShell(Runtime& runtime) {
+    return std::make_unique<EngineShell>(runtime, *node_, trace_, /*rank=*/0, /*has_core=*/false);
   }
+  // REQUIRES: no other member is called afterwards.
+  std::unique_ptr<EngineCore> Take() { return std::move(core_); }
   void Poll() { core_->Poll(++now_ns_); }
   void SleepFor(int64_t ns) { now_ns_ += ns; }
   FakeWireLink& wire() { return wire_; }
@@ -237,7 +236,7 @@ TEST(EngineCore, RecordsThatAnOperationIsReadyBeforeTheNextOfItsLaneStarts) {
 TEST(EngineShell, FreesTheMemoryOfAllOperationsWhileItsCoreLives) {
   RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<PolledCore> core, PolledCore::Make(bootstrap));
-    std::unique_ptr<EngineShell> shell;
+    const std::unique_ptr<EngineShell> shell = core->MakeShell(bootstrap.runtime());
     std::atomic<int> freed = 0;
     ScriptedOperation::Script released, failed;
     for (ScriptedOperation::Script* script : {&released, &failed}) {
@@ -251,7 +250,7 @@ TEST(EngineShell, FreesTheMemoryOfAllOperationsWhileItsCoreLives) {
     core->Poll();
     core->core().Fail(absl::DataLossError("gone"));
     EXPECT_EQ(freed, 0);
-    shell = core->MoveToShell(bootstrap.runtime());
+    shell->Start(core->Take());
     shell->Stop();
     EXPECT_EQ(freed, 2);
     return absl::OkStatus();
