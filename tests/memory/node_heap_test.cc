@@ -42,17 +42,21 @@ TEST_P(NodeHeapOverThreads, RanksUseTheSmallestRequestedSize) {
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, NodeHeapOverThreads, ::testing::Values(1, 2, 3, 4, 7));
 
-// A rank whose node has almost no free memory.
-class FullNode final : public ::weft::testing::ForwardingBootstrap {
+// A rank of a node with this free memory.
+class RankWithFreeMemory final : public ::weft::testing::ForwardingBootstrap {
  public:
-  using ForwardingBootstrap::ForwardingBootstrap;
-  absl::StatusOr<FreeMemory> FreeNodeMemory() const override { return FreeMemory{.host = 1'000'000}; }
+  RankWithFreeMemory(Bootstrap& base, const FreeMemory& memory)
+      : ForwardingBootstrap(base), memory_(memory) {}
+  absl::StatusOr<FreeMemory> FreeNodeMemory() const override { return memory_; }
+
+ private:
+  const FreeMemory memory_;
 };
 
 // The other ranks request less than the smallest default size.
 TEST(NodeHeap, TooLittleFreeMemoryOnOneNodeIsAnErrorOnAllRanks) {
   RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
-    FullNode full(bootstrap);
+    RankWithFreeMemory full(bootstrap, {.host = 1'000'000});
     const bool is_full = bootstrap.rank() == 1;
     EXPECT_THAT(
         NodeHeap::Create(is_full ? full : bootstrap, {.segment_bytes = is_full ? 0U : 500'000U}),
@@ -65,36 +69,20 @@ TEST(NodeHeap, TooLittleFreeMemoryOnOneNodeIsAnErrorOnAllRanks) {
   });
 }
 
-// A rank under `ulimit -v`.
-class LimitedAddresses final : public ::weft::testing::ForwardingBootstrap {
- public:
-  using ForwardingBootstrap::ForwardingBootstrap;
-  absl::StatusOr<FreeMemory> FreeNodeMemory() const override {
-    return FreeMemory{.host = size_t{1} << 40, .address_space = size_t{64} << 20};
-  }
-};
-
+// `ulimit -v` limits them.
 TEST(NodeHeap, LeavesHalfOfTheAddressesByDefault) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
-    LimitedAddresses limited(bootstrap);
+    RankWithFreeMemory limited(bootstrap, {.host = size_t{1} << 40, .address_space = size_t{64} << 20});
     WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(limited, {}));
     EXPECT_EQ(heap->segment_bytes(), size_t{16} << 20);
     return absl::OkStatus();
   });
 }
 
-// A rank under `ulimit -f`.
-class LimitedFiles final : public ::weft::testing::ForwardingBootstrap {
- public:
-  using ForwardingBootstrap::ForwardingBootstrap;
-  absl::StatusOr<FreeMemory> FreeNodeMemory() const override {
-    return FreeMemory{.host = size_t{1} << 40, .file_sizes = size_t{40} << 20};
-  }
-};
-
+// `ulimit -f` limits them.
 TEST(NodeHeap, TakesNineTenthsOfTheFilesByDefault) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
-    LimitedFiles limited(bootstrap);
+    RankWithFreeMemory limited(bootstrap, {.host = size_t{1} << 40, .file_sizes = size_t{40} << 20});
     WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(limited, {}));
     EXPECT_EQ(heap->segment_bytes(), size_t{18} << 20);
     return absl::OkStatus();

@@ -65,7 +65,7 @@ TEST(Sampler, DrawsTokensWithTheirProbabilities) {
   ExpectShares(Draw({.temperature = 2}), {0.1627, 0.3254, 0.2301, 0.2818});
 }
 
-// What was written to `file`, which it closes.
+// Returns the text that was written to `file`, and closes it.
 std::string TextOf(std::FILE* file) {
   std::string text(static_cast<size_t>(std::ftell(file)), '\0');
   std::rewind(file);
