@@ -8,8 +8,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -323,20 +321,6 @@ TEST_F(LaunchTest, ReportsAnMpirunThatCannotBeExecuted) {
   options_.mpirun = Script("broken", "#!/no/such/shell\n");
   EXPECT_THAT(Launch(options_, {{"PROGRAM"}, {}}),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("broken")));
-}
-
-// A walk over /proc misses a process whose parent ends in the middle of it, about once in a thousand walks.
-TEST_F(LaunchTest, EndsAProcessThatMovesFromParentToParent) {
-  ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
-  for (int round = 0; round < 50; ++round) {
-    if (fork() == 0) {
-      while (fork() == 0) {
-      }
-      _exit(0);
-    }
-    internal::DaemonProcess::EndDescendants(absl::ZeroDuration());
-    EXPECT_THAT(internal::ChildrenOf(getpid()), IsEmpty());
-  }
 }
 
 // mpirun waits without a deadline for the daemon of a host that it has lost.
