@@ -36,10 +36,8 @@ struct EngineOptions {
   // header stay below 64 KiB, the limit up to which MPI sends eagerly over TCP. Larger slices use the
   // rendezvous protocol, whose handshake queues behind other data.
   int64_t slice_bytes = int64_t{60} * 1024;
-  // Bytes that one phase (reduce, gather or relay) of a lane may have in flight to this rank. kCritical
-  // operations, such as those that a thread waits for, may have twice as many: a lane's share of the bytes in
-  // flight is its share of the bandwidth. A phase begins with credits for as many (Note [Paced credits] in
-  // src/comm/links/credit_pace.h).
+  // Bytes that one phase (reduce, gather or relay) of a lane may have in flight to this rank. A phase begins
+  // with credits for as many (Note [Paced credits] in src/comm/links/credit_pace.h).
   int64_t lane_window_bytes = int64_t{512} * 1024;
   // Bytes in flight of all lower priorities together, while an operation of higher priority needs the wire.
   // An operation needs the wire if a peer that has started it has data for this rank. This window and the
@@ -59,8 +57,8 @@ struct EngineOptions {
   // them in several steps. Sums have the same bits for every value.
   int64_t reduce_fan_in = 32;
   // Scratch memory for the partial sums of such a reduction. It has room for those of one step at least. A
-  // reduction of fewer partial sums has room for 16 slices in all (96 if they travel in runs), four slices of
-  // each, or the budget, whichever is most.
+  // reduction of fewer partial sums has room for 96 slices in all, four slices of each, or the budget,
+  // whichever is most.
   int64_t reduce_window_bytes = int64_t{8} << 20;
   // Size of a piece, the unit of data movement in groups on one node, and of staging copies. Groups that span
   // nodes move slices. Priorities are reconsidered after each piece, slice or run of slices.
@@ -114,7 +112,7 @@ struct EngineCounters {
   // max(yield_window_bytes, slice) plus a slice for each of three phases of each lane.
   int64_t yielded_peak_bytes = 0;
   // Peak of the bytes that this rank had requested from other nodes and not yet received. For each lane and
-  // phase at most twice lane_window_bytes plus a slice, beside twice max_budget_bytes in all.
+  // phase at most lane_window_bytes plus a slice, beside max_budget_bytes in all.
   int64_t requested_peak_bytes = 0;
   // Peak of the bytes in flight that were requested from ranks that were not known to have started the
   // operation, beyond the first two slices of each part. At most half of max_budget_bytes.

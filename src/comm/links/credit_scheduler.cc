@@ -92,11 +92,8 @@ bool CreditScheduler::MayReceive(int lane, WirePhase phase, Priority priority, s
   const int64_t lane_bytes =
       index < bytes_in_flight_.size() ? bytes_in_flight_[index][static_cast<size_t>(phase)] : 0;
   if (slices == 1 && lane_bytes == 0 && rules_.head_always_has_credit) return true;
-  const int64_t share = priority == Priority::kCritical ? kCriticalShare : 1;
   const auto more = static_cast<int64_t>(bytes);
-  if (lane_bytes + more > share * options_.lane_window_bytes && all_bytes_ + more > share * budget_.bytes()) {
-    return false;
-  }
+  if (lane_bytes + more > options_.lane_window_bytes && all_bytes_ + more > budget_.bytes()) return false;
   const auto fits = [&](int64_t window, Priority above) {
     return priority <= above || BytesBelow(above) + more <= window;
   };

@@ -145,10 +145,6 @@ class CreditScheduler {
     const bool tries = priority <= highest_demand() && MayTryRuns(slice_bytes) && trials_.uses_runs();
     return tries ? kFewestInRun : 1;
   }
-  // True if slices travel in runs, or may do so in a trial. See Note [Trials of runs].
-  bool MayHaveRuns(Priority priority, int64_t slice_bytes) const {
-    return LongestRun(priority, slice_bytes) > 1 || MayTryRuns(slice_bytes);
-  }
   // True if slices of the engine's size travel in runs.
   bool has_fast_link() const { return LongestRun(Priority::kCritical, options_.slice_bytes) > 1; }
   static constexpr int64_t kFewestInRun = 4;
@@ -156,8 +152,6 @@ class CreditScheduler {
   static constexpr int64_t kRunsOfWindow = 4;
   static constexpr int64_t kRunsOfRest = 2;
   static constexpr int64_t kRunsOfRing = 4;
-  // The lane window and the budget of a kCritical operation, as multiples of those of others.
-  static constexpr int64_t kCriticalShare = 2;
   // True if the windows admit another message of `slices` slices, or it is a head slice.
   bool MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, int64_t slices) const;
   struct Slice {

@@ -50,9 +50,9 @@ inline constexpr int64_t kPiecesInFlight = 2;
 inline constexpr int64_t kRingPieces = 4;
 inline constexpr int64_t kMaxRingPieceBytes = int64_t{128} * 1024;
 
-// Use of rings: by the streams of a reduction, which advance together, in slices or, on a fast link, in runs;
-// or by others, each of which may have more than its share of the window (Note [Paced credits]).
-enum class RingUse : uint8_t { kEven, kRuns, kUneven };
+// Use of rings: by the streams of a reduction, which advance together; by others with equal shares of the
+// window; or by others, each of which may have more than its share (Note [Paced credits]).
+enum class RingUse : uint8_t { kEven, kSums, kUneven };
 // Number of slices of each receive ring, if `streams` streams share an operation's scratch. Called only if
 // there are rings, because it may ask the heap for its free memory, which takes a lock. The rings of few
 // streams are long enough to keep the wire busy while threads wait for a core. Together they hold the

@@ -75,21 +75,14 @@ TEST_F(CreditSchedulerTest, LaneWindowBoundsTheBytesInFlightOfALane) {
     EXPECT_TRUE(MayReceive(Priority::kBulk));
     Receive(Priority::kBulk);
   }
-  EXPECT_FALSE(MayReceive(Priority::kBulk));
-  EXPECT_FALSE(MayReceive(Priority::kPrefetch));
+  for (const Priority priority : {Priority::kCritical, Priority::kPrefetch, Priority::kBulk}) {
+    EXPECT_FALSE(MayReceive(priority));
+  }
   EXPECT_TRUE(MayReceive(Priority::kBulk, kRun, kOtherLane));
   link_.Finish(link_.in_flight.begin()->first);
   EXPECT_TRUE(Poll());
   EXPECT_THAT(owner_.done, ElementsAre(0));
   EXPECT_TRUE(MayReceive(Priority::kBulk));
-}
-
-TEST_F(CreditSchedulerTest, CriticalTransfersHaveTwiceTheLaneWindow) {
-  for (int i = 0; i < 8; ++i) {
-    EXPECT_TRUE(MayReceive(Priority::kCritical));
-    Receive(Priority::kCritical);
-  }
-  EXPECT_FALSE(MayReceive(Priority::kCritical));
 }
 
 TEST_F(CreditSchedulerTest, WindowsGrowToTheBudgetOfAllLanesTogether) {

@@ -53,6 +53,7 @@ TEST(ScratchSlots, AreThoseForWhichThereIsMemory) {
 // The rings of many streams shrink, to a slice each if there is no memory for more.
 TEST(RingSlices, TakeAQuarterOfTheFreeMemoryOrASliceEach) {
   constexpr int64_t kInAll = 16;
+  constexpr int64_t kOfSums = 96;
   constexpr int64_t kInEach = 4;
   WithOperation([&](const OperationFixture& operation) {
     const BufferPool& pool = operation.context.scratch;
@@ -60,14 +61,18 @@ TEST(RingSlices, TakeAQuarterOfTheFreeMemoryOrASliceEach) {
     while (true) {
       const auto quarter = static_cast<int64_t>(pool.free_bytes() / 4 / kSlice);
       for (const int64_t rings : {1, 2, 5, 16, 100, 1000, 20'000}) {
-        SCOPED_TRACE(absl::StrCat(rings, " rings, a quarter has ", quarter, " slices"));
-        const int64_t each = RingSlices(operation.context, rings);
-        const int64_t wanted = std::max(kInEach, kInAll / rings);
-        const int64_t most = std::max(kInAll, quarter);
-        EXPECT_GE(each, 1);
-        EXPECT_LE(each, wanted);
-        EXPECT_TRUE(each == 1 || each * rings <= most) << each;
-        EXPECT_TRUE(each == wanted || (each + 1) * rings > most) << each;
+        for (const RingUse use : {RingUse::kEven, RingUse::kSums}) {
+          const bool is_sum = use == RingUse::kSums;
+          SCOPED_TRACE(absl::StrCat(rings, is_sum ? " rings of sums" : " rings", ", a quarter has ", quarter,
+                                    " slices"));
+          const int64_t each = RingSlices(operation.context, rings, use);
+          const int64_t wanted = std::max(kInEach, (is_sum ? kOfSums : kInAll) / rings);
+          const int64_t most = std::max(kInAll, quarter);
+          EXPECT_GE(each, 1);
+          EXPECT_LE(each, wanted);
+          EXPECT_TRUE(each == 1 || each * rings <= most) << each;
+          EXPECT_TRUE(each == wanted || (each + 1) * rings > most) << each;
+        }
       }
       if (taken.empty()) return absl::OkStatus();
       taken.pop_back();

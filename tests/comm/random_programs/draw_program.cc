@@ -31,8 +31,9 @@ ProgramOp DrawOp(SeededRandom& random) {
   op.wire_compression = random.OneOf({WireCompression::kNone, WireCompression::kLossless});
   op.root = static_cast<int>(random.Between(0, 1 << 20));
   op.in_ranges = op.node_memory && random.Chance(40);
-  // Several parts of a relayed one.
-  if (op.kind == Kind::kAllReduce && random.Chance(20)) op.count *= 8;
+  // Several parts of a relayed all-reduce, and more slices than a receive ring has.
+  const bool is_reduction = op.kind == Kind::kReduceGradients || op.kind == Kind::kAllReduce;
+  if (is_reduction && random.Chance(20)) op.count *= 8;
   return op;
 }
 

@@ -140,11 +140,11 @@ TEST(BrokenRule, ARunThatOverwritesSlicesOfItsRingIsDetected) {
     program.engine.share_domain = ShareDomain::kNode;
     program.shard_size = 2;
     program.engine.slice_bytes = 64;
-    program.engine.max_budget_bytes = program.engine.slice_bytes * 64;
+    program.engine.max_budget_bytes = program.engine.slice_bytes * 192;
     program.engine.max_run_bytes = program.engine.slice_bytes * 8;
     for (ProgramOp& op : program.ops) {
       op.kind = ProgramOp::Kind::kReduceGradients;
-      op.count = 5'000;
+      op.count = 20'000;
       op.in_ranges = false;
       op.wire_compression = WireCompression::kNone;
     }
