@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -36,7 +35,6 @@
 #include "tests/support/rank_engine.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/mesh/mpi_bootstrap.h"
-#include "weft/mesh/store_bootstrap.h"
 #include "weft/mesh/world_group.h"
 
 namespace weft::bench {
@@ -56,20 +54,10 @@ std::vector<double> GatherNumbers(Bootstrap& bootstrap, double value) {
   return values;
 }
 
-std::unique_ptr<Bootstrap> OverStore(Bootstrap& mpi, const std::string& folder, bool apart) {
-  StoreBootstrapOptions options;
-  options.rank = mpi.rank();
-  options.size = mpi.size();
-  if (apart) options.node_id = absl::StrCat("rank ", mpi.rank());
-  return OrDie(MakeStoreBootstrap(OrDie(OpenFileStore(folder)), options));
-}
-
-// A folder that rank 0 names.
-std::string SharedFolder(Bootstrap& mpi) {
-  std::string pattern = std::filesystem::temp_directory_path() / "weft-wire-XXXXXX";
-  if (mpi.rank() == 0 && mkdtemp(pattern.data()) == nullptr)
-    OrDie(absl::InternalError("no temporary folder"));
-  return Gather(mpi, pattern)[0];
+std::unique_ptr<Bootstrap> MakeBootstrap(MpiTransport transport) {
+  MpiBootstrapOptions options = OrDie(MpiBootstrapOptions::FromEnvironment());
+  options.transport = transport;
+  return OrDie(MakeMpiBootstrap(options));
 }
 
 class Contestant {
@@ -314,9 +302,8 @@ void Compare(Bootstrap& mpi, MpiSetting& setting, const std::vector<std::unique_
 
 void Run(const WireOptions& options) {
   if (options.apart) CountRanksAsNodes();
-  const auto mpi = OrDie(MakeMpiBootstrap());
-  const std::string folder = SharedFolder(*mpi);
-  const auto store = OverStore(*mpi, folder, options.apart);
+  const auto mpi = MakeBootstrap(MpiTransport::kMpi);
+  const auto sockets = MakeBootstrap(MpiTransport::kTcp);
   MpiSetting setting(*mpi, options.elements());
   std::vector<std::unique_ptr<Contestant>> contestants;
   contestants.push_back(std::make_unique<Stream>(setting));
@@ -345,10 +332,8 @@ void Run(const WireOptions& options) {
                                                  options.elements(), engine));
   }
   if (options.sockets)
-    contestants.push_back(std::make_unique<Weft>("weft over sockets", *store, options.elements()));
+    contestants.push_back(std::make_unique<Weft>("weft over sockets", *sockets, options.elements()));
   Compare(*mpi, setting, contestants, options);
-  Gather(*mpi, "");
-  if (mpi->rank() == 0) std::filesystem::remove_all(folder);
 }
 
 }  // namespace

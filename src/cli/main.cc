@@ -130,10 +130,7 @@ template <typename Config>
 int RunOnAllRanks(absl::StatusOr<Config> command, const Arguments& arguments) {
   weft::StopSignals signals;  // Before MPI and OpenMP start threads.
   absl::StatusOr<weft::MpiBootstrapOptions> options = weft::MpiBootstrapOptions::FromEnvironment();
-  if (!options.ok()) {
-    command = options.status();
-    options.emplace();
-  }
+  if (const absl::Status error = options.status(); !error.ok()) options.emplace().error = error;
   const auto bootstrap = weft::MakeMpiBootstrap(*options);
   if (!bootstrap.ok()) {
     if (!absl::IsInvalidArgument(bootstrap.status()) || !weft::IsNonzeroRank())

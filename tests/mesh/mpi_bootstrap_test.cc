@@ -65,6 +65,29 @@ TEST(MpiBootstrap, NamesTheLibraryThatCarriesMessages) {
   EXPECT_THAT(WorldBootstrap().TransportName(), MatchesRegex("MPI \\(.+\\)"));
 }
 
+TEST(MpiBootstrap, TakesTheTransportFromTheEnvironment) {
+  for (const char* const transport : {"mpi", "tcp"}) {
+    const ScopedVariable variable("WEFT_TRANSPORT", transport);
+    ASSERT_OK_AND_ASSIGN(const auto bootstrap, MakeMpiBootstrap());
+    EXPECT_EQ(bootstrap->TransportName() == "TCP sockets", std::string(transport) == "tcp");
+  }
+  const ScopedVariable network("WEFT_NETWORK", "eth7");
+  ASSERT_OK_AND_ASSIGN(const MpiBootstrapOptions options, MpiBootstrapOptions::FromEnvironment());
+  EXPECT_EQ(options.network, "eth7");
+  const ScopedVariable other("WEFT_TRANSPORT", "ucx");
+  EXPECT_THAT(MakeMpiBootstrap(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                           HasSubstr("WEFT_TRANSPORT is 'ucx': it must be mpi or tcp")));
+}
+
+TEST(MpiBootstrap, RefusesTransportsThatDiffer) {
+  if (WorldBootstrap().size() == 1) GTEST_SKIP() << "one rank agrees with itself";
+  MpiBootstrapOptions options;
+  if (WorldBootstrap().rank() == 1) options.transport = MpiTransport::kTcp;
+  EXPECT_THAT(MakeMpiBootstrap(options),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the transport is mpi on rank 0, but tcp on rank 1: set WEFT_TRANSPORT")));
+}
+
 TEST(MpiLibrary, IsNamedWithItsVersionAlone) {
   EXPECT_EQ(internal::NameOfLibraryVersion(
                 "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4"),

@@ -1,15 +1,22 @@
 #include <cstdlib>
+#include <memory>
+#include <optional>
 
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/mesh/support/link_conformance.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/test_timeout.h"
+#include "weft/mesh/mpi_bootstrap.h"
+#include "weft/mesh/runtime.h"
 
 namespace weft {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::weft::testing::kTestTimeout;
 using ::weft::testing::StatusIs;
@@ -21,17 +28,73 @@ TEST_P(MpiLinkConformance, Holds) { EXPECT_OK(GetParam().body(WorldBootstrap()))
 INSTANTIATE_TEST_SUITE_P(AllTests, MpiLinkConformance, ::testing::ValuesIn(weft::testing::LinkConformance()),
                          weft::testing::NameOf);
 
-// The other ranks give up two links at their deadlines. Those links stay pending, and a later one works.
-TEST(MpiLink, OpensALinkAfterOneRankMissedEarlierLinks) {
-  Bootstrap& world = WorldBootstrap();
-  const bool late = world.rank() == world.size() - 1;
+// A job whose messages travel over TCP sockets.
+absl::StatusOr<std::unique_ptr<Bootstrap>> MakeTcpWorld() {
+  MpiBootstrapOptions options;
+  options.transport = MpiTransport::kTcp;
+  return MakeMpiBootstrap(options);
+}
+
+class MpiTcpLinkConformance : public ::testing::TestWithParam<weft::testing::ConformanceTest> {};
+
+TEST_P(MpiTcpLinkConformance, Holds) {
+  ASSERT_OK_AND_ASSIGN(const auto world, MakeTcpWorld());
+  EXPECT_OK(GetParam().body(*world));
+}
+INSTANTIATE_TEST_SUITE_P(AllTests, MpiTcpLinkConformance,
+                         ::testing::ValuesIn(weft::testing::LinkConformance()), weft::testing::NameOf);
+
+// The other ranks give up two links at their deadlines. A later one works.
+void OpenALinkAfterOneRankMissedEarlierLinks(Bootstrap& bootstrap) {
+  const bool late = bootstrap.rank() == bootstrap.size() - 1;
   if (!late) {
     for (int attempt = 0; attempt < 2; ++attempt) {
-      EXPECT_EQ(world.OpenLink(absl::Milliseconds(50)).status().code(), absl::StatusCode::kDeadlineExceeded);
+      EXPECT_EQ(bootstrap.OpenLink(absl::Milliseconds(50)).status().code(),
+                absl::StatusCode::kDeadlineExceeded);
     }
   }
-  ASSERT_OK(AgreeOnStatus(world, absl::OkStatus(), kTestTimeout));
-  EXPECT_OK(weft::testing::OpensALinkAfterSkipping(world));
+  ASSERT_OK(AgreeOnStatus(WorldBootstrap(), absl::OkStatus(), kTestTimeout));
+  EXPECT_OK(weft::testing::OpensALinkAfterSkipping(bootstrap));
+}
+
+TEST(MpiLink, OpensALinkAfterOneRankMissedEarlierLinks) {
+  OpenALinkAfterOneRankMissedEarlierLinks(WorldBootstrap());
+}
+
+TEST(MpiTcpLink, OpensALinkAfterOneRankMissedEarlierLinks) {
+  ASSERT_OK_AND_ASSIGN(const auto world, MakeTcpWorld());
+  OpenALinkAfterOneRankMissedEarlierLinks(*world);
+}
+
+TEST(MpiTcpLink, OutlivesItsBootstrap) {
+  ASSERT_OK_AND_ASSIGN(auto world, MakeTcpWorld());
+  ASSERT_OK_AND_ASSIGN(const auto link, world->OpenLink(kTestTimeout));
+  world.reset();
+  const int next = (WorldBootstrap().rank() + 1) % WorldBootstrap().size();
+  ASSERT_OK(link->SendControlMessage(next, "still here"));
+  const SystemRuntime clock;
+  const Deadline deadline(clock, kTestTimeout);
+  std::optional<WireLink::ControlMessage> received;
+  while ((!received || link->HasUnsentControlMessages()) && !deadline.HasPassed()) {
+    ASSERT_OK(link->Poll());
+    if (received) continue;
+    ASSERT_OK_AND_ASSIGN(received, link->PollControlMessage());
+  }
+  ASSERT_TRUE(received.has_value());
+  EXPECT_EQ(received->bytes, "still here");
+  ASSERT_OK(AgreeOnStatus(WorldBootstrap(), absl::OkStatus(), kTestTimeout));
+}
+
+TEST(MpiTcpLink, ANetworkThatDoesNotExistIsAnErrorOnEveryRank) {
+  MpiBootstrapOptions options;
+  options.transport = MpiTransport::kTcp;
+  const int last = WorldBootstrap().size() - 1;
+  if (WorldBootstrap().rank() == last) options.network = "no-such-device";
+  ASSERT_OK_AND_ASSIGN(const auto world, MakeMpiBootstrap(options));
+  EXPECT_THAT(world->OpenLink(kTestTimeout),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr(absl::StrCat("rank ", last)), HasSubstr("no-such-device"),
+                             HasSubstr("WEFT_NETWORK"))));
 }
 
 TEST(MpiLink, RejectsMessagesAboveMpisCountLimit) {

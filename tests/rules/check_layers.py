@@ -37,7 +37,7 @@ FLOOR_OF = {layer: floor for floor, layers in enumerate(FLOORS) for layer in lay
 # Rooms of a layer, lowest first. Rooms of one floor stand beside each other. All other layers have no rooms.
 ROOMS = {
     "core": [["base"], ["parallel"], ["copies"], ["tensors"]],
-    "mesh": [["host"], ["base"], ["rounds"], ["mpi", "tcp", "threads", "simulation"], ["store"]],
+    "mesh": [["host"], ["base"], ["rounds"], ["tcp", "threads", "simulation"], ["mpi", "store"]],
     "comm": [["base"], ["trees"], ["codec"], ["links"], ["phases"], ["collectives"], ["messages"], ["engine"]],
     "nn": [["products"], ["kernels"], ["attention"], ["sparse"], ["base"], ["modules"], ["models"]],
     "sharding": [["plan"], ["pipeline"], ["group"], ["model"]],

@@ -113,9 +113,9 @@ class CheckRooms(TreeCase):
         self.assert_one_violation("sharding/plan/plan.cc", "room plan of sharding may not use room group", "above")
 
     def test_finds_rooms_beside_each_other_that_include_each_other(self):
-        self.write("src/mesh/mpi/wire.h", "")
-        self.write("src/mesh/threads/fabric.cc", '#include "src/mesh/mpi/wire.h"\n')
-        self.assert_one_violation("room threads of mesh may not use room mpi", "across")
+        self.write("src/mesh/tcp/wire.h", "")
+        self.write("src/mesh/threads/fabric.cc", '#include "src/mesh/tcp/wire.h"\n')
+        self.assert_one_violation("room threads of mesh may not use room tcp", "across")
 
     def test_counts_a_public_header_to_the_room_of_its_source(self):
         self.write("src/comm/engine/work.cc", "")

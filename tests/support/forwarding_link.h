@@ -33,6 +33,7 @@ class ForwardingLink : public WireLink {
   }
   absl::Span<const LostPeer> LostPeers() const override { return base_->LostPeers(); }
   int max_tag() const override { return base_->max_tag(); }
+  bool has_rendezvous() const override { return base_->has_rendezvous(); }
 
  private:
   std::unique_ptr<WireLink> base_;

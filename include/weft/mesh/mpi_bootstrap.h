@@ -2,15 +2,21 @@
 // rank.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
+#include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
 #include "weft/mesh/bootstrap.h"
 
 namespace weft {
+
+// What carries the messages of links: MPI, or TCP sockets of weft's own (TransportName says which).
+enum class MpiTransport : uint8_t { kMpi, kTcp };
 
 struct MpiBootstrapOptions {
   // Limit of start-up: MPI_Init and the first communicators. On large clusters MPI_Init takes minutes.
@@ -23,11 +29,18 @@ struct MpiBootstrapOptions {
   bool watchdog = true;
   // NUMA node that this rank counts as bound to. Unset: that of its affinity.
   std::optional<int> numa_node = std::nullopt;
+  // All ranks must have the same. kTcp is for hosts between which MPI has only TCP, too: see "Sockets in
+  // place of MPI" in docs/launching.md.
+  MpiTransport transport = MpiTransport::kMpi;
+  // Network interfaces of kTcp: see StoreBootstrapOptions::network.
+  std::string network;
+  // Error of this rank's options. MakeMpiBootstrap returns it on every rank: none waits for this one.
+  absl::Status error = absl::OkStatus();
 
-  // The timeouts of the environment, WEFT_STARTUP_TIMEOUT_S and WEFT_TIMEOUT_S, in seconds, and
-  // WEFT_NUMA_NODE.
+  // The timeouts of the environment, WEFT_STARTUP_TIMEOUT_S and WEFT_TIMEOUT_S, in seconds; WEFT_NUMA_NODE;
+  // WEFT_TRANSPORT, mpi or tcp; and WEFT_NETWORK.
   // Errors: kInvalidArgument (a timeout is not a number or is below a millisecond; WEFT_NUMA_NODE is not the
-  //   number of a NUMA node).
+  //   number of a NUMA node; WEFT_TRANSPORT is none of the names).
   static absl::StatusOr<MpiBootstrapOptions> FromEnvironment();
 };
 
@@ -41,9 +54,10 @@ struct MpiBootstrapOptions {
 // Lifetime: the destructor waits for the destructors of all ranks, up to the timeout. After a collective of
 //   the bootstrap that missed its deadline, MPI cannot be finalized: with the watchdog, the destructor ends
 //   the process by _Exit(86). Links may outlive the bootstrap; node memory may not.
-// Errors: kFailedPrecondition (MPI does not provide MPI_THREAD_MULTIPLE, or weft was built without MPI),
-//   kInvalidArgument (the launcher, such as srun or the mpirun of another library, started more processes
-//   than MPI connects; names the remedy), kInternal (has MPI's error message).
+// Errors: the error of some rank's options, kFailedPrecondition (MPI does not provide MPI_THREAD_MULTIPLE, or
+//   weft was built without MPI), kInvalidArgument (the launcher, such as srun or the mpirun of another
+//   library, started more processes than MPI connects, or ranks have different transports; names the remedy),
+//   kInternal (has MPI's error message).
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOptions& options);
 // With the options of the environment. If they are invalid on some rank, every rank returns its error.
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap();

@@ -79,6 +79,10 @@ class WireLink {
   virtual absl::Span<const LostPeer> LostPeers() const { return {}; }
 
   virtual int max_tag() const = 0;
+  // True if a long message may wait for an answer of its receiver before it leaves, as in the rendezvous
+  // protocol of MPI. Without it, the engine sends longer messages (Note [Wire budget] in
+  // src/comm/links/wire_budget.h).
+  virtual bool has_rendezvous() const { return true; }
 };
 
 }  // namespace weft

@@ -18,7 +18,7 @@ CreditScheduler::CreditScheduler(WireLink& link, ControlMail& mail, TagLayout ta
       rules_(rules),
       counters_(counters),
       trace_(trace),
-      budget_(options.max_budget_bytes) {}
+      budget_(options.max_budget_bytes, link.has_rendezvous()) {}
 
 absl::Status CreditScheduler::CheckLane(int lane, std::string_view name) const {
   if (lane < tags_.lanes) return absl::OkStatus();

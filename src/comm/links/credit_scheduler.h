@@ -145,6 +145,10 @@ class CreditScheduler {
     const bool tries = priority <= highest_demand() && MayTryRuns(slice_bytes) && trials_.uses_runs();
     return tries ? kFewestInRun : 1;
   }
+  // True if slices travel in runs, or may do so in a trial. See Note [Trials of runs].
+  bool MayHaveRuns(Priority priority, int64_t slice_bytes) const {
+    return LongestRun(priority, slice_bytes) > 1 || MayTryRuns(slice_bytes);
+  }
   // True if slices of the engine's size travel in runs.
   bool has_fast_link() const { return LongestRun(Priority::kCritical, options_.slice_bytes) > 1; }
   static constexpr int64_t kFewestInRun = 4;

@@ -10,8 +10,11 @@
 //     left of its stream, and a quarter of its receive ring and of the yield window if that applies: MPI
 //     sends several messages at the same time, so that their slices arrive together. If that is less than
 //     kFewestInRun slices, as for slices of 60 KiB on links up to 20 Gbit/s, slices travel alone.
-//   - From 12 Gbit/s on, runs of kFewestInRun are tried, and take up to 0.17 ms (Note [Trials of runs]).
-//     Lower priorities do not try them while a higher one wants the wire.
+//   - Over a link without a rendezvous protocol, as TCP sockets, it is 0.25 ms and 8 Gbit/s: long messages
+//     cost nothing there. Over MPI's TCP, a message of more than 64 KiB waits for an answer of its receiver.
+//   - From 12 Gbit/s on (5 Gbit/s without a rendezvous protocol), runs of kFewestInRun are tried, and take up
+//     to 0.17 ms (0.4 ms) (Note [Trials of runs]). Lower priorities do not try them while a higher one wants
+//     the wire.
 //   - If a whole run has no room in the windows or in the ring, the stream waits for it only while it has as
 //     many slices in flight itself. Otherwise the next slice gets a credit of its own, if that has room.
 // Why it suffices: windows count bytes, so other operations find no more data ahead of theirs. A full window
@@ -23,12 +26,12 @@
 // Tasks: between two polls, a thread copies, unpacks or adds up a run, too, if its slices are there and lie
 // end to end. A poll of MPI takes some microseconds, a good part of the time that a slice takes. A sum of
 // many inputs has shorter runs, and so has a strided copy. So other work waits for a task about as long as
-// it may wait for a message: 0.1 ms.
+// it may wait for a message.
 //
 // Note [Trials of runs]
 // Problem: on a link of 12 to 20 Gbit/s, the rate does not tell whether runs pay (Note [Runs of slices]).
 // Slices that travel alone may keep the CPU so busy that they reach no more: through the memory of a host,
-// 13 to 20 Gbit/s, and runs 24. Over TCP, runs are slower than slices.
+// 13 to 20 Gbit/s, and runs 24. Over MPI's TCP, runs are slower than slices.
 // Rule: on such a link, the receiver tries both ways. After 128 slices, and then after every 8,192, eight
 // blocks of slices travel alone and in runs by turns. If those of the other way arrive a quarter faster in
 // three of the four pairs of blocks, that is the way until the next trial.

@@ -6,15 +6,8 @@ namespace weft {
 namespace {
 
 constexpr int64_t kSlicesOfRate = 1024;
-// Two intervals between polls of the progress thread, and a part of one.
-constexpr int64_t kPollsNs = 600'000;
-// The longest message takes this time on the link: several times as long as the work for a message.
-constexpr double kMessageNs = 100'000;
-// Messages in flight, at least, if they are as long as they may be.
-constexpr int64_t kMessages = 6;
 // The part of a message that the link must bring in that time for the message to be tried.
 constexpr double kTriedPart = 0.6;
-static_assert(kPollsNs >= kMessages * static_cast<int64_t>(kMessageNs));
 
 }  // namespace
 
@@ -25,7 +18,8 @@ void WireBudget::Arrived(const Credit& credit, int64_t bytes, int64_t slices) {
 }
 
 bool WireBudget::MayTry(int64_t bytes) const {
-  return bytes <= max_bytes_ / kMessages && rate() * kMessageNs >= kTriedPart * static_cast<double>(bytes);
+  return bytes <= max_message_bytes_ &&
+         rate() * static_cast<double>(message_ns_) >= kTriedPart * static_cast<double>(bytes);
 }
 
 void WireBudget::EndPoll() {
@@ -46,7 +40,8 @@ void WireBudget::EndPoll() {
   rate_ = std::max(rate_, arrived / static_cast<double>(ns));
   const double budget = rate() * static_cast<double>(kPollsNs + 2 * shortest_ns_);
   bytes_ = static_cast<int64_t>(std::min(budget, static_cast<double>(max_bytes_)));
-  message_bytes_ = std::min(static_cast<int64_t>(rate() * kMessageNs), max_bytes_ / kMessages);
+  message_bytes_ =
+      std::min(static_cast<int64_t>(rate() * static_cast<double>(message_ns_)), max_message_bytes_);
 }
 
 }  // namespace weft

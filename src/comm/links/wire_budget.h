@@ -15,7 +15,8 @@
 //   - The shortest time is that since the engine was created. Slices that queue behind others do not
 //     lengthen it, so a queue does not feed itself.
 // Polls: see Note [Poll intervals].
-// Messages: one message may hold what the link brings in 0.1 ms. See Note [Runs of slices].
+// Messages: one message may hold what the link brings in 0.1 ms, or in 0.25 ms over a link without a
+// rendezvous protocol. See Note [Runs of slices].
 // On a short link of any speed, an urgent exchange thus finds less than a millisecond of other data ahead of
 // it, or the constant windows. If ranks of a node share the link, this is the data of each of them: in
 // simulations of four ranks at 25 Gbit/s, it waited for 1.7 to 2.1 ms, at 100 Gbit/s for 0.9 ms.
@@ -30,8 +31,11 @@ namespace weft {
 
 class WireBudget {
  public:
-  // `max_bytes`: the largest budget.
-  explicit WireBudget(int64_t max_bytes) : max_bytes_(max_bytes) {}
+  // `max_bytes`: the largest budget. `has_rendezvous`: see WireLink.
+  WireBudget(int64_t max_bytes, bool has_rendezvous)
+      : max_bytes_(max_bytes),
+        message_ns_(has_rendezvous ? kMessageNs : kMessageWithoutRendezvousNs),
+        max_message_bytes_(max_bytes * message_ns_ / kPollsNs) {}
 
   // The state of the link when the credit for a slice was given.
   struct Credit {
@@ -50,14 +54,23 @@ class WireBudget {
   int64_t bytes() const { return bytes_; }
   // Bytes in a nanosecond. 0 until the first slice has arrived.
   double rate() const { return std::max(rate_, previous_rate_); }
-  // Bytes that one message may have, at most a sixth of the budget. 0 until the first slice has arrived.
+  // Bytes that one message may have: at most a sixth of the budget, or five twelfths without a rendezvous
+  // protocol. 0 until the first slice has arrived.
   int64_t message_bytes() const { return message_bytes_; }
   // True if messages of so many bytes may be tried: the link brings them in little more than the time of the
   // longest message, and the budget has room for several. See Note [Trials of runs].
   bool MayTry(int64_t bytes) const;
 
  private:
+  // Two intervals between polls of the progress thread, and a part of one.
+  static constexpr int64_t kPollsNs = 600'000;
+  // The longest message takes this time on the link: several times as long as the work for a message.
+  static constexpr int64_t kMessageNs = 100'000;
+  static constexpr int64_t kMessageWithoutRendezvousNs = 250'000;
+
   const int64_t max_bytes_;
+  const int64_t message_ns_;         // Of the longest message.
+  const int64_t max_message_bytes_;  // The same part of the largest budget.
   int64_t now_ns_ = 0;
   int64_t arrived_bytes_ = 0;
   Credit newest_;  // Of the slices that have arrived.

@@ -90,13 +90,16 @@ absl::StatusOr<std::unique_ptr<WindowedReduce>> WindowedReduce::Create(const Ope
 
 absl::Status WindowedReduce::Allocate(const OperationContext& context, const Plan& plan) {
   saved_dtype_ = AccumulationDType(plan.dtype);
+  bool may_have_runs = true;
   for (const int subtree : plan.stages->remote) {
     const Remote input = plan.remote_input(subtree);
     const SliceMemory slice{nullptr, SizeOf(input.dtype), 1, WireEncodingOf(context, input.dtype)};
     slot_bytes_ = std::max(slot_bytes_, slice.SlotBytes(slicing_));
+    may_have_runs &= input.lies_in_part && slice.encoding == WireEncoding::kPlain;
   }
   if (slot_bytes_ == 0) return absl::OkStatus();
-  slots_ = RingSlices(context, remote_count_, RingUse::kSums) * remote_count_;
+  slots_ =
+      RingSlices(context, remote_count_, may_have_runs ? RingUse::kRuns : RingUse::kSums) * remote_count_;
   if (remote_count_ > context.options.reduce_fan_in) {
     const int64_t most = context.options.reduce_window_bytes / static_cast<int64_t>(slot_bytes_);
     slots_ = std::max(context.options.reduce_fan_in, std::min(slots_, most));

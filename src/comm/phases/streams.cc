@@ -26,10 +26,12 @@ void CountCopy(OperationContext& context, int64_t elements, DType dtype) {
 int64_t RingSlices(const OperationContext& context, int64_t streams, RingUse use) {
   constexpr int64_t kFewestInEach = 4;
   constexpr int64_t kFewestInAll = 16;
-  constexpr int64_t kFewestOfSums = 96;
+  constexpr int64_t kFewestOfLong = 96;
   constexpr int64_t kShareOfFree = 4;
   const int64_t slice_bytes = context.options.slice_bytes;
-  const int64_t fewest = use == RingUse::kSums ? kFewestOfSums : kFewestInAll;
+  const bool is_only_sum = streams == 1 && (use == RingUse::kSums || use == RingUse::kRuns);
+  const bool has_runs = use == RingUse::kRuns && context.wire.MayHaveRuns(context.priority, slice_bytes);
+  const int64_t fewest = is_only_sum || has_runs ? kFewestOfLong : kFewestInAll;
   const int64_t budget = context.wire.budget_bytes() / slice_bytes;
   const int64_t rings = std::max<int64_t>(1, streams);
   const int64_t share =

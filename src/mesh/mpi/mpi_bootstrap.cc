@@ -4,6 +4,7 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "src/mesh/mpi/mpi_link.h"
 #include "src/mesh/mpi/mpi_node_memory.h"
 #include "src/mesh/mpi/mpi_session.h"
+#include "src/mesh/mpi/mpi_tcp_links.h"
 #include "weft/core/status.h"
 #include "weft/mesh/launch_environment.h"
 #include "weft/mesh/share_domain.h"
@@ -113,10 +115,10 @@ class MpiBootstrap : public Bootstrap {
   }
   absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override;
   std::string TransportName() const override {
-    return absl::StrCat("MPI (", internal::MpiLibraryName(), ")");
+    return tcp_links_ ? "TCP sockets" : absl::StrCat("MPI (", internal::MpiLibraryName(), ")");
   }
-  int64_t link_count() const override { return link_comms_.count(); }
-  void SkipLinks(int64_t count) override { link_comms_.Skip(count); }
+  int64_t link_count() const override { return tcp_links_ ? tcp_links_->count() : link_comms_.count(); }
+  void SkipLinks(int64_t count) override { tcp_links_ ? tcp_links_->Skip(count) : link_comms_.Skip(count); }
 
  private:
   MpiBootstrap(std::shared_ptr<MpiSession> session, MpiCommunicator world, MpiCommunicator node,
@@ -140,9 +142,30 @@ class MpiBootstrap : public Bootstrap {
   SystemRuntime runtime_;
   std::unique_ptr<internal::MpiBlobExchange> blobs_;
   internal::MpiDuplicates link_comms_{world_->get()};
+  std::unique_ptr<internal::MpiTcpLinks> tcp_links_;  // Null: MPI carries the messages.
   std::deque<MpiSharedWindow> windows_;
   std::deque<internal::AnonymousMemory> own_memory_;
 };
+
+constexpr const char* kTransportVariable = "WEFT_TRANSPORT";
+
+std::string_view NameOf(MpiTransport transport) { return transport == MpiTransport::kMpi ? "mpi" : "tcp"; }
+
+absl::StatusOr<MpiTransport> TransportFromEnvironment() {
+  const char* const text = std::getenv(kTransportVariable);
+  if (text == nullptr || text == NameOf(MpiTransport::kMpi)) return MpiTransport::kMpi;
+  if (text == NameOf(MpiTransport::kTcp)) return MpiTransport::kTcp;
+  return absl::InvalidArgumentError(
+      absl::StrCat(kTransportVariable, " is '", text, "': it must be mpi or tcp"));
+}
+
+// The options that all ranks must have alike.
+absl::StatusOr<std::vector<OptionValue>> SharedOptions(const MpiBootstrapOptions& options) {
+  WEFT_RETURN_IF_ERROR(options.error);
+  return std::vector<OptionValue>{
+      {"the transport", std::string(NameOf(options.transport)),
+       absl::StrCat("set ", kTransportVariable, " or MpiBootstrapOptions::transport")}};
+}
 
 absl::StatusOr<std::unique_ptr<Bootstrap>> MpiBootstrap::Make(const MpiBootstrapOptions& options) {
   WEFT_ASSIGN_OR_RETURN(auto session, MpiSession::Open(options));
@@ -152,9 +175,17 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MpiBootstrap::Make(const MpiBootstrap
   WEFT_ASSIGN_OR_RETURN(NodeMap nodes, FindNodes(*session, world.get(), world.size(), node.get(),
                                                  NumaNodeOrBinding(options.numa_node)));
   WEFT_ASSIGN_OR_RETURN(auto blobs, internal::MpiBlobExchange::Create(session, world.get()));
+  std::unique_ptr<MpiBootstrap> bootstrap(
+      new MpiBootstrap(session, std::move(world), std::move(node), std::move(nodes), std::move(blobs)));
+  WEFT_RETURN_IF_ERROR(AgreeOnOptions(*bootstrap, "options of the bootstrap", SharedOptions(options),
+                                      options.startup_timeout));
+  if (options.transport == MpiTransport::kTcp) {
+    WEFT_ASSIGN_OR_RETURN(
+        bootstrap->tcp_links_,
+        internal::MpiTcpLinks::Create(session, bootstrap->world_->get(), bootstrap->rank_, options.network));
+  }
   session->EndStartup();
-  return std::unique_ptr<Bootstrap>(new MpiBootstrap(std::move(session), std::move(world), std::move(node),
-                                                     std::move(nodes), std::move(blobs)));
+  return bootstrap;
 }
 
 MpiBootstrap::~MpiBootstrap() {
@@ -163,6 +194,7 @@ MpiBootstrap::~MpiBootstrap() {
   const internal::CallGuard::Scope call =
       session_->Guard("the end of the bootstrap (MPI_Win_free, MPI_Comm_free)");
   windows_.clear();
+  tcp_links_.reset();
   node_comm_.reset();
   world_.reset();
 }
@@ -195,6 +227,7 @@ absl::StatusOr<NodeMemory> MpiBootstrap::ReserveShared(size_t segment_bytes) {
 }
 
 absl::StatusOr<std::unique_ptr<WireLink>> MpiBootstrap::OpenLink(absl::Duration timeout) {
+  if (tcp_links_) return tcp_links_->Open(timeout);
   absl::StatusOr<MpiCommunicator> comm = link_comms_.Open(timeout);
   session_->SetPeersMissing(absl::IsDeadlineExceeded(comm.status()) ? comm.status() : absl::OkStatus());
   WEFT_RETURN_IF_ERROR(comm.status());
@@ -210,6 +243,9 @@ absl::StatusOr<MpiBootstrapOptions> MpiBootstrapOptions::FromEnvironment() {
                                                          absl::ToDoubleSeconds(options.startup_timeout)));
   WEFT_ASSIGN_OR_RETURN(options.timeout, DefaultTimeout());
   WEFT_ASSIGN_OR_RETURN(options.numa_node, NumaNodeFromEnvironment());
+  WEFT_ASSIGN_OR_RETURN(options.transport, TransportFromEnvironment());
+  const char* const network = std::getenv("WEFT_NETWORK");
+  if (network != nullptr) options.network = network;
   return options;
 }
 
@@ -220,10 +256,10 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOp
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap() {
   // A rank that returned its error now would leave its peers in MPI_Init.
   const absl::StatusOr<MpiBootstrapOptions> found = MpiBootstrapOptions::FromEnvironment();
-  const MpiBootstrapOptions options = found.value_or(MpiBootstrapOptions());
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Bootstrap> bootstrap, MakeMpiBootstrap(options));
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(*bootstrap, found.status(), options.startup_timeout));
-  return bootstrap;
+  if (found.ok()) return MpiBootstrap::Make(*found);
+  MpiBootstrapOptions options;
+  options.error = found.status();
+  return MpiBootstrap::Make(options);
 }
 
 }  // namespace weft

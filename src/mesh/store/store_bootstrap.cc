@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <deque>
 #include <map>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,7 +17,7 @@
 #include "src/mesh/store/node_identity.h"
 #include "src/mesh/store/shared_segment.h"
 #include "src/mesh/store/store_gather.h"
-#include "src/mesh/tcp/tcp_link.h"
+#include "src/mesh/tcp/open_tcp_link.h"
 #include "weft/core/status.h"
 #include "weft/mesh/share_domain.h"
 
@@ -205,30 +206,10 @@ absl::StatusOr<std::vector<SharedSegment>> StoreBootstrap::MapSegmentsOfPeers(
   return segments;
 }
 
-// A rank gathers the endpoint of its link, or the error that left it without one, with a mark in front.
-constexpr char kEndpoint = '+';
-constexpr char kError = '-';
-
-absl::StatusOr<std::vector<internal::TcpEndpoint>> DecodeEndpoints(const std::vector<std::string>& parts) {
-  std::vector<internal::TcpEndpoint> endpoints;
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
-    const std::string_view text = std::string_view(parts[rank]).substr(1);
-    if (parts[rank].front() == kError)
-      return absl::FailedPreconditionError(absl::StrCat("rank ", rank, ": ", ToAbsl(text)));
-    WEFT_ASSIGN_OR_RETURN(internal::TcpEndpoint endpoint, internal::TcpEndpoint::Decode(text));
-    endpoints.push_back(std::move(endpoint));
-  }
-  return endpoints;
-}
-
 absl::StatusOr<std::unique_ptr<WireLink>> StoreBootstrap::OpenLink(absl::Duration timeout) {
-  auto link = internal::TcpLink::Listen(options_.rank, options_.network, runtime_);
-  const std::string own =
-      link.ok() ? kEndpoint + (*link)->endpoint().Encode() : kError + std::string(link.status().message());
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> parts, addresses_.AllGather(++links_, own, timeout));
-  WEFT_ASSIGN_OR_RETURN(std::vector<internal::TcpEndpoint> endpoints, DecodeEndpoints(parts));
-  (*link)->SetPeers(std::move(endpoints));
-  return std::unique_ptr<WireLink>(*std::move(link));
+  return internal::OpenTcpLink(options_.rank, options_.network, [&](std::string_view own) {
+    return addresses_.AllGather(++links_, own, timeout);
+  });
 }
 
 absl::StatusOr<int> NumberFromEnvironment(const char* variable) {

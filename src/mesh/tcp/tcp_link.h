@@ -78,6 +78,7 @@ class TcpLink final : public WireLink, private TcpReceiver::Client {
   absl::StatusOr<std::optional<ControlMessage>> PollControlMessage() override;
   absl::Span<const LostPeer> LostPeers() const override { return lost_; }
   int max_tag() const override { return (1 << 30) - 1; }
+  bool has_rendezvous() const override { return false; }
 
  private:
   struct Request {

@@ -47,7 +47,7 @@ class Link {
 constexpr int64_t kNoLimit = int64_t{1} << 40;
 
 TEST(WireBudget, IsNothingUntilASliceHasArrived) {
-  WireBudget budget(kNoLimit);
+  WireBudget budget(kNoLimit, /*has_rendezvous=*/true);
   budget.BeginPoll(5);
   budget.EndPoll();
   EXPECT_EQ(budget.bytes(), 0);
@@ -58,7 +58,7 @@ TEST(WireBudget, GrowsToWhatALinkOfAnyRateAndLengthHoldsAndNotMuchFurther) {
     for (const int64_t delay_us : {10, 100, 1'000, 10'000}) {
       for (const int64_t poll_us : {1, 250, 500}) {
         const int64_t delay = delay_us * kMicrosecond, poll = poll_us * kMicrosecond;
-        WireBudget budget(kNoLimit);
+        WireBudget budget(kNoLimit, /*has_rendezvous=*/true);
         Link(rate, delay, poll).Receive(budget, 20'000, 8);
         const auto held = rate * static_cast<double>(delay + poll);
         EXPECT_GE(static_cast<double>(budget.bytes()), held) << rate << " " << delay << " " << poll;
@@ -71,7 +71,7 @@ TEST(WireBudget, GrowsToWhatALinkOfAnyRateAndLengthHoldsAndNotMuchFurther) {
 }
 
 TEST(WireBudget, FollowsALinkThatBecomesSlower) {
-  WireBudget budget(kNoLimit);
+  WireBudget budget(kNoLimit, /*has_rendezvous=*/true);
   Link(12.5, 20 * kMicrosecond, kMicrosecond).Receive(budget, 10'000, 8);
   const int64_t fast = budget.bytes();
   WireBudget slower = budget;
@@ -80,7 +80,7 @@ TEST(WireBudget, FollowsALinkThatBecomesSlower) {
 }
 
 TEST(WireBudget, DoesNotGrowByAQueueOfItsOwn) {
-  WireBudget budget(kNoLimit);
+  WireBudget budget(kNoLimit, /*has_rendezvous=*/true);
   Link link(0.125, 20 * kMicrosecond, kMicrosecond);
   link.Receive(budget, 1'000, 100);
   const int64_t first = budget.bytes();
@@ -89,7 +89,7 @@ TEST(WireBudget, DoesNotGrowByAQueueOfItsOwn) {
 }
 
 TEST(WireBudget, DoesNotTakeBytesThatWaitedInASocketForAFastLink) {
-  WireBudget budget(kNoLimit);
+  WireBudget budget(kNoLimit, /*has_rendezvous=*/true);
   const auto arrive = [&](const std::deque<WireBudget::Credit>& credits) {
     for (const WireBudget::Credit& credit : credits) budget.Arrived(credit, kSlice, 1);
     budget.EndPoll();
@@ -108,9 +108,25 @@ TEST(WireBudget, DoesNotTakeBytesThatWaitedInASocketForAFastLink) {
 }
 
 TEST(WireBudget, HasALimit) {
-  WireBudget budget(3 * kSlice);
+  WireBudget budget(3 * kSlice, /*has_rendezvous=*/true);
   Link(12.5, 1'000 * kMicrosecond, kMicrosecond).Receive(budget, 1'000, 8);
   EXPECT_EQ(budget.bytes(), 3 * kSlice);
+}
+
+TEST(WireBudget, HasLongerMessagesWithoutRendezvous) {
+  constexpr double kRate = 1.25;
+  for (const bool has_rendezvous : {true, false}) {
+    WireBudget budget(kNoLimit, has_rendezvous);
+    Link(kRate, 100 * kMicrosecond, kMicrosecond).Receive(budget, 5'000, 8);
+    const double message = kRate * (has_rendezvous ? 100 : 250) * kMicrosecond;
+    EXPECT_NEAR(static_cast<double>(budget.message_bytes()), message, message / 10);
+    EXPECT_TRUE(budget.MayTry(static_cast<int64_t>(1.5 * message)));
+    EXPECT_FALSE(budget.MayTry(static_cast<int64_t>(2.0 * message)));
+
+    WireBudget limited(24 * kSlice, has_rendezvous);
+    Link(100 * kRate, 100 * kMicrosecond, kMicrosecond).Receive(limited, 5'000, 8);
+    EXPECT_EQ(limited.message_bytes(), (has_rendezvous ? 4 : 10) * kSlice);
+  }
 }
 
 }  // namespace

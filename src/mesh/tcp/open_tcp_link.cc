@@ -1,0 +1,55 @@
+#include "src/mesh/tcp/open_tcp_link.h"
+
+#include <cstddef>
+#include <utility>
+
+#include <absl/status/status.h>
+#include <absl/strings/str_cat.h>
+
+#include "src/mesh/tcp/tcp_endpoint.h"
+#include "src/mesh/tcp/tcp_link.h"
+#include "weft/core/status.h"
+#include "weft/mesh/runtime.h"
+
+namespace weft::internal {
+namespace {
+
+// A text is the endpoint of a rank's link, or the error that left it without one, with a mark in front.
+constexpr char kEndpoint = '+';
+constexpr char kError = '-';
+
+absl::StatusOr<std::vector<TcpEndpoint>> DecodeEndpoints(const std::vector<std::string>& texts) {
+  std::vector<TcpEndpoint> endpoints;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    const std::string_view text = std::string_view(texts[rank]).substr(1);
+    if (texts[rank].front() == kError)
+      return absl::FailedPreconditionError(absl::StrCat("rank ", rank, ": ", ToAbsl(text)));
+    WEFT_ASSIGN_OR_RETURN(TcpEndpoint endpoint, TcpEndpoint::Decode(text));
+    endpoints.push_back(std::move(endpoint));
+  }
+  return endpoints;
+}
+
+// Links outlive the bootstraps that open them.
+const Runtime& Clock() {
+  static const auto* const clock = new SystemRuntime;
+  return *clock;
+}
+
+}  // namespace
+
+std::string NoTcpLink(std::string_view reason) { return kError + std::string(reason); }
+
+absl::StatusOr<std::unique_ptr<WireLink>> OpenTcpLink(
+    int rank, const std::string& network,
+    absl::FunctionRef<absl::StatusOr<std::vector<std::string>>(std::string_view own)> gather) {
+  auto link = TcpLink::Listen(rank, network, Clock());
+  const std::string own =
+      link.ok() ? kEndpoint + (*link)->endpoint().Encode() : NoTcpLink(std::string(link.status().message()));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> texts, gather(own));
+  WEFT_ASSIGN_OR_RETURN(std::vector<TcpEndpoint> endpoints, DecodeEndpoints(texts));
+  (*link)->SetPeers(std::move(endpoints));
+  return std::unique_ptr<WireLink>(*std::move(link));
+}
+
+}  // namespace weft::internal
