@@ -55,7 +55,7 @@ std::vector<double> GatherNumbers(Bootstrap& bootstrap, double value) {
 }
 
 std::unique_ptr<Bootstrap> MakeBootstrap(MpiTransport transport) {
-  MpiBootstrapOptions options = OrDie(MpiBootstrapOptions::FromEnvironment());
+  MpiBootstrapOptions options = MpiBootstrapOptions::FromEnvironment();
   options.transport = transport;
   return OrDie(MakeMpiBootstrap(options));
 }

@@ -127,18 +127,17 @@ absl::StatusOr<std::vector<weft::OptionValue>> OptionsOf(const absl::StatusOr<Co
 
 // `command` may be an error on one rank alone: each rank has its own command line.
 template <typename Config>
-int RunOnAllRanks(absl::StatusOr<Config> command, const Arguments& arguments) {
+int RunOnAllRanks(const absl::StatusOr<Config>& command, const Arguments& arguments) {
   weft::StopSignals signals;  // Before MPI and OpenMP start threads.
-  absl::StatusOr<weft::MpiBootstrapOptions> options = weft::MpiBootstrapOptions::FromEnvironment();
-  if (const absl::Status error = options.status(); !error.ok()) options.emplace().error = error;
-  const auto bootstrap = weft::MakeMpiBootstrap(*options);
+  const weft::MpiBootstrapOptions options = weft::MpiBootstrapOptions::FromEnvironment();
+  const auto bootstrap = weft::MakeMpiBootstrap(options);
   if (!bootstrap.ok()) {
     if (!absl::IsInvalidArgument(bootstrap.status()) || !weft::IsNonzeroRank())
       PrintError(bootstrap.status());
     return ExitCodeOf(bootstrap.status());
   }
   const absl::Status agreed =
-      weft::AgreeOnOptions(**bootstrap, "command line", OptionsOf(command), options->timeout);
+      weft::AgreeOnOptions(**bootstrap, "command line", OptionsOf(command), options.timeout);
   const absl::StatusOr<int> code =
       agreed.ok() ? RunCommand(**bootstrap, *command, signals, arguments) : agreed;
   PrintFailure(code.status(), (*bootstrap)->rank());

@@ -1,6 +1,8 @@
 #include "weft/mesh/mpi_bootstrap.h"
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -66,17 +68,25 @@ TEST(MpiBootstrap, NamesTheLibraryThatCarriesMessages) {
 }
 
 TEST(MpiBootstrap, TakesTheTransportFromTheEnvironment) {
-  for (const char* const transport : {"mpi", "tcp"}) {
+  const std::vector<std::pair<const char*, const char*>> names = {{"mpi", "MPI \\(.+\\)"},
+                                                                  {"tcp", "TCP sockets"}};
+  for (const auto& [transport, name] : names) {
     const ScopedVariable variable("WEFT_TRANSPORT", transport);
     ASSERT_OK_AND_ASSIGN(const auto bootstrap, MakeMpiBootstrap());
-    EXPECT_EQ(bootstrap->TransportName() == "TCP sockets", std::string(transport) == "tcp");
+    EXPECT_THAT(bootstrap->TransportName(), MatchesRegex(name));
   }
   const ScopedVariable network("WEFT_NETWORK", "eth7");
-  ASSERT_OK_AND_ASSIGN(const MpiBootstrapOptions options, MpiBootstrapOptions::FromEnvironment());
-  EXPECT_EQ(options.network, "eth7");
-  const ScopedVariable other("WEFT_TRANSPORT", "ucx");
-  EXPECT_THAT(MakeMpiBootstrap(), StatusIs(absl::StatusCode::kInvalidArgument,
-                                           HasSubstr("WEFT_TRANSPORT is 'ucx': it must be mpi or tcp")));
+  EXPECT_EQ(MpiBootstrapOptions::FromEnvironment().network, "eth7");
+}
+
+TEST(MpiBootstrap, AnInvalidTransportOfOneRankIsAnErrorOnEveryRank) {
+  const int last = WorldBootstrap().size() - 1;
+  const bool is_own = WorldBootstrap().rank() == last;
+  const ScopedVariable variable("WEFT_TRANSPORT", is_own ? "ucx" : "tcp");
+  EXPECT_THAT(MakeMpiBootstrap(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr(absl::StrCat(is_own ? "" : absl::StrCat("rank ", last, ": "),
+                                              "WEFT_TRANSPORT is 'ucx': it must be mpi or tcp"))));
 }
 
 TEST(MpiBootstrap, RefusesTransportsThatDiffer) {

@@ -1,6 +1,7 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
@@ -45,12 +46,13 @@ INSTANTIATE_TEST_SUITE_P(AllTests, MpiTcpLinkConformance,
                          ::testing::ValuesIn(weft::testing::LinkConformance()), weft::testing::NameOf);
 
 // The other ranks give up two links at their deadlines. A later one works.
-void OpenALinkAfterOneRankMissedEarlierLinks(Bootstrap& bootstrap) {
-  const bool late = bootstrap.rank() == bootstrap.size() - 1;
-  if (!late) {
+void OpenALinkAfterOneRankMissedEarlierLinks(Bootstrap& bootstrap, const std::string& missing) {
+  const int late = bootstrap.size() - 1;
+  if (bootstrap.rank() != late) {
     for (int attempt = 0; attempt < 2; ++attempt) {
-      EXPECT_EQ(bootstrap.OpenLink(absl::Milliseconds(50)).status().code(),
-                absl::StatusCode::kDeadlineExceeded);
+      EXPECT_THAT(bootstrap.OpenLink(absl::Milliseconds(50)),
+                  StatusIs(absl::StatusCode::kDeadlineExceeded,
+                           AllOf(HasSubstr("opening a link between nodes"), HasSubstr(missing))));
     }
   }
   ASSERT_OK(AgreeOnStatus(WorldBootstrap(), absl::OkStatus(), kTestTimeout));
@@ -58,12 +60,21 @@ void OpenALinkAfterOneRankMissedEarlierLinks(Bootstrap& bootstrap) {
 }
 
 TEST(MpiLink, OpensALinkAfterOneRankMissedEarlierLinks) {
-  OpenALinkAfterOneRankMissedEarlierLinks(WorldBootstrap());
+  OpenALinkAfterOneRankMissedEarlierLinks(WorldBootstrap(), "not all ranks arrived");
 }
 
 TEST(MpiTcpLink, OpensALinkAfterOneRankMissedEarlierLinks) {
   ASSERT_OK_AND_ASSIGN(const auto world, MakeTcpWorld());
-  OpenALinkAfterOneRankMissedEarlierLinks(*world);
+  OpenALinkAfterOneRankMissedEarlierLinks(*world,
+                                          absl::StrCat(world->size() - 1, " did not arrive within 50ms"));
+}
+
+TEST(MpiTcpLink, HasNoRendezvousInPlaceOfMpis) {
+  ASSERT_OK_AND_ASSIGN(const auto world, MakeTcpWorld());
+  ASSERT_OK_AND_ASSIGN(const auto link, world->OpenLink(kTestTimeout));
+  EXPECT_FALSE(link->has_rendezvous());
+  ASSERT_OK_AND_ASSIGN(const auto mpi, WorldBootstrap().OpenLink(kTestTimeout));
+  EXPECT_TRUE(mpi->has_rendezvous());
 }
 
 TEST(MpiTcpLink, OutlivesItsBootstrap) {

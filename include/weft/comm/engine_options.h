@@ -51,13 +51,13 @@ struct EngineOptions {
   int64_t max_budget_bytes = int64_t{64} << 20;
   // Largest message of a fast link, which holds several slices. A thread copies as much between two polls
   // there, and reads and writes up to four times as much for a sum. If it holds fewer than four slices, they
-  // travel alone, as they do if max_budget_bytes is below 24 slices (10 over TCP sockets).
+  // travel alone, as they do if max_budget_bytes is below 24 slices (9.6 over TCP sockets).
   int64_t max_run_bytes = int64_t{512} * 1024;
   // Partial sums of other nodes that a reduction adds in one step. A reduction that needs more of them adds
   // them in several steps. Sums have the same bits for every value.
   int64_t reduce_fan_in = 32;
   // Scratch memory for the partial sums of such a reduction. It has room for those of one step at least.
-  // A reduction of fewer partial sums has room for 16 slices in all (96 of a single one, or of those that
+  // A reduction of fewer partial sums has room for 16 slices in all (96 if there is only one, or if slices
   // travel in runs), four slices of each, or the budget, whichever is most.
   int64_t reduce_window_bytes = int64_t{8} << 20;
   // Size of a piece, the unit of data movement in groups on one node, and of staging copies. Groups that span

@@ -15,7 +15,7 @@
 
 namespace weft {
 
-// What carries the messages of links: MPI, or TCP sockets of weft's own (TransportName says which).
+// Carrier of the messages between nodes: MPI, or TCP sockets of weft's own.
 enum class MpiTransport : uint8_t { kMpi, kTcp };
 
 struct MpiBootstrapOptions {
@@ -38,10 +38,8 @@ struct MpiBootstrapOptions {
   absl::Status error = absl::OkStatus();
 
   // The timeouts of the environment, WEFT_STARTUP_TIMEOUT_S and WEFT_TIMEOUT_S, in seconds; WEFT_NUMA_NODE;
-  // WEFT_TRANSPORT, mpi or tcp; and WEFT_NETWORK.
-  // Errors: kInvalidArgument (a timeout is not a number or is below a millisecond; WEFT_NUMA_NODE is not the
-  //   number of a NUMA node; WEFT_TRANSPORT is none of the names).
-  static absl::StatusOr<MpiBootstrapOptions> FromEnvironment();
+  // WEFT_TRANSPORT, mpi or tcp; and WEFT_NETWORK. If one of these is invalid, sets `error`, which names it.
+  static MpiBootstrapOptions FromEnvironment();
 };
 
 // Creates the bootstrap of this process.
@@ -57,6 +55,7 @@ struct MpiBootstrapOptions {
 // Errors: the error of some rank's options, kFailedPrecondition (MPI does not provide MPI_THREAD_MULTIPLE, or
 //   weft was built without MPI), kInvalidArgument (the launcher, such as srun or the mpirun of another
 //   library, started more processes than MPI connects, or ranks have different transports; names the remedy),
+//   kDeadlineExceeded (names the ranks that did not start; with the watchdog the process ends instead),
 //   kInternal (has MPI's error message).
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOptions& options);
 // With the options of the environment. If they are invalid on some rank, every rank returns its error.

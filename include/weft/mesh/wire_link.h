@@ -82,7 +82,7 @@ class WireLink {
   // True if a long message may wait for an answer of its receiver before it leaves, as in the rendezvous
   // protocol of MPI. Without it, the engine sends longer messages (Note [Wire budget] in
   // src/comm/links/wire_budget.h).
-  virtual bool has_rendezvous() const { return true; }
+  virtual bool has_rendezvous() const = 0;
 };
 
 }  // namespace weft

@@ -53,7 +53,8 @@ absl::StatusOr<int> RunLaunchCommand(const LaunchCommand& command) {
     return arguments();
   };
   LaunchOptions options = command.options;
-  WEFT_ASSIGN_OR_RETURN(const MpiBootstrapOptions of_ranks, MpiBootstrapOptions::FromEnvironment());
+  const MpiBootstrapOptions of_ranks = MpiBootstrapOptions::FromEnvironment();
+  WEFT_RETURN_IF_ERROR(of_ranks.error);
   options.startup_timeout = of_ranks.startup_timeout;
   setenv(kLaunchCommandVariable, command.before_program.c_str(), /*overwrite=*/1);
   return Launch(options, program);

@@ -10,7 +10,8 @@
 //   - Order: slices of one (lane, peer, channel) are credited, sent and received in order. A count of credits
 //     is therefore enough, and messages of one tag match by order.
 //   - Lane window: bounds the bytes in flight of each (lane, phase), unless all lanes together are within the
-//     budget that was measured: see Note [Wire budget].
+//     budget that was measured: see Note [Wire budget]. An operation that a thread waits for has no larger
+//     share: with twice the budget, four ranks of a node that share a link drifted apart.
 //   - Pace and stream window: keep the streams of several nodes even. See Note [Paced credits].
 //   - Yield window: while an operation of higher priority wants the wire, bounds the bytes in flight of all
 //     operations of lower priority together.

@@ -10,8 +10,9 @@
 //     left of its stream, and a quarter of its receive ring and of the yield window if that applies: MPI
 //     sends several messages at the same time, so that their slices arrive together. If that is less than
 //     kFewestInRun slices, as for slices of 60 KiB on links up to 20 Gbit/s, slices travel alone.
-//   - Over a link without a rendezvous protocol, as TCP sockets, it is 0.25 ms and 8 Gbit/s: long messages
-//     cost nothing there. Over MPI's TCP, a message of more than 64 KiB waits for an answer of its receiver.
+//   - Over a link without a rendezvous protocol, as TCP sockets, a run takes up to 0.25 ms, and slices travel
+//     alone only up to 8 Gbit/s: long messages cost nothing there. Over MPI's TCP, a message of more than
+//     64 KiB waits for an answer of its receiver.
 //   - From 12 Gbit/s on (5 Gbit/s without a rendezvous protocol), runs of kFewestInRun are tried, and take up
 //     to 0.17 ms (0.4 ms) (Note [Trials of runs]). Lower priorities do not try them while a higher one wants
 //     the wire.
@@ -29,9 +30,10 @@
 // it may wait for a message.
 //
 // Note [Trials of runs]
-// Problem: on a link of 12 to 20 Gbit/s, the rate does not tell whether runs pay (Note [Runs of slices]).
-// Slices that travel alone may keep the CPU so busy that they reach no more: through the memory of a host,
-// 13 to 20 Gbit/s, and runs 24. Over MPI's TCP, runs are slower than slices.
+// Problem: on a link of 12 to 20 Gbit/s (5 to 8 without a rendezvous protocol), the rate does not tell
+// whether runs pay (Note [Runs of slices]). Slices that travel alone may keep the CPU so busy that they reach
+// no more: through the memory of a host, 13 to 20 Gbit/s, and runs 24. Over MPI's TCP, runs are slower than
+// slices.
 // Rule: on such a link, the receiver tries both ways. After 128 slices, and then after every 8,192, eight
 // blocks of slices travel alone and in runs by turns. If those of the other way arrive a quarter faster in
 // three of the four pairs of blocks, that is the way until the next trial.

@@ -6,7 +6,7 @@ namespace weft {
 namespace {
 
 constexpr int64_t kSlicesOfRate = 1024;
-// The part of a message that the link must bring in that time for the message to be tried.
+// The part of a message that the link must bring in the time of the longest one for the message to be tried.
 constexpr double kTriedPart = 0.6;
 
 }  // namespace
@@ -18,8 +18,7 @@ void WireBudget::Arrived(const Credit& credit, int64_t bytes, int64_t slices) {
 }
 
 bool WireBudget::MayTry(int64_t bytes) const {
-  return bytes <= max_message_bytes_ &&
-         rate() * static_cast<double>(message_ns_) >= kTriedPart * static_cast<double>(bytes);
+  return bytes <= max_message_bytes_ && rate() * message_ns_ >= kTriedPart * static_cast<double>(bytes);
 }
 
 void WireBudget::EndPoll() {
@@ -38,10 +37,9 @@ void WireBudget::EndPoll() {
   const int64_t ns = std::max(flight_ns, granting_ns);
   const auto arrived = static_cast<double>(arrived_bytes_ - newest_.arrived_bytes);
   rate_ = std::max(rate_, arrived / static_cast<double>(ns));
-  const double budget = rate() * static_cast<double>(kPollsNs + 2 * shortest_ns_);
+  const double budget = rate() * (kPollsNs + 2 * static_cast<double>(shortest_ns_));
   bytes_ = static_cast<int64_t>(std::min(budget, static_cast<double>(max_bytes_)));
-  message_bytes_ =
-      std::min(static_cast<int64_t>(rate() * static_cast<double>(message_ns_)), max_message_bytes_);
+  message_bytes_ = std::min(static_cast<int64_t>(rate() * message_ns_), max_message_bytes_);
 }
 
 }  // namespace weft

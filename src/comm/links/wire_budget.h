@@ -35,7 +35,7 @@ class WireBudget {
   WireBudget(int64_t max_bytes, bool has_rendezvous)
       : max_bytes_(max_bytes),
         message_ns_(has_rendezvous ? kMessageNs : kMessageWithoutRendezvousNs),
-        max_message_bytes_(max_bytes * message_ns_ / kPollsNs) {}
+        max_message_bytes_(static_cast<int64_t>(static_cast<double>(max_bytes) * message_ns_ / kPollsNs)) {}
 
   // The state of the link when the credit for a slice was given.
   struct Credit {
@@ -58,19 +58,19 @@ class WireBudget {
   // protocol. 0 until the first slice has arrived.
   int64_t message_bytes() const { return message_bytes_; }
   // True if messages of so many bytes may be tried: the link brings them in little more than the time of the
-  // longest message, and the budget has room for several. See Note [Trials of runs].
+  // longest message, and the budget has room for two at least. See Note [Trials of runs].
   bool MayTry(int64_t bytes) const;
 
  private:
   // Two intervals between polls of the progress thread, and a part of one.
-  static constexpr int64_t kPollsNs = 600'000;
+  static constexpr double kPollsNs = 600'000;
   // The longest message takes this time on the link: several times as long as the work for a message.
-  static constexpr int64_t kMessageNs = 100'000;
-  static constexpr int64_t kMessageWithoutRendezvousNs = 250'000;
+  static constexpr double kMessageNs = 100'000;
+  static constexpr double kMessageWithoutRendezvousNs = 250'000;
 
   const int64_t max_bytes_;
-  const int64_t message_ns_;         // Of the longest message.
-  const int64_t max_message_bytes_;  // The same part of the largest budget.
+  const double message_ns_;          // Of the longest message.
+  const int64_t max_message_bytes_;  // message_ns_ / kPollsNs of max_bytes_.
   int64_t now_ns_ = 0;
   int64_t arrived_bytes_ = 0;
   Credit newest_;  // Of the slices that have arrived.

@@ -98,13 +98,12 @@ absl::Status WindowedReduce::Allocate(const OperationContext& context, const Pla
     may_have_runs &= input.lies_in_part && slice.encoding == WireEncoding::kPlain;
   }
   if (slot_bytes_ == 0) return absl::OkStatus();
-  slots_ =
-      RingSlices(context, remote_count_, may_have_runs ? RingUse::kRuns : RingUse::kSums) * remote_count_;
+  const RingUse use = may_have_runs ? RingUse::kReductionInRuns : RingUse::kReduction;
+  slots_ = RingSlices(context, remote_count_, use, slicing_.slices()) * remote_count_;
   if (remote_count_ > context.options.reduce_fan_in) {
     const int64_t most = context.options.reduce_window_bytes / static_cast<int64_t>(slot_bytes_);
     slots_ = std::max(context.options.reduce_fan_in, std::min(slots_, most));
   }
-  slots_ = std::min(slots_, remote_count_ * slicing_.slices());
   // A ring for each sender costs a look at all senders for each credit, so it is used only if it can hold
   // runs.
   const int64_t ring = slots_ / remote_count_;

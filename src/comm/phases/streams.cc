@@ -23,20 +23,21 @@ void CountCopy(OperationContext& context, int64_t elements, DType dtype) {
 
 }  // namespace
 
-int64_t RingSlices(const OperationContext& context, int64_t streams, RingUse use) {
+int64_t RingSlices(const OperationContext& context, int64_t streams, RingUse use, int64_t slices) {
   constexpr int64_t kFewestInEach = 4;
   constexpr int64_t kFewestInAll = 16;
-  constexpr int64_t kFewestOfLong = 96;
+  constexpr int64_t kFewestInLongRings = 96;
   constexpr int64_t kShareOfFree = 4;
   const int64_t slice_bytes = context.options.slice_bytes;
-  const bool is_only_sum = streams == 1 && (use == RingUse::kSums || use == RingUse::kRuns);
-  const bool has_runs = use == RingUse::kRuns && context.wire.MayHaveRuns(context.priority, slice_bytes);
-  const int64_t fewest = is_only_sum || has_runs ? kFewestOfLong : kFewestInAll;
+  const bool is_reduction = use == RingUse::kReduction || use == RingUse::kReductionInRuns;
+  const bool has_runs =
+      use == RingUse::kReductionInRuns && context.wire.MayHaveRuns(context.priority, slice_bytes);
+  const int64_t fewest = has_runs || (is_reduction && streams == 1) ? kFewestInLongRings : kFewestInAll;
   const int64_t budget = context.wire.budget_bytes() / slice_bytes;
   const int64_t rings = std::max<int64_t>(1, streams);
   const int64_t share =
       use == RingUse::kUneven ? std::min(budget, CreditPace::kShares * budget / rings) : budget / rings;
-  const int64_t each = std::max({kFewestInEach, fewest / rings, share});
+  const int64_t each = std::min(slices, std::max({kFewestInEach, fewest / rings, share}));
   if (each * rings <= kFewestInAll) return each;
   const auto free_bytes = static_cast<int64_t>(context.scratch.free_bytes());
   const int64_t most = std::max(free_bytes / kShareOfFree / slice_bytes, kFewestInAll);

@@ -50,16 +50,18 @@ inline constexpr int64_t kPiecesInFlight = 2;
 inline constexpr int64_t kRingPieces = 4;
 inline constexpr int64_t kMaxRingPieceBytes = int64_t{128} * 1024;
 
-// Use of rings: by the streams of a reduction, which advance together, in slices (kSums) or, on a fast link,
-// in runs; by others that may have more than their share of the window (Note [Paced credits]); or by others.
-enum class RingUse : uint8_t { kEven, kSums, kRuns, kUneven };
-// Number of slices of each receive ring, if `streams` streams share an operation's scratch. Called only if
+// Use of rings: by the streams of a reduction, which advance together, in slices or, on a fast link, in runs;
+// by others that may have more than their share of the window (Note [Paced credits]); or by others.
+enum class RingUse : uint8_t { kReduction, kReductionInRuns, kUneven, kEven };
+// Number of slices of each receive ring, if `streams` streams of at most `slices` slices share an operation's
+// scratch. Called only if
 // there are rings, because it may ask the heap for its free memory, which takes a lock. The rings of few
 // streams are long enough to keep the wire busy while threads wait for a core, above all that of the only
 // stream of a reduction: several would drift apart. Together they hold the wire's budget (see Note [Wire
 // budget]), uneven ones up to twice that, and at least four slices each, but take at most a quarter of the
 // memory that is free, or 16 slices. If that is not enough, each has one slice.
-int64_t RingSlices(const OperationContext& context, int64_t streams, RingUse use = RingUse::kEven);
+int64_t RingSlices(const OperationContext& context, int64_t streams, RingUse use = RingUse::kEven,
+                   int64_t slices = kAllSlices);
 
 // Memory that is addressed by slice: a whole part, or a ring of a few slices. The slices of a ring may be
 // encoded.

@@ -88,6 +88,7 @@ class FabricLink final : public WireLink {
   bool HasUnsentControlMessages() const override { return false; }
   absl::StatusOr<std::optional<ControlMessage>> PollControlMessage() override;
   int max_tag() const override { return (1 << 30) - 1; }
+  bool has_rendezvous() const override { return true; }  // Messages are as long as over MPI.
 
  private:
   struct Request {

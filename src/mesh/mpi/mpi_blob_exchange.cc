@@ -18,13 +18,18 @@ constexpr int kGossips = 32;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MpiBlobExchange>> MpiBlobExchange::Create(std::shared_ptr<MpiSession> session,
-                                                                         MPI_Comm world) {
+                                                                         MPI_Comm world, std::string what) {
   WEFT_ASSIGN_OR_RETURN(MpiCommunicator comm, MpiCommunicator::Duplicate(*session, world));
-  return std::unique_ptr<MpiBlobExchange>(new MpiBlobExchange(std::move(session), std::move(comm)));
+  return std::unique_ptr<MpiBlobExchange>(
+      new MpiBlobExchange(std::move(session), std::move(comm), std::move(what)));
 }
 
-MpiBlobExchange::MpiBlobExchange(std::shared_ptr<MpiSession> session, MpiCommunicator comm)
-    : session_(std::move(session)), comm_(std::move(comm)), rank_(comm_.rank()), size_(comm_.size()) {}
+MpiBlobExchange::MpiBlobExchange(std::shared_ptr<MpiSession> session, MpiCommunicator comm, std::string what)
+    : session_(std::move(session)),
+      comm_(std::move(comm)),
+      what_(std::move(what)),
+      rank_(comm_.rank()),
+      size_(comm_.size()) {}
 
 MpiBlobExchange::~MpiBlobExchange() {
   stop_ = true;
@@ -212,7 +217,7 @@ absl::StatusOr<std::vector<std::string>> MpiBlobExchange::TakeOrAbandon(RoundNum
     if (thread_.joinable()) thread_.join();  // An earlier one, which has ended.
     thread_ = std::thread([this] { RelayAbandonedRounds(); });
   }
-  return MissingRanksError("all-gather of blobs", missing, timeout);
+  return MissingRanksError(what_, missing, timeout);
 }
 
 void MpiBlobExchange::RelayAbandonedRounds() {

@@ -39,9 +39,10 @@ namespace weft::internal {
 
 class MpiBlobExchange {
  public:
+  // `what` names the exchange in errors.
   // Collective: all ranks of `world`.
   static absl::StatusOr<std::unique_ptr<MpiBlobExchange>> Create(std::shared_ptr<MpiSession> session,
-                                                                 MPI_Comm world);
+                                                                 MPI_Comm world, std::string what);
   ~MpiBlobExchange();
 
   // Returns the blobs of all ranks, indexed by rank.
@@ -67,7 +68,7 @@ class MpiBlobExchange {
     std::chrono::nanoseconds gossip_interval{0};
   };
 
-  MpiBlobExchange(std::shared_ptr<MpiSession> session, MpiCommunicator comm);
+  MpiBlobExchange(std::shared_ptr<MpiSession> session, MpiCommunicator comm, std::string what);
   Round& RoundOf(RoundNumber number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Begins the next round, and returns its number.
   RoundNumber Call(std::string_view blob, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -97,6 +98,7 @@ class MpiBlobExchange {
   const std::shared_ptr<MpiSession> session_;
   Mutex mutex_;
   MpiCommunicator comm_;
+  const std::string what_;
   const int rank_;
   const int size_;
   RoundNumber round_ ABSL_GUARDED_BY(mutex_) = 0;  // The last one that this rank called.

@@ -14,12 +14,9 @@
 #include "src/mesh/host/anonymous_memory.h"
 #include "src/mesh/host/node_memory_limits.h"
 #include "src/mesh/mpi/mpi_blob_exchange.h"
-#include "src/mesh/mpi/mpi_duplicates.h"
-#include "src/mesh/mpi/mpi_library.h"
-#include "src/mesh/mpi/mpi_link.h"
+#include "src/mesh/mpi/mpi_links.h"
 #include "src/mesh/mpi/mpi_node_memory.h"
 #include "src/mesh/mpi/mpi_session.h"
-#include "src/mesh/mpi/mpi_tcp_links.h"
 #include "weft/core/status.h"
 #include "weft/mesh/launch_environment.h"
 #include "weft/mesh/share_domain.h"
@@ -113,12 +110,12 @@ class MpiBootstrap : public Bootstrap {
     // A window is one file.
     return internal::FreeMemoryOfHost({.file_system = MpiSharedWindow::kBackingStore, .files = 1});
   }
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override;
-  std::string TransportName() const override {
-    return tcp_links_ ? "TCP sockets" : absl::StrCat("MPI (", internal::MpiLibraryName(), ")");
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override {
+    return links_->Open(timeout);
   }
-  int64_t link_count() const override { return tcp_links_ ? tcp_links_->count() : link_comms_.count(); }
-  void SkipLinks(int64_t count) override { tcp_links_ ? tcp_links_->Skip(count) : link_comms_.Skip(count); }
+  std::string TransportName() const override { return links_->TransportName(); }
+  int64_t link_count() const override { return links_->count(); }
+  void SkipLinks(int64_t count) override { links_->Skip(count); }
 
  private:
   MpiBootstrap(std::shared_ptr<MpiSession> session, MpiCommunicator world, MpiCommunicator node,
@@ -141,8 +138,7 @@ class MpiBootstrap : public Bootstrap {
   const NodeMap nodes_;
   SystemRuntime runtime_;
   std::unique_ptr<internal::MpiBlobExchange> blobs_;
-  internal::MpiDuplicates link_comms_{world_->get()};
-  std::unique_ptr<internal::MpiTcpLinks> tcp_links_;  // Null: MPI carries the messages.
+  std::unique_ptr<internal::MpiLinks> links_;  // Null until the ranks have agreed on the transport.
   std::deque<MpiSharedWindow> windows_;
   std::deque<internal::AnonymousMemory> own_memory_;
 };
@@ -174,16 +170,13 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MpiBootstrap::Make(const MpiBootstrap
   WEFT_ASSIGN_OR_RETURN(MpiCommunicator node, MpiCommunicator::SplitByNode(*session, world.get()));
   WEFT_ASSIGN_OR_RETURN(NodeMap nodes, FindNodes(*session, world.get(), world.size(), node.get(),
                                                  NumaNodeOrBinding(options.numa_node)));
-  WEFT_ASSIGN_OR_RETURN(auto blobs, internal::MpiBlobExchange::Create(session, world.get()));
+  WEFT_ASSIGN_OR_RETURN(auto blobs,
+                        internal::MpiBlobExchange::Create(session, world.get(), "all-gather of blobs"));
   std::unique_ptr<MpiBootstrap> bootstrap(
       new MpiBootstrap(session, std::move(world), std::move(node), std::move(nodes), std::move(blobs)));
   WEFT_RETURN_IF_ERROR(AgreeOnOptions(*bootstrap, "options of the bootstrap", SharedOptions(options),
                                       options.startup_timeout));
-  if (options.transport == MpiTransport::kTcp) {
-    WEFT_ASSIGN_OR_RETURN(
-        bootstrap->tcp_links_,
-        internal::MpiTcpLinks::Create(session, bootstrap->world_->get(), bootstrap->rank_, options.network));
-  }
+  WEFT_ASSIGN_OR_RETURN(bootstrap->links_, internal::MakeMpiLinks(options, session, *bootstrap->world_));
   session->EndStartup();
   return bootstrap;
 }
@@ -194,7 +187,7 @@ MpiBootstrap::~MpiBootstrap() {
   const internal::CallGuard::Scope call =
       session_->Guard("the end of the bootstrap (MPI_Win_free, MPI_Comm_free)");
   windows_.clear();
-  tcp_links_.reset();
+  links_.reset();
   node_comm_.reset();
   world_.reset();
 }
@@ -226,24 +219,20 @@ absl::StatusOr<NodeMemory> MpiBootstrap::ReserveShared(size_t segment_bytes) {
   return memory;
 }
 
-absl::StatusOr<std::unique_ptr<WireLink>> MpiBootstrap::OpenLink(absl::Duration timeout) {
-  if (tcp_links_) return tcp_links_->Open(timeout);
-  absl::StatusOr<MpiCommunicator> comm = link_comms_.Open(timeout);
-  session_->SetPeersMissing(absl::IsDeadlineExceeded(comm.status()) ? comm.status() : absl::OkStatus());
-  WEFT_RETURN_IF_ERROR(comm.status());
-  return internal::MpiLink::Open(session_, *std::move(comm));
-}
-
 }  // namespace
 
-absl::StatusOr<MpiBootstrapOptions> MpiBootstrapOptions::FromEnvironment() {
+MpiBootstrapOptions MpiBootstrapOptions::FromEnvironment() {
   MpiBootstrapOptions options;
-  WEFT_ASSIGN_OR_RETURN(options.startup_timeout,
-                        internal::SecondsFromEnvironment("WEFT_STARTUP_TIMEOUT_S",
-                                                         absl::ToDoubleSeconds(options.startup_timeout)));
-  WEFT_ASSIGN_OR_RETURN(options.timeout, DefaultTimeout());
-  WEFT_ASSIGN_OR_RETURN(options.numa_node, NumaNodeFromEnvironment());
-  WEFT_ASSIGN_OR_RETURN(options.transport, TransportFromEnvironment());
+  const auto take = [&](auto found, auto& option) {
+    if (found.ok()) option = *found;
+    options.error.Update(found.status());
+  };
+  take(internal::SecondsFromEnvironment("WEFT_STARTUP_TIMEOUT_S",
+                                        absl::ToDoubleSeconds(options.startup_timeout)),
+       options.startup_timeout);
+  take(DefaultTimeout(), options.timeout);
+  take(NumaNodeFromEnvironment(), options.numa_node);
+  take(TransportFromEnvironment(), options.transport);
   const char* const network = std::getenv("WEFT_NETWORK");
   if (network != nullptr) options.network = network;
   return options;
@@ -254,12 +243,7 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOp
 }
 
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap() {
-  // A rank that returned its error now would leave its peers in MPI_Init.
-  const absl::StatusOr<MpiBootstrapOptions> found = MpiBootstrapOptions::FromEnvironment();
-  if (found.ok()) return MpiBootstrap::Make(*found);
-  MpiBootstrapOptions options;
-  options.error = found.status();
-  return MpiBootstrap::Make(options);
+  return MakeMpiBootstrap(MpiBootstrapOptions::FromEnvironment());
 }
 
 }  // namespace weft

@@ -13,7 +13,11 @@ absl::Status NoMpi() {
 
 }  // namespace
 
-absl::StatusOr<MpiBootstrapOptions> MpiBootstrapOptions::FromEnvironment() { return NoMpi(); }
+MpiBootstrapOptions MpiBootstrapOptions::FromEnvironment() {
+  MpiBootstrapOptions options;
+  options.error = NoMpi();
+  return options;
+}
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOptions& /*options*/) {
   return NoMpi();
 }

@@ -38,6 +38,7 @@ class MpiLink : public WireLink {
   bool HasUnsentControlMessages() const override { return !sent_control_messages_.empty(); }
   absl::StatusOr<std::optional<ControlMessage>> PollControlMessage() override;
   int max_tag() const override { return control_tag_ - 1; }
+  bool has_rendezvous() const override { return true; }
 
  private:
   static constexpr size_t kControlReceives = 16;

@@ -30,10 +30,10 @@ absl::StatusOr<std::vector<TcpEndpoint>> DecodeEndpoints(const std::vector<std::
   return endpoints;
 }
 
-// Links outlive the bootstraps that open them.
+// Links may outlive the bootstraps that open them.
 const Runtime& Clock() {
-  static const auto* const clock = new SystemRuntime;
-  return *clock;
+  static const SystemRuntime clock;
+  return clock;
 }
 
 }  // namespace

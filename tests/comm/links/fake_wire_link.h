@@ -14,6 +14,8 @@ namespace weft::testing {
 
 class FakeWireLink final : public WireLink {
  public:
+  explicit FakeWireLink(bool has_rendezvous = true) : has_rendezvous_(has_rendezvous) {}
+
   struct Transfer {
     bool send;
     int peer;
@@ -62,6 +64,7 @@ class FakeWireLink final : public WireLink {
   }
   absl::Span<const LostPeer> LostPeers() const override { return lost_peers; }
   int max_tag() const override { return 1 << 20; }
+  bool has_rendezvous() const override { return has_rendezvous_; }
 
   // Sets the result of the next Test of a request.
   void Finish(RequestId request, absl::Status outcome = absl::OkStatus()) {
@@ -86,6 +89,7 @@ class FakeWireLink final : public WireLink {
     in_flight.emplace(next_, transfer);
     return next_++;
   }
+  const bool has_rendezvous_;
   RequestId next_ = 1;
 };
 

@@ -98,6 +98,23 @@ TEST_F(RunsTest, HaveWhatTheLinkBringsInATenthOfAMillisecond) {
   EXPECT_EQ(LongestRun(Priority::kBulk), 1) << "fewer than kFewestInRun slices travel alone";
 }
 
+TEST(Runs, AreLongerOverALinkWithoutRendezvous) {
+  for (const bool has_rendezvous : {true, false}) {
+    SchedulerEnd receiver(has_rendezvous);
+    std::vector<std::byte> memory(50 * kSlice);
+    CreditScheduler::Slice run{0, memory.data(), memory.size()};
+    run.slices = 50;
+    EXPECT_OK(receiver.scheduler.Poll(/*now_ns=*/1'000'000));
+    EXPECT_OK(receiver.scheduler.Receive({.lane = 2, .sequence = 1, .peer = 7, .number = 1},
+                                         WirePhase::kGather, Priority::kBulk, Descriptor(),
+                                         PartShape::OneDim(10), run, &receiver.owner));
+    receiver.link.FinishAll();
+    EXPECT_OK(receiver.scheduler.Poll(/*now_ns=*/1'500'000));
+    EXPECT_EQ(receiver.scheduler.LongestRun(Priority::kBulk, static_cast<int64_t>(kSlice)),
+              has_rendezvous ? 10 : 25);
+  }
+}
+
 // The fewest slices of a run are four: those of 100 us pay, and those of 160 us are tried.
 TEST_F(RunsTest, AreTriedIfTheyWouldTakeLittleLonger) {
   receiver_.options.slice_bytes = kSlice;

@@ -19,6 +19,8 @@ class TransferOwner final : public WireOwner {
 };
 
 struct SchedulerEnd {
+  explicit SchedulerEnd(bool has_rendezvous = true) : link(has_rendezvous) {}
+
   EngineOptions options;
   EngineCounters counters;
   FakeWireLink link;

@@ -2,6 +2,7 @@
 #include "src/comm/links/wire_budget.h"
 
 #include <deque>
+#include <limits>
 
 #include <gtest/gtest.h>
 
@@ -126,6 +127,14 @@ TEST(WireBudget, HasLongerMessagesWithoutRendezvous) {
     WireBudget limited(24 * kSlice, has_rendezvous);
     Link(100 * kRate, 100 * kMicrosecond, kMicrosecond).Receive(limited, 5'000, 8);
     EXPECT_EQ(limited.message_bytes(), (has_rendezvous ? 4 : 10) * kSlice);
+  }
+}
+
+TEST(WireBudget, TakesTheLargestLimit) {
+  for (const bool has_rendezvous : {true, false}) {
+    WireBudget budget(std::numeric_limits<int64_t>::max() / 4, has_rendezvous);
+    Link(12.5, 100 * kMicrosecond, kMicrosecond).Receive(budget, 1'000, 8);
+    EXPECT_GT(budget.message_bytes(), 4 * kSlice);
   }
 }
 

@@ -61,8 +61,8 @@ TEST(RingSlices, TakeAQuarterOfTheFreeMemoryOrASliceEach) {
     while (true) {
       const auto quarter = static_cast<int64_t>(pool.free_bytes() / 4 / kSlice);
       for (const int64_t rings : {1, 2, 5, 16, 100, 1000, 20'000}) {
-        for (const RingUse use : {RingUse::kEven, RingUse::kSums}) {
-          const bool is_sum = use == RingUse::kSums;
+        for (const RingUse use : {RingUse::kEven, RingUse::kReduction}) {
+          const bool is_sum = use == RingUse::kReduction;
           SCOPED_TRACE(absl::StrCat(rings, is_sum ? " rings of sums" : " rings", ", a quarter has ", quarter,
                                     " slices"));
           const int64_t each = RingSlices(operation.context, rings, use);
