@@ -54,7 +54,8 @@ struct MpiBootstrapOptions {
 //   the process by _Exit(86). Links may outlive the bootstrap; node memory may not.
 // Errors: the error of some rank's options, kFailedPrecondition (MPI does not provide MPI_THREAD_MULTIPLE, or
 //   weft was built without MPI), kInvalidArgument (the launcher, such as srun or the mpirun of another
-//   library, started more processes than MPI connects, or ranks have different transports; names the remedy),
+//   library, started more processes than MPI connects, ranks have different transports, or a host of kTcp has
+//   no such network interface; names the remedy),
 //   kDeadlineExceeded (names the ranks that did not start; with the watchdog the process ends instead),
 //   kInternal (has MPI's error message).
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOptions& options);

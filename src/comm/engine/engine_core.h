@@ -120,8 +120,8 @@ class EngineCore final : private TaskQueue, private MessageEvents {
 
   // True if no operation is queued or running, or awaits its release.
   bool is_idle() const { return unfinished_ == 0; }
-  // True if the last wait for an unfinished operation exceeded the engine's timeout.
-  bool has_operation_with_missed_deadline() const;
+  // An unfinished operation whose last wait exceeded the engine's timeout. Null: there is none.
+  const OperationRecord* FindMissedDeadline() const;
   // True if an operation has yet to start, or is not drained. False if only releases by peers are missing.
   bool has_local_work() const;
   bool has_tasks() const;
@@ -193,6 +193,8 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   std::string DescribeInquiry(const Inquiry& inquiry) const;
   // For messages: "waits for rank(s) 2, 3".
   std::string DescribeWait(const OperationRecord& record);
+  // The error of a wait whose deadline has passed. `others`: what is known of other ranks, or empty.
+  absl::Status DeadlineError(const OperationRecord& record, std::string_view others);
 
  private:
   // Progress counters of a lane: this rank's progress on each member's part, in a reduction and in a gather.

@@ -123,15 +123,26 @@ const OperationRecord* EngineCore::OfWaitingThread() const {
   return nullptr;
 }
 
-bool EngineCore::has_operation_with_missed_deadline() const {
-  const auto any_of = [](const auto& records) {
-    return std::any_of(records.begin(), records.end(),
-                       [](const auto& record) { return record->missed_deadline.load(); });
+const OperationRecord* EngineCore::FindMissedDeadline() const {
+  const auto find = [](const auto& records) -> const OperationRecord* {
+    const auto found = std::find_if(records.begin(), records.end(),
+                                    [](const auto& record) { return record->missed_deadline.load(); });
+    return found == records.end() ? nullptr : found->get();
   };
-  return any_of(messages_.unfinished()) || std::any_of(active_.begin(), active_.end(), [&](int index) {
-           const Lane& lane = *lanes_[static_cast<size_t>(index)];
-           return any_of(lane.running) || any_of(lane.queued);
-         });
+  for (const int index : active_) {
+    const Lane& lane = *lanes_[static_cast<size_t>(index)];
+    for (const OperationRecord* const record : {find(lane.running), find(lane.queued)}) {
+      if (record != nullptr) return record;
+    }
+  }
+  return find(messages_.unfinished());
+}
+
+absl::Status EngineCore::DeadlineError(const OperationRecord& record, std::string_view others) {
+  // The late and silent ranks come before the description of the wait, which may be long: a failure notice
+  // to other nodes is cut to the size of a control message.
+  return absl::DeadlineExceededError(
+      absl::StrCat(Describe(record), ": deadline passed; ", ToAbsl(others), DescribeWait(record)));
 }
 
 EngineCore::Inquiry EngineCore::Inquire(const OperationRecord& record) {

@@ -113,10 +113,13 @@ CommEngine::Impl::Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions optio
 CommEngine::Impl::~Impl() {
   if (!shell_) return;
   shell_->Leave();  // First: peers that wait for this rank to submit more fail, and Drain ends.
-  const bool has_waited =
-      shell_->WithCore([](EngineCore& core) { return core.has_operation_with_missed_deadline(); });
-  const absl::Duration patience = has_waited ? absl::ZeroDuration() : timeout_;
-  if (const absl::Status drained = shell_->Drain(patience); !drained.ok()) Abort(drained);
+  const absl::Status missed = shell_->WithCore([](EngineCore& core) {
+    const OperationRecord* const record = core.FindMissedDeadline();
+    return record == nullptr ? absl::OkStatus() : core.DeadlineError(*record, "");
+  });
+  const absl::Duration patience = missed.ok() ? timeout_ : absl::ZeroDuration();
+  if (const absl::Status drained = shell_->Drain(patience); !drained.ok())
+    Abort(missed.ok() ? drained : missed);
   if (watchdog_) {
     watchdog_->DumpFailure();
     // The program would wait for the missing rank again when it destroys the bootstrap.

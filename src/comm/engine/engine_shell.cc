@@ -242,12 +242,7 @@ absl::Status EngineShell::DeadlineError(const AwaitedEvent& awaited, bool asks_f
     if (HasOccurred(awaited)) return absl::OkStatus();
     others = WithCore([&](EngineCore& core) { return core.DescribeInquiry(inquiry); });
   }
-  return WithCore([&](EngineCore& core) {
-    // The late and silent ranks come before the description of the wait, which may be long: a failure notice
-    // to other nodes is cut to the size of a control message.
-    return absl::DeadlineExceededError(
-        absl::StrCat(Describe(record), ": deadline passed; ", others, core.DescribeWait(record)));
-  });
+  return WithCore([&](EngineCore& core) { return core.DeadlineError(record, others); });
 }
 
 absl::StatusOr<bool> EngineShell::PollWithChecks(const AwaitedEvent& awaited, absl::Duration timeout,

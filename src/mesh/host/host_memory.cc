@@ -75,7 +75,11 @@ uint64_t internal::ControlGroupHeadroom(const std::string& membership, const std
 absl::StatusOr<size_t> AvailableHostMemory() {
   constexpr uint64_t kKibibyte = 1024;
   const std::optional<uint64_t> available = FindNumber("/proc/meminfo", "MemAvailable:");
-  if (!available) return absl::InternalError("/proc/meminfo has no MemAvailable: is /proc mounted?");
+  if (!available) {
+    return absl::InternalError(
+        "cannot read MemAvailable of /proc/meminfo: is /proc mounted, and does `ulimit -n` leave a file to "
+        "open?");
+  }
   return std::min(*available * kKibibyte,
                   internal::ControlGroupHeadroom("/proc/self/cgroup", "/sys/fs/cgroup"));
 }

@@ -17,6 +17,7 @@
 #include "src/mesh/mpi/mpi_links.h"
 #include "src/mesh/mpi/mpi_node_memory.h"
 #include "src/mesh/mpi/mpi_session.h"
+#include "src/mesh/tcp/tcp_endpoint.h"
 #include "weft/core/status.h"
 #include "weft/mesh/launch_environment.h"
 #include "weft/mesh/share_domain.h"
@@ -158,6 +159,8 @@ absl::StatusOr<MpiTransport> TransportFromEnvironment() {
 // The options that all ranks must have alike.
 absl::StatusOr<std::vector<OptionValue>> SharedOptions(const MpiBootstrapOptions& options) {
   WEFT_RETURN_IF_ERROR(options.error);
+  if (options.transport == MpiTransport::kTcp)
+    WEFT_RETURN_IF_ERROR(internal::TcpEndpoint::OfThisHost(options.network).status());
   return std::vector<OptionValue>{
       {"the transport", std::string(NameOf(options.transport)),
        absl::StrCat("set ", kTransportVariable, " or MpiBootstrapOptions::transport")}};

@@ -98,7 +98,7 @@ absl::StatusOr<TcpEndpoint> TcpEndpoint::OfThisHost(const std::string& network) 
                  [](const Interface& interface) { return !IsLoopback(interface); });
     return endpoint;
   }
-  const std::vector<std::string> names = absl::StrSplit(network, ',');
+  const std::vector<std::string> names = absl::StrSplit(network, absl::ByAnyChar(", "), absl::SkipEmpty());
   for (const std::string& name : names) {
     const size_t before = endpoint.interfaces.size();
     std::copy_if(all.begin(), all.end(), std::back_inserter(endpoint.interfaces),

@@ -161,5 +161,29 @@ TEST(Deadline, ThatWasMissedIsForgottenOnceTheOperationHasEnded) {
   EXPECT_OK(report.status());
 }
 
+// The program gives up and destroys its engine. Virtual time.
+TEST(Deadline, ThatWasMissedIsTheErrorOfAnOperationWhoseEngineIsDestroyed) {
+  const SimReport report =
+      RunSimulatedRanks(NodeMap::OneNode(2), SimOptions{}, [](Bootstrap& bootstrap) -> absl::Status {
+        EngineOptions options;
+        options.timeout = absl::Seconds(1);
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
+                              EngineFixture::Make(bootstrap, options, /*segment_bytes=*/size_t{4} << 20));
+        if (bootstrap.rank() == 0) {
+          Work work = fixture.engine->Barrier(fixture.lane);
+          EXPECT_THAT(work.Wait(), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank(s) 1")));
+          absl::Status ended = absl::UnknownError("not called");
+          work.Then([&ended](const absl::Status& status) { ended = status; });
+          work.Detach({});
+          fixture.engine.reset();
+          EXPECT_THAT(ended, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                      AllOf(HasSubstr("barrier on lane world/"),
+                                            HasSubstr("deadline passed; waits for rank(s) 1"))));
+        }
+        return BootstrapBarrier(bootstrap);
+      });
+  EXPECT_OK(report.status());
+}
+
 }  // namespace
 }  // namespace weft::testing
