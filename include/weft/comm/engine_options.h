@@ -36,8 +36,9 @@ struct EngineOptions {
   // header stay below 64 KiB, the limit up to which MPI sends eagerly over TCP. Larger slices use the
   // rendezvous protocol, whose handshake queues behind other data.
   int64_t slice_bytes = int64_t{60} * 1024;
-  // Bytes that one phase (reduce, gather or relay) of a lane may have in flight to this rank. A phase begins
-  // with credits for as many (Note [Paced credits] in src/comm/links/credit_pace.h).
+  // Bytes that one phase (reduce, gather or relay) of a lane may have in flight to this rank, and twice as
+  // many of kCritical operations, such as those that a thread waits for. A phase begins with credits for as
+  // many (Note [Paced credits] in src/comm/links/credit_pace.h).
   int64_t lane_window_bytes = int64_t{512} * 1024;
   // Bytes in flight of all lower priorities together, while an operation of higher priority needs the wire.
   // An operation needs the wire if a peer that has started it has data for this rank. This window and the
@@ -112,7 +113,7 @@ struct EngineCounters {
   // max(yield_window_bytes, slice) plus a slice for each of three phases of each lane.
   int64_t yielded_peak_bytes = 0;
   // Peak of the bytes that this rank had requested from other nodes and not yet received. For each lane and
-  // phase at most lane_window_bytes plus a slice, beside max_budget_bytes in all.
+  // phase at most twice lane_window_bytes plus a slice, beside max_budget_bytes in all.
   int64_t requested_peak_bytes = 0;
   // Peak of the bytes in flight that were requested from ranks that were not known to have started the
   // operation, beyond the first two slices of each part. At most half of max_budget_bytes.

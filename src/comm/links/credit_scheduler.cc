@@ -93,7 +93,9 @@ bool CreditScheduler::MayReceive(int lane, WirePhase phase, Priority priority, s
       index < bytes_in_flight_.size() ? bytes_in_flight_[index][static_cast<size_t>(phase)] : 0;
   if (slices == 1 && lane_bytes == 0 && rules_.head_always_has_credit) return true;
   const auto more = static_cast<int64_t>(bytes);
-  if (lane_bytes + more > options_.lane_window_bytes && all_bytes_ + more > budget_.bytes()) return false;
+  const int64_t windows = priority == Priority::kCritical ? kCriticalWindows : 1;
+  if (lane_bytes + more > windows * options_.lane_window_bytes && all_bytes_ + more > budget_.bytes())
+    return false;
   const auto fits = [&](int64_t window, Priority above) {
     return priority <= above || BytesBelow(above) + more <= window;
   };

@@ -10,8 +10,10 @@
 //   - Order: slices of one (lane, peer, channel) are credited, sent and received in order. A count of credits
 //     is therefore enough, and messages of one tag match by order.
 //   - Lane window: bounds the bytes in flight of each (lane, phase), unless all lanes together are within the
-//     budget that was measured: see Note [Wire budget]. An operation that a thread waits for has no larger
-//     share: with twice the budget, four ranks of a node that share a link drifted apart.
+//     budget that was measured: see Note [Wire budget]. kCritical operations, such as those that a thread
+//     waits for, have twice the window: on a slow link, a lane's share of the bytes in flight is its share of
+//     the bandwidth. They have no more of the budget: with twice as much, four ranks of a node that share a
+//     link drifted apart.
 //   - Pace and stream window: keep the streams of several nodes even. See Note [Paced credits].
 //   - Yield window: while an operation of higher priority wants the wire, bounds the bytes in flight of all
 //     operations of lower priority together.
@@ -157,6 +159,8 @@ class CreditScheduler {
   static constexpr int64_t kRunsOfWindow = 4;
   static constexpr int64_t kRunsOfRest = 2;
   static constexpr int64_t kRunsOfRing = 4;
+  // Lane windows of a kCritical operation.
+  static constexpr int64_t kCriticalWindows = 2;
   // True if the windows admit another message of `slices` slices, or it is a head slice.
   bool MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, int64_t slices) const;
   struct Slice {

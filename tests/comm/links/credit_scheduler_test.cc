@@ -75,14 +75,33 @@ TEST_F(CreditSchedulerTest, LaneWindowBoundsTheBytesInFlightOfALane) {
     EXPECT_TRUE(MayReceive(Priority::kBulk));
     Receive(Priority::kBulk);
   }
-  for (const Priority priority : {Priority::kCritical, Priority::kPrefetch, Priority::kBulk}) {
-    EXPECT_FALSE(MayReceive(priority));
-  }
+  EXPECT_FALSE(MayReceive(Priority::kBulk));
+  EXPECT_FALSE(MayReceive(Priority::kPrefetch));
   EXPECT_TRUE(MayReceive(Priority::kBulk, kRun, kOtherLane));
   link_.Finish(link_.in_flight.begin()->first);
   EXPECT_TRUE(Poll());
   EXPECT_THAT(owner_.done, ElementsAre(0));
   EXPECT_TRUE(MayReceive(Priority::kBulk));
+}
+
+TEST_F(CreditSchedulerTest, CriticalTransfersHaveTwiceTheLaneWindow) {
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_TRUE(MayReceive(Priority::kCritical));
+    Receive(Priority::kCritical);
+  }
+  EXPECT_FALSE(MayReceive(Priority::kCritical));
+}
+
+TEST_F(CreditSchedulerTest, CriticalTransfersHaveNoMoreOfTheBudget) {
+  Poll();
+  for (int i = 0; i < 3; ++i) Receive(Priority::kBulk);
+  link_.FinishAll();
+  now_ns_ += 100'000;
+  Poll();
+  ASSERT_EQ(scheduler_.budget_bytes(), 24 * static_cast<int64_t>(kSlice));
+  int received = 0;
+  for (; MayReceive(Priority::kCritical); ++received) Receive(Priority::kCritical);
+  EXPECT_EQ(received, 24);
 }
 
 TEST_F(CreditSchedulerTest, WindowsGrowToTheBudgetOfAllLanesTogether) {

@@ -198,7 +198,7 @@ absl::Status ProgramRunner::CheckBounds(ProgramOutcome& outcome) {
         options.max_budget_bytes, " may"));
   }
   const int64_t windows =
-      kLanes * kPhases * (options.lane_window_bytes + slice_bytes) + options.max_budget_bytes;
+      kLanes * kPhases * (2 * options.lane_window_bytes + slice_bytes) + options.max_budget_bytes;
   if (counters.requested_peak_bytes <= windows) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(counters.requested_peak_bytes,
                                           " bytes were requested from other nodes at once, at most ", windows,
