@@ -10,7 +10,7 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "src/mesh/base/deadline.h"
+#include "src/mesh/base/environment_options.h"
 #include "src/mesh/host/anonymous_memory.h"
 #include "src/mesh/host/node_memory_limits.h"
 #include "src/mesh/mpi/mpi_blob_exchange.h"
@@ -226,18 +226,8 @@ absl::StatusOr<NodeMemory> MpiBootstrap::ReserveShared(size_t segment_bytes) {
 
 MpiBootstrapOptions MpiBootstrapOptions::FromEnvironment() {
   MpiBootstrapOptions options;
-  const auto take = [&](auto found, auto& option) {
-    if (found.ok()) option = *found;
-    options.error.Update(found.status());
-  };
-  take(internal::SecondsFromEnvironment("WEFT_STARTUP_TIMEOUT_S",
-                                        absl::ToDoubleSeconds(options.startup_timeout)),
-       options.startup_timeout);
-  take(DefaultTimeout(), options.timeout);
-  take(NumaNodeFromEnvironment(), options.numa_node);
-  take(TransportFromEnvironment(), options.transport);
-  const char* const network = std::getenv("WEFT_NETWORK");
-  if (network != nullptr) options.network = network;
+  internal::TakeCommonOptions(options);
+  internal::TakeOption(TransportFromEnvironment(), options, options.transport);
   return options;
 }
 

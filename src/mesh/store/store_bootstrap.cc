@@ -11,7 +11,7 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_split.h>
 
-#include "src/mesh/base/deadline.h"
+#include "src/mesh/base/environment_options.h"
 #include "src/mesh/host/anonymous_memory.h"
 #include "src/mesh/host/node_memory_limits.h"
 #include "src/mesh/store/node_identity.h"
@@ -221,28 +221,14 @@ absl::StatusOr<int> NumberFromEnvironment(const char* variable) {
                    ": the launcher of the ranks must set RANK and WORLD_SIZE to numbers, as torchrun does"));
 }
 
-std::string TextFromEnvironment(const char* variable) {
-  const char* text = std::getenv(variable);
-  return text == nullptr ? "" : text;
-}
-
 }  // namespace
 
 absl::StatusOr<StoreBootstrapOptions> StoreBootstrapOptions::FromEnvironment() {
   StoreBootstrapOptions options;
   WEFT_ASSIGN_OR_RETURN(options.rank, NumberFromEnvironment("RANK"));
   WEFT_ASSIGN_OR_RETURN(options.size, NumberFromEnvironment("WORLD_SIZE"));
-  const auto take = [&](auto found, auto& option) {
-    if (found.ok()) option = *found;
-    options.error.Update(found.status());
-  };
-  take(internal::SecondsFromEnvironment("WEFT_STARTUP_TIMEOUT_S",
-                                        absl::ToDoubleSeconds(options.startup_timeout)),
-       options.startup_timeout);
-  take(DefaultTimeout(), options.timeout);
-  options.node_id = TextFromEnvironment("WEFT_NODE_ID");
-  options.network = TextFromEnvironment("WEFT_NETWORK");
-  take(NumaNodeFromEnvironment(), options.numa_node);
+  internal::TakeCommonOptions(options);
+  if (const char* const node = std::getenv("WEFT_NODE_ID"); node != nullptr) options.node_id = node;
   return options;
 }
 

@@ -131,14 +131,18 @@ TEST(Deadline, OfOneRankInCreateLeavesTheLinkOfTheNextEngineShared) {
   });
 }
 
+// Its waits have a deadline of a second.
+absl::StatusOr<EngineFixture> MakeSimulatedFixture(Bootstrap& bootstrap) {
+  EngineOptions options;
+  options.timeout = absl::Seconds(1);
+  return EngineFixture::Make(bootstrap, options, /*segment_bytes=*/size_t{4} << 20);
+}
+
 // The operation ends later, and only a wait with a deadline of its own tells it. Virtual time.
 TEST(Deadline, ThatWasMissedIsForgottenOnceTheOperationHasEnded) {
   const SimReport report =
       RunSimulatedRanks(NodeMap::OneNode(2), SimOptions{}, [](Bootstrap& bootstrap) -> absl::Status {
-        EngineOptions options;
-        options.timeout = absl::Seconds(1);
-        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
-                              EngineFixture::Make(bootstrap, options, /*segment_bytes=*/size_t{4} << 20));
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeSimulatedFixture(bootstrap));
         constexpr absl::Duration kLong = absl::Hours(1);
         const bool late = bootstrap.rank() == 1;
         const auto submit = [&](absl::Duration delay) {
@@ -165,10 +169,7 @@ TEST(Deadline, ThatWasMissedIsForgottenOnceTheOperationHasEnded) {
 TEST(Deadline, ThatWasMissedIsTheErrorOfAnOperationWhoseEngineIsDestroyed) {
   const SimReport report =
       RunSimulatedRanks(NodeMap::OneNode(2), SimOptions{}, [](Bootstrap& bootstrap) -> absl::Status {
-        EngineOptions options;
-        options.timeout = absl::Seconds(1);
-        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
-                              EngineFixture::Make(bootstrap, options, /*segment_bytes=*/size_t{4} << 20));
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeSimulatedFixture(bootstrap));
         if (bootstrap.rank() == 0) {
           Work work = fixture.engine->Barrier(fixture.lane);
           EXPECT_THAT(work.Wait(), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank(s) 1")));
