@@ -30,6 +30,5 @@ ranks=${ranks:-$((ppn * ${#hosts[@]}))}
 
 slots=$(printf ",%s:$ppn" "${hosts[@]}")
 command=("$(cd "$(dirname "$0")" && pwd)/mpirun.sh" "${options[@]}" -n "$ranks" --host "${slots:1}" --map-by slot
-         --mca plm_rsh_agent "$WEFT_ON_HOST" --mca oob_tcp_if_include "$WEFT_HOST_INTERFACE"
-         --mca btl_tcp_if_include "$WEFT_HOST_INTERFACE" "$@")
+         --mca plm_rsh_agent "$WEFT_ON_HOST" --mca oob_tcp_if_include "$WEFT_HOST_INTERFACE" "$@")
 exec "$WEFT_ON_HOST" "${hosts[0]}" "$(printf '%q ' "${command[@]}")" </dev/null

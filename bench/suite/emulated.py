@@ -23,6 +23,7 @@ TCP_SHARE = 0.956  # Of the rate of an Ethernet cable.
 NOMINAL = f"wire: {TCP_SHARE} of its rate"
 BOUND = "max(compute alone, wire)"
 UNCOMPRESSED = "weft, wire compression off"
+OVER_MPI = "weft over MPI"  # In place of sockets, which are the default on these hosts.
 ROUNDS = 4
 BF16_MESHES = [Mesh(1, 4), Mesh(2, 2)]  # On 2 hosts with 2 ranks each.
 BF16_GOAL = 3  # PyTorch's time / weft's, at least, at every rate of the link.
@@ -91,16 +92,18 @@ def add_nominal(measured: Measurements, hosts: Hosts, bytes_per_host: float) -> 
 def collectives_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterator[Row]:
     with ExitStack() as stack:
         program = start(stack, "weft", emulated.ranks, emulated.open_mpi(setting.program("collectives")))
+        over_mpi = start(stack, OVER_MPI, emulated.ranks, emulated.open_mpi(setting.program("collectives"), "mpi"))
         for op, open_mpi_goal in (("all_gather", 2), ("reduce_scatter", 4), ("all_reduce", 1.2)):
             what = f"{NAMES[op]}, {SIZE // MIB} MiB, {hosts}"
             log(f"  {what}")
             bytes_per_host = hosts.across(SIZE) * (2 if op == "all_reduce" else 1)
-            calls = {"weft": "weft"} | {name: name.split()[-1] for name in OPEN_MPI}
+            calls = {"weft": (program, "weft"), OVER_MPI: (over_mpi, "weft")}
+            calls |= {name: (program, name.split()[-1]) for name in OPEN_MPI}
             if op == "all_gather":
-                calls["weft node-shared"] = "weft_shared"
+                calls["weft node-shared"] = (program, "weft_shared")
             variants = [
-                Variant(name, lambda op=op, call=call: program.seconds("run", op=op, variant=call, bytes=SIZE, repeats=1))
-                for name, call in calls.items()
+                Variant(name, lambda op=op, peer=peer, call=call: peer.seconds("run", op=op, variant=call, bytes=SIZE, repeats=1))
+                for name, (peer, call) in calls.items()
             ]
             measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
             stream = measure_interleaved([stream_variant(program, hosts, bytes_per_host)], setting.rounds(ROUNDS), scale=1e3)
@@ -117,6 +120,7 @@ def collectives_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> I
 def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterator[Row]:
     with ExitStack() as stack:
         weft = start(stack, "weft", emulated.ranks, emulated.open_mpi(setting.program("training_step")))
+        over_mpi = start(stack, OVER_MPI, emulated.ranks, emulated.open_mpi(setting.program("training_step"), "mpi"))
         stream = start(stack, "stream", emulated.ranks, emulated.open_mpi(setting.program("collectives")))
         alone = start(stack, "weft alone", emulated.ranks, each_alone(setting, emulated.ranks))
         torch_maker = emulated.c10d(setting.peers.python, "training_step.py")
@@ -132,6 +136,7 @@ def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterato
                 *variants_of_weft(weft, case),
                 step_variant("PyTorch", comparable[key], case.request(), 1, **PYTORCH),
                 compute_alone(alone, case.dtype),
+                step_variant(OVER_MPI, over_mpi, case.request(), 2, **case.options),
             ]
             if case.is_bounded:
                 variants.append(stream_variant(stream, hosts, size))

@@ -39,7 +39,8 @@ class EmulatedHosts:
     def ranks(self) -> int:
         return self.ranks_per_host * len(self._names)
 
-    def open_mpi(self, program: Path) -> CommandMaker:
+    def open_mpi(self, program: Path, transport: str = "auto") -> CommandMaker:
+        """`transport`: a value of WEFT_TRANSPORT."""
         words = (str(TOOLS / "hosts_mpirun.sh"), "--ppn", str(self.ranks_per_host), str(program))
         environment = {
             **KEEP_FREED_MEMORY,
@@ -48,6 +49,7 @@ class EmulatedHosts:
             "WEFT_ON_HOST": self._on_host,
             "WEFT_HOST_INTERFACE": self._interface,
             "TMPDIR": self._temporary,  # Open MPI's session folders.
+            "WEFT_TRANSPORT": transport,
         }
         return lambda _: Command([words], environment)
 

@@ -14,7 +14,7 @@ start_launch() {
   printf '#!/bin/sh\nexec "%s" run "%s" "%s" "$@"\n' "$remote_shell" "$output.socket" "$WEFT_ON_HOST" >"$agent"
   chmod +x "$agent"
   local command=("$weft" launch --host "$slots" --mca plm_rsh_agent "$agent"
-                 --mca oob_tcp_if_include "$WEFT_HOST_INTERFACE" --mca btl_tcp_if_include "$WEFT_HOST_INTERFACE" "$@")
+                 --mca oob_tcp_if_include "$WEFT_HOST_INTERFACE" "$@")
   "$WEFT_ON_HOST" "${hosts[0]}" "$(printf '%q ' "${command[@]}")" </dev/null >"$output" 2>&1 &
   job=$!
 }

@@ -9,6 +9,7 @@
 
 #include "tests/mesh/support/link_conformance.h"
 #include "tests/support/mpi_world.h"
+#include "tests/support/scoped_variable.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/test_timeout.h"
 #include "weft/mesh/mpi_bootstrap.h"
@@ -19,27 +20,31 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 using ::weft::testing::kTestTimeout;
+using ::weft::testing::ScopedVariable;
 using ::weft::testing::StatusIs;
 using ::weft::testing::WorldBootstrap;
 
-class MpiLinkConformance : public ::testing::TestWithParam<weft::testing::ConformanceTest> {};
-
-TEST_P(MpiLinkConformance, Holds) { EXPECT_OK(GetParam().body(WorldBootstrap())); }
-INSTANTIATE_TEST_SUITE_P(AllTests, MpiLinkConformance, ::testing::ValuesIn(weft::testing::LinkConformance()),
-                         weft::testing::NameOf);
-
-// A job whose messages travel over TCP sockets.
-absl::StatusOr<std::unique_ptr<Bootstrap>> MakeTcpWorld() {
+absl::StatusOr<std::unique_ptr<Bootstrap>> MakeWorldOver(MpiTransport transport) {
   MpiBootstrapOptions options;
-  options.transport = MpiTransport::kTcp;
+  options.transport = transport;
   return MakeMpiBootstrap(options);
 }
+
+class MpiLinkConformance : public ::testing::TestWithParam<weft::testing::ConformanceTest> {};
+
+TEST_P(MpiLinkConformance, Holds) {
+  ASSERT_OK_AND_ASSIGN(const auto world, MakeWorldOver(MpiTransport::kMpi));
+  EXPECT_OK(GetParam().body(*world));
+}
+INSTANTIATE_TEST_SUITE_P(AllTests, MpiLinkConformance, ::testing::ValuesIn(weft::testing::LinkConformance()),
+                         weft::testing::NameOf);
 
 class MpiTcpLinkConformance : public ::testing::TestWithParam<weft::testing::ConformanceTest> {};
 
 TEST_P(MpiTcpLinkConformance, Holds) {
-  ASSERT_OK_AND_ASSIGN(const auto world, MakeTcpWorld());
+  ASSERT_OK_AND_ASSIGN(const auto world, MakeWorldOver(MpiTransport::kTcp));
   EXPECT_OK(GetParam().body(*world));
 }
 INSTANTIATE_TEST_SUITE_P(AllTests, MpiTcpLinkConformance,
@@ -60,25 +65,27 @@ void OpenALinkAfterOneRankMissedEarlierLinks(Bootstrap& bootstrap, const std::st
 }
 
 TEST(MpiLink, OpensALinkAfterOneRankMissedEarlierLinks) {
-  OpenALinkAfterOneRankMissedEarlierLinks(WorldBootstrap(), "not all ranks arrived");
+  ASSERT_OK_AND_ASSIGN(const auto world, MakeWorldOver(MpiTransport::kMpi));
+  OpenALinkAfterOneRankMissedEarlierLinks(*world, "not all ranks arrived");
 }
 
 TEST(MpiTcpLink, OpensALinkAfterOneRankMissedEarlierLinks) {
-  ASSERT_OK_AND_ASSIGN(const auto world, MakeTcpWorld());
+  ASSERT_OK_AND_ASSIGN(const auto world, MakeWorldOver(MpiTransport::kTcp));
   OpenALinkAfterOneRankMissedEarlierLinks(*world,
                                           absl::StrCat(world->size() - 1, " did not arrive within 50ms"));
 }
 
 TEST(MpiTcpLink, HasNoRendezvousInPlaceOfMpis) {
-  ASSERT_OK_AND_ASSIGN(const auto world, MakeTcpWorld());
+  ASSERT_OK_AND_ASSIGN(const auto world, MakeWorldOver(MpiTransport::kTcp));
   ASSERT_OK_AND_ASSIGN(const auto link, world->OpenLink(kTestTimeout));
   EXPECT_FALSE(link->has_rendezvous());
-  ASSERT_OK_AND_ASSIGN(const auto mpi, WorldBootstrap().OpenLink(kTestTimeout));
+  ASSERT_OK_AND_ASSIGN(const auto mpi_world, MakeWorldOver(MpiTransport::kMpi));
+  ASSERT_OK_AND_ASSIGN(const auto mpi, mpi_world->OpenLink(kTestTimeout));
   EXPECT_TRUE(mpi->has_rendezvous());
 }
 
 TEST(MpiTcpLink, OutlivesItsBootstrap) {
-  ASSERT_OK_AND_ASSIGN(auto world, MakeTcpWorld());
+  ASSERT_OK_AND_ASSIGN(auto world, MakeWorldOver(MpiTransport::kTcp));
   ASSERT_OK_AND_ASSIGN(const auto link, world->OpenLink(kTestTimeout));
   world.reset();
   const int next = (WorldBootstrap().rank() + 1) % WorldBootstrap().size();
@@ -98,7 +105,9 @@ TEST(MpiTcpLink, OutlivesItsBootstrap) {
 
 TEST(MpiTcpLink, ANetworkThatDoesNotExistIsAnErrorOnEveryRank) {
   MpiBootstrapOptions options;
-  options.transport = MpiTransport::kTcp;
+  // On one node, the choice needs no network.
+  options.transport =
+      WorldBootstrap().node_map().node_count() == 1 ? MpiTransport::kTcp : MpiTransport::kAuto;
   const int last = WorldBootstrap().size() - 1;
   if (WorldBootstrap().rank() == last) options.network = "no-such-device";
   const std::string rank = WorldBootstrap().rank() == last ? "" : absl::StrCat("rank ", last, ": ");
@@ -109,8 +118,31 @@ TEST(MpiTcpLink, ANetworkThatDoesNotExistIsAnErrorOnEveryRank) {
                      HasSubstr("WEFT_NETWORK"))));
 }
 
+TEST(MpiLinks, TravelOverSocketsBetweenHostsOfOneNetwork) {
+  ASSERT_OK_AND_ASSIGN(const auto chosen, MakeWorldOver(MpiTransport::kAuto));
+  if (chosen->node_map().node_count() == 1) {
+    EXPECT_THAT(chosen->TransportName(), MatchesRegex("MPI \\([^)]+\\)"));
+    return;
+  }
+  EXPECT_EQ(chosen->TransportName(), "TCP sockets");
+  EXPECT_OK(weft::testing::OpensALinkAfterSkipping(*chosen));
+  ASSERT_OK_AND_ASSIGN(const auto named, MakeWorldOver(MpiTransport::kMpi));
+  EXPECT_THAT(named->TransportName(), MatchesRegex("MPI \\([^)]+\\)"));
+}
+
+// On one node, no message travels, and the settings do not matter.
+TEST(MpiLinks, TravelOverMpiIfOneRankHasASettingOfItsTransport) {
+  const int last = WorldBootstrap().size() - 1;
+  const ScopedVariable variable("UCX_TLS", WorldBootstrap().rank() == last ? "tcp" : nullptr);
+  ASSERT_OK_AND_ASSIGN(const auto bootstrap, MakeWorldOver(MpiTransport::kAuto));
+  const bool is_one_node = bootstrap->node_map().node_count() == 1;
+  const std::string why = is_one_node ? "" : absl::StrCat(", because UCX_TLS is set on rank ", last);
+  EXPECT_THAT(bootstrap->TransportName(), MatchesRegex(absl::StrCat("MPI \\([^)]+\\)", why)));
+}
+
 TEST(MpiLink, RejectsMessagesAboveMpisCountLimit) {
-  ASSERT_OK_AND_ASSIGN(const auto link, WorldBootstrap().OpenLink(kTestTimeout));
+  ASSERT_OK_AND_ASSIGN(const auto bootstrap, MakeWorldOver(MpiTransport::kMpi));
+  ASSERT_OK_AND_ASSIGN(const auto link, bootstrap->OpenLink(kTestTimeout));
   char byte = 0;  // Not read, because Send checks the size first.
   EXPECT_THAT(link->Send(0, 0, &byte, (size_t{1} << 30) + 1),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("split it")));

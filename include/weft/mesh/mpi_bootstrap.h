@@ -15,8 +15,10 @@
 
 namespace weft {
 
-// Carrier of the messages between nodes: MPI, or TCP sockets of weft's own.
-enum class MpiTransport : uint8_t { kMpi, kTcp };
+// Carrier of the messages between nodes: MPI, or TCP sockets of weft's own. kAuto takes the sockets if each
+// node is a host of its own with a single network and no device for RDMA, and if no variable, such as
+// OMPI_MCA_pml or UCX_TLS, chooses a transport of MPI.
+enum class MpiTransport : uint8_t { kAuto, kMpi, kTcp };
 
 struct MpiBootstrapOptions {
   // Limit of start-up: MPI_Init and the first communicators. On large clusters MPI_Init takes minutes.
@@ -29,16 +31,16 @@ struct MpiBootstrapOptions {
   bool watchdog = true;
   // NUMA node that this rank counts as bound to. Unset: that of its affinity.
   std::optional<int> numa_node = std::nullopt;
-  // All ranks must have the same. kTcp is for hosts between which MPI has only TCP, too: see "Sockets in
-  // place of MPI" in docs/launching.md.
-  MpiTransport transport = MpiTransport::kMpi;
-  // Network interfaces of kTcp: see StoreBootstrapOptions::network.
+  // All ranks must have the same. See "Sockets in place of MPI" in docs/launching.md.
+  MpiTransport transport = MpiTransport::kAuto;
+  // Network interfaces of the sockets: see StoreBootstrapOptions::network.
   std::string network;
   // Error of this rank's options. MakeMpiBootstrap returns it on every rank: none waits for this one.
   absl::Status error = absl::OkStatus();
 
   // The timeouts of the environment, WEFT_STARTUP_TIMEOUT_S and WEFT_TIMEOUT_S, in seconds; WEFT_NUMA_NODE;
-  // WEFT_TRANSPORT, mpi or tcp; and WEFT_NETWORK. If one of these is invalid, sets `error`, which names it.
+  // WEFT_TRANSPORT, auto, mpi or tcp; and WEFT_NETWORK. If one of these is invalid, sets `error`, which names
+  // it.
   static MpiBootstrapOptions FromEnvironment();
 };
 
@@ -54,8 +56,8 @@ struct MpiBootstrapOptions {
 //   the process by _Exit(86). Links may outlive the bootstrap; node memory may not.
 // Errors: the error of some rank's options, kFailedPrecondition (MPI does not provide MPI_THREAD_MULTIPLE, or
 //   weft was built without MPI), kInvalidArgument (the launcher, such as srun or the mpirun of another
-//   library, started more processes than MPI connects, ranks have different transports, or a host of kTcp has
-//   no such network interface; names the remedy),
+//   library, started more processes than MPI connects, ranks have different transports, or a host has no such
+//   network interface although messages may travel over sockets; names the remedy),
 //   kDeadlineExceeded (names the ranks that did not start; with the watchdog the process ends instead),
 //   kInternal (has MPI's error message).
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOptions& options);

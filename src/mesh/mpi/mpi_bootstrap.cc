@@ -18,6 +18,7 @@
 #include "src/mesh/mpi/mpi_node_memory.h"
 #include "src/mesh/mpi/mpi_session.h"
 #include "src/mesh/tcp/tcp_endpoint.h"
+#include "src/mesh/tcp/transport_choice.h"
 #include "weft/core/status.h"
 #include "weft/mesh/launch_environment.h"
 #include "weft/mesh/share_domain.h"
@@ -25,6 +26,7 @@
 namespace weft {
 namespace {
 
+using internal::HostNetworks;
 using internal::MpiCommunicator;
 using internal::MpiSession;
 using internal::MpiSharedWindow;
@@ -146,14 +148,26 @@ class MpiBootstrap : public Bootstrap {
 
 constexpr const char* kTransportVariable = "WEFT_TRANSPORT";
 
-std::string_view NameOf(MpiTransport transport) { return transport == MpiTransport::kMpi ? "mpi" : "tcp"; }
+absl::string_view NameOf(MpiTransport transport) {
+  switch (transport) {
+    case MpiTransport::kAuto:
+      return "auto";
+    case MpiTransport::kMpi:
+      return "mpi";
+    case MpiTransport::kTcp:
+      break;
+  }
+  return "tcp";
+}
 
 absl::StatusOr<MpiTransport> TransportFromEnvironment() {
   const char* const text = std::getenv(kTransportVariable);
-  if (text == nullptr || text == NameOf(MpiTransport::kMpi)) return MpiTransport::kMpi;
-  if (text == NameOf(MpiTransport::kTcp)) return MpiTransport::kTcp;
+  if (text == nullptr) return MpiTransport::kAuto;
+  for (const MpiTransport transport : {MpiTransport::kAuto, MpiTransport::kMpi, MpiTransport::kTcp}) {
+    if (text == NameOf(transport)) return transport;
+  }
   return absl::InvalidArgumentError(
-      absl::StrCat(kTransportVariable, " is '", text, "': it must be mpi or tcp"));
+      absl::StrCat(kTransportVariable, " is '", text, "': it must be auto, mpi or tcp"));
 }
 
 // The options that all ranks must have alike.
@@ -164,6 +178,31 @@ absl::StatusOr<std::vector<OptionValue>> SharedOptions(const MpiBootstrapOptions
   return std::vector<OptionValue>{
       {"the transport", std::string(NameOf(options.transport)),
        absl::StrCat("set ", kTransportVariable, " or MpiBootstrapOptions::transport")}};
+}
+
+struct TransportChoice {
+  MpiTransport transport;    // Not kAuto.
+  std::string why_mpi = "";  // Empty if the options name the transport.
+};
+
+// Collective: all ranks of `bootstrap`.
+absl::StatusOr<TransportChoice> ChooseTransport(Bootstrap& bootstrap, const MpiBootstrapOptions& options) {
+  if (options.transport != MpiTransport::kAuto) return TransportChoice{options.transport};
+  if (bootstrap.node_map().node_count() == 1) return TransportChoice{MpiTransport::kMpi};
+  absl::StatusOr<std::string> own;
+  if (const auto networks = HostNetworks::OfThisHost(options.network); networks.ok())
+    own = networks->Encode();
+  else
+    own = networks.status();
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                        ExchangeBlobs(bootstrap, "networks of the hosts", own, options.startup_timeout));
+  std::vector<HostNetworks> hosts;
+  for (const std::string& text : texts) {
+    WEFT_ASSIGN_OR_RETURN(HostNetworks host, HostNetworks::Decode(text));
+    hosts.push_back(std::move(host));
+  }
+  std::string why = internal::WhyMpi(bootstrap.node_map(), hosts);
+  return TransportChoice{why.empty() ? MpiTransport::kTcp : MpiTransport::kMpi, std::move(why)};
 }
 
 absl::StatusOr<std::unique_ptr<Bootstrap>> MpiBootstrap::Make(const MpiBootstrapOptions& options) {
@@ -179,7 +218,13 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MpiBootstrap::Make(const MpiBootstrap
       new MpiBootstrap(session, std::move(world), std::move(node), std::move(nodes), std::move(blobs)));
   WEFT_RETURN_IF_ERROR(AgreeOnOptions(*bootstrap, "options of the bootstrap", SharedOptions(options),
                                       options.startup_timeout));
-  WEFT_ASSIGN_OR_RETURN(bootstrap->links_, internal::MakeMpiLinks(options, session, *bootstrap->world_));
+  WEFT_ASSIGN_OR_RETURN(const TransportChoice choice, ChooseTransport(*bootstrap, options));
+  if (choice.transport == MpiTransport::kMpi) {
+    bootstrap->links_ = internal::MakeLinksOverMpi(session, *bootstrap->world_, choice.why_mpi);
+  } else {
+    WEFT_ASSIGN_OR_RETURN(bootstrap->links_,
+                          internal::MakeLinksOverTcp(session, *bootstrap->world_, options.network));
+  }
   session->EndStartup();
   return bootstrap;
 }

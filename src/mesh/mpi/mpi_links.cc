@@ -20,8 +20,8 @@ namespace {
 // Each link has a communicator of its own.
 class LinksOverMpi final : public MpiLinks {
  public:
-  LinksOverMpi(std::shared_ptr<MpiSession> session, MPI_Comm world)
-      : session_(std::move(session)), comms_(world) {}
+  LinksOverMpi(std::shared_ptr<MpiSession> session, MPI_Comm world, std::string why)
+      : session_(std::move(session)), comms_(world), why_(std::move(why)) {}
 
   absl::StatusOr<std::unique_ptr<WireLink>> Open(absl::Duration timeout) override {
     absl::StatusOr<MpiCommunicator> comm = comms_.Open(timeout);
@@ -31,11 +31,14 @@ class LinksOverMpi final : public MpiLinks {
   }
   int64_t count() const override { return comms_.count(); }
   void Skip(int64_t count) override { comms_.Skip(count); }
-  std::string TransportName() const override { return absl::StrCat("MPI (", MpiLibraryName(), ")"); }
+  std::string TransportName() const override {
+    return absl::StrCat("MPI (", MpiLibraryName(), ")", why_.empty() ? "" : ", because ", why_);
+  }
 
  private:
   const std::shared_ptr<MpiSession> session_;
   MpiDuplicates comms_;
+  const std::string why_;
 };
 
 class LinksOverTcp final : public MpiLinks {
@@ -71,14 +74,17 @@ class LinksOverTcp final : public MpiLinks {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<MpiLinks>> MakeMpiLinks(const MpiBootstrapOptions& options,
-                                                       std::shared_ptr<MpiSession> session,
-                                                       const MpiCommunicator& world) {
-  if (options.transport == MpiTransport::kMpi)
-    return std::make_unique<LinksOverMpi>(std::move(session), world.get());
+std::unique_ptr<MpiLinks> MakeLinksOverMpi(std::shared_ptr<MpiSession> session, const MpiCommunicator& world,
+                                           std::string why) {
+  return std::make_unique<LinksOverMpi>(std::move(session), world.get(), std::move(why));
+}
+
+absl::StatusOr<std::unique_ptr<MpiLinks>> MakeLinksOverTcp(std::shared_ptr<MpiSession> session,
+                                                           const MpiCommunicator& world,
+                                                           std::string network) {
   WEFT_ASSIGN_OR_RETURN(auto addresses, MpiBlobExchange::Create(std::move(session), world.get(),
                                                                 "opening a link between nodes"));
-  return std::make_unique<LinksOverTcp>(std::move(addresses), world.rank(), options.network);
+  return std::make_unique<LinksOverTcp>(std::move(addresses), world.rank(), std::move(network));
 }
 
 }  // namespace weft::internal

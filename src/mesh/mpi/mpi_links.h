@@ -33,12 +33,16 @@ class MpiLinks {
   virtual std::string TransportName() const = 0;
 };
 
-// Collective: all ranks of `world`, with the same transport. With TCP sockets, MPI only carries their
-// addresses.
+// Links over MPI. `why` is the reason if MPI was chosen, for TransportName.
+// Lifetime: `world` must outlive the result.
+std::unique_ptr<MpiLinks> MakeLinksOverMpi(std::shared_ptr<MpiSession> session, const MpiCommunicator& world,
+                                           std::string why);
+
+// Links over TCP sockets: MPI only carries their addresses. `network`: see StoreBootstrapOptions::network.
+// Collective: all ranks of `world`.
 // Lifetime: `world` must outlive the result.
 // Errors: kInternal (MPI failed).
-absl::StatusOr<std::unique_ptr<MpiLinks>> MakeMpiLinks(const MpiBootstrapOptions& options,
-                                                       std::shared_ptr<MpiSession> session,
-                                                       const MpiCommunicator& world);
+absl::StatusOr<std::unique_ptr<MpiLinks>> MakeLinksOverTcp(std::shared_ptr<MpiSession> session,
+                                                           const MpiCommunicator& world, std::string network);
 
 }  // namespace weft::internal
