@@ -23,7 +23,7 @@ TCP_SHARE = 0.956  # Of the rate of an Ethernet cable.
 NOMINAL = f"wire: {TCP_SHARE} of its rate"
 BOUND = "max(compute alone, wire)"
 UNCOMPRESSED = "weft, wire compression off"
-OVER_MPI = "weft over MPI"  # In place of sockets, which are the default on these hosts.
+OVER_MPI = "weft over MPI"  # "weft" uses its sockets, the default on such hosts.
 ROUNDS = 4
 BF16_MESHES = [Mesh(1, 4), Mesh(2, 2)]  # On 2 hosts with 2 ranks each.
 BF16_GOAL = 3  # PyTorch's time / weft's, at least, at every rate of the link.
@@ -91,7 +91,7 @@ def add_nominal(measured: Measurements, hosts: Hosts, bytes_per_host: float) -> 
 
 def collectives_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterator[Row]:
     with ExitStack() as stack:
-        program = start(stack, "weft", emulated.ranks, emulated.open_mpi(setting.program("collectives")))
+        program = start(stack, "weft", emulated.ranks, emulated.open_mpi(setting.program("collectives"), "tcp"))
         over_mpi = start(stack, OVER_MPI, emulated.ranks, emulated.open_mpi(setting.program("collectives"), "mpi"))
         for op, open_mpi_goal in (("all_gather", 2), ("reduce_scatter", 4), ("all_reduce", 1.2)):
             what = f"{NAMES[op]}, {SIZE // MIB} MiB, {hosts}"
@@ -119,9 +119,9 @@ def collectives_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> I
 
 def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterator[Row]:
     with ExitStack() as stack:
-        weft = start(stack, "weft", emulated.ranks, emulated.open_mpi(setting.program("training_step")))
+        weft = start(stack, "weft", emulated.ranks, emulated.open_mpi(setting.program("training_step"), "tcp"))
         over_mpi = start(stack, OVER_MPI, emulated.ranks, emulated.open_mpi(setting.program("training_step"), "mpi"))
-        stream = start(stack, "stream", emulated.ranks, emulated.open_mpi(setting.program("collectives")))
+        stream = start(stack, "stream", emulated.ranks, emulated.open_mpi(setting.program("collectives"), "tcp"))
         alone = start(stack, "weft alone", emulated.ranks, each_alone(setting, emulated.ranks))
         torch_maker = emulated.c10d(setting.peers.python, "training_step.py")
         torch = start(stack, "PyTorch", emulated.ranks, setting.peer("PyTorch", torch_maker))

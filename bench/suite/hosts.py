@@ -39,7 +39,7 @@ class EmulatedHosts:
     def ranks(self) -> int:
         return self.ranks_per_host * len(self._names)
 
-    def open_mpi(self, program: Path, transport: str = "auto") -> CommandMaker:
+    def open_mpi(self, program: Path, transport: str) -> CommandMaker:
         """`transport`: a value of WEFT_TRANSPORT."""
         words = (str(TOOLS / "hosts_mpirun.sh"), "--ppn", str(self.ranks_per_host), str(program))
         environment = {

@@ -130,10 +130,11 @@ def cases():
 
     # Links between hosts.
     # TCP sends lost data again 6.2 or 12.6 s after the first time, so the deadline must be longer.
-    yield Case("the link between two hosts is cut for 5 s", (0,), r"weights xxh64", ["--steps", "2000"], launch=ONCE, cut="5",
-               deadline_s=30)
-    yield Case("the link between two hosts is cut for good", (86,), r"rank\(s\) [01]|no heartbeat", ["--steps", "1000000"],
-               launch=ONCE, cut="ever")
+    for name, transport in (("sockets", "tcp"), ("MPI", "mpi")):
+        yield Case(f"the link between two hosts is cut for 5 s, over {name}", (0,), r"weights xxh64", ["--steps", "2000"],
+                   launch=ONCE, cut="5", transport=transport, deadline_s=30)
+        yield Case(f"the link between two hosts is cut for good, over {name}", (86,), r"rank\(s\) [01]|no heartbeat",
+                   ["--steps", "1000000"], launch=ONCE, cut="ever", transport=transport)
 
     # Ranks that were started with different flags.
     yield Case("ranks with different flags", (2,), "--lr is", ["--steps", "5"], weft="./weft-of-rank", prepare=write_wrapper, sample=True,

@@ -39,6 +39,7 @@ class Case:
     deadline_s: int = DEADLINE_S  # WEFT_TIMEOUT_S.
     startup_s: int = STARTUP_S  # WEFT_STARTUP_TIMEOUT_S.
     cut: str = ""  # The time for which the link between two hosts is cut, as in cut_link.sh.
+    transport: str = "auto"  # WEFT_TRANSPORT.
     stop_remote: str = ""  # The time after which a launch with ranks on other hosts only is stopped, as in remote_ranks.sh.
     launch: tuple = ()  # Flags of weft launch, which replaces mpirun.
     send: tuple = ()  # (step before the signal, signal or signals, "rank N", "ranks" or "launch").
@@ -139,6 +140,7 @@ class Run:
         case = self.case
         environment = os.environ | {
             TAG: self.tag, "OMP_NUM_THREADS": "1", "WEFT_TIMEOUT_S": str(case.deadline_s), "WEFT_STARTUP_TIMEOUT_S": str(case.startup_s),
+            "WEFT_TRANSPORT": case.transport,
             "WEFT": self.programs["weft"]}
         if case.fault:
             environment |= {"FAULT": case.fault, "FAULT_RANK": str(case.fault_rank), "FAULT_PATH": case.fault_path}

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -7,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/mesh/tcp/transport_choice.h"
 #include "tests/mesh/support/link_conformance.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/scoped_variable.h"
@@ -25,6 +28,8 @@ using ::weft::testing::kTestTimeout;
 using ::weft::testing::ScopedVariable;
 using ::weft::testing::StatusIs;
 using ::weft::testing::WorldBootstrap;
+
+const std::string kMpiAlone = "MPI \\([^)]+\\)";
 
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeWorldOver(MpiTransport transport) {
   MpiBootstrapOptions options;
@@ -105,9 +110,7 @@ TEST(MpiTcpLink, OutlivesItsBootstrap) {
 
 TEST(MpiTcpLink, ANetworkThatDoesNotExistIsAnErrorOnEveryRank) {
   MpiBootstrapOptions options;
-  // On one node, the choice needs no network.
-  options.transport =
-      WorldBootstrap().node_map().node_count() == 1 ? MpiTransport::kTcp : MpiTransport::kAuto;
+  options.transport = MpiTransport::kTcp;
   const int last = WorldBootstrap().size() - 1;
   if (WorldBootstrap().rank() == last) options.network = "no-such-device";
   const std::string rank = WorldBootstrap().rank() == last ? "" : absl::StrCat("rank ", last, ": ");
@@ -118,26 +121,31 @@ TEST(MpiTcpLink, ANetworkThatDoesNotExistIsAnErrorOnEveryRank) {
                      HasSubstr("WEFT_NETWORK"))));
 }
 
+// On one node, no message travels, and nothing is chosen.
 TEST(MpiLinks, TravelOverSocketsBetweenHostsOfOneNetwork) {
   ASSERT_OK_AND_ASSIGN(const auto chosen, MakeWorldOver(MpiTransport::kAuto));
-  if (chosen->node_map().node_count() == 1) {
-    EXPECT_THAT(chosen->TransportName(), MatchesRegex("MPI \\([^)]+\\)"));
-    return;
-  }
-  EXPECT_EQ(chosen->TransportName(), "TCP sockets");
+  ASSERT_OK_AND_ASSIGN(const internal::TransportFacts own,
+                       internal::ReadTransportFacts(internal::TransportVariable(environ), ""));
+  std::string expected = "TCP sockets";
+  if (chosen->node_map().node_count() == 1)
+    expected = kMpiAlone;
+  else if (!own.reason_for_mpi.empty())  // This machine has a device for RDMA, or the test such a variable.
+    expected = absl::StrCat(kMpiAlone, ", because of ", own.reason_for_mpi, " on the host of rank 0");
+  EXPECT_THAT(chosen->TransportName(), MatchesRegex(expected));
   EXPECT_OK(weft::testing::OpensALinkAfterSkipping(*chosen));
   ASSERT_OK_AND_ASSIGN(const auto named, MakeWorldOver(MpiTransport::kMpi));
-  EXPECT_THAT(named->TransportName(), MatchesRegex("MPI \\([^)]+\\)"));
+  EXPECT_THAT(named->TransportName(), MatchesRegex(kMpiAlone));
 }
 
-// On one node, no message travels, and the settings do not matter.
 TEST(MpiLinks, TravelOverMpiIfOneRankHasASettingOfItsTransport) {
   const int last = WorldBootstrap().size() - 1;
-  const ScopedVariable variable("UCX_TLS", WorldBootstrap().rank() == last ? "tcp" : nullptr);
+  const ScopedVariable variable("OMPI_MCA_btl", WorldBootstrap().rank() == last ? "tcp,self" : nullptr);
   ASSERT_OK_AND_ASSIGN(const auto bootstrap, MakeWorldOver(MpiTransport::kAuto));
-  const bool is_one_node = bootstrap->node_map().node_count() == 1;
-  const std::string why = is_one_node ? "" : absl::StrCat(", because UCX_TLS is set on rank ", last);
-  EXPECT_THAT(bootstrap->TransportName(), MatchesRegex(absl::StrCat("MPI \\([^)]+\\)", why)));
+  const std::string place = absl::StrCat(" on the host of rank ", last);
+  EXPECT_THAT(bootstrap->TransportName(),
+              MatchesRegex(bootstrap->node_map().node_count() == 1
+                               ? kMpiAlone
+                               : absl::StrCat(kMpiAlone, ", because of the .+", place)));
 }
 
 TEST(MpiLink, RejectsMessagesAboveMpisCountLimit) {

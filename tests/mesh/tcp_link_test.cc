@@ -9,12 +9,15 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string>
+#include <string_view>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/mesh/tcp/open_tcp_link.h"
 #include "src/mesh/tcp/tcp_endpoint.h"
 #include "src/mesh/tcp/tcp_frame.h"
 #include "tests/mesh/support/raw_tcp_peer.h"
@@ -317,6 +320,18 @@ TEST(TcpLink, AllocatesNothingForAMessageBeforeItsBytesArrive) {
   EXPECT_TRUE(control.ok() && control->has_value());
   pair.Poll();
   EXPECT_TRUE(pair.first->LostPeers().empty());
+}
+
+TEST(OpenTcpLink, RaisesTheSoftLimitOnDescriptors) {
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit low = {256, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  EXPECT_OK(OpenTcpLink(0, "lo", [](std::string_view own) { return std::vector{std::string(own)}; }));
+  rlimit after = {};
+  EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &after), 0);
+  EXPECT_EQ(after.rlim_cur, before.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &before);
 }
 
 }  // namespace

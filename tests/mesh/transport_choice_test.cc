@@ -7,7 +7,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/support/scoped_variable.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 
@@ -15,15 +14,12 @@ namespace weft::internal {
 namespace {
 
 using ::testing::HasSubstr;
-using ::weft::testing::ScopedVariable;
 using ::weft::testing::StatusIs;
 
 using Interfaces = std::vector<TcpEndpoint::Interface>;
 
-HostNetworks HostOf(const std::string& name, const Interfaces& interfaces) {
-  HostNetworks host;
-  host.endpoint = {"token", name, 0, interfaces};
-  return host;
+TransportFacts HostOf(const std::string& name, const Interfaces& interfaces) {
+  return {"", {"token", name, 0, interfaces}};
 }
 
 const Interfaces kFirst = {{"eth0", "10.0.0.1", 24}};
@@ -31,25 +27,26 @@ const Interfaces kSecond = {{"eth0", "10.0.0.2", 24}};
 const NodeMap kTwoNodes = NodeMap::RanksPerNode(2, 1);
 
 TEST(TransportChoice, HostsWithOneNetworkUseSockets) {
-  EXPECT_EQ(WhyMpi(kTwoNodes, {HostOf("a", kFirst), HostOf("b", kSecond)}), "");
-  EXPECT_EQ(WhyMpi(NodeMap::RanksPerNode(4, 2),
-                   {HostOf("a", kFirst), HostOf("a", kFirst), HostOf("b", kSecond), HostOf("b", kSecond)}),
+  EXPECT_EQ(ReasonForMpi(kTwoNodes, {HostOf("a", kFirst), HostOf("b", kSecond)}), "");
+  EXPECT_EQ(ReasonForMpi(NodeMap::RanksPerNode(4, 2), {HostOf("a", kFirst), HostOf("a", kFirst),
+                                                       HostOf("b", kSecond), HostOf("b", kSecond)}),
             "");
 }
 
 TEST(TransportChoice, AnInterfaceMayHaveSeveralAddresses) {
   const Interfaces both = {{"eth0", "10.0.0.1", 24}, {"eth0", "fd00::1", 64}};
-  EXPECT_EQ(WhyMpi(kTwoNodes, {HostOf("a", both), HostOf("b", kSecond)}), "");
+  EXPECT_EQ(ReasonForMpi(kTwoNodes, {HostOf("a", both), HostOf("b", kSecond)}), "");
 }
 
 TEST(TransportChoice, SeveralNetworksNeedMpi) {
   const Interfaces two = {{"ib0", "10.1.0.2", 24}, {"eth0", "10.0.0.2", 24}};
-  EXPECT_EQ(WhyMpi(kTwoNodes, {HostOf("a", kFirst), HostOf("b", two)}),
-            "the host of rank 1 has several networks (eth0, ib0)");
+  EXPECT_EQ(ReasonForMpi(kTwoNodes, {HostOf("a", kFirst), HostOf("b", two)}),
+            "several networks (eth0, ib0) on the host of rank 1");
 }
 
 TEST(TransportChoice, AHostWithoutNetworkNeedsMpi) {
-  EXPECT_EQ(WhyMpi(kTwoNodes, {HostOf("a", {}), HostOf("b", kSecond)}), "the host of rank 0 has no network");
+  EXPECT_EQ(ReasonForMpi(kTwoNodes, {HostOf("a", {}), HostOf("b", kSecond)}),
+            "the lack of a network on the host of rank 0");
 }
 
 // Container software gives its bridge the same address on every host.
@@ -59,77 +56,80 @@ TEST(TransportChoice, AnAddressOfSeveralHostsIsNoNetwork) {
   Interfaces second = kSecond;
   first.push_back(bridge);
   second.push_back(bridge);
-  EXPECT_EQ(WhyMpi(kTwoNodes, {HostOf("a", first), HostOf("b", second)}), "");
-  EXPECT_EQ(WhyMpi(kTwoNodes, {HostOf("a", {bridge}), HostOf("b", {bridge})}),
-            "the host of rank 0 has no network");
+  EXPECT_EQ(ReasonForMpi(kTwoNodes, {HostOf("a", first), HostOf("b", second)}), "");
+  EXPECT_EQ(ReasonForMpi(kTwoNodes, {HostOf("a", {bridge}), HostOf("b", {bridge})}),
+            "the lack of a network on the host of rank 0");
 }
 
 TEST(TransportChoice, NodesOnOneHostNeedMpi) {
-  EXPECT_EQ(
-      WhyMpi(NodeMap::RanksPerNode(3, 1), {HostOf("a", kFirst), HostOf("b", kSecond), HostOf("a", kFirst)}),
-      "ranks 0 and 2 are of two nodes on one host");
+  EXPECT_EQ(ReasonForMpi(NodeMap::RanksPerNode(3, 1),
+                         {HostOf("a", kFirst), HostOf("b", kSecond), HostOf("a", kFirst)}),
+            "two nodes on the host of rank 2");
 }
 
-TEST(TransportChoice, ADeviceOrAVariableOfOneRankNeedsMpi) {
-  HostNetworks second = HostOf("b", kSecond);
-  second.variable = "UCX_TLS";
-  EXPECT_EQ(WhyMpi(kTwoNodes, {HostOf("a", kFirst), second}), "UCX_TLS is set on rank 1");
-  second.device = "cxi/cxi0";
-  EXPECT_EQ(WhyMpi(kTwoNodes, {HostOf("a", kFirst), second}), "the host of rank 1 has the device cxi/cxi0");
+TEST(TransportChoice, TheReasonOfOneRankCounts) {
+  EXPECT_EQ(ReasonForMpi(kTwoNodes, {HostOf("a", kFirst), {"the device cxi/cxi0", {}}}),
+            "the device cxi/cxi0 on the host of rank 1");
 }
 
-TEST(HostNetworks, AreTheSameAfterEncodingAndDecoding) {
-  HostNetworks host = HostOf("boot/net", kFirst);
-  ASSERT_OK_AND_ASSIGN(const HostNetworks plain, HostNetworks::Decode(host.Encode()));
-  EXPECT_EQ(plain.Encode(), host.Encode());
-  host.device = "infiniband/mlx5_0";
-  host.variable = "UCX_TLS";
-  ASSERT_OK_AND_ASSIGN(const HostNetworks decoded, HostNetworks::Decode(host.Encode()));
-  EXPECT_EQ(decoded.device, host.device);
-  EXPECT_EQ(decoded.variable, host.variable);
+TEST(TransportFacts, AreTheSameAfterEncodingAndDecoding) {
+  const TransportFacts host = HostOf("boot/net", kFirst);
+  ASSERT_OK_AND_ASSIGN(const TransportFacts decoded, TransportFacts::Decode(host.Encode()));
+  EXPECT_EQ(decoded.reason_for_mpi, "");
   EXPECT_EQ(decoded.endpoint.Encode(), host.endpoint.Encode());
-  EXPECT_THAT(HostNetworks::Decode("an older version"),
-              StatusIs(absl::StatusCode::kInternal, HasSubstr("is no address of a link")));
-  EXPECT_THAT(HostNetworks::Decode(""),
+  const TransportFacts reason{"the variable UCX_TLS", {}};
+  ASSERT_OK_AND_ASSIGN(const TransportFacts same, TransportFacts::Decode(reason.Encode()));
+  EXPECT_EQ(same.reason_for_mpi, reason.reason_for_mpi);
+  EXPECT_THAT(TransportFacts::Decode("\nan older version"),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("is no address of a link")));
 }
 
-TEST(HostNetworks, NameADeviceForRdma) {
-  for (const char* const device : {"infiniband/mlx5_0", "cxi/cxi0"}) {
+TEST(TransportFacts, HaveADeviceForRdma) {
+  for (const char* const device : {"infiniband/mlx5_0", "cxi/cxi0", "gni/kgni0"}) {
     const TempFolder classes;
-    ASSERT_OK_AND_ASSIGN(const HostNetworks without, HostNetworks::OfThisHost("", classes.str()));
-    EXPECT_EQ(without.device, "");
+    ASSERT_OK_AND_ASSIGN(const TransportFacts without, ReadTransportFacts("", "", classes.str()));
+    EXPECT_EQ(without.reason_for_mpi, "");
+    EXPECT_NE(without.endpoint.host, "");
     std::filesystem::create_directories(classes / device);
-    ASSERT_OK_AND_ASSIGN(const HostNetworks with, HostNetworks::OfThisHost("", classes.str()));
-    EXPECT_EQ(with.device, device);
+    // With a device, no network matters.
+    ASSERT_OK_AND_ASSIGN(const TransportFacts with, ReadTransportFacts("", "no-such-device", classes.str()));
+    EXPECT_EQ(with.reason_for_mpi, std::string("the device ") + device);
   }
-  // The class exists without a device where only the driver is loaded.
+  // Classes without a device: the driver is loaded alone.
   const TempFolder classes;
-  std::filesystem::create_directories(classes / "infiniband");
-  ASSERT_OK_AND_ASSIGN(const HostNetworks driver, HostNetworks::OfThisHost("", classes.str()));
-  EXPECT_EQ(driver.device, "");
+  for (const char* const driver : {"infiniband", "gni/version"})
+    std::filesystem::create_directories(classes / driver);
+  ASSERT_OK_AND_ASSIGN(const TransportFacts driver, ReadTransportFacts("", "", classes.str()));
+  EXPECT_EQ(driver.reason_for_mpi, "");
 }
 
-TEST(HostNetworks, NameAVariableThatChoosesTheTransportOfMpi) {
-  ASSERT_OK_AND_ASSIGN(const HostNetworks before, HostNetworks::OfThisHost(""));
-  ASSERT_EQ(before.variable, "") << "unset it for this test";
-  for (const char* const name : {"OMPI_MCA_btl", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_pml",
-                                 "OMPI_MCA_pml_ob1_verbose", "UCX_TLS", "FI_PROVIDER", "I_MPI_FABRICS"}) {
-    const ScopedVariable variable(name, "x");
-    ASSERT_OK_AND_ASSIGN(const HostNetworks host, HostNetworks::OfThisHost(""));
-    EXPECT_EQ(host.variable, name);
-  }
-  for (const char* const name :
-       {"OMPI_MCA_btl_vader_single_copy_mechanism", "OMPI_MCA_orte_num_nodes", "UCX", "WEFT_TRANSPORT"}) {
-    const ScopedVariable variable(name, "x");
-    ASSERT_OK_AND_ASSIGN(const HostNetworks host, HostNetworks::OfThisHost(""));
-    EXPECT_EQ(host.variable, "") << name;
-  }
+TEST(TransportFacts, HaveTheVariable) {
+  const TempFolder no_devices;
+  ASSERT_OK_AND_ASSIGN(const TransportFacts facts, ReadTransportFacts("UCX_TLS", "", no_devices.str()));
+  EXPECT_EQ(facts.reason_for_mpi, "the variable UCX_TLS");
 }
 
-TEST(HostNetworks, ANetworkThatDoesNotExistIsAnError) {
-  EXPECT_THAT(HostNetworks::OfThisHost("no-such-device"),
+TEST(TransportFacts, ANetworkThatDoesNotExistIsAnError) {
+  const TempFolder no_devices;
+  EXPECT_THAT(ReadTransportFacts("", "no-such-device", no_devices.str()),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no-such-device")));
+}
+
+TEST(TransportVariable, IsOneThatChoosesATransportANetworkOrPorts) {
+  for (const char* const assignment :
+       {"OMPI_MCA_btl=tcp,self", "OMPI_MCA_btl_tcp_if_include=eth0", "OMPI_MCA_pml=ob1", "OMPI_MCA_mtl_x=1",
+        "UCX_TLS=tcp", "FI_PROVIDER=tcp", "I_MPI_FABRICS=ofi", "MPICH_PORT_RANGE=1:2"}) {
+    const std::string name = std::string(assignment).substr(0, std::string(assignment).find('='));
+    const char* const environment[] = {"HOME=/", assignment, nullptr};
+    EXPECT_EQ(TransportVariable(environment), name);
+  }
+  const char* const others[] = {"OMPI_MCA_btl_vader_single_copy_mechanism=none",
+                                "OMPI_MCA_orte_num_nodes=2",
+                                "UCX_LOG_LEVEL=info",
+                                "FI_PROVIDER_PATH=/opt",
+                                "WEFT_TRANSPORT=auto",
+                                nullptr};
+  EXPECT_EQ(TransportVariable(others), "");
 }
 
 }  // namespace

@@ -87,7 +87,8 @@ class Bootstrap {
   // their opening: the n-th links of all ranks are one link.
   // Errors: kDeadlineExceeded (not all ranks opened it within `timeout`).
   virtual absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) = 0;
-  // Names what carries the messages of these links, for a person to read: "MPI (Open MPI 4.1.4)".
+  // Names what carries the messages of these links, for a person to read: "TCP sockets", or "MPI (Open MPI
+  // 4.1.4), because of the variable UCX_TLS on the host of rank 0" if it was chosen for that reason.
   virtual std::string TransportName() const = 0;
   // Links that this rank has opened, tried to open or skipped.
   virtual int64_t link_count() const = 0;

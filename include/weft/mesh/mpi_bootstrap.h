@@ -16,8 +16,8 @@
 namespace weft {
 
 // Carrier of the messages between nodes: MPI, or TCP sockets of weft's own. kAuto takes the sockets if each
-// node is a host of its own with a single network and no device for RDMA, and if no variable, such as
-// OMPI_MCA_pml or UCX_TLS, chooses a transport of MPI.
+// node is a host of its own with one network and no device for RDMA, and no variable, such as OMPI_MCA_pml or
+// UCX_TLS, chooses a transport of MPI. "Sockets in place of MPI" in docs/launching.md has the exact rules.
 enum class MpiTransport : uint8_t { kAuto, kMpi, kTcp };
 
 struct MpiBootstrapOptions {
@@ -31,7 +31,7 @@ struct MpiBootstrapOptions {
   bool watchdog = true;
   // NUMA node that this rank counts as bound to. Unset: that of its affinity.
   std::optional<int> numa_node = std::nullopt;
-  // All ranks must have the same. See "Sockets in place of MPI" in docs/launching.md.
+  // All ranks must have the same.
   MpiTransport transport = MpiTransport::kAuto;
   // Network interfaces of the sockets: see StoreBootstrapOptions::network.
   std::string network;

@@ -1,5 +1,7 @@
 #include "weft/mesh/mpi_bootstrap.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <deque>
 #include <optional>
@@ -26,11 +28,11 @@
 namespace weft {
 namespace {
 
-using internal::HostNetworks;
 using internal::MpiCommunicator;
 using internal::MpiSession;
 using internal::MpiSharedWindow;
 using internal::MpiStatus;
+using internal::TransportFacts;
 
 // The place of a rank: the lowest rank of its node, and the NUMA node to which it is bound.
 struct Place {
@@ -181,31 +183,35 @@ absl::StatusOr<std::vector<OptionValue>> SharedOptions(const MpiBootstrapOptions
 }
 
 struct TransportChoice {
-  MpiTransport transport;    // Not kAuto.
-  std::string why_mpi = "";  // Empty if the options name the transport.
+  MpiTransport transport;           // Not kAuto.
+  std::string reason_for_mpi = "";  // Empty if there was no choice, and for sockets.
 };
 
+// `variable`: see ReadTransportFacts.
 // Collective: all ranks of `bootstrap`.
-absl::StatusOr<TransportChoice> ChooseTransport(Bootstrap& bootstrap, const MpiBootstrapOptions& options) {
+absl::StatusOr<TransportChoice> ChooseTransport(Bootstrap& bootstrap, const MpiBootstrapOptions& options,
+                                                std::string_view variable) {
   if (options.transport != MpiTransport::kAuto) return TransportChoice{options.transport};
   if (bootstrap.node_map().node_count() == 1) return TransportChoice{MpiTransport::kMpi};
   absl::StatusOr<std::string> own;
-  if (const auto networks = HostNetworks::OfThisHost(options.network); networks.ok())
-    own = networks->Encode();
+  if (const auto facts = internal::ReadTransportFacts(variable, options.network); facts.ok())
+    own = facts->Encode();
   else
-    own = networks.status();
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
-                        ExchangeBlobs(bootstrap, "networks of the hosts", own, options.startup_timeout));
-  std::vector<HostNetworks> hosts;
+    own = facts.status();
+  WEFT_ASSIGN_OR_RETURN(
+      const std::vector<std::string> texts,
+      ExchangeBlobs(bootstrap, "facts that decide the transport", own, options.startup_timeout));
+  std::vector<TransportFacts> all;
   for (const std::string& text : texts) {
-    WEFT_ASSIGN_OR_RETURN(HostNetworks host, HostNetworks::Decode(text));
-    hosts.push_back(std::move(host));
+    WEFT_ASSIGN_OR_RETURN(TransportFacts facts, TransportFacts::Decode(text));
+    all.push_back(std::move(facts));
   }
-  std::string why = internal::WhyMpi(bootstrap.node_map(), hosts);
-  return TransportChoice{why.empty() ? MpiTransport::kTcp : MpiTransport::kMpi, std::move(why)};
+  std::string reason = internal::ReasonForMpi(bootstrap.node_map(), all);
+  return TransportChoice{reason.empty() ? MpiTransport::kTcp : MpiTransport::kMpi, std::move(reason)};
 }
 
 absl::StatusOr<std::unique_ptr<Bootstrap>> MpiBootstrap::Make(const MpiBootstrapOptions& options) {
+  const std::string variable = internal::TransportVariable(environ);
   WEFT_ASSIGN_OR_RETURN(auto session, MpiSession::Open(options));
   WEFT_ASSIGN_OR_RETURN(MpiCommunicator world, MpiCommunicator::Duplicate(*session, MPI_COMM_WORLD));
   WEFT_RETURN_IF_ERROR(CheckRankCount(world.size()));
@@ -218,9 +224,9 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MpiBootstrap::Make(const MpiBootstrap
       new MpiBootstrap(session, std::move(world), std::move(node), std::move(nodes), std::move(blobs)));
   WEFT_RETURN_IF_ERROR(AgreeOnOptions(*bootstrap, "options of the bootstrap", SharedOptions(options),
                                       options.startup_timeout));
-  WEFT_ASSIGN_OR_RETURN(const TransportChoice choice, ChooseTransport(*bootstrap, options));
+  WEFT_ASSIGN_OR_RETURN(const TransportChoice choice, ChooseTransport(*bootstrap, options, variable));
   if (choice.transport == MpiTransport::kMpi) {
-    bootstrap->links_ = internal::MakeLinksOverMpi(session, *bootstrap->world_, choice.why_mpi);
+    bootstrap->links_ = internal::MakeLinksOverMpi(session, *bootstrap->world_, choice.reason_for_mpi);
   } else {
     WEFT_ASSIGN_OR_RETURN(bootstrap->links_,
                           internal::MakeLinksOverTcp(session, *bootstrap->world_, options.network));

@@ -20,8 +20,8 @@ namespace {
 // Each link has a communicator of its own.
 class LinksOverMpi final : public MpiLinks {
  public:
-  LinksOverMpi(std::shared_ptr<MpiSession> session, MPI_Comm world, std::string why)
-      : session_(std::move(session)), comms_(world), why_(std::move(why)) {}
+  LinksOverMpi(std::shared_ptr<MpiSession> session, MPI_Comm world, std::string reason)
+      : session_(std::move(session)), comms_(world), reason_(std::move(reason)) {}
 
   absl::StatusOr<std::unique_ptr<WireLink>> Open(absl::Duration timeout) override {
     absl::StatusOr<MpiCommunicator> comm = comms_.Open(timeout);
@@ -32,13 +32,13 @@ class LinksOverMpi final : public MpiLinks {
   int64_t count() const override { return comms_.count(); }
   void Skip(int64_t count) override { comms_.Skip(count); }
   std::string TransportName() const override {
-    return absl::StrCat("MPI (", MpiLibraryName(), ")", why_.empty() ? "" : ", because ", why_);
+    return absl::StrCat("MPI (", MpiLibraryName(), ")", reason_.empty() ? "" : ", because of ", reason_);
   }
 
  private:
   const std::shared_ptr<MpiSession> session_;
   MpiDuplicates comms_;
-  const std::string why_;
+  const std::string reason_;
 };
 
 class LinksOverTcp final : public MpiLinks {
@@ -75,8 +75,8 @@ class LinksOverTcp final : public MpiLinks {
 }  // namespace
 
 std::unique_ptr<MpiLinks> MakeLinksOverMpi(std::shared_ptr<MpiSession> session, const MpiCommunicator& world,
-                                           std::string why) {
-  return std::make_unique<LinksOverMpi>(std::move(session), world.get(), std::move(why));
+                                           std::string reason) {
+  return std::make_unique<LinksOverMpi>(std::move(session), world.get(), std::move(reason));
 }
 
 absl::StatusOr<std::unique_ptr<MpiLinks>> MakeLinksOverTcp(std::shared_ptr<MpiSession> session,

@@ -33,10 +33,10 @@ class MpiLinks {
   virtual std::string TransportName() const = 0;
 };
 
-// Links over MPI. `why` is the reason if MPI was chosen, for TransportName.
+// Links over MPI. `reason`: what spoke for MPI, for TransportName; empty if there was no choice.
 // Lifetime: `world` must outlive the result.
 std::unique_ptr<MpiLinks> MakeLinksOverMpi(std::shared_ptr<MpiSession> session, const MpiCommunicator& world,
-                                           std::string why);
+                                           std::string reason);
 
 // Links over TCP sockets: MPI only carries their addresses. `network`: see StoreBootstrapOptions::network.
 // Collective: all ranks of `world`.

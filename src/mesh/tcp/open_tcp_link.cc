@@ -1,6 +1,7 @@
 #include "src/mesh/tcp/open_tcp_link.h"
 
 #include <cstddef>
+#include <sys/resource.h>
 #include <utility>
 
 #include <absl/status/status.h>
@@ -36,6 +37,14 @@ const Runtime& Clock() {
   return clock;
 }
 
+// If it fails, connections fail when the descriptors run short, with a message that names the remedy.
+void RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 }  // namespace
 
 std::string NoTcpLink(std::string_view reason) { return kError + std::string(reason); }
@@ -43,6 +52,7 @@ std::string NoTcpLink(std::string_view reason) { return kError + std::string(rea
 absl::StatusOr<std::unique_ptr<WireLink>> OpenTcpLink(
     int rank, const std::string& network,
     absl::FunctionRef<absl::StatusOr<std::vector<std::string>>(std::string_view own)> gather) {
+  RaiseDescriptorLimit();
   auto link = TcpLink::Listen(rank, network, Clock());
   const std::string own =
       link.ok() ? kEndpoint + (*link)->endpoint().Encode() : NoTcpLink(std::string(link.status().message()));

@@ -13,6 +13,9 @@
 
 namespace weft::internal {
 
+// Raises the soft limit of this process on descriptors to the hard one: a rank has up to two connections for
+// each peer, and the usual soft limit is 1024.
+//
 // `network`: see StoreBootstrapOptions::network. `gather` returns the texts of all ranks, indexed by rank.
 // Errors: kFailedPrecondition (a rank has no link, such as one whose `network` does not exist; names the rank
 //   and has its error), kInternal (a text is not that of an endpoint), and those of `gather`.

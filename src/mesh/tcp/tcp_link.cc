@@ -126,8 +126,9 @@ absl::Status TcpLink::Loss(int peer) const {
   return absl::InternalError(absl::StrCat("the connection to rank ", peer,
                                           " was lost: ", state.has_ended ? state.failure : sender.failure(),
                                           ". The rank has ended, or the network has failed; otherwise name "
-                                          "the interface that connects the nodes in "
-                                          "WEFT_NETWORK, as in WEFT_NETWORK=eth0"));
+                                          "the interface that connects the nodes in WEFT_NETWORK, as in "
+                                          "WEFT_NETWORK=eth0, or let MPI carry the messages of a job that "
+                                          "it starts, by WEFT_TRANSPORT=mpi"));
 }
 
 void TcpLink::NoteLoss(int peer) {

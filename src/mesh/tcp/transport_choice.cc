@@ -1,9 +1,8 @@
 #include "src/mesh/tcp/transport_choice.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <system_error>
 #include <utility>
 
@@ -17,66 +16,74 @@
 namespace weft::internal {
 namespace {
 
-// Classes of devices that carry messages without TCP: InfiniBand, RoCE, EFA and Omni-Path; Slingshot.
-constexpr std::string_view kFastDevices[] = {"infiniband", "cxi"};
+// Devices that carry messages without TCP: those of InfiniBand, RoCE, EFA and Omni-Path; of Slingshot; and of
+// Aries, whose class has other files, too.
+struct DeviceClass {
+  std::string_view folder;
+  std::string_view prefix;
+};
+constexpr DeviceClass kFastDevices[] = {{"infiniband", ""}, {"cxi", ""}, {"gni", "kgni"}};
 
-// Variables that choose or set up the transport of Open MPI, of UCX and libfabric below it, of MPICH, and of
-// Intel MPI. A name that ends in '*' stands for all that begin so.
-constexpr std::string_view kTransportVariables[] = {"OMPI_MCA_btl",
-                                                    "OMPI_MCA_btl_tcp_*",
-                                                    "OMPI_MCA_pml*",
-                                                    "OMPI_MCA_mtl*",
-                                                    "UCX_*",
-                                                    "FI_*",
-                                                    "MPIR_CVAR_CH4_*",
-                                                    "MPIR_CVAR_OFI_*",
-                                                    "I_MPI_FABRICS",
-                                                    "I_MPI_OFI_*",
-                                                    "I_MPI_TCP_NETMASK*",
-                                                    "MPICH_OFI_*"};
+// Variables that choose a transport, a network or ports: of Open MPI; of UCX and libfabric below it; of
+// MPICH; of Intel MPI. A name that ends in '*' stands for all that begin so.
+constexpr std::string_view kTransportVariables[] = {
+    "OMPI_MCA_btl",
+    "OMPI_MCA_btl_tcp_*",
+    "OMPI_MCA_pml*",
+    "OMPI_MCA_mtl*",
+    "OMPI_MCA_opal_common_ofi_*",
+    "OMPI_MCA_opal_common_ucx_*",
+    "UCX_TLS",
+    "UCX_NET_DEVICES",
+    "UCX_TCP_*",
+    "FI_PROVIDER",
+    "FI_TCP_*",
+    "FI_SOCKETS_*",
+    "MPIR_CVAR_CH4_*",
+    "MPIR_CVAR_OFI_*",
+    "MPIR_CVAR_CH3_PORT_RANGE",
+    "MPICH_PORT_RANGE",
+    "MPICH_OFI_*",
+    "MPICH_GNI_*",
+    "I_MPI_FABRICS",
+    "I_MPI_OFI_*",
+    "I_MPI_TCP_NETMASK*",
+    "I_MPI_PORT_RANGE",
+};
 
 // The first device, such as "infiniband/mlx5_0"; empty if there is none.
 std::string FastDevice(const std::filesystem::path& devices) {
-  for (const std::string_view kind : kFastDevices) {
+  for (const DeviceClass& kind : kFastDevices) {
     std::error_code none;
-    const std::filesystem::directory_iterator entries(devices / kind, none);
-    if (entries != std::filesystem::directory_iterator())
-      return absl::StrCat(ToAbsl(kind), "/", entries->path().filename().string());
+    for (const auto& entry : std::filesystem::directory_iterator(devices / kind.folder, none)) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with(kind.prefix)) return absl::StrCat(ToAbsl(kind.folder), "/", name);
+    }
   }
   return "";
 }
 
-bool ChoosesTransport(std::string_view variable) {
+bool IsTransportVariable(std::string_view variable) {
   return std::any_of(std::begin(kTransportVariables), std::end(kTransportVariables), [&](auto name) {
     return name.ends_with('*') ? variable.starts_with(name.substr(0, name.size() - 1)) : variable == name;
   });
 }
 
-// The name of the first variable that chooses MPI's transport; empty if there is none.
-std::string TransportVariable() {
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view assignment = *entry;
-    const std::string_view name = assignment.substr(0, assignment.find('='));
-    if (ChoosesTransport(name)) return std::string(name);
-  }
-  return "";
-}
-
-// Hosts by their addresses; an address that several hosts have, as bridges of containers do, has none.
+// The host of each address; empty if several hosts have the address, as bridges of containers do.
 using HostOfAddress = absl::flat_hash_map<std::string, std::string>;
 
-HostOfAddress FindHosts(const std::vector<HostNetworks>& hosts) {
+HostOfAddress FindHosts(const std::vector<TransportFacts>& facts) {
   HostOfAddress host_of;
-  for (const HostNetworks& host : hosts) {
-    for (const TcpEndpoint::Interface& interface : host.endpoint.interfaces) {
-      const auto [found, is_new] = host_of.try_emplace(interface.ip, host.endpoint.host);
-      if (!is_new && found->second != host.endpoint.host) found->second.clear();
+  for (const TransportFacts& rank : facts) {
+    for (const TcpEndpoint::Interface& interface : rank.endpoint.interfaces) {
+      const auto [found, is_new] = host_of.try_emplace(interface.ip, rank.endpoint.host);
+      if (!is_new && found->second != rank.endpoint.host) found->second.clear();
     }
   }
   return host_of;
 }
 
-// The network interfaces by which other hosts can tell this one.
+// The network interfaces that have an address of this host alone.
 std::vector<std::string> NetworksOf(const TcpEndpoint& endpoint, const HostOfAddress& host_of) {
   std::vector<std::string> names;
   for (const TcpEndpoint::Interface& interface : endpoint.interfaces) {
@@ -89,45 +96,52 @@ std::vector<std::string> NetworksOf(const TcpEndpoint& endpoint, const HostOfAdd
 
 }  // namespace
 
-absl::StatusOr<HostNetworks> HostNetworks::OfThisHost(const std::string& network,
-                                                      const std::filesystem::path& devices) {
-  HostNetworks networks;
-  WEFT_ASSIGN_OR_RETURN(networks.endpoint, TcpEndpoint::OfThisHost(network));
-  networks.device = FastDevice(devices);
-  networks.variable = TransportVariable();
-  return networks;
+std::string TransportFacts::Encode() const {
+  return reason_for_mpi.empty() ? absl::StrCat("\n", endpoint.Encode()) : reason_for_mpi;
 }
 
-std::string HostNetworks::Encode() const {
-  return absl::StrCat(endpoint.Encode(), "\n", device, "\n", variable);
+absl::StatusOr<TransportFacts> TransportFacts::Decode(std::string_view text) {
+  TransportFacts facts;
+  const size_t line = text.find('\n');
+  facts.reason_for_mpi = text.substr(0, line);
+  if (line == std::string_view::npos) return facts;
+  WEFT_ASSIGN_OR_RETURN(facts.endpoint, TcpEndpoint::Decode(text.substr(line + 1)));
+  return facts;
 }
 
-absl::StatusOr<HostNetworks> HostNetworks::Decode(std::string_view text) {
-  std::vector<std::string> lines = absl::StrSplit(ToAbsl(text), '\n');
-  lines.resize(3);
-  HostNetworks networks;
-  WEFT_ASSIGN_OR_RETURN(networks.endpoint, TcpEndpoint::Decode(lines[0]));
-  networks.device = std::move(lines[1]);
-  networks.variable = std::move(lines[2]);
-  return networks;
+absl::StatusOr<TransportFacts> ReadTransportFacts(std::string_view variable, const std::string& network,
+                                                  const std::filesystem::path& devices) {
+  if (const std::string device = FastDevice(devices); !device.empty())
+    return TransportFacts{absl::StrCat("the device ", device), {}};
+  if (!variable.empty()) return TransportFacts{absl::StrCat("the variable ", ToAbsl(variable)), {}};
+  absl::StatusOr<TcpEndpoint> endpoint = TcpEndpoint::OfThisHost(network);
+  if (endpoint.ok()) return TransportFacts{"", *std::move(endpoint)};
+  if (absl::IsInvalidArgument(endpoint.status())) return endpoint.status();
+  return TransportFacts{"network interfaces that cannot be listed", {}};
 }
 
-std::string WhyMpi(const NodeMap& nodes, const std::vector<HostNetworks>& hosts) {
-  const HostOfAddress host_of = FindHosts(hosts);
+std::string TransportVariable(const char* const* environment) {
+  for (const char* const* entry = environment; *entry != nullptr; ++entry) {
+    const std::string_view assignment = *entry;
+    const std::string_view name = assignment.substr(0, assignment.find('='));
+    if (IsTransportVariable(name)) return std::string(name);
+  }
+  return "";
+}
+
+std::string ReasonForMpi(const NodeMap& nodes, const std::vector<TransportFacts>& facts) {
+  const HostOfAddress host_of = FindHosts(facts);
   absl::flat_hash_map<std::string, int> first_rank;  // Of each host.
   for (int rank = 0; rank < nodes.size(); ++rank) {
-    const HostNetworks& host = hosts[static_cast<size_t>(rank)];
-    if (!host.device.empty()) return absl::StrCat("the host of rank ", rank, " has the device ", host.device);
-    if (!host.variable.empty()) return absl::StrCat(host.variable, " is set on rank ", rank);
-    const int first = first_rank.try_emplace(host.endpoint.host, rank).first->second;
-    if (!nodes.SameNode(first, rank))
-      return absl::StrCat("ranks ", first, " and ", rank, " are of two nodes on one host");
-    const std::vector<std::string> networks = NetworksOf(host.endpoint, host_of);
-    if (networks.empty()) return absl::StrCat("the host of rank ", rank, " has no network");
-    if (networks.size() > 1) {
-      return absl::StrCat("the host of rank ", rank, " has several networks (", absl::StrJoin(networks, ", "),
-                          ")");
-    }
+    const auto& [reason, endpoint] = facts[static_cast<size_t>(rank)];
+    const std::string place = absl::StrCat(" on the host of rank ", rank);
+    if (!reason.empty()) return reason + place;
+    const int first = first_rank.try_emplace(endpoint.host, rank).first->second;
+    if (!nodes.SameNode(first, rank)) return "two nodes" + place;
+    const std::vector<std::string> networks = NetworksOf(endpoint, host_of);
+    if (networks.empty()) return "the lack of a network" + place;
+    if (networks.size() > 1)
+      return absl::StrCat("several networks (", absl::StrJoin(networks, ", "), ")", place);
   }
   return "";
 }
