@@ -17,15 +17,28 @@
 namespace weft {
 namespace {
 
-// Allocates nothing.
-void PrintOutOfMemory() {
+// Ends a line of standard error, with the limit on addresses if there is one. Allocates nothing.
+void PrintAddressLimit() {
   rlimit limit = {};
-  const bool is_limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+    std::fprintf(stderr, ": ulimit -v is %ju", uintmax_t{limit.rlim_cur} / 1024);
+  std::fputs("\n", stderr);
+}
+
+void PrintOutOfMemory() {
   std::fputs(
       "weft: out of memory: use smaller inputs (a model, a batch, or files), or raise the limit of memory",
       stderr);
-  if (is_limited) std::fprintf(stderr, ": ulimit -v is %ju", uintmax_t{limit.rlim_cur} / 1024);
-  std::fputs("\n", stderr);
+  PrintAddressLimit();
+}
+
+// A thread needs a place in the limit of processes, and addresses for its stack.
+void PrintNoThread(const std::system_error& error) {
+  std::fprintf(stderr,
+               "weft: cannot start a thread: %s: raise the limit of processes (ulimit -u, pids.max of the "
+               "control group) or of memory",
+               error.what());
+  PrintAddressLimit();
 }
 
 // REQUIRES: std::terminate was called because of an exception.
@@ -35,10 +48,10 @@ void PrintException() {
   } catch (const std::bad_alloc&) {
     PrintOutOfMemory();
   } catch (const std::system_error& error) {
-    const bool no_thread = error.code() == std::errc::resource_unavailable_try_again;
-    std::fprintf(
-        stderr, "weft: %s: %s%s\n", no_thread ? "cannot start a thread" : "uncaught exception", error.what(),
-        no_thread ? ": raise the limit of processes (ulimit -u, pids.max of the control group)" : "");
+    if (error.code() == std::errc::resource_unavailable_try_again)
+      PrintNoThread(error);
+    else
+      std::fprintf(stderr, "weft: uncaught exception: %s\n", error.what());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "weft: uncaught exception: %s\n", error.what());
   } catch (...) {

@@ -33,9 +33,11 @@ void EndWith(const Exception& exception) {
   ThrowUncaught(exception);
 }
 
-TEST(ReportUncaughtExceptionsDeathTest, NamesTheLimitOfThreads) {
-  const std::system_error no_thread(std::make_error_code(std::errc::resource_unavailable_try_again));
-  EXPECT_EXIT(EndWith(no_thread), ExitedWithCode(kExitFailed), "weft: cannot start a thread: .*ulimit -u");
+const std::system_error kNoThread(std::make_error_code(std::errc::resource_unavailable_try_again));
+
+TEST(ReportUncaughtExceptionsDeathTest, NamesTheLimitsOfThreads) {
+  EXPECT_EXIT(EndWith(kNoThread), ExitedWithCode(kExitFailed),
+              "weft: cannot start a thread: .*ulimit -u.* or of memory");
 }
 
 TEST(ReportUncaughtExceptionsDeathTest, NamesAnyOtherException) {
@@ -46,8 +48,9 @@ TEST(ReportUncaughtExceptionsDeathTest, NamesAnyOtherException) {
 
 constexpr rlim_t kAddressLimit = rlim_t{1} << 50;
 
-void EndOutOfMemoryUnder(const rlimit& limit) {
-  if (setrlimit(RLIMIT_AS, &limit) == 0) EndWith(std::bad_alloc());
+template <typename Exception>
+void EndUnder(const rlimit& limit, const Exception& exception) {
+  if (setrlimit(RLIMIT_AS, &limit) == 0) EndWith(exception);
 }
 
 TEST(ReportUncaughtExceptionsDeathTest, NamesTheLimitOfAddresses) {
@@ -55,7 +58,10 @@ TEST(ReportUncaughtExceptionsDeathTest, NamesTheLimitOfAddresses) {
   ASSERT_EQ(getrlimit(RLIMIT_AS, &limit), 0);
   if (limit.rlim_max < kAddressLimit) GTEST_SKIP() << "the hard limit of addresses is lower (ulimit -Hv)";
   limit.rlim_cur = kAddressLimit;
-  EXPECT_EXIT(EndOutOfMemoryUnder(limit), ExitedWithCode(kExitFailed), "ulimit -v is 1099511627776\n");
+  EXPECT_EXIT(EndUnder(limit, std::bad_alloc()), ExitedWithCode(kExitFailed),
+              "out of memory.*ulimit -v is 1099511627776\n");
+  EXPECT_EXIT(EndUnder(limit, kNoThread), ExitedWithCode(kExitFailed),
+              "cannot start a thread.*ulimit -v is 1099511627776\n");
 }
 
 // True if `fd` leads to /dev/null.
