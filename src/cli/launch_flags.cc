@@ -16,7 +16,7 @@ void AddRankFlags(CLI::App& app, LaunchOptions& options) {
       "--bind", options.bind, {RankBinding::kNuma, RankBinding::kNone},
       "Bind each rank to a NUMA node, or to nothing (none) [numa if each host has several, and "
       "ranks for all]");
-  group.Pairs("--mca", options.mca, "Set a parameter of Open MPI: --mca oob_tcp_if_include eth0",
+  group.Pairs("--mca", options.mca, "Set a parameter of Open MPI: --mca btl_tcp_if_include eth0",
               "NAME VALUE");
 }
 

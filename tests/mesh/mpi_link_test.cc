@@ -125,7 +125,7 @@ TEST(MpiTcpLink, ANetworkThatDoesNotExistIsAnErrorOnEveryRank) {
 TEST(MpiLinks, TravelOverSocketsBetweenHostsOfOneNetwork) {
   ASSERT_OK_AND_ASSIGN(const auto chosen, MakeWorldOver(MpiTransport::kAuto));
   ASSERT_OK_AND_ASSIGN(const internal::TransportFacts own,
-                       internal::ReadTransportFacts(internal::TransportVariable(environ), ""));
+                       internal::TransportFacts::OfThisHost(internal::MpiSettings::Read(environ), ""));
   std::string expected = "TCP sockets";
   if (chosen->node_map().node_count() == 1)
     expected = kMpiAlone;

@@ -21,10 +21,12 @@ TcpEndpoint EndpointOf(const std::string& host, const std::vector<TcpEndpoint::I
 }
 
 TEST(TcpEndpoint, IsTheSameAfterEncodingAndDecoding) {
-  const TcpEndpoint endpoint = EndpointOf("boot/net", {{"eth0", "10.0.0.1", 24}, {"eth1", "fd00::1", 64}});
+  const TcpEndpoint endpoint =
+      EndpointOf("boot/net", {{"eth0", "10.0.0.1", 24}, {"odd,name", "fd00::1", 64}});
   ASSERT_OK_AND_ASSIGN(const TcpEndpoint decoded, TcpEndpoint::Decode(endpoint.Encode()));
   EXPECT_EQ(decoded.Encode(), endpoint.Encode());
   EXPECT_EQ(decoded.port, 1234);
+  EXPECT_EQ(decoded.interfaces.back().name, "odd,name");
   for (const char* text : {"", "token", "token host", "token host port", "token host 1 eth0,10.0.0.1"})
     EXPECT_EQ(TcpEndpoint::Decode(text).status().code(), absl::StatusCode::kInternal) << text;
 }
@@ -51,6 +53,19 @@ TEST(TcpEndpoint, AnAddressOfBothHostsIsNoRoute) {
   const TcpEndpoint own = EndpointOf("a", {{"docker0", "172.17.0.1", 16}, {"eth0", "10.0.0.1", 24}});
   const TcpEndpoint peer = EndpointOf("b", {{"docker0", "172.17.0.1", 16}, {"eth0", "10.0.0.2", 24}});
   EXPECT_THAT(RoutesTo(own, peer), ElementsAre("10.0.0.2"));
+}
+
+// The bridge is on two of three hosts.
+TEST(TcpEndpoint, AnAddressOfSeveralHostsComesLast) {
+  std::vector<TcpEndpoint> endpoints = {
+      EndpointOf("a", {{"docker0", "172.17.0.1", 16}, {"eth0", "10.0.1.1", 24}}),
+      EndpointOf("b", {{"docker0", "172.17.0.1", 16}, {"eth0", "10.0.2.1", 24}}),
+      EndpointOf("b", {{"docker0", "172.17.0.1", 16}, {"eth0", "10.0.2.1", 24}}),
+      EndpointOf("c", {{"eth0", "172.17.0.9", 16}, {"eth1", "10.0.3.1", 24}}),
+  };
+  FindSharedAddresses(endpoints);
+  EXPECT_THAT(RoutesTo(endpoints[3], endpoints[0]), ElementsAre("10.0.1.1", "172.17.0.1"));
+  EXPECT_THAT(RoutesTo(endpoints[1], endpoints[2]), ElementsAre("127.0.0.1", "10.0.2.1", "172.17.0.1"));
 }
 
 TEST(TcpEndpoint, NamesAnInterfaceThatDoesNotExist) {

@@ -14,6 +14,7 @@ namespace weft::internal {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::weft::testing::StatusIs;
 
 using Interfaces = std::vector<TcpEndpoint::Interface>;
@@ -87,49 +88,76 @@ TEST(TransportFacts, AreTheSameAfterEncodingAndDecoding) {
 TEST(TransportFacts, HaveADeviceForRdma) {
   for (const char* const device : {"infiniband/mlx5_0", "cxi/cxi0", "gni/kgni0"}) {
     const TempFolder classes;
-    ASSERT_OK_AND_ASSIGN(const TransportFacts without, ReadTransportFacts("", "", classes.str()));
-    EXPECT_EQ(without.reason_for_mpi, "");
-    EXPECT_NE(without.endpoint.host, "");
+    ASSERT_OK_AND_ASSIGN(const TransportFacts without, TransportFacts::OfThisHost({}, "", classes.str()));
+    EXPECT_THAT(without.reason_for_mpi, Not(HasSubstr("device")));
     std::filesystem::create_directories(classes / device);
     // With a device, no network matters.
-    ASSERT_OK_AND_ASSIGN(const TransportFacts with, ReadTransportFacts("", "no-such-device", classes.str()));
+    ASSERT_OK_AND_ASSIGN(const TransportFacts with,
+                         TransportFacts::OfThisHost({}, "no-such-device", classes.str()));
     EXPECT_EQ(with.reason_for_mpi, std::string("the device ") + device);
   }
   // Classes without a device: the driver is loaded alone.
   const TempFolder classes;
   for (const char* const driver : {"infiniband", "gni/version"})
     std::filesystem::create_directories(classes / driver);
-  ASSERT_OK_AND_ASSIGN(const TransportFacts driver, ReadTransportFacts("", "", classes.str()));
-  EXPECT_EQ(driver.reason_for_mpi, "");
+  ASSERT_OK_AND_ASSIGN(const TransportFacts driver, TransportFacts::OfThisHost({}, "", classes.str()));
+  EXPECT_THAT(driver.reason_for_mpi, Not(HasSubstr("device")));
+}
+
+// Without devices.
+absl::StatusOr<TransportFacts> FactsOf(const MpiSettings& settings, const std::string& network) {
+  const TempFolder no_devices;
+  return TransportFacts::OfThisHost(settings, network, no_devices.str());
 }
 
 TEST(TransportFacts, HaveTheVariable) {
-  const TempFolder no_devices;
-  ASSERT_OK_AND_ASSIGN(const TransportFacts facts, ReadTransportFacts("UCX_TLS", "", no_devices.str()));
+  ASSERT_OK_AND_ASSIGN(const TransportFacts facts, FactsOf({"UCX_TLS", ""}, ""));
   EXPECT_EQ(facts.reason_for_mpi, "the variable UCX_TLS");
 }
 
+TEST(TransportFacts, TheLoopbackInterfaceIsNoNetwork) {
+  for (const MpiSettings& settings : {MpiSettings{"", "lo"}, MpiSettings{"", "no-such-device"}}) {
+    ASSERT_OK_AND_ASSIGN(const TransportFacts facts, FactsOf(settings, "lo"));
+    EXPECT_EQ(facts.reason_for_mpi, "the network 'lo', which leads to no other host,");
+  }
+  ASSERT_OK_AND_ASSIGN(const TransportFacts facts, FactsOf({"", "lo"}, ""));
+  EXPECT_EQ(facts.reason_for_mpi, "the network 'lo', which leads to no other host,");
+}
+
+TEST(TransportFacts, ANetworkOfMpiThatIsNoInterfaceNeedsMpi) {
+  for (const char* const network : {"10.0.0.0/8", "no-such-device"}) {
+    ASSERT_OK_AND_ASSIGN(const TransportFacts facts, FactsOf({"", network}, ""));
+    EXPECT_EQ(facts.reason_for_mpi, "the variable OMPI_MCA_btl_tcp_if_include");
+  }
+}
+
 TEST(TransportFacts, ANetworkThatDoesNotExistIsAnError) {
-  const TempFolder no_devices;
-  EXPECT_THAT(ReadTransportFacts("", "no-such-device", no_devices.str()),
+  EXPECT_THAT(FactsOf({}, "no-such-device"),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no-such-device")));
 }
 
-TEST(TransportVariable, IsOneThatChoosesATransportANetworkOrPorts) {
+TEST(NetworkOfSockets, IsThatOfMpiIfNoneIsGiven) {
+  EXPECT_EQ(NetworkOfSockets({"", "eth0"}, ""), "eth0");
+  EXPECT_EQ(NetworkOfSockets({"", "eth0"}, "eth1"), "eth1");
+}
+
+TEST(MpiSettings, AreVariablesThatChooseATransportOrPorts) {
   for (const char* const assignment :
-       {"OMPI_MCA_btl=tcp,self", "OMPI_MCA_btl_tcp_if_include=eth0", "OMPI_MCA_pml=ob1", "OMPI_MCA_mtl_x=1",
-        "UCX_TLS=tcp", "FI_PROVIDER=tcp", "I_MPI_FABRICS=ofi", "MPICH_PORT_RANGE=1:2"}) {
+       {"OMPI_MCA_btl=tcp,self", "OMPI_MCA_btl_tcp_port_min_v4=5000", "OMPI_MCA_pml=ob1", "OMPI_MCA_mtl_x=1",
+        "UCX_TLS=tcp", "FI_PROVIDER=tcp", "I_MPI_FABRICS=ofi", "MPIR_CVAR_PORTRANGE=1:2"}) {
     const std::string name = std::string(assignment).substr(0, std::string(assignment).find('='));
-    const char* const environment[] = {"HOME=/", assignment, nullptr};
-    EXPECT_EQ(TransportVariable(environment), name);
+    const char* const environment[] = {"HOME=/", assignment, "UCX_NET_DEVICES=eth0", nullptr};
+    EXPECT_EQ(MpiSettings::Read(environment).variable, name);
   }
   const char* const others[] = {"OMPI_MCA_btl_vader_single_copy_mechanism=none",
                                 "OMPI_MCA_orte_num_nodes=2",
+                                "OMPI_MCA_btl_tcp_if_include=eth0,eth1",
                                 "UCX_LOG_LEVEL=info",
                                 "FI_PROVIDER_PATH=/opt",
                                 "WEFT_TRANSPORT=auto",
                                 nullptr};
-  EXPECT_EQ(TransportVariable(others), "");
+  EXPECT_EQ(MpiSettings::Read(others).variable, "");
+  EXPECT_EQ(MpiSettings::Read(others).network, "eth0,eth1");
 }
 
 }  // namespace

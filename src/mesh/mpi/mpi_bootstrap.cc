@@ -30,6 +30,7 @@ namespace {
 
 using internal::MpiCommunicator;
 using internal::MpiSession;
+using internal::MpiSettings;
 using internal::MpiSharedWindow;
 using internal::MpiStatus;
 using internal::TransportFacts;
@@ -164,7 +165,7 @@ absl::string_view NameOf(MpiTransport transport) {
 
 absl::StatusOr<MpiTransport> TransportFromEnvironment() {
   const char* const text = std::getenv(kTransportVariable);
-  if (text == nullptr) return MpiTransport::kAuto;
+  if (text == nullptr || *text == '\0') return MpiTransport::kAuto;
   for (const MpiTransport transport : {MpiTransport::kAuto, MpiTransport::kMpi, MpiTransport::kTcp}) {
     if (text == NameOf(transport)) return transport;
   }
@@ -184,17 +185,17 @@ absl::StatusOr<std::vector<OptionValue>> SharedOptions(const MpiBootstrapOptions
 
 struct TransportChoice {
   MpiTransport transport;           // Not kAuto.
+  std::string network = "";         // Of sockets: see StoreBootstrapOptions::network.
   std::string reason_for_mpi = "";  // Empty if there was no choice, and for sockets.
 };
 
-// `variable`: see ReadTransportFacts.
 // Collective: all ranks of `bootstrap`.
 absl::StatusOr<TransportChoice> ChooseTransport(Bootstrap& bootstrap, const MpiBootstrapOptions& options,
-                                                std::string_view variable) {
-  if (options.transport != MpiTransport::kAuto) return TransportChoice{options.transport};
+                                                const MpiSettings& settings) {
+  if (options.transport != MpiTransport::kAuto) return TransportChoice{options.transport, options.network};
   if (bootstrap.node_map().node_count() == 1) return TransportChoice{MpiTransport::kMpi};
   absl::StatusOr<std::string> own;
-  if (const auto facts = internal::ReadTransportFacts(variable, options.network); facts.ok())
+  if (const auto facts = TransportFacts::OfThisHost(settings, options.network); facts.ok())
     own = facts->Encode();
   else
     own = facts.status();
@@ -207,11 +208,12 @@ absl::StatusOr<TransportChoice> ChooseTransport(Bootstrap& bootstrap, const MpiB
     all.push_back(std::move(facts));
   }
   std::string reason = internal::ReasonForMpi(bootstrap.node_map(), all);
-  return TransportChoice{reason.empty() ? MpiTransport::kTcp : MpiTransport::kMpi, std::move(reason)};
+  if (!reason.empty()) return TransportChoice{MpiTransport::kMpi, "", std::move(reason)};
+  return TransportChoice{MpiTransport::kTcp, internal::NetworkOfSockets(settings, options.network)};
 }
 
 absl::StatusOr<std::unique_ptr<Bootstrap>> MpiBootstrap::Make(const MpiBootstrapOptions& options) {
-  const std::string variable = internal::TransportVariable(environ);
+  const MpiSettings settings = MpiSettings::Read(environ);
   WEFT_ASSIGN_OR_RETURN(auto session, MpiSession::Open(options));
   WEFT_ASSIGN_OR_RETURN(MpiCommunicator world, MpiCommunicator::Duplicate(*session, MPI_COMM_WORLD));
   WEFT_RETURN_IF_ERROR(CheckRankCount(world.size()));
@@ -224,12 +226,12 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MpiBootstrap::Make(const MpiBootstrap
       new MpiBootstrap(session, std::move(world), std::move(node), std::move(nodes), std::move(blobs)));
   WEFT_RETURN_IF_ERROR(AgreeOnOptions(*bootstrap, "options of the bootstrap", SharedOptions(options),
                                       options.startup_timeout));
-  WEFT_ASSIGN_OR_RETURN(const TransportChoice choice, ChooseTransport(*bootstrap, options, variable));
+  WEFT_ASSIGN_OR_RETURN(const TransportChoice choice, ChooseTransport(*bootstrap, options, settings));
   if (choice.transport == MpiTransport::kMpi) {
     bootstrap->links_ = internal::MakeLinksOverMpi(session, *bootstrap->world_, choice.reason_for_mpi);
   } else {
     WEFT_ASSIGN_OR_RETURN(bootstrap->links_,
-                          internal::MakeLinksOverTcp(session, *bootstrap->world_, options.network));
+                          internal::MakeLinksOverTcp(session, *bootstrap->world_, choice.network));
   }
   session->EndStartup();
   return bootstrap;

@@ -33,7 +33,7 @@ class MpiLinks {
   virtual std::string TransportName() const = 0;
 };
 
-// Links over MPI. `reason`: what spoke for MPI, for TransportName; empty if there was no choice.
+// Links over MPI. `reason`: why MPI was chosen, for TransportName; empty if there was no choice.
 // Lifetime: `world` must outlive the result.
 std::unique_ptr<MpiLinks> MakeLinksOverMpi(std::shared_ptr<MpiSession> session, const MpiCommunicator& world,
                                            std::string reason);

@@ -12,6 +12,8 @@
 #include <netinet/in.h>
 #include <optional>
 
+#include <absl/container/flat_hash_map.h>
+#include <absl/container/flat_hash_set.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
@@ -68,7 +70,10 @@ absl::StatusOr<std::vector<TcpEndpoint::Interface>> AllInterfaces() {
     if (!IsUsable(*entry)) continue;
     std::array<char, INET6_ADDRSTRLEN> text = {};
     inet_ntop(entry->ifa_addr->sa_family, RawAddress(entry->ifa_addr).data(), text.data(), text.size());
-    interfaces.push_back({entry->ifa_name, text.data(), CountBits(RawAddress(entry->ifa_netmask))});
+    // The name of an address may end in a label, as in eth0:1.
+    const std::string_view name = entry->ifa_name;
+    interfaces.push_back({std::string(name.substr(0, name.find(':'))), text.data(),
+                          CountBits(RawAddress(entry->ifa_netmask)), (entry->ifa_flags & IFF_LOOPBACK) != 0});
   }
   return interfaces;
 }
@@ -118,7 +123,8 @@ absl::StatusOr<TcpEndpoint> TcpEndpoint::OfThisHost(const std::string& network) 
 std::string TcpEndpoint::Encode() const {
   std::string text = absl::StrCat(token, " ", host, " ", port);
   for (const Interface& interface : interfaces) {
-    absl::StrAppend(&text, " ", interface.name, ",", interface.ip, ",", interface.prefix_bits);
+    // The name comes last, because it may have commas.
+    absl::StrAppend(&text, " ", interface.ip, ",", interface.prefix_bits, ",", interface.name);
   }
   return text;
 }
@@ -129,10 +135,10 @@ absl::StatusOr<TcpEndpoint> TcpEndpoint::Decode(std::string_view text) {
   int port = 0;
   bool valid = words.size() >= 3 && absl::SimpleAtoi(words[2], &port);
   for (size_t i = 3; valid && i < words.size(); ++i) {
-    const std::vector<std::string> parts = absl::StrSplit(words[i], ',');
+    const std::vector<std::string> parts = absl::StrSplit(words[i], absl::MaxSplits(',', 2));
     int bits = 0;
-    valid = parts.size() == 3 && absl::SimpleAtoi(parts[2], &bits);
-    if (valid) endpoint.interfaces.push_back({parts[0], parts[1], bits});
+    valid = parts.size() == 3 && absl::SimpleAtoi(parts[1], &bits);
+    if (valid) endpoint.interfaces.push_back({parts[2], parts[0], bits});
   }
   if (!valid) {
     return absl::InternalError(
@@ -142,6 +148,18 @@ absl::StatusOr<TcpEndpoint> TcpEndpoint::Decode(std::string_view text) {
   endpoint.host = words[1];
   endpoint.port = static_cast<uint16_t>(port);
   return endpoint;
+}
+
+void FindSharedAddresses(std::vector<TcpEndpoint>& endpoints) {
+  absl::flat_hash_map<std::string, absl::flat_hash_set<std::string>> hosts_of;  // By address.
+  for (const TcpEndpoint& endpoint : endpoints) {
+    for (const TcpEndpoint::Interface& interface : endpoint.interfaces)
+      hosts_of[interface.ip].insert(endpoint.host);
+  }
+  for (TcpEndpoint& endpoint : endpoints) {
+    for (TcpEndpoint::Interface& interface : endpoint.interfaces)
+      interface.is_of_several_hosts = hosts_of.at(interface.ip).size() > 1;
+  }
 }
 
 std::vector<std::string> RoutesTo(const TcpEndpoint& own, const TcpEndpoint& peer) {
@@ -156,10 +174,13 @@ std::vector<std::string> RoutesTo(const TcpEndpoint& own, const TcpEndpoint& pee
     return std::any_of(own.interfaces.begin(), own.interfaces.end(),
                        [&](const auto& mine) { return ShareNetwork(mine, interface); });
   };
-  for (const bool shared : {true, false}) {
-    for (const TcpEndpoint::Interface& interface : peer.interfaces) {
-      if (shares_network(interface) == shared && (same_host || !is_own(interface)))
-        routes.push_back(interface.ip);
+  for (const bool of_several_hosts : {false, true}) {
+    for (const bool shared_network : {true, false}) {
+      for (const TcpEndpoint::Interface& interface : peer.interfaces) {
+        if (interface.is_of_several_hosts == of_several_hosts &&
+            shares_network(interface) == shared_network && (same_host || !is_own(interface)))
+          routes.push_back(interface.ip);
+      }
     }
   }
   return routes;

@@ -16,6 +16,9 @@ struct TcpEndpoint {
     std::string name;
     std::string ip;       // IPv4 or IPv6, in text.
     int prefix_bits = 0;  // Length of the network prefix of the address.
+    // Not part of the text:
+    bool is_loopback = false;          // Known for this host alone.
+    bool is_of_several_hosts = false;  // By FindSharedAddresses.
   };
 
   std::string token;  // Random; a connection must present it.
@@ -34,9 +37,12 @@ struct TcpEndpoint {
   static absl::StatusOr<TcpEndpoint> Decode(std::string_view text);
 };
 
+// Sets is_of_several_hosts of the addresses that several of the hosts have, as bridges of containers do.
+void FindSharedAddresses(std::vector<TcpEndpoint>& endpoints);
+
 // The addresses (IP, in text) at which `own` may reach `peer`, the best first: the loopback interface on the
-// same host, then networks that both are part of, then all others. Bridges of containers have the same
-// address on every host: on another host, an address of `own` is left out.
+// same host, then networks that both are part of, then all others, and addresses of several hosts last. An
+// address of `own` is no route to another host.
 std::vector<std::string> RoutesTo(const TcpEndpoint& own, const TcpEndpoint& peer);
 
 // Socket address of an IP in text. `bytes` is the size of its part in use.

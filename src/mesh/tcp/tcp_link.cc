@@ -92,6 +92,7 @@ absl::StatusOr<std::unique_ptr<TcpLink>> TcpLink::Listen(int rank, const std::st
 }
 
 void TcpLink::SetPeers(std::vector<TcpEndpoint> endpoints) {
+  FindSharedAddresses(endpoints);
   peers_.resize(endpoints.size());
   for (size_t rank = 0; rank < endpoints.size(); ++rank) peers_[rank].endpoint = std::move(endpoints[rank]);
 }

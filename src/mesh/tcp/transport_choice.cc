@@ -27,7 +27,7 @@ constexpr DeviceClass kFastDevices[] = {{"infiniband", ""}, {"cxi", ""}, {"gni",
 // MPICH; of Intel MPI. A name that ends in '*' stands for all that begin so.
 constexpr std::string_view kTransportVariables[] = {
     "OMPI_MCA_btl",
-    "OMPI_MCA_btl_tcp_*",
+    "OMPI_MCA_btl_tcp_*",  // But for kNetworkVariable.
     "OMPI_MCA_pml*",
     "OMPI_MCA_mtl*",
     "OMPI_MCA_opal_common_ofi_*",
@@ -41,7 +41,10 @@ constexpr std::string_view kTransportVariables[] = {
     "MPIR_CVAR_CH4_*",
     "MPIR_CVAR_OFI_*",
     "MPIR_CVAR_CH3_PORT_RANGE",
-    "MPICH_PORT_RANGE",
+    "MPIR_CVAR_PORT*",
+    "MPICH_CH3_PORT_RANGE",
+    "MPICH_PORT*",
+    "MPIR_PARAM_PORT*",
     "MPICH_OFI_*",
     "MPICH_GNI_*",
     "I_MPI_FABRICS",
@@ -49,6 +52,9 @@ constexpr std::string_view kTransportVariables[] = {
     "I_MPI_TCP_NETMASK*",
     "I_MPI_PORT_RANGE",
 };
+
+// Open MPI's choice of networks. Names of interfaces choose the network of the sockets as well.
+constexpr std::string_view kNetworkVariable = "OMPI_MCA_btl_tcp_if_include";
 
 // The first device, such as "infiniband/mlx5_0"; empty if there is none.
 std::string FastDevice(const std::filesystem::path& devices) {
@@ -68,25 +74,11 @@ bool IsTransportVariable(std::string_view variable) {
   });
 }
 
-// The host of each address; empty if several hosts have the address, as bridges of containers do.
-using HostOfAddress = absl::flat_hash_map<std::string, std::string>;
-
-HostOfAddress FindHosts(const std::vector<TransportFacts>& facts) {
-  HostOfAddress host_of;
-  for (const TransportFacts& rank : facts) {
-    for (const TcpEndpoint::Interface& interface : rank.endpoint.interfaces) {
-      const auto [found, is_new] = host_of.try_emplace(interface.ip, rank.endpoint.host);
-      if (!is_new && found->second != rank.endpoint.host) found->second.clear();
-    }
-  }
-  return host_of;
-}
-
-// The network interfaces that have an address of this host alone.
-std::vector<std::string> NetworksOf(const TcpEndpoint& endpoint, const HostOfAddress& host_of) {
+// Names of the network interfaces that lead to other hosts.
+std::vector<std::string> NetworksOf(const TcpEndpoint& endpoint) {
   std::vector<std::string> names;
   for (const TcpEndpoint::Interface& interface : endpoint.interfaces) {
-    if (!host_of.at(interface.ip).empty()) names.push_back(interface.name);
+    if (!interface.is_of_several_hosts) names.push_back(interface.name);
   }
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
@@ -94,6 +86,45 @@ std::vector<std::string> NetworksOf(const TcpEndpoint& endpoint, const HostOfAdd
 }
 
 }  // namespace
+
+MpiSettings MpiSettings::Read(const char* const* environment) {
+  MpiSettings settings;
+  for (const char* const* entry = environment; *entry != nullptr; ++entry) {
+    const std::string_view assignment = *entry;
+    const size_t equals = std::min(assignment.find('='), assignment.size());
+    const std::string_view name = assignment.substr(0, equals);
+    if (name == kNetworkVariable)
+      settings.network = assignment.substr(std::min(equals + 1, assignment.size()));
+    else if (settings.variable.empty() && IsTransportVariable(name))
+      settings.variable = name;
+  }
+  return settings;
+}
+
+absl::StatusOr<TransportFacts> TransportFacts::OfThisHost(const MpiSettings& settings,
+                                                          const std::string& network,
+                                                          const std::filesystem::path& devices) {
+  if (const std::string device = FastDevice(devices); !device.empty())
+    return TransportFacts{absl::StrCat("the device ", device), {}};
+  if (!settings.variable.empty()) return TransportFacts{absl::StrCat("the variable ", settings.variable), {}};
+  const std::string chosen = NetworkOfSockets(settings, network);
+  absl::StatusOr<TcpEndpoint> endpoint = TcpEndpoint::OfThisHost(chosen);
+  if (!endpoint.ok()) {
+    if (absl::IsInvalidArgument(endpoint.status()) && !network.empty()) return endpoint.status();
+    // MPI understands more than names of interfaces.
+    return TransportFacts{chosen.empty() ? "network interfaces that cannot be listed"
+                                         : absl::StrCat("the variable ", ToAbsl(kNetworkVariable)),
+                          {}};
+  }
+  std::erase_if(endpoint->interfaces, [](const auto& interface) { return interface.is_loopback; });
+  if (endpoint->interfaces.empty()) {
+    return TransportFacts{chosen.empty()
+                              ? "the lack of a network"
+                              : absl::StrCat("the network '", chosen, "', which leads to no other host,"),
+                          {}};
+  }
+  return TransportFacts{"", *std::move(endpoint)};
+}
 
 std::string TransportFacts::Encode() const {
   return reason_for_mpi.empty() ? absl::StrCat("\n", endpoint.Encode()) : reason_for_mpi;
@@ -108,36 +139,24 @@ absl::StatusOr<TransportFacts> TransportFacts::Decode(std::string_view text) {
   return facts;
 }
 
-absl::StatusOr<TransportFacts> ReadTransportFacts(std::string_view variable, const std::string& network,
-                                                  const std::filesystem::path& devices) {
-  if (const std::string device = FastDevice(devices); !device.empty())
-    return TransportFacts{absl::StrCat("the device ", device), {}};
-  if (!variable.empty()) return TransportFacts{absl::StrCat("the variable ", ToAbsl(variable)), {}};
-  absl::StatusOr<TcpEndpoint> endpoint = TcpEndpoint::OfThisHost(network);
-  if (endpoint.ok()) return TransportFacts{"", *std::move(endpoint)};
-  if (absl::IsInvalidArgument(endpoint.status())) return endpoint.status();
-  return TransportFacts{"network interfaces that cannot be listed", {}};
-}
-
-std::string TransportVariable(const char* const* environment) {
-  for (const char* const* entry = environment; *entry != nullptr; ++entry) {
-    const std::string_view assignment = *entry;
-    const std::string_view name = assignment.substr(0, assignment.find('='));
-    if (IsTransportVariable(name)) return std::string(name);
-  }
-  return "";
+std::string NetworkOfSockets(const MpiSettings& settings, const std::string& network) {
+  return network.empty() ? settings.network : network;
 }
 
 std::string ReasonForMpi(const NodeMap& nodes, const std::vector<TransportFacts>& facts) {
-  const HostOfAddress host_of = FindHosts(facts);
+  std::vector<TcpEndpoint> endpoints;
+  endpoints.reserve(facts.size());
+  for (const TransportFacts& rank : facts) endpoints.push_back(rank.endpoint);
+  FindSharedAddresses(endpoints);
   absl::flat_hash_map<std::string, int> first_rank;  // Of each host.
   for (int rank = 0; rank < nodes.size(); ++rank) {
-    const auto& [reason, endpoint] = facts[static_cast<size_t>(rank)];
+    const std::string& reason = facts[static_cast<size_t>(rank)].reason_for_mpi;
+    const TcpEndpoint& endpoint = endpoints[static_cast<size_t>(rank)];
     const std::string place = absl::StrCat(" on the host of rank ", rank);
     if (!reason.empty()) return reason + place;
     const int first = first_rank.try_emplace(endpoint.host, rank).first->second;
     if (!nodes.SameNode(first, rank)) return "two nodes" + place;
-    const std::vector<std::string> networks = NetworksOf(endpoint, host_of);
+    const std::vector<std::string> networks = NetworksOf(endpoint);
     if (networks.empty()) return "the lack of a network" + place;
     if (networks.size() > 1)
       return absl::StrCat("several networks (", absl::StrJoin(networks, ", "), ")", place);

@@ -14,29 +14,37 @@
 
 namespace weft::internal {
 
+// Settings of MPI in the environment of a process.
+struct MpiSettings {
+  std::string variable;  // Name of one that chooses a transport or ports, such as UCX_TLS; may be empty.
+  std::string network;   // Value of OMPI_MCA_btl_tcp_if_include; may be empty.
+
+  // `environment` is as `environ`. MPI_Init may set such variables by itself: read them before.
+  static MpiSettings Read(const char* const* environment);
+};
+
 // What decides the transport on the host of one rank. Ranks exchange these facts.
 struct TransportFacts {
-  // What speaks for MPI, such as "the device infiniband/mlx5_0". Only if this is empty, `endpoint` is set.
+  // Why messages travel over MPI, such as "the device infiniband/mlx5_0"; empty if they need not.
   std::string reason_for_mpi;
-  TcpEndpoint endpoint;
+  TcpEndpoint endpoint;  // Without loopback interfaces. Only set if `reason_for_mpi` is empty.
 
-  std::string Encode() const;  // Text, and back.
+  // `network`: see StoreBootstrapOptions::network. `devices` has a folder for each class of devices.
+  // Errors: kInvalidArgument (no other reason for MPI, and `network` names an interface that does not exist).
+  static absl::StatusOr<TransportFacts> OfThisHost(const MpiSettings& settings, const std::string& network,
+                                                   const std::filesystem::path& devices = "/sys/class");
+
+  // Text, and back.
+  std::string Encode() const;
   // Errors: those of TcpEndpoint::Decode.
   static absl::StatusOr<TransportFacts> Decode(std::string_view text);
 };
 
-// Reads the facts. `variable`: that of TransportVariable. `network`: see StoreBootstrapOptions::network.
-// `devices` has a folder for each class of devices.
-// Errors: kInvalidArgument (nothing needs MPI, and `network` names an interface that does not exist).
-absl::StatusOr<TransportFacts> ReadTransportFacts(std::string_view variable, const std::string& network,
-                                                  const std::filesystem::path& devices = "/sys/class");
+// Network interfaces of the sockets: `network`, or those of MPI's settings if it is empty.
+std::string NetworkOfSockets(const MpiSettings& settings, const std::string& network);
 
-// The name of a variable in `environment` that chooses or sets up a transport of an MPI library; empty if
-// there is none. `environment` is as `environ`. MPI_Init may set such variables by itself: call it before.
-std::string TransportVariable(const char* const* environment);
-
-// Returns what speaks for MPI, as "several networks (eth0, ib0) on the host of rank 3". If this is empty,
-// messages between nodes travel over sockets. Depends on the arguments alone: all ranks decide alike.
+// Returns why messages between nodes travel over MPI, such as "several networks (eth0, ib0) on the host of
+// rank 3"; empty if they travel over sockets. Depends on `nodes` and `facts` alone: all ranks decide alike.
 // REQUIRES: `facts` has those of each rank of `nodes`.
 std::string ReasonForMpi(const NodeMap& nodes, const std::vector<TransportFacts>& facts);
 
