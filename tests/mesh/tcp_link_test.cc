@@ -23,6 +23,7 @@
 #include "tests/mesh/support/raw_tcp_peer.h"
 #include "tests/mesh/support/tcp_link_pair.h"
 #include "tests/support/status_matchers.h"
+#include "weft/mesh/runtime.h"
 
 namespace weft::internal {
 namespace {
@@ -320,6 +321,29 @@ TEST(TcpLink, AllocatesNothingForAMessageBeforeItsBytesArrive) {
   EXPECT_TRUE(control.ok() && control->has_value());
   pair.Poll();
   EXPECT_TRUE(pair.first->LostPeers().empty());
+}
+
+// A listener whose queue is full drops connections, as a firewall does.
+TEST(TcpLink, DescribesConnectionsWithoutAnAnswer) {
+  const SystemRuntime runtime;
+  ASSERT_OK_AND_ASSIGN(const auto link, TcpLink::Listen(0, "", runtime));
+  const int full = socket(AF_INET, SOCK_STREAM, 0);
+  ASSERT_OK_AND_ASSIGN(SocketAddress address, MakeSocketAddress("127.0.0.1", 0));
+  ASSERT_EQ(bind(full, reinterpret_cast<sockaddr*>(&address.storage), address.bytes), 0);
+  ASSERT_EQ(listen(full, 0), 0);
+  socklen_t bytes = sizeof(address.storage);
+  ASSERT_EQ(getsockname(full, reinterpret_cast<sockaddr*>(&address.storage), &bytes), 0);
+  TcpEndpoint silent = link->endpoint();
+  silent.port = ntohs(reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_port);
+  const RawTcpPeer first(silent);
+  link->SetPeers({link->endpoint(), silent});
+  EXPECT_EQ(link->DescribeUnanswered(), "");
+  ASSERT_OK(link->SendControlMessage(1, "lost"));
+  ASSERT_OK(link->Poll());
+  EXPECT_THAT(link->DescribeUnanswered(),
+              AllOf(HasSubstr("no answer yet to a connection to rank 1 at 127.0.0.1:"),
+                    HasSubstr("WEFT_NETWORK"), HasSubstr("WEFT_TRANSPORT=mpi")));
+  close(full);
 }
 
 TEST(OpenTcpLink, RaisesTheSoftLimitOnDescriptors) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -32,6 +33,7 @@ class ForwardingLink : public WireLink {
     return base_->PollControlMessage();
   }
   absl::Span<const LostPeer> LostPeers() const override { return base_->LostPeers(); }
+  std::string DescribeUnanswered() const override { return base_->DescribeUnanswered(); }
   int max_tag() const override { return base_->max_tag(); }
   bool has_rendezvous() const override { return base_->has_rendezvous(); }
 

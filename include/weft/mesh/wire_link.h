@@ -77,6 +77,9 @@ class WireLink {
     bool may_have_closed = false;
   };
   virtual absl::Span<const LostPeer> LostPeers() const { return {}; }
+  // Connections that peers have not answered yet, with what to do, for the error of a missed deadline; empty
+  // if there are none. A firewall may drop their packets.
+  virtual std::string DescribeUnanswered() const { return {}; }
 
   virtual int max_tag() const = 0;
   // True if a long message may wait for an answer of its receiver before it leaves, as in the rendezvous

@@ -141,8 +141,10 @@ const OperationRecord* EngineCore::FindMissedDeadline() const {
 absl::Status EngineCore::DeadlineError(const OperationRecord& record, std::string_view others) {
   // The late and silent ranks come before the description of the wait, which may be long: a failure notice
   // to other nodes is cut to the size of a control message.
-  return absl::DeadlineExceededError(
-      absl::StrCat(Describe(record), ": deadline passed; ", ToAbsl(others), DescribeWait(record)));
+  const std::string unanswered = env_.link.DescribeUnanswered();
+  return absl::DeadlineExceededError(absl::StrCat(Describe(record), ": deadline passed; ", ToAbsl(others),
+                                                  DescribeWait(record), unanswered.empty() ? "" : "; ",
+                                                  unanswered));
 }
 
 EngineCore::Inquiry EngineCore::Inquire(const OperationRecord& record) {

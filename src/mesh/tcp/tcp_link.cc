@@ -11,6 +11,10 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "src/mesh/tcp/connection_options.h"
 #include "weft/core/status.h"
@@ -63,6 +67,11 @@ absl::Status NoSocket(std::string_view purpose, int error) {
   return absl::InternalError(absl::StrCat("cannot ", ToAbsl(purpose), " another rank: ", std::strerror(error),
                                           "; if there are too many files, raise `ulimit -n`"));
 }
+
+constexpr const char* kOtherNetwork =
+    "name the interface that connects the nodes in WEFT_NETWORK, as in WEFT_NETWORK=eth0, or let MPI carry "
+    "the "
+    "messages of a job that it starts, by WEFT_TRANSPORT=mpi";
 
 // Subject of an event of epoll. The rest of its data is the rank of a sender, or the id of a receiver.
 enum class Source : uint64_t { kListener, kSender, kReceiver };
@@ -124,12 +133,9 @@ absl::Status TcpLink::Loss(int peer) const {
     return absl::InternalError(
         absl::StrCat("the connection from rank ", peer, " was closed: ", state.failure, kSameVersionRemedy));
   }
-  return absl::InternalError(absl::StrCat("the connection to rank ", peer,
-                                          " was lost: ", state.has_ended ? state.failure : sender.failure(),
-                                          ". The rank has ended, or the network has failed; otherwise name "
-                                          "the interface that connects the nodes in WEFT_NETWORK, as in "
-                                          "WEFT_NETWORK=eth0, or let MPI carry the messages of a job that "
-                                          "it starts, by WEFT_TRANSPORT=mpi"));
+  return absl::InternalError(absl::StrCat(
+      "the connection to rank ", peer, " was lost: ", state.has_ended ? state.failure : sender.failure(),
+      ". The rank has ended, or the network has failed; otherwise ", kOtherNetwork));
 }
 
 void TcpLink::NoteLoss(int peer) {
@@ -142,6 +148,21 @@ void TcpLink::NoteLoss(int peer) {
   if (loss.ok()) return;
   LostPeer& lost = known == lost_.end() ? lost_.emplace_back() : *known;
   lost = {peer, std::move(loss), may_have_closed};
+}
+
+std::string TcpLink::DescribeUnanswered() const {
+  constexpr size_t kMostNamed = 4;
+  std::vector<std::string> peers;
+  for (const int peer : started_) {
+    const TcpSender& sender = Of(peer).sender;
+    if (sender.is_connecting()) peers.push_back(absl::StrCat("rank ", peer, " at ", sender.route()));
+  }
+  if (peers.empty()) return {};
+  const size_t named = std::min(peers.size(), kMostNamed);
+  const std::string more = named < peers.size() ? absl::StrCat(" and ", peers.size() - named, " more") : "";
+  peers.resize(named);
+  return absl::StrCat("no answer yet to a connection to ", absl::StrJoin(peers, ", "), more,
+                      ": check the firewall, ", kOtherNetwork);
 }
 
 // Connections.

@@ -77,6 +77,7 @@ class TcpLink final : public WireLink, private TcpReceiver::Client {
   bool HasUnsentControlMessages() const override;
   absl::StatusOr<std::optional<ControlMessage>> PollControlMessage() override;
   absl::Span<const LostPeer> LostPeers() const override { return lost_; }
+  std::string DescribeUnanswered() const override;
   int max_tag() const override { return (1 << 30) - 1; }
   bool has_rendezvous() const override { return false; }
 

@@ -36,6 +36,8 @@ class TcpSender {
   WatchedSocket& socket() { return socket_; }
   bool is_open() const { return socket_.is_open(); }
   bool is_connecting() const { return socket_.is_open() && !connected_; }
+  // The route in use. REQUIRES: the socket is open.
+  const std::string& route() const { return routes_[next_route_ - 1]; }
   // True from the moment that a connection is made, also after its loss.
   bool has_connected() const { return has_connected_; }
   // The errno of the last attempt to open a socket; 0 if it was opened.

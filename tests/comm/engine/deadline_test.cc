@@ -1,10 +1,16 @@
 // If a rank does not submit an operation, the error of the other ranks names it, and they may wait again.
+#include <memory>
+#include <string>
+#include <utility>
+
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 #include <gtest/gtest.h>
 
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/abandoning_bootstrap.h"
+#include "tests/support/forwarding_bootstrap.h"
+#include "tests/support/forwarding_link.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/mesh/simulation.h"
 
@@ -182,6 +188,42 @@ TEST(Deadline, ThatWasMissedIsTheErrorOfAnOperationWhoseEngineIsDestroyed) {
                                             HasSubstr("deadline passed; waits for rank(s) 1"))));
         }
         return BootstrapBarrier(bootstrap);
+      });
+  EXPECT_OK(report.status());
+}
+
+// A link whose peer does not answer, as behind a firewall.
+class UnansweredLink final : public ForwardingLink {
+ public:
+  using ForwardingLink::ForwardingLink;
+  std::string DescribeUnanswered() const override { return "no answer yet to a connection to rank 1"; }
+};
+
+class UnansweredBootstrap final : public ForwardingBootstrap {
+ public:
+  using ForwardingBootstrap::ForwardingBootstrap;
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override {
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> link, ForwardingBootstrap::OpenLink(timeout));
+    return std::make_unique<UnansweredLink>(std::move(link));
+  }
+};
+
+// Virtual time.
+TEST(Deadline, NamesConnectionsWithoutAnAnswer) {
+  const SimReport report =
+      RunSimulatedRanks(NodeMap::RanksPerNode(2, 1), SimOptions{}, [](Bootstrap& base) -> absl::Status {
+        UnansweredBootstrap bootstrap(base);
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeSimulatedFixture(bootstrap));
+        Work work;
+        if (base.rank() == 0) {
+          work = fixture.engine->Barrier(fixture.lane);
+          EXPECT_THAT(work.Wait(),
+                      StatusIs(absl::StatusCode::kDeadlineExceeded,
+                               EndsWith("waits for rank(s) 1; no answer yet to a connection to rank 1")));
+        }
+        WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+        if (base.rank() == 1) work = fixture.engine->Barrier(fixture.lane);
+        return work.WaitReleased();
       });
   EXPECT_OK(report.status());
 }
