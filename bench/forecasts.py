@@ -85,7 +85,8 @@ def run(row: tuple[str, tuple[int, int], int], metrics: pathlib.Path, count: int
     else:
         command = [str(ROOT / "tools/mpirun.sh"), "-n", str(ranks), "--oversubscribe", "--bind-to", "none", *train]
     metrics.unlink(missing_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                   "WEFT_TRANSPORT": "mpi"}  # The planner simulates links with a rendezvous protocol.
     others = load_of_others()
     subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     steps = [json.loads(line) for line in metrics.read_text().splitlines()]
