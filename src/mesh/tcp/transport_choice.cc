@@ -152,14 +152,16 @@ std::string ReasonForMpi(const NodeMap& nodes, const std::vector<TransportFacts>
   for (int rank = 0; rank < nodes.size(); ++rank) {
     const std::string& reason = facts[static_cast<size_t>(rank)].reason_for_mpi;
     const TcpEndpoint& endpoint = endpoints[static_cast<size_t>(rank)];
-    const std::string place = absl::StrCat(" on the host of rank ", rank);
-    if (!reason.empty()) return reason + place;
+    const auto on_host = [rank](const std::string& what) {
+      return absl::StrCat(what, " on the host of rank ", rank);
+    };
+    if (!reason.empty()) return on_host(reason);
     const int first = first_rank.try_emplace(endpoint.host, rank).first->second;
-    if (!nodes.SameNode(first, rank)) return "two nodes" + place;
+    if (!nodes.SameNode(first, rank)) return on_host("two nodes");
     const std::vector<std::string> networks = NetworksOf(endpoint);
-    if (networks.empty()) return "the lack of a network" + place;
+    if (networks.empty()) return on_host("the lack of a network");
     if (networks.size() > 1)
-      return absl::StrCat("several networks (", absl::StrJoin(networks, ", "), ")", place);
+      return on_host(absl::StrCat("several networks (", absl::StrJoin(networks, ", "), ")"));
   }
   return "";
 }

@@ -23,7 +23,7 @@ struct MpiSettings {
   static MpiSettings Read(const char* const* environment);
 };
 
-// What decides the transport on the host of one rank. Ranks exchange these facts.
+// Facts about the host of one rank that decide the transport. Ranks exchange them.
 struct TransportFacts {
   // Why messages travel over MPI, such as "the device infiniband/mlx5_0"; empty if they need not.
   std::string reason_for_mpi;

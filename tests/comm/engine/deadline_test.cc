@@ -9,7 +9,7 @@
 
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/abandoning_bootstrap.h"
-#include "tests/support/forwarding_bootstrap.h"
+#include "tests/support/bootstrap_of_links.h"
 #include "tests/support/forwarding_link.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/mesh/simulation.h"
@@ -199,20 +199,11 @@ class UnansweredLink final : public ForwardingLink {
   std::string DescribeUnanswered() const override { return "no answer yet to a connection to rank 1"; }
 };
 
-class UnansweredBootstrap final : public ForwardingBootstrap {
- public:
-  using ForwardingBootstrap::ForwardingBootstrap;
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override {
-    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> link, ForwardingBootstrap::OpenLink(timeout));
-    return std::make_unique<UnansweredLink>(std::move(link));
-  }
-};
-
 // Virtual time.
 TEST(Deadline, NamesConnectionsWithoutAnAnswer) {
   const SimReport report =
       RunSimulatedRanks(NodeMap::RanksPerNode(2, 1), SimOptions{}, [](Bootstrap& base) -> absl::Status {
-        UnansweredBootstrap bootstrap(base);
+        BootstrapOfLinks<UnansweredLink> bootstrap(base);
         WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeSimulatedFixture(bootstrap));
         Work work;
         if (base.rank() == 0) {

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/comm/support/engine_fixture.h"
-#include "tests/support/forwarding_bootstrap.h"
+#include "tests/support/bootstrap_of_links.h"
 #include "tests/support/forwarding_link.h"
 #include "tests/support/thread_ranks.h"
 
@@ -62,22 +62,12 @@ class OverlapChecker final : public ForwardingLink {
   std::map<RequestId, Memory> in_flight_;
 };
 
-// A bootstrap whose links are checked.
-class CheckedBootstrap final : public ForwardingBootstrap {
- public:
-  using ForwardingBootstrap::ForwardingBootstrap;
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override {
-    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> link, ForwardingBootstrap::OpenLink(timeout));
-    return std::make_unique<OverlapChecker>(std::move(link));
-  }
-};
-
 TEST(MessagesInFlight, OfAnAllReduceInPlaceDoNotOverlap) {
   constexpr int64_t kCount = 5000;
   for (const NodeMap& nodes :
        {NodeMap::RanksPerNode(4, 1), NodeMap{{0, 0, 0, 1, 1, 2}}, NodeMap{{0, 1, 0, 1}}}) {
     RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
-      CheckedBootstrap checked(bootstrap);
+      BootstrapOfLinks<OverlapChecker> checked(bootstrap);
       EngineOptions options;
       options.slice_bytes = 256;
       WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(checked, options));

@@ -10,7 +10,7 @@
 
 #include "src/comm/links/tag_layout.h"
 #include "tests/comm/support/engine_fixture.h"
-#include "tests/support/forwarding_bootstrap.h"
+#include "tests/support/bootstrap_of_links.h"
 #include "tests/support/forwarding_link.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/thread_ranks.h"
@@ -68,20 +68,11 @@ class LinkOfFewTags final : public ForwardingLink {
   }
 };
 
-class BootstrapOfFewTags final : public ForwardingBootstrap {
- public:
-  using ForwardingBootstrap::ForwardingBootstrap;
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) override {
-    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> link, ForwardingBootstrap::OpenLink(timeout));
-    return std::make_unique<LinkOfFewTags>(std::move(link));
-  }
-};
-
 TEST(ChooseWireCompression, MayMeasureMoreOftenThanAnEngineHasLanes) {
   constexpr int kLanes = 5;
   const SimReport report =
       RunSimulatedRanks(NodeMap::RanksPerNode(2, 1), SimOptions(), [](Bootstrap& base) -> absl::Status {
-        BootstrapOfFewTags bootstrap(base);
+        BootstrapOfLinks<LinkOfFewTags> bootstrap(base);
         WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
         for (int i = 0; i < kLanes + 1; ++i) {
           WEFT_RETURN_IF_ERROR(ChooseWireCompression(*fixture.engine).status());
