@@ -19,6 +19,7 @@
 #include <absl/strings/str_split.h>
 
 #include "src/mesh/base/identities.h"
+#include "weft/core/hash.h"
 #include "weft/core/status.h"
 
 namespace weft::internal {
@@ -119,6 +120,8 @@ absl::StatusOr<TcpEndpoint> TcpEndpoint::OfThisHost(const std::string& network) 
   }
   return endpoint;
 }
+
+uint64_t TcpEndpoint::PublicName() const { return Hash64(token.data(), token.size()); }
 
 std::string TcpEndpoint::Encode() const {
   std::string text = absl::StrCat(token, " ", host, " ", port);

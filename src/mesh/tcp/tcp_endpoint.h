@@ -31,6 +31,9 @@ struct TcpEndpoint {
   //   that exist), kInternal (the interfaces cannot be read).
   static absl::StatusOr<TcpEndpoint> OfThisHost(const std::string& network);
 
+  // Tells links apart, and does not give the token away.
+  uint64_t PublicName() const;
+
   // Text without line feeds, and back.
   std::string Encode() const;
   // Errors: kInternal (not the text of an endpoint: a rank with another version of weft).

@@ -58,6 +58,11 @@ bool IsShortage(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }
 
+// A new connection has room for it, or has ended, which its receiver notices.
+void SendName(const WatchedSocket& connection, const TcpName& name) {
+  static_cast<void>(send(connection.get(), &name, sizeof(name), MSG_NOSIGNAL | MSG_DONTWAIT));
+}
+
 bool IsReadable(const WatchedSocket& socket) {
   pollfd watched = {socket.get(), POLLIN, 0};
   return poll(&watched, 1, /*timeout=*/0) > 0;
@@ -162,7 +167,7 @@ std::string TcpLink::DescribeUnanswered() const {
   const std::string more = named < peers.size() ? absl::StrCat(" and ", peers.size() - named, " more") : "";
   peers.resize(named);
   return absl::StrCat("no answer yet to a connection to ", absl::StrJoin(peers, ", "), more,
-                      ": check the firewall, ", kOtherNetwork);
+                      ": check that it runs and that no firewall drops packets, ", kOtherNetwork);
 }
 
 // Connections.
@@ -174,7 +179,9 @@ absl::Status TcpLink::StartConnection(int peer) {
   greeting.rank = rank_;
   std::memcpy(greeting.token.data(), state.endpoint.token.data(),
               std::min(greeting.token.size(), state.endpoint.token.size()));
-  state.sender.Connect(greeting, RoutesTo(endpoint_, state.endpoint), state.endpoint.port);
+  TcpName name;
+  name.name = state.endpoint.PublicName();
+  state.sender.Connect(greeting, name, RoutesTo(endpoint_, state.endpoint), state.endpoint.port, runtime_);
   started_.push_back(peer);
   return WatchSender(peer);
 }
@@ -184,13 +191,14 @@ absl::Status TcpLink::WatchSender(int peer) {
   if (!sender.is_open() && IsShortage(sender.socket_error()))
     return NoSocket("open a connection to", sender.socket_error());
   if (!sender.is_open()) return absl::OkStatus();
-  const uint32_t events = sender.is_connecting() ? EPOLLOUT : EPOLLRDHUP;
-  if (!sender.socket().Watch(events_.get(), events, DataOf(Source::kSender, static_cast<uint64_t>(peer))))
-    return SystemError("epoll_ctl");
+  const uint64_t data = DataOf(Source::kSender, static_cast<uint64_t>(peer));
+  if (!sender.socket().Watch(events_.get(), sender.events(), data)) return SystemError("epoll_ctl");
   return absl::OkStatus();
 }
 
 absl::Status TcpLink::AcceptConnections() {
+  TcpName name;
+  name.name = endpoint_.PublicName();
   while (true) {
     WatchedSocket socket = WatchedSocket::Accept(listener_);
     if (!socket.is_open() && errno == EAGAIN) return absl::OkStatus();
@@ -203,6 +211,7 @@ absl::Status TcpLink::AcceptConnections() {
       return NoSocket("accept a connection of", error);
     }
     SetConnectionOptions(socket.get());
+    SendName(socket, name);
     const uint64_t id = next_receiver_++;
     if (!socket.Watch(events_.get(), EPOLLIN, DataOf(Source::kReceiver, id))) return SystemError("epoll_ctl");
     auto receiver = std::make_unique<TcpReceiver>(std::move(socket));
@@ -264,6 +273,7 @@ absl::Status TcpLink::Poll() {
     }
   }
   for (const int peer : started_) {
+    if (Of(peer).sender.EndLongAttempt()) WEFT_RETURN_IF_ERROR(WatchSender(peer));
     if (Of(peer).sender.has_unsent()) Flush(peer);
     NoteLoss(peer);  // After all events: a connection from the peer may have been accepted.
   }

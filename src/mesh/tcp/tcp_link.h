@@ -25,8 +25,19 @@
 // Rule: if no descriptor is left to accept a connection, the oldest one is closed that has sent no greeting
 //   for half a minute. If there is none, accepting fails, and the error names the remedy. Connecting to a
 //   peer fails likewise, and closes none.
-// Why it suffices: a rank of the job sends its greeting in the poll that finds the connection made.
+// Why it suffices: a rank of the job sends its greeting in the poll that finds the name of this one.
 // Without it: a younger connection may be that of a rank, which does not connect again if it is closed.
+//
+// Note [Wrong hosts]
+// Problem: another host may have an address of the peer, as bridges of containers and private networks do.
+//   Some program there may accept a connection at the peer's port, and close it, or keep it in silence.
+// Rule: a link sends its public name on each connection that it accepts. A rank sends its token and messages
+//   only once it has read the name of the peer. If the connection ends before, or has another name, the rank
+//   tries the next route. If nothing comes for half a minute, it also does, as long as there is another one,
+//   and comes back to this route after the others: the peer may only be slow.
+// Why it suffices: the name is a hash of the token, which the ranks of the job alone know. A connection that
+//   is given up has brought the peer no greeting, so that the peer forgets it.
+// Without it: the first program that accepts a connection would get the token, and end the job.
 #pragma once
 
 #include <cstdint>

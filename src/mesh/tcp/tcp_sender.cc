@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <netinet/in.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <utility>
@@ -12,60 +13,119 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/mesh/tcp/connection_options.h"
+#include "weft/core/status.h"
 
 namespace weft::internal {
+namespace {
 
-void TcpSender::Connect(const TcpGreeting& greeting, std::vector<std::string> routes, uint16_t port) {
+// Time that a peer has to answer on one route, if there is another. As long as the kernel tries to connect.
+constexpr absl::Duration kAnswerTimeout = absl::Seconds(30);
+
+}  // namespace
+
+void TcpSender::Connect(const TcpGreeting& greeting, const TcpName& name, std::vector<std::string> routes,
+                        uint16_t port, const Runtime& runtime) {
   started_ = true;
+  expected_name_ = name;
   routes_ = std::move(routes);
   port_ = port;
+  runtime_ = &runtime;
   Frame first;
   first.is_greeting = true;
   first.header.bytes = sizeof(greeting);
   first.text.assign(reinterpret_cast<const char*>(&greeting), sizeof(greeting));
   queue_.push_front(std::move(first));
   if (routes_.empty()) failure_ = "the ranks have no network in common";
-  TryNextRoute();
+  TryRoutes();
 }
 
-void TcpSender::TryNextRoute() {
-  socket_ = WatchedSocket();
-  while (next_route_ < routes_.size()) {
-    const std::string& ip = routes_[next_route_++];
-    const absl::StatusOr<SocketAddress> address = MakeSocketAddress(ip, port_);
-    if (!address.ok()) continue;
+void TcpSender::TryRoutes() {
+  while (!routes_.empty()) {
+    route_ %= routes_.size();
+    socket_ = WatchedSocket();
+    state_ = State::kAwaitsConnection;
+    name_bytes_ = 0;
+    const absl::StatusOr<SocketAddress> address = MakeSocketAddress(routes_[route_], port_);
+    if (!address.ok()) {
+      DropRoute("it is no address");
+      continue;
+    }
     socket_ = WatchedSocket::Open(address->storage.ss_family);
     socket_error_ = socket_.is_open() ? 0 : errno;
     if (socket_.is_open()) {
       SetConnectionOptions(socket_.get());
-      connected_ =
-          connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address->storage), address->bytes) == 0;
-      if (connected_ || errno == EINPROGRESS) {
-        has_connected_ = connected_;
-        failure_.clear();
+      const auto* const place = reinterpret_cast<const sockaddr*>(&address->storage);
+      // A connection that is made at once becomes writable, like the others.
+      if (connect(socket_.get(), place, address->bytes) == 0 || errno == EINPROGRESS) {
+        attempt_.emplace(*runtime_, kAnswerTimeout);
         return;
       }
     }
-    failure_ = absl::StrCat("cannot connect to ", ip, ": ", std::strerror(errno));
-    socket_ = WatchedSocket();
+    DropRoute(std::strerror(errno));
   }
+}
+
+void TcpSender::DropRoute(std::string_view reason) {
+  absl::StrAppend(&failure_, failure_.empty() ? "cannot connect to " : "; to ", routes_[route_], ": ",
+                  ToAbsl(reason));
+  routes_.erase(routes_.begin() + static_cast<std::ptrdiff_t>(route_));
+  socket_ = WatchedSocket();
+}
+
+void TcpSender::TryOtherRoutes(std::string_view reason) {
+  DropRoute(reason);
+  TryRoutes();
+}
+
+bool TcpSender::EndLongAttempt() {
+  if (!is_connecting() || routes_.size() < 2 || !attempt_->HasPassed()) return false;
+  ++route_;
+  TryRoutes();
+  return true;
+}
+
+uint32_t TcpSender::events() const {
+  switch (state_) {
+    case State::kAwaitsConnection:
+      return EPOLLOUT;
+    case State::kAwaitsName:
+      return EPOLLIN;
+    case State::kConnected:
+      break;
+  }
+  return EPOLLRDHUP;
 }
 
 void TcpSender::OnEvent() {
   if (!socket_.is_open()) return;
+  if (state_ == State::kAwaitsName) return ReadName();
   int error = 0;
   socklen_t bytes = sizeof(error);
   getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &bytes);
-  if (connected_) {
+  if (state_ == State::kConnected) {
     Fail(error);
   } else if (error == 0) {
-    connected_ = has_connected_ = true;
+    state_ = State::kAwaitsName;
+    ReadName();
   } else {
-    const std::string reason =
-        absl::StrCat("cannot connect to ", routes_[next_route_ - 1], ": ", std::strerror(error));
-    TryNextRoute();
-    if (!socket_.is_open()) failure_ = reason;
+    TryOtherRoutes(std::strerror(error));
   }
+}
+
+void TcpSender::ReadName() {
+  while (name_bytes_ < sizeof(name_)) {
+    const ssize_t got = recv(socket_.get(), reinterpret_cast<char*>(&name_) + name_bytes_,
+                             sizeof(name_) - name_bytes_, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got <= 0) return TryOtherRoutes(got < 0 ? std::strerror(errno) : "its end was closed");
+    name_bytes_ += static_cast<size_t>(got);
+  }
+  if (name_ != expected_name_)
+    return TryOtherRoutes("another program, or a rank of another job, answers there");
+  state_ = State::kConnected;
+  has_connected_ = true;
+  failure_.clear();
 }
 
 void TcpSender::Fail(int error) {
@@ -108,7 +168,7 @@ void TcpSender::DropUnstartedData() {
 
 void TcpSender::Write(std::vector<MessageId>& sent) {
   constexpr size_t kFrames = 8;
-  while (connected_ && socket_.is_open() && !queue_.empty()) {
+  while (state_ == State::kConnected && socket_.is_open() && !queue_.empty()) {
     std::array<iovec, 2 * kFrames> parts = {};
     size_t count = 0;
     size_t total = 0;

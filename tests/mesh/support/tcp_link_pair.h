@@ -32,6 +32,10 @@ struct TcpLinkPair {
     EXPECT_OK(first->Poll());
     EXPECT_OK(second->Poll());
   }
+  // Polls until all connections that have been started are made.
+  void FinishConnections() const {
+    while (!first->DescribeUnanswered().empty() || !second->DescribeUnanswered().empty()) Poll();
+  }
   absl::Status Finish(internal::TcpLink& link, WireLink::RequestId request) const {
     constexpr int kManyPolls = 10'000'000;
     for (int i = 0; i < kManyPolls; ++i) {

@@ -165,14 +165,14 @@ TEST(TcpSocketCopies, ADeadRankIsNoticedWhileItsWorkerLives) {
   ASSERT_GE(rank, 0);
   if (rank == 0) RunRankWithAWorker(link->endpoint(), writer.get());
   writer = FileHandle();  // Else the read below would not end if the rank has ended.
-  pid_t worker = 0;
-  ASSERT_EQ(read(reader.get(), &worker, sizeof(worker)), sizeof(worker));
   std::optional<WireLink::ControlMessage> message;
   for (int i = 0; i < kManyPolls && !message; ++i) {
     ASSERT_OK(link->Poll());
     ASSERT_OK_AND_ASSIGN(message, link->PollControlMessage());
   }
   EXPECT_TRUE(message.has_value());
+  pid_t worker = 0;
+  ASSERT_EQ(read(reader.get(), &worker, sizeof(worker)), sizeof(worker));
   kill(rank, SIGKILL);
   EXPECT_EQ(waitpid(rank, nullptr, 0), rank);
   for (int i = 0; i < kManyPolls && link->LostPeers().empty(); ++i) ASSERT_OK(link->Poll());

@@ -12,8 +12,8 @@
 #include "src/mesh/base/file_handle.h"
 #include "src/mesh/tcp/tcp_link.h"
 #include "tests/mesh/support/raw_tcp_peer.h"
+#include "tests/mesh/support/set_clock.h"
 #include "tests/mesh/support/tcp_link_pair.h"
-#include "tests/support/forwarding_runtime.h"
 #include "tests/support/status_matchers.h"
 #include "weft/core/status.h"
 
@@ -23,8 +23,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::weft::testing::ForwardingRuntime;
 using ::weft::testing::RawTcpPeer;
+using ::weft::testing::SetClock;
 using ::weft::testing::StatusIs;
 using Pair = ::weft::testing::TcpLinkPair;
 
@@ -90,18 +90,6 @@ TEST(TcpLink, AProcessWithoutDescriptorsBlamesNoPeer) {
 
 constexpr int64_t kSecond = 1'000'000'000;
 
-// A clock that the test sets.
-class SetClock final : public ForwardingRuntime {
- public:
-  SetClock() : ForwardingRuntime(system_) {}
-  int64_t NowNs() const override { return now_ns; }
-
-  int64_t now_ns = 1;
-
- private:
-  SystemRuntime system_;
-};
-
 // A connection of rank 1 to `link`, and a message on it.
 std::unique_ptr<RawTcpPeer> ConnectAsRankOne(const TcpLink& link) {
   auto peer = std::make_unique<RawTcpPeer>(link.endpoint());
@@ -124,8 +112,8 @@ absl::Status PollWithoutDescriptors(TcpLink& link) {
 TEST(TcpLink, AProcessWithoutDescriptorsClosesConnectionsThatSendNoGreetingForHalfAMinute) {
   SetClock clock;
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make(clock));
-  const RawTcpPeer first(pair.first->endpoint());
-  const RawTcpPeer second(pair.first->endpoint());
+  RawTcpPeer first(pair.first->endpoint());
+  RawTcpPeer second(pair.first->endpoint());
   pair.Poll();
   clock.now_ns += 30 * kSecond;
   pair.Poll();
@@ -140,7 +128,7 @@ TEST(TcpLink, AProcessWithoutDescriptorsClosesConnectionsThatSendNoGreetingForHa
 TEST(TcpLink, AProcessWithoutDescriptorsKeepsYoungConnectionsWithoutAGreeting) {
   SetClock clock;
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make(clock));
-  const RawTcpPeer young(pair.first->endpoint());
+  RawTcpPeer young(pair.first->endpoint());
   pair.Poll();
   clock.now_ns += 29 * kSecond;
   const auto peer = ConnectAsRankOne(*pair.first);
@@ -150,7 +138,7 @@ TEST(TcpLink, AProcessWithoutDescriptorsKeepsYoungConnectionsWithoutAGreeting) {
 
 TEST(TcpLink, AProcessWithoutDescriptorsTakesThatOfAConnectionThatHasEnded) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
-  const RawTcpPeer open(pair.first->endpoint());
+  RawTcpPeer open(pair.first->endpoint());
   auto ended = std::make_unique<RawTcpPeer>(pair.first->endpoint());
   pair.Poll();
   const auto peer = ConnectAsRankOne(*pair.first);  // Is accepted before the link sees the end.

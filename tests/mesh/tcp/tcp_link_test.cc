@@ -68,12 +68,13 @@ TEST(TcpLink, BothEndsOfAConnectionSendProbes) {
   EXPECT_GE(ends, 2);
 }
 
-// The peer connects, sends, and closes its link between two polls. The first of these has found that the
-// connection to it is made, so that the end of that one is the first event of the second.
+// The peer sends and closes its link between two polls. The end of the connection to it is an event of the
+// second one, like the data.
 TEST(TcpLink, APeerThatClosesItsLinkIsNotLost) {
   ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
   EXPECT_OK(pair.first->SendControlMessage(1, "hello"));
-  EXPECT_OK(pair.first->Poll());
+  EXPECT_OK(pair.second->SendControlMessage(0, "hello"));
+  pair.FinishConnections();
   const std::string sent(size_t{1} << 16, 's');
   std::string arrived(sent.size(), '-');
   ASSERT_OK_AND_ASSIGN(const auto receive,
@@ -96,13 +97,16 @@ TEST(TcpLink, APeerThatClosesItsLinkIsNotLost) {
   EXPECT_TRUE(pair.first->LostPeers().empty());
 }
 
-// The data is longer than the kernel takes, but the connection is not made yet, so none of it is sent.
+// The data is longer than the kernel takes, but none of it is sent before the last poll of the link, which
+// its destructor makes.
 TEST(TcpLink, ALinkThatIsClosedWithUnsentDataIsNotLost) {
   ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
   const std::string sent(kLong, 's');
   ASSERT_OK(pair.first->SendControlMessage(1, "before"));
   ASSERT_OK(pair.first->Send(1, 1, sent.data(), sent.size()).status());
   ASSERT_OK(pair.first->SendControlMessage(1, "after"));
+  ASSERT_OK(pair.second->Poll());  // Answers. The first link has not read that yet.
+  ASSERT_NE(pair.first->DescribeUnanswered(), "");
   pair.first.reset();
   absl::StatusOr<bool> done = false;
   char byte = 0;
@@ -195,6 +199,7 @@ TEST(TcpLink, SendsToAClosedPeerFailAndNameIt) {
   ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
   ASSERT_OK(pair.Exchange(1));
   ASSERT_OK(pair.second->SendControlMessage(0, "hello"));
+  pair.FinishConnections();
   pair.second.reset();
   absl::StatusOr<bool> done = false;
   char byte = 0;
