@@ -179,8 +179,8 @@ class ShardedModel {
   // then all ranks together have each element once.
   bool IsFirstReplica(const Parameter& parameter) const;
   // All elements that this rank holds, without gradients, as the last updates left them. To be read outside
-  // of passes, for saving or comparing. Collective where the optimizer is sharded over replicas: it gathers
-  // their updates.
+  // of passes, to compare or export them; a checkpoint takes Shards. Collective where the optimizer is
+  // sharded over replicas: it gathers their updates.
   absl::StatusOr<std::vector<ShardView>> CurrentShards();
   // Calls `update` with the shards of each group, in the order of forward, and sends each group's update to
   // other ranks while later groups are updated. If shard groups span nodes, it also gathers the groups

@@ -10,6 +10,7 @@
 //   ...
 //   WEFT_RETURN_IF_ERROR(FillShards(model->Shards(), LoadFromState(pieces)));
 //   WEFT_RETURN_IF_ERROR(FillShards(optimizer.FirstMoments(), LoadFromState(pieces, ".exp_avg")));
+//   optimizer.set_steps(steps);  // The number of its updates, which the pieces do not have.
 //
 // Thread safety: values and free functions.
 // Collective: GatherFullState, by all ranks of the model. Outside of passes: Note [When shards may be

@@ -47,6 +47,8 @@
 //                         Checkpoint::OpenOnAllRanks(bootstrap, "checkpoints/step-00000200", timeout));
 //   FullyShard(net, net.units(), mesh, engine, policy, checkpoint.Loader("model"));
 //   FillShards(optimizer.FirstMoments(), checkpoint.Loader("optimizer", ".exp_avg"));
+//   FillShards(optimizer.SecondMoments(), checkpoint.Loader("optimizer", ".exp_avg_sq"));
+//   optimizer.set_steps(checkpoint.step());
 #pragma once
 
 #include <cstdint>
@@ -115,8 +117,9 @@ struct CheckpointOptions {
 //
 // Thread safety: none; one thread of each rank drives it.
 // Collective: Open, Start, Advance and Finish, by all ranks in one order.
-// Lifetime: the bootstrap must outlive it. Shards of a save must not move until BeforeUpdate, Finish or the
-//   destructor has returned.
+// Lifetime: the bootstrap must outlive it. Shards of a save must not move or change until BeforeUpdate or
+//   Finish has returned OK, or the destructor has returned. The destructor waits for the device for at most
+//   five seconds: a write that hangs longer may still read the shards, into a file that is removed.
 class CheckpointSaver {
  public:
   // Creates the folder if it does not exist. Removes the remains of saves that were killed, if it

@@ -34,7 +34,8 @@ class SnapshotWriter {
   // `snapshot_bytes`: see CheckpointOptions.
   // Lifetime: the memory of the items must not change until BeforeUpdate or Wait has returned.
   SnapshotWriter(std::vector<Target> targets, std::vector<Item> items, int64_t snapshot_bytes);
-  // Stops after the range that is being written.
+  // Stops after the range that is being written, for which it waits at most five seconds: a write that hangs
+  // longer may still read the items.
   ~SnapshotWriter();
   SnapshotWriter(const SnapshotWriter&) = delete;
   SnapshotWriter& operator=(const SnapshotWriter&) = delete;

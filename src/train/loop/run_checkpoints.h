@@ -1,7 +1,7 @@
 // Checkpoints of a training run: the one from which it goes on, and those that it saves.
 //
 // Thread safety: none.
-// Collective: all functions but CheckLimits, BeforeUpdate and CanAdvance, by all ranks in one order.
+// Collective: Open, Save, Advance and Finish, by all ranks in one order.
 #pragma once
 
 #include <cstdint>

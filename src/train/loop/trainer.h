@@ -37,7 +37,9 @@ namespace weft {
 
 class Trainer {
  public:
-  // Shards the model over the plan's mesh and loads it. Errors: kResourceExhausted, and those of the loader.
+  // Shards the model over the plan's mesh and loads it. Errors: kInvalidArgument (a scheme of context
+  // parallelism that does not fit its group; options or layouts that differ between ranks),
+  // kResourceExhausted, kDeadlineExceeded (names the missing ranks), and those of the loader.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(Bootstrap& bootstrap, const Corpus& corpus,
                                                          RunPlan plan, std::unique_ptr<LlamaModel> model,
                                                          const ShardLoader& loader,
