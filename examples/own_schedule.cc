@@ -45,8 +45,8 @@ absl::Status Compare() {
     std::printf(
         "%-10s %6.2f ms a step, %6.2f ms of it exposed, %5.1f KiB of gathered weights, %5.1f KiB of "
         "gradients\n",
-        name, step.step_ms, step.exposed_ms, static_cast<double>(step.peak_images) / 1024,
-        static_cast<double>(step.peak_gradients) / 1024);
+        name, step.step_ms, step.exposed_ms, static_cast<double>(step.peak_image_bytes) / 1024,
+        static_cast<double>(step.peak_gradient_bytes) / 1024);
   };
   WEFT_ASSIGN_OR_RETURN(const StepForecast built_in, ForecastStep(config, cluster));
   print("built-in", built_in);

@@ -95,14 +95,15 @@ ExchangeSlot::Share ExchangeSlot::ExpectGradient(Invocation& invocation, const M
 }
 
 absl::StatusOr<ExchangeSlot::Handle> ExchangeSlot::TakeFirst(Invocation& invocation, const Tensor& input) {
-  WEFT_ASSIGN_OR_RETURN(SourceLink::Taken taken, link_.Take(invocation, input, [&](const Tensor& local) {
-    return Launch(invocation, local, counters_.launched_by_consumers);
-  }));
-  if (taken.launched.stages.empty()) return Handle();
+  WEFT_ASSIGN_OR_RETURN(SourceLink::ConsumedInput consumed,
+                        link_.ConsumeInput(invocation, input, [&](const Tensor& local) {
+                          return Launch(invocation, local, counters_.launched_by_consumers);
+                        }));
+  if (consumed.launched.stages.empty()) return Handle();
   auto exchange = std::make_shared<Exchange>();
   exchange->local = input;
-  exchange->exchanged = std::move(taken.launched.stages.back());
-  exchange->origin = std::move(taken.origin);
+  exchange->exchanged = std::move(consumed.launched.stages.back());
+  exchange->origin = std::move(consumed.origin);
   exchange->unread = consumers_;
   invocation.AddReader(input, &reader_purpose_);
   invocation.State<Records>(this).shared.push_back(exchange);

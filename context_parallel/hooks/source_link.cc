@@ -124,31 +124,33 @@ absl::Status SourceLink::AfterForward(Invocation& invocation, const Tensors& out
   return absl::OkStatus();
 }
 
-std::optional<SourceLink::Taken> SourceLink::TakeLaunched(Invocation& invocation, const Tensor& local) const {
+std::optional<SourceLink::ConsumedInput> SourceLink::ConsumeLaunched(Invocation& invocation,
+                                                                     const Tensor& local) const {
   auto& records = invocation.State<Records>(this);
   const auto found = std::find_if(
       records.launched.begin(), records.launched.end(),
       [&](const Launch& launch) { return IsSameView(launch.tensor.local.view(), local.view()); });
   if (found == records.launched.end()) return std::nullopt;
   invocation.RemoveReader(local, &reader_purpose_);
-  Taken taken{std::move(found->tensor), {.call = found->call}};
-  if (!taken.origin.call && invocation.gradients()) ++records.taken_before_recompute;
+  ConsumedInput consumed{std::move(found->tensor), {.call = found->call}};
+  if (!consumed.origin.call && invocation.gradients()) ++records.taken_before_recompute;
   if (found->is_recomputed && records.taken_before_recompute > 0) --records.taken_before_recompute;
   records.launched.erase(found);
-  return taken;
+  return consumed;
 }
 
-absl::StatusOr<SourceLink::Taken> SourceLink::Take(Invocation& invocation, const Tensor& input,
-                                                   LocalLauncher launch) {
+absl::StatusOr<SourceLink::ConsumedInput> SourceLink::ConsumeInput(Invocation& invocation,
+                                                                   const Tensor& input,
+                                                                   LocalLauncher launch) {
   const Tensor local = AsBshd(input, options_.layout);
-  std::optional<Taken> taken = TakeLaunched(invocation, local);
-  if (!taken) {
+  std::optional<ConsumedInput> consumed = ConsumeLaunched(invocation, local);
+  if (!consumed) {
     WEFT_ASSIGN_OR_RETURN(LaunchedTensor launched, launch(local));
-    taken = Taken{std::move(launched), {}};
+    consumed = ConsumedInput{std::move(launched), {}};
   }
-  taken->origin.dtype = input.dtype();
-  taken->origin.shape = input.shape();
-  return *std::move(taken);
+  consumed->origin.dtype = input.dtype();
+  consumed->origin.shape = input.shape();
+  return *std::move(consumed);
 }
 
 absl::StatusOr<Tensor> SourceLink::ReturnGradient(Invocation& invocation, const Origin& origin,

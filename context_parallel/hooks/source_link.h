@@ -79,14 +79,15 @@ class SourceLink {
     DType dtype = DType::kF32;
     Shape shape = {};  // In the layout of the consumer.
   };
-  struct Taken {
+  struct ConsumedInput {
     LaunchedTensor launched;
     Origin origin;
   };
   // Returns what the source launched for exactly this tensor, and ends the reading of the tensor. If the
   // source did not make it, calls `launch`. `input`: in the layout of the consumer.
   using LocalLauncher = absl::FunctionRef<absl::StatusOr<LaunchedTensor>(const Tensor& local)>;
-  absl::StatusOr<Taken> Take(Invocation& invocation, const Tensor& input, LocalLauncher launch);
+  absl::StatusOr<ConsumedInput> ConsumeInput(Invocation& invocation, const Tensor& input,
+                                             LocalLauncher launch);
   // Hands the gradient of `local` to the source's call, and returns negative zeros for the consumer to
   // return. Without a call, waits for the gradient and returns it. The result has the layout of the consumer.
   absl::StatusOr<Tensor> ReturnGradient(Invocation& invocation, const Origin& origin, PendingTensor gradient);
@@ -135,7 +136,7 @@ class SourceLink {
   absl::Status BeforeBackward(Invocation& invocation, Tensors& output_gradients);
   // Forgets the call of the source.
   void AfterBackward(Invocation& invocation) const;
-  std::optional<Taken> TakeLaunched(Invocation& invocation, const Tensor& local) const;
+  std::optional<ConsumedInput> ConsumeLaunched(Invocation& invocation, const Tensor& local) const;
   // Drops what this call of the source launched and no consumer took. Returns an error unless the launch
   // came from a recomputation.
   absl::Status DropUntaken(Invocation& invocation, Records& records, int64_t call) const;

@@ -86,9 +86,10 @@ absl::StatusOr<Tensors> SplitAttention::Forward(Invocation& invocation, const At
       ++shared_.counters.launched_by_attentions;
       return Launch(pass.call, static_cast<AttentionRole>(i), local);
     };
-    WEFT_ASSIGN_OR_RETURN(SourceLink::Taken taken, links_[i]->Take(invocation, inputs[i], launch_here));
-    launched[i] = std::move(taken.launched);
-    pass.origins[i] = std::move(taken.origin);
+    WEFT_ASSIGN_OR_RETURN(SourceLink::ConsumedInput consumed,
+                          links_[i]->ConsumeInput(invocation, inputs[i], launch_here));
+    launched[i] = std::move(consumed.launched);
+    pass.origins[i] = std::move(consumed.origin);
   }
   WEFT_ASSIGN_OR_RETURN(AttentionParallel::Result result,
                         shared_.parallel->Forward(pass.call, std::move(launched[0]), std::move(launched[1]),

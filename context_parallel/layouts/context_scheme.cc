@@ -22,7 +22,7 @@ std::string_view Name(SchemeKind kind) {
   switch (kind) {
     case SchemeKind::kUlysses:
       return "ulysses";
-    case SchemeKind::kGatherKv:
+    case SchemeKind::kGather:
       return "gather";
     case SchemeKind::kHybrid:
       return "hybrid";
@@ -56,7 +56,7 @@ ContextScheme ContextScheme::Ring(RingRotation rotation, LoadBalance balance) {
 
 absl::Status ContextScheme::Validate(int ranks, const AttentionMask& mask) const {
   if (ulysses_degree) WEFT_RETURN_IF_ERROR(CheckDivides(*ulysses_degree, ranks));
-  if (balance == LoadBalance::kQueryExchange && kind(ranks) != SchemeKind::kGatherKv) {
+  if (balance == LoadBalance::kQueryExchange && kind(ranks) != SchemeKind::kGather) {
     return absl::InvalidArgumentError(
         absl::StrCat("load balance by query exchange is for the gather scheme, not for ",
                      ToAbsl(Name(kind(ranks))), ": use head-tail, or none"));
@@ -71,7 +71,7 @@ absl::Status ContextScheme::Validate(int ranks, const AttentionMask& mask) const
 
 absl::Status ContextScheme::ValidateSparse(int ranks, const AttentionMask& mask) const {
   WEFT_RETURN_IF_ERROR(Validate(ranks, mask));
-  const bool gathers = kind(ranks) == SchemeKind::kGatherKv && balance != LoadBalance::kQueryExchange;
+  const bool gathers = kind(ranks) == SchemeKind::kGather && balance != LoadBalance::kQueryExchange;
   if (gathers || ranks == 1) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("sparse attention selects among the keys of all ranks, so its scheme must be gather, not ",
@@ -80,7 +80,7 @@ absl::Status ContextScheme::ValidateSparse(int ranks, const AttentionMask& mask)
 
 SchemeKind ContextScheme::kind(int ranks) const {
   // A degree of 1 means no exchange of heads even if the group has one rank.
-  if (ulysses_degree == 1) return ring_rotation ? SchemeKind::kRing : SchemeKind::kGatherKv;
+  if (ulysses_degree == 1) return ring_rotation ? SchemeKind::kRing : SchemeKind::kGather;
   return inner_ranks(ranks) == ranks ? SchemeKind::kUlysses : SchemeKind::kHybrid;
 }
 

@@ -280,7 +280,6 @@ StepCosts CostsOfReductions(const FlatLayout& layout, const ShardingPolicy& poli
 
 }  // namespace
 
-int64_t AllGatherBytes(int64_t bytes, int ranks) { return bytes / ranks * (ranks - 1); }
 int64_t ReduceScatterBytes(int64_t own_bytes, int ranks) { return own_bytes * (ranks - 1); }
 // Counts uneven ranges, which differ by less than a cache line, as even ones, rounded down.
 int64_t AllReduceBytes(int64_t bytes, int ranks) { return 2 * bytes * (ranks - 1) / ranks; }

@@ -39,7 +39,7 @@ TEST(ContextPlan, SplitsNothingOnOneRank) {
 TEST(ContextPlan, UsesTheSchemeThatTheFlagNames) {
   EXPECT_EQ(Plan({.size = 4, .scheme = CpScheme::kUlysses}).scheme, ContextScheme{});
   const ContextPlan gather = Plan({.size = 4, .scheme = CpScheme::kGather});
-  EXPECT_EQ(gather.scheme.kind(gather.size), SchemeKind::kGatherKv);
+  EXPECT_EQ(gather.scheme.kind(gather.size), SchemeKind::kGather);
   EXPECT_EQ(gather.reason, "--cp-scheme");
   const ContextPlan ring =
       Plan({.size = 4, .scheme = CpScheme::kRing, .ring_rotate = RingRotation::kAllGather});
@@ -61,7 +61,7 @@ TEST(ContextPlan, BalancesACausalMaskByDefault) {
 TEST(ContextPlan, UsesAContiguousLayoutForQueryExchange) {
   const ContextPlan plan =
       Plan({.size = 4, .scheme = CpScheme::kGather, .load_balance = LoadBalance::kQueryExchange});
-  EXPECT_EQ(plan.scheme.kind(plan.size), SchemeKind::kGatherKv);
+  EXPECT_EQ(plan.scheme.kind(plan.size), SchemeKind::kGather);
   EXPECT_EQ(plan.scheme.balance, LoadBalance::kQueryExchange);
   EXPECT_EQ(plan.split().order, SequenceOrder::kContiguous);
 }
@@ -76,7 +76,7 @@ TEST(ContextPlan, ChoosesOnlySchemesWithTheRequestedBalance) {
   EXPECT_THAT(four.reason, HasSubstr("to a rank in an attention's forward and backward"));
   // There is no hybrid of two ranks.
   const ContextPlan two = Plan({.size = 2, .load_balance = LoadBalance::kHeadTail}, shape);
-  EXPECT_EQ(two.scheme.kind(two.size), SchemeKind::kGatherKv);
+  EXPECT_EQ(two.scheme.kind(two.size), SchemeKind::kGather);
   EXPECT_EQ(two.reason, "--load-balance");
 }
 
@@ -87,7 +87,7 @@ TEST(ContextPlan, MakesAHybridOfADegreeBetweenOneAndAllRanks) {
   EXPECT_EQ(degree.split().outer, 2);
   EXPECT_EQ(degree.split().inner, 2);
   EXPECT_EQ(Plan({.size = 4, .ulysses_degree = 4}).scheme.kind(4), SchemeKind::kUlysses);
-  EXPECT_EQ(Plan({.size = 4, .ulysses_degree = 1}).scheme.kind(4), SchemeKind::kGatherKv);
+  EXPECT_EQ(Plan({.size = 4, .ulysses_degree = 1}).scheme.kind(4), SchemeKind::kGather);
 }
 
 TEST(ContextPlan, MakesTheOuterLevelOfAHybridARingIfARotationIsGiven) {
@@ -109,7 +109,7 @@ TEST(ContextPlan, ChoosesTheSchemeWithTheFewestBytes) {
     }
   }
   // A gather is cheap with few key and value heads, and expensive with many.
-  EXPECT_EQ(Plan({.size = 2}, Heads(8, 1)).scheme.kind(2), SchemeKind::kGatherKv);
+  EXPECT_EQ(Plan({.size = 2}, Heads(8, 1)).scheme.kind(2), SchemeKind::kGather);
   EXPECT_EQ(Plan({.size = 8}, Heads(8, 8)).scheme.kind(8), SchemeKind::kUlysses);
 }
 
@@ -124,7 +124,7 @@ TEST(ContextPlan, GathersForSparseAttention) {
   shape.index_dim = 32;
   for (const CpScheme scheme : {CpScheme::kAuto, CpScheme::kGather}) {
     const ContextPlan plan = Plan({.size = 8, .scheme = scheme}, shape);
-    EXPECT_EQ(plan.scheme.kind(plan.size), SchemeKind::kGatherKv);
+    EXPECT_EQ(plan.scheme.kind(plan.size), SchemeKind::kGather);
     EXPECT_EQ(plan.split().order, SequenceOrder::kHeadTail);
     EXPECT_EQ(plan.reason, scheme == CpScheme::kAuto ? "--attention dsa" : "--cp-scheme");
   }

@@ -8,7 +8,7 @@
 //
 //   kUlysses    all ranks are inner: an all-to-all each of queries, keys, values and outputs, and of their
 //               gradients; no more ranks have work than there are heads
-//   kGatherKv   all ranks are outer: all gather keys and values, and keep them for backward
+//   kGather   all ranks are outer: all gather keys and values, and keep them for backward
 //   kRing       all ranks are outer: keys and values visit one rank after the other, again in backward
 //   kHybrid     both levels have several ranks; the outer level gathers, or is a ring
 //
@@ -27,7 +27,7 @@
 
 namespace weft {
 
-enum class SchemeKind : uint8_t { kUlysses, kGatherKv, kHybrid, kRing };
+enum class SchemeKind : uint8_t { kUlysses, kGather, kHybrid, kRing };
 // Transfer of the blocks of a ring. kAllGather: one all-gather brings all of them while the rank
 // computes its own block. kShift: each rank passes a block to the next rank while it computes the block.
 enum class RingRotation : uint8_t { kAllGather, kShift };

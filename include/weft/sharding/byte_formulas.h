@@ -44,9 +44,8 @@
 
 namespace weft {
 
-// Bytes that one collective brings to a rank: its peers' equal parts of `bytes`; its peers' terms of its own
-// part; both phases of an all-reduce of `bytes`.
-int64_t AllGatherBytes(int64_t bytes, int ranks);
+// Bytes that one collective brings to a rank: its peers' terms of its own part; both phases of an all-reduce
+// of `bytes`.
 int64_t ReduceScatterBytes(int64_t own_bytes, int ranks);
 int64_t AllReduceBytes(int64_t bytes, int ranks);
 

@@ -71,11 +71,11 @@ absl::StatusOr<TrainingPlan> PlanTraining(const TrainConfig& config, const PlanO
 // Ranks need not fit into the memory of the hosts; PlanTraining checks that.
 struct StepForecast {
   double step_ms = 0;
-  double compute_ms = 0;       // If the rank has its cores for itself.
-  double exposed_ms = 0;       // Waiting for communication, the mean over ranks.
-  int64_t wire_bytes = 0;      // Sent by each host, the mean over hosts.
-  int64_t peak_images = 0;     // Bytes of gathered weights.
-  int64_t peak_gradients = 0;  // Bytes of full gradients.
+  double compute_ms = 0;            // If the rank has its cores for itself.
+  double exposed_ms = 0;            // Waiting for communication, the mean over ranks.
+  int64_t host_wire_bytes = 0;      // Sent by each host, the mean over hosts.
+  int64_t peak_image_bytes = 0;     // Gathered weights.
+  int64_t peak_gradient_bytes = 0;  // Full gradients.
 };
 // Simulates a step with a schedule's rules. Null: the built-in ones. REQUIRES and errors: as PlanTraining.
 absl::StatusOr<StepForecast> ForecastStep(const TrainConfig& config, const PlanOptions& options,

@@ -49,7 +49,7 @@ absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
         Field{"max_run_bytes", options.max_run_bytes, kMaxBytes},
         Field{"reduce_fan_in", options.reduce_fan_in, std::numeric_limits<int>::max()},
         Field{"reduce_window_bytes", options.reduce_window_bytes, kMaxWindowBytes},
-        Field{"recorder_entries", options.recorder_entries, kMaxWindowBytes}}) {
+        Field{"recorder_entries", options.recorder_entries, std::numeric_limits<int>::max()}}) {
     if (field.value >= 1 && field.value <= field.max) continue;
     return absl::InvalidArgumentError(absl::StrCat("engine option ", field.name, " is ", field.value,
                                                    "; it must be from 1 to ", field.max));

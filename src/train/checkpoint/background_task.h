@@ -14,8 +14,11 @@ namespace weft {
 
 class BackgroundTask {
  public:
+  // A device that has not answered for so long may never answer.
+  static constexpr absl::Duration kLastWait = absl::Seconds(5);
+
   // Starts `task`. Lifetime: what the task uses must live until it has ended; it may outlive this object.
-  explicit BackgroundTask(std::function<absl::Status()> task, absl::Duration last_wait = absl::Seconds(5));
+  explicit BackgroundTask(std::function<absl::Status()> task, absl::Duration last_wait = kLastWait);
   // Waits for the end of the task, but no longer than `last_wait`.
   ~BackgroundTask();
   BackgroundTask(const BackgroundTask&) = delete;

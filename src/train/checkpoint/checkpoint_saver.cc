@@ -22,8 +22,6 @@ namespace {
 
 using Blobs = std::vector<std::string>;
 
-constexpr absl::Duration kLastWait = absl::Seconds(5);
-
 // Creates a file of its full size with its header. Flushes nothing: the commit does.
 absl::Status CreateFile(const std::string& path, const SafetensorsLayout& layout) {
   WEFT_ASSIGN_OR_RETURN(File file, File::CreateNew(path));
@@ -194,7 +192,7 @@ class CheckpointSaver::Impl {
     SaveCommit commit{folder_,   std::exchange(staged_, ""), *layout_, std::move(state_), options_.keep,
                       abandoned_};
     commit_ = std::make_unique<BackgroundTask>([commit, parts] { return commit.Run(parts); },
-                                               std::min(timeout_, kLastWait));
+                                               std::min(timeout_, BackgroundTask::kLastWait));
     return absl::OkStatus();
   }
 

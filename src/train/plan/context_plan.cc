@@ -27,7 +27,7 @@ std::vector<ContextScheme> AllowedSchemes(const ContextOptions& options, const A
       case CpScheme::kUlysses:
         return scheme.kind(ranks) != SchemeKind::kUlysses;
       case CpScheme::kGather:
-        return scheme.kind(ranks) != SchemeKind::kGatherKv;
+        return scheme.kind(ranks) != SchemeKind::kGather;
       case CpScheme::kHybrid:
         return scheme.kind(ranks) != SchemeKind::kHybrid;
       case CpScheme::kRing:

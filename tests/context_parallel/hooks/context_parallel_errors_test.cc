@@ -226,8 +226,10 @@ TEST(ContextParallelErrors, LeavesTheOperatorOfAnotherContextWhenDestroyed) {
     WEFT_RETURN_IF_ERROR(first->Parallelize(attention));
     attention.SetOperator(nullptr);
     WEFT_RETURN_IF_ERROR(second->Parallelize(attention));
+    const auto* const of_second = attention.attention_operator();
+    EXPECT_NE(of_second, nullptr);
     first.reset();
-    EXPECT_NE(attention.attention_operator(), nullptr);
+    EXPECT_EQ(attention.attention_operator(), of_second);
     return BootstrapBarrier(bootstrap);
   });
 }

@@ -140,7 +140,7 @@ TEST(SparseContext, RefusesSchemesThatDoNotGather) {
     SparseLlama llama({});
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create({{"context", 4}}, 4));
     for (const ContextScheme& scheme : SchemesFor(4)) {
-      if (scheme.kind(4) == SchemeKind::kGatherKv && scheme.balance != LoadBalance::kQueryExchange) continue;
+      if (scheme.kind(4) == SchemeKind::kGather && scheme.balance != LoadBalance::kQueryExchange) continue;
       WEFT_ASSIGN_OR_RETURN(const auto context, ContextParallel::Create(*fixture.engine, llama.model(), mesh,
                                                                         {"context"}, scheme));
       EXPECT_THAT(ParallelizeLlama(*context, llama.model()),

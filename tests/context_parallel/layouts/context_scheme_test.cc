@@ -19,7 +19,7 @@ TEST(ContextScheme, HasAKindThatFollowsFromTheUlyssesDegree) {
   EXPECT_EQ(two.kind(2), SchemeKind::kUlysses);
   EXPECT_EQ(two.inner_ranks(4), 2);
   for (const int ranks : {1, 4}) {
-    EXPECT_EQ(ContextScheme::Gather().kind(ranks), SchemeKind::kGatherKv);
+    EXPECT_EQ(ContextScheme::Gather().kind(ranks), SchemeKind::kGather);
     EXPECT_EQ(ContextScheme::Ring().kind(ranks), SchemeKind::kRing);
   }
 }
