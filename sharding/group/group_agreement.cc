@@ -17,6 +17,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
+#include "sharding/group/exchange_lists.h"
 #include "sharding/plan/replica_slices.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
@@ -207,26 +208,6 @@ std::vector<Summary> SummariesOf(const ShardingPlan& plan, int all_ranks) {
   return summaries;
 }
 
-// Exchanges lists of all ranks. By rank. Entries are trivially copyable, and have no padding.
-template <typename Entry>
-absl::StatusOr<std::vector<std::vector<Entry>>> ExchangeLists(Bootstrap& bootstrap,
-                                                              const absl::StatusOr<std::vector<Entry>>& own,
-                                                              absl::Duration timeout) {
-  const auto blob = [&]() -> absl::StatusOr<std::string> {
-    WEFT_RETURN_IF_ERROR(own.status());
-    return std::string(reinterpret_cast<const char*>(own->data()), own->size() * sizeof(Entry));
-  };
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> blobs,
-                        ExchangeBlobs(bootstrap, "parameter groups", blob(), timeout));
-  std::vector<std::vector<Entry>> lists;
-  for (const std::string& message : blobs) {
-    WEFT_CHECK(message.size() % sizeof(Entry) == 0, "a rank sent no list of parameter groups");
-    std::vector<Entry>& list = lists.emplace_back(message.size() / sizeof(Entry));
-    if (!list.empty()) std::memcpy(list.data(), message.data(), message.size());
-  }
-  return lists;
-}
-
 // True if all ranks to which something is described have the same summary of it.
 bool AreAlike(const std::vector<std::vector<Summary>>& lists) {
   struct Members {
@@ -324,13 +305,14 @@ absl::Status AgreeOnPlan(Bootstrap& bootstrap, const absl::StatusOr<ShardingPlan
   };
   // The blobs of other nodes are copies of this node's, which name this node's groups.
   if (HasMirroredNodes(bootstrap)) return AgreeOnStatus(bootstrap, own.status(), timeout);
-  WEFT_ASSIGN_OR_RETURN(const auto all_summaries, ExchangeLists(bootstrap, summaries(), timeout));
+  WEFT_ASSIGN_OR_RETURN(const auto all_summaries,
+                        ExchangeLists(bootstrap, "parameter groups", summaries(), timeout));
   if (AreAlike(all_summaries)) return absl::OkStatus();
   // All ranks find the same. Messages grow with the number of groups only if there is an error to explain.
   WEFT_RETURN_IF_ERROR(AgreeOnOptions(bootstrap, "options of sharding", OptionsOf(*own), timeout));
   const absl::StatusOr<Announcements> announcements = AnnouncementsOf(*own, ranks);
   WEFT_ASSIGN_OR_RETURN(const std::vector<Announcements> all,
-                        ExchangeLists(bootstrap, announcements, timeout));
+                        ExchangeLists(bootstrap, "parameter groups", announcements, timeout));
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, FirstDifference(*own, all), timeout));
   WEFT_RETURN_IF_ERROR(AgreeOnOptions(bootstrap, "lanes of sharding", LanesOf(*own), timeout));
   return absl::InternalError("hashes of parameter groups differ, and the groups do not");

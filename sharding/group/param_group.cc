@@ -28,6 +28,7 @@ ParamGroup::ParamGroup(CommContext& context, GroupSpec spec, const ShardingPolic
       updates_(std::make_unique<ReplicaUpdates>(context_, spec_.name(), slices_)),
       written_(parameters().size()),
       used_(parameters().size(), true) {
+  for (const auto& parameter : parameters()) parameter->sharded_by = name();
   if (spec_.is_zero_copy()) return;
   copy_in_ = PlanGradientCopyIn(spec_.layout, spec_.dtypes.gradient_dtype(), spec_.dtypes.reduce);
 }
@@ -44,6 +45,7 @@ std::vector<PipelineLanes::Parts> ParamGroup::ReplicaParts() const {
 }
 
 ParamGroup::~ParamGroup() {
+  for (const auto& parameter : parameters()) parameter->sharded_by.clear();
   if (state_ == State::kUnsharded) ForgetData(parameters(), data_image());
   if (gradient_image_) ForgetGradients(parameters());
   context_.AwaitReleases();  // Peers may still read the master.

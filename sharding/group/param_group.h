@@ -99,6 +99,8 @@ class ParamGroup {
 
   // Fills the elements of the master that this rank owns. REQUIRES: shards may be written.
   absl::Status Load(const ShardLoader& loader);
+  // The elements of the master that Load fills, without gradients.
+  std::vector<MasterView> WholeShards() const;
   // Takes the data that parameters had before the group away from them. Due after Load, when no group can
   // fail any more: a loader may read this data, and must find it again after an error.
   void DropParameterData();
@@ -226,7 +228,6 @@ class ParamGroup {
   ParamGroup(CommContext& context, GroupSpec spec, const ShardingPolicy& policy);
   // By slice, the parts of its replicas in an image that holds the shard in ranges.
   std::vector<PipelineLanes::Parts> ReplicaParts() const;
-  std::vector<MasterView> WholeShards() const;
   // Masters with views of the reduced sum for these parameters. REQUIRES: the sum has memory if any is
   // selected.
   std::vector<MasterView> MastersWith(const std::vector<bool>& has_gradient) const;

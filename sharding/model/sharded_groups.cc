@@ -10,6 +10,7 @@
 
 #include "sharding/group/group_agreement.h"
 #include "sharding/group/param_group.h"
+#include "sharding/group/replica_agreement.h"
 #include "sharding/model/backward_updates.h"
 #include "sharding/model/group_schedule.h"
 #include "sharding/model/model_scalars.h"
@@ -26,6 +27,20 @@ std::vector<PassEvent> OrderOf(const std::vector<GroupMembers>& groups) {
   parents.reserve(groups.size());
   for (const GroupMembers& members : groups) parents.push_back(members.parent);
   return ModuleOrder(parents);
+}
+
+absl::Status CheckIsNotSharded(const std::vector<GroupMembers>& groups) {
+  for (const GroupMembers& group : groups) {
+    for (const std::shared_ptr<Parameter>& parameter : group.parameters) {
+      if (parameter->sharded_by.empty()) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "parameter '", parameter->name, "' of group '", group.name, "' is sharded already, by the group '",
+          parameter->sharded_by,
+          "' of another model: give all modules to one FullyShard as blocks, exclude the parameter "
+          "by ShardingPolicy::ignored, or destroy that model first"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckReplicas(const ShardingPolicy& policy, const ReplicateBuckets& buckets) {
@@ -94,6 +109,7 @@ absl::StatusOr<ResidencyChoice> PlanResidency(const ShardingPlan& plan, const Sh
 absl::StatusOr<ShardingPlan> PlanSharding(std::vector<GroupMembers> groups, const DeviceMesh& mesh,
                                           const ShardingPolicy& policy, const CommEngine& engine) {
   WEFT_RETURN_IF_ERROR(policy.Validate());
+  WEFT_RETURN_IF_ERROR(CheckIsNotSharded(groups));
   const Bootstrap& bootstrap = engine.bootstrap();
   ShardingPlan plan;
   WEFT_ASSIGN_OR_RETURN(plan.meshes,
@@ -161,7 +177,7 @@ absl::StatusOr<std::unique_ptr<ShardedGroups>> ShardedGroups::Create(CommEngine&
   std::unique_ptr<ShardedGroups> sharded(
       new ShardedGroups(policy, std::move(residency), *std::move(context)));
   const absl::Status created = sharded->CreateGroups(std::move(specs), std::move(images.in_place), loader);
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, created, timeout));
+  WEFT_RETURN_IF_ERROR(AgreeOnReplicas(bootstrap, sharded->groups_, created, timeout));
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, sharded->CreateSchedule(mesh, order), timeout));
   for (const auto& group : sharded->groups_) group->DropParameterData();
   return sharded;

@@ -33,6 +33,8 @@ struct Parameter {
   // True if `grad` holds a gradient. The first matrix product after a reset overwrites `grad` (beta 0), later
   // ones add to it (beta 1), so that it need not be zero-filled. The owner of the memory resets this flag.
   bool grad_written = false;
+  // Name of the group that shards the parameter; empty if none does. Set by the group while it lives.
+  std::string sharded_by;
 
   int64_t elements() const { return ElementCount(shape); }
   // Returns the beta for a write of `grad` (0 if `grad` holds nothing, then 1), and marks `grad` as written.

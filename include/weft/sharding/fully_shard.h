@@ -244,8 +244,10 @@ class ShardedModel {
 // blocks lie. Loads every shard through `loader`, and takes the parameters' data away. All ranks agree on
 // the outcome; after an error the parameters keep their data. Errors: kInvalidArgument (policy; the mesh's
 // axes, their order or their product; a module listed twice or not below the root; blocks that overlap; a
-// parameter that two groups own; ranks that differ in the layout of a group, which it names; NodeShared::kOn
-// where images cannot be shared), kResourceExhausted (node memory), and the loader's.
+// parameter that two groups own; ranks that differ in the layout of a group, which it names; replicas that
+// have loaded other values of a parameter, which it names; NodeShared::kOn where images cannot be shared),
+// kFailedPrecondition (a parameter that a group of another model shards), kResourceExhausted (node memory),
+// and the loader's.
 absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, const ModuleBlocks& blocks,
                                                          const DeviceMesh& mesh, CommEngine& engine,
                                                          const ShardingPolicy& policy,

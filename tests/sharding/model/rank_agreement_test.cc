@@ -348,5 +348,33 @@ TEST(RankAgreement, NamesTheNumbersOfGroups) {
   });
 }
 
+// Rank 2 or 3 holds the same shard as rank 0 or 1. Frozen parameters have replicas, too.
+TEST(RankAgreement, NamesTheParameterOfWhichReplicasHaveLoadedOtherValues) {
+  for (const bool is_frozen : {false, true}) {
+    RunRanks(NodeMap::OneNode(4), [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+      WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 2));
+      const Parameters p = MakeParameters({{8, 8}, {8, 8}});
+      p[1]->requires_grad = !is_frozen;
+      const auto shard = [&](int other_rank) {
+        const ShardLoader loader = [&, other_rank](const Parameter& parameter, int64_t start, int64_t count,
+                                                   float* out) {
+          const bool differs = bootstrap.rank() == other_rank && &parameter == p[1].get();
+          return LoadIndices(parameter, differs ? start + 1 : start, count, out);
+        };
+        return ShardedGroups::Create(*engine.engine, mesh, {{"root", -1, {p[0]}}, {"a", 0, {p[1]}}}, {},
+                                     loader);
+      };
+      EXPECT_THAT(
+          shard(3),
+          StatusIs(absl::StatusCode::kInvalidArgument,
+                   HasSubstr("rank 3 has other initial values of parameter 'p1' than rank 1, of which "
+                             "it is a replica")));
+      EXPECT_OK(shard(-1));
+      return absl::OkStatus();
+    });
+  }
+}
+
 }  // namespace
 }  // namespace weft::testing

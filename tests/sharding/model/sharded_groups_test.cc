@@ -323,5 +323,26 @@ TEST(ShardedGroups, ExchangeNoWholeParametersOfF64Masters) {
   });
 }
 
+// Both models would gather and update the parameter, and an optimizer of one would miss the other's passes.
+TEST(ShardedGroups, RefuseAParameterThatAnotherModelShards) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine rank, MakeToyRank(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(Client client, Client::Make(*rank.engine));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
+    const auto shard_again = [&] {
+      return ShardedGroups::Create(*rank.engine, mesh, {{"again", -1, {client.parameters[2]}}}, {},
+                                   LoadIndices);
+    };
+    EXPECT_THAT(
+        shard_again(),
+        StatusIs(absl::StatusCode::kFailedPrecondition,
+                 AllOf(HasSubstr("parameter 'p2' of group 'again' is sharded already, by the group 'a'"),
+                       HasSubstr("ShardingPolicy::ignored"))));
+    client.groups.reset();
+    EXPECT_OK(shard_again());
+    return absl::OkStatus();
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing
