@@ -111,6 +111,37 @@ TEST(ShardedModel, LeavesAGroupShardedInBackwardWhenTold) {
   });
 }
 
+// The embedding is among the groups with which backward begins if it is the only block, and else among those
+// that the end of the forward would prefetch.
+TEST(ShardedModel, HoldsNoImageAfterForwardOfAGroupThatBackwardLeavesSharded) {
+  for (const bool has_more_blocks : {false, true}) {
+    RunRanks(NodeMap::RanksPerNode(4, 2), [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+      WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 4));
+      WEFT_ASSIGN_OR_RETURN(const auto net, LlamaModel::Create(TinyLlama()));
+      Module* const embedding = net->children()[0];
+      std::vector<Module*> blocks = {embedding};
+      if (has_more_blocks) blocks.insert(blocks.end(), net->blocks().begin(), net->blocks().end());
+      ShardingPolicy policy = SharedImages();
+      policy.prefetch_depth = 1;
+      WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(*net, blocks, mesh, *engine.engine, policy,
+                                                         LoadInitialValues(kToySeed)));
+      for (const bool unshards : {true, false}) {
+        WEFT_RETURN_IF_ERROR(model->SetUnshardInBackward(*embedding, unshards));
+        State after_forward = State::kSharded;
+        const auto hook = net->AddForwardPostHook([&](Module&, Invocation&, Tensors&) {
+          after_forward = States(*model)[1];
+          return absl::OkStatus();
+        });
+        WEFT_RETURN_IF_ERROR(PassOf(*net, *model, bootstrap.rank()).status());
+        net->RemoveHook(hook);
+        EXPECT_EQ(after_forward == State::kSharded, !unshards);
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
 int64_t GathersOfAPass(ToyNet& net, ShardedModel& model, int rank) {
   const int64_t before = model.counters().all_gathers;
   EXPECT_OK(ToyPassOf(net, model, rank));

@@ -50,13 +50,14 @@ struct PairOfParameters {
 };
 
 // Runs `body` on both ranks.
-void WithPair(absl::FunctionRef<absl::Status(const PairOfParameters&, int rank)> body) {
+void WithPair(absl::FunctionRef<absl::Status(const PairOfParameters&, int rank)> body,
+              const ShardingPolicy& policy = {}) {
   RunRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
     const auto p = MakeParameters({{4}, {6}});
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
-    WEFT_ASSIGN_OR_RETURN(const auto groups,
-                          ShardedGroups::Create(*engine.engine, mesh, {{"root", -1, p}}, {}, LoadIndices));
+    WEFT_ASSIGN_OR_RETURN(const auto groups, ShardedGroups::Create(*engine.engine, mesh, {{"root", -1, p}},
+                                                                   policy, LoadIndices));
     return body({*groups, p}, bootstrap.rank());
   });
 }
@@ -112,6 +113,25 @@ TEST(ShardedGroups, ForgetAReducedGradientWhileOthersWaitForTheirReduction) {
     pair.ExpectGradients(4.0F, 6.0F);
     return absl::OkStatus();
   });
+}
+
+// The sum over the shard group stays, and the next reduction over all ranks adds to it.
+TEST(ShardedGroups, ForgetAReducedGradientWhileAPartialSumWaitsForItsReduction) {
+  ShardingPolicy policy;
+  policy.unused_gradients = UnusedGradients::kZero;  // No agreement is due.
+  const auto body = [](const PairOfParameters& pair, int /*rank*/) -> absl::Status {
+    for (uintptr_t step = 1; step <= 3; ++step) {
+      const SchedulePass pass = {step, true};
+      pair.groups.SetRequiresAllReduce(0, step != 2);
+      WEFT_RETURN_IF_ERROR(pair.Forward(pass));
+      WEFT_RETURN_IF_ERROR(pair.Backward(pass));
+      if (step == 2) WEFT_RETURN_IF_ERROR(pair.ForgetFirst());
+    }
+    WEFT_RETURN_IF_ERROR(pair.groups.CheckGradientsReduced());
+    pair.ExpectGradients(4.0F, 6.0F);
+    return absl::OkStatus();
+  };
+  WithPair(body, policy);
 }
 
 TEST(ShardedGroups, CountExternalGradientsInNorms) {

@@ -1,4 +1,7 @@
 // Passes besides those of a step: evaluations, passes that are abandoned, several in flight.
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -60,6 +63,34 @@ TEST(ShardedModel, SupportsSeveralInvocationsInFlight) {
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> sequential, gradients(/*interleaved=*/false));
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> interleaved, gradients(/*interleaved=*/true));
     EXPECT_EQ(sequential, interleaved);
+    return absl::OkStatus();
+  });
+}
+
+// The address of an invocation is its id. What an abandoned pass has called must not count in a later one.
+TEST(ShardedModel, ReducesAsEarlyAfterAnAbandonedInvocationAtTheSameAddress) {
+  WithToyModel(2, PrivateImages(), [](ToyNet& net, ShardedModel& model, int) -> absl::Status {
+    using Event = std::pair<ScheduleEvent, std::string>;
+    std::vector<Event> events;
+    model.SetScheduleObserver(
+        [&](ScheduleEvent event, const std::string& group) { events.emplace_back(event, group); });
+    std::optional<Invocation> invocation;
+    // The events of the backward that follows the last of some forwards.
+    const auto backward_after = [&](int forwards) -> absl::StatusOr<std::vector<Event>> {
+      Tensors outputs;
+      for (int forward = 0; forward < forwards; ++forward) {
+        invocation.emplace();
+        WEFT_ASSIGN_OR_RETURN(outputs, net.Forward(*invocation, {ToyInputs(0, 3, 6)}));
+      }
+      events.clear();
+      WEFT_RETURN_IF_ERROR(net.Backward(*invocation, {ToyLossGradient(outputs[0], 1.0F)}).status());
+      model.ZeroGradients();
+      return events;
+    };
+    WEFT_RETURN_IF_ERROR(backward_after(1).status());  // Records the order of groups.
+    WEFT_ASSIGN_OR_RETURN(const std::vector<Event> expected, backward_after(1));
+    WEFT_ASSIGN_OR_RETURN(const std::vector<Event> after_abandoned, backward_after(2));
+    EXPECT_EQ(after_abandoned, expected);
     return absl::OkStatus();
   });
 }

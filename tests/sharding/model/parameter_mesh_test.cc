@@ -10,6 +10,7 @@
 #include "tests/sharding/support/expect_costs.h"
 #include "tests/sharding/support/toy_training.h"
 #include "tests/support/thread_ranks.h"
+#include "weft/mesh/simulation.h"
 
 namespace weft::testing {
 namespace {
@@ -99,6 +100,32 @@ TEST(ParameterMesh, KeepsPartsOfItsOwnShardGroupAfterForward) {
     EXPECT_EQ(outcome.weights, expected.weights);
     ExpectCosts(outcome);
   });
+}
+
+// Rank 1 fails before an update gathers what the next forward begins with. Its peers have begun a gather on
+// the mesh of the first layer.
+TEST(ParameterMesh, TrainsAfterTheUpdateOfOneRankFailed) {
+  const auto body = [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+    ToyNet net({6, 6, 6, 6});
+    WEFT_ASSIGN_OR_RETURN(const auto model,
+                          FullyShard(net, net.blocks(), MeshOf(kRanks), *engine.engine,
+                                     RunOf(kRanks, {2, 0, 0}).policy, LoadInitialValues(kToySeed)));
+    const auto step = [&](int number) -> absl::Status {
+      WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), kRanks, number, 0, 1));
+      return ToyUpdate(*model, 1.0, nullptr);
+    };
+    WEFT_RETURN_IF_ERROR(step(0));
+    absl::Status status = model->UpdateShards([&](absl::Span<const ShardView>) {
+      return bootstrap.rank() == 1 ? absl::DataLossError("bad moments") : absl::OkStatus();
+    });
+    if (status.ok()) status = step(1);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("bad moments"));
+    WEFT_RETURN_IF_ERROR(model->ResetAfterError());
+    for (int number = 1; number <= 2; ++number) WEFT_RETURN_IF_ERROR(step(number));
+    return absl::OkStatus();
+  };
+  EXPECT_OK(RunSimulatedRanks(NodeMap::RanksPerNode(kRanks, 2), {}, body).status());
 }
 
 TEST(ParameterMesh, LeavesImagesSharedIfNoParameterHasAMeshOfItsOwn) {

@@ -177,6 +177,18 @@ TEST(ShardedGroups, RepeatABackwardUntilItsPassIsAbandoned) {
   });
 }
 
+TEST(ShardedGroups, RefuseTheBackwardOfAPassFromBeforeAReset) {
+  WithClient(1, {}, [](Client& client, CommEngine&, int) -> absl::Status {
+    const SchedulePass pass = {1, true};
+    WEFT_RETURN_IF_ERROR(client.Forward(pass));
+    client.groups->Stop(absl::DataLossError("a loss that is not finite"));
+    WEFT_RETURN_IF_ERROR(client.groups->ResetAfterError());
+    EXPECT_THAT(client.groups->BeforeBackward(0, pass),
+                StatusIs(kPrecondition, HasSubstr("without a forward of the same invocation")));
+    return client.groups->ResetAfterError();
+  });
+}
+
 TEST(ShardedGroups, ARecomputeOfTheRootBeginsNoPass) {
   WithClient(2, {}, [](Client& client, CommEngine&, int) -> absl::Status {
     const SchedulePass pass = {1, true};

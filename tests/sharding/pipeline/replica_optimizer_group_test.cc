@@ -8,6 +8,7 @@
 
 #include "tests/sharding/support/group_fixture.h"
 #include "tests/support/thread_ranks.h"
+#include "weft/mesh/simulation.h"
 
 namespace weft::testing {
 namespace {
@@ -88,6 +89,42 @@ TEST(ReplicaOptimizer, GathersLoadedShards) {
     }
     return absl::OkStatus();
   });
+}
+
+// A collective that moves nothing.
+class NoCollective : public PendingCollective {
+ public:
+  absl::Status Wait() override { return absl::OkStatus(); }
+  absl::Status WaitReleased() override { return absl::OkStatus(); }
+  bool TestReleased() const override { return true; }
+};
+
+// Virtual time: the second replica submits its updates a second after the first one wants to gather.
+TEST(ReplicaOptimizer, StartsACustomAllGatherWithTheUpdatesOfAllReplicas) {
+  const auto body = [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const TwoNodeGroup two_nodes, TwoNodeGroup::Make(bootstrap));
+    constexpr int64_t kPart = TwoNodeGroup::kElements / 2;
+    int calls = 0;
+    two_nodes.group->SetCustomAllGather([&](const AllGatherRequest& request) -> StartedCollective {
+      ++calls;
+      const auto* part = static_cast<const float*>(request.part);
+      bool has_updates = true;
+      for (int64_t i = 0; i < kPart; ++i) {
+        const int64_t place = request.group.group_rank * kPart + i;
+        has_updates = has_updates && part[i] == TwoNodeGroup::ValueAt(1, place);
+      }
+      EXPECT_TRUE(has_updates);
+      return std::make_unique<NoCollective>();
+    });
+    two_nodes.Update(1);
+    if (bootstrap.rank() >= 2) bootstrap.runtime().SleepFor(int64_t{1'000'000'000});
+    WEFT_RETURN_IF_ERROR(two_nodes.group->AllGatherUpdates(Priority::kBulk));
+    WEFT_RETURN_IF_ERROR(Gather(*two_nodes.group));
+    EXPECT_EQ(calls, 1);
+    WEFT_RETURN_IF_ERROR(two_nodes.group->Reshard());
+    return two_nodes.fixture.context->FinishBackward();
+  };
+  EXPECT_OK(RunSimulatedRanks(NodeMap::RanksPerNode(4, 2), {}, body).status());
 }
 
 TEST(ReplicaOptimizer, GivesGradientHooksTheElementsThatTheRankUpdates) {

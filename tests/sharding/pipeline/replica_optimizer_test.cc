@@ -9,6 +9,7 @@
 #include "tests/sharding/support/group_fixture.h"
 #include "tests/sharding/support/shared_images.h"
 #include "tests/support/thread_ranks.h"
+#include "weft/mesh/simulation.h"
 #include "weft/sharding/state_dict.h"
 
 namespace weft::testing {
@@ -252,6 +253,35 @@ void ExpectSameBitsAfterAnError(WireCompression compression) {
 TEST(ReplicaOptimizer, TrainsToTheSameBitsAfterAnError) {
   ExpectSameBitsAfterAnError(WireCompression::kNone);
   ExpectSameBitsAfterAnError(WireCompression::kLossless);
+}
+
+// The ranks have begun different numbers of gathers when they learn of the error. On virtual time, those that
+// no peer joins miss their deadline at once.
+TEST(ReplicaOptimizer, GathersUpdatesAfterTheUpdateOfOneReplicaFailed) {
+  for (const int groups_before : {0, 1, 2}) {
+    const auto body = [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+      WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 1));
+      ToyNet net({6, 6, 6, 6});
+      ShardingPolicy policy;
+      policy.shard_optimizer_over_replicas = true;
+      WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
+                                                         LoadInitialValues(kToySeed)));
+      WEFT_RETURN_IF_ERROR(Step(net, *model, bootstrap, 0));
+      int groups = 0;
+      absl::Status status = model->UpdateShards([&](absl::Span<const ShardView>) {
+        const bool fails = bootstrap.rank() == 1 && groups++ == groups_before;
+        return fails ? absl::DataLossError("bad moments") : absl::OkStatus();
+      });
+      if (status.ok()) status = Step(net, *model, bootstrap, 1);
+      EXPECT_THAT(std::string(status.message()), HasSubstr("bad moments"));
+      WEFT_RETURN_IF_ERROR(model->ResetAfterError());
+      for (int step = 1; step <= 2; ++step) WEFT_RETURN_IF_ERROR(Step(net, *model, bootstrap, step));
+      return ToyWeights(*model).status();
+    };
+    EXPECT_OK(RunSimulatedRanks(NodeMap::RanksPerNode(2, 1), {}, body).status())
+        << groups_before << " groups before";
+  }
 }
 
 TEST(ReplicaOptimizer, NeedsReplicas) {
