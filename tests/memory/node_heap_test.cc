@@ -153,6 +153,31 @@ TEST(NodeHeap, PlacesTheMemoryOfARankOnItsNumaNode) {
   }));
 }
 
+TEST(NodeHeap, HasTheSameBlocksAfterAnAllocationForWhichTheNodeHasNoMemory) {
+  const auto ranks = MakeThreadBootstraps(NodeMap::OneNode(1));
+  RankWithFreeMemory full(*ranks[0], {.host = 1000});
+  ASSERT_OK_AND_ASSIGN(const auto heap, NodeHeap::Create(full, {.segment_bytes = 1 << 20}));
+  EXPECT_THAT(heap->Allocate(100), StatusIs(absl::StatusCode::kResourceExhausted,
+                                            HasSubstr("node heap of rank 0: the node has no memory")));
+  EXPECT_EQ(heap->allocated_bytes(), 0);
+}
+
+TEST(NodeHeap, HoldsTheBytesOfTheSegmentsOfItsNode) {
+  RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
+    constexpr size_t kBytes = 1 << 20;
+    WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = kBytes}));
+    for (int rank = 0; rank < 4; ++rank) {
+      const bool is_of_node = bootstrap.node_map().SameNode(rank, bootstrap.rank());
+      EXPECT_EQ(heap->Holds({.rank = rank, .offset = 0}, kBytes), is_of_node);
+      EXPECT_EQ(heap->Holds({.rank = rank, .offset = kBytes}, 0), is_of_node);
+      EXPECT_FALSE(heap->Holds({.rank = rank, .offset = 1}, kBytes));
+      EXPECT_FALSE(heap->Holds({.rank = rank, .offset = kBytes + 1}, 0));
+    }
+    EXPECT_FALSE(heap->Holds({.rank = 4, .offset = 0}, 1));  // A view that does not exist.
+    return absl::OkStatus();
+  });
+}
+
 TEST(NodeHeap, CountsTheBytesOfAllBlocksEverAllocated) {
   const auto ranks = MakeThreadBootstraps(NodeMap::OneNode(1));
   ASSERT_OK_AND_ASSIGN(const auto heap, NodeHeap::Create(*ranks[0], {.segment_bytes = 1 << 20}));

@@ -76,6 +76,16 @@ TEST(FileStore, GetsSeveralKeysAndSkipsThoseThatAreNotSet) {
               ElementsAre(Optional(std::string("one")), std::nullopt, Optional(std::string("three"))));
 }
 
+// Otherwise it would seem that ranks are missing.
+TEST(FileStore, GetsNoKeysOfAFolderThatIsGone) {
+  const TempFolder folder;
+  ASSERT_OK_AND_ASSIGN(const auto store, OpenFileStore(folder / "store"));
+  ASSERT_OK(store->Set("1", "one"));
+  std::filesystem::remove_all(folder / "store");
+  EXPECT_THAT(store->GetAll({"1", "2"}, absl::Milliseconds(1)),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("cannot open")));
+}
+
 // A reader never gets a part of a value.
 TEST(FileStore, ReplacesAValueInOneStep) {
   const TempFolder folder;

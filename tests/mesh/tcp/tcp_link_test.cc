@@ -238,6 +238,20 @@ TEST(TcpLink, IgnoresStrangers) {
   EXPECT_EQ(after, 6);
 }
 
+TEST(TcpLink, ClosesASecondConnectionOfAPeerAndKeepsTheFirst) {
+  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
+  ASSERT_OK(pair.Exchange(1));
+  {
+    RawTcpPeer second(pair.second->endpoint());
+    second.WriteFrame(RawTcpPeer::GreetingOf(pair.second->endpoint(), 0));
+    for (int i = 0; i < 1'000'000 && second.IsOpen(); ++i) pair.Poll();
+    EXPECT_FALSE(second.IsOpen());
+  }
+  ASSERT_OK_AND_ASSIGN(const int64_t received, pair.Exchange(2));
+  EXPECT_EQ(received, 2);
+  EXPECT_TRUE(pair.second->LostPeers().empty());
+}
+
 TEST(TcpLink, AMalformedMessageEndsTheConnectionAndNamesThePeer) {
   constexpr auto kUnknown = static_cast<TcpHeader::Kind>(7);
   constexpr uint64_t kTooLong = WireLink::kMaxControlMessageBytes + 1;

@@ -168,6 +168,18 @@ TEST(TcpLink, APeerThatHasNeverConnectedMayHaveClosedItsLink) {
   }
 }
 
+// The peer was not to be reached any more when its own connection, which says so, was accepted.
+TEST(TcpLink, APeerWhoseFarewellArrivesAfterItsLossIsNotLost) {
+  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
+  pair.second.reset();
+  ASSERT_OK(FindUnreachable(*pair.first));
+  const RawTcpPeer peer(pair.first->endpoint());
+  peer.WriteFrame(RawTcpPeer::GreetingOf(pair.first->endpoint(), 1));
+  peer.WriteFrame(TcpHeader{.kind = TcpHeader::Kind::kFarewell, .tag = 0, .bytes = 0});
+  for (int i = 0; i < 1'000'000 && !pair.first->LostPeers().empty(); ++i) ASSERT_OK(pair.first->Poll());
+  EXPECT_THAT(pair.first->LostPeers(), IsEmpty());
+}
+
 // Nobody can be reached at the port of the peer when its connection ends without a farewell.
 TEST(TcpLink, APeerWhoseConnectionEndsWithoutAFarewellHasNotClosedItsLink) {
   ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
