@@ -210,6 +210,26 @@ TEST(ResetAfterError, ReleasesOperationsThatWereReady) {
   });
 }
 
+// The watchdog would take it for one that still runs, and end the process after the reset.
+TEST(ResetAfterError, LeavesNoRunningOperationInTheFlightRecorder) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SlicesInFlight()));
+    Work work;
+    if (bootstrap.rank() == 0) {
+      work = fixture.engine->Barrier(fixture.lane);
+      EXPECT_THAT(work.Wait(absl::Milliseconds(1)),
+                  StatusIs(absl::StatusCode::kDeadlineExceeded, ::testing::_));
+      EXPECT_THAT(fixture.engine->RecorderJson(), HasSubstr(R"("state": "running")"));
+      fixture.engine->Abort(absl::DataLossError("gone"));
+      EXPECT_THAT(fixture.engine->RecorderJson(), HasSubstr(R"("state": "failed")"));
+    }
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
+    EXPECT_THAT(fixture.engine->RecorderJson(), ::testing::Not(HasSubstr(R"("state": "running")")));
+    return CheckEngineWorks(fixture);
+  });
+}
+
 TEST(ResetAfterError, RefusesToStartAfterAnOperationThatFailed) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SlicesInFlight()));

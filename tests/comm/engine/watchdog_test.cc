@@ -269,6 +269,23 @@ TEST(Watchdog, DoesNotEndTheProcessBeforeTheDeadlineOfAReset) {
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("rank 1 is missing"));
 }
 
+// A process that resets its engine after each failure goes on, however often that is.
+TEST(Watchdog, CountsTheChecksOfEachFailureAlone) {
+  constexpr int kChecks = 60;
+  Recorder recorder(0, 1, 8);
+  recorder.Record(*RunningSince(100));  // Each check then reads the clock once.
+  std::promise<int> outcome;
+  int checks = 0;
+  const auto check = [&] {
+    const bool is_reset = ++checks % 6 == 0;
+    recorder.RecordFailure(is_reset ? absl::OkStatus() : absl::DeadlineExceededError("rank 1 is missing"));
+    if (checks == kChecks) outcome.set_value(0);
+    return int64_t{100};
+  };
+  const Watchdog watchdog(recorder, {kLimitNs, "", 0, 1}, check, [&](int code) { outcome.set_value(code); });
+  EXPECT_EQ(outcome.get_future().get(), 0);
+}
+
 TEST(Watchdog, EndsAProcessWhoseResetExceedsItsDeadline) {
   Recorder recorder(0, 1, 8);
   Clock clock(1000);

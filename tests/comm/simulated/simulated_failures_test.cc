@@ -44,6 +44,29 @@ TEST(SimulatedFailures, OfARankThatLeavesReachPeersInEverySchedule) {
   }
 }
 
+// Nodes 0 and 3 of nine are no neighbors among all nodes, and the ranks of the others take no part any more.
+TEST(SimulatedFailures, ReachTheRanksOfAGroupAfterAllOthersHaveLeft) {
+  const auto body = [](Bootstrap& bootstrap) -> absl::Status {
+    const int rank = bootstrap.rank();
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
+                          EngineFixture::Make(bootstrap, {}, /*segment_bytes=*/size_t{4} << 20));
+    const bool is_in_pair = rank == 0 || rank == 3;
+    const ProcessGroup group =
+        is_in_pair ? ProcessGroup{"pair", {0, 3}, rank == 0 ? 0 : 1} : ProcessGroup{"alone", {rank}, 0};
+    WEFT_ASSIGN_OR_RETURN(const LaneId lane, fixture.engine->AddLane(group, LanePurpose::kControl));
+    if (!is_in_pair) return absl::OkStatus();
+    if (rank == 0) {
+      bootstrap.runtime().SleepFor(int64_t{1'000'000'000});
+      fixture.engine->Abort(absl::DataLossError("an unreadable file"));
+      return absl::OkStatus();
+    }
+    Work work = fixture.engine->Barrier(lane);
+    EXPECT_THAT(work.Wait(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rank 0: an unreadable file")));
+    return absl::OkStatus();
+  };
+  EXPECT_OK(RunSimulatedRanks(NodeMap::RanksPerNode(9, 1), {}, body).status());
+}
+
 TEST(SimulatedFailures, EndAWaitOnceAtTheEnginesTimeout) {
   SimOptions machine;
   const SimReport report =
