@@ -44,6 +44,7 @@ struct MuonRun {
   int replicate, shard;
   ShardingPolicy policy;
   int nodes = 1;
+  bool begins_frozen = false;  // With a step that updates nothing.
 };
 
 struct Outcome {
@@ -62,6 +63,12 @@ absl::Status TrainRank(Bootstrap& bootstrap, const MuonRun& run, std::mutex& mut
   WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.children(), mesh, *rank.engine, run.policy,
                                                      LoadInitialValues(/*seed=*/3)));
   WEFT_ASSIGN_OR_RETURN(const auto optimizer, ShardedMuon::Create(*model, IsMatrix, kMuon, kAdamW));
+  if (run.begins_frozen) {
+    WEFT_RETURN_IF_ERROR(Pass(net, kSizes[0], kSteps, 0, kRows).status());
+    const std::vector<OptimizerGroupStep> frozen(2, {.frozen = true});
+    WEFT_RETURN_IF_ERROR(optimizer->Step(*model, frozen));
+    model->ZeroGradients();
+  }
   for (int step = 0; step < kSteps; ++step) {
     WEFT_RETURN_IF_ERROR(Pass(net, kSizes[0], step, 0, bootstrap.rank() == 0 ? kRows : 0).status());
     WEFT_RETURN_IF_ERROR(optimizer->Step(*model, /*gradient_scale=*/0.5));
@@ -124,6 +131,14 @@ TEST(ShardedMuon, GivesTheSameBitsOnEveryMesh) {
     EXPECT_LE(outcome.moved_bytes * run.shard, kSteps * 2 * momentum_bytes * (run.shard - 1) * run.replicate);
     EXPECT_EQ(outcome.moved_bytes > 0, run.shard > 1);
   }
+}
+
+// Neither the weights nor the momentum, and the matrices are not exchanged.
+TEST(ShardedMuon, ChangesNothingInAStepInWhichAllIsFrozen) {
+  const Outcome expected = Train({1, 2, {}});
+  const Outcome outcome = Train({1, 2, {}, /*nodes=*/1, /*begins_frozen=*/true});
+  EXPECT_EQ(outcome.weights, expected.weights);
+  EXPECT_EQ(outcome.moved_bytes, expected.moved_bytes);
 }
 
 TEST(ShardedMuon, RefusesWhatItCannotUpdate) {

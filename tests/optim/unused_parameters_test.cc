@@ -1,5 +1,9 @@
 // Updates of a model in which a backward leaves out parameters, as torch.optim.AdamW does them after FSDP2's
 // backward: what no rank used keeps its weight, its moments and its number of updates.
+#include <map>
+#include <utility>
+#include <vector>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -176,6 +180,39 @@ TEST(OptimizerSteps, WithoutReducedGradientsFailAndAreNotCounted) {
     EXPECT_EQ(optimizer.steps(), 1);
     return absl::OkStatus();
   });
+}
+
+// A parameter that was frozen when the optimizer was made has no moments before its first gradient.
+TEST(OptimizerSteps, InBackwardUpdateAParameterThatIsTrainedLater) {
+  std::map<bool, std::vector<float>> weights;
+  for (const bool in_backward : {false, true}) {
+    RunRanks(NodeMap::OneNode(1), [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+      WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 1));
+      ToyNet net({6, 6, 6, 6});
+      Parameter& later = *net.layer(1).weight();
+      later.requires_grad = false;
+      ShardingPolicy policy;
+      policy.unused_gradients = UnusedGradients::kZero;
+      policy.trained_later = [&](const Parameter& parameter) { return &parameter == &later; };
+      WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
+                                                         LoadInitialValues(kToySeed)));
+      ShardedAdamW optimizer(model->Shards(), kAdam);
+      later.requires_grad = true;
+      if (in_backward) {
+        WEFT_ASSIGN_OR_RETURN(ShardUpdate update, optimizer.BeginStepInBackward(*model, {{}}));
+        WEFT_RETURN_IF_ERROR(model->BeginUpdatesInBackward(std::move(update), {}));
+        WEFT_RETURN_IF_ERROR(ToyPassOf(net, *model, bootstrap.rank()));
+        WEFT_RETURN_IF_ERROR(model->FinishUpdatesInBackward().status());
+      } else {
+        WEFT_RETURN_IF_ERROR(ToyPassOf(net, *model, bootstrap.rank()));
+        WEFT_RETURN_IF_ERROR(optimizer.Step(*model));
+      }
+      WEFT_ASSIGN_OR_RETURN(weights[in_backward], ToyWeights(*model));
+      return absl::OkStatus();
+    });
+  }
+  EXPECT_EQ(weights[true], weights[false]);
 }
 
 }  // namespace
