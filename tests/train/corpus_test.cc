@@ -226,6 +226,14 @@ TEST(Corpus, ChecksEveryTokenInExactlyOnePart) {
   }
 }
 
+// No token of a larger vocabulary can be wrong, so its data are not read.
+TEST(Corpus, ChecksTheLargestTokenOfItsFormatToo) {
+  const TempFolder folder;
+  const Corpus corpus = Corpus::Open(std::vector<std::string>{folder.Write("a.txt", "a\xff")}).value();
+  EXPECT_TRUE(absl::IsDataLoss(corpus.CheckTokens(255, 0, 1)));
+  EXPECT_TRUE(corpus.CheckTokens(256, 0, 1).ok());
+}
+
 int64_t OpenDescriptors() {
   int64_t count = 0;
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) count += entry.is_symlink() ? 1 : 0;

@@ -1,8 +1,11 @@
 // Saving and loading of checkpoints over ranks that are threads: partitions of any kind, commit, removal.
 #include "weft/train/checkpoint.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -136,6 +139,16 @@ TEST_F(CheckpointTest, ThatLatestDoesNotListAreOlder) {
   EXPECT_THAT(names, ElementsAre("step-00000005", "step-00000009", "step-00000001"));
 }
 
+TEST_F(CheckpointTest, LeavesFoldersAloneWhoseNamesItWouldNotGive) {
+  options_.keep = 1;
+  const char* names[] = {"step-1", "step-+0000001", "step-000000001", "step-00000001-old"};
+  for (const char* name : names) folder_.Write(absl::StrCat("checkpoints/", name, "/notes"), "of the user");
+  ASSERT_OK(Save(ArrayCut::kByRows, 1, {2, 3}));
+  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> listed, ListCheckpoints(root()));
+  EXPECT_THAT(listed, ElementsAre("step-00000003"));
+  for (const char* name : names) EXPECT_TRUE(fs::exists(absl::StrCat(root(), "/", name, "/notes"))) << name;
+}
+
 TEST_F(CheckpointTest, RemovesTheRemainsOfKilledSaves) {
   folder_.Write("checkpoints/.saving-step-00000003-ab/model.safetensors", "x");
   folder_.Write("checkpoints/.removing-step-00000002-ab/model.safetensors", "x");
@@ -144,7 +157,7 @@ TEST_F(CheckpointTest, RemovesTheRemainsOfKilledSaves) {
     EXPECT_EQ(saver->removed().size(), bootstrap.rank() == 0 ? 2 : 0);
     return absl::OkStatus();
   }));
-  EXPECT_TRUE(Names().empty());
+  EXPECT_FALSE(fs::exists(Path(1)));
 }
 
 TEST_F(CheckpointTest, RefusesAFolderThatAnotherRunHas) {
@@ -219,6 +232,22 @@ TEST_F(CheckpointTest, NamesRanksThatSaveDifferentSteps) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("saves step")));
 }
 
+TEST_F(CheckpointTest, NamesAParameterWhoseCountDiffersFromRankToRank) {
+  EXPECT_THAT(OnRanks(2,
+                      [&](Bootstrap& bootstrap) -> absl::Status {
+                        SavedArrays state(ArrayCut::kByRows, bootstrap.rank(), 2);
+                        CheckpointState to_save = state.ToSave(1);
+                        to_save.counts_of_parameters["matrix"] = bootstrap.rank();
+                        WEFT_ASSIGN_OR_RETURN(const auto saver,
+                                              CheckpointSaver::Open(bootstrap, root(), options_));
+                        WEFT_RETURN_IF_ERROR(saver->Start(std::move(to_save)));
+                        return saver->Finish();
+                      }),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("ranks that hold 'matrix' have different counts for it")));
+  EXPECT_FALSE(fs::exists(Path(1)));
+}
+
 TEST_F(CheckpointTest, WritesTheValuesOfTheStartWhileShardsChange) {
   for (const int64_t snapshot_bytes : {int64_t{0}, int64_t{100}, int64_t{1} << 20}) {
     fs::remove_all(root());
@@ -264,6 +293,43 @@ TEST_F(CheckpointTest, RefusesArraysOfOtherNamesAndShapes) {
               StatusIs(absl::StatusCode::kNotFound, _));
   EXPECT_THAT(checkpoint.Check("model", "matrix", {kMatrixRows, 1}),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("another model")));
+}
+
+TEST_F(CheckpointTest, IsNotExportedToThePlaceOfACheckpoint) {
+  ASSERT_OK(Save(ArrayCut::kByRows, 2));
+  ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(Path(1)));
+  const auto refused = [](const char* reason) {
+    return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(reason));
+  };
+  EXPECT_THAT(checkpoint.ExportHf(Path(1)), refused("is the checkpoint itself"));
+  EXPECT_THAT(checkpoint.ExportHf(Path(2)), refused("is the place of a checkpoint"));
+  EXPECT_THAT(checkpoint.ExportHf(root()), refused("has checkpoints"));
+  EXPECT_OK(checkpoint.ExportHf(folder_ / "step-00000002"));
+  EXPECT_OK(Load(ArrayCut::kByRows, 1));
+}
+
+// The range is large, so that most of it is still to be written when its first value is in the file.
+TEST(SnapshotWriter, KeepsUpdatesFromARangeThatIsBeingWritten) {
+  constexpr int64_t kRunBytes = 16 << 10;
+  constexpr int64_t kRuns = 2048;
+  std::vector<float> values(static_cast<size_t>(kRuns * kRunBytes) / sizeof(float), 1.0F);
+  const TempFolder folder;
+  const std::string path = folder.Write("file", std::string(static_cast<size_t>(kRuns * kRunBytes), '\0'));
+  const auto read = [&](size_t count) {
+    std::vector<float> found(count);
+    std::ifstream(path, std::ios::binary)
+        .read(reinterpret_cast<char*>(found.data()), static_cast<std::streamsize>(count * sizeof(float)));
+    return found;
+  };
+  const FileRange range = {.offset = 0, .run_bytes = kRunBytes, .runs = kRuns, .stride = kRunBytes};
+  SnapshotWriter writer({{path, kRuns * kRunBytes}},
+                        {{0, range, reinterpret_cast<const char*>(values.data())}},
+                        /*snapshot_bytes=*/0);
+  while (!writer.done() && read(1).front() == 0.0F) std::this_thread::yield();
+  EXPECT_OK(writer.BeforeUpdate(kTestTimeout));
+  std::fill(values.rbegin(), values.rend(), 2.0F);
+  EXPECT_OK(writer.Wait(kTestTimeout));
+  EXPECT_TRUE(read(values.size()) == std::vector<float>(values.size(), 1.0F));
 }
 
 TEST(SnapshotWriter, FailsIfTheFileIsNotTheOneThatWasCreated) {

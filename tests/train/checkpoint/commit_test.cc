@@ -31,6 +31,8 @@ std::atomic<int> exchange_error = 0;        // errno of exchanges; 0: they are m
 std::atomic<int> renames_before_death = 0;  // Counts down after an exchange has failed. 0: no death.
 std::atomic<bool> has_locks = true;
 std::atomic<int> removal_error = 0;  // errno of the rename that begins to remove a checkpoint; 0: it is made.
+std::atomic<int> replacement_error =
+    0;  // errno of the rename to the place of a moved checkpoint; 0: it is made.
 std::atomic<bool> keeps_files = false;  // Files and folders cannot be removed.
 
 // While it is held, fsync waits.
@@ -61,6 +63,11 @@ extern "C" int rename(const char* from, const char* to) noexcept {
   if (renames_before_death > 0 && --renames_before_death == 0) _exit(kDeath);
   if (removal_error != 0 && std::strstr(to, "/.removing-") != nullptr) {
     errno = removal_error;
+    return -1;
+  }
+  const auto is_staged = [](const char* path) { return std::strstr(path, "/.saving-") != nullptr; };
+  if (replacement_error != 0 && is_staged(from) && !is_staged(to) && access(to, F_OK) != 0) {
+    errno = replacement_error;
     return -1;
   }
   return renameat2(AT_FDCWD, from, AT_FDCWD, to, 0);
@@ -108,6 +115,7 @@ class CommitTest : public CheckpointTest {
     renames_before_death = 0;
     has_locks = true;
     removal_error = 0;
+    replacement_error = 0;
     keeps_files = false;
     SetHanging(false);
   }
@@ -127,6 +135,16 @@ TEST_F(CommitTest, ReplacesACheckpointWithoutExchanges) {
 TEST_F(CommitTest, NamesTheCheckpointThatItCannotReplace) {
   ASSERT_OK(Save(ArrayCut::kByRows, 2, {1}));
   exchange_error = EIO;
+  EXPECT_THAT(Save(ArrayCut::kByRows, 2, {1}),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("cannot replace '" + Path(1))));
+  EXPECT_OK(Load(ArrayCut::kByRows, 2, 1));
+  EXPECT_THAT(Names(), ElementsAre("latest", "step-00000001"));
+}
+
+TEST_F(CommitTest, RestoresTheCheckpointThatItCannotReplaceWithoutExchanges) {
+  ASSERT_OK(Save(ArrayCut::kByRows, 2, {1}));
+  exchange_error = EINVAL;
+  replacement_error = EIO;
   EXPECT_THAT(Save(ArrayCut::kByRows, 2, {1}),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("cannot replace '" + Path(1))));
   EXPECT_OK(Load(ArrayCut::kByRows, 2, 1));

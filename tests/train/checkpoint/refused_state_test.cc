@@ -67,6 +67,11 @@ TEST_F(RefusedStateTest, HasANameThatIsNotThatOfAFileOfACheckpoint) {
   }
 }
 
+TEST_F(RefusedStateTest, HasAFileOfTheNameOfTheWeights) {
+  ExpectRefused([](CheckpointState& state, int) { state.files["model.safetensors"] = "x"; },
+                "the checkpoint has two files named 'model.safetensors'");
+}
+
 TEST_F(RefusedStateTest, HasANegativeStep) {
   ExpectRefused([](CheckpointState& state, int) { state.step = -1; }, "CheckpointState::step is -1");
 }
@@ -96,6 +101,18 @@ TEST_F(RefusedStateTest, HasATensorOfTooManyDims) {
   deep.shape = Shape(17, 1);
   float value = 1;
   ExpectRefused(WithArray(deep, value), "'deep' in 'model' has 17 dims, but at most 16 are allowed");
+}
+
+TEST_F(RefusedStateTest, HasATensorOfAnotherShapeOnAnotherRank) {
+  Parameter odd[2];
+  float value = 1;
+  const auto change = [&](CheckpointState& state, int rank) {
+    Parameter& parameter = odd[rank];
+    parameter.name = "odd";
+    parameter.shape = {2, rank + 1};
+    state.arrays.push_back({"model", "", {{&parameter, {0, 0, rank, 1, 1, 0}, &value, nullptr}}});
+  };
+  ExpectRefused(change, "the array 'odd' has different shapes on different ranks");
 }
 
 TEST_F(RefusedStateTest, IsRefusedAtTheStartForATensor) {
