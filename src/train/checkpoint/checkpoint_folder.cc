@@ -37,7 +37,7 @@ constexpr int64_t kMaxLatestBytes = 16 << 20;
 // If `name` is that of a checkpoint, sets `step` and returns true.
 bool ParseName(const std::string& name, int64_t& step) {
   absl::string_view digits = name;
-  return absl::ConsumePrefix(&digits, kPrefix) && absl::SimpleAtoi(digits, &step) &&
+  return absl::ConsumePrefix(&digits, kPrefix) && absl::SimpleAtoi(digits, &step) && step >= 0 &&
          CheckpointName(step) == name;
 }
 

@@ -141,7 +141,7 @@ TEST_F(CheckpointTest, ThatLatestDoesNotListAreOlder) {
 
 TEST_F(CheckpointTest, LeavesFoldersAloneWhoseNamesItWouldNotGive) {
   options_.keep = 1;
-  const char* names[] = {"step-1", "step-+0000001", "step-000000001", "step-00000001-old"};
+  const char* names[] = {"step-1", "step-+0000001", "step--0000001", "step-000000001", "step-00000001-old"};
   for (const char* name : names) folder_.Write(absl::StrCat("checkpoints/", name, "/notes"), "of the user");
   ASSERT_OK(Save(ArrayCut::kByRows, 1, {2, 3}));
   ASSERT_OK_AND_ASSIGN(const std::vector<std::string> listed, ListCheckpoints(root()));
