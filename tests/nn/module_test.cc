@@ -19,6 +19,8 @@ class Shift : public Module {
  public:
   Shift(std::string name, float addend) : Module(std::move(name)), addend_(addend) {
     weight = AddParameter("weight", {2, 3}, {});
+    weight->data = memory_.view();
+    weight->grad = memory_.view();
   }
   Parameter* weight;
   std::vector<float> popped;
@@ -35,6 +37,7 @@ class Shift : public Module {
 
  private:
   float addend_;
+  Tensor memory_ = Tensor::Zeros(DType::kF32, {2, 3});
 };
 
 // Two Shifts, one after the other. The first one's weight is tied to this module.
@@ -98,6 +101,28 @@ TEST(Module, RunsHooksInOrderAndLetsThemReplaceTensors) {
   const auto gradients = shift.Backward(invocation, {Tensor::Scalar(1.0F)});
   ASSERT_TRUE(gradients.ok());
   EXPECT_EQ(*(*gradients)[0].As<float>(), 178.0F);
+}
+
+// As if the sharded model had been destroyed, or if the module is called outside of its passes.
+TEST(Module, IsNotCalledWithoutMemoryOfItsParameters) {
+  Shift shift("shift", 1.0F);
+  Invocation invocation;
+  ASSERT_TRUE(shift.Forward(invocation, {Tensor::Scalar(1.0F)}).ok());
+  const TensorView memory = shift.weight->data;
+  const auto expect_error = [](const absl::StatusOr<Tensors>& result, const char* message) {
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(result.status().message()), HasSubstr(message));
+  };
+  shift.weight->grad = TensorView();
+  expect_error(shift.Backward(invocation, {Tensor::Scalar(1.0F)}), "has no memory for its gradient");
+  shift.weight->data = TensorView();
+  expect_error(shift.Backward(invocation, {Tensor::Scalar(1.0F)}),
+               "shift.weight is used while it is sharded");
+  Invocation next;
+  expect_error(shift.Forward(next, {Tensor::Scalar(1.0F)}), "shift.weight is used while it is sharded");
+  EXPECT_THAT(shift.popped, ::testing::IsEmpty());
+  shift.weight->data = shift.weight->grad = memory;
+  EXPECT_TRUE(shift.Backward(invocation, {Tensor::Scalar(1.0F)}).ok());
 }
 
 TEST(Module, DoesNotRunARemovedHook) {

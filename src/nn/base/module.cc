@@ -7,6 +7,7 @@
 
 #include <absl/container/flat_hash_set.h>
 
+#include "src/nn/base/module_checks.h"
 #include "weft/core/spans.h"
 
 namespace weft {
@@ -56,6 +57,7 @@ void Module::RunErrorHooks(const absl::Status& error) {
 absl::StatusOr<Tensors> Module::RunForward(Invocation& invocation, Tensors inputs) {
   invocation.BeginCall(*this);
   WEFT_RETURN_IF_ERROR(RunHooks(forward_pre_, invocation, inputs));
+  WEFT_RETURN_IF_ERROR(CheckParameterMemory(*this));
   WEFT_ASSIGN_OR_RETURN(Tensors outputs, uses_checkpointing_ ? ForwardCheckpointed(invocation, inputs)
                                                              : ForwardImpl(invocation, inputs));
   invocation.NoteOutputs(*this, outputs);
@@ -66,6 +68,7 @@ absl::StatusOr<Tensors> Module::RunForward(Invocation& invocation, Tensors input
 
 absl::StatusOr<Tensors> Module::RunBackward(Invocation& invocation, Tensors output_gradients) {
   WEFT_RETURN_IF_ERROR(RunHooks(backward_pre_, invocation, output_gradients));
+  WEFT_RETURN_IF_ERROR(CheckGradientMemory(*this));
   WEFT_RETURN_IF_ERROR(invocation.CheckGradients(*this, output_gradients));
   WEFT_ASSIGN_OR_RETURN(Tensors input_gradients, uses_checkpointing_
                                                      ? BackwardCheckpointed(invocation, output_gradients)

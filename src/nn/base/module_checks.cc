@@ -46,25 +46,31 @@ absl::Status CheckTokenDims(const Module& module, const Tensor& x) {
                  ", the module takes [batch, tokens, dim]");
 }
 
-absl::Status CheckParameters(const Module& module, DType compute) {
+absl::Status CheckParameterMemory(const Module& module) {
   for (const std::shared_ptr<Parameter>& parameter : module.parameters()) {
-    if (parameter->data.data == nullptr) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(module.name(), ": ", parameter->name,
-                       " is used while it is sharded; call the module in a pass of the sharded model's root, "
-                       "or unshard it first"));
-    }
-    if (parameter->data.dtype != compute) {
-      return Invalid(module, "input is ", ToAbsl(Name(compute)), ", but ", parameter->name, " is ",
-                     ToAbsl(Name(parameter->data.dtype)), "; use one dtype");
-    }
+    if (parameter->data.data != nullptr || parameter->elements() == 0) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat(module.name(), ": ", parameter->name,
+                     " is used while it is sharded; call the module in a pass of the sharded model's root, "
+                     "or unshard it first"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckParameters(const Module& module, DType compute) {
+  WEFT_RETURN_IF_ERROR(CheckParameterMemory(module));
+  for (const std::shared_ptr<Parameter>& parameter : module.parameters()) {
+    if (parameter->data.dtype == compute) continue;
+    return Invalid(module, "input is ", ToAbsl(Name(compute)), ", but ", parameter->name, " is ",
+                   ToAbsl(Name(parameter->data.dtype)), "; use one dtype");
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckGradientMemory(const Module& module) {
   for (const std::shared_ptr<Parameter>& parameter : module.parameters()) {
-    if (!parameter->requires_grad || parameter->grad.data != nullptr) continue;
+    if (!parameter->requires_grad || parameter->grad.data != nullptr || parameter->elements() == 0) continue;
+    WEFT_RETURN_IF_ERROR(CheckParameterMemory(module));  // The usual cause: the model is not in a pass.
     return absl::FailedPreconditionError(
         absl::StrCat(module.name(), ": ", parameter->name,
                      " has no memory for its gradient; set requires_grad before the model is sharded or "
@@ -109,8 +115,7 @@ absl::Status CheckContiguousGradients(const Module& module, const Tensors& outpu
 absl::Status CheckBackward(const Module& module, const Tensors& output_gradients, size_t outputs,
                            DType compute) {
   WEFT_RETURN_IF_ERROR(CheckContiguousGradients(module, output_gradients, outputs));
-  WEFT_RETURN_IF_ERROR(CheckParameters(module, compute));
-  return CheckGradientMemory(module);
+  return CheckParameters(module, compute);
 }
 
 }  // namespace weft

@@ -23,7 +23,12 @@ absl::Status CheckTokenDims(const Module& module, const Tensor& x);
 // OK if the parameters of `module` itself can be read, in the dtype `compute` of the activations.
 // Errors: also kFailedPrecondition (a parameter is sharded).
 absl::Status CheckParameters(const Module& module, DType compute);
-// OK if each parameter of `module` itself that has requires_grad has memory for its gradient.
+
+// The check of all modules before each forward: OK if the parameters of `module` itself can be read.
+// Errors: kFailedPrecondition (a parameter is sharded).
+absl::Status CheckParameterMemory(const Module& module);
+// The check of all modules before each backward, which need not read parameters: OK if each parameter of
+// `module` itself that has requires_grad has memory for its gradient.
 // Errors: kFailedPrecondition.
 absl::Status CheckGradientMemory(const Module& module);
 

@@ -21,7 +21,8 @@ inline Shape WithLastDim(Shape shape, int64_t size) {
   return shape;
 }
 
-// The parameter's data. REQUIRES: CheckParameters has passed; the data are contiguous.
+// The parameter's data, in a pass of its module. REQUIRES: CheckParameters has passed; the data are
+// contiguous.
 inline const TensorView& UnshardedData(const Parameter& parameter, DType compute) {
   WEFT_CHECK(parameter.data.data != nullptr,
              absl::StrCat(parameter.name, " is used while it is sharded; unshard it first"));
@@ -30,7 +31,7 @@ inline const TensorView& UnshardedData(const Parameter& parameter, DType compute
   return parameter.data;
 }
 
-// The parameter's gradient. REQUIRES: CheckGradientMemory has passed; the gradient is contiguous.
+// The parameter's gradient, in a backward of its module. REQUIRES: the gradient is contiguous.
 inline const TensorView& WritableGradient(const Parameter& parameter) {
   WEFT_CHECK(parameter.grad.data != nullptr && parameter.grad.IsContiguous(),
              absl::StrCat(parameter.name, " has no contiguous memory for its gradient"));

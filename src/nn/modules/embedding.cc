@@ -62,7 +62,6 @@ absl::StatusOr<Tensors> Embedding::ForwardImpl(Invocation& invocation, const Ten
 
 absl::StatusOr<Tensors> Embedding::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   WEFT_RETURN_IF_ERROR(CheckContiguousGradients(*this, output_gradients, 1));
-  WEFT_RETURN_IF_ERROR(CheckGradientMemory(*this));
   const Tensor ids = invocation.PopSaved(this)[0];
   const Tensor& dy = output_gradients[0];
   Parameter& parameter = *parameters()[0];
