@@ -13,6 +13,7 @@
 namespace weft {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::weft::testing::kTestTimeout;
@@ -45,6 +46,27 @@ TEST(AgreeOnStatus, TakesNoRoundOnARankThatHasMissedADeadline) {
     WEFT_ASSIGN_OR_RETURN(const auto blobs,
                           bootstrap.AllGatherBlob(absl::StrCat(bootstrap.rank()), kTestTimeout));
     EXPECT_THAT(blobs, ElementsAre("0", "1"));
+    return absl::OkStatus();
+  }));
+}
+
+TEST(ExchangeBlobs, NamesTheExchangeToWhichARankDoesNotCome) {
+  EXPECT_OK(RunThreadRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    if (bootstrap.rank() == 1) return absl::OkStatus();
+    EXPECT_THAT(ExchangeBlobs(bootstrap, "heap sizes", "1", absl::Milliseconds(1)),
+                StatusIs(absl::StatusCode::kDeadlineExceeded,
+                         AllOf(HasSubstr("heap sizes: "), HasSubstr("rank 1 did not arrive"))));
+    return absl::OkStatus();
+  }));
+}
+
+// Programs print statuses by ToString.
+TEST(AgreeOnStatus, ReturnsAnErrorThatSaysThatAllRanksHaveIt) {
+  EXPECT_OK(RunThreadRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    const absl::Status local =
+        bootstrap.rank() == 0 ? absl::DataLossError("a broken file") : absl::OkStatus();
+    const absl::Status agreed = AgreeOnStatus(bootstrap, local, kTestTimeout);
+    EXPECT_THAT(agreed.ToString(), HasSubstr("a broken file [weft.ranks='all']"));
     return absl::OkStatus();
   }));
 }

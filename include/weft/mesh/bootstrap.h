@@ -146,7 +146,8 @@ struct OptionValue {
 // Collective: all ranks of `bootstrap`, with the same options in the same order.
 absl::Status AgreeOnOptions(Bootstrap& bootstrap, std::string_view what,
                             const absl::StatusOr<std::vector<OptionValue>>& own, absl::Duration timeout);
-// True if AgreeOnStatus or ExchangeBlobs returned the error of a rank, so that every rank has it.
+// True if AgreeOnStatus or ExchangeBlobs returned the error of a rank, so that every rank has it. ToString
+// of such a status ends in [weft.ranks='all'].
 bool IsAgreedError(const absl::Status& status);
 
 }  // namespace weft

@@ -13,7 +13,8 @@
 namespace weft {
 namespace {
 
-constexpr const char* kAgreedPayload = "weft.agreed";
+// Status::ToString prints this as [weft.ranks='all'].
+constexpr const char* kAgreedPayload = "weft.ranks";
 constexpr const char* kAgreement = "agreement";
 
 // One rank's part of an exchange.
@@ -54,7 +55,7 @@ Part Decode(std::string_view blob) {
 }
 
 absl::Status Agreed(absl::Status status) {
-  status.SetPayload(kAgreedPayload, absl::Cord());
+  status.SetPayload(kAgreedPayload, absl::Cord("all"));
   return status;
 }
 
@@ -117,7 +118,8 @@ absl::StatusOr<std::vector<std::string>> ExchangeBlobs(Bootstrap& bootstrap, std
   if (absl::IsDeadlineExceeded(own) || IsAgreedError(own)) return own;
   auto blobs = bootstrap.AllGatherBlob(Encode(what, local), timeout);
   if (!blobs.ok()) {
-    if (own.ok()) return blobs.status();
+    // An agreement is known by what the program does at this point.
+    if (own.ok()) return what == kAgreement ? blobs.status() : Annotate(blobs.status(), what);
     return absl::Status(
         blobs.status().code(),
         absl::StrCat(own.message(), "; then the ranks could not agree: ", blobs.status().message()));
