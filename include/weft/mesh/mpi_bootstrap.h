@@ -47,17 +47,18 @@ struct MpiBootstrapOptions {
 // Creates the bootstrap of this process.
 //
 // If MPI is not initialized, initializes it with MPI_THREAD_MULTIPLE; MPI is then finalized after the
-// bootstrap and its links are destroyed. MPI_Comm_split_type(MPI_COMM_TYPE_SHARED) determines the nodes. Node
-// memory comes from MPI shared windows. MPI errors are returned as statuses and do not abort.
+// bootstrap and its links are destroyed, and the process cannot make another bootstrap. A process that makes
+// several in turn initializes MPI itself. MPI_Comm_split_type(MPI_COMM_TYPE_SHARED) determines the nodes.
+// Node memory comes from MPI shared windows. MPI errors are returned as statuses and do not abort.
 //
 // Collective: all ranks of MPI_COMM_WORLD.
 // Lifetime: the destructor waits for the destructors of all ranks, up to the timeout. After a collective of
 //   the bootstrap that missed its deadline, MPI cannot be finalized: with the watchdog, the destructor ends
 //   the process by _Exit(86). Links may outlive the bootstrap; node memory may not.
-// Errors: the error of some rank's options, kFailedPrecondition (MPI does not provide MPI_THREAD_MULTIPLE, or
-//   weft was built without MPI), kInvalidArgument (the launcher, such as srun or the mpirun of another
-//   library, started more processes than MPI connects, ranks have different transports, or a host has no such
-//   network interface although messages may travel over sockets; names the remedy),
+// Errors: the error of some rank's options, kFailedPrecondition (MPI does not provide MPI_THREAD_MULTIPLE or
+//   was finalized, or weft was built without MPI), kInvalidArgument (the launcher, such as srun or the mpirun
+//   of another library, started more processes than MPI connects, ranks have different transports, or a host
+//   has no such network interface although messages may travel over sockets; names the remedy),
 //   kDeadlineExceeded (names the ranks that did not start; with the watchdog the process ends instead),
 //   kInternal (has MPI's error message).
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOptions& options);

@@ -41,6 +41,14 @@ absl::StatusOr<std::shared_ptr<MpiSession>> MpiSession::Open(const MpiBootstrapO
 }
 
 absl::Status MpiSession::Initialize() {
+  // MPI counts as initialized after its end, too. Most other calls then end the process.
+  int finalized = 0;
+  WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Finalized(&finalized), "MPI_Finalized"));
+  if (finalized != 0) {
+    return absl::FailedPreconditionError(
+        "MPI was finalized, by the end of an earlier bootstrap or by MPI_Finalize, and cannot start again in "
+        "this process: keep one bootstrap until the process ends, or initialize MPI yourself");
+  }
   int initialized = 0;
   WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Initialized(&initialized), "MPI_Initialized"));
   int level = MPI_THREAD_SINGLE;
