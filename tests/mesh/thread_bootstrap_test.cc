@@ -1,5 +1,7 @@
 #include "weft/mesh/thread_bootstrap.h"
 
+#include <vector>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -58,6 +60,18 @@ TEST(RunThreadRanks, ReturnsTheErrorOfTheLowestFailingRank) {
                                 : absl::DataLossError(absl::StrCat("by ", bootstrap.rank()));
   });
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, "rank 2: by 2"));
+}
+
+TEST(RunThreadRanks, ReturnsTheCauseRatherThanWhatFollowsFromIt) {
+  const auto run = [](const std::vector<absl::Status>& outcomes) {
+    return RunThreadRanks(NodeMap::OneNode(static_cast<int>(outcomes.size())),
+                          [&](Bootstrap& bootstrap) { return outcomes[bootstrap.rank()]; });
+  };
+  const absl::Status left = absl::AbortedError("see the error of that rank");
+  EXPECT_THAT(run({left, absl::OkStatus(), absl::DataLossError("the cause"), absl::InternalError("another")}),
+              StatusIs(absl::StatusCode::kDataLoss, "rank 2: the cause"));
+  EXPECT_THAT(run({absl::OkStatus(), left, left}),
+              StatusIs(absl::StatusCode::kAborted, "rank 1: see the error of that rank"));
 }
 
 TEST(ThreadBootstrapNodes, DoNotShareMemory) {

@@ -21,7 +21,8 @@ namespace weft {
 std::vector<std::unique_ptr<Bootstrap>> MakeThreadBootstraps(const NodeMap& nodes);
 
 // Runs `body` as every rank of `nodes`, each on its own thread, and joins the threads. Returns OK, or the
-// error of the lowest failing rank with "rank N: " in front.
+// error of one rank with "rank N: " in front: of the lowest whose error is not kAborted, which follows from
+// the error of another rank, or else of the lowest.
 absl::Status RunThreadRanks(const NodeMap& nodes, absl::FunctionRef<absl::Status(Bootstrap&)> body);
 
 }  // namespace weft

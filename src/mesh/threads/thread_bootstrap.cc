@@ -124,8 +124,9 @@ absl::Status RunThreadRanks(const NodeMap& nodes, absl::FunctionRef<absl::Status
     threads.emplace_back([&, rank] { outcomes[rank] = body(*bootstraps[rank]); });
   }
   for (std::thread& thread : threads) thread.join();
-  const auto failed =
-      std::find_if(outcomes.begin(), outcomes.end(), [](const auto& status) { return !status.ok(); });
+  const auto is_cause = [](const absl::Status& status) { return !status.ok() && !absl::IsAborted(status); };
+  auto failed = std::find_if(outcomes.begin(), outcomes.end(), is_cause);
+  if (failed == outcomes.end()) failed = std::find_if(outcomes.begin(), outcomes.end(), absl::IsAborted);
   if (failed == outcomes.end()) return absl::OkStatus();
   return Annotate(*failed, absl::StrCat("rank ", failed - outcomes.begin()));
 }
