@@ -123,10 +123,10 @@ struct CheckpointOptions {
 class CheckpointSaver {
  public:
   // Creates the folder if it does not exist. Removes the remains of saves that were killed, if it
-  // holds the lock.
-  // Errors: kInvalidArgument (another run has the folder, or an option is out of range), kNotFound,
-  //   kPermissionDenied, kResourceExhausted, kUnavailable, kDataLoss (names the path). All ranks return the
-  //   same.
+  // holds the lock. The folder, replicas and max_file_bytes must be alike on all ranks.
+  // Errors: kInvalidArgument (another run has the folder, an option is out of range, or ranks differ: names
+  //   both values), kNotFound, kPermissionDenied, kResourceExhausted, kUnavailable, kDataLoss (names the
+  //   path). All ranks return the same.
   static absl::StatusOr<std::unique_ptr<CheckpointSaver>> Open(Bootstrap& bootstrap,
                                                                const std::string& folder,
                                                                const CheckpointOptions& options);
@@ -144,9 +144,10 @@ class CheckpointSaver {
   // Checks that a checkpoint of `bytes` fits on the disk. Errors: kResourceExhausted (needed and free bytes).
   absl::Status CheckSpace(int64_t bytes) const;
 
-  // Begins to save. REQUIRES: no save is under way. Errors, the same on all ranks: kInvalidArgument (two
-  // arrays of one name, or a step, a name, a text, a tensor or a number of tensors that CheckpointState does
-  // not allow: names it, and gives the limit), and those of the system.
+  // Begins to save. Errors, the same on all ranks: kFailedPrecondition (a save is under way: call Finish
+  // first; that save goes on), kInvalidArgument (two arrays of one name, or a step, a name, a text, a tensor
+  // or a number of tensors that CheckpointState does not allow: names it, and gives the limit), and those of
+  // the system.
   absl::Status Start(CheckpointState state);
   // True while a save is under way.
   bool saving() const;
@@ -161,9 +162,9 @@ class CheckpointSaver {
   bool CanAdvance() const;
   // Enters the next phase of the save: from writing to the commit by rank 0, or from the commit to the end.
   // Returns true if the save has ended. REQUIRES: CanAdvance on all ranks.
-  // Errors: kInvalidArgument (elements that no rank or two ranks hold, two files of one name, or a checkpoint
-  //   that its reader would refuse), and those of the system on any rank; then the save has ended, and its
-  //   files are removed.
+  // Errors: kFailedPrecondition (no save is under way), kInvalidArgument (elements that no rank or two ranks
+  //   hold, two files of one name, or a checkpoint that its reader would refuse), and those of the system on
+  //   any rank; then the save has ended, and its files are removed.
   absl::StatusOr<bool> Advance();
   // Waits until the save under way has ended, if there is one. Errors: as Advance.
   absl::Status Finish();

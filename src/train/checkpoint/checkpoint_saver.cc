@@ -41,17 +41,13 @@ class CheckpointSaver::Impl {
 
   // `own`: an error of this rank, which fails all.
   absl::Status Claim(const std::string& path, const absl::Status& own) {
+    WEFT_RETURN_IF_ERROR(
+        AgreeOnOptions(bootstrap_, "options of the checkpoint saver", SharedOptions(path, own), timeout_));
     const auto claim = [&]() -> absl::Status {
-      WEFT_RETURN_IF_ERROR(own);
-      if (options_.replicas < 1 || options_.replica < 0 || options_.replica >= options_.replicas ||
-          options_.keep < 0 || options_.max_file_bytes < 1 || options_.snapshot_bytes < 0) {
-        return absl::InvalidArgumentError("an option of the checkpoint saver is out of range");
-      }
-      if (!first()) return absl::OkStatus();
       WEFT_ASSIGN_OR_RETURN(folder_, CheckpointFolder::Claim(path));
       return absl::OkStatus();
     };
-    return Agree(claim());
+    return Agree(first() ? claim() : absl::OkStatus());
   }
 
   const std::vector<std::string>& removed() const {
@@ -68,14 +64,10 @@ class CheckpointSaver::Impl {
   }
 
   absl::Status Start(CheckpointState state) {
-    WEFT_CHECK(phase_ == Phase::kIdle, "a save is under way: call Finish first");
+    WEFT_ASSIGN_OR_RETURN(const Blobs blobs, ExchangeBlobs(bootstrap_, "tensors of a checkpoint",
+                                                           TensorsToSave(state), timeout_));
     state_ = std::move(state);
     step_ = state_.step;
-    const absl::Status refused = CheckState(state_);
-    const absl::StatusOr<std::string> tensors =
-        refused.ok() ? absl::StatusOr<std::string>(EncodeTensors(state_)) : refused;
-    WEFT_ASSIGN_OR_RETURN(const Blobs blobs,
-                          ExchangeBlobs(bootstrap_, "tensors of a checkpoint", tensors, timeout_));
     absl::Status status = MakeLayout(blobs);
     if (status.ok() && first()) status = CreateFiles();
     status = Agree(status);
@@ -101,7 +93,7 @@ class CheckpointSaver::Impl {
   }
 
   absl::StatusOr<bool> Advance() {
-    WEFT_CHECK(saving(), "no save is under way");
+    if (!saving()) return Agree(absl::FailedPreconditionError("no save is under way: call Start first"));
     const absl::Status status = phase_ == Phase::kWriting ? StartCommit() : EndCommit();
     if (!status.ok()) Abandon();
     WEFT_RETURN_IF_ERROR(status);
@@ -118,6 +110,31 @@ class CheckpointSaver::Impl {
 
   bool first() const { return bootstrap_.rank() == 0; }
   absl::Status Agree(const absl::Status& local) { return AgreeOnStatus(bootstrap_, local, timeout_); }
+
+  // The options that all ranks must have alike: each of them lays out the files. `own`: as in Claim.
+  absl::StatusOr<std::vector<OptionValue>> SharedOptions(const std::string& path,
+                                                         const absl::Status& own) const {
+    WEFT_RETURN_IF_ERROR(own);
+    if (options_.replicas < 1 || options_.replica < 0 || options_.replica >= options_.replicas ||
+        options_.keep < 0 || options_.max_file_bytes < 1 || options_.snapshot_bytes < 0) {
+      return absl::InvalidArgumentError("an option of the checkpoint saver is out of range");
+    }
+    constexpr const char* kRemedy = "give it";  // "… alike on all ranks"
+    return std::vector<OptionValue>{
+        {"the folder of checkpoints", path, kRemedy},
+        {"CheckpointOptions::replicas", absl::StrCat(options_.replicas), kRemedy},
+        {"CheckpointOptions::max_file_bytes", absl::StrCat(options_.max_file_bytes), kRemedy}};
+  }
+
+  // The message about the tensors of a state, or the reason why its save cannot begin.
+  absl::StatusOr<std::string> TensorsToSave(const CheckpointState& state) const {
+    if (saving()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the save of step ", step_, " is under way: call Finish before the next Start"));
+    }
+    WEFT_RETURN_IF_ERROR(CheckState(state));
+    return EncodeTensors(state);
+  }
 
   absl::Status MakeLayout(const Blobs& blobs) {
     WEFT_ASSIGN_OR_RETURN(const std::vector<CheckpointLayout::Tensor> tensors,

@@ -284,6 +284,45 @@ TEST_F(CheckpointTest, AdvancesInPhases) {
   EXPECT_OK(Load(ArrayCut::kByRows, 1, 8));
 }
 
+TEST_F(CheckpointTest, RefusesASaveWhileAnotherIsUnderWayAndEndsThatOne) {
+  ASSERT_OK(OnRanks(2, [&](Bootstrap& bootstrap) -> absl::Status {
+    SavedArrays state(ArrayCut::kByRows, bootstrap.rank(), bootstrap.size());
+    state.Fill();
+    WEFT_ASSIGN_OR_RETURN(const auto saver, CheckpointSaver::Open(bootstrap, root(), options_));
+    EXPECT_THAT(saver->Advance(),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no save is under way")));
+    WEFT_RETURN_IF_ERROR(saver->Start(state.ToSave(8)));
+    EXPECT_THAT(saver->Start(state.ToSave(9)),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         HasSubstr("the save of step 8 is under way: call Finish before the next Start")));
+    EXPECT_TRUE(saver->saving());
+    EXPECT_EQ(saver->saving_step(), 8);
+    return saver->Finish();
+  }));
+  EXPECT_OK(Load(ArrayCut::kByRows, 1, 8));
+  EXPECT_THAT(Names(), ElementsAre("latest", "step-00000008"));
+}
+
+TEST_F(CheckpointTest, RefusesFoldersAndOptionsThatDifferBetweenRanks) {
+  const auto open = [&](const std::function<void(std::string & folder, CheckpointOptions&)>& change) {
+    return OnRanks(2, [&](Bootstrap& bootstrap) {
+      std::string folder = root();
+      CheckpointOptions options = options_;
+      if (bootstrap.rank() == 1) change(folder, options);
+      return CheckpointSaver::Open(bootstrap, folder, options).status();
+    });
+  };
+  EXPECT_THAT(open([](std::string& folder, CheckpointOptions&) { folder += "2"; }),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the folder of checkpoints is " + root() + " on rank 0, but " + root() +
+                                 "2 on rank 1: give it alike on all ranks")));
+  EXPECT_FALSE(fs::exists(root()));
+  EXPECT_THAT(open([](std::string&, CheckpointOptions& options) { options.max_file_bytes = 1; }),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("CheckpointOptions::max_file_bytes")));
+  EXPECT_THAT(open([](std::string&, CheckpointOptions& options) { options.replicas = 2; }),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("CheckpointOptions::replicas")));
+}
+
 TEST_F(CheckpointTest, RefusesArraysOfOtherNamesAndShapes) {
   ASSERT_OK(Save(ArrayCut::kByRows, 2));
   ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(Path(1)));
