@@ -121,6 +121,18 @@ TEST_F(CheckpointCommandTest, VerifiesFoldersAndSingleCheckpoints) {
   EXPECT_OK(Run({"verify", root() + "/step-00000001"}));
 }
 
+TEST_F(CheckpointCommandTest, NamesTheStepOfACheckpointInAFolderOfAnotherStep) {
+  Save({1, 20});
+  fs::copy(root() + "/step-00000020", root() + "/step-00000002");
+  for (const char* word : {"ls", "verify"}) {
+    EXPECT_THAT(Run({word, root()}),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("1 of 3 checkpoints cannot be used")));
+    EXPECT_THAT(printed_, HasSubstr("step-00000002' holds step 20: rename it to step-00000020"));
+  }
+  EXPECT_THAT(Run({"verify", root() + "/step-00000002/"}),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("1 of 1")));
+}
+
 // A live run removes its oldest checkpoints.
 TEST_F(CheckpointCommandTest, CallsACheckpointThatIsRemovedMeanwhileNotDamaged) {
   for (const char* word : {"ls", "verify"}) {

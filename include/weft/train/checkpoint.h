@@ -183,7 +183,8 @@ class Checkpoint {
   // Reads checkpoint.json and the headers of all files, and checks their checksums and the sizes of all
   // files, but not the data. `folder`: that of one checkpoint.
   // Errors: kNotFound, kPermissionDenied, kUnavailable (a read failed), kDataLoss (names the file and what is
-  //   wrong), kUnimplemented (written in a newer format).
+  //   wrong), kInvalidArgument (the folder has the name of another step; gives the right one),
+  //   kUnimplemented (written in a newer format).
   static absl::StatusOr<Checkpoint> Open(const std::string& folder);
   // Opens the same checkpoint on all ranks. The path of its folder may differ between hosts.
   // Collective: all ranks. Errors: those of Open, of the lowest rank that has one; kDataLoss (the ranks have
@@ -241,8 +242,8 @@ struct SkippedCheckpoint {
 // ranks share. An empty path means that the folder has no checkpoint. Sets `skipped` to the newer checkpoints
 // that are damaged, or that some rank does not have.
 // Collective: all ranks. Errors: kDataLoss (there are checkpoints, but none is usable; names each), and those
-//   of Checkpoint::OpenOnAllRanks for a checkpoint that may be whole (another format, no permission, no
-//   memory, a failed read).
+//   of Checkpoint::OpenOnAllRanks for a checkpoint that may be whole (another format, the name of another
+//   step, no permission, no memory, a failed read).
 absl::StatusOr<std::string> FindCheckpoint(Bootstrap& bootstrap, const std::string& folder,
                                            std::vector<SkippedCheckpoint>& skipped, absl::Duration timeout);
 

@@ -61,6 +61,16 @@ absl::Status CheckSame(const std::vector<std::string>& blobs) {
   return absl::OkStatus();
 }
 
+// A name that is not that of a checkpoint is right for any step.
+absl::Status CheckName(const std::string& folder, int64_t step) {
+  std::filesystem::path path = std::filesystem::path(folder).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();  // "checkpoints/step-00000200/"
+  const std::string name = CheckpointName(step);
+  if (!IsCheckpointName(path.filename()) || path.filename() == name) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", path.native(), "' holds step ", step, ": rename it to ", name, ", or remove it"));
+}
+
 }  // namespace
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
@@ -73,6 +83,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
   WEFT_RETURN_IF_ERROR(text.status());
   WEFT_ASSIGN_OR_RETURN(content->manifest, ParseManifest(*text, absl::StrCat(folder, "/", kManifestName)));
   content->manifest_hash = Hash64(*text);
+  WEFT_RETURN_IF_ERROR(CheckName(folder, content->manifest.step));
   for (auto& [name, file] : content->manifest.files) WEFT_RETURN_IF_ERROR(content->OpenFile(name, file));
   return Checkpoint(std::move(content));
 }

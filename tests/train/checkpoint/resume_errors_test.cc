@@ -70,6 +70,24 @@ TEST_F(ResumeTest, RefusesToGoOnFromAnotherRunInAFolderWithCheckpoints) {
   EXPECT_EQ(Run({1, 2}).report.checkpoint, folder_ / "new/step-00000008");
 }
 
+TEST_F(ResumeTest, NamesTheStepOfACheckpointInAFolderOfAnotherStep) {
+  config_.optimizer.steps = kStop;
+  config_.checkpoint.folder = root();
+  Run({1, 2});
+  const std::string wrong = root() + "/step-00000002";
+  fs::rename(root() + "/step-00000004", wrong);
+  config_.optimizer.steps = kSteps;
+  for (const std::string& resume : {std::string("auto"), wrong}) {
+    config_.checkpoint.resume = resume;
+    EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kInvalidArgument,
+                                      HasSubstr("'" + wrong +
+                                                "' holds step 4: rename it to step-00000004, or remove it")));
+  }
+  fs::rename(wrong, folder_ / "best");  // Not the name of a step.
+  config_.checkpoint.resume = folder_ / "best";
+  EXPECT_EQ(Run({1, 2}).report.checkpoint, root() + "/step-00000008");
+}
+
 TEST_F(ResumeTest, RefusesToMixRunsOfDifferentAttention) {
   config_.checkpoint.folder = root();
   Run({1, 2});
