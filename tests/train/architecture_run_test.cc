@@ -11,7 +11,9 @@
 namespace weft {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::weft::testing::StatusIs;
 
 TEST_F(ArchitectureRun, FollowsTransformersOnEveryMesh) {
@@ -60,7 +62,14 @@ TEST_F(ArchitectureRun, StartsANewModelFromConfigJsonAlone) {
     SCOPED_TRACE(name);
     Prepare(name);
     std::filesystem::remove(config_.model.hf_model + "/model.safetensors");
-    EXPECT_THAT(RunError(1), StatusIs(absl::StatusCode::kNotFound, HasSubstr("/config.json")));
+    folder_.Write(std::string(name) + "/model.safetensors.index.json", R"({"weight_map": {"a": "b"}})");
+    EXPECT_THAT(RunError(1), StatusIs(absl::StatusCode::kNotFound,
+                                      AllOf(HasSubstr("download it again"), Not(HasSubstr("a new model")))));
+    std::filesystem::remove(config_.model.hf_model + "/model.safetensors.index.json");
+    EXPECT_THAT(RunError(1),
+                StatusIs(absl::StatusCode::kNotFound,
+                         HasSubstr("To train a new model of this configuration, give --hf-model " +
+                                   config_.model.hf_model + "/config.json")));
     config_.model.hf_model += "/config.json";
     config_.output.export_folder = folder_ / (std::string(name) + "-new");
     EXPECT_THAT(Printed(kOne, NodeMap::OneNode(1)), HasSubstr("new weights by --seed"));

@@ -275,6 +275,14 @@ TEST_F(GenerateRun, NamesTheCacheIfItDoesNotFit) {
                                     Not(HasSubstr("activations")), HasSubstr("a smaller --max-new-tokens"))));
 }
 
+TEST_F(GenerateRun, DoesNotAdviseToTrainANewModelIfTheWeightsAreMissing) {
+  std::filesystem::remove(generate_.hf_folder + "/model.safetensors");
+  const absl::Status error = RunThreadRanks(
+      NodeMap::OneNode(2), [&](Bootstrap& bootstrap) { return Generate(bootstrap, generate_, {}).status(); });
+  EXPECT_THAT(error, StatusIs(absl::StatusCode::kNotFound,
+                              AllOf(HasSubstr("has neither model.safetensors"), Not(HasSubstr("train")))));
+}
+
 TEST_F(GenerateRun, EndsOnAllRanksIfTheirPromptsDiffer) {
   const absl::Status error = RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
     GenerateConfig config = generate_;

@@ -26,7 +26,7 @@ bool BelongsToModelFolder(const std::string& name, const std::string& stem) {
 
 // The file by which readers find the weights.
 std::string WeightsName(const std::vector<std::string>& names) {
-  for (const char* name : {"model.safetensors.index.json", kWeightsFile}) {
+  for (const char* name : {kWeightsIndex, kWeightsFile}) {
     if (std::find(names.begin(), names.end(), name) != names.end()) return name;
   }
   return "adapter_model.safetensors";  // A run with adapters saves them alone.

@@ -24,6 +24,7 @@ absl::StatusOr<std::string> ReadModelFile(const std::string& folder, const std::
 
 inline constexpr const char* kConfigFile = "config.json";
 inline constexpr const char* kWeightsFile = "model.safetensors";  // The weights of a model in one file.
+inline constexpr const char* kWeightsIndex = "model.safetensors.index.json";  // Of weights in several files.
 // Stems of the files with weights, as in model.safetensors: those of the Llama, and those of the indexers of
 // sparse attention, which kIndexerConfig describes.
 inline constexpr const char* kModelFiles = "model";

@@ -51,8 +51,13 @@ absl::StatusOr<Entries> ReadIndexedFolder(const std::string& folder, const std::
   for (const auto& [name, file] : index) {
     auto header = headers.find(file);
     if (header == headers.end()) {
-      WEFT_ASSIGN_OR_RETURN(Entries read, ReadHeader(folder, file));
-      header = headers.emplace(file, std::move(read)).first;
+      absl::StatusOr<Entries> read = ReadHeader(folder, file);
+      if (absl::IsNotFound(read.status())) {
+        return absl::NotFoundError(absl::StrCat("'", folder, "/", file, "' is missing, but '", index_path,
+                                                "' names it: download it again"));
+      }
+      WEFT_RETURN_IF_ERROR(read.status());
+      header = headers.emplace(file, *std::move(read)).first;
     }
     const auto entry = header->second.find(name);
     if (entry == header->second.end()) {

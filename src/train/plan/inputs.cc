@@ -93,14 +93,6 @@ bool IsRedundant(const std::string& name, const LlamaConfig& config) {
   return (config.tie_word_embeddings && name == kHead) || absl::EndsWith(name, ".rotary_emb.inv_freq");
 }
 
-absl::StatusOr<SafetensorsReader> OpenWeights(const std::string& folder) {
-  absl::StatusOr<SafetensorsReader> weights = SafetensorsReader::Open(folder);
-  if (!absl::IsNotFound(weights.status())) return weights;
-  return absl::NotFoundError(absl::StrCat(weights.status().message(),
-                                          " To train a new model of this configuration, give --hf-model ",
-                                          folder, "/config.json"));
-}
-
 absl::Status CheckIndexerSize(const char* flag, int64_t value, int64_t saved, const std::string& folder) {
   if (value == saved) return absl::OkStatus();
   return BadFlag(flag, value,
@@ -198,8 +190,21 @@ absl::StatusOr<ModelInputs> ReadModelConfig(const std::string& folder) {
 }
 
 absl::Status OpenFolderWeights(const std::string& folder, ModelInputs& inputs) {
-  WEFT_ASSIGN_OR_RETURN(inputs.weights, OpenWeights(folder));
+  WEFT_ASSIGN_OR_RETURN(inputs.weights, SafetensorsReader::Open(folder));
   return CheckLayers(*inputs.weights, inputs.model, ConfigPath(folder));
+}
+
+bool HasFile(const std::string& folder, const char* name) {
+  return access(absl::StrCat(folder, "/", name).c_str(), F_OK) == 0;
+}
+
+// As OpenFolderWeights, with the remedy of a new model for a folder that has a configuration alone.
+absl::Status OpenWeightsToTrain(const std::string& folder, ModelInputs& inputs) {
+  absl::Status opened = OpenFolderWeights(folder, inputs);
+  if (!absl::IsNotFound(opened) || HasFile(folder, kWeightsFile) || HasFile(folder, kWeightsIndex))
+    return opened;
+  return absl::NotFoundError(absl::StrCat(
+      opened.message(), " To train a new model of this configuration, give --hf-model ", ConfigPath(folder)));
 }
 
 }  // namespace
@@ -237,8 +242,7 @@ absl::StatusOr<ModelInputs> OpenModelFolder(const std::string& folder) {
 
 std::string TokenizerOf(const std::string& folder) {
   for (const char* name : kTokenizers) {
-    std::string path = absl::StrCat(folder, "/", name);
-    if (access(path.c_str(), F_OK) == 0) return path;
+    if (HasFile(folder, name)) return absl::StrCat(folder, "/", name);
   }
   return "";
 }
@@ -270,7 +274,7 @@ absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config) {
   const std::string folder = config.model.hf_folder();
   WEFT_RETURN_IF_ERROR(CheckTokenizer(inputs.corpus, config, folder));
   if (config.model.hf_weights()) {
-    WEFT_RETURN_IF_ERROR(OpenFolderWeights(folder, inputs));
+    WEFT_RETURN_IF_ERROR(OpenWeightsToTrain(folder, inputs));
   } else {
     WEFT_ASSIGN_OR_RETURN(inputs.hf_config, WithTokensOfTokenizer(inputs.hf_config, folder));
   }
