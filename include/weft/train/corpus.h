@@ -65,8 +65,13 @@ class Corpus {
   absl::Status ReadLossMask(int64_t first, absl::Span<uint8_t> out) const;
 
   // Checks that all tokens of part `part` of `parts` are below `vocab_size`. The parts together are the
-  // corpus, so ranks can share the work. Errors: those of Read.
-  absl::Status CheckTokens(int64_t vocab_size, int part, int parts) const;
+  // corpus, so ranks can share the work. Calls `is_stopped` before each read of some 100 KB. Errors: those of
+  // Read; kCancelled (is_stopped returned true).
+  absl::Status CheckTokens(
+      int64_t vocab_size, int part, int parts,
+      absl::FunctionRef<bool()> is_stopped = [] { return false; }) const;
+  // Bytes that CheckTokens reads in all parts: 0 if every token of the format is below `vocab_size`.
+  int64_t BytesToCheck(int64_t vocab_size) const;
 
   // Checks that the mask has a 1 for some token that can be a target, which the first one cannot. Reads the
   // mask up to that token. REQUIRES: has_loss_mask(). Errors: kDataLoss (no such token), and those of

@@ -267,14 +267,19 @@ absl::Status Corpus::CheckAnyLoss() const {
                    " after the first token; give masks with a 1 for each token to learn"));
 }
 
-absl::Status Corpus::CheckTokens(int64_t vocab_size, int part, int parts) const {
-  const int64_t largest = (int64_t{1} << (8 * TokenBytes(format_))) - 1;
-  if (largest < vocab_size) {
-    return absl::OkStatus();
-  }
+int64_t Corpus::BytesToCheck(int64_t vocab_size) const {
+  const int64_t width = TokenBytes(format_);
+  const int64_t largest = (int64_t{1} << (8 * width)) - 1;
+  return largest < vocab_size ? 0 : tokens_ * width;
+}
+
+absl::Status Corpus::CheckTokens(int64_t vocab_size, int part, int parts,
+                                 absl::FunctionRef<bool()> is_stopped) const {
+  if (BytesToCheck(vocab_size) == 0) return absl::OkStatus();
   std::vector<int32_t> tokens(static_cast<size_t>(kReadTokens));
   const int64_t end = tokens_ * (part + 1) / parts;
   for (int64_t first = tokens_ * part / parts; first < end; first += kReadTokens) {
+    if (is_stopped()) return absl::CancelledError("stopped before all token ids were checked");
     const auto count = static_cast<size_t>(std::min(kReadTokens, end - first));
     WEFT_RETURN_IF_ERROR(Read(first, vocab_size, absl::MakeSpan(tokens).subspan(0, count)));
   }

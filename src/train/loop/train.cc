@@ -9,6 +9,7 @@
 
 #include "src/train/files/file_io.h"
 #include "src/train/files/json.h"
+#include "src/train/loop/data_check.h"
 #include "src/train/loop/evaluator.h"
 #include "src/train/loop/finite_checks.h"
 #include "src/train/loop/run_checkpoints.h"
@@ -137,10 +138,8 @@ class Run {
                           RunCheckpoints::Open(bootstrap_, config_.checkpoint, *plan_, properties_,
                                                CheckpointBytes(inputs_->model, *plan_), timeout_));
     WEFT_RETURN_IF_ERROR(Agree(checkpoints_->CheckLimits(config_.optimizer)));
-    const int64_t vocab_size = inputs_->model.vocab_size;
-    WEFT_RETURN_IF_ERROR(CheckData(bootstrap_, inputs_->corpus, vocab_size, timeout_));
-    return inputs_->eval_corpus ? CheckData(bootstrap_, *inputs_->eval_corpus, vocab_size, timeout_)
-                                : absl::OkStatus();
+    return CheckData(
+        bootstrap_, *inputs_, [this] { return IsStopRequested(); }, console_, timeout_);
   }
 
   absl::Status CheckMemory() const {

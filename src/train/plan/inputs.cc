@@ -309,13 +309,6 @@ absl::Status CheckTiedHead(const SafetensorsReader& weights, const LlamaConfig& 
   return absl::OkStatus();
 }
 
-absl::Status CheckData(Bootstrap& bootstrap, const Corpus& corpus, int64_t vocab_size,
-                       absl::Duration timeout) {
-  absl::Status status = corpus.CheckTokens(vocab_size, bootstrap.rank(), bootstrap.size());
-  if (corpus.has_loss_mask() && bootstrap.rank() == 0) status.Update(corpus.CheckAnyLoss());
-  return AgreeOnStatus(bootstrap, status, timeout);
-}
-
 ShardLoader LoadInputs(const ModelInputs& inputs, uint64_t seed) {
   const auto load = [seed](const std::optional<SafetensorsReader>& weights) {
     return weights ? LoadFromSafetensors(*weights) : LoadInitialValues(seed);

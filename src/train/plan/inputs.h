@@ -6,9 +6,7 @@
 #include <string>
 
 #include <absl/status/statusor.h>
-#include <absl/time/time.h>
 
-#include "weft/mesh/bootstrap.h"
 #include "weft/nn/llama.h"
 #include "weft/sharding/shard_view.h"
 #include "weft/train/config.h"
@@ -65,12 +63,6 @@ absl::StatusOr<TrainInputs> OpenModel(const TrainConfig& config);
 // If the head is tied to the embedding and the folder has a head too, checks that they are equal in part
 // `part` of `parts`. Otherwise the head of the folder would be lost. Errors: kDataLoss, or that of the read.
 absl::Status CheckTiedHead(const SafetensorsReader& weights, const LlamaConfig& config, int part, int parts);
-
-// Checks that all tokens of the data are below `vocab_size`, and that a loss mask leaves some token a loss.
-// Each rank reads a part of the data, and rank 0 the mask up to such a token. Collective: all ranks. Errors:
-// kDataLoss (names file and position), and those of Corpus::Read and Corpus::CheckAnyLoss.
-absl::Status CheckData(Bootstrap& bootstrap, const Corpus& corpus, int64_t vocab_size,
-                       absl::Duration timeout);
 
 // A loader of the weights of a run that starts anew: those of --hf-model and --lora-adapter as far as they
 // have them, and initial values for the others. Lifetime: `inputs` must outlive the loader.

@@ -4,9 +4,14 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 
 #include "tests/support/forwarding_bootstrap.h"
 
@@ -210,6 +215,26 @@ TEST_F(TrainRun, StopsAllRanksAfterTheSameStep) {
     return absl::OkStatus();
   }));
   EXPECT_EQ(stopped_after, std::set<int64_t>{3});
+}
+
+TEST_F(TrainRun, AnnouncesALongCheckOfTokenIdsAndStopsInIt) {
+  config_.data.paths = {folder_.Write("data.u32", "")};
+  std::filesystem::resize_file(config_.data.paths[0], (int64_t{1} << 30) + 4);  // Takes no room on the disk.
+  char* text = nullptr;
+  size_t bytes = 0;
+  std::FILE* output = open_memstream(&text, &bytes);
+  const std::atomic<bool> stop{true};
+  EXPECT_THAT(RunThreadRanks(NodeMap::OneNode(2),
+                             [&](Bootstrap& bootstrap) {
+                               TrainEnvironment environment;
+                               environment.stop = &stop;
+                               environment.output = output;
+                               return Train(bootstrap, config_, environment).status();
+                             }),
+              StatusIs(absl::StatusCode::kCancelled, HasSubstr("stopped before all token ids were checked")));
+  std::fclose(output);
+  const std::unique_ptr<char, decltype(&std::free)> owner(text, &std::free);
+  EXPECT_EQ(std::string(text, bytes), "data     checks 1.0 GiB of token ids against the vocabulary of 256\n");
 }
 
 TEST_F(TrainRun, FailsOnAllRanksWithTheErrorOfARankThatCannotReadItsData) {
