@@ -21,8 +21,8 @@ namespace weft {
 std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double seconds_left,
                          size_t columns = std::numeric_limits<size_t>::max());
 
-// "[####------]  step 12/100  …" for a terminal: the line, with a bar in front if there are 60 columns or
-// more. A line that is still too long is cut at `columns`.
+// "[####------]  step 12/100  …" for a terminal: the line, with a bar in front if `columns`, all of the
+// terminal's but the last one, are 60 or more. A line that is still too long is cut at `columns`.
 std::string TerminalLine(const StepMetrics& metrics, int64_t total_steps, double seconds_left,
                          size_t columns);
 
