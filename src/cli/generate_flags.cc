@@ -22,7 +22,7 @@ void AddGenerateFlags(CLI::App& app, GenerateConfig& config) {
   choice.Number("--top-k", config.sampling.top_k, "Sample from the N most likely tokens [all]");
   choice.Number("--top-p", config.sampling.top_p,
                 "Sample from the fewest tokens whose probabilities reach N, in (0, 1] [1]");
-  choice.Number("--seed", config.sampling.seed, "Seed of the samples");
+  choice.Number("--seed", config.sampling.seed, "Seed of the samples [0]");
   FlagGroup output(app, "Output");
   output.Switch("--print-tokens", config.print_tokens, "Print token ids, one a line, in place of text");
   FlagGroup sharding(app, "Sharding (over all ranks)");

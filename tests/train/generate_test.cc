@@ -239,6 +239,19 @@ class GenerateRun : public TrainRun {
   GenerateConfig generate_;
 };
 
+TEST_F(GenerateRun, RefusesOptionsOfDrawsIfItDrawsNothing) {
+  const auto error = [&](const SamplingOptions& sampling) {
+    generate_.sampling = sampling;
+    return Validate(generate_);
+  };
+  const auto is_refused =
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--top-k, --top-p and --seed need more than 0"));
+  EXPECT_THAT(error({.top_k = 2}), is_refused);
+  EXPECT_THAT(error({.top_p = 0.5}), is_refused);
+  EXPECT_THAT(error({.seed = 0}), is_refused);
+  EXPECT_OK(error({.temperature = 1, .top_k = 2, .top_p = 0.5, .seed = 0}));
+}
+
 TEST_F(GenerateRun, DrawsTheSameTokensOnEveryPlacementOfTheRanks) {
   generate_.sampling.temperature = 1;
   std::set<std::vector<int32_t>> results;

@@ -31,7 +31,7 @@ struct SamplingOptions {
   std::optional<int64_t> top_k = std::nullopt;  // Samples from the k most likely tokens only.
   // Samples from the fewest tokens whose probabilities reach p, in (0, 1].
   std::optional<double> top_p = std::nullopt;
-  uint64_t seed = 0;
+  std::optional<uint64_t> seed = std::nullopt;  // Of the samples. Unset: 0.
 };
 
 // The values of `weft generate`'s flags. Exactly one of the three prompts is set.

@@ -277,8 +277,9 @@ absl::Status Validate(const SamplingOptions& sampling) {
   if (sampling.top_p && !(*sampling.top_p > 0 && *sampling.top_p <= 1)) {
     return BadFlag("top-p", *sampling.top_p, "use a number above 0 and at most 1, or leave it out");
   }
-  if (sampling.temperature == 0 && (sampling.top_k || sampling.top_p)) {
-    return BadFlag("temperature", 0, "takes the most likely token; --top-k and --top-p need more than 0");
+  if (sampling.temperature == 0 && (sampling.top_k || sampling.top_p || sampling.seed)) {
+    return BadFlag("temperature", 0,
+                   "takes the most likely token; --top-k, --top-p and --seed need more than 0");
   }
   return absl::OkStatus();
 }

@@ -17,7 +17,7 @@ namespace weft {
 class Sampler {
  public:
   // REQUIRES: the options have passed Validate.
-  explicit Sampler(const SamplingOptions& options) : options_(options), random_(options.seed) {}
+  explicit Sampler(const SamplingOptions& options) : options_(options), random_(options.seed.value_or(0)) {}
 
   // Returns the index of the chosen logit. Of equal logits the first counts as the larger.
   // Errors: kOutOfRange (a logit is infinite or NaN).
