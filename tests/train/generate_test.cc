@@ -296,6 +296,16 @@ TEST_F(GenerateRun, DoesNotAdviseToTrainANewModelIfTheWeightsAreMissing) {
                               AllOf(HasSubstr("has neither model.safetensors"), Not(HasSubstr("train")))));
 }
 
+TEST_F(GenerateRun, RefusesAnEndTokenOutsideOfTheVocabulary) {
+  const std::string file = generate_.hf_folder + "/generation_config.json";
+  std::ofstream(file) << R"({"eos_token_id": [7, 256]})";
+  const absl::Status error = RunThreadRanks(
+      NodeMap::OneNode(2), [&](Bootstrap& bootstrap) { return Generate(bootstrap, generate_, {}).status(); });
+  EXPECT_THAT(error,
+              StatusIs(absl::StatusCode::kDataLoss,
+                       HasSubstr("'" + file + "' has the eos_token_id 256: the vocabulary ends at 255")));
+}
+
 TEST_F(GenerateRun, EndsOnAllRanksIfTheirPromptsDiffer) {
   const absl::Status error = RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
     GenerateConfig config = generate_;

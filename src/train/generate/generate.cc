@@ -98,7 +98,8 @@ class Generation {
     WEFT_ASSIGN_OR_RETURN(model_, CreateModel(inputs_));
     WEFT_RETURN_IF_ERROR(
         CheckTiedHead(*inputs_.weights, inputs_.model, bootstrap_.rank(), bootstrap_.size()));
-    WEFT_ASSIGN_OR_RETURN(end_tokens_, ReadEndTokens(config_.hf_folder, inputs_.hf_config));
+    WEFT_ASSIGN_OR_RETURN(end_tokens_,
+                          ReadEndTokens(config_.hf_folder, inputs_.hf_config, inputs_.model.vocab_size));
     WEFT_ASSIGN_OR_RETURN(properties_, PropertiesOf(inputs_));
     AddFlags();
     // Each rank finds the end of the text itself.

@@ -107,8 +107,9 @@ absl::StatusOr<std::string> ReadStandardInput(std::FILE* messages) {
   return text;
 }
 
-absl::StatusOr<std::vector<int32_t>> EndTokensIn(const std::string& text, const std::string& path) {
-  const auto damaged = [&path](const char* what) {
+absl::StatusOr<std::vector<int32_t>> EndTokensIn(const std::string& text, const std::string& path,
+                                                 int64_t vocab_size) {
+  const auto damaged = [&path](const absl::AlphaNum& what) {
     return absl::DataLossError(absl::StrCat("'", path, "' ", what));
   };
   WEFT_RETURN_IF_ERROR(Annotate(CheckJsonText(text, kLimits), path));
@@ -121,6 +122,9 @@ absl::StatusOr<std::vector<int32_t>> EndTokensIn(const std::string& text, const 
     if (!IsTokenId(token))
       return damaged("has an eos_token_id that is neither a token id nor a list of them");
     tokens.push_back(token.get<int32_t>());
+    if (tokens.back() < vocab_size) continue;
+    return damaged(absl::StrCat("has the eos_token_id ", tokens.back(), ": the vocabulary ends at ",
+                                vocab_size - 1, ", so no text would end; give the file of this model"));
   }
   std::sort(tokens.begin(), tokens.end());
   return tokens;
@@ -181,11 +185,12 @@ absl::Status CheckLength(const LlamaConfig& model, int64_t prompt_tokens, int64_
           limit < model.max_positions ? absl::StrCat(", or a prompt of more than ", limit, " tokens") : ""));
 }
 
-absl::StatusOr<std::vector<int32_t>> ReadEndTokens(const std::string& folder, const std::string& hf_config) {
+absl::StatusOr<std::vector<int32_t>> ReadEndTokens(const std::string& folder, const std::string& hf_config,
+                                                   int64_t vocab_size) {
   const absl::StatusOr<std::string> text = ReadModelFile(folder, kGenerationConfig, kMaxBytes);
-  if (absl::IsNotFound(text.status())) return EndTokensIn(hf_config, folder + "/config.json");
+  if (absl::IsNotFound(text.status())) return EndTokensIn(hf_config, folder + "/config.json", vocab_size);
   WEFT_RETURN_IF_ERROR(text.status());
-  return EndTokensIn(*text, absl::StrCat(folder, "/", kGenerationConfig));
+  return EndTokensIn(*text, absl::StrCat(folder, "/", kGenerationConfig), vocab_size);
 }
 
 }  // namespace weft

@@ -37,7 +37,8 @@ absl::Status CheckLength(const LlamaConfig& model, int64_t prompt_tokens, int64_
 
 // The values of eos_token_id, in ascending order: those of generation_config.json or, in a folder without it,
 // those of `hf_config`, the text of config.json. Empty: none is given.
-// Errors: kDataLoss (names the file), kPermissionDenied.
-absl::StatusOr<std::vector<int32_t>> ReadEndTokens(const std::string& folder, const std::string& hf_config);
+// Errors: kDataLoss (names the file, also if a token is not below `vocab_size`), kPermissionDenied.
+absl::StatusOr<std::vector<int32_t>> ReadEndTokens(const std::string& folder, const std::string& hf_config,
+                                                   int64_t vocab_size);
 
 }  // namespace weft
