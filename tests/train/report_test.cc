@@ -255,6 +255,13 @@ TEST_F(ReportOfARun, HoldsTheBytesOfEveryStepAgainstTheFormulas) {
   EXPECT_EQ(equal, 3 * options.runs.size());
 }
 
+TEST_F(ReportPage, NamesTheFlagAndThePageThatCannotBeWritten) {
+  options_.output = folder_ / "none/report.html";
+  EXPECT_THAT(WriteReport(options_),
+              StatusIs(absl::StatusCode::kNotFound,
+                       "-o: cannot write '" + options_.output + "': No such file or directory"));
+}
+
 TEST_F(ReportPage, RefusesDamagedMetricsAndItsOwnInputs) {
   const std::string good = options_.runs[0];
   options_.runs = {folder_.Write("bad.jsonl", Lines(1) + "{\"step\":3}\n")};

@@ -73,9 +73,9 @@ absl::StatusOr<File> File::OpenForReading(const std::string& path) {
   return file;
 }
 
-absl::StatusOr<File> File::CreateNew(const std::string& path) {
+absl::StatusOr<File> File::CreateNew(const std::string& path, const std::string& shown) {
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-  return fd < 0 ? absl::StatusOr<File>(ErrnoStatus(errno, "write", path)) : File(fd, path);
+  return fd < 0 ? absl::StatusOr<File>(ErrnoStatus(errno, "write", shown)) : File(fd, shown);
 }
 
 absl::StatusOr<File> File::OpenForUpdate(const std::string& path) {
@@ -207,7 +207,7 @@ absl::Status CheckReplaceable(const std::string& path) {
 absl::Status WriteWholeFile(const std::string& path, std::string_view content) {
   WEFT_RETURN_IF_ERROR(CheckReplaceable(path));
   const std::string partial = absl::StrCat(path, ".partial-", UniqueSuffix());
-  WEFT_ASSIGN_OR_RETURN(File file, File::CreateNew(partial));
+  WEFT_ASSIGN_OR_RETURN(File file, File::CreateNew(partial, path));
   absl::Status status = file.WriteAt(0, content.data(), content.size());
   if (status.ok()) {
     status = file.Close();

@@ -25,7 +25,9 @@ class File {
   // system.
   static absl::StatusOr<File> OpenForReading(const std::string& path);
   // Creates a file. Errors: kDataLoss (the path exists, even as a dangling link), and those of the system.
-  static absl::StatusOr<File> CreateNew(const std::string& path);
+  static absl::StatusOr<File> CreateNew(const std::string& path) { return CreateNew(path, path); }
+  // `shown`: the name in errors, for a temporary file that the user does not know.
+  static absl::StatusOr<File> CreateNew(const std::string& path, const std::string& shown);
   // Opens an existing file, to write parts of it. Does not follow a link in the last part of the path.
   static absl::StatusOr<File> OpenForUpdate(const std::string& path);
   File(File&& other) noexcept;

@@ -240,7 +240,7 @@ absl::Status CheckMetrics(const std::string& path, bool resumes) {
 absl::Status CheckWritable(const std::string& path) {
   WEFT_RETURN_IF_ERROR(CheckReplaceable(path));
   const std::string probe = absl::StrCat(path, ".partial-", UniqueSuffix());
-  WEFT_RETURN_IF_ERROR(File::CreateNew(probe).status());
+  WEFT_RETURN_IF_ERROR(File::CreateNew(probe, path).status());
   unlink(probe.c_str());
   return absl::OkStatus();
 }
@@ -302,11 +302,12 @@ absl::Status CheckDumpFolder(const std::string& path) {
 absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs) {
   WEFT_RETURN_IF_ERROR(CheckCollisions(config, inputs));
   WEFT_RETURN_IF_ERROR(CheckDumpFolder(config.output.dump_folder));
-  if (!config.output.trace_file.empty()) WEFT_RETURN_IF_ERROR(CheckWritable(config.output.trace_file));
+  const std::string& trace = config.output.trace_file;
+  if (!trace.empty()) WEFT_RETURN_IF_ERROR(NameFlag("trace", CheckWritable(trace)));
   const std::string& metrics = config.output.metrics_file;
   if (metrics.empty()) return absl::OkStatus();
-  WEFT_RETURN_IF_ERROR(CheckMetrics(metrics, !config.checkpoint.resume.empty()));
-  return CheckConfigBeside(config);
+  WEFT_RETURN_IF_ERROR(NameFlag("metrics", CheckMetrics(metrics, !config.checkpoint.resume.empty())));
+  return NameFlag("metrics", CheckConfigBeside(config));
 }
 
 std::optional<std::string> ConfigPathBeside(const std::string& metrics_file) {

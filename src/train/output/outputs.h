@@ -15,7 +15,8 @@ namespace weft {
 // and the trace can be written. OpenExport checks the rest of an export. Leaves nothing behind.
 // Errors: kInvalidArgument (an output is an input's file, or another output's, whatever paths lead there;
 //   names both flags; or the metrics file is not empty; or a file that no run has written is in the place of
-//   the configuration beside it), kNotFound, kPermissionDenied (an output cannot be written; names the path).
+//   the configuration beside it), kNotFound, kPermissionDenied (an output cannot be written; names the flag
+//   and the path).
 absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs);
 
 // "run.jsonl" and "run.json" -> "run.config.json", "lr0.1" -> "lr0.1.config.json"; nullopt for a device.

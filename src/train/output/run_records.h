@@ -27,7 +27,7 @@ class RunRecords {
   };
   // Opens the files that `config` names. A resumed run keeps the lines of --metrics up to its checkpoint, and
   // appends to them. A run that --resume starts anew moves old lines to another file, and says so on
-  // `console`. Errors: those of MetricsFile, EventFile and WriteWholeFile.
+  // `console`. Errors: those of MetricsFile, EventFile and WriteWholeFile; each names the flag.
   static absl::StatusOr<RunRecords> Open(const TrainConfig& config, const std::vector<ResolvedItem>& resolved,
                                          Start start, RunConsole& console);
 
@@ -36,6 +36,9 @@ class RunRecords {
 
  private:
   explicit RunRecords(Start start) : start_(std::move(start)) {}
+  absl::Status OpenEvents(const std::string& folder);
+  absl::Status OpenMetrics(const TrainConfig& config, const std::vector<ResolvedItem>& resolved,
+                           RunConsole& console);
 
   Start start_;
   std::optional<MetricsFile> metrics_;  // If there is --metrics.

@@ -316,7 +316,7 @@ absl::Status WriteReport(const ReportOptions& options) {
   if (!options.trace.empty()) {
     WEFT_ASSIGN_OR_RETURN(trace, ReadTraceSummary(options.trace));
   }
-  return WriteWholeFile(options.output, PageOf(runs, trace));
+  return Annotate(WriteWholeFile(options.output, PageOf(runs, trace)), "-o");
 }
 
 absl::StatusOr<std::string> SummarizeTrace(const std::string& path) {

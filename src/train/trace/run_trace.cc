@@ -8,6 +8,7 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
+#include "src/train/config/flag_error.h"
 #include "src/train/files/file_io.h"
 #include "src/train/trace/chrome_trace.h"
 #include "weft/core/status.h"
@@ -118,7 +119,8 @@ absl::Status RunTrace::Write() {
   Bootstrap& bootstrap = engine_.bootstrap();
   RankTrace trace{bootstrap.rank(), bootstrap.node(), zero_ns_, recorder_.Take(), engine_.StopTrace()};
   WEFT_ASSIGN_OR_RETURN(const std::string text, GatherEvents(TraceEvents(trace)));
-  const absl::Status written = bootstrap.rank() == 0 ? WriteWholeFile(path_, text) : absl::OkStatus();
+  const absl::Status written =
+      bootstrap.rank() == 0 ? NameFlag("trace", WriteWholeFile(path_, text)) : absl::OkStatus();
   return AgreeOnStatus(bootstrap, written, timeout_);
 }
 

@@ -149,7 +149,7 @@ TEST_F(ResumeTest, SavesWhatARunHasDoneWhoseMetricsCannotBeWritten) {
   config_.checkpoint.folder = root();
   const absl::Status status = FullDisk(2, 3).Run(config_);
   EXPECT_THAT(status.message(),
-              AllOf(HasSubstr(absl::StrCat("cannot write '", config_.output.metrics_file, "'")),
+              AllOf(HasSubstr(absl::StrCat("--metrics: cannot write '", config_.output.metrics_file, "'")),
                     HasSubstr("steps from 2 on are missing there")));
   const std::string lines = ReadFile(config_.output.metrics_file);
   EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 1) << lines;
@@ -180,7 +180,7 @@ TEST_F(ResumeTest, SavesWhatARunHasDoneWhoseTraceCannotBeWritten) {
     if (bootstrap.rank() == 0) environment.on_step = [&](const StepMetrics&) { fs::remove_all(folder); };
     return Train(bootstrap, config_, environment).status();
   });
-  EXPECT_THAT(status.message(), HasSubstr("trace.json"));
+  EXPECT_THAT(status.message(), HasSubstr("--trace: cannot write '" + folder + "/trace.json'"));
   ASSERT_OK_AND_ASSIGN(const auto saved, ListCheckpoints(root()));
   EXPECT_THAT(saved, ElementsAre(CheckpointName(3)));
 }

@@ -46,6 +46,12 @@ TEST(WriteWholeFile, ReplacesNoFifoAndNoDeviceAlsoThroughALink) {
   }
 }
 
+TEST(WriteWholeFile, NamesTheFileAndNotATemporaryOne) {
+  const TempFolder folder;
+  EXPECT_THAT(WriteWholeFile(folder / "none/file", "content").message(),
+              "cannot write '" + (folder / "none/file") + "': No such file or directory");
+}
+
 TEST(WriteWholeFile, ReplacesALink) {
   const TempFolder folder;
   folder.Write("target", "kept");

@@ -1,6 +1,7 @@
 #include "src/train/output/outputs.h"
 
 #include <filesystem>
+#include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
@@ -165,6 +166,17 @@ TEST_F(Outputs, HaveAFolderForDumps) {
   ExpectCollision("text.txt: is not a folder: name a folder");
   config_.output.dump_folder = folder_ / "text.txt/dumps";
   ExpectCollision("text.txt/dumps: lies below a file: name a folder");
+}
+
+TEST_F(Outputs, AreNamedWithTheirFlagsIfTheyCannotBeWritten) {
+  const std::string path = folder_ / "none/file.json";
+  for (const auto& [flag, file] : {std::pair("--trace", &config_.output.trace_file),
+                                   std::pair("--metrics", &config_.output.metrics_file)}) {
+    *file = path;
+    EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kNotFound, absl::StrCat(flag, ": cannot write '", path,
+                                                                            "': No such file or directory")));
+    file->clear();
+  }
 }
 
 TEST_F(Outputs, MustNotContinueTheMetricsOfAnEarlierRun) {

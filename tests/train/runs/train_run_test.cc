@@ -237,6 +237,13 @@ TEST_F(TrainRun, AnnouncesALongCheckOfTokenIdsAndStopsInIt) {
   EXPECT_EQ(std::string(text, bytes), "data     checks 1.0 GiB of token ids against the vocabulary of 256\n");
 }
 
+TEST_F(TrainRun, NamesTheFlagOfAFolderForTensorBoardThatCannotBeMade) {
+  config_.output.tensorboard_folder = config_.data.paths[0] + "/events";
+  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kNotFound,
+                                    HasSubstr("--tensorboard: cannot create the folder '" +
+                                              config_.output.tensorboard_folder + "': Not a directory")));
+}
+
 TEST_F(TrainRun, FailsOnAllRanksWithTheErrorOfARankThatCannotReadItsData) {
   config_.optimizer.steps = 1000;
   config_.data.batch_size = 2;
