@@ -123,6 +123,14 @@ absl::Status OutputFolder::Create() {
   return absl::OkStatus();
 }
 
+absl::Status OutputFolder::CreateAgainIfRemoved() {
+  struct stat info {};
+  if (stat(path_.c_str(), &info) == 0 || errno != ENOENT) return absl::OkStatus();
+  if (fd_ >= 0) close(std::exchange(fd_, -1));
+  WEFT_RETURN_IF_ERROR(Create());
+  return Lock();
+}
+
 absl::Status OutputFolder::Lock() {
   // Another run may put a new folder in this place between the open and the lock.
   for (int attempt = 0; attempt < kLockAttempts; ++attempt) {
@@ -193,6 +201,7 @@ absl::Status OutputFolder::CheckSpace(const char* what, const std::vector<int64_
 }
 
 absl::StatusOr<std::string> OutputFolder::Stage() {
+  WEFT_RETURN_IF_ERROR(CreateAgainIfRemoved());
   const std::string name = absl::StrCat(kStagingPrefix, UniqueSuffix());
   if (const auto beside = StagingPrefixBeside(path_)) {
     std::string staging = *beside + name;

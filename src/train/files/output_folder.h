@@ -51,7 +51,8 @@ class OutputFolder {
   // Checks that files of these sizes can be written. `what`: their name in messages, as in "the export".
   // Errors: kResourceExhausted (gives needed and free bytes).
   absl::Status CheckSpace(const char* what, const std::vector<int64_t>& file_bytes) const;
-  // Makes an empty staging folder, and returns its path. Errors: as Claim.
+  // Makes an empty staging folder, and returns its path. If somebody has removed the folder since Claim,
+  // creates and locks it again. Errors: as Claim.
   absl::StatusOr<std::string> Stage();
   // Moves the staged files into place, `last` after all others. They replace files of the same names, and
   // files for which `is_obsolete` is true. After an error the folder is as before, unless only the final
@@ -65,6 +66,7 @@ class OutputFolder {
 
   explicit OutputFolder(std::string path) : path_(std::move(path)) {}
   absl::Status Create();
+  absl::Status CreateAgainIfRemoved();
   absl::Status Lock();
   void RestoreBackups();
   void RemoveLeftovers() const;

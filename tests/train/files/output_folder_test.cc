@@ -172,6 +172,19 @@ TEST_F(OutputFolderTest, IsClaimedByOneRun) {
   EXPECT_OK(OutputFolder::Claim(out_));
 }
 
+TEST_F(OutputFolderTest, IsMadeAndLockedAgainIfItIsRemovedDuringTheRun) {
+  out_ = folder_ / "models/out";
+  const auto folder = Claim();
+  fs::remove_all(folder_ / "models");
+  const std::string staging = folder->Stage().value();
+  EXPECT_THAT(OutputFolder::Claim(out_).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(out_)));
+  folder->Discard();
+  fs::remove_all(folder_ / "models");
+  EXPECT_OK(ReplaceAtOnce(*folder));
+  ExpectNew();
+}
+
 TEST_F(OutputFolderTest, LeavesNothingIfTheRunFails) {
   out_ = folder_ / "a/b/out";
   auto folder = Claim();

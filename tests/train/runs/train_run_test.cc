@@ -244,6 +244,17 @@ TEST_F(TrainRun, NamesTheFlagOfAFolderForTensorBoardThatCannotBeMade) {
                                               config_.output.tensorboard_folder + "': Not a directory")));
 }
 
+TEST_F(TrainRun, ExportsIntoAFolderThatIsRemovedDuringTheRun) {
+  config_.output.export_folder = folder_ / "models/out";
+  EXPECT_OK(RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
+    TrainEnvironment environment;
+    if (bootstrap.rank() == 0)
+      environment.on_step = [&](const StepMetrics&) { std::filesystem::remove_all(folder_ / "models"); };
+    return Train(bootstrap, config_, environment).status();
+  }));
+  EXPECT_TRUE(std::filesystem::exists(config_.output.export_folder + "/model.safetensors"));
+}
+
 TEST_F(TrainRun, FailsOnAllRanksWithTheErrorOfARankThatCannotReadItsData) {
   config_.optimizer.steps = 1000;
   config_.data.batch_size = 2;
