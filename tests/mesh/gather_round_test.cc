@@ -1,5 +1,8 @@
 #include "src/mesh/base/gather_round.h"
 
+#include <utility>
+
+#include <absl/time/time.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +13,20 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
+
+TEST(GatherRound, NamesItsTimeoutWithAtMostThreeDigitsAfterThePoint) {
+  GatherRound round(2);
+  round.Arrive(0, "");
+  const auto error = [&](absl::Duration timeout) { return round.Result(timeout).status(); };
+  for (const auto& [timeout, text] :
+       {std::pair(absl::Nanoseconds(7'999'899'891), "within 8s;"),
+        std::pair(absl::Nanoseconds(1'234'567'891), "within 1.235s;"),
+        std::pair(absl::Nanoseconds(123'456'789), "within 123.457ms;"),
+        std::pair(absl::Nanoseconds(999), "within 999ns;"), std::pair(absl::Seconds(600), "within 10m;"),
+        std::pair(absl::InfiniteDuration(), "within inf;")}) {
+    EXPECT_THAT(error(timeout), StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr(text)));
+  }
+}
 
 // Emulated nodes take the addresses of one process. Each may have an equal share of those that are left.
 TEST(NodeReservations, TakeTheAddressesThatWereFreeBeforeTheFirstOfThem) {

@@ -69,7 +69,7 @@ std::optional<std::string> CallGuard::NextLateCall() {
       const auto deadline = call_->deadline;  // A copy: the call may end during the wait.
       changed_.wait_until(mutex_, deadline);
     } else {
-      return absl::StrCat(call_->name, " has not finished within ", absl::FormatDuration(call_->timeout),
+      return absl::StrCat(call_->name, " has not finished within ", TimeoutText(call_->timeout),
                           ": another rank has not started, has ended or is stopped; ", call_->remedy);
     }
   }

@@ -48,12 +48,20 @@ absl::StatusOr<absl::Duration> SecondsFromEnvironment(const char* variable, doub
   return absl::Seconds(seconds);
 }
 
+std::string TimeoutText(absl::Duration timeout) {
+  // FormatDuration takes the largest of these units.
+  absl::Duration digit = absl::Nanoseconds(1);
+  if (timeout >= absl::Milliseconds(1)) digit = absl::Microseconds(1);
+  if (timeout >= absl::Seconds(1)) digit = absl::Milliseconds(1);
+  return absl::FormatDuration(absl::Floor(timeout + digit / 2, digit));
+}
+
 absl::Status MissingRanksError(std::string_view what, const std::vector<int>& missing,
                                absl::Duration timeout) {
-  return absl::DeadlineExceededError(absl::StrCat(
-      ToAbsl(what), ": ", RankList(missing), " did not arrive within ", absl::FormatDuration(timeout),
-      "; check what stopped there, or set a longer timeout: that of init_process_group under "
-      "PyTorch, otherwise WEFT_TIMEOUT_S"));
+  return absl::DeadlineExceededError(
+      absl::StrCat(ToAbsl(what), ": ", RankList(missing), " did not arrive within ", TimeoutText(timeout),
+                   "; check what stopped there, or set a longer timeout: that of init_process_group under "
+                   "PyTorch, otherwise WEFT_TIMEOUT_S"));
 }
 
 }  // namespace internal

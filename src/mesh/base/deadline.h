@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -18,6 +19,9 @@ std::chrono::steady_clock::time_point DeadlineAfter(absl::Duration timeout);
 // The seconds that an environment variable gives, or the default if it is unset.
 // Errors: kInvalidArgument (not a number, or below a millisecond).
 absl::StatusOr<absl::Duration> SecondsFromEnvironment(const char* variable, double default_seconds);
+
+// "8s", "1.235s", "5m0.25s", "123.457ms": a timeout for messages, with at most three digits after the point.
+std::string TimeoutText(absl::Duration timeout);
 
 // Returns kDeadlineExceeded with the message "<what>: rank 3 did not arrive within 10s; …".
 absl::Status MissingRanksError(std::string_view what, const std::vector<int>& missing,

@@ -99,7 +99,7 @@ absl::StatusOr<std::string> FileStore::Get(std::string_view key, absl::Duration 
     if (value) return *std::move(value);
     if (std::chrono::steady_clock::now() >= deadline) {
       return absl::DeadlineExceededError(
-          absl::StrCat(PathOf(key), " did not appear within ", absl::FormatDuration(timeout)));
+          absl::StrCat(PathOf(key), " did not appear within ", internal::TimeoutText(timeout)));
     }
     backoff.Pause();
   }

@@ -61,8 +61,9 @@ std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double
     fields.insert(fields.begin() + 3, {absl::StrFormat("indexer %.4f", metrics.indexers->loss), 6});
   if (metrics.loss_scale) {
     const double scale = metrics.loss_scale->scale;
+    const bool is_short = scale >= 1 && scale < 1e9;
     fields.insert(fields.begin() + 3,
-                  {scale < 1 ? absl::StrFormat("scale %g", scale) : absl::StrFormat("scale %.0f", scale), 1});
+                  {is_short ? absl::StrFormat("scale %.0f", scale) : absl::StrFormat("scale %g", scale), 1});
   }
   const auto join = [&](int min_importance) {
     std::string line;

@@ -14,6 +14,7 @@ namespace weft {
 namespace {
 
 using ::testing::EndsWith;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // The text that `print` leaves on a terminal or in a file.
@@ -52,6 +53,18 @@ TEST(RunConsole, PrintsALineForEachMessage) {
             "warning  t.json is not written: the run did none of the steps of --trace\n"
             "weights xxh64:0000000000000abc\n"
             "exported to model\n");
+}
+
+TEST(RunConsole, PrintsAHugeLossScaleInShort) {
+  const auto line = [](double scale) {
+    StepMetrics metrics;
+    metrics.loss_scale = {.scale = scale, .skipped = false};
+    return ConsoleText(/*terminal=*/false,
+                       [&](RunConsole& console) { console.PrintStep(metrics, /*skipped=*/false); });
+  };
+  EXPECT_THAT(line(1e38F), HasSubstr("  scale 1e+38  "));
+  EXPECT_THAT(line(16777216), HasSubstr("  scale 16777216  "));
+  EXPECT_THAT(line(0.25), HasSubstr("  scale 0.25  "));
 }
 
 TEST(RunConsole, EndsTheLineOfAStepBeforeAMessage) {
