@@ -192,9 +192,12 @@ class NodeHeap::Impl {
     const std::optional<uint64_t> offset = free_list_.Allocate(bytes);
     if (!offset) {
       return absl::ResourceExhaustedError(absl::StrCat(
-          "node heap of rank ", bootstrap_.rank(), ": cannot allocate ", bytes, " bytes: ",
-          free_list_.free_bytes(), " of ", memory_.segment_bytes, " are free, the largest free range has ",
-          free_list_.largest_hole(), ". The size of the heap is set at the start; ", limit_));
+          "node heap of rank ", bootstrap_.rank(), ": cannot allocate ", bytes,
+          " bytes: ", free_list_.free_bytes(), " of ", memory_.segment_bytes,
+          " are free, the largest free range has ", free_list_.largest_hole(),
+          ". The size of the heap is set at the start, by NodeHeap::Options::segment_bytes or, under "
+          "PyTorch, WEFT_SEGMENT_BYTES; ",
+          limit_));
     }
     const absl::Status committed = committer_.Commit(*offset, internal::FreeList::BlockBytes(bytes),
                                                      [this] { return bootstrap_.FreeNodeMemory(); });

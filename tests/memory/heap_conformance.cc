@@ -124,7 +124,8 @@ absl::Status AFullHeapReturnsAnError(Bootstrap& bootstrap) {
       StatusIs(absl::StatusCode::kResourceExhausted,
                AllOf(HasSubstr(absl::StrCat("rank ", bootstrap.rank())),
                      HasSubstr("cannot allocate 1572928 bytes"), HasSubstr("2359296 of 3145728 are free"),
-                     HasSubstr("largest free range has 1572864"))));
+                     HasSubstr("largest free range has 1572864"),
+                     HasSubstr("NodeHeap::Options::segment_bytes or, under PyTorch, WEFT_SEGMENT_BYTES"))));
   EXPECT_THAT(heap->Allocate(SIZE_MAX), StatusIs(absl::StatusCode::kResourceExhausted, ::testing::_));
   heap->Free(second);
   WEFT_ASSIGN_OR_RETURN(std::byte * whole, heap->Allocate(kSegmentBytes));
