@@ -150,6 +150,9 @@ def norms_name_what_they_take_instead() -> None:
         with expect_error(ValueError, "call this after a backward"):
             norm_of(model, 1.0)
     loss_of(model, tokens_of(0)).backward()
+    for norm_of in (weft.gradient_norm, weft.clip_grad_norm_):
+        with expect_error(ValueError, "max_norm is NaN"):
+            norm_of(model, float("nan"))
     with expect_error(ValueError, "below the root of a sharded model: give the root"):
         weft.gradient_norm(model.layers[0])
 
@@ -214,6 +217,12 @@ def clips_without_the_gradients_of_a_group() -> None:
 
 @case
 def a_factor_clips_in_the_update() -> None:
+    for max_norm in (0.3, 0.0):
+        expect_the_same_update(max_norm)
+
+
+def expect_the_same_update(max_norm: float) -> None:
+    """Of a factor that AdamW applies, and of gradients that were clipped before."""
     states = []
     for clips_in_update in (False, True):
         model = shard_all(make_llama(), weft.fully_shard)
@@ -222,11 +231,11 @@ def a_factor_clips_in_the_update() -> None:
         for step in range(2):
             loss_of(model, tokens_of(step)).backward()
             if clips_in_update:
-                norm, factor = weft.gradient_norm(torch.compile(model), 0.3)  # The wrapper of torch.compile stands for the model.
+                norm, factor = weft.gradient_norm(torch.compile(model), max_norm)  # The wrapper of torch.compile stands for the model.
                 assert factor < 1
                 optimizer.step(gradient_scale=factor)
             else:
-                norm = weft.clip_grad_norm_(model, 0.3)
+                norm = weft.clip_grad_norm_(model, max_norm)
                 optimizer.step()
             norms.append(norm)
             optimizer.zero_grad()
