@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import os
 import signal
@@ -15,55 +14,8 @@ import weft
 from fsdp2_comparison import Shards, compare, expect_same_state, loss_of, make_llama, shard_all, tokens_of, train
 from sharded_support import Cases, expect_error, whole
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
 case = Cases()
-
-
-@case
-def refuses_what_it_cannot_do() -> None:
-    with expect_error(ValueError, "model.float()"):
-        weft.fully_shard(make_llama().to(torch.bfloat16))
-    mixed = make_llama()
-    mixed.norm.double()
-    mixed = weft.fully_shard(mixed)
-    with expect_error(ValueError, "'embed_tokens.weight' is torch.float32 and 'norm.weight' is torch.float64: convert one"):
-        mixed(tokens_of(0))
-    with expect_error(ValueError, "sharded already"):
-        weft.fully_shard(weft.fully_shard(make_llama()))
-    with expect_error(ValueError, "with a forward"):
-        weft.fully_shard(make_llama().layers)
-    with expect_error(ValueError, "empty list of modules"):
-        weft.fully_shard([])
-    with expect_error(ValueError, "torch's fully_shard"):
-        weft.fully_shard(torch_fully_shard(make_llama()))
-    from torch.distributed.fsdp import CPUOffloadPolicy, DataParallelMeshDims
-
-    with expect_error(ValueError, "leave offload_policy out"):
-        weft.fully_shard(make_llama(), offload_policy=CPUOffloadPolicy())
-    with expect_error(AssertionError, "state_dict"):
-        copy.deepcopy(weft.fully_shard(make_llama()))
-    model = weft.fully_shard(make_llama())
-    with expect_error(NotImplementedError, "remove the call"):
-        model.set_symm_mem_for_comm()
-    with expect_error(NotImplementedError, "weft.FSDPModule"):
-        model._get_fsdp_state()
-    with expect_error(ValueError, "leave it out"):
-        model.set_all_reduce_hook(print, stream=1)
-    with expect_error(ValueError, "must be positive"):
-        model.set_reduce_scatter_max_input_buffers(0)
-    with expect_error(TypeError, "must be an int"):
-        model.set_reduce_scatter_max_input_buffers(True)
-    for collective in (weft.reset, weft.prepare_writes):
-        with expect_error(ValueError, "whose forward has run"):
-            collective(weft.fully_shard(make_llama()))
-    for kind in (nn.Embedding, nn.EmbeddingBag):
-        embedding = kind(20, 4, max_norm=1.0)
-        with expect_error(ValueError, f"the {kind.__name__} of '0.weight' has max_norm=1.0"):
-            weft.fully_shard(nn.Sequential(embedding))
-        weft.fully_shard(nn.Sequential(embedding), ignored_params={embedding.weight})
-    with expect_error(ValueError, "give it the submesh"):
-        weft.fully_shard(make_llama(), dp_mesh_dims=DataParallelMeshDims(shard="shard"))
 
 
 class Failing(Exception):

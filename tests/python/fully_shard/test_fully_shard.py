@@ -5,6 +5,7 @@ import comparison_failure_cases
 import comparison_float64_cases
 import comparison_optimizer_cases
 import comparison_pass_cases
+import comparison_refusal_cases
 import comparison_reset_cases
 import comparison_state_cases
 import comparison_training_cases
@@ -19,6 +20,7 @@ _MODULES = [
     comparison_pass_cases,
     comparison_optimizer_cases,
     comparison_state_cases,
+    comparison_refusal_cases,
     comparison_failure_cases,
     comparison_reset_cases,
     comparison_collective_cases,

@@ -271,8 +271,8 @@ def fully_shard(
         ignored_params: parameters that stay whole, with the caller.
         dp_mesh_dims: must be None: weft takes no mesh with dims of other kinds.
 
-    Errors: ValueError (mesh; a parameter that is neither float32 nor float64, is a DTensor, has a gradient hook, or is shared with
-    a module that is sharded already; options), which names the parameter and the remedy.
+    Errors: ValueError (mesh; a parameter that is neither float32 nor float64, is a DTensor, has a gradient hook, belongs to or is
+    shared with a module that is sharded already; options), which names the parameter and the remedy.
     """
     modules = (module,) if isinstance(module, nn.Module) else tuple(module)
     if not modules:

@@ -38,7 +38,13 @@ def check_module(module: nn.Module, paths: dict[int, str], ignored: set[int]) ->
         )
 
 
-def check_parameter(param: nn.Parameter, name: str, group: str) -> None:
+def check_parameter(param: nn.Parameter, name: str, group: str, owner: str | None) -> None:
+    """`owner`: the group that has the parameter already, if `param` is one of its sharded or unsharded forms."""
+    if owner is not None:
+        raise ValueError(
+            f"parameter '{name}' of '{group}' belongs to '{owner}', which is sharded already: call fully_shard for inner modules before "
+            "the modules around them"
+        )
     earlier = getattr(param, "_weft_sharded_by", None)
     if earlier is not None:
         raise ValueError(

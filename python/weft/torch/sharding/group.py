@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from weft.torch.sharding.arguments import check_dtype, check_module, check_parameter, managed_modules, shard_dim_of
 from weft.torch.sharding.parameter import ShardedParameter
@@ -116,7 +116,7 @@ class Group:
         for module in managed:
             check_module(module, paths, ignored)
         for param, places in owners.items():
-            check_parameter(param, paths[id(param)], self.name)
+            check_parameter(param, paths[id(param)], self.name, _owner_of(param))
             shard = shard_placement_fn(param) if shard_placement_fn is not None else None
             dim = shard_dim_of(shard, param, paths[id(param)], self.mesh)
             self.parameters.append(ShardedParameter(self, len(self.parameters), param, places, Placement.of(param, self.mesh, dim)))
@@ -324,6 +324,13 @@ class Group:
         for group in others:
             if group not in groups:
                 raise ValueError(f"'{self.name}' cannot prefetch '{group.name}', which is not below the same root")
+
+
+def _owner_of(param: nn.Parameter) -> str | None:
+    """The name of the group of which `param` is a sharded or unsharded form."""
+    if not isinstance(param, DTensor) and not hasattr(param, "_weft_parameter"):
+        return None
+    return next((group.name for group in all_groups for p in group.parameters if param is p.sharded or param is p.unsharded), None)
 
 
 def _weakly(method: Callable) -> Callable:
