@@ -34,6 +34,9 @@ def refuses_what_it_cannot_do() -> None:
         weft.fully_shard(torch_fully_shard(make_llama()))
     with expect_error(ValueError, "leave offload_policy out"):
         weft.fully_shard(make_llama(), offload_policy=CPUOffloadPolicy())
+    for policy in (None, torch.bfloat16):
+        with expect_error(TypeError, f"mp_policy must be a MixedPrecisionPolicy, but is {policy}"):
+            weft.fully_shard(make_llama(), mp_policy=policy)
     with expect_error(AssertionError, "state_dict"):
         copy.deepcopy(weft.fully_shard(make_llama()))
     model = weft.fully_shard(make_llama())

@@ -272,7 +272,8 @@ def fully_shard(
         dp_mesh_dims: must be None: weft takes no mesh with dims of other kinds.
 
     Errors: ValueError (mesh; a parameter that is neither float32 nor float64, is a DTensor, has a gradient hook, belongs to or is
-    shared with a module that is sharded already; options), which names the parameter and the remedy.
+    shared with a module that is sharded already; options), which names the parameter and the remedy. TypeError (not a module; not a
+    MixedPrecisionPolicy).
     """
     modules = (module,) if isinstance(module, nn.Module) else tuple(module)
     if not modules:
@@ -281,6 +282,8 @@ def fully_shard(
         _check_module(each)
     if len(set(modules)) != len(modules):
         raise ValueError("fully_shard got a module twice in its list: give each module once")
+    if not isinstance(mp_policy, MixedPrecisionPolicy):
+        raise TypeError(f"mp_policy must be a MixedPrecisionPolicy, but is {mp_policy!r}: leave it out to compute in the dtype of the parameters")
     if type(offload_policy) is not OffloadPolicy:
         raise ValueError(
             f"offload_policy is {type(offload_policy).__name__}, but weft trains on CPUs, so there is nothing to offload to: "
