@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -25,8 +26,8 @@ class AdamW(torch.optim.Optimizer):
     float32 or float64 on the CPU, with gradients and moments in the same dtype and placements. `step(gradient_scale=...)`
     multiplies the gradients, for example by a clipping factor.
 
-    Errors: ValueError (an option out of range), RuntimeError (a parameter or gradient of another dtype, layout or placement;
-    then nothing has changed).
+    Errors: ValueError (an option out of range, or NaN at a step), RuntimeError (a parameter or gradient of another dtype, layout
+    or placement). Nothing has changed then.
     """
 
     def __init__(
@@ -37,8 +38,6 @@ class AdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ):
-        if float(lr) < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"AdamW takes lr, eps, weight_decay >= 0 and betas in [0, 1), but got {lr}, {eps}, {weight_decay}, {betas}")
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -53,7 +52,14 @@ class AdamW(torch.optim.Optimizer):
             "fused": True,
             "decoupled_weight_decay": True,
         }
+        _check_options(defaults)
         super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters with options of their own. Errors: ValueError (an option out of range), those of torch.optim.Optimizer."""
+        if isinstance(param_group, dict):
+            _check_options(self.defaults | param_group)
+        super().add_param_group(param_group)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -66,7 +72,8 @@ class AdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None, *, gradient_scale: float = 1.0) -> float | None:
         """Updates the parameters that have gradients. Returns what `closure` returns, which runs first.
 
-        `gradient_scale` multiplies all gradients. Errors: those of the class.
+        `gradient_scale` multiplies all gradients. Options that were set in `param_groups` may be out of range, but not NaN.
+        Errors: those of the class.
         """
         loss = None
         if closure is not None:
@@ -76,6 +83,7 @@ class AdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             if group["amsgrad"] or group["maximize"]:
                 raise RuntimeError("weft.AdamW has neither amsgrad nor maximize: use torch.optim.AdamW")
+            _check_numbers(group)
             updates.append((group, [param for param in group["params"] if param.grad is not None]))
         written = [param for _, params in updates for param in params]
         for param in written:
@@ -136,6 +144,24 @@ class AdamW(torch.optim.Optimizer):
         for param in params:
             first, second = (_like(param, next(moments)) for _ in range(2))
             self.state[param].update(step=torch.tensor(0.0), exp_avg=first, exp_avg_sq=second)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Raises ValueError if an option is out of range."""
+    betas = options["betas"]
+    if len(betas) != 2 or not all(0 <= float(beta) < 1 for beta in betas):
+        raise ValueError(f"AdamW takes betas of two numbers in [0, 1), but got {betas}")
+    for name in ("lr", "eps", "weight_decay"):
+        if not float(options[name]) >= 0:  # Also true for NaN.
+            raise ValueError(f"AdamW takes {name} >= 0, but got {options[name]}")
+
+
+def _check_numbers(options: dict[str, Any]) -> None:
+    """Raises ValueError if an option is NaN, as one that a scheduler has set: a step would make all weights NaN."""
+    for name in ("lr", "betas", "eps", "weight_decay"):
+        values = options[name] if name == "betas" else (options[name],)
+        if any(math.isnan(value) for value in values):
+            raise ValueError(f"AdamW takes numbers, but {name} of a parameter group is {options[name]}: look at what sets it, such as a scheduler")
 
 
 def _local(tensor: Tensor) -> Tensor:
