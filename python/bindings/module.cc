@@ -104,6 +104,17 @@ std::shared_ptr<Session> CreateSession(nb::object store, int rank, int size, dou
   return ValueOrRaise(std::move(session));
 }
 
+void ResetSession(Session& session) {
+  absl::Status status;
+  {
+    const Session::OwnCall own_call;  // A signal handler that runs in it must not close the session.
+    const nb::gil_scoped_release released;
+    status = session.Reset();
+  }
+  RethrowPendingOf(session.store());
+  if (!status.ok()) Raise(status);
+}
+
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
 // A numpy array of bytes in node memory. The array holds the block.
@@ -171,6 +182,14 @@ NB_MODULE(_core, module) {
            "stay valid.")
       .def("abort", &Session::Abort, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>(),
            "Fails all unfinished operations of all groups, on all ranks.")
+      .def("reset", &ResetSession,
+           "Recovers from a failure: unfinished operations fail, and all groups take operations again. "
+           "Collective: all ranks.\n"
+           "\n"
+           "No other thread may use the session meanwhile. weft.reset also resets sharded models.\n"
+           "\n"
+           "Raises TimeoutError (names the ranks that did not call it), RuntimeError (closed; a forked "
+           "child).")
       .def_prop_ro(
           "closed", &Session::closed,
           "True if the session is closed, or is being closed: it takes no more operations.\n"

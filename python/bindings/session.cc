@@ -118,6 +118,15 @@ void Session::Abort(const std::string& cause) const {
   static_cast<void>(WithEngine([&](CommEngine& engine) { engine.Abort(absl::AbortedError(cause)); }));
 }
 
+absl::Status Session::Reset() {
+  absl::Status reset;
+  WEFT_RETURN_IF_ERROR(WithEngine([&](CommEngine& engine) { reset = engine.ResetAfterError(); }));
+  WEFT_RETURN_IF_ERROR(reset);
+  const std::lock_guard lock(operations_mutex_);
+  missed_deadline_ = absl::OkStatus();  // The operation has failed by now.
+  return absl::OkStatus();
+}
+
 void Session::CloseAll() {
   std::set<std::shared_ptr<Session>> sessions;
   {

@@ -24,7 +24,7 @@
 //   operation; op.wait() hangs if another thread reads op.source.
 //
 // Thread safety: any thread may call any member.
-// Collective: Create and Close, by all ranks of the session; MakeLanes, by the members.
+// Collective: Create, Reset and Close, by all ranks of the session; MakeLanes, by the members.
 // Lifetime: an open session holds itself, as threads of its own must not drop the last reference. Blocks of
 //   node memory hold the bootstrap and the heap, and may outlive the session.
 #pragma once
@@ -103,6 +103,11 @@ class Session : public std::enable_shared_from_this<Session> {
   bool closed() const;
   // Fails all unfinished operations, on all ranks.
   void Abort(const std::string& cause) const;
+  // Fails all unfinished operations, and ends the failed state on all ranks together: groups then take
+  // operations again. Sharded models stay failed until each is reset.
+  // REQUIRES: no other thread submits meanwhile.
+  // Errors: those of CommEngine::ResetAfterError; kFailedPrecondition (closed, or a forked child).
+  absl::Status Reset();
 
   // Calls `closer` when the session closes, before the engine ends, without the interpreter's lock. For what
   // uses the engine on its own. If it returns false, the engine is kept until the process ends.

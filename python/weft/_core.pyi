@@ -47,6 +47,13 @@ class Session:
         """Ends the engine. Waits up to ten seconds for unfinished operations, which then fail. Arrays stay valid."""
     def abort(self, cause: str) -> None:
         """Fails all unfinished operations of all groups, on all ranks."""
+    def reset(self) -> None:
+        """Recovers from a failure: unfinished operations fail, and all groups take operations again. Collective: all ranks.
+
+        No other thread may use the session meanwhile. weft.reset also resets sharded models.
+
+        Raises TimeoutError (names the ranks that did not call it), RuntimeError (closed; a forked child).
+        """
     @property
     def closed(self) -> bool:
         """True if the session is closed, or is being closed: it takes no more operations.

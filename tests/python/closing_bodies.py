@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import weft
+from array_bodies import expect_error
 from weft import _core
 
 SESSIONS = 4
@@ -349,6 +350,32 @@ def close_while_a_hook_hangs(store: str, rank: int) -> None:
         thread.join()  # Uses what is kept.
 
 
+def reset_after_an_abort(store: str, rank: int) -> None:
+    """Both ranks reset their session, and later rank 0 alone."""
+    session = weft.Session(store, rank, 2, timeout_s=10, segment_bytes=1 << 24)  # Also of the start.
+    group = weft.Group(session, "world", [0, 1])
+
+    def await_rank(other: int, place: str) -> None:
+        if rank != other:
+            await_file(f"{store}-{place}")
+        else:
+            open(f"{store}-{place}", "w").close()
+
+    await_rank(1, "made")
+    if rank == 0:
+        session.abort("on purpose")
+    expect_error(RuntimeError, "on purpose", lambda: group.barrier().wait())
+    session.reset()
+    array = np.ones(3)
+    group.all_reduce(array).wait()
+    assert array.tolist() == [2.0] * 3
+    await_rank(1, "reduced")
+    if rank == 0:
+        expect_error(TimeoutError, "reset of the engine: all-gather of blobs: rank 1 did not arrive", session.reset)
+    await_rank(0, "missed")
+    session.close()
+
+
 if __name__ == "__main__":
     cases = {
         "drain": close_before_the_release,
@@ -360,6 +387,7 @@ if __name__ == "__main__":
         "making": close_while_a_model_is_made,
         "inside": close_inside_a_call,
         "hook": close_while_a_hook_hangs,
+        "reset": reset_after_an_abort,
     }
     if sys.argv[2] in cases:
         cases[sys.argv[2]](sys.argv[1], int(sys.argv[3]))

@@ -56,3 +56,7 @@ def test_operations_end_in_one_thread_while_another_uses_them(tmp_path: Path, ca
 
 def test_a_session_closes_while_a_hook_of_a_model_hangs(tmp_path: Path) -> None:
     run_ranks(CLOSING, 1, str(tmp_path / "store"), "hook")
+
+
+def test_a_session_works_again_after_a_reset_of_all_ranks(tmp_path: Path) -> None:
+    run_ranks(CLOSING, 2, str(tmp_path / "store"), "reset")

@@ -42,6 +42,13 @@ def session_of_models() -> _core.Session:
     return _own
 
 
+def reset_session(cause: str) -> None:
+    """Recovers the session of models from a failure. Peers that wait get an exception with `cause` first. Collective: all ranks."""
+    session = session_of_models()
+    session.abort(cause)
+    session.reset()
+
+
 def counts_of_ranks(own: list[int]) -> list[list[int]]:
     """The counts of each rank; all have as many. Collective: all ranks of the session of models."""
     global _counts

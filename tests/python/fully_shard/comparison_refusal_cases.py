@@ -50,9 +50,11 @@ def refuses_what_it_cannot_do() -> None:
         model.set_reduce_scatter_max_input_buffers(0)
     with expect_error(TypeError, "must be an int"):
         model.set_reduce_scatter_max_input_buffers(True)
+    with expect_error(ValueError, "whose forward has run"):
+        weft.prepare_writes(weft.fully_shard(make_llama()))
     for collective in (weft.reset, weft.prepare_writes):
-        with expect_error(ValueError, "whose forward has run"):
-            collective(weft.fully_shard(make_llama()))
+        with expect_error(ValueError, "not a Llama without sharded modules"):
+            collective(make_llama())
     for kind in (nn.Embedding, nn.EmbeddingBag):
         embedding = kind(20, 4, max_norm=1.0)
         with expect_error(ValueError, f"the {kind.__name__} of '0.weight' has max_norm=1.0"):

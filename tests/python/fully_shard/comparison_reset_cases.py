@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 import weft
 from comparison_failure_cases import Failing, raise_failing
-from fsdp2_comparison import loss_of, make_llama, shard_all, tokens_of, train
+from fsdp2_comparison import Shards, compare, loss_of, make_llama, shard_all, tokens_of, train
 from sharded_support import Cases, expect_error
 from torch import Tensor, nn
 
@@ -97,6 +99,75 @@ def a_step_whose_closure_fails_makes_no_update() -> None:
     dist.barrier()  # A reset stops ranks that have not come as far.
     weft.reset(model)
     optimizer.step(closure)
+
+
+@case
+def a_reset_of_a_new_model_recovers_from_one_that_is_gone() -> None:
+    """All ranks, or the last one, raise in the forward of a model that they drop. FSDP2 trains the model that follows alike."""
+    for failing in (range(dist.get_world_size()), [dist.get_world_size() - 1]):
+        model = shard_all(make_llama(), weft.fully_shard)
+        train(model, steps=1)
+        dist.barrier()  # A failure stops ranks that have not come as far.
+        if dist.get_rank() in failing:
+            model.layers[1].mlp.register_forward_hook(raise_failing)
+        with contextlib.suppress(Failing, RuntimeError):
+            loss_of(model, tokens_of(7)).backward()
+        gone = weakref.ref(model)
+        del model
+        gc.collect()
+        assert gone() is None
+
+        def make(shard: Shards, name: str) -> nn.Module:
+            new = shard_all(make_llama(), shard)
+            if name == "weft":
+                new.norm.weight.grad = torch.ones_like(new.norm.weight)  # That of a penalty.
+                weft.reset(new)
+            return new
+
+        compare(make)
+
+
+@case
+def a_reset_before_the_first_forward_of_one_rank_recovers_all() -> None:
+    """Rank 0 raises before the first forward, in which its peers wait for it."""
+    model = shard_all(make_llama(), weft.fully_shard)
+    if dist.get_rank() > 0:
+        with expect_error(RuntimeError, "all ranks must call the same collectives"):
+            model(tokens_of(0))
+    weft.reset(model)
+    train(model, steps=1)
+
+
+@case
+def a_reset_names_ranks_that_give_another_model() -> None:
+    if dist.get_world_size() == 1:
+        return
+    model = shard_all(make_llama(), weft.fully_shard)
+    train(model, steps=1)
+    dist.barrier()  # A reset stops ranks that have not come as far.
+    with expect_error(RuntimeError, "rank 0 has 0 roots that have run a forward, and that of rank 1 has 1: call weft.reset with the same model"):
+        weft.reset(None if dist.get_rank() == 0 else model)
+    dist.barrier()
+    weft.reset(model)
+    train(model, steps=1)
+
+
+def collectives_work_again_after_a_reset() -> None:
+    """Those of the default group, which has the backend weft, and of another group. Rank 0 aborts them."""
+    pair = dist.new_group([0, dist.get_world_size() - 1]) if dist.get_world_size() > 1 else None
+    apart = dist.new_group(backend="gloo")
+    for _ in range(2):
+        dist.barrier(apart)  # An abort stops ranks that have not come as far.
+        if dist.get_rank() == 0:
+            dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+        with expect_error(RuntimeError, "weft: "):
+            dist.barrier()
+        weft.reset()
+        for group in (None, pair):
+            if group is None or dist.get_rank() in dist.get_process_group_ranks(group):
+                ones = torch.ones(3)
+                dist.all_reduce(ones, group=group)
+                assert ones.tolist() == [dist.get_world_size(group)] * 3
 
 
 class Interrupting(nn.Linear):

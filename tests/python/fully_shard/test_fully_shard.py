@@ -35,10 +35,16 @@ def test_fully_shard(pool_of, name: str, size: int) -> None:
     pool_of(size, "gloo").run(CASES[name])
 
 
-def test_a_signal_ends_a_reset(pool_of) -> None:
+@pytest.mark.parametrize("has_forward", [True, False], ids=["after_a_forward", "before_a_forward"])
+def test_a_signal_ends_a_reset(pool_of, has_forward: bool) -> None:
     pool = pool_of(2, "gloo")
-    pool.run(comparison_failure_cases.interrupted_reset)
+    pool.run(comparison_failure_cases.interrupted_reset, has_forward)
     pool.close()
+
+
+@pytest.mark.parametrize("size", [1, 2, 4], ids=lambda size: f"{size}ranks")
+def test_a_reset_without_a_model_recovers_collectives(pool_of, size: int) -> None:
+    pool_of(size, "weft").run(comparison_reset_cases.collectives_work_again_after_a_reset)
 
 
 def test_a_missed_deadline_names_the_late_rank(pool_of) -> None:

@@ -7,6 +7,7 @@
     group_tree   the groups below a root and their names
     root         the groups of a model, the forward and backward under way, and the calls of the schedule
     updates      comparison of the updates that ranks have made
+    recovery     reset, after failures
     zero_grad    zero_grad of modules, which clears the gradients of shards, too
     containers   tensors in the arguments and results of modules
     hooks        hooks on modules and tensors, which call the root
@@ -21,10 +22,10 @@ from weft.torch.sharding.api import (
     fully_shard,
     prepare_writes,
     register_fsdp_forward_method,
-    reset,
 )
 from weft.torch.sharding.direct import write_gradients_directly
 from weft.torch.sharding.norm import clip_grad_norm_, gradient_norm
+from weft.torch.sharding.recovery import reset
 from weft.torch.sharding.zero_grad import extend_zero_grad
 
 __all__ = [

@@ -14,8 +14,8 @@ from torch.distributed.tensor import Shard
 from weft.torch.sharding.group import Group
 from weft.torch.sharding.hooks import add_hooks, as_forward
 from weft.torch.sharding.placement import check_mesh, default_mesh
-from weft.torch.sharding.root import Root, outermost, root_of
-from weft.torch.sharding.updates import compare_updates
+from weft.torch.sharding.recovery import groups_of, reset, roots_of
+from weft.torch.sharding.root import outermost, root_of
 from weft.torch.sharding.zero_grad import clear_shards
 
 if TYPE_CHECKING:
@@ -324,19 +324,6 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     setattr(module, method_name, wrapped.__get__(module, type(module)))
 
 
-def reset(model: nn.Module) -> None:
-    """Recovers from an exception in a forward, backward or wait of `model`.
-
-    All groups are sharded again, without gradients, and the engine works again; shards keep their values.
-    Collective: all ranks, in one order if several models are reset. Peers that wait get an exception first.
-    Errors: RuntimeError if a rank does not call it before the timeout, or if a rank lacks an update that others have made.
-    """
-    roots = _roots_of(model, "reset")
-    for root in roots:
-        root.reset()
-    compare_updates(roots)
-
-
 def prepare_writes(model: nn.Module) -> None:
     """Waits until no rank reads the shards of `model`, so that they may be written by hand.
 
@@ -345,17 +332,11 @@ def prepare_writes(model: nn.Module) -> None:
     set_reshard_after_backward(False).
     Collective: all ranks of the mesh.
     """
-    for root in _roots_of(model, "prepare_writes"):
-        root.prepare_writes()
-
-
-def _roots_of(model: nn.Module, caller: str) -> list[Root]:
-    """The roots of a model whose forward has run."""
-    groups = [module._weft_group for module in model.modules() if isinstance(module, FSDPModule)]
-    roots = list(dict.fromkeys(group.root for group in groups if group.root is not None))
+    roots = roots_of(groups_of(model, "prepare_writes"))
     if not roots:
-        raise ValueError(f"{caller} takes a model sharded by weft.fully_shard whose forward has run")
-    return roots
+        raise ValueError("prepare_writes takes a model sharded by weft.fully_shard whose forward has run: before it, shards may be written")
+    for root in roots:
+        root.prepare_writes()
 
 
 _classes: dict[type, type] = {}

@@ -13,10 +13,20 @@ from weft.torch.sharding.root import Root, all_roots
 
 
 def compare_updates(roots: list[Root]) -> None:
-    """Raises RuntimeError if a rank lacks a step of an optimizer that another has made. Collective.
+    """Raises RuntimeError if a rank lacks a step of an optimizer that another has made, or if ranks give different numbers of roots.
+    Collective.
 
     An exception of a rank that is ahead ends the backward of its peers. They drop the gradients of a step that it has made.
     """
+    numbers = [of_rank[0] for of_rank in counts_of_ranks([len(roots)])]
+    for rank, number in enumerate(numbers):
+        if number != numbers[0]:
+            raise RuntimeError(
+                f"the ranks have reset different models: that of rank 0 has {numbers[0]} roots that have run a forward, and that of rank {rank} "
+                f"has {number}: call weft.reset with the same model on all ranks, or with none"
+            )
+    if not roots:
+        return
     counts = counts_of_ranks([root.updates for root in roots])
     late: set[int] = set()
     for number, root in enumerate(roots):
