@@ -33,9 +33,9 @@ class Session:
     ) -> None:
         """Creates the session. Collective: all ranks.
 
-        `store` is a key-value store, or a folder that all ranks share. `timeout_s` bounds start-up and every wait that
-        names no timeout. `segment_bytes` is the node memory that the rank reserves; 0: its share of what is free.
-        WEFT_NODE_ID, WEFT_NUMA_NODE and WEFT_NETWORK of the environment choose node, NUMA node and network.
+        `store` is a key-value store, or a folder that all ranks share, an empty one for each job. `timeout_s` bounds start-up
+        and every wait that names no timeout. `segment_bytes` is the node memory that the rank reserves; 0: its share of what
+        is free. WEFT_NODE_ID, WEFT_NUMA_NODE and WEFT_NETWORK of the environment choose node, NUMA node and network.
         WEFT_SHARE_DOMAIN, auto, node, numa or none, chooses the ranks that share images. WEFT_WIRE_COMPRESSION, none or
         lossless, chooses whether floats are compressed between nodes; if it is unset, a measurement does. `error` is an
         error of this rank's options that the caller has found: every rank raises it.

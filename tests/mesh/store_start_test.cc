@@ -88,6 +88,18 @@ TEST(StoreStart, NamesTheRanksThatNeverCome) {
                        AllOf(HasSubstr("start-up"), HasSubstr("ranks 0, 2, 3 did not arrive within 1ms"))));
 }
 
+TEST(StoreStart, NamesKeysOfAnEarlierRunOnEveryRank) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto is_named = StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                 HasSubstr("keys of an earlier run: give each job an empty store"));
+  for (int run = 0; run < 2; ++run) {  // Rank 1 has missed the first one.
+    EXPECT_THAT(MakeStoreBootstrap(store, Rank(0, 2, absl::Milliseconds(1))), is_named);
+  }
+  const auto late = MakeStoreBootstrap(store, Rank(1, 2));
+  ASSERT_OK(late);
+  EXPECT_THAT((*late)->AllGatherBlob("x", absl::Milliseconds(1)), is_named);
+}
+
 TEST(StoreStart, RefusesRanksOutOfRange) {
   const auto store = std::make_shared<MemoryStore>();
   EXPECT_THAT(MakeStoreBootstrap(store, Rank(2, 2)),

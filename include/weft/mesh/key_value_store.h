@@ -53,7 +53,7 @@ class KeyValueStore {
 // then at intervals that grow to a millisecond.
 //
 // Thread safety: any thread may call any member.
-// Lifetime: the files stay. Remove the folder when all ranks have ended.
+// Lifetime: the files stay. Remove the folder when all ranks have ended, as each job needs an empty one.
 // Errors: kInvalidArgument (`folder` is empty or no folder), kInternal (it cannot be created).
 absl::StatusOr<std::shared_ptr<KeyValueStore>> OpenFileStore(const std::string& folder);
 

@@ -47,7 +47,8 @@ struct StoreBootstrapOptions {
 
 // Creates the bootstrap of this process.
 //
-// Several bootstraps may follow each other on one store with one prefix: each rank counts its own.
+// Several bootstraps may follow each other on one store with one prefix: each rank counts its own. After a
+// start that some ranks have missed, the counts differ: use an empty store, or another prefix.
 //
 // Collective: all ranks, with the same size and prefix.
 // Lifetime: the destructor does not wait for other ranks, and leaves a few small keys in the store. The store

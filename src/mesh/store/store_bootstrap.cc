@@ -56,6 +56,19 @@ absl::StatusOr<int64_t> NextGeneration(KeyValueStore& store, const StoreBootstra
   return last + 1;
 }
 
+// Note [Keys of an earlier run]
+// Problem: a rank that has missed an earlier start has a lower number than its peers. It meets the greetings
+//   that they left under this number, and goes on, while they wait for it under theirs.
+// Rule: a missed deadline of the start-up, or of the next exchange, says what to look for in the store.
+// Why it suffices: in the earlier start a rank was missing, so that no peer got beyond the greetings. The
+//   next exchange waits for keys that no run has set.
+absl::Status WithRemedy(const absl::Status& missed, std::string_view context) {
+  return absl::DeadlineExceededError(absl::StrCat(
+      missed.message(), ToAbsl(context),
+      ". If all ranks run, they have different stores or prefixes, two have the same rank, or the store has "
+      "keys of an earlier run: give each job an empty store"));
+}
+
 // A rank's message to the others at the start. As text it has three fields with spaces between them. The
 // identity of its node may have spaces.
 struct Greeting {
@@ -100,9 +113,7 @@ class StoreBootstrap final : public Bootstrap {
   const NodeMap& node_map() const override { return nodes_; }
   Runtime& runtime() override { return runtime_; }
   absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
-                                                         absl::Duration timeout) override {
-    return blobs_.AllGather(++rounds_, blob, timeout);
-  }
+                                                         absl::Duration timeout) override;
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
   absl::StatusOr<FreeMemory> FreeNodeMemory() const override {
     // A segment is a file without a name: see Note [Memory without a name].
@@ -128,7 +139,7 @@ class StoreBootstrap final : public Bootstrap {
   SystemRuntime runtime_;
   StoreGather blobs_;
   StoreGather addresses_;
-  int64_t rounds_ = 0;
+  int64_t rounds_ = 0;  // The first is the exchange of greetings.
   int64_t links_ = 0;
   std::deque<std::vector<SharedSegment>> shared_memory_;
   std::deque<AnonymousMemory> own_memory_;
@@ -140,13 +151,6 @@ absl::Status StoreBootstrap::Start() {
   const absl::StatusOr<std::string> text =
       options_.error.ok() ? absl::StatusOr<std::string>(own.Encode()) : options_.error;
   const auto parts = ExchangeBlobs(*this, "start-up", text, options_.startup_timeout);
-  if (absl::IsDeadlineExceeded(parts.status())) {
-    return absl::DeadlineExceededError(absl::StrCat(
-        "start-up: ", parts.status().message(),
-        " (here WEFT_STARTUP_TIMEOUT_S). If all ranks run, "
-        "they have different stores or prefixes, two have the same rank, or the store has keys of an "
-        "earlier run"));
-  }
   if (!parts.ok()) return Annotate(parts.status(), "start-up");
   std::vector<Greeting> greetings;
   for (size_t rank = 0; rank < parts->size(); ++rank) {
@@ -158,6 +162,13 @@ absl::Status StoreBootstrap::Start() {
   }
   nodes_ = NodesOf(greetings);
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> StoreBootstrap::AllGatherBlob(std::string_view blob,
+                                                                       absl::Duration timeout) {
+  auto blobs = blobs_.AllGather(++rounds_, blob, timeout);
+  if (rounds_ > 2 || !absl::IsDeadlineExceeded(blobs.status())) return blobs;
+  return WithRemedy(blobs.status(), rounds_ == 1 ? " (here WEFT_STARTUP_TIMEOUT_S)" : "");
 }
 
 absl::StatusOr<NodeMemory> StoreBootstrap::ReserveNodeMemory(size_t segment_bytes) {
