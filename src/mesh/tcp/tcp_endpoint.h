@@ -31,7 +31,7 @@ struct TcpEndpoint {
   //   that exist), kInternal (the interfaces cannot be read).
   static absl::StatusOr<TcpEndpoint> OfThisHost(const std::string& network);
 
-  // Tells links apart, and does not give the token away.
+  // Tells links apart. It is no secret, and the token cannot be read from it.
   uint64_t PublicName() const;
 
   // Text without line feeds, and back.

@@ -33,11 +33,14 @@
 //   Some program there may accept a connection at the peer's port, and close it, or keep it in silence.
 // Rule: a link sends its public name on each connection that it accepts. A rank sends its token and messages
 //   only once it has read the name of the peer. If the connection ends before, or has another name, the rank
-//   tries the next route. If nothing comes for half a minute, it also does, as long as there is another one,
-//   and comes back to this route after the others: the peer may only be slow.
-// Why it suffices: the name is a hash of the token, which the ranks of the job alone know. A connection that
-//   is given up has brought the peer no greeting, so that the peer forgets it.
+//   tries the next route. If a connection brings no name for half a minute, it also does, as long as there is
+//   another route, and comes back to this one after the others: the peer may only be slow.
+// Why it suffices: the name is a hash of the token, so that another program does not have it unless it copies
+//   that of the peer. A connection that is given up has brought the peer no greeting, so that the peer
+//   forgets it.
 // Without it: the first program that accepts a connection would get the token, and end the job.
+// Cost: the first message to a peer leaves only once the peer has polled. A link that is destroyed before
+//   drops it.
 #pragma once
 
 #include <cstdint>

@@ -18,8 +18,9 @@
 namespace weft::internal {
 namespace {
 
-// Time that a peer has to answer on one route, if there is another. As long as the kernel tries to connect.
-constexpr absl::Duration kAnswerTimeout = absl::Seconds(30);
+// Time that a peer has to send its name, if there is another route. The kernel tries for about as long to
+// make the connection.
+constexpr absl::Duration kNameTimeout = absl::Seconds(30);
 
 }  // namespace
 
@@ -56,10 +57,7 @@ void TcpSender::TryRoutes() {
       SetConnectionOptions(socket_.get());
       const auto* const place = reinterpret_cast<const sockaddr*>(&address->storage);
       // A connection that is made at once becomes writable, like the others.
-      if (connect(socket_.get(), place, address->bytes) == 0 || errno == EINPROGRESS) {
-        attempt_.emplace(*runtime_, kAnswerTimeout);
-        return;
-      }
+      if (connect(socket_.get(), place, address->bytes) == 0 || errno == EINPROGRESS) return;
     }
     DropRoute(std::strerror(errno));
   }
@@ -78,7 +76,8 @@ void TcpSender::TryOtherRoutes(std::string_view reason) {
 }
 
 bool TcpSender::EndLongAttempt() {
-  if (!is_connecting() || routes_.size() < 2 || !attempt_->HasPassed()) return false;
+  if (!is_open() || state_ != State::kAwaitsName || routes_.size() < 2 || !name_deadline_->HasPassed())
+    return false;
   ++route_;
   TryRoutes();
   return true;
@@ -106,6 +105,7 @@ void TcpSender::OnEvent() {
     Fail(error);
   } else if (error == 0) {
     state_ = State::kAwaitsName;
+    name_deadline_.emplace(*runtime_, kNameTimeout);
     ReadName();
   } else {
     TryOtherRoutes(std::strerror(error));

@@ -31,7 +31,7 @@ class TcpSender {
   using MessageId = uint64_t;
 
   // Starts to connect to the link with this name, by the first of `routes` at which it answers. Does not
-  // wait. `runtime`: its clock measures the time of each attempt.
+  // wait. `runtime`: its clock measures how long a name takes.
   // Lifetime: `runtime` must outlive the sender.
   void Connect(const TcpGreeting& greeting, const TcpName& name, std::vector<std::string> routes,
                uint16_t port, const Runtime& runtime);
@@ -60,8 +60,8 @@ class TcpSender {
   void Write(std::vector<MessageId>& sent);
   // After an event on the socket: goes on connecting, or notices the loss of the connection.
   void OnEvent();
-  // Tries the next route if the peer has not answered on this one for half a minute, and there is another.
-  // Returns true if it does. See Note [Wrong hosts].
+  // Tries the next route if the peer has accepted a connection on this one and sent no name for half a
+  // minute, and there is another. Returns true if it does. See Note [Wrong hosts].
   bool EndLongAttempt();
 
   bool has_unsent() const { return !queue_.empty(); }
@@ -108,7 +108,7 @@ class TcpSender {
   std::vector<std::string> routes_;  // Those that have not failed.
   size_t route_ = 0;                 // Index of the one in use.
   const Runtime* runtime_ = nullptr;
-  std::optional<Deadline> attempt_;
+  std::optional<Deadline> name_deadline_;
   uint16_t port_ = 0;
   std::deque<Frame> queue_;
   int unsent_texts_ = 0;

@@ -34,10 +34,13 @@ struct TcpLinkPair {
   }
   // Polls until all connections that have been started are made.
   void FinishConnections() const {
-    while (!first->DescribeUnanswered().empty() || !second->DescribeUnanswered().empty()) Poll();
+    for (int i = 0; i < kManyPolls; ++i) {
+      if (first->DescribeUnanswered().empty() && second->DescribeUnanswered().empty()) return;
+      Poll();
+    }
+    ADD_FAILURE() << first->DescribeUnanswered() << second->DescribeUnanswered();
   }
   absl::Status Finish(internal::TcpLink& link, WireLink::RequestId request) const {
-    constexpr int kManyPolls = 10'000'000;
     for (int i = 0; i < kManyPolls; ++i) {
       Poll();
       WEFT_ASSIGN_OR_RETURN(const bool done, link.Test(request));
@@ -56,6 +59,7 @@ struct TcpLinkPair {
   }
 
  private:
+  static constexpr int kManyPolls = 10'000'000;
   static const Runtime& SystemClock() {
     static const SystemRuntime runtime;
     return runtime;

@@ -41,11 +41,12 @@ class TcpRoutes : public ::testing::Test {
   void Poll(int polls) const {
     for (int i = 0; i < polls; ++i) EXPECT_OK(link_->Poll());
   }
-  // Polls until the link has connected to this program.
+  // Polls until the link has connected to this program, and knows that.
   std::unique_ptr<RawTcpPeer> Accept(const RawTcpListener& listener) const {
     for (int i = 0; i < kManyPolls; ++i) {
-      if (auto connection = listener.Accept()) return connection;
-      Poll(1);
+      auto connection = listener.Accept();
+      Poll(connection == nullptr ? 1 : kFewPolls);
+      if (connection != nullptr) return connection;
     }
     return nullptr;
   }
