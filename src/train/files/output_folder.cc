@@ -125,7 +125,11 @@ absl::Status OutputFolder::Create() {
 
 absl::Status OutputFolder::CreateAgainIfRemoved() {
   struct stat info {};
-  if (stat(path_.c_str(), &info) == 0 || errno != ENOENT) return absl::OkStatus();
+  struct stat locked {};
+  const bool exists = stat(path_.c_str(), &info) == 0;
+  if (!exists && errno != ENOENT) return absl::OkStatus();
+  const bool is_locked = fd_ >= 0 && fstat(fd_, &locked) == 0;
+  if (exists && is_locked && IsSame(info, locked)) return absl::OkStatus();
   if (fd_ >= 0) close(std::exchange(fd_, -1));
   WEFT_RETURN_IF_ERROR(Create());
   return Lock();

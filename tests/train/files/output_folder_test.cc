@@ -185,6 +185,15 @@ TEST_F(OutputFolderTest, IsMadeAndLockedAgainIfItIsRemovedDuringTheRun) {
   ExpectNew();
 }
 
+TEST_F(OutputFolderTest, IsNotWrittenIfAnotherRunHasMadeItAgain) {
+  out_ = folder_ / "models/out";
+  const auto folder = Claim();
+  fs::remove_all(folder_ / "models");
+  const auto other = Claim();
+  EXPECT_THAT(folder->Stage().status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("another run writes to the folder")));
+}
+
 TEST_F(OutputFolderTest, LeavesNothingIfTheRunFails) {
   out_ = folder_ / "a/b/out";
   auto folder = Claim();
