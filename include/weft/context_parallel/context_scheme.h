@@ -8,7 +8,7 @@
 //
 //   kUlysses    all ranks are inner: an all-to-all each of queries, keys, values and outputs, and of their
 //               gradients; no more ranks have work than there are heads
-//   kGather   all ranks are outer: all gather keys and values, and keep them for backward
+//   kGather     all ranks are outer: all gather keys and values, and keep them for backward
 //   kRing       all ranks are outer: keys and values visit one rank after the other, again in backward
 //   kHybrid     both levels have several ranks; the outer level gathers, or is a ring
 //

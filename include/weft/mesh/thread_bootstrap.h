@@ -21,8 +21,8 @@ namespace weft {
 std::vector<std::unique_ptr<Bootstrap>> MakeThreadBootstraps(const NodeMap& nodes);
 
 // Runs `body` as every rank of `nodes`, each on its own thread, and joins the threads. Returns OK, or the
-// error of one rank with "rank N: " in front: of the lowest whose error is not kAborted, which follows from
-// the error of another rank, or else of the lowest.
+// error of one rank with "rank N: " in front. kAborted follows from the error of another rank, so that other
+// errors go first; of several, that of the lowest rank.
 absl::Status RunThreadRanks(const NodeMap& nodes, absl::FunctionRef<absl::Status(Bootstrap&)> body);
 
 }  // namespace weft

@@ -118,7 +118,7 @@ absl::StatusOr<std::vector<std::string>> ExchangeBlobs(Bootstrap& bootstrap, std
   if (absl::IsDeadlineExceeded(own) || IsAgreedError(own)) return own;
   auto blobs = bootstrap.AllGatherBlob(Encode(what, local), timeout);
   if (!blobs.ok()) {
-    // An agreement is known by what the program does at this point.
+    // AgreeOnStatus has no name to add.
     if (own.ok()) return what == kAgreement ? blobs.status() : Annotate(blobs.status(), what);
     return absl::Status(
         blobs.status().code(),

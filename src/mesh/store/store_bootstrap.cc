@@ -151,7 +151,8 @@ absl::Status StoreBootstrap::Start() {
   const absl::StatusOr<std::string> text =
       options_.error.ok() ? absl::StatusOr<std::string>(own.Encode()) : options_.error;
   const auto parts = ExchangeBlobs(*this, "start-up", text, options_.startup_timeout);
-  if (!parts.ok()) return Annotate(parts.status(), "start-up");
+  if (IsAgreedError(parts.status())) return Annotate(parts.status(), "start-up");
+  WEFT_RETURN_IF_ERROR(parts.status());
   std::vector<Greeting> greetings;
   for (size_t rank = 0; rank < parts->size(); ++rank) {
     const Greeting& greeting = greetings.emplace_back(Greeting::Decode((*parts)[rank]));

@@ -124,7 +124,8 @@ absl::StatusOr<std::vector<int32_t>> EndTokensIn(const std::string& text, const 
     tokens.push_back(token.get<int32_t>());
     if (tokens.back() < vocab_size) continue;
     return damaged(absl::StrCat("has the eos_token_id ", tokens.back(), ": the vocabulary ends at ",
-                                vocab_size - 1, ", so no text would end; give the file of this model"));
+                                vocab_size - 1,
+                                ", so the model never gives it; take the file of this model"));
   }
   std::sort(tokens.begin(), tokens.end());
   return tokens;

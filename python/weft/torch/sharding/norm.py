@@ -16,7 +16,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
 
     One reduction for all parameters; the norm has the same bits on every mesh. It is infinite if a gradient is infinite
     or NaN. torch.nn.utils.clip_grad_norm_ works too, with one reduction for each parameter, and then gives NaN for NaN.
-    Parameters of ignored_params are not counted. A `max_norm` of 0 makes all gradients zero. `norm_type`: 1, 2 or inf.
+    Parameters of ignored_params are not counted. A `max_norm` of 0 makes all finite gradients zero. `norm_type`: 1, 2 or inf.
     Collective.
 
     Errors: ValueError (a model that is not sharded, or not a root whose forward has run; norm_type; a max_norm of NaN),

@@ -18,7 +18,7 @@ def reset(model: nn.Module | None = None) -> None:
     each is reset.
     Collective: all ranks, in one order if several models are reset. Peers that wait get an exception first.
     Errors: ValueError (a model without sharded modules), TimeoutError (names the ranks that did not call it), RuntimeError (a rank
-    lacks an update that others have made; the ranks reset different models).
+    lacks an update that others have made; the models of ranks have different numbers of roots).
     """
     groups = [] if model is None else groups_of(model, "reset")
     roots = roots_of(groups)
