@@ -36,7 +36,7 @@ class TcpSender {
   void Connect(const TcpGreeting& greeting, const TcpName& name, std::vector<std::string> routes,
                uint16_t port, const Runtime& runtime);
   bool is_started() const { return started_; }
-  // The socket to watch for `events`. Both change when OnEvent or EndLongAttempt returns true.
+  // The socket to watch for `events`. OnEvent may change both, and so does EndLongAttempt if it returns true.
   WatchedSocket& socket() { return socket_; }
   uint32_t events() const;
   bool is_open() const { return socket_.is_open(); }

@@ -23,6 +23,7 @@
 #include "tests/mesh/support/raw_tcp_peer.h"
 #include "tests/mesh/support/tcp_link_pair.h"
 #include "tests/support/status_matchers.h"
+#include "weft/core/status.h"
 #include "weft/mesh/runtime.h"
 
 namespace weft::internal {
@@ -124,15 +125,29 @@ TEST(TcpLink, ALinkThatIsClosedWithUnsentDataIsNotLost) {
   }
 }
 
+// A message of many 's' from rank 0 to rank 1, of which a part has arrived.
+struct LongTransfer {
+  std::string sent = std::string(kLong, 's');
+  std::string received = std::string(kLong, '-');
+  WireLink::RequestId send = 0;
+  WireLink::RequestId receive = 0;
+
+  static absl::StatusOr<std::unique_ptr<LongTransfer>> Begin(const Pair& pair) {
+    auto transfer = std::make_unique<LongTransfer>();
+    std::string& received = transfer->received;
+    WEFT_ASSIGN_OR_RETURN(transfer->receive,
+                          pair.second->Receive(0, 1, received.data(), kLong, WireLink::Length::kExact));
+    WEFT_ASSIGN_OR_RETURN(transfer->send, pair.first->Send(1, 1, transfer->sent.data(), kLong));
+    while (received.front() == '-') pair.Poll();
+    EXPECT_EQ(received.back(), '-') << "the whole message arrived: make it longer";
+    return transfer;
+  }
+};
+
 TEST(TcpLink, ACanceledReceiveSkipsTheRestOfItsMessage) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
-  const std::string sent(kLong, 's');
-  std::string received(kLong, '-');
-  ASSERT_OK_AND_ASSIGN(const auto receive,
-                       pair.second->Receive(0, 1, received.data(), kLong, WireLink::Length::kExact));
-  ASSERT_OK_AND_ASSIGN(const auto send, pair.first->Send(1, 1, sent.data(), kLong));
-  while (received.front() == '-') pair.Poll();
-  ASSERT_EQ(received.back(), '-') << "the whole message arrived: make it longer";
+  ASSERT_OK_AND_ASSIGN(const auto transfer, LongTransfer::Begin(pair));
+  auto& [sent, received, send, receive] = *transfer;
   EXPECT_TRUE(pair.second->Cancel(receive));
   std::fill(received.begin(), received.end(), 'x');
   EXPECT_OK(pair.Finish(*pair.first, send));
@@ -143,13 +158,8 @@ TEST(TcpLink, ACanceledReceiveSkipsTheRestOfItsMessage) {
 
 TEST(TcpLink, ACanceledSendStillDeliversWhatItHasBegun) {
   ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
-  std::string sent(kLong, 's');
-  std::string received(kLong, '-');
-  ASSERT_OK_AND_ASSIGN(const auto receive,
-                       pair.second->Receive(0, 1, received.data(), kLong, WireLink::Length::kExact));
-  ASSERT_OK_AND_ASSIGN(const auto send, pair.first->Send(1, 1, sent.data(), kLong));
-  while (received.front() == '-') pair.Poll();
-  ASSERT_EQ(received.back(), '-') << "the whole message arrived: make it longer";
+  ASSERT_OK_AND_ASSIGN(const auto transfer, LongTransfer::Begin(pair));
+  auto& [sent, received, send, receive] = *transfer;
   EXPECT_TRUE(pair.first->Cancel(send));
   std::fill(sent.begin(), sent.end(), 'x');
   EXPECT_OK(pair.Finish(*pair.second, receive));
