@@ -175,6 +175,14 @@ TEST(Simulation, ReportsADeadlockedRank) {
               StatusIs(absl::StatusCode::kInternal, HasSubstr("no event is left that could wake it")));
 }
 
+TEST(Simulation, ReportsTheCauseRatherThanWhatFollowsFromIt) {
+  const SimReport report = RunSimulatedRanks(NodeMap::OneNode(3), {}, [](Bootstrap& bootstrap) {
+    return bootstrap.rank() < 2 ? absl::AbortedError("see the error of that rank")
+                                : absl::DataLossError("the cause");
+  });
+  EXPECT_THAT(report.status(), StatusIs(absl::StatusCode::kDataLoss, "rank 2: the cause"));
+}
+
 TEST(SimulatedCores, AreSharedByTheRanksOfANode) {
   std::array<int64_t, 3> ends = {};
   const SimOptions machine{.jitter = 0, .wake_ns = 0, .cores = 1};

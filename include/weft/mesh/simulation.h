@@ -96,7 +96,7 @@ struct SimReport {
   std::vector<int64_t> control_messages = {};
   uint64_t fingerprint = 0;  // Hash of all event times; equal for identical runs.
 
-  // OK, or the error of the lowest failing rank.
+  // OK, or the error of one rank, chosen as by RunThreadRanks.
   absl::Status status() const;
 };
 

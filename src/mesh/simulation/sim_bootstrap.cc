@@ -5,8 +5,8 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/mesh/base/rank_outcomes.h"
 #include "src/mesh/host/node_memory_limits.h"
-#include "weft/core/status.h"
 #include "weft/mesh/simulation.h"
 
 namespace weft {
@@ -69,12 +69,7 @@ std::vector<int64_t> SimWorld::control_messages() const {
 
 }  // namespace internal
 
-absl::Status SimReport::status() const {
-  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
-    if (!outcomes[rank].ok()) return Annotate(outcomes[rank], absl::StrCat("rank ", rank));
-  }
-  return absl::OkStatus();
-}
+absl::Status SimReport::status() const { return internal::ErrorOfRanks(outcomes); }
 
 SimReport RunSimulatedRanks(const NodeMap& nodes, const SimOptions& options,
                             absl::FunctionRef<absl::Status(Bootstrap&)> body) {

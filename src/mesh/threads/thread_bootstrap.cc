@@ -10,10 +10,10 @@
 
 #include "src/mesh/base/deadline.h"
 #include "src/mesh/base/gather_round.h"
+#include "src/mesh/base/rank_outcomes.h"
 #include "src/mesh/host/node_memory_limits.h"
 #include "src/mesh/threads/thread_fabric.h"
 #include "weft/core/mutex.h"
-#include "weft/core/status.h"
 
 namespace weft {
 namespace {
@@ -124,11 +124,7 @@ absl::Status RunThreadRanks(const NodeMap& nodes, absl::FunctionRef<absl::Status
     threads.emplace_back([&, rank] { outcomes[rank] = body(*bootstraps[rank]); });
   }
   for (std::thread& thread : threads) thread.join();
-  const auto is_cause = [](const absl::Status& status) { return !status.ok() && !absl::IsAborted(status); };
-  auto failed = std::find_if(outcomes.begin(), outcomes.end(), is_cause);
-  if (failed == outcomes.end()) failed = std::find_if(outcomes.begin(), outcomes.end(), absl::IsAborted);
-  if (failed == outcomes.end()) return absl::OkStatus();
-  return Annotate(*failed, absl::StrCat("rank ", failed - outcomes.begin()));
+  return internal::ErrorOfRanks(outcomes);
 }
 
 }  // namespace weft
