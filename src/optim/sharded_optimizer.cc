@@ -1,6 +1,7 @@
 #include "weft/optim/sharded_optimizer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <utility>
 
@@ -59,6 +60,19 @@ void ShardedOptimizer::SetStepsOfShards(absl::Span<const int64_t> steps) {
   for (size_t i = 0; i < steps.size(); ++i) entries_[i].steps = steps[i];
 }
 
+absl::Status ShardedOptimizer::CheckStep(absl::Span<const ShardView> shards,
+                                         absl::Span<const OptimizerGroupStep> groups) const {
+  WEFT_CHECK(groups.size() == group_count(), "a step takes one treatment for each parameter group");
+  for (const OptimizerGroupStep& group : groups) {
+    if (std::isfinite(group.gradient_scale)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradient_scale is ", group.gradient_scale,
+                     ", but it must be finite: skip the step if the norm of the gradients is not finite"));
+  }
+  WEFT_RETURN_IF_ERROR(CheckCount(shards.size()));
+  return CheckShards(0, shards);
+}
+
 absl::Status ShardedOptimizer::CheckCount(size_t shards) const {
   if (shards == entries_.size()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("an optimizer of ", entries_.size(), " shards was given ",
@@ -94,9 +108,7 @@ absl::Status ShardedOptimizer::Step(ShardedModel& model, double gradient_scale) 
 
 absl::Status ShardedOptimizer::Step(absl::Span<const ShardView> shards,
                                     absl::Span<const OptimizerGroupStep> groups) {
-  WEFT_CHECK(groups.size() == group_count(), "Step takes one treatment for each parameter group");
-  WEFT_RETURN_IF_ERROR(CheckCount(shards.size()));
-  WEFT_RETURN_IF_ERROR(CheckShards(0, shards));
+  WEFT_RETURN_IF_ERROR(CheckStep(shards, groups));
   AddMissingStates(0, shards);
   WEFT_RETURN_IF_ERROR(BeforeUpdates(shards, groups));
   ++steps_;
@@ -105,10 +117,8 @@ absl::Status ShardedOptimizer::Step(absl::Span<const ShardView> shards,
 }
 
 absl::Status ShardedOptimizer::Step(ShardedModel& model, absl::Span<const OptimizerGroupStep> groups) {
-  WEFT_CHECK(groups.size() == group_count(), "Step takes one treatment for each parameter group");
   const std::vector<ShardView> all = model.Shards();
-  WEFT_RETURN_IF_ERROR(CheckCount(all.size()));
-  WEFT_RETURN_IF_ERROR(CheckShards(0, all));
+  WEFT_RETURN_IF_ERROR(CheckStep(all, groups));
   WEFT_RETURN_IF_ERROR(model.CheckGradientsReduced());
   AddMissingStates(0, all);
   WEFT_RETURN_IF_ERROR(BeforeUpdates(all, groups));
@@ -123,14 +133,11 @@ absl::Status ShardedOptimizer::Step(ShardedModel& model, absl::Span<const Optimi
 
 absl::StatusOr<ShardUpdate> ShardedOptimizer::BeginStepInBackward(const ShardedModel& model,
                                                                   std::vector<OptimizerGroupStep> groups) {
-  WEFT_CHECK(groups.size() == group_count(), "a step takes one treatment for each parameter group");
   if (!updates_groups_alone()) {
     return absl::UnimplementedError(
         "this optimizer exchanges matrices between its ranks: update after the backward instead");
   }
-  const std::vector<ShardView> all = model.Shards();
-  WEFT_RETURN_IF_ERROR(CheckCount(all.size()));
-  WEFT_RETURN_IF_ERROR(CheckShards(0, all));
+  WEFT_RETURN_IF_ERROR(CheckStep(model.Shards(), groups));
   ++steps_;
   return ShardUpdate([this, groups = std::move(groups)](absl::Span<const ShardView> shards) -> absl::Status {
     if (shards.empty()) return absl::OkStatus();

@@ -1,6 +1,7 @@
 #include "weft/optim/sharded_adamw.h"
 
 #include <deque>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -203,6 +204,18 @@ TEST(ShardedAdamW, ResumesFromACopiedState) {
   ASSERT_OK(second.Step(two.views()));
   EXPECT_EQ(one.data(0), two.data(0));
   EXPECT_EQ(one.data(1), two.data(1));
+}
+
+TEST(ShardedAdamW, RefusesAScaleThatIsNotFinite) {
+  Shards shards = MatrixAndNorm();
+  ShardedAdamW optimizer(shards.views(), {.lr = 0.1});
+  for (const double scale :
+       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    EXPECT_THAT(optimizer.Step(shards.views(), scale),
+                testing::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("gradient_scale is")));
+  }
+  EXPECT_EQ(optimizer.steps(), 0);
+  EXPECT_THAT(shards.data(0), Each(1.0F));
 }
 
 TEST(ShardedAdamW, RejectsShardsOfAnotherModel) {

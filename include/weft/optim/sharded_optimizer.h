@@ -81,21 +81,21 @@ class ShardedOptimizer {
   // Applies one update to the shards that have a gradient, in a parameter group that is not frozen. `shards`
   // must be those of the constructor; gradients and the addresses of data may differ. `gradient_scale`
   // multiplies the gradients. A rule may overwrite the gradients, as its header says.
-  // Errors: kInvalidArgument (not the shards of the constructor; nothing was updated), and those of the
-  // rule's communication.
+  // Errors: kInvalidArgument (not the shards of the constructor, a scale that is not finite; nothing was
+  // updated), and those of the rule's communication.
   absl::Status Step(absl::Span<const ShardView> shards, double gradient_scale = 1.0);
   // The same with one treatment for each parameter group. REQUIRES: as many as there are groups.
   absl::Status Step(absl::Span<const ShardView> shards, absl::Span<const OptimizerGroupStep> groups);
   // The same for all shards of the model. Updated shards are communicated while later ones are updated: see
   // ShardedModel::UpdateShards.
-  // Errors: those of ShardedModel::CheckGradientsReduced; then nothing was updated or counted.
+  // Errors: also those of ShardedModel::CheckGradientsReduced; then nothing was updated or counted.
   absl::Status Step(ShardedModel& model, double gradient_scale = 1.0);
   absl::Status Step(ShardedModel& model, absl::Span<const OptimizerGroupStep> groups);
 
   // Begins a step whose updates happen in backward, and counts it. Returns the update for
   // ShardedModel::BeginUpdatesInBackward, which takes the shards of one group of the model at a time.
   // REQUIRES: `groups` as in Step. Lifetime: the optimizer must outlive the update.
-  // Errors: kInvalidArgument (not the shards of the constructor), kUnimplemented (the rule needs the
+  // Errors: kInvalidArgument (as Step), kUnimplemented (the rule needs the
   // gradients of several groups at once).
   absl::StatusOr<ShardUpdate> BeginStepInBackward(const ShardedModel& model,
                                                   std::vector<OptimizerGroupStep> groups);
@@ -152,6 +152,9 @@ class ShardedOptimizer {
   };
   // The same treatment for all groups.
   std::vector<OptimizerGroupStep> ForAll(double gradient_scale) const;
+  // Checks what a step takes.
+  absl::Status CheckStep(absl::Span<const ShardView> shards,
+                         absl::Span<const OptimizerGroupStep> groups) const;
   absl::Status CheckCount(size_t shards) const;
   // Checks that `shards` are those of entries_[first] and the following.
   absl::Status CheckShards(size_t first, absl::Span<const ShardView> shards) const;

@@ -26,7 +26,7 @@ class AdamW(torch.optim.Optimizer):
     float32 or float64 on the CPU, with gradients and moments in the same dtype and placements. `step(gradient_scale=...)`
     multiplies the gradients, for example by a clipping factor.
 
-    Errors: ValueError (an option out of range, or NaN at a step), RuntimeError (a parameter or gradient of another dtype, layout
+    Errors: ValueError (an option out of range, or NaN at a step; a gradient_scale that is not finite), RuntimeError (a parameter or gradient of another dtype, layout
     or placement). Nothing has changed then.
     """
 
@@ -75,6 +75,8 @@ class AdamW(torch.optim.Optimizer):
         `gradient_scale` multiplies all gradients. Options that were set in `param_groups` may be out of range, but not NaN.
         Errors: those of the class.
         """
+        if not math.isfinite(gradient_scale):
+            raise ValueError(f"gradient_scale is {gradient_scale}: skip the step if the norm of the gradients is not finite")
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -60,3 +60,13 @@ def test_a_learning_rate_that_a_scheduler_makes_nan_is_named() -> None:
     scheduler.step()
     with pytest.raises(ValueError, match="lr of a parameter group is nan: look at what sets it, such as a scheduler"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("scale", [NAN, float("inf")])
+def test_refuses_a_gradient_scale_that_is_not_finite(scale: float) -> None:
+    param = parameter()
+    before = param.detach().clone()
+    param.grad = torch.ones_like(param)
+    with pytest.raises(ValueError, match="gradient_scale is .*: skip the step"):
+        weft.AdamW([param]).step(gradient_scale=scale)
+    assert torch.equal(param.detach(), before)
