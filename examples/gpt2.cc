@@ -77,7 +77,7 @@ absl::Status Train(Bootstrap& ranks, const std::string& folder, const std::strin
     };
     WEFT_ASSIGN_OR_RETURN(const Tensors losses, net.Forward(pass, {tokens(0), tokens(1)}));
     WEFT_RETURN_IF_ERROR(net.Backward(pass, {Tensor::Scalar(1.0F)}).status());
-    WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, model->ClipGradNorm(/*max_norm=*/0));
+    WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, model->ClipGradNorm(kNoClipping));
     WEFT_RETURN_IF_ERROR(optimizer.Step(*model));
     model->ZeroGradients();
     float loss = *losses[0].As<float>();  // This rank's part of the mean.

@@ -120,6 +120,16 @@ void AddGradientsToCount(const ParamGroup& group, absl::Span<const ClipSet> sets
   }
 }
 
+absl::Status CheckLimits(absl::Span<const ClipSet> sets) {
+  for (const ClipSet& set : sets) {
+    if (set.max_norm >= 0) continue;  // False for NaN.
+    return absl::InvalidArgumentError(absl::StrCat("max_norm is ", set.max_norm,
+                                                   ": give the largest norm that gradients may have, 0 or "
+                                                   "more, or infinity (kNoClipping) to clip nothing"));
+  }
+  return absl::OkStatus();
+}
+
 std::vector<GradientNorm> Clipped(const std::vector<double>& norms, absl::Span<const ClipSet> sets) {
   std::vector<GradientNorm> clipped;
   clipped.reserve(norms.size());
@@ -151,6 +161,7 @@ absl::StatusOr<std::vector<GradientNorm>> NormsOfSquares(std::vector<Reproducibl
 absl::StatusOr<std::vector<GradientNorm>> ShardedGroups::ClipGradNorms(absl::Span<const ClipSet> sets,
                                                                        NormType type,
                                                                        const ExternalGradients& external) {
+  WEFT_RETURN_IF_ERROR(CheckLimits(sets));
   WEFT_RETURN_IF_ERROR(CheckGradientsReduced());
   Parts counted(sets.size());
   for (const auto& group : groups_) AddGradientsToCount(*group, sets, external, counted);

@@ -64,10 +64,10 @@ absl::Status ShardedGroups::BeginUpdatesInBackward(ShardUpdate update, std::vect
         "ShardingPolicy::unused_gradients to kZero");
   }
   for (const ClipSet& set : sets) {
-    if (set.max_norm == 0) continue;
+    if (set.max_norm == kNoClipping) continue;
     return absl::InvalidArgumentError(
-        "updates in backward come before the norm of all gradients is known: set max_norm to 0 (no "
-        "clipping)");
+        "updates in backward come before the norm of all gradients is known: set max_norm to "
+        "kNoClipping");
   }
   backward_updates_.reset();  // Before the next one, which sets the groups' hooks.
   backward_updates_ = BackwardUpdates::Begin(*context_, groups_, std::move(update), std::move(sets));

@@ -262,7 +262,9 @@ TEST(ClipFactor, ScalesOnlyNormsAboveTheMaximum) {
   EXPECT_EQ(ClipFactor(0.5, 1.0), 1.0);
   EXPECT_EQ(ClipFactor(0.0, 1.0), 1.0);
   EXPECT_DOUBLE_EQ(ClipFactor(4.0, 1.0), 1.0 / (4.0 + 1e-6));
-  EXPECT_EQ(ClipFactor(4.0, 0.0), 1.0);
+  EXPECT_EQ(ClipFactor(4.0, 0.0), 0.0);
+  EXPECT_EQ(ClipFactor(4.0, kNoClipping), 1.0);
+  EXPECT_EQ(ClipFactor(std::numeric_limits<double>::infinity(), kNoClipping), 1.0);
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ TEST(LossScaler, UnscalesTheNormBeforeItClips) {
   const GradientNorm norm = scaler.Unscaled({.norm = 3.0 * 65536, .factor = 1.0}, /*max_norm=*/1.5);
   EXPECT_EQ(norm.norm, 3.0);
   EXPECT_EQ(norm.factor, 1.5 / (3.0 + 1e-6) / 65536);
-  EXPECT_EQ(scaler.Unscaled({.norm = 65536, .factor = 1.0}, 0).factor, 1.0 / 65536);
+  EXPECT_EQ(scaler.Unscaled({.norm = 65536, .factor = 1.0}, kNoClipping).factor, 1.0 / 65536);
   EXPECT_TRUE(
       std::isinf(scaler.Unscaled({.norm = std::numeric_limits<double>::infinity(), .factor = 0}, 1.0).norm));
 }

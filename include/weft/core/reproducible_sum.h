@@ -26,6 +26,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace weft {
 
@@ -63,8 +64,10 @@ double TwoNormOf(const ReproducibleSum& sum, double unit = 1.0);
 // The value of a sum of magnitudes. Infinity if any value was infinite or NaN.
 double OneNormOf(const ReproducibleSum& sum, double unit = 1.0);
 
-// min(1, max_norm / (norm + 1e-6)), as in PyTorch's clip_grad_norm_. Returns 1 if max_norm is 0 (clipping is
-// off).
+// A largest norm that no gradient exceeds.
+inline constexpr double kNoClipping = std::numeric_limits<double>::infinity();
+// min(1, max_norm / (norm + 1e-6)), as in PyTorch's clip_grad_norm_; 1 for kNoClipping.
+// REQUIRES: max_norm >= 0.
 double ClipFactor(double norm, double max_norm);
 
 }  // namespace weft

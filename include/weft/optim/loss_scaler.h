@@ -13,7 +13,7 @@
 //   for (each step) {
 //     *gradient.As<float>() = scaler.scale();
 //     net.Forward(invocation, ...); net.Backward(invocation, {gradient});
-//     WEFT_ASSIGN_OR_RETURN(GradientNorm norm, model->ClipGradNorm(0));
+//     WEFT_ASSIGN_OR_RETURN(GradientNorm norm, model->ClipGradNorm(kNoClipping));
 //     norm = scaler.Unscaled(norm, /*max_norm=*/1.0);
 //     if (std::isfinite(norm.norm)) WEFT_RETURN_IF_ERROR(adamw.Step(*model, norm.factor));
 //     scaler.Update(!std::isfinite(norm.norm));
@@ -52,8 +52,8 @@ class LossScaler {
 
   bool is_dynamic() const { return !options_.fixed; }
   float scale() const;
-  // The norm without the scale, and the factor that unscales gradients and clips them to `max_norm` (0: no
-  // clipping). `scaled`: of gradients with this scale.
+  // The norm without the scale, and the factor that unscales gradients and clips them to `max_norm` (as
+  // ClipFactor). `scaled`: of gradients with this scale.
   GradientNorm Unscaled(GradientNorm scaled, double max_norm) const;
   // Adapts a dynamic scale after a step. Returns true if the scale was halved from above 1. From 1 on down,
   // halving does not help against the overflow. All ranks must call it alike.

@@ -149,12 +149,13 @@ class ShardedModel {
   // Forgets the gradients, and reshards what SetReshardAfterBackward kept unsharded.
   void ZeroGradients();
 
-  // Computes the gradient norm. Equal gradients give the same bits on every mesh. `max_norm` 0: no clipping,
-  // factor 1. The gradients are not scaled. Collective: all ranks. Errors: as CheckGradientsReduced.
+  // Computes the gradient norm. Equal gradients give the same bits on every mesh. `max_norm` as in ClipSet;
+  // with kNoClipping the factor is 1. The gradients are not scaled. Collective: all ranks.
+  // Errors: as CheckGradientsReduced, and kInvalidArgument (a max_norm that is negative or NaN).
   absl::StatusOr<GradientNorm> ClipGradNorm(double max_norm, NormType type = NormType::kTwo);
   // The same for several sets of parameters, in one reduction. A parameter counts in the first set that
   // matches it, or in none. A set's norm has the same bits whatever the other sets are. `sets` must be alike
-  // on all ranks.
+  // on all ranks. Errors: as ClipGradNorm.
   absl::StatusOr<std::vector<GradientNorm>> ClipGradNorms(absl::Span<const ClipSet> sets,
                                                           NormType type = NormType::kTwo);
   // Reduces a few values in place over all ranks of the mesh, for losses and counts; at most 512 bytes.

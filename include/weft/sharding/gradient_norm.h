@@ -9,6 +9,7 @@
 
 #include <absl/container/flat_hash_map.h>
 
+#include "weft/core/reproducible_sum.h"
 #include "weft/nn/parameter.h"
 
 namespace weft {
@@ -18,7 +19,7 @@ enum class NormType : uint8_t { kOne, kTwo, kInfinity };
 // Parameters whose gradients are clipped together, apart from those of other sets.
 struct ClipSet {
   std::function<bool(const Parameter&)> matches;
-  double max_norm;  // 0: no clipping.
+  double max_norm;  // At least 0, which makes all finite gradients zero, or kNoClipping.
 };
 
 // Gradients in memory of the client that count in place of reduced ones: this rank's elements of a parameter,
@@ -29,8 +30,8 @@ struct GradientNorm {
   // The norm of all gradients of a set, before clipping; infinite if a gradient is not finite. Sums of 1- and
   // 2-norms depend on no order: weft/core/reproducible_sum.h (Demmel and Nguyen, 2015).
   double norm;
-  // Multiply gradients by this, rounded to their dtype: min(1, max_norm / (norm + 1e-6)), or 1 if max_norm is
-  // 0. See ClipFactor (weft/core/reproducible_sum.h).
+  // Multiply gradients by this, rounded to their dtype: ClipFactor (weft/core/reproducible_sum.h) of the norm
+  // and the set's max_norm.
   double factor;
 };
 

@@ -268,7 +268,7 @@ double TwoNormOf(const ReproducibleSum& sum, double unit) { return std::sqrt(Val
 double OneNormOf(const ReproducibleSum& sum, double unit) { return ValueOf(sum) * unit; }
 
 double ClipFactor(double norm, double max_norm) {
-  if (max_norm == 0.0) return 1.0;
+  if (max_norm == kNoClipping) return 1.0;  // Also where the norm is infinite.
   return std::min(1.0, max_norm / (norm + 1e-6));
 }
 

@@ -40,8 +40,9 @@ ShardLoader LoadBySet(ShardLoader llama, ShardLoader indexers, ShardLoader adapt
 }
 
 std::vector<ClipSet> ClipSetsOf(const RunPlan& plan) {
-  std::vector<ClipSet> sets = {{IsLlamaParameter, plan.clip_grad_norm}};
-  if (plan.indexers) sets.push_back({IsIndexerParameter, plan.clip_grad_norm});
+  const double max_norm = plan.clip_grad_norm == 0 ? kNoClipping : plan.clip_grad_norm;
+  std::vector<ClipSet> sets = {{IsLlamaParameter, max_norm}};
+  if (plan.indexers) sets.push_back({IsIndexerParameter, max_norm});
   return sets;
 }
 

@@ -151,8 +151,9 @@ def norms_name_what_they_take_instead() -> None:
             norm_of(model, 1.0)
     loss_of(model, tokens_of(0)).backward()
     for norm_of in (weft.gradient_norm, weft.clip_grad_norm_):
-        with expect_error(ValueError, "max_norm is NaN"):
-            norm_of(model, float("nan"))
+        for limit, name in ((float("nan"), "nan"), (-1.0, "-1")):
+            with expect_error(ValueError, f"max_norm is {name}: give the largest norm"):
+                norm_of(model, limit)
     with expect_error(ValueError, "below the root of a sharded model: give the root"):
         weft.gradient_norm(model.layers[0])
 

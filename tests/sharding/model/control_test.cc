@@ -145,7 +145,7 @@ TEST(ShardedModel, HoldsNoImageAfterForwardOfAGroupThatBackwardLeavesSharded) {
 int64_t GathersOfAPass(ToyNet& net, ShardedModel& model, int rank) {
   const int64_t before = model.counters().all_gathers;
   EXPECT_OK(ToyPassOf(net, model, rank));
-  EXPECT_OK(ToyUpdate(model, 0.0, nullptr));
+  EXPECT_OK(ToyUpdate(model, kNoClipping, nullptr));
   return model.counters().all_gathers - before;
 }
 

@@ -162,7 +162,7 @@ TEST(UpdatesInBackward, NeedNoAgreementNoClippingAndABeginning) {
       EXPECT_THAT(
           model.BeginUpdatesInBackward(kNothing, clipped),
           StatusIs(agrees ? absl::StatusCode::kFailedPrecondition : absl::StatusCode::kInvalidArgument,
-                   HasSubstr(agrees ? "to kZero" : "set max_norm to 0")));
+                   HasSubstr(agrees ? "to kZero" : "set max_norm to kNoClipping")));
       return absl::OkStatus();
     });
   }

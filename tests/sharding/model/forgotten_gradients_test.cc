@@ -138,7 +138,7 @@ TEST(ShardedGroups, CountExternalGradientsInNorms) {
   WithPair([](const PairOfParameters& pair, int /*rank*/) -> absl::Status {
     WEFT_RETURN_IF_ERROR(pair.Forward({1, true}));
     WEFT_RETURN_IF_ERROR(pair.Backward({1, true}));
-    const ClipSet all{[](const Parameter&) { return true; }, 0.0};
+    const ClipSet all{[](const Parameter&) { return true; }, kNoClipping};
     const std::vector<float> threes(4, 3.0F);  // As many as the rank may own.
     const ExternalGradients external = {
         {pair.parameters[0].get(), reinterpret_cast<const std::byte*>(threes.data())}};

@@ -26,7 +26,7 @@ TEST(FullyShard, LeavesNoParameterWithDataBetweenPasses) {
         EXPECT_EQ(parameter->grad.data, nullptr);
       }
       WEFT_RETURN_IF_ERROR(Pass(net, rank, step));
-      WEFT_RETURN_IF_ERROR(ToyUpdate(model, 0.0, nullptr));
+      WEFT_RETURN_IF_ERROR(ToyUpdate(model, kNoClipping, nullptr));
     }
     return absl::OkStatus();
   });
@@ -343,7 +343,7 @@ TEST(FullyShard, TwentyModelsComeAndGoOnOneEngine) {
         WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, {},
                                                            LoadInitialValues(kToySeed)));
         WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), bootstrap.size(), 0, 0, 1));
-        WEFT_RETURN_IF_ERROR(ToyUpdate(*model, 0.0, nullptr));
+        WEFT_RETURN_IF_ERROR(ToyUpdate(*model, kNoClipping, nullptr));
         WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(*model));
         if (first.empty()) first = weights;
         EXPECT_EQ(weights, first);
@@ -364,7 +364,7 @@ TEST(FullyShard, TwoModelsTrainInTurnsAsEachAlone) {
       };
       const auto step = [&](ToyNet& net, ShardedModel& model, int number) -> absl::Status {
         WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), bootstrap.size(), number, 0, 1));
-        return ToyUpdate(model, 0.0, nullptr);
+        return ToyUpdate(model, kNoClipping, nullptr);
       };
       ToyNet one({6, 6, 6, 6});
       ToyNet other({6, 6, 6, 6});

@@ -95,14 +95,14 @@ TEST(ClipGradNorms, ClipsEachSetByItsOwnNormAndLimit) {
     const double weights = NormOfSelected(model, is_weight);
     EXPECT_NE(scales, weights);
     // The gain is in no set.
-    const ClipSet sets[] = {SetOf("scale", 0.25 * scales), SetOf("weight", 0)};
+    const ClipSet sets[] = {SetOf("scale", 0.25 * scales), SetOf("weight", kNoClipping)};
     WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> norms, model.ClipGradNorms(sets));
     EXPECT_EQ(norms[0].norm, scales);
     EXPECT_EQ(norms[0].factor, ClipFactor(scales, 0.25 * scales));
     EXPECT_EQ(norms[1].norm, weights);
     EXPECT_EQ(norms[1].factor, 1.0);
     // A parameter counts in the first set that matches it.
-    const ClipSet nested[] = {SetOf("layers.1", 0), SetOf("", 0)};
+    const ClipSet nested[] = {SetOf("layers.1", 1), SetOf("", 1)};
     WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> first, model.ClipGradNorms(nested));
     EXPECT_EQ(first[1].norm, NormOfSelected(model, [](const std::string& name) {
                 return name.find("layers.1") == std::string::npos;
@@ -141,6 +141,19 @@ TEST(ClipGradNorms, ReportsAnInfiniteGradientInItsSetAlone) {
   });
 }
 
+TEST(ClipGradNorm, TakesZeroAndRefusesOtherLimitsThatClipToNothing) {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    for (const double limit : {-1.0, std::numeric_limits<double>::quiet_NaN()}) {
+      EXPECT_THAT(model.ClipGradNorm(limit), StatusIs(absl::StatusCode::kInvalidArgument,
+                                                      ::testing::HasSubstr("0 or more, or infinity")));
+    }
+    EXPECT_EQ(model.ClipGradNorm(0)->factor, 0.0);
+    EXPECT_EQ(model.ClipGradNorm(kNoClipping)->factor, 1.0);
+    return absl::OkStatus();
+  });
+}
+
 TEST(ClipGradNorm, CountsParametersThatDifferBetweenReplicasOnEachReplica) {
   ShardingPolicy policy;
   policy.replicate_group = [](const Parameter& parameter) -> std::optional<ProcessGroup> {
@@ -168,9 +181,9 @@ TEST(ClipGradNorm, CountsParametersThatDifferBetweenReplicasOnEachReplica) {
     }
     // The gain's 6 elements are 1 on one replica and 2 on the other. The other 42 elements are 1 and count
     // once.
-    EXPECT_EQ(model->ClipGradNorm(0.0, NormType::kOne)->norm, 6.0 + 12.0 + 42.0);
-    EXPECT_EQ(model->ClipGradNorm(0.0, NormType::kTwo)->norm, std::sqrt(6.0 + 24.0 + 42.0));
-    EXPECT_EQ(model->ClipGradNorm(0.0, NormType::kInfinity)->norm, 2.0);
+    EXPECT_EQ(model->ClipGradNorm(kNoClipping, NormType::kOne)->norm, 6.0 + 12.0 + 42.0);
+    EXPECT_EQ(model->ClipGradNorm(kNoClipping, NormType::kTwo)->norm, std::sqrt(6.0 + 24.0 + 42.0));
+    EXPECT_EQ(model->ClipGradNorm(kNoClipping, NormType::kInfinity)->norm, 2.0);
     return absl::OkStatus();
   });
 }

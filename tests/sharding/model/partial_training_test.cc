@@ -50,7 +50,7 @@ TEST(ShardedModel, TrainsAThawedBlockFromItsFirstStep) {
       const int64_t before = model->counters().reduce_scatters;
       WEFT_RETURN_IF_ERROR(ToyPassOf(net, *model, bootstrap.rank(), step));
       EXPECT_EQ(model->counters().reduce_scatters - before, step == 1 ? 4 : 3);
-      WEFT_RETURN_IF_ERROR(ToyUpdate(*model, 0.0, nullptr));
+      WEFT_RETURN_IF_ERROR(ToyUpdate(*model, kNoClipping, nullptr));
     }
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(*model));
     EXPECT_THAT(weights, ::testing::Pointwise(::testing::FloatNear(1e-5F), expected));
@@ -81,9 +81,9 @@ TEST(ShardedModel, ShardsABlockOverAMeshOfItsOwn) {
         WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), 4, step, 0, 1));
         if (block != nullptr) {
           WEFT_RETURN_IF_ERROR(block->ReduceGradients());
-          WEFT_RETURN_IF_ERROR(ToyUpdate(*block, 0.0, nullptr));
+          WEFT_RETURN_IF_ERROR(ToyUpdate(*block, kNoClipping, nullptr));
         }
-        WEFT_RETURN_IF_ERROR(ToyUpdate(*model, 0.0, nullptr));
+        WEFT_RETURN_IF_ERROR(ToyUpdate(*model, kNoClipping, nullptr));
       }
       std::map<std::string, std::vector<float>> weights;
       for (ShardedModel* part : {block.get(), model.get()}) {

@@ -54,7 +54,7 @@ absl::StatusOr<std::vector<double>> Norms(Bootstrap& bootstrap, const Mesh& mesh
     pass.SetRandomKey(MakeRandomKey(kToySeed, step, first_sample, samples));
     WEFT_ASSIGN_OR_RETURN(const Tensors y, net.Forward(pass, {x}));
     WEFT_RETURN_IF_ERROR(net.Backward(pass, y).status());
-    WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, model->ClipGradNorm(0));
+    WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, model->ClipGradNorm(kNoClipping));
     norms.push_back(norm.norm);
     model->ZeroGradients();
   }

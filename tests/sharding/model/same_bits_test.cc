@@ -101,7 +101,7 @@ TEST(UpdatesInBackward, GiveTheWeightsAndNormsOfUpdatesAfterIt) {
       for (const GradientSync sync :
            {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach}) {
         ToyRun run{.replicate = replicate, .shard = shard};
-        run.clip = 0;
+        run.clip = kNoClipping;
         run.policy.layout = layout;
         run.policy.unused_gradients = UnusedGradients::kZero;
         run.policy.shard_optimizer_over_replicas = replicate > 1 && sync == GradientSync::kLast;

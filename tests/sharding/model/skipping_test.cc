@@ -70,7 +70,7 @@ absl::StatusOr<std::vector<float>> Train(Bootstrap& bootstrap, int shard, const 
   for (int step = 0; step < kSteps; ++step) {
     net.SetOrder(choice.Layers(bootstrap.rank(), step));
     WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), kRanks, step, 0, 1));
-    WEFT_RETURN_IF_ERROR(ToyUpdate(*model, 0.0, nullptr));
+    WEFT_RETURN_IF_ERROR(ToyUpdate(*model, kNoClipping, nullptr));
   }
   return WeightsOf(net, *model);
 }

@@ -141,7 +141,7 @@ absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch,
 
 absl::Status BeginToyUpdateInBackward(ShardedModel& model) {
   const auto all = [](const Parameter&) { return true; };
-  return model.BeginUpdatesInBackward(GradientDescent(1.0), {{all, /*max_norm=*/0}});
+  return model.BeginUpdatesInBackward(GradientDescent(1.0), {{all, kNoClipping}});
 }
 
 absl::Status FinishToyUpdateInBackward(ShardedModel& model, std::vector<double>* norms) {

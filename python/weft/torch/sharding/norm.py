@@ -19,7 +19,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
     Parameters of ignored_params are not counted. A `max_norm` of 0 makes all finite gradients zero. `norm_type`: 1, 2 or inf.
     Collective.
 
-    Errors: ValueError (a model that is not sharded, or not a root whose forward has run; norm_type; a max_norm of NaN),
+    Errors: ValueError (a model that is not sharded, or not a root whose forward has run; norm_type; a max_norm that is negative or NaN),
     RuntimeError (gradients that are not reduced; a gradient with other placements than its parameter).
     """
     norm, factor = gradient_norm(model, max_norm, norm_type)
@@ -40,16 +40,11 @@ def gradient_norm(model: nn.Module, max_norm: float = math.inf, norm_type: float
     update has the bits that it has after clip_grad_norm_. Otherwise as clip_grad_norm_.
     """
     root = _root_of(model)
-    max_norm = float(max_norm)
-    if math.isnan(max_norm):
-        raise ValueError("max_norm is NaN: give the largest norm that gradients may have, or math.inf to clip nothing")
     root.forget_stale_sums()
     found = [(parameter, parameter.external_gradient()) for parameter in root.parameters()]
     pieces = [(p, piece.to(p.group.dtype).contiguous()) for p, piece in found if piece is not None and piece.numel()]
     external = [(p.group.number, p.index, piece.data_ptr()) for p, piece in pieces]
-    norm, factor = root.groups.clip_grad_norm(max_norm, float(norm_type), external)
-    if max_norm == 0.0:  # The engine takes 0 for no clipping, as weft train does.
-        factor = 0.0
+    norm, factor = root.groups.clip_grad_norm(float(max_norm), float(norm_type), external)
     return torch.tensor(norm, dtype=root.norm_dtype), factor
 
 
