@@ -1,6 +1,7 @@
 #include "weft/memory/node_heap.h"
 
 #include <algorithm>
+#include <atomic>
 #include <list>
 #include <map>
 #include <shared_mutex>
@@ -74,6 +75,7 @@ class NodeHeap::Impl {
   Impl(const Bootstrap& bootstrap, NodeMemory memory, bool poison_released)
       : bootstrap_(bootstrap),
         memory_(std::move(memory)),
+        by_base_(SortedByBase(memory_.segments)),
         poisons_released_(poison_released),
         base_(Base(bootstrap.rank())),
         free_list_(memory_.segment_bytes),
@@ -105,26 +107,34 @@ class NodeHeap::Impl {
 
   void Free(std::byte* block) {
     if (block == nullptr) return;
-    WEFT_CHECK(Contains(base_, block), "the freed block is not in this rank's segment");
+    WEFT_CHECK(IsInOwnSegment(block), "the freed block is not in this rank's segment");
     const MutexLock lock(mutex_);
     free_list_.Free(static_cast<uint64_t>(block - base_));
   }
 
   void DeferFree(std::byte* block, const std::atomic<int32_t>& holders) {
-    WEFT_CHECK(Contains(base_, block), "the block for a deferred free is not in this rank's segment");
+    WEFT_CHECK(IsInOwnSegment(block), "the block for a deferred free is not in this rank's segment");
     const MutexLock lock(mutex_);
     deferred_.push_back({block, holders});
   }
 
-  std::optional<NodeAddress> AddressOf(const void* pointer) const {
-    for (const NodeMemory::Segment& segment : memory_.segments) {
-      if (!Contains(segment.base, pointer)) continue;
-      return NodeAddress{segment.rank,
-                         static_cast<uint64_t>(static_cast<const std::byte*>(pointer) - segment.base)};
+  std::optional<NodeAddress> AddressOf(const void* pointer, size_t bytes) const {
+    const auto next = std::upper_bound(
+        by_base_.begin(), by_base_.end(), AsInteger(pointer),
+        [](uintptr_t place, const NodeMemory::Segment& segment) { return place < AsInteger(segment.base); });
+    if (next != by_base_.begin()) {
+      const NodeMemory::Segment& segment = *std::prev(next);
+      const uint64_t offset = AsInteger(pointer) - AsInteger(segment.base);
+      if (offset < memory_.segment_bytes) {
+        if (bytes > memory_.segment_bytes - offset) return std::nullopt;
+        return NodeAddress{segment.rank, offset};
+      }
     }
+    if (!has_views_.load(std::memory_order_acquire)) return std::nullopt;
     const std::shared_lock lock(views_mutex_);
     for (const auto& [number, view] : views_) {
-      if (const auto offset = view.OffsetOf(pointer)) return NodeAddress{bootstrap_.size() + number, *offset};
+      const auto offset = view.OffsetOf(pointer, bytes);
+      if (offset) return NodeAddress{bootstrap_.size() + number, *offset};
     }
     return std::nullopt;
   }
@@ -134,6 +144,7 @@ class NodeHeap::Impl {
     for (const Range& range : ranges) pages.push_back({Resolve(range.address), range.bytes});
     WEFT_ASSIGN_OR_RETURN(auto view, internal::PageView::Map(pages));
     const std::unique_lock lock(views_mutex_);
+    has_views_.store(true, std::memory_order_release);
     return views_.insert_or_assign(number, std::move(view)).first->second.base();
   }
   int next_view_number() const {
@@ -222,9 +233,15 @@ class NodeHeap::Impl {
     const std::atomic<int32_t>& holders;
   };
 
-  bool Contains(const std::byte* base, const void* pointer) const {
-    // Compared as integers, because C++ does not order pointers into different objects.
-    return reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(base) < memory_.segment_bytes;
+  // Addresses are compared as integers, because C++ does not order pointers into different objects.
+  static uintptr_t AsInteger(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+  bool IsInOwnSegment(const void* pointer) const {
+    return AsInteger(pointer) - AsInteger(base_) < memory_.segment_bytes;
+  }
+  static std::vector<NodeMemory::Segment> SortedByBase(std::vector<NodeMemory::Segment> segments) {
+    std::sort(segments.begin(), segments.end(),
+              [](const auto& a, const auto& b) { return AsInteger(a.base) < AsInteger(b.base); });
+    return segments;
   }
 
   void FreeUnheld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -245,7 +262,8 @@ class NodeHeap::Impl {
   }
 
   const Bootstrap& bootstrap_;
-  const NodeMemory memory_;
+  const NodeMemory memory_;  // Segments in the order of ranks.
+  const std::vector<NodeMemory::Segment> by_base_;
   const bool poisons_released_;
   std::byte* const base_;
   mutable Mutex mutex_;
@@ -259,6 +277,7 @@ class NodeHeap::Impl {
   int next_view_ ABSL_GUARDED_BY(mutex_) = 0;
   mutable std::shared_mutex views_mutex_;
   std::map<int, internal::PageView> views_;
+  std::atomic<bool> has_views_ = false;  // For AddressOf, which most engines call without any.
   Mutex reclaimers_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   std::map<int, Reclaimer> reclaimers_ ABSL_GUARDED_BY(reclaimers_mutex_);
   int next_reclaimer_ ABSL_GUARDED_BY(reclaimers_mutex_) = 0;
@@ -285,8 +304,8 @@ void NodeHeap::DeferFree(std::byte* block, const std::atomic<int32_t>& holders) 
 }
 int NodeHeap::AddReclaimer(Reclaimer reclaimer) { return impl_->AddReclaimer(std::move(reclaimer)); }
 void NodeHeap::RemoveReclaimer(int number) { impl_->RemoveReclaimer(number); }
-std::optional<NodeAddress> NodeHeap::AddressOf(const void* pointer) const {
-  return impl_->AddressOf(pointer);
+std::optional<NodeAddress> NodeHeap::AddressOf(const void* pointer, size_t bytes) const {
+  return impl_->AddressOf(pointer, bytes);
 }
 absl::StatusOr<std::byte*> NodeHeap::MapEndToEnd(int number, absl::Span<const Range> ranges) {
   return impl_->MapEndToEnd(number, ranges);

@@ -45,9 +45,9 @@ PageView::~PageView() {
   if (base_ != nullptr) munmap(base_, bytes_);
 }
 
-std::optional<uint64_t> PageView::OffsetOf(const void* pointer) const {
+std::optional<uint64_t> PageView::OffsetOf(const void* pointer, size_t bytes) const {
   const uint64_t offset = reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(base_);
-  return offset < bytes_ ? std::optional(offset) : std::nullopt;
+  return offset < bytes_ && bytes <= bytes_ - offset ? std::optional(offset) : std::nullopt;
 }
 
 }  // namespace weft::internal

@@ -27,8 +27,8 @@ class PageView {
 
   std::byte* base() const { return base_; }
   size_t bytes() const { return bytes_; }
-  // Offset of `pointer` in the view; nullopt if it lies outside.
-  std::optional<uint64_t> OffsetOf(const void* pointer) const;
+  // Offset of `pointer` in the view, if the `bytes` from there on lie in it; nullopt otherwise.
+  std::optional<uint64_t> OffsetOf(const void* pointer, size_t bytes) const;
 
  private:
   PageView(std::byte* base, size_t bytes) : base_(base), bytes_(bytes) {}

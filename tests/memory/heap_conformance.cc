@@ -39,10 +39,13 @@ bool Holds(const std::byte* data, size_t bytes, std::byte mark) {
 
 void CheckBlock(const NodeHeap& heap, const Block& block, int rank) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(block.data) % 64, 0);
-  const auto first = heap.AddressOf(block.data);
-  const auto last = heap.AddressOf(block.data + block.bytes - 1);
-  EXPECT_TRUE(first && last && first->rank == rank && last->offset - first->offset == block.bytes - 1);
-  EXPECT_EQ(heap.Resolve(*first), block.data);
+  const auto address = heap.AddressOf(block.data, block.bytes);
+  ASSERT_TRUE(address);
+  EXPECT_EQ(address->rank, rank);
+  EXPECT_EQ(heap.Resolve(*address), block.data);
+  // A range that ends past the segment has no address.
+  EXPECT_TRUE(heap.AddressOf(block.data, heap.segment_bytes() - address->offset));
+  EXPECT_FALSE(heap.AddressOf(block.data, heap.segment_bytes() - address->offset + 1));
 }
 
 absl::StatusOr<std::vector<Block>> AllocateAndFreeAtRandom(NodeHeap& heap, int rank) {

@@ -93,6 +93,8 @@ absl::Status BlocksMayBeLargerThanASegment(Bootstrap& bootstrap) {
     // Peers resolve addresses in a block alike.
     const auto last = heap->AddressOf(blocks[0].data() + large - 1);
     EXPECT_EQ(heap->Resolve(*last), blocks[0].data() + large - 1);
+    EXPECT_TRUE(heap->AddressOf(blocks[0].data(), large));
+    EXPECT_FALSE(heap->AddressOf(blocks[0].data(), 2 * node.size() * kSegmentBytes));
     WEFT_ASSIGN_OR_RETURN(const auto addresses,
                           bootstrap.AllGatherBlob(absl::StrCat(last->rank, " ", last->offset), kTestTimeout));
     for (const int rank : node) {

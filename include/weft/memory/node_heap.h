@@ -74,8 +74,9 @@ class NodeHeap {
   int AddReclaimer(Reclaimer reclaimer);
   void RemoveReclaimer(int number);
 
-  // Address of `pointer` if it lies in the segment of a rank of this node; nullopt otherwise.
-  std::optional<NodeAddress> AddressOf(const void* pointer) const;
+  // Address of `pointer`, if the `bytes` from there on lie in the segment of one rank of this node, or in one
+  // view that this rank has mapped; nullopt otherwise. REQUIRES: bytes >= 1.
+  std::optional<NodeAddress> AddressOf(const void* pointer, size_t bytes = 1) const;
   // Pointer to an address.
   // REQUIRES: the address is in the segment of a rank of this node, or in a view that this rank has mapped.
   std::byte* Resolve(NodeAddress address) const;

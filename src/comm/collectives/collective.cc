@@ -53,13 +53,12 @@ bool Collective::UsesRings(const OperationContext& context) const {
 
 absl::Status Collective::PrepareMemory(OperationContext& context) {
   caller_output_ = plan_.output;
-  const int64_t elements = plan_.output_elements(context.placement.me());
-  if (sharing_.output && elements > 0 && !context.node.AddressOf(plan_.output)) {
+  const auto bytes = static_cast<size_t>(BytesOf(plan_.output_elements(context.placement.me()), plan_.dtype));
+  if (sharing_.output && bytes > 0 && !context.node.AddressOf(plan_.output, bytes)) {
     if (UsesRings(context)) {
       const size_t ring_bytes = StagedPhase::RingBytes(RingPieceElements(context), plan_.dtype);
       WEFT_ASSIGN_OR_RETURN(output_ring_, context.scratch.Acquire(ring_bytes));
     } else {
-      const size_t bytes = static_cast<size_t>(BytesOf(elements, plan_.dtype));
       WEFT_ASSIGN_OR_RETURN(staged_output_, context.scratch.Acquire(bytes));
       plan_.output = staged_output_.data();
     }
@@ -81,10 +80,8 @@ absl::Status Collective::StageViews(OperationContext& context) {
   for (size_t i = 0; i < plan_.views.size(); ++i) {
     rows[i] = Descriptor::kNoAddress;
     if (view_data_[i] == nullptr || bytes_of(i) == 0) continue;
-    const auto first = context.node.AddressOf(view_data_[i]);
-    const auto last = context.node.AddressOf(view_data_[i] + bytes_of(i) - 1);
-    if (first && last && first->rank == last->rank) {
-      rows[i] = *first;
+    if (const auto address = context.node.AddressOf(view_data_[i], bytes_of(i))) {
+      rows[i] = *address;
       continue;
     }
     unreadable.push_back(i);
@@ -124,14 +121,14 @@ void Collective::ReadViewTables(OperationContext& context) {
 absl::Status Collective::StageInput(OperationContext& context) {
   if (!plan_.views.empty()) return StageViews(context);
   const int64_t elements = plan_.input_elements(context.placement.me());
-  if (!sharing_.input || elements == 0 || context.node.AddressOf(plan_.input)) return absl::OkStatus();
+  const auto bytes = static_cast<size_t>(BytesOf(elements, plan_.dtype));
+  if (!sharing_.input || bytes == 0 || context.node.AddressOf(plan_.input, bytes)) return absl::OkStatus();
   if (UsesRings(context)) {
     const size_t rings = plan_.is_gather() ? 1 : context.placement.local_peers().size();
     const size_t ring_bytes = StagedPhase::RingBytes(RingPieceElements(context), plan_.dtype);
     WEFT_ASSIGN_OR_RETURN(input_rings_, context.scratch.Acquire(rings * ring_bytes));
     return absl::OkStatus();
   }
-  const size_t bytes = static_cast<size_t>(BytesOf(elements, plan_.dtype));
   WEFT_ASSIGN_OR_RETURN(staged_input_, context.scratch.Acquire(bytes));
   WEFT_ASSIGN_OR_RETURN(RangeCopy copy, WholeCopy(plan_.dtype, elements));
   AddStaging(context, std::move(copy), plan_.input, staged_input_.data());

@@ -55,9 +55,9 @@ inline std::optional<NodeAddress> AddressOf(const NodeLink& node, const TensorVi
   }
   const auto* first = static_cast<const std::byte*>(part.data);
   const auto element_bytes = static_cast<int64_t>(SizeOf(part.dtype));
-  const auto begin = node.AddressOf(first + lowest * element_bytes);
-  const auto last = node.AddressOf(first + (highest + 1) * element_bytes - 1);
-  if (!begin || !last || begin->rank != last->rank) return std::nullopt;
+  const auto begin = node.AddressOf(first + lowest * element_bytes,
+                                    static_cast<size_t>((highest - lowest + 1) * element_bytes));
+  if (!begin) return std::nullopt;
   return NodeAddress{begin->rank, begin->offset + static_cast<uint64_t>(-lowest * element_bytes)};
 }
 

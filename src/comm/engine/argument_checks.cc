@@ -80,9 +80,7 @@ absl::Status CheckNotNull(const NamedBuffer& buffer, OpKind kind) {
 absl::Status CheckInNodeMemory(const NodeHeap& heap, const NamedBuffer& buffer, DType dtype, OpKind kind) {
   if (buffer.elements == 0) return absl::OkStatus();
   const int64_t bytes = BytesOf(buffer.elements, dtype);
-  const auto first = heap.AddressOf(buffer.data);
-  const auto last = heap.AddressOf(static_cast<const std::byte*>(buffer.data) + bytes - 1);
-  if (first && last && first->rank == last->rank) return absl::OkStatus();
+  if (heap.AddressOf(buffer.data, static_cast<size_t>(bytes))) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       ToAbsl(Name(kind)), ": the ", ToAbsl(buffer.name), " of ", bytes,
       " bytes does not lie in node memory; take it from ",

@@ -143,7 +143,9 @@ class NodeLink {
     return bytes >= 0 && heap_.Holds(address, static_cast<size_t>(bytes));
   }
   // Address of `memory` that is valid on every rank of the node. Nothing if it is not node memory.
-  std::optional<NodeAddress> AddressOf(const void* memory) const { return heap_.AddressOf(memory); }
+  std::optional<NodeAddress> AddressOf(const void* memory, size_t bytes = 1) const {
+    return heap_.AddressOf(memory, bytes);
+  }
 
   struct FailureNotice {
     int rank;  // Bootstrap rank that failed first. Others pass the notice on.

@@ -28,9 +28,7 @@ CreditScheduler::Channel ChannelOf(int peer, uint64_t number) {
 
 NodeAddress MessageBufferAddress(const NodeLink& node, const std::byte* data, int64_t bytes) {
   if (bytes == 0) return Descriptor::kNoAddress;
-  const auto first = node.AddressOf(data);
-  const auto last = node.AddressOf(data + bytes - 1);
-  return first && last && first->rank == last->rank ? *first : Descriptor::kNoAddress;
+  return node.AddressOf(data, static_cast<size_t>(bytes)).value_or(Descriptor::kNoAddress);
 }
 
 CreditScheduler::Channel OutgoingMessage::channel() const { return ChannelOf(message().peer, number()); }
