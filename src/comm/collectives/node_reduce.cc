@@ -8,10 +8,10 @@
 // Rule: a part is reduced in pieces, and each piece is *claimed* by one rank. A rank claims the pieces of its
 // own part first. Once none are left, a rank that waits for the operation claims pieces of its peers' parts.
 // Only the owner can claim pieces of a part whose output lies outside node memory. A rank reduces one piece
-// at a time. For each part it publishes a progress counter: twice the number of pieces that it has reduced,
-// plus one while it reduces another. A part is complete when the reduced pieces of all ranks add up to its
-// number of pieces. A rank that moves on to another part rings the doorbells of the waiting peers, so that
-// some rank rings after the last piece.
+// at a time. A part is complete when all of its pieces are finished, which one counter of the part tells. A
+// rank that moves on to another part rings the doorbells of the waiting peers, so that some rank rings after
+// the last piece. For errors that name the awaited ranks, each rank also publishes a counter for each part,
+// which is odd while it reduces a piece of the part.
 // Why it suffices: neither the bits nor the target of a piece depend on the rank that reduces it. A late rank
 // delays its peers by one piece at most.
 //
@@ -43,7 +43,7 @@ struct NodePart {
   bool is_writable;                                   // This rank can write the part's output.
   bool is_needed;                                     // This rank's result contains the part.
   std::optional<ReduceStream> stream = std::nullopt;  // Set once this rank has claimed a piece.
-  int64_t reduced = 0;                                // Pieces that this rank has reduced.
+  int64_t progress = 0;                               // This rank's counter of the part.
   bool is_complete = false;
 };
 
@@ -153,8 +153,10 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
     if (current_part_ == kNone) return kNone;
     const int owner = std::exchange(current_part_, kNone);
     piece_is_done_ = false;
-    ++parts_[static_cast<size_t>(owner)].reduced;
-    PublishProgress(context, owner);
+    const OperationRecord& record = *context.record;
+    context.node.FinishPiece(record.lane, parts_[static_cast<size_t>(owner)].rank,
+                             record.descriptor.sequence);
+    CountProgress(context, owner);
     return owner;
   }
 
@@ -174,16 +176,15 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
         context.node.ClaimPiece(record.lane, part.rank, record.descriptor.sequence, part.pieces.slices());
     if (!piece) return false;
     current_part_ = owner;
-    PublishProgress(context, owner);
+    CountProgress(context, owner);
     if (!part.stream) part.stream.emplace(StreamOf(context, owner));
     part.stream->IssueToTarget(context, *piece, this);
     return true;
   }
 
-  // Publishes this rank's progress counter of a part.
-  void PublishProgress(OperationContext& context, int owner) const {
-    const int64_t reduced = parts_[static_cast<size_t>(owner)].reduced;
-    context.SetCounter(owner, 2 * reduced + (current_part_ == owner ? 1 : 0));
+  // Counts the begin or the end of a piece in this rank's counter of a part.
+  void CountProgress(OperationContext& context, int owner) {
+    context.SetCounter(owner, ++parts_[static_cast<size_t>(owner)].progress);
   }
 
   void RingWaitingPeers(OperationContext& context, int owner) const {
@@ -199,14 +200,11 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
 
   bool FindCompleteParts(const OperationContext& context) {
     bool found = false;
-    for (size_t owner = 0; owner < parts_.size(); ++owner) {
-      NodePart& part = parts_[owner];
-      if (part.is_complete || !part.is_needed || !AllPiecesClaimed(context, part)) continue;
-      int64_t reduced = 0;
-      for (int member = 0; member < context.placement.size(); ++member) {
-        reduced += context.CounterOf(member, static_cast<int>(owner)) / 2;
-      }
-      part.is_complete = reduced == part.pieces.slices();
+    const OperationRecord& record = *context.record;
+    for (NodePart& part : parts_) {
+      if (part.is_complete || !part.is_needed) continue;
+      part.is_complete = context.node.FinishedPieces(record.lane, part.rank, record.descriptor.sequence) ==
+                         part.pieces.slices();
       found |= part.is_complete;
     }
     return found;

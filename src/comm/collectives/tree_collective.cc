@@ -30,6 +30,7 @@
 #include <string_view>
 #include <utility>
 
+#include <absl/container/inlined_vector.h>
 #include <absl/strings/str_cat.h>
 
 #include "src/comm/base/cache_line.h"
@@ -162,7 +163,7 @@ class TreeCollective final : public Collective {
 
   absl::StatusOr<bool> StepArrivals(OperationContext& context) {
     if (has_sent_up_) return false;
-    if (context.wire.rules().partials_await_children && !MissingPeers(context).empty()) return false;
+    if (context.wire.rules().partials_await_children && !HaveArrived(context)) return false;
     has_sent_up_ = true;
     const int node = Node(context);
     if (node == 0) return Finish(context, {});
@@ -196,14 +197,16 @@ class TreeCollective final : public Collective {
   absl::StatusOr<bool> Evaluate(const OperationContext& context, Chain& chain) {
     const TreeChain& tree = chain.tree;
     const DType sum_dtype = SumDType(plan().dtype);
-    std::vector<LeafSource> leaves;
-    for (const auto& [member, input] : inputs_) leaves.push_back({input.data(), plan().dtype});
-    const auto first_branch = static_cast<int>(leaves.size());
+    absl::InlinedVector<LeafSource, 16> sums;
     for (const TreeBranch& branch : tree.branches) {
       WEFT_ASSIGN_OR_RETURN(const std::byte* const sum, SumOf(context, branch));
       if (sum == nullptr) return false;
-      leaves.push_back({sum, sum_dtype});
+      sums.push_back({sum, sum_dtype});
     }
+    std::vector<LeafSource> leaves;
+    for (const auto& [member, input] : inputs_) leaves.push_back({input.data(), plan().dtype});
+    const auto first_branch = static_cast<int>(leaves.size());
+    leaves.insert(leaves.end(), sums.begin(), sums.end());
     std::vector<std::byte> rounded;
     if (tree.own_count > 1 && tree.lo > 0 && sum_dtype != PartialDType(plan().dtype) &&
         !context.placement.IsLocal(0)) {
