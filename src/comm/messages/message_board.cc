@@ -37,8 +37,17 @@ MessageBoard::MessageBoard(const Environment& environment, MessageEvents& events
 
 OperationContext MessageBoard::ContextOf(const Record& record) const {
   const bool awaited = record->message->awaited;
-  return {self_,        env_.node, env_.wire,           env_.tasks, env_.scratch, env_.counters,
-          env_.options, record,    PriorityOf(*record), awaited,    awaited};
+  return {.placement = self_,
+          .node = env_.node,
+          .wire = env_.wire,
+          .tasks = env_.tasks,
+          .scratch = env_.scratch,
+          .counters = env_.counters,
+          .options = env_.options,
+          .record = record,
+          .priority = PriorityOf(*record),
+          .is_ready_awaited = awaited,
+          .is_release_awaited = awaited};
 }
 
 void MessageBoard::Submit(std::shared_ptr<OperationRecord> record) {

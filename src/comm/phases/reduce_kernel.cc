@@ -215,8 +215,8 @@ class BlockMachine {
 
   // Blocks of the stack, and two more for leaves that are converted to T.
   static T* Workspace(int depth) {
-    thread_local std::vector<T> memory;
-    memory.resize(static_cast<size_t>(depth + 2) * kBlock);
+    thread_local std::vector<T> memory;  // Only grows, because each resize clears what it adds.
+    memory.resize(std::max(memory.size(), static_cast<size_t>(depth + 2) * kBlock));
     return memory.data();
   }
   static void Fold(T* out, const T* a, const T* b, int64_t count) {
