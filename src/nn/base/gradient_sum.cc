@@ -27,9 +27,11 @@ void SumOverTokens(int64_t tokens, int64_t tokens_per_part, Parameter& parameter
       add(part * tokens_per_part, std::min(tokens, (part + 1) * tokens_per_part), sums + part * elements);
     }
   });
-  for (int64_t part = 1; part < parts; ++part) {
-    for (int64_t i = 0; i < elements; ++i) sums[i] += sums[part * elements + i];
-  }
+  ParallelFor(elements, RowGrain(parts), [&](int64_t begin, int64_t end) {
+    for (int64_t part = 1; part < parts; ++part) {
+      for (int64_t i = begin; i < end; ++i) sums[i] += sums[part * elements + i];
+    }
+  });
   StoreGradient(WritableGradient(parameter), 0, sums, parameter.BeginGradWrite(), elements);
 }
 
