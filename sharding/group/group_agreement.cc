@@ -16,6 +16,7 @@
 #include <absl/algorithm/container.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
 
 #include "sharding/group/exchange_lists.h"
 #include "sharding/plan/replica_slices.h"
@@ -231,13 +232,24 @@ std::string NameOf(const ShardingPlan& plan, int64_t number) {
                                          : absl::StrCat("number ", number);
 }
 
-// The error that the lists of two ranks differ, of announcements to the same ranks.
-absl::Status Difference(const ShardingPlan& plan, int rank, const Announcements& list, int other_rank,
+// A difference between ranks, of the same group if there is a number.
+struct Difference {
+  std::string text;
+  std::string remedy;
+  int rank = 0;
+  int other_rank = 0;
+  Relation relation = Relation::kAgrees;
+  std::optional<int64_t> number = std::nullopt;
+};
+
+// The difference between the lists of two ranks, of announcements to the same ranks.
+Difference DifferenceOf(const ShardingPlan& plan, int rank, const Announcements& list, int other_rank,
                         const Announcements& others) {
-  if (list.front().relation == Relation::kAgrees && list.size() != others.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " has ", list.size(),
-                                                   " parameter groups, but rank ", other_rank, " has ",
-                                                   others.size(), ": give all ranks as many"));
+  const Relation relation = list.front().relation;
+  if (relation == Relation::kAgrees && list.size() != others.size()) {
+    return {absl::StrCat("rank ", rank, " has ", list.size(), " parameter groups, but rank ", other_rank,
+                         " has ", others.size()),
+            "give all ranks as many"};
   }
   const auto first = std::ranges::mismatch(list, others);
   const auto mine = first.in1;
@@ -257,14 +269,17 @@ absl::Status Difference(const ShardingPlan& plan, int rank, const Announcements&
   }
   constexpr std::array<absl::string_view, 3> kRelations = {
       "hold shards of it", "reduce its gradients together", "agree on its used parameters"};
-  return absl::InvalidArgumentError(absl::StrCat("parameter group '", NameOf(plan, number), "': ranks ", rank,
-                                                 " and ", other_rank, " ",
-                                                 kRelations[static_cast<size_t>(list.front().relation)],
-                                                 ", but differ in ", aspect, ": give both ranks the same"));
+  return {absl::StrCat("parameter group '", NameOf(plan, number), "': ranks ", rank, " and ", other_rank, " ",
+                       kRelations[static_cast<size_t>(relation)], ", but differ in ", aspect),
+          "give both ranks the same",
+          rank,
+          other_rank,
+          relation,
+          number};
 }
 
-// The first difference between the lists of ranks. OK if there is none.
-absl::Status FirstDifference(const ShardingPlan& plan, const std::vector<Announcements>& lists) {
+// The first difference between the lists of ranks. Nothing if there is none.
+std::optional<Difference> FirstDifference(const ShardingPlan& plan, const std::vector<Announcements>& lists) {
   struct Members {
     int first;  // The lowest rank.
     Announcements list;
@@ -277,7 +292,7 @@ absl::Status FirstDifference(const ShardingPlan& plan, const std::vector<Announc
     for (auto& [ranks, list] : of_rank) {
       Members& members = by_ranks.try_emplace(ranks, Members{rank, list}).first->second;
       ++members.count;
-      if (members.list != list) return Difference(plan, members.first, members.list, rank, list);
+      if (members.list != list) return DifferenceOf(plan, members.first, members.list, rank, list);
     }
   }
   const Members* partial = nullptr;  // Some of its ranks do not name it; that of the lowest rank that does.
@@ -285,13 +300,56 @@ absl::Status FirstDifference(const ShardingPlan& plan, const std::vector<Announc
     if (members.count == members.list.front().size) continue;
     if (partial == nullptr || members.first < partial->first) partial = &members;
   }
-  if (partial == nullptr) return absl::OkStatus();
+  if (partial == nullptr) return std::nullopt;
   const Announcement& group = partial->list.front();
   const bool shards = group.relation == Relation::kShards;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "rank ", partial->first, shards ? " shards" : " reduces gradients of", " parameter group '",
-      NameOf(plan, group.number), "' over ", group.size, " ranks, but only ", partial->count, " of them do: ",
-      shards ? "give all ranks the same mesh" : "return one replicate_group on each of them"));
+  return Difference{absl::StrCat("rank ", partial->first, shards ? " shards" : " reduces gradients of",
+                                 " parameter group '", NameOf(plan, group.number), "' over ", group.size,
+                                 " ranks, but only ", partial->count, " of them do"),
+                    shards ? "give all ranks the same mesh" : "return one replicate_group on each of them"};
+}
+
+// The parameters of a group that ranks with this relation must have alike, one in each line.
+std::string DescribeParameters(const ShardingPlan& plan, int64_t number, Relation relation) {
+  if (number >= std::ssize(plan.specs)) return "";
+  const GroupSpec& spec = plan.specs[static_cast<size_t>(number)];
+  const std::vector<ProcessGroup>& replicas = plan.buckets[static_cast<size_t>(spec.mesh)].groups;
+  std::string lines;
+  for (size_t i = 0; i < spec.parameters().size(); ++i) {
+    const FlatParameter& parameter = spec.layout.parameters()[i];
+    const bool is_replicated = replicas[static_cast<size_t>(parameter.replicate_bucket)].size() > 1;
+    if (relation == Relation::kReplicates && !is_replicated) continue;
+    absl::StrAppend(&lines, lines.empty() ? "" : "\n", "'", spec.parameters()[i]->name, "' ",
+                    ToString(parameter.shape), " (", parameter.trainable ? "trained" : "frozen",
+                    ", shard_dim ", parameter.shard_dim, ")");
+  }
+  return lines;
+}
+
+// The error of a difference, with the first parameter in which the two ranks differ, if there is one.
+// Collective: all ranks of `bootstrap`, with the same difference.
+absl::Status ErrorOf(Bootstrap& bootstrap, const ShardingPlan& plan, const Difference& difference,
+                     absl::Duration timeout) {
+  const bool is_told =
+      difference.number && (bootstrap.rank() == difference.rank || bootstrap.rank() == difference.other_rank);
+  const absl::StatusOr<std::string> own =
+      is_told ? DescribeParameters(plan, *difference.number, difference.relation) : "";
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> texts,
+                        ExchangeBlobs(bootstrap, "parameters of a group", own, timeout));
+  const auto lines_of = [&](int rank) -> std::vector<std::string> {
+    return absl::StrSplit(texts[static_cast<size_t>(rank)], '\n', absl::SkipEmpty());
+  };
+  std::vector<std::string> mine = lines_of(difference.rank);
+  std::vector<std::string> others = lines_of(difference.other_rank);
+  std::string parameters;
+  mine.resize(std::max(mine.size(), others.size()), "none");
+  others.resize(mine.size(), "none");
+  for (size_t i = 0; i < mine.size() && parameters.empty(); ++i) {
+    if (mine[i] == others[i]) continue;
+    parameters = absl::StrCat(", first at parameter ", i, ": rank ", difference.rank, " has ", mine[i],
+                              ", rank ", difference.other_rank, " has ", others[i]);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(difference.text, parameters, ": ", difference.remedy));
 }
 
 }  // namespace
@@ -313,7 +371,9 @@ absl::Status AgreeOnPlan(Bootstrap& bootstrap, const absl::StatusOr<ShardingPlan
   const absl::StatusOr<Announcements> announcements = AnnouncementsOf(*own, ranks);
   WEFT_ASSIGN_OR_RETURN(const std::vector<Announcements> all,
                         ExchangeLists(bootstrap, "parameter groups", announcements, timeout));
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, FirstDifference(*own, all), timeout));
+  if (const std::optional<Difference> difference = FirstDifference(*own, all)) {
+    return AgreeOnStatus(bootstrap, ErrorOf(bootstrap, *own, *difference, timeout), timeout);
+  }
   WEFT_RETURN_IF_ERROR(AgreeOnOptions(bootstrap, "lanes of sharding", LanesOf(*own), timeout));
   return absl::InternalError("hashes of parameter groups differ, and the groups do not");
 }

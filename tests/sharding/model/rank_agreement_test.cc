@@ -84,7 +84,10 @@ TEST(RankAgreement, NamesTheGroupWhoseShardDimsDiffer) {
 }
 
 TEST(RankAgreement, NamesTheGroupOfWhichRanksFreezeDifferentParameters) {
-  ExpectOneError(2, 1, Differ("root", "0 and 1 hold shards of it", "requires_grad or trained_later"),
+  ExpectOneError(2, 1,
+                 Differ("root", "0 and 1 hold shards of it", "requires_grad or trained_later") +
+                     ", first at parameter 0: rank 0 has 'p0' [8, 8] (frozen, shard_dim 0), rank 1 has 'p0' "
+                     "[8, 8] (trained, shard_dim 0): give both ranks the same",
                  [](const DeviceMesh&, int rank) {
                    Wish wish;
                    wish.parameters[static_cast<size_t>(rank)]->requires_grad = false;
@@ -343,7 +346,9 @@ TEST(RankAgreement, NamesTheNumbersOfGroups) {
     EXPECT_THAT(FullyShard(net, blocks, mesh, *engine.engine, {}, LoadInitialValues(kToySeed)),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          AllOf(HasSubstr("parameter group 'net': ranks 0 and 1 hold shards of it"),
-                               HasSubstr("its name, its parameters"))));
+                               HasSubstr("its name, its parameters"),
+                               HasSubstr("first at parameter 1: rank 0 has none, rank 1 has "
+                                         "'layers.1.weight' [6, 6] (trained, shard_dim 0)"))));
     return absl::OkStatus();
   });
 }
