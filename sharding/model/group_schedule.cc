@@ -302,7 +302,13 @@ absl::Status GroupSchedule::AgreeOnOrder() {
   if (pass_->settled()) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(const bool is_same,
                         scalars_.IsSameOnAllRanks("order of groups", HashOf(pass_->visited())));
-  pass_->Settle(is_same ? pass_->visited() : pass_->expected());
+  if (!is_same) {
+    pass_->Settle(pass_->expected());
+    return absl::OkStatus();
+  }
+  std::vector<std::string> names;
+  for (const auto& group : groups_) names.push_back(group->name());
+  pass_->Settle(WithUnvisited(pass_->visited(), pass_->expected(), names));
   return absl::OkStatus();
 }
 

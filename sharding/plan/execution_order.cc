@@ -1,7 +1,10 @@
 #include "sharding/plan/execution_order.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
+
+#include <absl/strings/string_view.h>
 
 #include "weft/core/hash.h"
 
@@ -34,6 +37,49 @@ std::vector<PassEvent> Reversed(absl::Span<const PassEvent> forward) {
     backward.push_back({event->group, event->kind == Kind::kBegin ? Kind::kEnd : Kind::kBegin});
   }
   return backward;
+}
+
+namespace {
+
+// The name of what contains a group: its name without the last part.
+absl::string_view ContainerOf(absl::string_view name) {
+  const size_t dot = name.rfind('.');
+  return dot == absl::string_view::npos ? absl::string_view() : name.substr(0, dot);
+}
+
+}  // namespace
+
+std::vector<PassEvent> WithUnvisited(std::vector<PassEvent> visited, absl::Span<const PassEvent> all,
+                                     absl::Span<const std::string> names) {
+  std::set<int> known;  // In the order so far.
+  for (const PassEvent event : visited) known.insert(event.group);
+  std::set<absl::string_view> containers;
+  for (const int group : known) {
+    if (group != kRootGroup) containers.insert(ContainerOf(names[static_cast<size_t>(group)]));
+  }
+  std::set<int> added;
+  std::vector<int> open;           // Groups around the present event of `all`.
+  PassEvent before = all.front();  // The last event of a known group.
+  for (const PassEvent event : all) {
+    const bool is_begin = event.kind == Kind::kBegin;
+    if (is_begin && !known.contains(event.group)) {
+      const bool is_inside = !open.empty() && added.contains(open.back());
+      const bool is_beside = containers.contains(ContainerOf(names[static_cast<size_t>(event.group)]));
+      if (is_inside || (is_beside && known.contains(open.back()))) {
+        const auto place = std::find(visited.begin(), visited.end(), before);
+        visited.insert(place + 1, {event, {event.group, Kind::kEnd}});
+        known.insert(event.group);
+        added.insert(event.group);
+      }
+    }
+    if (known.contains(event.group)) before = event;
+    if (is_begin) {
+      open.push_back(event.group);
+    } else {
+      open.pop_back();
+    }
+  }
+  return visited;
 }
 
 uint64_t HashOf(absl::Span<const PassEvent> order) {

@@ -12,8 +12,8 @@
 //
 // The first expected order is that of the modules. The first pass is recorded. At its end the ranks compare
 // their records, once (ModelScalars::IsSameOnAllRanks). If they are equal, the record becomes the expected
-// order; otherwise the modules' order, which contains every group, stays. So later passes need no collective
-// to agree.
+// order, with the groups that a later pass may use (WithUnvisited); otherwise the modules' order, which
+// contains every group, stays. So later passes need no collective to agree.
 //
 // Pure.
 // Thread safety: none.
@@ -21,6 +21,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <absl/types/span.h>
@@ -43,6 +44,14 @@ struct PassEvent {
 std::vector<PassEvent> ModuleOrder(absl::Span<const int> parents);
 // The backward order of a forward: the same events in reverse, with begin and end exchanged.
 std::vector<PassEvent> Reversed(absl::Span<const PassEvent> forward);
+
+// Adds to a pass the groups that it has not visited, but that a later pass may use: those beside a visited
+// one, such as the other experts of a layer, and all inside of these. Groups are beside each other if their
+// `names`, by group, differ in the last part alone. A part of a model that the pass has left out whole stays
+// out, so that it costs no gathers. `all`: every group once, as in the modules' order of this direction. A
+// group follows the one that it follows there.
+std::vector<PassEvent> WithUnvisited(std::vector<PassEvent> visited, absl::Span<const PassEvent> all,
+                                     absl::Span<const std::string> names);
 
 uint64_t HashOf(absl::Span<const PassEvent> order);
 

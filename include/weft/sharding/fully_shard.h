@@ -11,7 +11,9 @@
 // recorded the same order, later passes expect it. A rank may skip blocks of that order in any pass: it still
 // takes part in their collectives, and its part of their gradients is zero. Blocks that it calls in another
 // order, or more often, must be called alike by all ranks; otherwise ranks get an error that names two of
-// them and what each submitted. A block that no rank called in the recorded pass costs only its reduction.
+// them and what each submitted. A block that no rank called in the recorded pass, nor any block beside it
+// (whose name differs in the last part alone, as those of experts do), costs only its reduction. Later, it
+// must be called by all ranks alike.
 // Calling a block outside of a pass of the root is an error.
 //
 //   WEFT_ASSIGN_OR_RETURN(auto model,
@@ -132,7 +134,7 @@ class ShardedModel {
   absl::Status SetGradientHook(const Module& module, GradientHook hook);
 
   // Forgets the recorded order; the next pass is recorded again. For a model that from now on calls its
-  // blocks in another order, or calls blocks that it did not call.
+  // blocks in another order, or calls blocks that it did not call: Note [The order of blocks].
   void RecordOrderAgain();
   // Observes the schedule; see its type. Null: no observer.
   void SetScheduleObserver(ScheduleObserver observer);

@@ -35,6 +35,31 @@ TEST(ModuleOrder, IsReversedForBackward) {
   EXPECT_THAT(Reversed(ModuleOrder({-1, 0, 0})), ElementsAre(B(0), B(2), E(2), B(1), E(1), E(0)));
 }
 
+TEST(WithUnvisited, AddsTheGroupsBesideAVisitedOneWhereTheModulesHaveThem) {
+  const std::vector<std::string> experts = {"net", "experts.0", "experts.1", "experts.2"};
+  EXPECT_THAT(WithUnvisited({B(0), B(2), E(2), E(0)}, Row(), experts),
+              ElementsAre(B(0), B(1), E(1), B(2), E(2), B(3), E(3), E(0)));
+  EXPECT_THAT(WithUnvisited({B(0), B(2), E(2), E(0)}, Reversed(Row()), experts),
+              ElementsAre(B(0), B(3), E(3), B(2), E(2), B(1), E(1), E(0)));
+  // Visited in another order than that of the modules, and twice.
+  EXPECT_THAT(WithUnvisited({B(0), B(3), E(3), B(1), E(1), B(3), E(3), E(0)}, Row(), experts),
+              ElementsAre(B(0), B(3), E(3), B(1), E(1), B(2), E(2), B(3), E(3), E(0)));
+}
+
+TEST(WithUnvisited, LeavesOutGroupsOfWhichNoneBesideWasVisited) {
+  const std::vector<std::string> towers = {"net", "text.0", "vision.0", "vision.1"};
+  EXPECT_THAT(WithUnvisited({B(0), B(1), E(1), E(0)}, Row(), towers), ElementsAre(B(0), B(1), E(1), E(0)));
+  EXPECT_THAT(WithUnvisited({B(0), E(0)}, Row(), {"", "a", "b", "c"}), ElementsAre(B(0), E(0)));
+}
+
+TEST(WithUnvisited, AddsAllInsideOfAGroupThatItAdds) {
+  const std::vector<std::string> names = {"net", "experts.0", "experts.0.up", "experts.1", "experts.1.up"};
+  const std::vector<PassEvent> all = ModuleOrder({-1, 0, 1, 0, 3});
+  EXPECT_EQ(WithUnvisited({B(0), B(1), B(2), E(2), E(1), E(0)}, all, names), all);
+  EXPECT_EQ(WithUnvisited({B(0), B(3), B(4), E(4), E(3), E(0)}, all, names), all);
+  EXPECT_EQ(WithUnvisited(all, all, names), all);
+}
+
 TEST(ExecutionOrder, MissesNoEventInTheExpectedPass) {
   ExecutionOrder order(Row());
   for (int pass = 0; pass < 2; ++pass) {
