@@ -41,8 +41,9 @@ std::string Describe(const OperationRecord& record) {
 }
 
 absl::Status HasLeft(int rank, std::string_view missed, const OperationRecord& record) {
-  return absl::AbortedError(absl::StrCat("rank ", rank, " destroyed its engine before it ", ToAbsl(missed),
-                                         " ", Describe(record), "; see the error of that rank"));
+  return absl::AbortedError(
+      absl::StrCat("rank ", rank, " destroyed its engine before it ", ToAbsl(missed), " ", Describe(record),
+                   "; see the error of that rank. If it has none, give all ranks the same number of steps"));
 }
 
 absl::Status PartMismatch(const OperationRecord& record, int sender, const PartShape& part, int receiver,

@@ -13,10 +13,12 @@ namespace {
 absl::Status Mismatch(const OperationContext& context, int peer_rank, const Descriptor& theirs) {
   const Descriptor& mine = context.record->descriptor;
   if (theirs.leaves) return HasLeft(peer_rank, "submitted", *context.record);
+  const std::string& label = context.record->label;
   return absl::FailedPreconditionError(
       absl::StrCat("lane ", ToAbsl(context.record->lane_name), ": rank ",
                    context.placement.BootstrapRank(context.placement.me()), " submitted ", ToString(mine),
-                   ", rank ", peer_rank, " submitted ", ToString(theirs), MismatchDetails(mine, theirs),
+                   label.empty() ? "" : absl::StrCat(" ('", label, "')"), ", rank ", peer_rank, " submitted ",
+                   ToString(theirs), MismatchDetails(mine, theirs),
                    "; all ranks of a lane must submit the same operations in the same order"));
 }
 
