@@ -43,6 +43,8 @@ def cases():
                                ("in MPI_Finalize", "MPI_Finalize", ["--steps", "3"])):
         yield Case(f"a rank is slow {phase}, within the deadline", (0,), "weights xxh64:", flags, fault=f"slow@{call}",
                    seconds=DEADLINE_S / 2, prepare=write_eval, sample=phase == "in a step")
+    yield Case("all ranks are paused for longer than the deadline", (0,), "weights xxh64:", ["--steps", "2000"],
+               send=(3, (signal.SIGSTOP, signal.SIGCONT), "ranks"), send_gap_s=2 * DEADLINE_S)
     yield Case("a read fails on one rank, while another is stopped", (3, 86), r"Input/output error|rank", ["--steps", "1000000"],
                ranks=3, fault="EIO@read:200", fault_path="text.txt", send=(3, signal.SIGSTOP, "rank 2"))
     for operation in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):

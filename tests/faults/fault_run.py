@@ -43,6 +43,7 @@ class Case:
     stop_remote: str = ""  # The time after which a launch with ranks on other hosts only is stopped, as in remote_ranks.sh.
     launch: tuple = ()  # Flags of weft launch, which replaces mpirun.
     send: tuple = ()  # (step before the signal, signal or signals, "rank N", "ranks" or "launch").
+    send_gap_s: float = 0.1  # Seconds after each of the signals.
     start_signal: tuple = ()  # (seconds after the start, signal, rank).
     weft: str = ""  # A program in the case's folder that replaces weft.
     prepare: object = None  # Called with the folder before the run.
@@ -195,7 +196,7 @@ class Run:
                         self.kill(pid, number)
                 else:
                     self.kill(rank_processes(self.tag).get(int(target.split()[1])), number)
-                time.sleep(0.1)
+                time.sleep(case.send_gap_s)
 
     @staticmethod
     def kill(pid, number):

@@ -15,6 +15,8 @@
 #include <absl/functional/function_ref.h>
 #include <absl/time/time.h>
 
+#include "weft/mesh/unpaused_clock.h"
+
 namespace weft {
 
 class Simulation;
@@ -29,7 +31,7 @@ class Runtime {
 
   virtual ~Runtime() = default;
 
-  virtual int64_t NowNs() const = 0;  // Monotonic clock.
+  virtual int64_t NowNs() const = 0;  // Monotonic clock, without pauses of the process.
   virtual void Yield() = 0;           // Lets other threads or fibers run.
   virtual void SleepFor(int64_t ns) = 0;
   // Futex semantics: sleeps if `word` holds `expected`, until WakeAll or for at most `timeout_ns`. May return
@@ -54,6 +56,7 @@ class Runtime {
 // Runtime on threads, the system's clocks and process-private futexes.
 class SystemRuntime final : public Runtime {
  public:
+  SystemRuntime();
   int64_t NowNs() const override;
   void Yield() override;
   void SleepFor(int64_t ns) override;
@@ -61,6 +64,9 @@ class SystemRuntime final : public Runtime {
   void WakeAll(const std::atomic<uint32_t>& word) override;
   void Move(MoveSize size, absl::FunctionRef<void()> move) override;
   std::unique_ptr<Task> Start(std::function<void()> body) override;
+
+ private:
+  mutable UnpausedClock clock_;
 };
 
 // The end of a wait, on a runtime's monotonic clock. Steps of the system's time do not move it.

@@ -131,6 +131,7 @@ void Watchdog::Run() {
       const MutexLock lock(mutex_);
       if (stopped_.wait_for(mutex_, interval, is_stopped)) return;
     }
+    now_();  // So that it is read all the time: see UnpausedClock.
     DumpFailure();
     if (MustEnd()) {
       EndProcess(recorder_.failure());
