@@ -117,8 +117,8 @@ void BackendWork::Complete(std::exception_ptr error) {
   // Not under completion_mutex_, as earlier works may have futures with callbacks, too.
   if (error == nullptr) error = CompleteEarlier();
   c10::intrusive_ptr<c10::ivalue::Future> future;
-  std::function<void()>
-      copy_out;  // Destroyed without the mutex, as its tensors may take the interpreter's lock.
+  // Destroyed without the mutex, as its tensors may take the interpreter's lock.
+  std::function<void()> copy_out;
   {
     const std::lock_guard lock(completion_mutex_);
     if (is_complete_) return;

@@ -131,8 +131,8 @@ class Collective : public Operation {
   // See Note [Staging rings].
   Buffer input_rings_;
   Buffer output_ring_;
-  std::list<RangeStream>
-      staging_;  // A list: tasks hold pointers to the streams, and most operations have none.
+  // A list: tasks hold pointers to the streams, and most operations have none.
+  std::list<RangeStream> staging_;
   enum class Arrival : uint8_t { kNone, kCounted, kLast };
   Arrival arrival_ = Arrival::kNone;  // See Note [Arrivals].
   uint64_t node_hash_ = 0;            // HashOnNode of the published descriptor.

@@ -37,8 +37,8 @@ absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
     int64_t value;
     int64_t max;
   };
-  constexpr int64_t kMaxWindowBytes =
-      std::numeric_limits<int64_t>::max() / 4;  // Windows are added and doubled.
+  // Windows are added and doubled.
+  constexpr int64_t kMaxWindowBytes = std::numeric_limits<int64_t>::max() / 4;
   for (const Field& field :
        {Field{"slice_bytes", options.slice_bytes, kMaxBytes},
         Field{"piece_bytes", options.piece_bytes, kMaxBytes},

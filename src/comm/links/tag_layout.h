@@ -16,8 +16,8 @@
 namespace weft {
 
 struct TagLayout {
-  static constexpr int kMessages =
-      4096;  // Channel numbers of point-to-point messages. Their tags are the first.
+  // Channel numbers of point-to-point messages. Their tags are the first.
+  static constexpr int kMessages = 4096;
 
   int per_lane;  // Channel numbers of a lane.
   int lanes;     // Lanes that have tags.

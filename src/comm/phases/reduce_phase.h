@@ -57,8 +57,8 @@ class WindowedReduce {
     std::shared_ptr<const ReductionStages> stages;
     absl::FunctionRef<ReduceStream::Leaf(const StageInput&)> local_input;
     absl::FunctionRef<Remote(int subtree)> remote_input;
-    const DomainSums*
-        domain_sums;  // Null if no local input is a sum of another domain. Outlives the reduction.
+    // Null if no local input is a sum of another domain. Outlives the reduction.
+    const DomainSums* domain_sums;
   };
   // Errors: kResourceExhausted (no scratch).
   static absl::StatusOr<std::unique_ptr<WindowedReduce>> Create(const OperationContext& context,

@@ -151,8 +151,8 @@ class RelayedGatherPhase {
   const int64_t slice_elements_;
   const bool mirrored_;
   const int node_;  // This rank's.
-  std::vector<int64_t>
-      first_;  // By distance of the node: its first element in parts_. Ends with their number.
+  // By distance of the node: its first element in parts_. Ends with their number.
+  std::vector<int64_t> first_;
   Buffer parts_;
   RelayRounds rounds_;
   std::deque<CopyStream> unpacked_;  // To the output, once all parts are there. A deque: as above.

@@ -51,8 +51,8 @@ absl::Status NotShared(std::string_view reason) {
   return absl::FailedPreconditionError(
       absl::StrCat("cannot open the node memory of another rank: ", ToAbsl(reason),
                    ". Ranks of one node must be processes of one user that see each other in /proc. If they "
-                   "are on different "
-                   "hosts or in different containers, give each of these its own name in WEFT_NODE_ID"));
+                   "are on different hosts or in different containers, give each of these its own name in "
+                   "WEFT_NODE_ID"));
 }
 
 }  // namespace

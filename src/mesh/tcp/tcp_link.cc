@@ -75,8 +75,7 @@ absl::Status NoSocket(std::string_view purpose, int error) {
 
 constexpr const char* kOtherNetwork =
     "name the interface that connects the nodes in WEFT_NETWORK, as in WEFT_NETWORK=eth0, or let MPI carry "
-    "the "
-    "messages of a job that it starts, by WEFT_TRANSPORT=mpi";
+    "the messages of a job that it starts, by WEFT_TRANSPORT=mpi";
 
 // Subject of an event of epoll. The rest of its data is the rank of a sender, or the id of a receiver.
 enum class Source : uint64_t { kListener, kSender, kReceiver };

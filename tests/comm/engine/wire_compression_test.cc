@@ -219,8 +219,8 @@ TEST(AllGatherDelta, SendsTwoThirdsOfTheBytes) {
     const EngineCounters before = fixture.engine->counters();
     WEFT_RETURN_IF_ERROR(gathered.Gather(fixture, WireCompression::kLossless));
     const EngineCounters after = fixture.engine->counters();
-    const int64_t plain =
-        kCompressedElements * static_cast<int64_t>(sizeof(float));  // To one rank of the other node.
+    // To one rank of the other node.
+    const int64_t plain = kCompressedElements * static_cast<int64_t>(sizeof(float));
     const int64_t sent = after.wire_bytes - before.wire_bytes;
     EXPECT_EQ(sent + after.wire_saved_bytes, plain);
     EXPECT_LT(static_cast<double>(sent), 0.72 * static_cast<double>(plain));
