@@ -104,18 +104,18 @@ Priority EngineCore::PriorityOf(const Lane& lane) const {
 }
 
 OperationContext EngineCore::ContextOf(Lane& lane, const std::shared_ptr<OperationRecord>& record) {
-  return {lane.placement,
-          env_.node,
-          wire_,
-          *this,
-          env_.scratch,
-          env_.counters,
-          env_.options,
-          record,
-          PriorityOf(lane, *record),
-          record->descriptor.sequence <= lane.awaited_until_ready,
-          record->descriptor.sequence <= lane.awaited_until_release,
-          env_.shares_core};
+  return {.placement = lane.placement,
+          .node = env_.node,
+          .wire = wire_,
+          .tasks = *this,
+          .scratch = env_.scratch,
+          .counters = env_.counters,
+          .options = env_.options,
+          .record = record,
+          .priority = PriorityOf(lane, *record),
+          .is_ready_awaited = record->descriptor.sequence <= lane.awaited_until_ready,
+          .is_release_awaited = record->descriptor.sequence <= lane.awaited_until_release,
+          .shares_core = env_.shares_core};
 }
 
 bool EngineCore::RunAtOnce(const WholeMoveTask& task) {
