@@ -2,15 +2,21 @@
 //
 // Note [Tags]
 // Problem: the slices of one (lane, peer, channel) match by tag, and MPI promises tags up to 32,767 only.
-// Rule: a lane has a tag for each channel number of its operations. Number 0 is that of gathers and
-// exchanges. The others are those of the partial sums that a node sends, at most one for each of its ranks.
-// Why it suffices: the numbers do not depend on the number of nodes. With 64 ranks a node, 32,768 tags give
-// 441 lanes between nodes to any number of ranks. Messages that share a number are sent one after the other.
+// Rule: a lane has a tag for each channel number in [0, per_lane) of its operations. Number 0 is that of
+// gathers, exchanges, the first tree of a broadcast, and the halving of a relayed reduce-scatter. The others
+// are those of the partial sums that a node sends, at most one for each of its ranks. Number 1 is also that
+// of the second tree of a broadcast, and of the halving of a relayed all-reduce, which sends no other sums.
+// Channels of announcements have no tag, and may have any number: they travel in control messages.
+// Why it suffices: a node has a rank, so that per_lane is at least 2. The numbers do not depend on the number
+// of nodes: with 64 ranks a node, 32,768 tags give 441 lanes between nodes to any number of ranks. Messages
+// that share a number are sent one after the other.
+// Without the rule: a number beyond the lane's is a tag of the next lane, whose data the receive then takes.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
+#include "weft/core/status.h"
 #include "weft/mesh/bootstrap.h"
 
 namespace weft {
@@ -30,7 +36,11 @@ struct TagLayout {
     return {per_lane, std::max(0, max_tag + 1 - kMessages) / per_lane};
   }
 
-  int OfLane(int lane, int number) const { return kMessages + lane * per_lane + number; }
+  // The tag of data of a channel. REQUIRES: `number` is one of the lane's.
+  int OfLane(int lane, int number) const {
+    WEFT_CHECK(number >= 0 && number < per_lane, "a channel with data has a number beyond those of its lane");
+    return kMessages + lane * per_lane + number;
+  }
 };
 
 }  // namespace weft

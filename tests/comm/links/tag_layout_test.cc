@@ -31,6 +31,12 @@ TEST(TagLayout, HasNoLanesIfTheTransportHasTooFewTags) {
   EXPECT_EQ(TagLayout::Of(10, NodeMap::OneNode(2)).lanes, 0);
 }
 
+TEST(TagLayout, GivesNoChannelATagOfTheNextLane) {
+  const TagLayout tags = TagLayout::Of(kPromisedByMpi, NodeMap::RanksPerNode(6, 2));
+  EXPECT_DEATH(tags.OfLane(0, tags.per_lane), "a number beyond those of its lane");
+  EXPECT_DEATH(tags.OfLane(1, -1), "a number beyond those of its lane");
+}
+
 // Each subtree of a node takes a channel number of its own. Round-robin placement has the most.
 TEST(TagLayout, HasANumberForEachPartialSumOfANode) {
   for (const int ranks : {1, 2, 3, 7, 12, 64}) {
