@@ -1,7 +1,7 @@
 // Invalid arguments give a failed Work whose error names the argument. No data moves.
 #include <gtest/gtest.h>
 
-#include "tests/comm/support/engine_fixture.h"
+#include "tests/comm/support/arguments_fixture.h"
 #include "tests/support/scoped_variable.h"
 #include "tests/support/thread_ranks.h"
 
@@ -11,33 +11,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class Arguments : public ::testing::Test {
- protected:
-  void SetUp() override {
-    bootstraps_ = MakeThreadBootstraps(NodeMap::OneNode(1));
-    ASSERT_OK_AND_ASSIGN(fixture_, EngineFixture::Make(*bootstraps_[0]));
-    ASSERT_OK_AND_ASSIGN(buffer_, TestBuffer::Make(*fixture_.pool, true, DType::kF32, 64));
-  }
-  CommEngine& engine() { return *fixture_.engine; }
-  void* memory() { return buffer_.data(); }
-  LaneId lane() const { return fixture_.lane; }
-
-  // Expects that the Work and the engine have failed, and that the engine works after a reset.
-  void ExpectRefused(Work work, const ::testing::Matcher<const std::string&>& message) {
-    EXPECT_TRUE(work.Test());
-    EXPECT_EQ(work.DescribeWait(), "waits for nothing: it was refused");
-    EXPECT_THAT(work.Wait(), StatusIs(absl::StatusCode::kInvalidArgument, message));
-    EXPECT_THAT(work.WaitReleased(), StatusIs(absl::StatusCode::kInvalidArgument, message));
-    EXPECT_THAT(engine().status(), StatusIs(absl::StatusCode::kInvalidArgument, message));
-    EXPECT_EQ(engine().counters().operations, 0);
-    EXPECT_OK(engine().ResetAfterError());
-    EXPECT_OK(engine().status());
-  }
-
-  std::vector<std::unique_ptr<Bootstrap>> bootstraps_;
-  EngineFixture fixture_;
-  TestBuffer buffer_;
-};
+using Arguments = ArgumentsFixture;
 
 TEST_F(Arguments, CountsMustFitTheGroup) {
   const std::vector<int64_t> two = {1, 2};
@@ -67,62 +41,6 @@ TEST_F(Arguments, CountsMustNotBeNegative) {
                 HasSubstr("negative"));
   ExpectRefused(engine().AllToAll(lane(), memory(), negative, memory(), negative, DType::kF32),
                 HasSubstr("negative"));
-}
-
-TEST_F(Arguments, CountsMustFitAMemory) {
-  constexpr int64_t kMany = int64_t{1} << 62;
-  const std::vector<int64_t> many = {kMany};
-  constexpr const char* kMessage = "a count of 4611686018427387904 f32 is too large";
-  ExpectRefused(engine().AllGather(lane(), memory(), memory(), DType::kF32, kMany), HasSubstr(kMessage));
-  ExpectRefused(engine().AllGather(lane(), memory(), memory(), DType::kF32, 4, many), HasSubstr(kMessage));
-  ExpectRefused(engine().ReduceScatter(lane(), memory(), memory(), DType::kF32, kMany, ReduceOp::kSum),
-                HasSubstr(kMessage));
-  ExpectRefused(engine().AllReduce(lane(), memory(), memory(), DType::kF32, kMany, ReduceOp::kSum),
-                HasSubstr(kMessage));
-  ExpectRefused(engine().Broadcast(lane(), memory(), DType::kF32, kMany, 0), HasSubstr(kMessage));
-  ExpectRefused(engine().AllToAll(lane(), memory(), many, memory(), many, DType::kF32), HasSubstr(kMessage));
-  const auto parts = PartRanges::Make({{{kMany - 4, 4}}}).value();
-  ExpectRefused(engine().AllGather(lane(), memory(), memory(), DType::kF32, parts), HasSubstr(kMessage));
-  ExpectRefused(engine().ReduceScatter(lane(), memory(), memory(), DType::kF32, ReduceOp::kSum, parts),
-                HasSubstr(kMessage));
-}
-
-TEST_F(Arguments, BuffersOfSomeElementsMustNotBeNull) {
-  const auto parts = PartRanges::Make({{{4, 4}}}).value();
-  ExpectRefused(engine().AllGather(lane(), nullptr, memory(), DType::kF32, 4),
-                HasSubstr("all_gather: the input of 4 elements is null"));
-  ExpectRefused(engine().AllGather(lane(), memory(), nullptr, DType::kF32, 4),
-                HasSubstr("all_gather: the output of 4 elements is null"));
-  ExpectRefused(engine().AllGatherShared(lane(), nullptr, memory(), DType::kF32, 4), HasSubstr("the input"));
-  ExpectRefused(engine().AllGatherDelta(lane(), nullptr, memory(), 4), HasSubstr("the base of 4"));
-  ExpectRefused(engine().AllGatherDelta(lane(), memory(), nullptr, 4), HasSubstr("the output of 4"));
-  ExpectRefused(engine().AllGather(lane(), nullptr, memory(), DType::kF32, parts),
-                HasSubstr("the input of 4"));
-  ExpectRefused(engine().AllGather(lane(), memory(), nullptr, DType::kF32, parts),
-                HasSubstr("the output of 8"));
-  ExpectRefused(engine().AllGatherDelta(lane(), nullptr, memory(), parts), HasSubstr("the base of 4"));
-  ExpectRefused(engine().ReduceScatter(lane(), nullptr, memory(), DType::kF32, 4, ReduceOp::kSum),
-                HasSubstr("reduce_scatter: the input of 4"));
-  ExpectRefused(engine().ReduceScatter(lane(), memory(), nullptr, DType::kF32, 4, ReduceOp::kSum),
-                HasSubstr("reduce_scatter: the output of 4"));
-  ExpectRefused(engine().ReduceScatter(lane(), static_cast<const void*>(nullptr), memory(), DType::kF32,
-                                       ReduceOp::kSum, parts),
-                HasSubstr("the input of 8"));
-  ExpectRefused(engine().ReduceScatter(lane(), memory(), nullptr, DType::kF32, ReduceOp::kSum, parts),
-                HasSubstr("the output of 4"));
-  ExpectRefused(engine().AllReduce(lane(), nullptr, memory(), DType::kF32, 4, ReduceOp::kSum),
-                HasSubstr("all_reduce: the input of 4"));
-  ExpectRefused(engine().AllReduce(lane(), memory(), nullptr, DType::kF32, 4, ReduceOp::kSum),
-                HasSubstr("all_reduce: the output of 4"));
-  ExpectRefused(engine().Broadcast(lane(), nullptr, DType::kF32, 4, 0),
-                HasSubstr("broadcast: the buffer of 4"));
-}
-
-TEST_F(Arguments, BuffersWithoutElementsMayBeNull) {
-  EXPECT_OK(engine().AllGather(lane(), nullptr, nullptr, DType::kF32, 0).WaitReleased());
-  EXPECT_OK(engine().ReduceScatter(lane(), nullptr, nullptr, DType::kF32, 0, ReduceOp::kSum).WaitReleased());
-  EXPECT_OK(engine().AllReduce(lane(), nullptr, nullptr, DType::kF32, 0, ReduceOp::kSum).WaitReleased());
-  EXPECT_OK(engine().Broadcast(lane(), nullptr, DType::kF32, 0, 0).WaitReleased());
 }
 
 TEST_F(Arguments, PartRangesMustFitTheGroup) {

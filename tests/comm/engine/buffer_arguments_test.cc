@@ -1,0 +1,76 @@
+// Buffers of collectives and messages must fit a memory, and be there.
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/support/arguments_fixture.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+using BufferArguments = ArgumentsFixture;
+
+TEST_F(BufferArguments, CountsMustFitAMemory) {
+  constexpr int64_t kMany = int64_t{1} << 62;
+  const std::vector<int64_t> many = {kMany};
+  constexpr const char* kMessage = "a count of 4611686018427387904 f32 is too large";
+  ExpectRefused(engine().AllGather(lane(), memory(), memory(), DType::kF32, kMany), HasSubstr(kMessage));
+  ExpectRefused(engine().AllGather(lane(), memory(), memory(), DType::kF32, 4, many), HasSubstr(kMessage));
+  ExpectRefused(engine().ReduceScatter(lane(), memory(), memory(), DType::kF32, kMany, ReduceOp::kSum),
+                HasSubstr(kMessage));
+  ExpectRefused(engine().AllReduce(lane(), memory(), memory(), DType::kF32, kMany, ReduceOp::kSum),
+                HasSubstr(kMessage));
+  ExpectRefused(engine().Broadcast(lane(), memory(), DType::kF32, kMany, 0), HasSubstr(kMessage));
+  ExpectRefused(engine().AllToAll(lane(), memory(), many, memory(), many, DType::kF32), HasSubstr(kMessage));
+  const auto parts = PartRanges::Make({{{kMany - 4, 4}}}).value();
+  ExpectRefused(engine().AllGather(lane(), memory(), memory(), DType::kF32, parts), HasSubstr(kMessage));
+  ExpectRefused(engine().ReduceScatter(lane(), memory(), memory(), DType::kF32, ReduceOp::kSum, parts),
+                HasSubstr(kMessage));
+}
+
+TEST_F(BufferArguments, BuffersOfSomeElementsMustNotBeNull) {
+  const auto parts = PartRanges::Make({{{4, 4}}}).value();
+  ExpectRefused(engine().AllGather(lane(), nullptr, memory(), DType::kF32, 4),
+                HasSubstr("all_gather: the input of 4 elements is null"));
+  ExpectRefused(engine().AllGather(lane(), memory(), nullptr, DType::kF32, 4),
+                HasSubstr("all_gather: the output of 4 elements is null"));
+  ExpectRefused(engine().AllGatherShared(lane(), nullptr, memory(), DType::kF32, 4), HasSubstr("the input"));
+  ExpectRefused(engine().AllGatherDelta(lane(), nullptr, memory(), 4), HasSubstr("the base of 4"));
+  ExpectRefused(engine().AllGatherDelta(lane(), memory(), nullptr, 4), HasSubstr("the output of 4"));
+  ExpectRefused(engine().AllGather(lane(), nullptr, memory(), DType::kF32, parts),
+                HasSubstr("the input of 4"));
+  ExpectRefused(engine().AllGather(lane(), memory(), nullptr, DType::kF32, parts),
+                HasSubstr("the output of 8"));
+  ExpectRefused(engine().AllGatherDelta(lane(), nullptr, memory(), parts), HasSubstr("the base of 4"));
+  ExpectRefused(engine().ReduceScatter(lane(), nullptr, memory(), DType::kF32, 4, ReduceOp::kSum),
+                HasSubstr("reduce_scatter: the input of 4"));
+  ExpectRefused(engine().ReduceScatter(lane(), memory(), nullptr, DType::kF32, 4, ReduceOp::kSum),
+                HasSubstr("reduce_scatter: the output of 4"));
+  ExpectRefused(engine().ReduceScatter(lane(), static_cast<const void*>(nullptr), memory(), DType::kF32,
+                                       ReduceOp::kSum, parts),
+                HasSubstr("the input of 8"));
+  ExpectRefused(engine().ReduceScatter(lane(), memory(), nullptr, DType::kF32, ReduceOp::kSum, parts),
+                HasSubstr("the output of 4"));
+  ExpectRefused(engine().AllReduce(lane(), nullptr, memory(), DType::kF32, 4, ReduceOp::kSum),
+                HasSubstr("all_reduce: the input of 4"));
+  ExpectRefused(engine().AllReduce(lane(), memory(), nullptr, DType::kF32, 4, ReduceOp::kSum),
+                HasSubstr("all_reduce: the output of 4"));
+  ExpectRefused(engine().Broadcast(lane(), nullptr, DType::kF32, 4, 0),
+                HasSubstr("broadcast: the buffer of 4"));
+}
+
+TEST_F(BufferArguments, BuffersWithoutElementsMayBeNull) {
+  EXPECT_OK(engine().AllGather(lane(), nullptr, nullptr, DType::kF32, 0).WaitReleased());
+  EXPECT_OK(engine().ReduceScatter(lane(), nullptr, nullptr, DType::kF32, 0, ReduceOp::kSum).WaitReleased());
+  EXPECT_OK(engine().AllReduce(lane(), nullptr, nullptr, DType::kF32, 0, ReduceOp::kSum).WaitReleased());
+  EXPECT_OK(engine().Broadcast(lane(), nullptr, DType::kF32, 0, 0).WaitReleased());
+}
+
+}  // namespace
+}  // namespace weft::testing
