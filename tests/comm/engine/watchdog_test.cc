@@ -339,8 +339,15 @@ TEST(Watchdog, DoesNothingBeforeTheLimit) {
 
 TEST(Watchdog, StopsWhenDestroyed) {
   Recorder recorder(0, 1, 8);
-  const Watchdog watchdog(
-      recorder, {int64_t{1} << 60, "", 0, 1}, [] { return int64_t{0}; }, [](int /*code*/) {});
+  recorder.Record(*RunningSince(100));
+  Clock clock(100);
+  FakeExit end;
+  {
+    const Watchdog watchdog(
+        recorder, {int64_t{1} << 60, "", 0, 1}, [&] { return clock.Read(); }, end.Function());
+    clock.AwaitReads(1);
+  }
+  EXPECT_FALSE(end.called());
 }
 
 }  // namespace
