@@ -223,7 +223,7 @@ class CommEngine {
   // OK, or the failure after which the engine accepts no more work.
   absl::Status status() const;
   // Fails all unfinished operations, on this rank and on all others. Only the first cause is kept.
-  // REQUIRES: `cause` is an error.
+  // REQUIRES: `cause` is an error, which is checked: operations that fail with OK would seem to be *ready*.
   void Abort(const absl::Status& cause);
   // Ends the failed state on all ranks together: lanes are empty again, and sequences restart.
   // Errors: kDeadlineExceeded (names the missing ranks, or says that a callback of Work::Then has not

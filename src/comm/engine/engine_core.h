@@ -170,7 +170,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   // OK, or the first failure.
   const absl::Status& status() const { return status_; }
   // Fails all unfinished operations and notifies all ranks. Failed operations stay in quarantine, because
-  // peers may still access their memory.
+  // peers may still access their memory. REQUIRES: `cause` is an error.
   void Fail(const absl::Status& cause);
   // After a failure: peers that still exchange data with buffers of failed operations.
   CreditScheduler::PeersInFlight AbandonedTransfers() { return wire_.AbandonedTransfers(); }

@@ -233,6 +233,7 @@ void CommEngine::Impl::Then(OperationRecord& record, CompletionCallback done) {
 }
 
 void CommEngine::Impl::Abort(const absl::Status& cause) {
+  WEFT_CHECK(!cause.ok(), "the cause of an abort must be an error");
   shell_->WithCore([&](EngineCore& core) { core.Fail(cause); });
 }
 

@@ -137,6 +137,11 @@ TEST_F(Arguments, TheLaneMustBeOneOfTheEngine) {
                 HasSubstr("lane 7"));
 }
 
+TEST_F(Arguments, TheCauseOfAnAbortMustBeAnError) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // The engine has a thread.
+  EXPECT_DEATH(engine().Abort(absl::OkStatus()), "the cause of an abort must be an error");
+}
+
 TEST(ArgumentsOfGroups, EqualPartsMustDivide) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
