@@ -75,7 +75,10 @@ void Work::Then(std::function<void(const absl::Status&)> done) {
   engine_->impl_->Then(*record_, std::move(done));
 }
 
-int Work::source() const { return record_->message ? record_->message->source : kAnySource; }
+int Work::source() const {
+  // Before that, the thread that runs the engine may write the source.
+  return record_->message && record_->IsReady() ? record_->message->source : kAnySource;
+}
 
 bool Work::Test() const {
   const OperationState state = record_->State();

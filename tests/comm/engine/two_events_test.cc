@@ -8,6 +8,7 @@
 
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/thread_ranks.h"
+#include "weft/mesh/simulation.h"
 
 namespace weft::testing {
 namespace {
@@ -242,6 +243,27 @@ TEST(TwoEvents, TheProgressThreadFinishesAnOperationAfterAWait) {
     }
     return absl::OkStatus();
   });
+}
+
+// Virtual time.
+TEST(TwoEvents, AReceiveNamesItsSenderOnceReady) {
+  const SimReport report =
+      RunSimulatedRanks(NodeMap::RanksPerNode(2, 1), SimOptions{}, [](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
+                              EngineFixture::Make(bootstrap, SmallSliceOptions(), size_t{8} << 20));
+        std::vector<std::byte> data(1 << 20);
+        const auto count = static_cast<int64_t>(data.size());
+        if (bootstrap.rank() == 0)
+          return fixture.engine->Send({1, 3}, data.data(), DType::kU8, count).WaitReleased();
+        Work receive = fixture.engine->Receive({kAnySource, 3}, data.data(), DType::kU8, count);
+        while (receive.DescribeWait() != "waits for data of rank(s) 0") bootstrap.runtime().SleepFor(1'000);
+        EXPECT_FALSE(receive.Test());
+        EXPECT_EQ(receive.source(), kAnySource);
+        WEFT_RETURN_IF_ERROR(receive.WaitReleased());
+        EXPECT_EQ(receive.source(), 0);
+        return absl::OkStatus();
+      });
+  EXPECT_OK(report.status());
 }
 
 }  // namespace
