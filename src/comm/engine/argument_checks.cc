@@ -6,6 +6,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/comm/base/buffer_limits.h"
 #include "src/comm/phases/reduce_kernel.h"
 #include "weft/core/status.h"
 
@@ -16,10 +17,9 @@ absl::Status CheckTotal(int64_t total_count, DType dtype, std::string_view what)
     return absl::InvalidArgumentError(
         absl::StrCat(ToAbsl(what), ": a count of ", total_count, " is negative"));
   }
-  if (total_count <= kMaxBufferBytes / static_cast<int64_t>(SizeOf(dtype))) return absl::OkStatus();
+  if (total_count <= MaxElements(dtype)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": a count of ", total_count, " ",
-                                                 ToAbsl(Name(dtype)),
-                                                 " is too large; a buffer has at most 32 TiB"));
+                                                 ToAbsl(Name(dtype)), " is too large; ", kMaxBufferText));
 }
 
 absl::Status CheckCounts(absl::Span<const int64_t> counts, int64_t total_count, DType dtype, int size,
@@ -96,14 +96,21 @@ absl::Status CheckRanges(const PartRanges* parts, const ProcessGroup& group, DTy
       " for group ", group.name, " of ", group.size(), " ranks; give ranges for each rank"));
 }
 
-absl::Status CheckViews(absl::Span<const SourceView> views, const PartRanges& parts) {
+absl::Status CheckViews(absl::Span<const SourceView> views, const PartRanges& parts, DType dtype) {
   int64_t end = 0;
   for (size_t i = 0; i < views.size(); ++i) {
     const ElementRange& range = views[i].range;
-    if (range.count < 0 || range.begin < end) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("reduce_scatter: view ", i, " of elements [", range.begin, ", ", range.end(),
-                       ") follows one that ends at ", end, "; give views in ascending order"));
+    const auto refuse = [&](const auto&... fault) {
+      return absl::InvalidArgumentError(absl::StrCat("reduce_scatter: view ", i, fault...));
+    };
+    const bool is_negative = range.begin < 0 || range.count < 0;
+    if (is_negative || range.count > MaxElements(dtype) || range.begin > MaxElements(dtype) - range.count) {
+      return refuse(" begins at element ", range.begin, " and has ", range.count, " elements of ",
+                    ToAbsl(Name(dtype)), "; ", is_negative ? "neither may be negative" : kMaxBufferText);
+    }
+    if (range.begin < end) {
+      return refuse(" of elements [", range.begin, ", ", range.end(), ") follows one that ends at ", end,
+                    "; give views in ascending order");
     }
     end = range.end();
   }

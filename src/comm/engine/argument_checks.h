@@ -1,6 +1,7 @@
 // Checks of the arguments with which operations are submitted. `what` names the operation in messages.
 //
 // Pure. Errors of all: kInvalidArgument (names the operation, what was given, and the remedy).
+// Sizes are limited by src/comm/base/buffer_limits.h.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +19,6 @@
 #include "weft/mesh/process_group.h"
 
 namespace weft {
-
-// More bytes than a node has. Their product with the number of ranks fits 64 bits.
-inline constexpr int64_t kMaxBufferBytes = int64_t{1} << 45;
 
 // A number of elements is not negative, and has at most kMaxBufferBytes bytes.
 absl::Status CheckTotal(int64_t total_count, DType dtype, std::string_view what);
@@ -45,7 +43,7 @@ absl::Status CheckInNodeMemory(const NodeHeap& heap, const NamedBuffer& buffer, 
 
 // There are part ranges for each rank of the group, in at most kMaxBufferBytes bytes.
 absl::Status CheckRanges(const PartRanges* parts, const ProcessGroup& group, DType dtype, OpKind kind);
-// Views ascend, and have all elements of the parts.
-absl::Status CheckViews(absl::Span<const SourceView> views, const PartRanges& parts);
+// Views ascend, end within kMaxBufferBytes bytes, and have all elements of the parts.
+absl::Status CheckViews(absl::Span<const SourceView> views, const PartRanges& parts, DType dtype);
 
 }  // namespace weft

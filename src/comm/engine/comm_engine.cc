@@ -232,7 +232,7 @@ Work CommEngine::ReduceScatter(LaneId lane, absl::Span<const SourceView> input, 
                                ReduceOp op, std::shared_ptr<const PartRanges> parts, OpOptions options,
                                const Work* after) {
   const auto views = [&](const PartRanges& ranges, Impl::Request& request) -> absl::Status {
-    WEFT_RETURN_IF_ERROR(CheckViews(input, ranges));
+    WEFT_RETURN_IF_ERROR(CheckViews(input, ranges, dtype));
     request.plan.views.assign(input.begin(), input.end());
     for (const SourceView& view : input) {
       request.counts_hash = Hash64(&view.range, sizeof(view.range), request.counts_hash);

@@ -5,6 +5,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/comm/base/buffer_limits.h"
 #include "src/comm/engine/argument_checks.h"
 #include "src/comm/engine/engine_impl.h"
 #include "weft/core/status.h"

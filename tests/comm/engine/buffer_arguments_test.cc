@@ -34,6 +34,23 @@ TEST_F(BufferArguments, CountsMustFitAMemory) {
                 HasSubstr(kMessage));
 }
 
+TEST_F(BufferArguments, SourceViewsMustFitAMemory) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const auto parts = PartRanges::Make({{{0, 4}}}).value();
+  const auto refused = [&](const std::vector<SourceView>& views, const std::string& text) {
+    ExpectRefused(engine().ReduceScatter(lane(), views, memory(), DType::kF32, ReduceOp::kSum, parts),
+                  HasSubstr(text));
+  };
+  const std::string most_32_tib = absl::StrCat(kMost, " elements of f32; a buffer has at most 32 TiB");
+  refused({{{1, kMost}, memory()}},
+          absl::StrCat("reduce_scatter: view 0 begins at element 1 and has ", most_32_tib));
+  refused({{{0, 4}, memory()}, {{kMost, 4}, memory()}},
+          absl::StrCat("reduce_scatter: view 1 begins at element ", kMost,
+                       " and has 4 elements of f32; a buffer"));
+  refused({{{0, -1}, memory()}},
+          "view 0 begins at element 0 and has -1 elements of f32; neither may be negative");
+}
+
 TEST_F(BufferArguments, BuffersOfSomeElementsMustNotBeNull) {
   const auto parts = PartRanges::Make({{{4, 4}}}).value();
   ExpectRefused(engine().AllGather(lane(), nullptr, memory(), DType::kF32, 4),
