@@ -6,6 +6,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/comm/base/buffer_limits.h"
 #include "src/comm/base/part_shape.h"
 #include "weft/core/status.h"
 
@@ -35,6 +36,10 @@ absl::Status CheckPart(const TensorView& part, DType dtype, const PartName& name
     if (size < 0) return refuse(absl::StrCat("shape ", ToString(part.shape), " has a negative size"));
   }
   if (IsEmptyPart(part)) return absl::OkStatus();
+  if (part.elements() > MaxElements(dtype)) {
+    return refuse(absl::StrCat("shape ", ToString(part.shape), " of ", ToAbsl(Name(dtype)), " is too large; ",
+                               kMaxBufferText));
+  }
   if (part.data == nullptr)
     return refuse(absl::StrCat("the data of a part of shape ", ToString(part.shape), " is null"));
   if (part.dtype == dtype) return absl::OkStatus();

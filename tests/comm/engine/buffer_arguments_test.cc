@@ -51,6 +51,23 @@ TEST_F(BufferArguments, SourceViewsMustFitAMemory) {
           "view 0 begins at element 0 and has -1 elements of f32; neither may be negative");
 }
 
+// A view with stride 0 has any number of elements in a few bytes.
+TEST_F(BufferArguments, PartsMustFitAMemory) {
+  const TensorView good = TensorView::Contiguous(memory(), DType::kF32, {2, 3});
+  const Shape many = {int64_t{1} << 40, int64_t{1} << 30};
+  const Shape too_many = {(int64_t{1} << 43) + 1};
+  for (const Shape& shape : {many, too_many}) {
+    const TensorView repeated{memory(), DType::kF32, shape, Shape(shape.size(), 0)};
+    const TensorView large = TensorView::Contiguous(memory(), DType::kF32, shape);
+    const std::string fault =
+        absl::StrCat("rank 0: shape ", ToString(shape), " of f32 is too large; a buffer has at most 32 TiB");
+    ExpectRefused(engine().AllToAll(lane(), {repeated}, {good}, DType::kF32),
+                  HasSubstr(absl::StrCat("all_to_all, send to ", fault)));
+    ExpectRefused(engine().SendReceive(lane(), good, 0, large, 0),
+                  HasSubstr(absl::StrCat("send_receive, receive from ", fault)));
+  }
+}
+
 TEST_F(BufferArguments, BuffersOfSomeElementsMustNotBeNull) {
   const auto parts = PartRanges::Make({{{4, 4}}}).value();
   ExpectRefused(engine().AllGather(lane(), nullptr, memory(), DType::kF32, 4),
