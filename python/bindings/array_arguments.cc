@@ -68,6 +68,13 @@ void CheckSameType(const ConstArray& input, const Array& output) {
   if (input.dtype() != output.dtype()) throw nb::type_error("input and output have different dtypes");
 }
 
+void CheckAligned(const void* data, DType type) {
+  if (reinterpret_cast<uintptr_t>(data) % SizeOf(type) == 0) return;
+  throw nb::value_error(absl::StrCat("the array does not begin at a multiple of ", SizeOf(type),
+                                     " bytes, the size of its elements: give a copy of it")
+                            .c_str());
+}
+
 std::vector<int64_t> PartCounts(const EngineGroup& group, int64_t total,
                                 const std::optional<std::vector<int64_t>>& counts) {
   if (!counts) {

@@ -27,6 +27,13 @@ DType TypeOf(const nanobind::dlpack::dtype& dtype);
 ReduceOp ReductionOf(std::string_view name);
 void CheckReduction(ReduceOp reduction, DType type);
 void CheckSameType(const ConstArray& input, const Array& output);
+void CheckAligned(const void* data, DType type);
+
+// An array that has elements must begin at a multiple of the size of `type`, the type in which they move.
+template <typename AnyArray>
+void CheckAligned(const AnyArray& array, DType type) {
+  if (array.size() > 0) CheckAligned(static_cast<const void*>(array.data()), type);
+}
 
 // The counts of the ranks' parts of `total` elements. Without `counts`: equal parts.
 std::vector<int64_t> PartCounts(const EngineGroup& group, int64_t total,

@@ -40,11 +40,14 @@ using OperationPtr = std::shared_ptr<Operation>;
 OperationPtr AllGather(EngineGroup& group, const ConstArray& input, const Array& output,
                        const std::optional<std::vector<int64_t>>& counts) {
   CheckSameType(input, output);
+  const DType type = TypeOf(output.dtype());
+  CheckAligned(input, type);
+  CheckAligned(output, type);
   const auto parts = PartCounts(group, static_cast<int64_t>(output.size()), counts);
   CheckPart(group, input.size(), parts);
   CheckPlace(group, BytesOf(input), BytesOf(output), parts);
   return group.AllGather({Stream::kAllGather, "all_gather", Owner(input, output)}, input.data(),
-                         output.data(), TypeOf(output.dtype()), parts);
+                         output.data(), type, parts);
 }
 
 OperationPtr ReduceScatter(EngineGroup& group, const ConstArray& input, const Array& output,
@@ -54,6 +57,8 @@ OperationPtr ReduceScatter(EngineGroup& group, const ConstArray& input, const Ar
   CheckPart(group, output.size(), parts);
   CheckPlace(group, BytesOf(output), BytesOf(input), parts);
   const DType type = TypeOf(output.dtype());
+  CheckAligned(input, type);
+  CheckAligned(output, type);
   CheckReduction(ReductionOf(reduction), type);
   return group.ReduceScatter({Stream::kReduceScatter, "reduce_scatter", Owner(input, output)}, input.data(),
                              output.data(), type, ReductionOf(reduction), parts);
@@ -61,6 +66,7 @@ OperationPtr ReduceScatter(EngineGroup& group, const ConstArray& input, const Ar
 
 OperationPtr AllReduce(EngineGroup& group, const Array& array, const std::string& reduction) {
   const DType type = TypeOf(array.dtype());
+  CheckAligned(array, type);
   CheckReduction(ReductionOf(reduction), type);
   return group.AllReduce({Stream::kAllReduce, "all_reduce", Owner(array)}, array.data(), array.data(), type,
                          ReductionOf(reduction), static_cast<int64_t>(array.size()));
@@ -68,7 +74,9 @@ OperationPtr AllReduce(EngineGroup& group, const Array& array, const std::string
 
 OperationPtr Broadcast(EngineGroup& group, const Array& array, int root) {
   CheckRank(group, root, "root");
-  return group.Broadcast({Stream::kOther, "broadcast", Owner(array)}, array.data(), TypeOf(array.dtype()),
+  const DType type = TypeOf(array.dtype());
+  CheckAligned(array, type);
+  return group.Broadcast({Stream::kOther, "broadcast", Owner(array)}, array.data(), type,
                          static_cast<int64_t>(array.size()), root);
 }
 
@@ -125,6 +133,7 @@ MessageElements ElementsOf(const AnyArray& array) {
 OperationPtr Send(EngineGroup& group, const ConstArray& array, int to, int tag) {
   CheckRank(group, to, "receiver");
   const MessageElements elements = ElementsOf(array);
+  CheckAligned(array, elements.type);
   return group.Send({Stream::kOther, "send", Owner(array), elements.kind}, array.data(), elements.type,
                     elements.count, to, tag);
 }
@@ -132,6 +141,7 @@ OperationPtr Send(EngineGroup& group, const ConstArray& array, int to, int tag) 
 OperationPtr Receive(EngineGroup& group, const Array& array, std::optional<int> source, int tag) {
   if (source) CheckRank(group, *source, "sender");
   const MessageElements elements = ElementsOf(array);
+  CheckAligned(array, elements.type);
   return group.Receive({Stream::kOther, "receive", Owner(array), elements.kind}, array.data(), elements.type,
                        elements.count, source.value_or(GroupCollectives::kAnyRank), tag);
 }
@@ -220,7 +230,9 @@ void BindArrayCollectives(nb::module_& module) {
 
   nb::class_<EngineGroup>(
       module, "Group",
-      "Collectives of C-contiguous arrays: numpy arrays, or others that support DLPack.\n"
+      "Collectives of C-contiguous arrays that begin at a multiple of their element's size: numpy arrays, or "
+      "others that\n"
+      "support DLPack.\n"
       "\n"
       "All ranks of the group submit the same collectives in the same order. Arrays of "
       "`Session.allocate_bytes` are moved\n"

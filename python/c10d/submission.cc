@@ -47,12 +47,13 @@ TensorData Submission::Input(const at::Tensor& tensor, const std::string& what) 
   CheckTensor(tensor, operation_, what);
   const at::NoGradGuard guard;
   buffers_.push_back(tensor.contiguous().resolve_conj().resolve_neg());
+  if (!IsAligned(buffers_.back())) buffers_.back() = buffers_.back().clone();
   return DataOf(buffers_.back());
 }
 
 TensorData Submission::Output(const at::Tensor& tensor, const std::string& what) {
   CheckOutput(tensor, operation_, what);
-  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
+  if (tensor.is_contiguous() && IsAligned(tensor) && !tensor.is_conj() && !tensor.is_neg()) {
     buffers_.push_back(tensor);
   } else {
     buffers_.push_back(at::empty(tensor.sizes(), tensor.options().requires_grad(false)));

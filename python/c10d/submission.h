@@ -35,8 +35,8 @@ class Submission {
   Submission(GroupCollectives& group, CopyingWorks& copying, Stream stream, const char* operation,
              Tensors outputs);
 
-  // The elements of a tensor that the engine reads, writes, or both. A non-contiguous tensor is represented
-  // by a copy; results are copied back when the work completes.
+  // The elements of a tensor that the engine reads, writes, or both. A tensor that is not contiguous, or not
+  // aligned, is represented by a copy; results are copied back when the work completes.
   TensorData Input(const at::Tensor& tensor, const std::string& what);
   TensorData Output(const at::Tensor& tensor, const std::string& what);
   TensorData InOut(const at::Tensor& tensor, const std::string& what);

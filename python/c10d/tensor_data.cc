@@ -224,6 +224,11 @@ int64_t ElementsOf(at::ScalarType dtype, int64_t numel) {
   }
 }
 
+bool IsAligned(const at::Tensor& tensor) {
+  const size_t size = c10::elementSize(c10::toRealValueType(tensor.scalar_type()));
+  return tensor.numel() == 0 || reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % size == 0;
+}
+
 TensorData DataOf(const at::Tensor& tensor) {
   return {tensor.data_ptr(), DTypeOf(tensor.scalar_type()), ElementsOf(tensor.scalar_type(), tensor.numel())};
 }

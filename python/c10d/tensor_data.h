@@ -19,7 +19,9 @@ struct TensorData {
   int64_t count;
 };
 
-// REQUIRES: contiguous.
+// True if the tensor begins at a multiple of the size of its elements: one of torch.frombuffer may not.
+bool IsAligned(const at::Tensor& tensor);
+// REQUIRES: contiguous and aligned.
 TensorData DataOf(const at::Tensor& tensor);
 // Engine elements for `numel` elements of a dtype.
 int64_t ElementsOf(at::ScalarType dtype, int64_t numel);

@@ -98,7 +98,8 @@ class Operation:
         """Group rank of the sender, of a receive that is done; otherwise -1."""
 
 class Group:
-    """Collectives of C-contiguous arrays: numpy arrays, or others that support DLPack.
+    """Collectives of C-contiguous arrays that begin at a multiple of their element's size: numpy arrays, or others that
+    support DLPack.
 
     All ranks of the group submit the same collectives in the same order. Arrays of `Session.allocate_bytes` are moved
     in place, others are staged through node memory. Reductions are "sum", "average", "max", "min", "product",

@@ -153,6 +153,32 @@ def refuses_arrays_that_cannot_be_moved(session: weft.Session, group: weft.Group
         expect_error(TypeError, fault, lambda array=array: group.all_reduce(array))
 
 
+def refuses_arrays_that_are_not_aligned(session: weft.Session, group: weft.Group) -> None:
+    size = group.size
+
+    def misaligned(elements: int, dtype: type = np.float32, offset: int = 2) -> np.ndarray:
+        return np.frombuffer(bytearray(np.dtype(dtype).itemsize * elements + offset), dtype, offset=offset)
+
+    for wrong, bytes_of_element in (
+        (lambda: group.all_gather(misaligned(1), np.zeros(size, np.float32)), 4),
+        (lambda: group.all_gather(np.zeros(1, np.float32), misaligned(size)), 4),
+        (lambda: group.reduce_scatter(misaligned(size), np.zeros(1, np.float32)), 4),
+        (lambda: group.reduce_scatter(np.zeros(size, np.float32), misaligned(1)), 4),
+        (lambda: group.all_reduce(misaligned(3, np.float64, offset=4)), 8),
+        (lambda: group.broadcast(misaligned(3, np.int16, offset=1)), 2),
+        (lambda: group.send(misaligned(3), group.rank), 4),
+        (lambda: group.receive(misaligned(3, np.complex64), group.rank), 4),
+    ):
+        expect_error(ValueError, f"does not begin at a multiple of {bytes_of_element} bytes", wrong)
+
+
+def takes_arrays_that_need_no_alignment(session: weft.Session, group: weft.Group) -> None:
+    bytes_at_odd_address = np.frombuffer(bytearray(8), np.uint8, offset=3)
+    bytes_at_odd_address[:] = group.rank
+    group.all_reduce(bytes_at_odd_address, "max").wait()
+    assert bytes_at_odd_address.tolist() == [group.size - 1] * 5
+
+
 def takes_a_path_of_bytes_as_store(session: weft.Session, group: weft.Group) -> None:
     folder = f"{sys.argv[1]}-bytes-{os.getpid()}"
     weft.Session(os.fsencode(folder), 0, 1, segment_bytes=1 << 20).close()
@@ -188,6 +214,8 @@ CHECKS = [
     refuses_wrong_arguments,
     refuses_wrong_parts,
     refuses_arrays_that_cannot_be_moved,
+    refuses_arrays_that_are_not_aligned,
+    takes_arrays_that_need_no_alignment,
     takes_a_path_of_bytes_as_store,
     takes_a_store_that_is_also_a_path,
     arrays_outlive_the_session,

@@ -222,6 +222,32 @@ def non_contiguous() -> None:
         check(view, torch.full(view.shape, float(ranks())), f"all_reduce of a view with strides {view.stride()}")
 
 
+def misaligned() -> None:
+    """A tensor of torch.frombuffer may begin between two multiples of the size of its elements."""
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        copy = torch.frombuffer(bytearray(tensor.nbytes + 2), dtype=tensor.dtype, offset=2)
+        return copy.copy_(tensor)
+
+    inputs = [values(6 * ranks(), torch.float32, r) for r in range(ranks())]
+    own = inputs[rank()]
+    sums = reduced(inputs, ReduceOp.SUM)
+    mine = slice(6 * rank(), 6 * (rank() + 1))
+    tensor = moved(own)
+    dist.all_reduce(tensor)
+    check(tensor, sums, "all_reduce")
+    part = moved(own[mine])
+    dist.reduce_scatter_tensor(part, moved(own))
+    check(part, sums[mine], "reduce_scatter")
+    whole = moved(torch.zeros(6 * ranks()))
+    dist.all_gather_into_tensor(whole, part)
+    check(whole, sums, "all_gather")
+    dist.all_to_all_single(tensor, moved(own))
+    check(tensor, torch.cat([one[mine] for one in inputs]), "all_to_all")
+    dist.broadcast(tensor, 0)
+    check(tensor, torch.cat([one[:6] for one in inputs]), "broadcast")
+
+
 def send_and_receive() -> None:
     for dtype, numel in [*itertools.product(MOVED, [0, 1]), (torch.float32, 70001)]:
         for source, target in itertools.permutations(range(ranks()), 2):

@@ -28,6 +28,7 @@ def test_gives_the_result_of_a_plain_loop(pool: RankPool, body, from_backend: bo
         bodies.reduce_scatter_of_different_sizes,
         bodies.all_to_all,
         bodies.non_contiguous,
+        bodies.misaligned,
         bodies.send_and_receive,
         bodies.tags_and_any_source,
         bodies.batched_messages,

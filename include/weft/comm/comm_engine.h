@@ -97,11 +97,14 @@ class CommEngine {
   // REQUIRES: `lane` is one of this engine.
   const ProcessGroup& group(LaneId lane) const;
 
-  // For all collectives below:
+  // For all collectives and messages below:
+  //   - REQUIRES: a buffer, view or part that has elements is aligned to them: it begins at a multiple of
+  //     their size. It has at most 32 TiB.
   //   - `counts` are the elements of each group rank's part. Parts lie end to end in rank order. Empty: equal
   //     parts. REQUIRES: the counts add up to the total; without counts, the group size divides it.
   //   - `after` is an earlier Work of this engine. The operation starts once that is *ready* on this rank.
-  //   - An invalid argument returns a failed Work and aborts the engine, as Abort does. No data moves.
+  //   - An invalid argument, also a buffer that is not aligned, returns a failed Work and aborts the engine,
+  //     as Abort does. No data moves.
 
   // `output` = all inputs, in rank order. In place: input == output + this rank's offset.
   Work AllGather(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,

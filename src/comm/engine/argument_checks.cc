@@ -71,10 +71,13 @@ absl::Status CheckReduce(ReduceOp op, DType dtype, double scale, std::string_vie
   return absl::OkStatus();
 }
 
-absl::Status CheckNotNull(const NamedBuffer& buffer, OpKind kind) {
-  if (buffer.data != nullptr || buffer.elements == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(Name(kind)), ": the ", ToAbsl(buffer.name), " of ",
-                                                 buffer.elements, " elements is null"));
+absl::Status CheckBuffer(const NamedBuffer& buffer, DType dtype, OpKind kind) {
+  if (buffer.elements == 0 || (buffer.data != nullptr && IsAligned(buffer.data, dtype)))
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(ToAbsl(Name(kind)), ": the ", ToAbsl(buffer.name),
+                   buffer.data == nullptr ? absl::StrCat(" of ", buffer.elements, " elements is null")
+                                          : MisalignedText(dtype)));
 }
 
 absl::Status CheckInNodeMemory(const NodeHeap& heap, const NamedBuffer& buffer, DType dtype, OpKind kind) {
@@ -112,6 +115,8 @@ absl::Status CheckViews(absl::Span<const SourceView> views, const PartRanges& pa
       return refuse(" of elements [", range.begin, ", ", range.end(), ") follows one that ends at ", end,
                     "; give views in ascending order");
     }
+    if (range.count > 0 && !IsAligned(views[i].data, dtype))
+      return refuse(": its data", MisalignedText(dtype));
     end = range.end();
   }
   for (int rank = 0; rank < parts.ranks(); ++rank) {

@@ -1,7 +1,7 @@
 // Checks of the arguments with which operations are submitted. `what` names the operation in messages.
 //
 // Pure. Errors of all: kInvalidArgument (names the operation, what was given, and the remedy).
-// Sizes are limited by src/comm/base/buffer_limits.h.
+// src/comm/base/buffer_limits.h has the limits of buffers.
 #pragma once
 
 #include <cstdint>
@@ -36,14 +36,15 @@ struct NamedBuffer {
   const void* data;
   int64_t elements;
 };
-// The buffer is not null, or has no elements.
-absl::Status CheckNotNull(const NamedBuffer& buffer, OpKind kind);
+// The buffer is aligned to its elements and not null, or has no elements.
+absl::Status CheckBuffer(const NamedBuffer& buffer, DType dtype, OpKind kind);
 // The buffer, which peers read or write in place, lies in one segment of node memory.
 absl::Status CheckInNodeMemory(const NodeHeap& heap, const NamedBuffer& buffer, DType dtype, OpKind kind);
 
 // There are part ranges for each rank of the group, in at most kMaxBufferBytes bytes.
 absl::Status CheckRanges(const PartRanges* parts, const ProcessGroup& group, DType dtype, OpKind kind);
-// Views ascend, end within kMaxBufferBytes bytes, and have all elements of the parts.
+// Views ascend, end within kMaxBufferBytes bytes, are aligned to their elements, and have all elements of
+// the parts.
 absl::Status CheckViews(absl::Span<const SourceView> views, const PartRanges& parts, DType dtype);
 
 }  // namespace weft

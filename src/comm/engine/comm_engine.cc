@@ -84,7 +84,7 @@ Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buf
   return SubmitChecked(
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, dtype, group.size(), Name(kind)));
-        WEFT_RETURN_IF_ERROR(CheckNotNull({"output", buffers.output, total_count}, kind));
+        WEFT_RETURN_IF_ERROR(CheckBuffer({"output", buffers.output, total_count}, dtype, kind));
         if (kind != OpKind::kAllGather && !request.lane->placement.local_peers().empty()) {
           WEFT_RETURN_IF_ERROR(
               CheckInNodeMemory(heap(), {"output", buffers.output, total_count}, dtype, kind));
@@ -94,11 +94,11 @@ Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buf
         const PartLayout& parts = request.plan.parts;
         const auto me = static_cast<size_t>(group.group_rank);
         if (kind == OpKind::kAllGatherDelta) {
-          WEFT_RETURN_IF_ERROR(CheckNotNull({"base", buffers.base, parts.counts[me]}, kind));
+          WEFT_RETURN_IF_ERROR(CheckBuffer({"base", buffers.base, parts.counts[me]}, dtype, kind));
           request.plan.input = Bytes(buffers.output) + BytesOf(parts.offsets[me], dtype);
           request.plan.base = Bytes(buffers.base);
         } else {
-          WEFT_RETURN_IF_ERROR(CheckNotNull({"input", buffers.input, parts.counts[me]}, kind));
+          WEFT_RETURN_IF_ERROR(CheckBuffer({"input", buffers.input, parts.counts[me]}, dtype, kind));
         }
         request.total_count = total_count;
         request.counts_hash = HashOf(parts);
@@ -133,14 +133,14 @@ Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DTy
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, dtype, group.size(), "reduce_scatter"));
         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "reduce_scatter"));
-        WEFT_RETURN_IF_ERROR(CheckNotNull({"input", input, total_count}, OpKind::kReduceScatter));
+        WEFT_RETURN_IF_ERROR(CheckBuffer({"input", input, total_count}, dtype, OpKind::kReduceScatter));
         request.plan.SetContiguous(OpKind::kReduceScatter, dtype, op, Bytes(input), Bytes(output),
                                    Parts(counts, total_count, group.size()));
         const PartLayout& parts = request.plan.parts;
         request.total_count = total_count;
         request.counts_hash = HashOf(parts);
         const int64_t own = parts.counts[static_cast<size_t>(group.group_rank)];
-        WEFT_RETURN_IF_ERROR(CheckNotNull({"output", output, own}, OpKind::kReduceScatter));
+        WEFT_RETURN_IF_ERROR(CheckBuffer({"output", output, own}, dtype, OpKind::kReduceScatter));
         request.logical_bytes = BytesOf(own * (group.size() - 1), dtype);
         return absl::OkStatus();
       });
@@ -152,11 +152,11 @@ Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buf
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         WEFT_RETURN_IF_ERROR(CheckRanges(parts.get(), group, dtype, kind));
         const int64_t own = parts->counts()[static_cast<size_t>(group.group_rank)];
-        WEFT_RETURN_IF_ERROR(CheckNotNull({"output", buffers.output, parts->extent()}, kind));
+        WEFT_RETURN_IF_ERROR(CheckBuffer({"output", buffers.output, parts->extent()}, dtype, kind));
         if (kind == OpKind::kAllGather)
-          WEFT_RETURN_IF_ERROR(CheckNotNull({"input", buffers.input, own}, kind));
+          WEFT_RETURN_IF_ERROR(CheckBuffer({"input", buffers.input, own}, dtype, kind));
         if (kind == OpKind::kAllGatherDelta)
-          WEFT_RETURN_IF_ERROR(CheckNotNull({"base", buffers.base, own}, kind));
+          WEFT_RETURN_IF_ERROR(CheckBuffer({"base", buffers.base, own}, dtype, kind));
         if (!request.lane->placement.local_peers().empty()) {
           WEFT_RETURN_IF_ERROR(
               CheckInNodeMemory(heap(), {"output", buffers.output, parts->extent()}, dtype, kind));
@@ -206,7 +206,7 @@ Work CommEngine::SubmitReduceScatter(LaneId lane, const Input& input, void* outp
         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "reduce_scatter"));
         const PartRanges& ranges = *parts;
         const int64_t own = ranges.counts()[static_cast<size_t>(group.group_rank)];
-        WEFT_RETURN_IF_ERROR(CheckNotNull({"output", output, own}, kKind));
+        WEFT_RETURN_IF_ERROR(CheckBuffer({"output", output, own}, dtype, kKind));
         request.total_count = ranges.total();
         request.logical_bytes = BytesOf(own * (group.size() - 1), dtype);
         request.plan.SetContiguous(kKind, dtype, op, nullptr, Bytes(output),
@@ -220,7 +220,7 @@ Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DTy
                                std::shared_ptr<const PartRanges> parts, OpOptions options,
                                const Work* after) {
   const auto block = [&](const PartRanges& ranges, Impl::Request& request) -> absl::Status {
-    WEFT_RETURN_IF_ERROR(CheckNotNull({"input", input, ranges.extent()}, OpKind::kReduceScatter));
+    WEFT_RETURN_IF_ERROR(CheckBuffer({"input", input, ranges.extent()}, dtype, OpKind::kReduceScatter));
     request.plan.input = Bytes(input);
     if (request.lane->placement.local_peers().empty()) return absl::OkStatus();
     return CheckInNodeMemory(heap(), {"input", input, ranges.extent()}, dtype, OpKind::kReduceScatter);
@@ -248,8 +248,8 @@ Work CommEngine::AllReduce(LaneId lane, const void* input, void* output, DType d
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         WEFT_RETURN_IF_ERROR(CheckTotal(count, dtype, "all_reduce"));
         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "all_reduce"));
-        WEFT_RETURN_IF_ERROR(CheckNotNull({"input", input, count}, OpKind::kAllReduce));
-        WEFT_RETURN_IF_ERROR(CheckNotNull({"output", output, count}, OpKind::kAllReduce));
+        WEFT_RETURN_IF_ERROR(CheckBuffer({"input", input, count}, dtype, OpKind::kAllReduce));
+        WEFT_RETURN_IF_ERROR(CheckBuffer({"output", output, count}, dtype, OpKind::kAllReduce));
         request.plan.SetContiguous(OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
                                    PartLayout::FromCounts(impl_->FormAllReduce(dtype, count, request)));
         request.total_count = count;
@@ -347,7 +347,7 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
               "broadcast: its traffic differs between nodes, which mirrored nodes cannot simulate; simulate "
               "all");
         }
-        WEFT_RETURN_IF_ERROR(CheckNotNull({"buffer", buffer, count}, OpKind::kBroadcast));
+        WEFT_RETURN_IF_ERROR(CheckBuffer({"buffer", buffer, count}, dtype, OpKind::kBroadcast));
         std::vector<int64_t> counts(static_cast<size_t>(group.size()), 0);
         counts[static_cast<size_t>(root)] = count;
         request.plan.SetContiguous(OpKind::kBroadcast, dtype, ReduceOp::kSum, Bytes(buffer), Bytes(buffer),

@@ -183,7 +183,8 @@ absl::Status CommEngine::Impl::CheckMessage(const OperationRecord& record, const
                    bootstrap_.size() - 1, "; a receive from every rank takes kAnySource");
   }
   WEFT_RETURN_IF_ERROR(CheckTotal(record.descriptor.total_count, record.descriptor.dtype, Name(kind)));
-  WEFT_RETURN_IF_ERROR(CheckNotNull({"buffer", message.data, record.descriptor.total_count}, kind));
+  WEFT_RETURN_IF_ERROR(
+      CheckBuffer({"buffer", message.data, record.descriptor.total_count}, record.descriptor.dtype, kind));
   if (options.gate != nullptr) return invalid("a message has no gate; submit it once the gate is released");
   if (options.wire_compression != WireCompression::kNone)
     return invalid("messages are not compressed; set wire_compression to kNone");

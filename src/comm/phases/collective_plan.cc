@@ -42,9 +42,12 @@ absl::Status CheckPart(const TensorView& part, DType dtype, const PartName& name
   }
   if (part.data == nullptr)
     return refuse(absl::StrCat("the data of a part of shape ", ToString(part.shape), " is null"));
-  if (part.dtype == dtype) return absl::OkStatus();
-  return refuse(absl::StrCat("a part is in ", ToAbsl(Name(part.dtype)), ", but the exchange is in ",
-                             ToAbsl(Name(dtype))));
+  if (part.dtype != dtype) {
+    return refuse(absl::StrCat("a part is in ", ToAbsl(Name(part.dtype)), ", but the exchange is in ",
+                               ToAbsl(Name(dtype))));
+  }
+  if (IsAligned(part.data, dtype)) return absl::OkStatus();
+  return refuse(absl::StrCat("the data of a part", MisalignedText(dtype)));
 }
 
 // Elements that overlap would be written more than once.

@@ -1,4 +1,4 @@
-// Buffers of collectives and messages must fit a memory, and be there.
+// Buffers of collectives and messages must fit a memory, be there, and be aligned to their elements.
 #include <limits>
 #include <string>
 #include <utility>
@@ -104,6 +104,54 @@ TEST_F(BufferArguments, BuffersWithoutElementsMayBeNull) {
   EXPECT_OK(engine().ReduceScatter(lane(), nullptr, nullptr, DType::kF32, 0, ReduceOp::kSum).WaitReleased());
   EXPECT_OK(engine().AllReduce(lane(), nullptr, nullptr, DType::kF32, 0, ReduceOp::kSum).WaitReleased());
   EXPECT_OK(engine().Broadcast(lane(), nullptr, DType::kF32, 0, 0).WaitReleased());
+}
+
+TEST_F(BufferArguments, BuffersMustBeAlignedToTheirElements) {
+  constexpr DType kF32 = DType::kF32;
+  void* const odd = static_cast<std::byte*>(memory()) + 2;
+  const auto parts = PartRanges::Make({{{4, 4}}}).value();
+  const std::vector<int64_t> four = {4};
+  const auto refused = [&](Work work, const std::string& buffer) {
+    ExpectRefused(std::move(work), HasSubstr(absl::StrCat(buffer,
+                                                          " does not begin at a multiple of 4 bytes, the "
+                                                          "size of f32; copy it to aligned memory")));
+  };
+  refused(engine().AllGather(lane(), odd, memory(), kF32, 4), "all_gather: the input");
+  refused(engine().AllGather(lane(), memory(), odd, kF32, 4), "all_gather: the output");
+  refused(engine().AllGather(lane(), odd, memory(), kF32, parts), "all_gather: the input");
+  refused(engine().AllGather(lane(), memory(), odd, kF32, parts), "all_gather: the output");
+  refused(engine().AllGatherShared(lane(), memory(), odd, kF32, 4), "all_gather_shared: the output");
+  refused(engine().AllGatherDelta(lane(), odd, memory(), 4), "all_gather_delta: the base");
+  refused(engine().AllGatherDelta(lane(), odd, memory(), parts), "all_gather_delta: the base");
+  refused(engine().ReduceScatter(lane(), odd, memory(), kF32, 4, ReduceOp::kSum),
+          "reduce_scatter: the input");
+  refused(engine().ReduceScatter(lane(), memory(), odd, kF32, 4, ReduceOp::kSum),
+          "reduce_scatter: the output");
+  refused(engine().ReduceScatter(lane(), odd, memory(), kF32, ReduceOp::kSum, parts),
+          "reduce_scatter: the input");
+  refused(engine().ReduceScatter(lane(), memory(), odd, kF32, ReduceOp::kSum, parts),
+          "reduce_scatter: the output");
+  const std::vector<SourceView> views = {{{0, 4}, memory()}, {{4, 4}, odd}};
+  refused(engine().ReduceScatter(lane(), views, memory(), kF32, ReduceOp::kSum, parts),
+          "reduce_scatter: view 1: its data");
+  refused(engine().AllReduce(lane(), odd, memory(), kF32, 4, ReduceOp::kSum), "all_reduce: the input");
+  refused(engine().AllReduce(lane(), memory(), odd, kF32, 4, ReduceOp::kSum), "all_reduce: the output");
+  refused(engine().Broadcast(lane(), odd, kF32, 4, 0), "broadcast: the buffer");
+  refused(engine().AllToAll(lane(), odd, four, memory(), four, kF32),
+          "all_to_all, send to rank 0: the data of a part");
+  refused(engine().SendReceive(lane(), TensorView::Contiguous(memory(), kF32, {4}), 0,
+                               TensorView::Contiguous(odd, kF32, {4}), 0),
+          "send_receive, receive from rank 0: the data of a part");
+  refused(engine().Send({0}, odd, kF32, 4), "send: the buffer");
+  refused(engine().Receive({0}, odd, kF32, 4), "receive: the buffer");
+}
+
+TEST_F(BufferArguments, BuffersOfBytesOrWithoutElementsMayBeginAnywhere) {
+  void* const odd = static_cast<std::byte*>(memory()) + 3;
+  EXPECT_OK(engine().AllReduce(lane(), odd, odd, DType::kU8, 4, ReduceOp::kSum).WaitReleased());
+  EXPECT_OK(engine().AllGather(lane(), odd, odd, DType::kF64, 0).WaitReleased());
+  const TensorView empty = TensorView::Contiguous(odd, DType::kF64, {0});
+  EXPECT_OK(engine().SendReceive(lane(), empty, 0, empty, 0).WaitReleased());
 }
 
 }  // namespace
