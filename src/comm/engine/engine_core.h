@@ -49,6 +49,7 @@
 #include <utility>
 #include <vector>
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/strings/string_view.h>
 
@@ -120,7 +121,8 @@ class EngineCore final : private TaskQueue, private MessageEvents {
 
   // True if no operation is queued or running, or awaits its release.
   bool is_idle() const { return unfinished_ == 0; }
-  // An unfinished operation whose last wait exceeded the engine's timeout. Null: there is none.
+  // An unfinished operation; one whose last wait exceeded the engine's timeout. Null: there is none.
+  const OperationRecord* FindUnfinished() const;
   const OperationRecord* FindMissedDeadline() const;
   // True if an operation has yet to start, or is not drained. False if only releases by peers are missing.
   bool has_local_work() const;
@@ -269,6 +271,8 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   LateRanks::Awaited AwaitedBy(const OperationNumber& number);
   // An unfinished operation for which a thread waits; null if there is none.
   const OperationRecord* OfWaitingThread() const;
+  // The first unfinished operation that is wanted; null if there is none.
+  const OperationRecord* FindFirst(absl::FunctionRef<bool(const OperationRecord&)> is_wanted) const;
   void AnswerQuestions();
   void Send(const LateRanks::Messages& messages);
   std::set<int> SilentOnNode(const Inquiry& inquiry) const;

@@ -123,10 +123,19 @@ const OperationRecord* EngineCore::OfWaitingThread() const {
   return nullptr;
 }
 
+const OperationRecord* EngineCore::FindUnfinished() const {
+  return FindFirst([](const OperationRecord& /*record*/) { return true; });
+}
+
 const OperationRecord* EngineCore::FindMissedDeadline() const {
-  const auto find = [](const auto& records) -> const OperationRecord* {
-    const auto found = std::find_if(records.begin(), records.end(),
-                                    [](const auto& record) { return record->missed_deadline.load(); });
+  return FindFirst([](const OperationRecord& record) { return record.missed_deadline.load(); });
+}
+
+const OperationRecord* EngineCore::FindFirst(
+    absl::FunctionRef<bool(const OperationRecord&)> is_wanted) const {
+  const auto find = [&](const auto& records) -> const OperationRecord* {
+    const auto found =
+        std::find_if(records.begin(), records.end(), [&](const auto& record) { return is_wanted(*record); });
     return found == records.end() ? nullptr : found->get();
   };
   for (const int index : active_) {

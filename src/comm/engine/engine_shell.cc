@@ -296,8 +296,11 @@ void EngineShell::FlushControlMessages(const Deadline& deadline) {
 absl::Status EngineShell::Drain(absl::Duration timeout) {
   const auto done = [&] { return WithCore([](EngineCore& core) { return core.is_idle(); }); };
   if (PollUntil(nullptr, done, timeout)) return absl::OkStatus();
-  return absl::DeadlineExceededError(
-      "operations did not finish before the engine was destroyed; wait for every Work first");
+  return WithCore([](EngineCore& core) {
+    const OperationRecord* const record = core.FindUnfinished();
+    if (record == nullptr) return absl::OkStatus();
+    return core.DeadlineError(*record, "wait for every Work before you destroy its engine; ");
+  });
 }
 
 void EngineShell::AwaitRunningTasks() {

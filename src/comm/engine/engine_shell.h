@@ -99,7 +99,8 @@ class EngineShell {
   absl::Status FinishLeaving(const Deadline& deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Polls until all control messages have been sent.
   void FlushControlMessages(const Deadline& deadline) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Polls until no operation is unfinished. Errors: kDeadlineExceeded.
+  // Polls until no operation is unfinished. Errors: kDeadlineExceeded (names an unfinished operation, and the
+  //   ranks that it waits for).
   absl::Status Drain(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Takes the lock, hands the pending submissions to the core, and calls `body` with the core.

@@ -192,6 +192,30 @@ TEST(Deadline, ThatWasMissedIsTheErrorOfAnOperationWhoseEngineIsDestroyed) {
   EXPECT_OK(report.status());
 }
 
+// The engine is destroyed while an operation runs for which nobody has waited. Virtual time.
+TEST(Deadline, OfADestructionNamesTheOperationAndTheRanksThatItWaitsFor) {
+  const SimReport report =
+      RunSimulatedRanks(NodeMap::OneNode(2), SimOptions{}, [](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeSimulatedFixture(bootstrap));
+        if (bootstrap.rank() == 0) {
+          absl::Status ended = absl::UnknownError("not called");
+          int value = 0;
+          Work message = fixture.engine->Receive({1, 7}, &value, DType::kI32, 1);
+          Work barrier = fixture.engine->Barrier(fixture.lane);
+          barrier.Then([&ended](const absl::Status& status) { ended = status; });
+          barrier.Detach({});
+          message.Detach({});
+          fixture.engine.reset();
+          EXPECT_THAT(ended, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                      AllOf(HasSubstr("barrier on lane world/"),
+                                            HasSubstr("wait for every Work before you destroy its engine"),
+                                            EndsWith("waits for rank(s) 1"))));
+        }
+        return BootstrapBarrier(bootstrap);
+      });
+  EXPECT_OK(report.status());
+}
+
 // A link whose peer does not answer, as behind a firewall.
 class UnansweredLink final : public ForwardingLink {
  public:
