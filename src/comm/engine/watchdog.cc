@@ -194,17 +194,16 @@ void Watchdog::DumpFailure() {
 }
 
 void Watchdog::EndProcess(const absl::Status& cause) {
-  if (ending_.exchange(true)) {
-    // Another thread ends the process within this time.
-    std::this_thread::sleep_for(absl::ToChronoMilliseconds(2 * options_.dump_time));
-    return;
-  }
+  // Another thread ends the process, and with it this wait.
+  if (ending_.exchange(true)) return has_ended_.wait(false);
   const std::string dump = Dump();
   std::fprintf(stderr, "weft: rank %d: %s%s\n", options_.rank, std::string(cause.message()).c_str(),
                dump.c_str());
   std::fflush(stderr);
   if (options_.ranks > 1) std::this_thread::sleep_for(absl::ToChronoMilliseconds(options_.dump_time));
   end_(kExitRankMissing);
+  has_ended_ = true;  // In a test.
+  has_ended_.notify_all();
 }
 
 std::string Watchdog::Dump() {

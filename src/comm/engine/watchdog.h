@@ -80,7 +80,8 @@ class Watchdog {
   // Writes the dump if the engine has failed, unless it has been written. A failure that the program causes
   // itself, such as an unreadable file, needs none.
   void DumpFailure() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Prints `cause`, writes the dump, leaves the other ranks time for theirs, and ends the process.
+  // Prints `cause`, writes the dump, leaves the other ranks time for theirs, and ends the process. If another
+  // thread does so, waits for it.
   void EndProcess(const absl::Status& cause) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -115,6 +116,7 @@ class Watchdog {
   std::future<absl::Status> writing_ ABSL_GUARDED_BY(dump_mutex_);  // Valid if the last dump may still hang.
   int failed_checks_ = 0;  // See MustEnd. Used by the watchdog's thread only.
   std::atomic<bool> ending_{false};
+  std::atomic<bool> has_ended_{false};
   std::thread thread_;  // Last: it uses the other members.
 };
 

@@ -337,6 +337,37 @@ TEST(Watchdog, DoesNothingBeforeTheLimit) {
   EXPECT_FALSE(end.called());
 }
 
+// The process would go on while its dump is written.
+TEST(Watchdog, OneThreadEndsTheProcessAndOthersWaitForIt) {
+  const absl::Status missing = absl::DeadlineExceededError("rank 1 is missing");
+  Recorder recorder(0, 1, 8);
+  std::atomic<bool> other_has_begun{false};
+  std::atomic<bool> has_ended{false};
+  bool other_has_waited = false;
+  std::thread other;
+  Watchdog* dog = nullptr;
+  const auto end = [&](int /*code*/) {
+    other = std::thread([&] {
+      other_has_begun = true;
+      dog->EndProcess(missing);
+      other_has_waited = has_ended;
+    });
+    while (!other_has_begun) std::this_thread::yield();
+    for (int i = 0; i < 10'000; ++i) std::this_thread::yield();  // The other thread would return meanwhile.
+    has_ended = true;
+  };
+  ::testing::internal::CaptureStderr();
+  {
+    Watchdog watchdog(
+        recorder, {int64_t{1} << 60, "", 0, 1, absl::ZeroDuration()}, [] { return int64_t{0}; }, end);
+    dog = &watchdog;
+    watchdog.EndProcess(missing);
+    other.join();
+  }
+  EXPECT_TRUE(other_has_waited);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("rank 1 is missing"));
+}
+
 TEST(Watchdog, StopsWhenDestroyed) {
   Recorder recorder(0, 1, 8);
   recorder.Record(*RunningSince(100));
