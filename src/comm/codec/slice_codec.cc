@@ -90,11 +90,24 @@ uint8_t* WriteExceptions(const CodeBlock& codes, const Window& window, uint8_t* 
   return out;
 }
 
+// The bits of a number. Copies them: to access a float as an integer is undefined behavior.
 template <typename Word>
-uint8_t* CompressBlock(const Word* numbers, uint8_t* out) {
+Word LoadWord(const std::byte* numbers, size_t index) {
+  Word word;
+  std::memcpy(&word, numbers + index * sizeof(Word), sizeof(Word));
+  return word;
+}
+template <typename Word>
+void StoreWord(Word word, std::byte* numbers, size_t index) {
+  std::memcpy(numbers + index * sizeof(Word), &word, sizeof(Word));
+}
+
+template <typename Word>
+uint8_t* CompressBlock(const std::byte* numbers, uint8_t* out) {
   constexpr int kLowBits = 8 * kLowBytes<Word>;
   CodeBlock codes;
-  for (size_t i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(numbers[i] >> (kLowBits + 7));
+  for (size_t i = 0; i < kBlock; ++i)
+    codes[i] = static_cast<uint8_t>(LoadWord<Word>(numbers, i) >> (kLowBits + 7));
   const Window window = BestWindow(codes);
   for (uint8_t& code : codes) code = static_cast<uint8_t>(code - window.base);
   *out++ = window.base;
@@ -103,13 +116,13 @@ uint8_t* CompressBlock(const Word* numbers, uint8_t* out) {
   out = PackCodes(codes, window.width, out);
   if (window.exceptions > 0) out = WriteExceptions(codes, window, out);
   for (size_t i = 0; i < kBlock; ++i) {
-    const auto upper = static_cast<unsigned>(numbers[i] >> kLowBits);
+    const auto upper = static_cast<unsigned>(LoadWord<Word>(numbers, i) >> kLowBits);
     out[i] = static_cast<uint8_t>(((upper >> 8) & 0x80U) | (upper & 0x7FU));
   }
   out += kBlock;
   if constexpr (kLowBits > 0) {
     std::array<uint16_t, kBlock> low;
-    for (size_t i = 0; i < kBlock; ++i) low[i] = static_cast<uint16_t>(numbers[i]);
+    for (size_t i = 0; i < kBlock; ++i) low[i] = static_cast<uint16_t>(LoadWord<Word>(numbers, i));
     std::memcpy(out, low.data(), sizeof(low));
     out += sizeof(low);
   }
@@ -118,7 +131,7 @@ uint8_t* CompressBlock(const Word* numbers, uint8_t* out) {
 
 // Decompresses one block. Returns the end of the block, or null if it is malformed or goes beyond `end`.
 template <typename Word>
-const uint8_t* DecompressBlock(const uint8_t* in, const uint8_t* end, Word* numbers) {
+const uint8_t* DecompressBlock(const uint8_t* in, const uint8_t* end, std::byte* numbers) {
   constexpr int kLowBits = 8 * kLowBytes<Word>;
   if (static_cast<size_t>(end - in) < kHeaderBytes) return nullptr;
   const Window window{in[0], in[1], in[2]};
@@ -142,19 +155,19 @@ const uint8_t* DecompressBlock(const uint8_t* in, const uint8_t* end, Word* numb
   for (size_t i = 0; i < kBlock; ++i) {
     const unsigned high =
         ((upper[i] & 0x80U) << 8) | (static_cast<unsigned>(exponents[i]) << 7) | (upper[i] & 0x7FU);
-    numbers[i] = static_cast<Word>((high << kLowBits) | low[i]);
+    StoreWord(static_cast<Word>((high << kLowBits) | low[i]), numbers, i);
   }
   return in;
 }
 
 template <typename Word>
 size_t Compress(const std::byte* numbers, int64_t count, std::byte* compressed) {
-  const auto* words = reinterpret_cast<const Word*>(numbers);
   auto* begin = reinterpret_cast<uint8_t*>(compressed);
   uint8_t* out = begin + kLengthBytes;
-  for (; count >= kBlockCount; count -= kBlockCount, words += kBlockCount) out = CompressBlock(words, out);
+  for (; count >= kBlockCount; count -= kBlockCount, numbers += kBlock * sizeof(Word))
+    out = CompressBlock<Word>(numbers, out);
   const size_t remainder_bytes = static_cast<size_t>(count) * sizeof(Word);
-  if (remainder_bytes > 0) std::memcpy(out, words, remainder_bytes);
+  if (remainder_bytes > 0) std::memcpy(out, numbers, remainder_bytes);
   const auto bytes = static_cast<uint32_t>(out + remainder_bytes - begin);
   std::memcpy(begin, &bytes, sizeof(bytes));
   return bytes;
@@ -162,18 +175,17 @@ size_t Compress(const std::byte* numbers, int64_t count, std::byte* compressed) 
 
 template <typename Word>
 bool Decompress(const std::byte* compressed, int64_t count, std::byte* numbers) {
-  auto* words = reinterpret_cast<Word*>(numbers);
   const auto* in = reinterpret_cast<const uint8_t*>(compressed);
   const size_t bytes = CompressedBytes(compressed);
   if (bytes < kLengthBytes || bytes > CompressedCapacity(sizeof(Word), count)) return false;
   const uint8_t* end = in + bytes;
-  for (in += kLengthBytes; count >= kBlockCount; count -= kBlockCount, words += kBlockCount) {
-    in = DecompressBlock(in, end, words);
+  for (in += kLengthBytes; count >= kBlockCount; count -= kBlockCount, numbers += kBlock * sizeof(Word)) {
+    in = DecompressBlock<Word>(in, end, numbers);
     if (in == nullptr) return false;
   }
   const size_t remainder_bytes = static_cast<size_t>(count) * sizeof(Word);
   if (end - in != static_cast<std::ptrdiff_t>(remainder_bytes)) return false;
-  if (remainder_bytes > 0) std::memcpy(words, in, remainder_bytes);
+  if (remainder_bytes > 0) std::memcpy(numbers, in, remainder_bytes);
   return true;
 }
 

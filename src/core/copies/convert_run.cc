@@ -65,7 +65,19 @@ void ConvertIntegers(const std::byte* source, int64_t source_stride, std::byte* 
                               [](Source value) { return static_cast<Target>(value); });
 }
 
-// Copies bits unchanged, including NaN payloads. `Word` is an unsigned integer of the element's size.
+// Copies bits unchanged, including NaN payloads. `Word` is an unsigned integer of the element's size. It is
+// loaded and stored by copies: to access a float as an integer is undefined behavior.
+template <typename Word>
+WEFT_VECTOR_CLONES void MoveStrided(const std::byte* source, int64_t source_stride, std::byte* target,
+                                    int64_t target_stride, int64_t count) {
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(Word));
+  for (int64_t i = 0; i < count; ++i) {
+    Word word;
+    std::memcpy(&word, source + i * source_stride * kBytes, sizeof(word));
+    std::memcpy(target + i * target_stride * kBytes, &word, sizeof(word));
+  }
+}
+
 template <typename Word>
 void Move(const std::byte* source, int64_t source_stride, std::byte* target, int64_t target_stride,
           int64_t count, double /*scale*/) {
@@ -74,8 +86,7 @@ void Move(const std::byte* source, int64_t source_stride, std::byte* target, int
     std::memcpy(target, source, static_cast<size_t>(count) * sizeof(Word));
     return;
   }
-  ForEachPair<Word, Word>(source, source_stride, target, target_stride, count,
-                          [](Word value) { return value; });
+  MoveStrided<Word>(source, source_stride, target, target_stride, count);
 }
 
 RunKernel SelectMove(DType dtype) {
