@@ -12,8 +12,8 @@ TOKEN, that token follows each document ("<|end_of_text|>", "</s>"); without it,
 The suffix of the output determines the width of tokens: .u16 or .bin for 16 bits, .u32 for 32 bits, little-endian.
 
 With --prompt-field and --answer-field, or with --chat-field, only answers have a loss. A mask, OUTPUT.mask, says which tokens those are:
-train with --loss-mask true. A separator after an answer has a loss. --chat-field names lists of {"role", "content"}; the chat template
-of the tokenizer's folder renders them, and the messages of the assistant are the answers.
+train with --loss-mask true. A separator has a loss if it follows an answer. --chat-field names lists of {"role", "content"}; the chat
+template of the tokenizer's folder renders them, and the messages of the assistant are the answers.
 
 Prompts and answers of a document are encoded as one text. If a token had characters of both, or a prompt had other tokens than alone,
 they are encoded one by one, so that a prompt has the tokens that it has alone. For tokenizers that put a space before a text, let a
@@ -285,10 +285,11 @@ def encode(tokenizer, documents, separator, is_masked):
         if end is None:
             raise Failure(f"--separator {separator}: the tokenizer has no such token")
     for batch in batches_of(documents, BATCH):
-        for ids, mask in encode_answers(tokenizer, batch) if is_masked else encode_texts(tokenizer, batch):
+        encoded = encode_answers(tokenizer, batch) if is_masked else encode_texts(tokenizer, batch)
+        for parts, (ids, mask) in zip(batch, encoded, strict=True):
             if end is not None:
                 ids.append(end)
-                mask.append(1)
+                mask.append(parts[-1][1] if parts else 0)  # A chat may have no message.
             yield ids, mask
 
 

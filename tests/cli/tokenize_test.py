@@ -159,6 +159,17 @@ class Tokenize(ToolCase):
         self.assertEqual(self.tokens("out.u32", "I"), [2, 3, 70000, 3, 2])
         self.assertEqual((self.folder / "out.u32.mask").read_bytes(), bytes([0, 0, 0, 1, 0]))
 
+    def test_separators_have_the_loss_of_what_they_follow(self):
+        """A chat may end with a message of the user, or have no message."""
+        self.write_chat_template()
+        user, assistant = {"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}
+        chats = [[user, assistant], [user, assistant, user], [], [user, {"role": "assistant", "content": ""}]]
+        rows = self.write("rows.jsonl", "\n".join(json.dumps({"messages": chat}) for chat in chats).encode())
+        result = self.run_tool("out.u32", "--chat-field", "messages", "--separator", "</s>", rows)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.tokens("out.u32", "I"), [2, 70000, 3, 1, 2, 70000, 3, 2, 1, 1, 2, 70000, 1])
+        self.assertEqual((self.folder / "out.u32.mask").read_bytes(), bytes([0, 0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 1]))
+
     def test_neither_cuts_nor_pads_texts(self):
         self.change_tokenizer(lambda model: (model.enable_truncation(3), model.enable_padding(length=5)))
         result = self.run_tool("out.u16", self.write("a.txt", b"one two two two one"), self.write("b.txt", b"two"))
