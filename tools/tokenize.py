@@ -296,7 +296,8 @@ def encode(tokenizer, documents, separator, is_masked):
 def write_tokens(output, documents, with_mask):
     """Writes temporary files and renames them, so that no partial output is left. Returns the numbers of tokens, and of those with a loss."""
     code, limit = WIDTHS[output.suffix]
-    names = [output, output.with_name(output.name + ".mask")] if with_mask else [output]
+    mask_name = output.with_name(output.name + ".mask")
+    names = [output, mask_name] if with_mask else [output]
     partial = [name.with_name(name.name + ".partial") for name in names]
     count = with_loss = 0
     try:
@@ -311,6 +312,9 @@ def write_tokens(output, documents, with_mask):
                 mask_file.write(mask)
                 count += len(ids)
                 with_loss += sum(mask)
+        # First, so that a run that ends here leaves no mask of other tokens. Without a mask to write, a folder of this name is none.
+        if with_mask or mask_name.is_symlink() or not mask_name.is_dir():
+            mask_name.unlink(missing_ok=True)
         for source, name in zip(partial, names, strict=True):
             os.replace(source, name)
     finally:

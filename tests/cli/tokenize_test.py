@@ -4,6 +4,8 @@
 Exits with 77 (skipped) without the package `tokenizers`.
 """
 import array
+import contextlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 import venv
 
 try:
@@ -126,6 +129,31 @@ class Tokenize(ToolCase):
         self.assertEqual(self.tokens("out.u16", "H"), [2, 3, 3, 1, 3, 2, 2, 1])
         self.assertEqual((self.folder / "out.u16.mask").read_bytes(), bytes([0, 0, 1, 1, 0, 1, 1, 1]))
         self.assertIn("8 tokens, 5 of them with a loss", result.stdout)
+
+    def test_leaves_no_mask_of_other_tokens(self):
+        """A run may end between any two replacements of files, or write no mask."""
+        rows = self.write("rows.jsonl", b'{"q": "one two", "a": "two"}\n')
+        fields = ("--prompt-field", "q", "--answer-field", "a")
+        self.assertEqual(self.run_tool("out.u16", *fields, rows).returncode, 0)
+        mask = self.folder / "out.u16.mask"
+        spec = importlib.util.spec_from_file_location("tool", TOOL)
+        tool = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(tool)
+        seen = []
+
+        def replace(source, target, replace=os.replace):
+            seen.append((target.name, mask.exists()))
+            replace(source, target)
+
+        with unittest.mock.patch("os.replace", replace), contextlib.redirect_stdout(None):
+            code = tool.main(["--tokenizer", str(self.tokenizer), "--output", str(self.folder / "out.u16"), *fields, rows])
+        self.assertEqual((code, seen), (0, [("out.u16", False), ("out.u16.mask", False)]))
+        self.assertEqual(mask.read_bytes(), bytes([0, 0, 1]))
+        self.assertEqual(self.run_tool("out.u16", "--field", "a", rows).returncode, 0)
+        self.assertEqual((self.tokens("out.u16", "H"), mask.exists()), ([3], False))
+        mask.mkdir()  # A folder is no mask.
+        self.assertEqual(self.run_tool("out.u16", "--field", "a", rows).returncode, 0)
+        self.assertTrue(mask.is_dir())
 
     def write_chat_template(self):
         try:
