@@ -208,6 +208,16 @@ def unshards_by_hand() -> None:
 
 
 @case
+def the_first_of_equal_modules_around_an_unsharded_one_is_the_root() -> None:
+    """Ranks with different roots would wait for each other. The calls of fully_shard have one order on all ranks, addresses have not."""
+    shared = weft.fully_shard(nn.Linear(4, 4))
+    wrappers = [weft.fully_shard(nn.Sequential(shared, nn.Linear(4, 4))) for _ in range(20)]
+    shared.unshard()
+    assert [wrapper._weft_group.root is not None for wrapper in wrappers] == [True] + [False] * 19
+    shared.reshard()
+
+
+@case
 def the_forward_may_call_a_registered_method() -> None:
     class Encoder(nn.Module):
         def __init__(self) -> None:

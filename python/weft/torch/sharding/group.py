@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Callable
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 _DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}
 
 
-all_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+_groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
+_group_numbers = itertools.count()
 
 
 @dataclass
@@ -96,7 +98,7 @@ class Group:
         self._registered: list[int] | None = None  # Addresses of the gathered parameters, if the modules have these.
         self._has_values = False  # The gathered parameters have the values that backward needs, also if they are not registered.
         self._shard(shard_placement_fn, ignored)
-        all_groups.add(self)
+        _groups[next(_group_numbers)] = self
 
     @property
     def is_initialized(self) -> bool:
@@ -326,11 +328,16 @@ class Group:
                 raise ValueError(f"'{self.name}' cannot prefetch '{group.name}', which is not below the same root")
 
 
+def all_groups() -> list[Group]:
+    """The groups that live, in the order of the calls of fully_shard, which is that of all ranks."""
+    return list(_groups.values())
+
+
 def _owner_of(param: nn.Parameter) -> str | None:
     """The name of the group of which `param` is a sharded or unsharded form."""
     if not isinstance(param, DTensor) and not hasattr(param, "_weft_parameter"):
         return None
-    return next((group.name for group in all_groups for p in group.parameters if param is p.sharded or param is p.unsharded), None)
+    return next((group.name for group in all_groups() for p in group.parameters if param is p.sharded or param is p.unsharded), None)
 
 
 def _weakly(method: Callable) -> Callable:

@@ -362,9 +362,10 @@ def root_of(group: Group) -> Root:
 
 
 def outermost(group: Group) -> Group:
-    """The group of one module that contains `group` and as many other modules as any: the root, once it runs."""
+    """The group of one module that contains `group` and as many other modules as any: the root, once it runs. Of equals the first
+    that was made, as on all ranks."""
     module = group.modules[0]
-    around = [other for other in all_groups if len(other.modules) == 1 and module in set(other.modules[0].modules())]
+    around = [other for other in all_groups() if len(other.modules) == 1 and module in set(other.modules[0].modules())]
     return max(around, key=lambda other: len(list(other.modules[0].modules())), default=group)
 
 
