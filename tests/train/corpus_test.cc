@@ -226,6 +226,38 @@ TEST(Corpus, ChecksEveryTokenInExactlyOnePart) {
   }
 }
 
+TEST(Corpus, ChecksEveryByteOfAMaskInExactlyOnePart) {
+  const TempFolder folder;
+  const std::vector<std::string> paths = {folder.Write("a.txt", std::string(7, 'a'))};
+  for (size_t at = 0; at < 7; ++at) {
+    for (const char byte : {'\1', '\2'}) {
+      std::string mask(7, '\0');
+      mask[at] = byte;
+      folder.Write("a.txt.mask", mask);
+      const Corpus corpus = Corpus::Open(paths, true).value();
+      int losses = 0;
+      int errors = 0;
+      for (int part = 0; part < 3; ++part) {
+        const absl::StatusOr<bool> has_loss = corpus.CheckLossMask(part, 3, [] { return false; });
+        losses += has_loss.ok() && *has_loss ? 1 : 0;
+        errors += has_loss.ok() ? 0 : 1;
+      }
+      EXPECT_EQ(losses, byte == 1 && at > 0) << at;  // The first token is no target.
+      EXPECT_EQ(errors, byte == 2) << at;
+    }
+  }
+}
+
+TEST(Corpus, StopsBetweenReadsOfAMask) {
+  const TempFolder folder;
+  const std::vector<std::string> paths = {folder.Write("a.txt", std::string(200'000, 'a'))};
+  folder.Write("a.txt.mask", std::string(200'000, '\1'));
+  const Corpus corpus = Corpus::Open(paths, true).value();
+  int calls = 0;
+  EXPECT_TRUE(absl::IsCancelled(corpus.CheckLossMask(0, 1, [&] { return ++calls == 2; }).status()));
+  EXPECT_EQ(calls, 2);
+}
+
 // No token of a larger vocabulary can be wrong, so its data are not read.
 TEST(Corpus, ChecksTheLargestTokenOfItsFormatToo) {
   const TempFolder folder;

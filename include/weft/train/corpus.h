@@ -73,10 +73,12 @@ class Corpus {
   // Bytes that CheckTokens reads in all parts: 0 if every token of the format is below `vocab_size`.
   int64_t BytesToCheck(int64_t vocab_size) const;
 
-  // Checks that the mask has a 1 for some token that can be a target, which the first one cannot. Reads the
-  // mask up to that token. REQUIRES: has_loss_mask(). Errors: kDataLoss (no such token), and those of
-  // ReadLossMask.
-  absl::Status CheckAnyLoss() const;
+  // Checks that the mask of part `part` of `parts` has bytes 0 and 1 only. True if some token of the part has
+  // a loss and can be a target, which the first one of the corpus cannot. Calls `is_stopped` as CheckTokens
+  // does. REQUIRES: has_loss_mask(). Errors: those of ReadLossMask; kCancelled (is_stopped returned true).
+  absl::StatusOr<bool> CheckLossMask(int part, int parts, absl::FunctionRef<bool()> is_stopped) const;
+  // The error of masks in which no such token has a loss: kDataLoss (names the mask).
+  absl::Status NoLossError() const;
 
  private:
   Corpus(TokenFormat format, std::vector<Source> sources, std::string_view text);

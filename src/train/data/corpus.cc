@@ -137,6 +137,19 @@ size_t WidenTokens(TokenFormat format, const char* raw, int64_t vocab_size, absl
   return 0;
 }
 
+// Calls `read` for ranges of at most kReadTokens that together are part `part` of `parts` of the tokens.
+// `what` names what it reads.
+absl::Status ForEachRead(int64_t tokens, int part, int parts, const char* what,
+                         absl::FunctionRef<bool()> is_stopped,
+                         absl::FunctionRef<absl::Status(int64_t first, size_t count)> read) {
+  const int64_t end = tokens * (part + 1) / parts;
+  for (int64_t first = tokens * part / parts; first < end; first += kReadTokens) {
+    if (is_stopped()) return absl::CancelledError(absl::StrCat("stopped before all ", what, " were checked"));
+    WEFT_RETURN_IF_ERROR(read(first, static_cast<size_t>(std::min(kReadTokens, end - first))));
+  }
+  return absl::OkStatus();
+}
+
 uint32_t TokenAt(const char* raw, int64_t width) {
   uint32_t token = 0;
   std::memcpy(&token, raw, static_cast<size_t>(width));
@@ -253,20 +266,6 @@ absl::Status Corpus::ReadLossMask(int64_t first, absl::Span<uint8_t> out) const 
   return ForEachPart(first, static_cast<int64_t>(out.size()), read);
 }
 
-absl::Status Corpus::CheckAnyLoss() const {
-  std::vector<uint8_t> mask(static_cast<size_t>(kReadTokens));
-  for (int64_t first = 1; first < tokens_; first += kReadTokens) {
-    const absl::Span<uint8_t> part =
-        absl::MakeSpan(mask).subspan(0, static_cast<size_t>(std::min(kReadTokens, tokens_ - first)));
-    WEFT_RETURN_IF_ERROR(ReadLossMask(first, part));
-    if (std::find(part.begin(), part.end(), 1) != part.end()) return absl::OkStatus();
-  }
-  return absl::DataLossError(
-      absl::StrCat("no token has a loss: '", MaskOf(sources_.front().name),
-                   sources_.size() == 1 ? "' has no byte 1" : "' and the other masks have no byte 1",
-                   " after the first token; give masks with a 1 for each token to learn"));
-}
-
 int64_t Corpus::BytesToCheck(int64_t vocab_size) const {
   const int64_t width = TokenBytes(format_);
   const int64_t largest = (int64_t{1} << (8 * width)) - 1;
@@ -277,13 +276,30 @@ absl::Status Corpus::CheckTokens(int64_t vocab_size, int part, int parts,
                                  absl::FunctionRef<bool()> is_stopped) const {
   if (BytesToCheck(vocab_size) == 0) return absl::OkStatus();
   std::vector<int32_t> tokens(static_cast<size_t>(kReadTokens));
-  const int64_t end = tokens_ * (part + 1) / parts;
-  for (int64_t first = tokens_ * part / parts; first < end; first += kReadTokens) {
-    if (is_stopped()) return absl::CancelledError("stopped before all token ids were checked");
-    const auto count = static_cast<size_t>(std::min(kReadTokens, end - first));
-    WEFT_RETURN_IF_ERROR(Read(first, vocab_size, absl::MakeSpan(tokens).subspan(0, count)));
-  }
-  return absl::OkStatus();
+  return ForEachRead(tokens_, part, parts, "token ids", is_stopped, [&](int64_t first, size_t count) {
+    return Read(first, vocab_size, absl::MakeSpan(tokens).subspan(0, count));
+  });
+}
+
+absl::StatusOr<bool> Corpus::CheckLossMask(int part, int parts, absl::FunctionRef<bool()> is_stopped) const {
+  std::vector<uint8_t> mask(static_cast<size_t>(kReadTokens));
+  bool has_loss = false;
+  const auto read = [&](int64_t first, size_t count) -> absl::Status {
+    const absl::Span<uint8_t> bytes = absl::MakeSpan(mask).subspan(0, count);
+    WEFT_RETURN_IF_ERROR(ReadLossMask(first, bytes));
+    const absl::Span<const uint8_t> targets = bytes.subspan(first == 0 ? 1 : 0);
+    has_loss = has_loss || std::find(targets.begin(), targets.end(), 1) != targets.end();
+    return absl::OkStatus();
+  };
+  WEFT_RETURN_IF_ERROR(ForEachRead(tokens_, part, parts, "loss masks", is_stopped, read));
+  return has_loss;
+}
+
+absl::Status Corpus::NoLossError() const {
+  return absl::DataLossError(
+      absl::StrCat("no token has a loss: '", MaskOf(sources_.front().name),
+                   sources_.size() == 1 ? "' has no byte 1" : "' and the other masks have no byte 1",
+                   " after the first token; give masks with a 1 for each token to learn"));
 }
 
 }  // namespace weft

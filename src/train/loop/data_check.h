@@ -12,10 +12,10 @@
 namespace weft {
 
 // Checks that all tokens of the data and of the evaluation data are in the vocabulary, and that loss masks
-// leave some token a loss. Each rank reads a part of the data, and rank 0 the masks up to such a token. A
+// have bytes 0 and 1 only and leave some token a loss. Each rank reads a part of the data and of the masks. A
 // line on `console` announces a check that takes long.
-// Collective: all ranks. Errors: kDataLoss (names file and position), kCancelled (`is_stopped` returned true
-// on some rank), and those of Corpus::Read and Corpus::CheckAnyLoss.
+// Collective: all ranks. Errors: kDataLoss (names file and position, or a mask without a loss), kCancelled
+// (`is_stopped` returned true on some rank), and those of Corpus::Read and Corpus::ReadLossMask.
 absl::Status CheckData(Bootstrap& bootstrap, const TrainInputs& inputs, absl::FunctionRef<bool()> is_stopped,
                        RunConsole& console, absl::Duration timeout);
 

@@ -1,4 +1,7 @@
 // Runs in which only some tokens have a loss.
+#include <atomic>
+#include <filesystem>
+
 #include "tests/train/train_run.h"
 
 namespace weft {
@@ -76,6 +79,51 @@ TEST_F(TrainRun, HasNoLossInAStepWithoutTargetsAndRefusesDataWithoutTargets) {
   config_.eval.paths.clear();
   folder_.Write("text.txt.mask", mask);
   EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("text.txt.mask' has no byte 1")));
+}
+
+// A byte that neither a step nor the comparison of ranks reads.
+TEST_F(TrainRun, NamesABadByteLateInAMaskBeforeItTrains) {
+  config_.data.paths = {folder_.Write("long.txt", std::string(200'000, 'a'))};
+  config_.data.shuffle = false;
+  config_.data.loss_mask = true;
+  std::string mask(200'000, '\1');
+  mask[197'000] = '\2';
+  folder_.Write("long.txt.mask", mask);
+  EXPECT_THAT(RunError(2),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       HasSubstr("long.txt.mask' has the byte 2 at position 197000: a mask has")));
+}
+
+// The part of the first rank has no loss.
+TEST_F(TrainRun, TakesAMaskInWhichOnlyTheLastTokenHasALoss) {
+  std::string mask(SomeText().size(), '\0');
+  mask.back() = '\1';
+  folder_.Write("text.txt.mask", mask);
+  config_.data.loss_mask = true;
+  EXPECT_OK(RunError(2));
+}
+
+TEST_F(TrainRun, AnnouncesALongCheckOfMasksAndStopsInIt) {
+  config_.data.loss_mask = true;
+  config_.data.paths = {folder_.Write("data.txt", "")};
+  for (const std::string& name : {config_.data.paths[0], folder_.Write("data.txt.mask", "")}) {
+    std::filesystem::resize_file(name, (int64_t{1} << 30) + 4);  // Takes no room on the disk.
+  }
+  char* text = nullptr;
+  size_t bytes = 0;
+  output_ = open_memstream(&text, &bytes);
+  const std::atomic<bool> stop{true};
+  const absl::Status stopped = RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
+    TrainEnvironment environment;
+    environment.stop = &stop;
+    environment.output = output_;
+    return Train(bootstrap, config_, environment).status();
+  });
+  EXPECT_THAT(stopped, StatusIs(absl::StatusCode::kCancelled,
+                                HasSubstr("stopped before all loss masks were checked")));
+  std::fclose(output_);
+  const std::unique_ptr<char, decltype(&std::free)> owner(text, &std::free);
+  EXPECT_EQ(std::string(text, bytes), "data     checks 1.0 GiB of loss masks\n");
 }
 
 }  // namespace
