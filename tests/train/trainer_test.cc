@@ -52,5 +52,30 @@ TEST(Trainer, EndsOnAllRanksWithTheErrorOfARankThatCannotSplitSequences) {
   });
 }
 
+// Its adapters would count twice.
+TEST(Trainer, TakesNoStepAfterItsAdaptersWereMerged) {
+  const TempFolder folder;
+  TrainConfig config = SplitConfig(folder);
+  config.parallel.context.size = 1;
+  config.lora = {.rank = 2, .targets = "all-linear"};
+  RunRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(TrainInputs inputs, OpenInputs(config));
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<LlamaModel> model, CreateModel(inputs));
+    WEFT_ASSIGN_OR_RETURN(const RunPlan plan, MakeRunPlan(config, inputs, bootstrap.node_map()));
+    EngineOptions options;
+    options.timeout = kTestTimeout;
+    WEFT_ASSIGN_OR_RETURN(
+        const std::unique_ptr<Trainer> trainer,
+        Trainer::Create(bootstrap, inputs.corpus, plan, std::move(model), LoadInitialValues(1), options));
+    const auto step = [&](int64_t number) {
+      return trainer->Step(number, {}, [] { return absl::OkStatus(); }).status();
+    };
+    WEFT_RETURN_IF_ERROR(step(1));
+    WEFT_RETURN_IF_ERROR(trainer->MergeAdapters());
+    EXPECT_THAT(step(2), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("train before")));
+    return absl::OkStatus();
+  });
+}
+
 }  // namespace
 }  // namespace weft

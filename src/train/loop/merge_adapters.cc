@@ -44,14 +44,16 @@ void AddProduct(float factor, const std::vector<float>& b, const std::vector<flo
 }  // namespace
 
 absl::Status MergeAdapters(ShardedModel& model, float scaling) {
+  std::vector<ShardView> parts = model.Shards();
+  const auto is_base = [](const ShardView& shard) { return !IsLoraParameter(*shard.parameter); };
+  parts.erase(std::remove_if(parts.begin(), parts.end(), is_base), parts.end());
   std::map<std::string, std::vector<float>> adapters;
-  WEFT_RETURN_IF_ERROR(GatherFullState(model, model.Shards(), StateTarget::kEveryRank,
+  WEFT_RETURN_IF_ERROR(GatherFullState(model, parts, StateTarget::kEveryRank,
                                        [&](const Parameter& parameter, absl::Span<const float> values) {
-                                         if (IsLoraParameter(parameter)) {
-                                           adapters[parameter.name].assign(values.begin(), values.end());
-                                         }
+                                         adapters[parameter.name].assign(values.begin(), values.end());
                                          return absl::OkStatus();
                                        }));
+  WEFT_RETURN_IF_ERROR(model.BeginWriting());
   WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> shards, model.CurrentShards());
   for (const ShardView& shard : shards) {
     const LoraNames names = LoraNamesOf(shard.parameter->name);

@@ -131,8 +131,19 @@ void Trainer::ResetPeaks() {
   if (context_ != nullptr) context_->ResetPeak();
 }
 
+absl::Status Trainer::MergeAdapters() {
+  WEFT_CHECK(!has_merged_adapters_, "adapters are merged once");
+  has_merged_adapters_ = true;
+  return weft::MergeAdapters(*sharded_, plan_.adapters->scaling);
+}
+
 absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, const StepFlags& flags,
                                                   absl::FunctionRef<absl::Status()> before_update) {
+  if (has_merged_adapters_) {
+    return absl::FailedPreconditionError(
+        "the adapters were added to the weights, and a step would apply them twice: train before "
+        "MergeAdapters");
+  }
   const Span span("step", [step] { return absl::StrCat("step ", step); });
   const Clock::time_point start = Clock::now();
   const CounterSnapshot before = Counters();

@@ -62,8 +62,9 @@ class Trainer {
 
   // The state to save or to load between steps. Lifetime: the trainer's.
   TrainingState state();
-  // Adds the adapters to the weights; see MergeAdapters of a ShardedModel.
-  absl::Status MergeAdapters() { return weft::MergeAdapters(*sharded_, plan_.adapters->scaling); }
+  // Adds the adapters to the weights, for an export; see MergeAdapters of a ShardedModel. Training cannot go
+  // on afterwards: Step fails with kFailedPrecondition. REQUIRES: not called before.
+  absl::Status MergeAdapters();
 
   // This rank's shards of the model. Collective: all ranks, between steps.
   absl::StatusOr<std::vector<ShardView>> CurrentShards() { return sharded_->CurrentShards(); }
@@ -123,6 +124,7 @@ class Trainer {
   std::unique_ptr<StepSummaries> summaries_;
   RunOptimizer optimizer_;
   std::optional<LossScaler> loss_scaler_;  // Unset if nothing is in f16.
+  bool has_merged_adapters_ = false;
 };
 
 }  // namespace weft
