@@ -185,7 +185,7 @@ class ShardedModel {
   // of passes, to compare or export them; a checkpoint takes Shards. Collective where the optimizer is
   // sharded over replicas: it gathers their updates.
   absl::StatusOr<std::vector<ShardView>> CurrentShards();
-  // Calls `update` with the shards of each group, in the order of forward, and sends each group's update to
+  // Calls `update` with the shards of each group, in the order of modules, and sends each group's update to
   // other ranks while later groups are updated. If shard groups span nodes, it also gathers the groups
   // that the next forward begins with. Calls BeginWriting if shards were read since they were written last.
   // Collective: all ranks. Errors: those of `update`, which fail all ranks: see ResetAfterError.
