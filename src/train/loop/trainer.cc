@@ -197,7 +197,7 @@ StepMetrics Trainer::ResultsOf(int64_t step, const StepSummary& all,
     metrics.indexers = {Mean(all.indexers.loss, all.indexers.queries), norms[kIndexers].norm,
                         Mean(all.indexers.selected_mass, all.indexers.mass_pairs)};
   }
-  metrics.tokens = plan_.targets_per_step();
+  metrics.tokens = plan_.tokens_per_step();
   metrics.tokens_seen = step * metrics.tokens;
   return metrics;
 }
@@ -274,7 +274,7 @@ absl::Status Trainer::RunMicrobatch(int64_t step, SequenceRange sequences, float
     pass.warm_up = warm_up;
     // The indexers learn from all queries.
     pass.loss_factor = static_cast<float>(plan_.indexers->loss_coef) *
-                       (1.0F / static_cast<float>(plan_.targets_per_step())) * loss_scale();
+                       (1.0F / static_cast<float>(plan_.tokens_per_step())) * loss_scale();
     pass.mass_stride = kMassStride;
   }
   WEFT_ASSIGN_OR_RETURN(const Tensors losses,

@@ -69,7 +69,7 @@ struct RunPlan {
   std::optional<int64_t> adapter_elements() const {
     return adapters ? std::optional(adapters->elements) : std::nullopt;
   }
-  int64_t targets_per_step() const { return batch.batch_size * seq_len; }
+  int64_t tokens_per_step() const { return batch.batch_size * seq_len; }
   // Consecutive ranks that together hold one copy of the weights.
   int shard_group_size() const { return shard_size * context.size; }
   // Ranks that share sequences have the same data-parallel rank.

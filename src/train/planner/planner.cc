@@ -260,7 +260,7 @@ class Planner {
     ReplayInput input = InputOf(*plan, choice.times);
     input.divisor = divisor;
     WEFT_ASSIGN_OR_RETURN(candidate.step, ReplayStep(input));
-    candidate.tokens = plan->targets_per_step();
+    candidate.tokens = plan->tokens_per_step();
     const MemoryNeed need = NeedOf(*model_, *plan);
     candidate.memory = ForecastMemory(inputs_->model, need, *plan, Nodes(), *candidate.step);
     const absl::Status fits = CheckFits(need, static_cast<int>(ranks_per_host()), memory_, kMemoryRemedies);
