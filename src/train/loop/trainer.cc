@@ -153,7 +153,8 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, const StepFlags&
   WEFT_ASSIGN_OR_RETURN(const int64_t targets,
                         CountTargets(corpus_, plan_.order, plan_.SequencesOf(step), plan_.seq_len));
   WEFT_RETURN_IF_ERROR(ForwardAndBackward(step, targets, own, before_update));
-  WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> norms, ClipGradNorms());
+  WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> norms,
+                        plan_.updates_in_backward ? FinishUpdatesInBackward() : ClipGradNorms());
   WEFT_ASSIGN_OR_RETURN(const StepSummary all, summaries_->Sum(own));
 
   StepResult result;
@@ -237,11 +238,19 @@ absl::StatusOr<RankBatch> Trainer::ReadBatch(SequenceRange sequences) {
 
 absl::StatusOr<std::vector<GradientNorm>> Trainer::ClipGradNorms() {
   const Span span("optimizer", [] { return std::string("clip"); });
-  const std::vector<ClipSet> sets = ClipSetsOf(plan_);
-  WEFT_ASSIGN_OR_RETURN(std::vector<GradientNorm> norms, plan_.updates_in_backward
-                                                             ? sharded_->FinishUpdatesInBackward()
-                                                             : sharded_->ClipGradNorms(sets));
+  WEFT_ASSIGN_OR_RETURN(std::vector<GradientNorm> norms, sharded_->ClipGradNorms(ClipSetsOf(plan_)));
+  return Unscaled(std::move(norms));
+}
+
+absl::StatusOr<std::vector<GradientNorm>> Trainer::FinishUpdatesInBackward() {
+  const Span span("optimizer", [] { return std::string("finish updates in backward"); });
+  WEFT_ASSIGN_OR_RETURN(std::vector<GradientNorm> norms, sharded_->FinishUpdatesInBackward());
+  return Unscaled(std::move(norms));
+}
+
+std::vector<GradientNorm> Trainer::Unscaled(std::vector<GradientNorm> norms) const {
   if (!loss_scaler_) return norms;
+  const std::vector<ClipSet> sets = ClipSetsOf(plan_);
   for (size_t i = 0; i < sets.size(); ++i) norms[i] = loss_scaler_->Unscaled(norms[i], sets[i].max_norm);
   return norms;
 }

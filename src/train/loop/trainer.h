@@ -97,8 +97,11 @@ class Trainer {
   RandomKey RandomKeyOf(int64_t step, SequenceRange sequences,
                         absl::Span<const int64_t> document_lengths) const;
   absl::StatusOr<RankBatch> ReadBatch(SequenceRange sequences);
-  // The norms of each ParameterSet, and the factors of its gradients, without the loss scale.
+  // The norms of each ParameterSet, and the factors of its gradients, without the loss scale: before the
+  // update, or at the end of updates in backward.
   absl::StatusOr<std::vector<GradientNorm>> ClipGradNorms();
+  absl::StatusOr<std::vector<GradientNorm>> FinishUpdatesInBackward();
+  std::vector<GradientNorm> Unscaled(std::vector<GradientNorm> norms) const;
   // `norms`: of each ParameterSet.
   std::vector<OptimizerGroupStep> GroupStepsOf(int64_t step, absl::Span<const GradientNorm> norms) const;
   absl::Status BeginUpdatesInBackward(int64_t step);
