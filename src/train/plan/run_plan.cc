@@ -154,32 +154,33 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
   ParallelOptions parallel = config.parallel;
   parallel.prefetch_depth = policy.prefetch_depth;
   const OptimizerOptions& o = config.optimizer;
-  return RunPlan{std::move(mesh),
-                 replicate,
-                 shard,
-                 std::move(context_plan),
-                 batch,
-                 BatchOrder{windows, data.shuffle, config.seed},
-                 data.seq_len,
-                 data.document_separator,
-                 parallel,
-                 *std::move(domains),
-                 *std::move(residency),
-                 o.kind,
-                 o.in_backward,
-                 o.adamw(),
-                 o.sgd(),
-                 o.muon(),
-                 o.decay,
-                 LrSchedule{o.lr, o.lr_schedule, o.warmup_steps, o.steps, o.min_lr_ratio},
-                 o.clip_grad_norm,
-                 config.loss_scaling(),
-                 evaluation,
-                 config.attention.indexer_training(),
-                 inputs.lora ? std::optional(AdapterPlan{inputs.adapter_elements, inputs.lora->scaling(),
-                                                         inputs.lora->dropout})
-                             : std::nullopt,
-                 config.checkpoint.async && !config.checkpoint.folder.empty()};
+  return RunPlan{.mesh = std::move(mesh),
+                 .replicate_size = replicate,
+                 .shard_size = shard,
+                 .context = std::move(context_plan),
+                 .batch = batch,
+                 .order = BatchOrder{windows, data.shuffle, config.seed},
+                 .seq_len = data.seq_len,
+                 .document_separator = data.document_separator,
+                 .parallel = parallel,
+                 .domains = *std::move(domains),
+                 .residency = *std::move(residency),
+                 .optimizer = o.kind,
+                 .updates_in_backward = o.in_backward,
+                 .adamw = o.adamw(),
+                 .sgd = o.sgd(),
+                 .muon = o.muon(),
+                 .decay = o.decay,
+                 .learning_rate = LrSchedule{o.lr, o.lr_schedule, o.warmup_steps, o.steps, o.min_lr_ratio},
+                 .clip_grad_norm = o.clip_grad_norm,
+                 .loss_scaling = config.loss_scaling(),
+                 .evaluation = evaluation,
+                 .indexers = config.attention.indexer_training(),
+                 .adapters = inputs.lora
+                                 ? std::optional(AdapterPlan{inputs.adapter_elements, inputs.lora->scaling(),
+                                                             inputs.lora->dropout})
+                                 : std::nullopt,
+                 .saves_while_training = config.checkpoint.async && !config.checkpoint.folder.empty()};
 }
 
 }  // namespace weft
