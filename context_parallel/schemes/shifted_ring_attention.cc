@@ -6,19 +6,14 @@
 #include "context_parallel/layouts/lse_merge.h"
 #include "context_parallel/schemes/ring_pass.h"
 #include "weft/core/add_run.h"
-#include "weft/core/parallel.h"
 #include "weft/core/status.h"
 #include "weft/memory/pool_tensor.h"
 
 namespace weft {
 namespace {
 
-constexpr int64_t kSumGrain = 16384;
-
 void AddTo(const Tensor& sum, const Tensor& other) {
-  ParallelFor(sum.elements(), kSumGrain, [&](int64_t begin, int64_t end) {
-    AddRun(other.As<float>() + begin, DType::kF32, sum.As<float>() + begin, DType::kF32, end - begin);
-  });
+  AddRun(other.As<float>(), DType::kF32, sum.As<float>(), DType::kF32, sum.elements());
 }
 
 // `sum` plus `received`, which is valid when `pending` is ready.
