@@ -5,22 +5,20 @@
 
 #include <array>
 #include <atomic>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 #include <set>
 #include <string>
 #include <string_view>
 #include <sys/ioctl.h>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "src/train/files/json.h"
 #include "src/train/generate/prompt.h"
-#include "src/train/generate/sampler.h"
 #include "src/train/generate/token_printer.h"
 #include "tests/train/train_run.h"
 
@@ -31,39 +29,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::weft::testing::StatusIs;
-
-// Tokens 0 to 3 with the probabilities 0.1, 0.4, 0.2 and 0.3.
-std::array<float, 4> SomeLogits() { return {std::log(0.1F), std::log(0.4F), std::log(0.2F), std::log(0.3F)}; }
-
-// Shares of the tokens in many draws.
-std::array<double, 4> Draw(const SamplingOptions& options) {
-  constexpr int kDraws = 20000;
-  Sampler sampler(options);
-  std::array<double, 4> shares{};
-  const std::array<float, 4> logits = SomeLogits();
-  for (int i = 0; i < kDraws; ++i) {
-    const absl::StatusOr<int32_t> token = sampler.Next(logits);
-    EXPECT_OK(token.status());
-    shares[static_cast<size_t>(token.value_or(0))] += 1.0 / kDraws;
-  }
-  return shares;
-}
-
-void ExpectShares(const std::array<double, 4>& shares, const std::array<double, 4>& expected) {
-  // About four standard deviations.
-  for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(shares[i], expected[i], expected[i] == 0 ? 0 : 0.015) << i;
-}
-
-TEST(Sampler, TakesTheFirstOfTheLargestLogitsWithoutATemperature) {
-  const std::array<float, 4> logits = {1, 3, 3, 2};
-  EXPECT_EQ(*Sampler({}).Next(logits), 1);
-}
-
-TEST(Sampler, DrawsTokensWithTheirProbabilities) {
-  ExpectShares(Draw({.temperature = 1}), {0.1, 0.4, 0.2, 0.3});
-  // Roots of the probabilities, normalized.
-  ExpectShares(Draw({.temperature = 2}), {0.1627, 0.3254, 0.2301, 0.2818});
-}
 
 // Returns the text that was written to `file`, and closes it.
 std::string TextOf(std::FILE* file) {
@@ -131,23 +96,6 @@ TEST(ReadTokenIds, SaysThatItWaitsForATerminal) {
   close(master);
   EXPECT_EQ(ids.value_or(""), "1,2");
   EXPECT_THAT(messages, HasSubstr("--prompt-tokens-file -: reads token ids from the terminal"));
-}
-
-TEST(Sampler, LeavesOutUnlikelyTokens) {
-  ExpectShares(Draw({.temperature = 1, .top_k = 2}), {0, 4.0 / 7, 0, 3.0 / 7});
-  ExpectShares(Draw({.temperature = 1, .top_p = 0.69}), {0, 4.0 / 7, 0, 3.0 / 7});
-  ExpectShares(Draw({.temperature = 1, .top_p = 0.75}), {0, 4.0 / 9, 2.0 / 9, 3.0 / 9});
-  ExpectShares(Draw({.temperature = 1, .top_k = 3, .top_p = 0.01}), {0, 1, 0, 0});
-}
-
-TEST(Sampler, RepeatsItsDrawsWithItsSeedOnly) {
-  EXPECT_EQ(Draw({.temperature = 1, .seed = 1}), Draw({.temperature = 1, .seed = 1}));
-  EXPECT_NE(Draw({.temperature = 1, .seed = 1}), Draw({.temperature = 1, .seed = 2}));
-}
-
-TEST(Sampler, RefusesLogitsThatAreNotFinite) {
-  const std::array<float, 2> logits = {0, std::numeric_limits<float>::quiet_NaN()};
-  EXPECT_THAT(Sampler({}).Next(logits), StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("token 1")));
 }
 
 // The output for tokens that are bytes.

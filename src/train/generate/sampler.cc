@@ -3,22 +3,72 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <numeric>
+#include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 
 namespace weft {
 namespace {
 
-// The number of candidates, from the most likely, whose probabilities reach `top_p` of their sum.
-size_t CountWithin(absl::Span<const std::pair<int32_t, double>> candidates, double top_p) {
-  const double total =
-      std::accumulate(candidates.begin(), candidates.end(), 0.0,
-                      [](double sum, const auto& candidate) { return sum + candidate.second; });
+// A token and its unnormalized probability.
+using Candidate = std::pair<int32_t, double>;
+
+// Candidates, the most likely first, and of equals the one with the lower id. Sorts only those that are read,
+// as most draws take one of the first.
+class LikelyFirst {
+ public:
+  explicit LikelyFirst(std::vector<Candidate> candidates) : heap_(std::move(candidates)) {
+    std::make_heap(heap_.begin(), heap_.end(), IsLessLikely);
+  }
+
+  size_t size() const { return heap_.size(); }
+
+  // The candidate at `index` in the order. REQUIRES: index < size().
+  const Candidate& At(size_t index) {
+    for (; sorted_ <= index; ++sorted_) {
+      std::pop_heap(heap_.begin(), heap_.end() - static_cast<ptrdiff_t>(sorted_), IsLessLikely);
+    }
+    return heap_[heap_.size() - 1 - index];
+  }
+
+  // The sum of the first `count` probabilities.
+  double SumOf(size_t count) {
+    double sum = 0;
+    if (count == size()) {
+      for (const Candidate& candidate : heap_) sum += candidate.second;
+    } else {
+      for (size_t i = 0; i < count; ++i) sum += At(i).second;
+    }
+    return sum;
+  }
+
+ private:
+  static bool IsLessLikely(const Candidate& a, const Candidate& b) {
+    return a.second < b.second || (a.second == b.second && a.first > b.first);
+  }
+
+  std::vector<Candidate> heap_;  // A heap of those that are not sorted yet, then the sorted ones, backwards.
+  size_t sorted_ = 0;
+};
+
+// The number of candidates, from the most likely, whose probabilities reach `top_p` of the sum of `count`.
+size_t CountWithin(LikelyFirst& candidates, size_t count, double top_p) {
+  const double least = top_p * candidates.SumOf(count);
   double sum = 0;
-  size_t count = 0;
-  while (count < candidates.size() && (count == 0 || sum < top_p * total)) sum += candidates[count++].second;
-  return count;
+  size_t within = 0;
+  while (within < count && (within == 0 || sum < least)) sum += candidates.At(within++).second;
+  return within;
+}
+
+std::vector<Candidate> Weigh(absl::Span<const float> logits, double temperature) {
+  std::vector<Candidate> candidates;
+  candidates.reserve(logits.size());
+  const double largest = *std::max_element(logits.begin(), logits.end());
+  for (size_t i = 0; i < logits.size(); ++i) {
+    candidates.emplace_back(static_cast<int32_t>(i), std::exp((logits[i] - largest) / temperature));
+  }
+  return candidates;
 }
 
 }  // namespace
@@ -34,32 +84,18 @@ absl::StatusOr<int32_t> Sampler::Next(absl::Span<const float> logits) {
   if (options_.temperature == 0) {
     return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
   }
-  const std::vector<std::pair<int32_t, double>> candidates = Candidates(logits);
-  double total = 0;
-  for (const auto& [token, weight] : candidates) total += weight;
+  LikelyFirst candidates(Weigh(logits, options_.temperature));
+  size_t count = candidates.size();
+  if (options_.top_k) count = std::min(count, static_cast<size_t>(*options_.top_k));
+  if (options_.top_p) count = CountWithin(candidates, count, *options_.top_p);
   // 53 random bits, as the distributions of the standard library differ between implementations.
-  double left = static_cast<double>(random_() >> 11) * 0x1p-53 * total;
-  for (const auto& [token, weight] : candidates) {
+  double left = static_cast<double>(random_() >> 11) * 0x1p-53 * candidates.SumOf(count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto& [token, weight] = candidates.At(i);
     left -= weight;
     if (left < 0) return token;
   }
-  return candidates.back().first;
-}
-
-std::vector<std::pair<int32_t, double>> Sampler::Candidates(absl::Span<const float> logits) const {
-  std::vector<std::pair<int32_t, double>> candidates;
-  candidates.reserve(logits.size());
-  const double largest = *std::max_element(logits.begin(), logits.end());
-  for (size_t i = 0; i < logits.size(); ++i) {
-    candidates.emplace_back(static_cast<int32_t>(i), std::exp((logits[i] - largest) / options_.temperature));
-  }
-  std::stable_sort(candidates.begin(), candidates.end(),
-                   [](const auto& a, const auto& b) { return a.second > b.second; });
-  if (options_.top_k) {
-    candidates.resize(std::min(candidates.size(), static_cast<size_t>(*options_.top_k)));
-  }
-  if (options_.top_p) candidates.resize(CountWithin(candidates, *options_.top_p));
-  return candidates;
+  return candidates.At(count - 1).first;
 }
 
 }  // namespace weft

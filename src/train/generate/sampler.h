@@ -3,8 +3,6 @@
 
 #include <cstdint>
 #include <random>
-#include <utility>
-#include <vector>
 
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
@@ -24,9 +22,6 @@ class Sampler {
   absl::StatusOr<int32_t> Next(absl::Span<const float> logits);
 
  private:
-  // Tokens and their unnormalized probabilities, the most likely first.
-  std::vector<std::pair<int32_t, double>> Candidates(absl::Span<const float> logits) const;
-
   const SamplingOptions options_;
   std::mt19937_64 random_;
 };
