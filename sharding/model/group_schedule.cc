@@ -1,9 +1,12 @@
 #include "sharding/model/group_schedule.h"
 
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include <absl/algorithm/container.h>
 #include <absl/strings/str_cat.h>
+#include <absl/types/span.h>
 
 #include "weft/core/status.h"
 
@@ -12,6 +15,14 @@ namespace {
 
 PassEvent Begins(int group) { return {group, PassEvent::Kind::kBegin}; }
 PassEvent Ends(int group) { return {group, PassEvent::Kind::kEnd}; }
+
+// By group: true if any of its shard groups spans nodes. The same on all ranks.
+std::vector<bool> GroupsThatSpanNodes(const NodeMap& nodes,
+                                      absl::Span<const std::unique_ptr<ParamGroup>> groups) {
+  std::vector<bool> spans;
+  for (const auto& group : groups) spans.push_back(SpanNodes(nodes, group->lanes().shard_group().size()));
+  return spans;
+}
 
 }  // namespace
 
@@ -25,8 +36,7 @@ GroupSchedule::GroupSchedule(CommContext& context, ModelScalars& scalars, Groups
       prefetch_depth_(policy.PrefetchDepth()),
       skips_unused_(policy.unused_gradients == UnusedGradients::kNone),
       shares_images_on_nodes_(residency == Residency::kNodeShared),
-      spans_nodes_(
-          SpanNodes(context.state().engine().bootstrap().node_map(), context.lanes().shard_group().size())),
+      spans_nodes_(GroupsThatSpanNodes(context.state().engine().bootstrap().node_map(), groups)),
       built_in_rules_(std::make_shared<PrefetchRules>(prefetch_depth_)),
       rules_(built_in_rules_),
       training_(module_order_),
@@ -93,7 +103,8 @@ absl::Status GroupSchedule::FinishReading() {
 }
 
 absl::Status GroupSchedule::AfterUpdate(int group) {
-  if (spans_nodes_ && BeginsForward(group) && GroupAt(group).state() == ParamGroup::State::kSharded) {
+  if (spans_nodes_[static_cast<size_t>(group)] && BeginsForward(group) &&
+      GroupAt(group).state() == ParamGroup::State::kSharded) {
     return Unshard(group, rules_->GatherPriority(PassPart::kForward, group));
   }
   return GroupAt(group).AllGatherUpdates(Priority::kBulk);

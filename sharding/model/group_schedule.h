@@ -215,7 +215,7 @@ class GroupSchedule {
   const int prefetch_depth_;
   const bool skips_unused_;  // True if unused parameters have no gradient.
   const bool shares_images_on_nodes_;
-  const bool spans_nodes_;               // True if any shard group spans nodes, so that gathers use the wire.
+  const std::vector<bool> spans_nodes_;  // By group: true if its gathers use the wire, on any rank.
   std::vector<GroupSwitches> switches_;  // By group.
   bool is_last_backward_ = true;
   PrefetchLists forward_prefetch_, backward_prefetch_;

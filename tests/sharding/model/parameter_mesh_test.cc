@@ -2,6 +2,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -102,6 +103,33 @@ TEST(ParameterMesh, KeepsPartsOfItsOwnShardGroupAfterForward) {
   });
 }
 
+// The root and two blocks of an update, of which forward begins with the first block.
+TEST(ParameterMesh, GathersTheFirstGroupsOfForwardDuringTheUpdateIfTheirOwnMeshSpansNodes) {
+  using Names = std::vector<std::string>;
+  for (const auto& meshes :
+       {std::pair(RunOf(2, {4, 0, 0}), Names{"layers.0"}), std::pair(RunOf(4, {2, 0, 0}), Names{"net"})}) {
+    const ToyRun& run = meshes.first;
+    const Names& expected = meshes.second;
+    RunRanks(NodeMap::RanksPerNode(kRanks, 2), [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+      ToyNet net({6, 6, 6, 6});
+      ShardingPolicy policy = run.policy;
+      policy.prefetch_depth = 1;
+      WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), MeshOf(run.shard), *engine.engine,
+                                                         policy, LoadInitialValues(kToySeed)));
+      WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), kRanks, 0, 0, 1));
+      Names gathered;
+      model->SetScheduleObserver([&](ScheduleEvent event, const std::string& group) {
+        if (event == ScheduleEvent::kUnshard) gathered.push_back(group);
+      });
+      WEFT_RETURN_IF_ERROR(model->UpdateShards([](absl::Span<const ShardView>) { return absl::OkStatus(); }));
+      EXPECT_EQ(gathered, expected);
+      model->SetScheduleObserver(nullptr);
+      return absl::OkStatus();
+    });
+  }
+}
+
 // Rank 1 fails before an update gathers what the next forward begins with. Its peers have begun a gather on
 // the mesh of the first layer.
 TEST(ParameterMesh, TrainsAfterTheUpdateOfOneRankFailed) {
@@ -125,7 +153,7 @@ TEST(ParameterMesh, TrainsAfterTheUpdateOfOneRankFailed) {
     for (int number = 1; number <= 2; ++number) WEFT_RETURN_IF_ERROR(step(number));
     return absl::OkStatus();
   };
-  EXPECT_OK(RunSimulatedRanks(NodeMap::RanksPerNode(kRanks, 2), {}, body).status());
+  EXPECT_OK(RunSimulatedRanks(NodeMap::RanksPerNode(kRanks, 1), {}, body).status());
 }
 
 TEST(ParameterMesh, LeavesImagesSharedIfNoParameterHasAMeshOfItsOwn) {
