@@ -166,12 +166,11 @@ class Ledger : public TrainRun {
     return ContextBytes(mesh, rank, {config_.data.seq_len}, batch);
   }
 
-  // The gather of step summaries, two words per rank, and the reduction of the gradient norm. The agreement
-  // on used parameters has a bit for each parameter and group. It fits a small all-reduce, whose control
-  // messages do not count.
+  // The gather of step summaries, two words per rank, and the reduction of the gradient norm.
   static int64_t ControlWireBytes(const StepShape& shape) {
     return AllGatherWireBytes(int64_t{16} * shape.ranks(), shape.nodes()) +
-           AllReduceWireBytes(sizeof(ReproducibleSum), shape.nodes());
+           ReduceScatterWireBytes(sizeof(ReproducibleSum), shape.nodes()) +
+           AllGatherWireBytes(sizeof(ReproducibleSum), shape.nodes());
   }
 
   // Wire bytes of one gather of the weights that other replicas updated, in fp32.

@@ -48,7 +48,7 @@ struct StepMetrics {
     int64_t reduce_scatter = 0;
     int64_t all_reduce = 0;
     int64_t context = 0;
-    int64_t control = 0;    // Gradient norms, losses, requests, and agreements on groups and used parameters.
+    int64_t control = 0;    // Gradient norms, losses, requests, and agreements on groups.
     int64_t optimizer = 0;  // Matrices that Muon orthogonalizes.
   } bytes;
   int64_t wire_bytes = 0;

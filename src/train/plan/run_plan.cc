@@ -104,8 +104,9 @@ absl::Status CheckMicrobatch(const BatchShape& batch, int64_t seq_len) {
 
 ShardingPolicy RunPlan::Policy(WireCompression wire_compression) const {
   ShardingPolicy policy = MakePolicy(parallel, wire_compression);
-  // Every pass uses all parameters, so this changes no bit.
-  if (updates_in_backward) policy.unused_gradients = UnusedGradients::kZero;
+  // The backward of a Llama model writes the gradients of all parameters that are trained. So ranks need not
+  // agree on the used ones, and no optimizer decays an unused one.
+  policy.unused_gradients = UnusedGradients::kZero;
   // Microbatches then add up in the gradients that backward writes. Their sum is rounded once.
   if (parallel.grad_sync == GradientSync::kLast && batch.microbatches > 1)
     policy.gradient_dtype = DType::kF32;
