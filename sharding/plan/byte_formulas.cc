@@ -288,7 +288,6 @@ int64_t AllReduceBytes(int64_t bytes, int ranks) { return 2 * bytes * (ranks - 1
 int64_t AllGatherWireBytes(int64_t bytes, int nodes) { return bytes * (nodes - 1); }
 // Every part receives one partial sum of each other node.
 int64_t ReduceScatterWireBytes(int64_t bytes, int nodes) { return bytes * (nodes - 1); }
-int64_t AllReduceWireBytes(int64_t bytes, int nodes) { return 2 * bytes * (nodes - 1); }
 
 // Each domain but the one that has a part, or receives it, copies it once.
 int64_t SharedGatherCrossBytes(int64_t bytes, int nodes, int domains) { return bytes * (domains - nodes); }

@@ -52,10 +52,9 @@ int64_t AllReduceBytes(int64_t bytes, int ranks);
 // Bytes that all ranks of a group on `nodes` nodes hand to the link between nodes in one collective.
 // REQUIRES: each node's ranks form an aligned subtree of the group's reduction tree, as equal powers of two
 // of consecutive ranks do. Reductions in f16 send the partial sums of several ranks in f32: `bytes` are then
-// theirs. All-reduces in a tree of nodes, of at most 896 bytes (EngineOptions::relaying), count as 0.
+// theirs.
 int64_t AllGatherWireBytes(int64_t bytes, int nodes);
 int64_t ReduceScatterWireBytes(int64_t bytes, int nodes);
-int64_t AllReduceWireBytes(int64_t bytes, int nodes);
 
 // Bytes that all ranks of a group of `size`, evenly over `nodes` nodes and `domains` share domains, copy from
 // other domains of their nodes in one all-gather: into an image for each domain, or for each rank.
