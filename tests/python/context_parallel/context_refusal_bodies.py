@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from context_scope_bodies import PLAIN_ATTENTION, close, make_mesh, raises, rand
 from torch.nn.attention.bias import causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as imported_attention
 from weft.torch.context_parallel import SequenceLayout, context_parallel_unshard
+from weft.torch.context_parallel.exchanges.level_exchange import LevelExchange
 
 
 def check_misuse_of_attention() -> None:
@@ -40,6 +43,9 @@ def check_misuse_of_attention() -> None:
         raises(ValueError, "exclude each other", attend, query, key, value, trained, is_causal=True, enable_gqa=True)
         short = [tensor[:, :, :1] for tensor in parts]
         raises(ValueError, "list every tensor", attend, *short, is_causal=True, enable_gqa=True)
+        with mock.patch.object(LevelExchange, "gather", side_effect=RuntimeError("a peer has stopped the exchanges")):
+            raises(ValueError, "set it to 0", attend, query, key, value, dropout_p=0.1, enable_gqa=True)
+            raises(ValueError, "give the part", context_parallel_unshard, mesh, [query[:, :, :1]], [2])
         (out,) = context_parallel_unshard(mesh, [attend(*parts, is_causal=True, enable_gqa=True)], [2])
     close(out, PLAIN_ATTENTION(*whole, is_causal=True, enable_gqa=True))
 
@@ -65,7 +71,8 @@ def check_errors_of_one_rank() -> None:
             if dist.get_rank() == 0:
                 raises(error, message, attend, *arguments, **options)
             else:
-                raises(ValueError, r"ranks \[0\] .* refused", attend, *parts)
+                refusal = rf"ranks \[0\] .* refused this attention; rank 0: {error.__name__}: .*{message}"
+                raises(ValueError, refusal, attend, *parts)
         (out,) = context_parallel_unshard(mesh, [attend(*parts, is_causal=True)], [2])
     close(out, PLAIN_ATTENTION(*whole, is_causal=True))
 
@@ -91,7 +98,7 @@ def check_ranks_that_disagree() -> None:
             attend(*parts, is_causal=True)
             heads = [part[:, : 4 if is_first else 2] for part in parts]
             raises(ValueError, "heads of attention differs", attend, *heads, is_causal=True)
-            dropout, message = (0.1, "set it to 0") if is_first else (0.0, r"ranks \[0\] .* refused")
+            dropout, message = (0.1, "set it to 0") if is_first else (0.0, "refused.*set it to 0")
             raises(ValueError, message, attend, *parts, dropout_p=dropout, is_causal=True)
             raises(ValueError, "scale of attention differs", attend, *parts, scale=0.1 * (dist.get_rank() + 1))
             trained = [part.clone().requires_grad_(is_first) for part in parts]
@@ -111,9 +118,9 @@ def check_whole_tensors_of_ranks_that_differ() -> None:
     (part,), scope = split(mesh, [whole], scheme="gather")
     with scope as opened:
         longer = torch.cat([part, part], dim=2) if is_first else part
-        message = "give the part" if is_first else r"ranks \[0\] .* refused"
+        message = "give the part" if is_first else r"ranks \[0\] .* refused their buffers; rank 0: .*give the part"
         raises(ValueError, message, context_parallel_unshard, mesh, [longer], [2])
-        message = "no dim 4" if is_first else r"ranks \[0\] .* refused"
+        message = "no dim 4" if is_first else r"ranks \[0\] .* refused their buffers; rank 0: .*no dim 4"
         raises(ValueError, message, context_parallel_unshard, mesh, [part], [4 if is_first else 2])
         error = AttributeError if is_first else ValueError
         raises(error, "", context_parallel_unshard, mesh, [None if is_first else part], [2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Sequence
 
@@ -18,6 +19,36 @@ def gather_numbers(level: LevelExchange, numbers: Sequence[int]) -> list[list[in
     """The numbers of each rank. Collective, with as many numbers on each rank."""
     own = torch.tensor(numbers)
     return torch.stack(level.gather(own, [own.numel()] * level.size).wait()).tolist()
+
+
+def announce_refusal(level: LevelExchange, columns: int, error: Exception) -> None:
+    """Tells peers that compare `columns` numbers that this rank refuses, and why. Collective with their gather_numbers and
+    check_refusals.
+
+    The caller raises `error` afterwards. A peer that is told first may end the exchanges of all ranks, which then hides
+    no reason of this rank.
+    """
+    reason = f"{type(error).__name__}: {error}".encode()
+    with contextlib.suppress(Exception):
+        rows = gather_numbers(level, [len(reason)] + [0] * (columns - 1))
+        _gather_reasons(level, reason, [row[0] for row in rows])
+
+
+def check_refusals(level: LevelExchange, rows: Sequence[Sequence[int]], refused: str) -> None:
+    """Raises ValueError if a rank has refused, with the reason of the first. rows: the numbers of all ranks. The first of
+    each is the length of the reason of a rank that refuses, and otherwise 0. refused: what it is about."""
+    lengths = [row[0] for row in rows]
+    if not any(lengths):
+        return
+    reasons = _gather_reasons(level, b"", lengths)
+    refusing = [rank for rank, length in enumerate(lengths) if length]
+    raise ValueError(f"ranks {refusing} of the context group refused {refused}; rank {refusing[0]}: {reasons[refusing[0]]}")
+
+
+def _gather_reasons(level: LevelExchange, reason: bytes, lengths: Sequence[int]) -> list[str]:
+    """The reasons of all ranks. Collective."""
+    own = torch.tensor(list(reason), dtype=torch.uint8)
+    return [bytes(part.tolist()).decode() for part in level.gather(own, lengths).wait()]
 
 
 def describe_digests(values: Sequence[int]) -> str:

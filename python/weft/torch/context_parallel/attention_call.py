@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from weft.torch.context_parallel.agreement import describe_digests, digest, gather_numbers
+from weft.torch.context_parallel import agreement
+from weft.torch.context_parallel.agreement import check_refusals, describe_digests, digest, gather_numbers
 from weft.torch.context_parallel.exchanges.level_exchange import LevelExchange
 from weft.torch.context_parallel.layouts.byte_formulas import AttentionShape
 from weft.torch.context_parallel.schemes.split_mask import MaskForm
@@ -118,7 +119,7 @@ def run_fields(scale: float, *inputs: torch.Tensor) -> dict[str, int]:
     return {"scale": digest(scale), "requires_grad": int(has_gradient)}
 
 
-# Numbers that a rank contributes: a flag of refusal, its tokens, then the fields of the scope, of the run and of the
+# Numbers that a rank contributes: 0 for no refusal, its tokens, then the fields of the scope, of the run and of the
 # call.
 _SCOPE_FIELDS = ("documents", "options", "length of the sequence")
 _RUN_FIELDS = ("scale", "requires_grad")
@@ -132,10 +133,10 @@ def _describe(name: str, values: list[int]) -> str:
     return describe_digests(values) if name in _DIGESTS else str(values)
 
 
-def announce_refusal(level: LevelExchange) -> None:
+def announce_refusal(level: LevelExchange, error: Exception) -> None:
     """Tells ranks that are in `agree` that this rank refuses the call, so that they do not wait for it. Collective
-    with `agree`."""
-    gather_numbers(level, [1] + [0] * (_COLUMNS - 1))
+    with `agree`. The caller raises `error` afterwards."""
+    agreement.announce_refusal(level, _COLUMNS, error)
 
 
 def agree(level: LevelExchange, tokens: int, fields: dict[str, int]) -> tuple[int, ...]:
@@ -146,9 +147,7 @@ def agree(level: LevelExchange, tokens: int, fields: dict[str, int]) -> tuple[in
     """
     assert tuple(fields) == _SCOPE_FIELDS + _RUN_FIELDS + _CALL_FIELDS
     rows = gather_numbers(level, [0, tokens, *fields.values()])
-    refusing = [rank for rank, row in enumerate(rows) if row[0]]
-    if refusing:
-        raise ValueError(f"ranks {refusing} of the context group refused this attention: see their errors")
+    check_refusals(level, rows, "this attention")
     for column, name in enumerate(fields, start=2):
         values = [row[column] for row in rows]
         if len(set(values)) > 1:

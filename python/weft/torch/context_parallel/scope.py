@@ -124,8 +124,9 @@ class ContextParallelScope:
 
     def refuse(self, message: str) -> NoReturn:
         """Raises ValueError(message) before an attention. Other ranks then get an error in place of that attention."""
-        announce_refusal(self._level)
-        raise ValueError(message)
+        error = ValueError(message)
+        announce_refusal(self._level, error)
+        raise error
 
     def attend(
         self,
@@ -153,8 +154,8 @@ class ContextParallelScope:
             call = self._read_call(query, key, value, attn_mask, is_causal)
             scale = query.shape[3] ** -0.5 if scale is None else float(scale)
             fields = run_fields(scale, query, key, value) | call.common_fields()
-        except Exception:  # Also those of arguments of a wrong type.
-            announce_refusal(self._level)
+        except Exception as error:  # Also those of arguments of a wrong type.
+            announce_refusal(self._level, error)
             raise
         layout = self._agree_on_layout(call, fields)
         if call not in self._plans:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
-from weft.torch.context_parallel.agreement import describe_digests, digest, gather_numbers
+from weft.torch.context_parallel.agreement import announce_refusal, check_refusals, describe_digests, digest, gather_numbers
 from weft.torch.context_parallel.exchanges.level_exchange import LevelExchange
 from weft.torch.context_parallel.layouts.sequence_layout import SequenceLayout
 
@@ -102,8 +102,8 @@ def unshard(
     try:
         dims = check_parts(buffers, seq_dims, layout, level.own)
         forms = [_form_of(buffer, dim) for buffer, dim in zip(buffers, dims)]
-    except Exception:  # Also those of arguments of a wrong type.
-        gather_numbers(level, [1, 0, 0])
+    except Exception as error:  # Also those of arguments of a wrong type.
+        announce_refusal(level, 3, error)
         raise
     _agree_on_parts(level, forms, layout)
     return [_unshard(level, buffer, dim, layout) for buffer, dim in zip(buffers, dims)]
@@ -138,9 +138,7 @@ def _form_of(part: torch.Tensor, dim: int) -> tuple:
 def _agree_on_parts(level: LevelExchange, forms: Sequence[tuple], layout: SequenceLayout) -> None:
     """Compares the parts of all ranks: a difference would mix up their messages."""
     rows = gather_numbers(level, [0, digest(forms), digest(layout)])
-    refusing = [rank for rank, row in enumerate(rows) if row[0]]
-    if refusing:
-        raise ValueError(f"ranks {refusing} of the context group refused their buffers: see their errors")
+    check_refusals(level, rows, "their buffers")
     for column, name in ((1, "dtypes, dims or number of the buffers"), (2, "layouts")):
         values = [row[column] for row in rows]
         if len(set(values)) > 1:
