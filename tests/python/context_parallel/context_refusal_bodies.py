@@ -111,6 +111,15 @@ def check_ranks_that_disagree() -> None:
         close(out, PLAIN_ATTENTION(*whole, is_causal=True))
 
 
+def check_ranks_with_one_token_that_drop_is_causal() -> None:
+    """As models do that take a single query for decoding."""
+    mesh, last = make_mesh(), dist.get_world_size() - 1
+    parts, scope = split(mesh, random_qkv(tokens=2 * last + 1), scheme="gather", load_balance="none")
+    with scope:
+        message = rf"is_causal of attention differs.*ranks \[{last}\] have one token.*at least 2 tokens"
+        raises(ValueError, message, imported_attention, *parts, is_causal=parts[0].shape[2] > 1)
+
+
 def check_whole_tensors_of_ranks_that_differ() -> None:
     """All ranks meet an error before they exchange parts, so that the next call works."""
     mesh, whole = make_mesh(), random_qkv()[0]

@@ -37,6 +37,7 @@ CHECKS_OF_SEVERAL_RANKS = [
     context_scope_bodies.check_a_mask_that_changes_before_backward,
     context_refusal_bodies.check_errors_of_one_rank,
     context_refusal_bodies.check_ranks_that_disagree,
+    context_refusal_bodies.check_ranks_with_one_token_that_drop_is_causal,
     context_refusal_bodies.check_whole_tensors_of_ranks_that_differ,
 ]
 

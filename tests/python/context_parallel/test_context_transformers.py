@@ -9,7 +9,7 @@ import pytest
 if importlib.util.find_spec("transformers") is None:
     pytest.skip("needs transformers", allow_module_level=True)
 
-from context_transformers_bodies import TOKENS, Case, check_equals_one_rank, check_is_refused
+from context_transformers_bodies import TOKENS, Case, check_equals_one_rank, check_is_refused, check_one_token_for_each_rank
 
 LONGROPE = {
     "rope_parameters": {
@@ -87,3 +87,19 @@ def test_dynamic_rotary_frequencies_are_refused_whichever_ranks_grow_them(ranks_
 )
 def test_rotary_frequencies_that_all_ranks_choose_alike_equal_one_rank(ranks_of, configuration, options, documents):
     ranks_of(2).run(check_equals_one_rank, Case("llama", configuration, options, documents))
+
+
+@pytest.mark.parametrize("ranks, tokens, of_one", [(2, 2, "0, 1"), (2, 3, "1"), (4, 4, "0, 1, 2, 3"), (4, 7, "3")])
+def test_causal_models_are_refused_if_a_rank_has_one_token(ranks_of, ranks, tokens, of_one):
+    case = Case("llama", {}, CONTIGUOUS, (0, tokens))
+    ranks_of(ranks).run(check_is_refused, case, rf"a sequence of {tokens} tokens leaves one token on ranks \[{of_one}\] of {ranks}")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_two_tokens_for_each_rank_equal_one_rank(ranks_of, ranks):
+    ranks_of(ranks).run(check_equals_one_rank, Case("llama", {}, CONTIGUOUS, (0, 2 * ranks)))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_attention_of_one_token_for_each_rank(ranks_of, ranks):
+    ranks_of(ranks).run(check_one_token_for_each_rank)

@@ -133,6 +133,17 @@ def _describe(name: str, values: list[int]) -> str:
     return describe_digests(values) if name in _DIGESTS else str(values)
 
 
+def _cause_of_one_token(rows: list[list[int]], is_causal: list[int]) -> str:
+    """The likely cause if the ranks without is_causal have one token: models leave it out there, as in decoding."""
+    ranks = [rank for rank, value in enumerate(is_causal) if not value]
+    if any(rows[rank][1] != 1 for rank in ranks):
+        return ""
+    return (
+        f"; ranks {ranks} have one token, for which many models drop is_causal: use a longer sequence or fewer ranks, so that each "
+        "has at least 2 tokens, or call scaled_dot_product_attention with is_causal=True"
+    )
+
+
 def announce_refusal(level: LevelExchange, error: Exception) -> None:
     """Tells ranks that are in `agree` that this rank refuses the call, so that they do not wait for it. Collective
     with `agree`. The caller raises `error` afterwards."""
@@ -153,5 +164,6 @@ def agree(level: LevelExchange, tokens: int, fields: dict[str, int]) -> tuple[in
         if len(set(values)) > 1:
             raise ValueError(
                 f"{name} of attention differs between the ranks of the context group, {_describe(name, values)}: give all ranks the same"
+                + (_cause_of_one_token(rows, values) if name == "is_causal" else "")
             )
     return tuple(row[1] for row in rows)

@@ -116,6 +116,10 @@ class ContextParallelScope:
         else does."""
         return max(max(document_lengths(row)) for row in self._document_rows(self._layout_of(part)))
 
+    def token_counts(self, part: int) -> Sequence[int]:
+        """Tokens of each rank. `part`: see longest_document."""
+        return self._layout_of(part).counts
+
     def position_ends(self, part: int) -> list[int]:
         """For each rank, the number that follows the highest of its `position_ids`. `part`: see longest_document."""
         layout = self._layout_of(part)

@@ -2,7 +2,7 @@
 
 transformers leaves the mask of a sliding window, or of chunked attention, out if the tokens at hand fit into the window
 or chunk. Rotary embeddings of the types "longrope" and "dynamic" choose their frequencies by the highest position at
-hand. The checks take the place of the entries "sdpa" of the two tables in which models look up the functions of masks
+hand. transformers drops is_causal for one query, which it takes for decoding. The checks take the place of the entries "sdpa" of the two tables in which models look up the functions of masks
 and of attention.
 
 Thread safety: none. There is one open scope in a process at a time.
@@ -27,6 +27,9 @@ class CheckedScope(Protocol):
     def ranks(self) -> int: ...
 
     def longest_document(self, part: int) -> int: ...
+
+    def token_counts(self, part: int) -> Sequence[int]:
+        """Tokens of each rank."""
 
     def position_ends(self, part: int) -> list[int]:
         """For each rank, the number that follows the highest position of its tokens."""
@@ -106,9 +109,37 @@ def _chooses_alike(config: Any, parameters: Mapping[str, Any], ends: Sequence[in
     return max(ends) < config.max_position_embeddings
 
 
+def _check_is_causal(
+    scope: CheckedScope,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    *args,
+    **kwargs,
+) -> None:
+    """Refuses causal attention if a rank has one token. All ranks refuse it alike, as they know the tokens of each."""
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if not is_causal or attention_mask is not None or query.shape[2] != key.shape[2]:
+        return
+    counts = scope.token_counts(query.shape[2])
+    ranks = [rank for rank, count in enumerate(counts) if count == 1]
+    if ranks:
+        scope.refuse(
+            f"a sequence of {sum(counts)} tokens leaves one token on ranks {ranks} of {len(counts)}, for which transformers drops "
+            "is_causal, so that it would attend to later tokens: use a longer sequence or fewer ranks, so that each has at least 2 "
+            "tokens, or register an attention function that calls scaled_dot_product_attention with is_causal=True"
+        )
+
+
 def _check_attention(
     scope: CheckedScope, module: torch.nn.Module, query: torch.Tensor, *args, **kwargs
 ) -> dict[str, Any]:
+    _check_is_causal(scope, module, query, *args, **kwargs)
     config = getattr(module, "config", None)
     for parameters in _rotary_parameters(config):
         if not _depends_on_positions(parameters):
