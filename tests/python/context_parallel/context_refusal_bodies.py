@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from unittest import mock
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.attention.bias import causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as imported_attention
 from weft.torch.context_parallel import SequenceLayout, context_parallel_unshard
 from weft.torch.context_parallel.exchanges.level_exchange import LevelExchange
+from weft.torch.context_parallel.redirection import warn_of_own_attention
 
 
 def check_misuse_of_attention() -> None:
@@ -118,6 +120,37 @@ def check_ranks_with_one_token_that_drop_is_causal() -> None:
     with scope:
         message = rf"is_causal of attention differs.*ranks \[{last}\] have one token.*at least 2 tokens"
         raises(ValueError, message, imported_attention, *parts, is_causal=parts[0].shape[2] > 1)
+
+
+def check_an_attention_that_is_written_out_gives_a_warning() -> None:
+    """Once in a process, and not for a softmax of other forms or outside of the scope."""
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return F.softmax(query @ key.mT, dim=-1) @ value
+
+    parts, scope = split(make_mesh(), random_qkv())
+    for function in (attend, torch.compile(attend, backend="eager", dynamic=False)):
+        warn_of_own_attention.cache_clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            attend(*parts)
+            parts, scope = split(make_mesh(), random_qkv())
+            with scope:
+                query, key, value = parts
+                F.softmax(query @ query[:, :, :2].mT, dim=-1)
+                F.softmax(query[0, 0] @ key[0, 0].mT, dim=-1)
+                attend(query[:, :, :-1], key[:, :, :-1], value[:, :, :-1])
+                imported_attention(*parts, is_causal=True)
+                assert not _warnings_of_attention(caught)
+                function(*parts)
+                function(*parts)
+                torch.softmax(query @ key.mT, -1)
+            assert len(_warnings_of_attention(caught)) == 1, [str(warning.message) for warning in caught]
+
+
+def _warnings_of_attention(caught: list[warnings.WarningMessage]) -> list[str]:
+    messages = [str(warning.message) for warning in caught]
+    return [message for message in messages if "use scaled_dot_product_attention" in message]
 
 
 def check_whole_tensors_of_ranks_that_differ() -> None:

@@ -154,3 +154,14 @@ def check_one_token_for_each_rank() -> None:
         close(attend(encoder, None), PLAIN_ATTENTION(*whole))
         close(attend(causal, None, is_causal=False), PLAIN_ATTENTION(*whole))
         close(attend(causal, mask), PLAIN_ATTENTION(*whole, is_causal=True))
+
+
+def check_eager_attention_of_other_tokens() -> None:
+    """A model of its own tokens, such as an encoder of images, is right in a scope."""
+    model = _make_model(Case("llama", {"attn_implementation": "eager"}))
+    ids, others = _batch(Case("llama", {}))
+    others = others[:, :5]
+    with torch.no_grad():
+        expected = model(input_ids=others).logits
+        with context_parallel(make_mesh(), buffers=[ids], buffer_seq_dims=[1]):
+            close(model(input_ids=others).logits, expected)

@@ -38,6 +38,7 @@ CHECKS_OF_SEVERAL_RANKS = [
     context_refusal_bodies.check_errors_of_one_rank,
     context_refusal_bodies.check_ranks_that_disagree,
     context_refusal_bodies.check_ranks_with_one_token_that_drop_is_causal,
+    context_refusal_bodies.check_an_attention_that_is_written_out_gives_a_warning,
     context_refusal_bodies.check_whole_tensors_of_ranks_that_differ,
 ]
 

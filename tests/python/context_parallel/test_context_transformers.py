@@ -9,7 +9,14 @@ import pytest
 if importlib.util.find_spec("transformers") is None:
     pytest.skip("needs transformers", allow_module_level=True)
 
-from context_transformers_bodies import TOKENS, Case, check_equals_one_rank, check_is_refused, check_one_token_for_each_rank
+from context_transformers_bodies import (
+    TOKENS,
+    Case,
+    check_eager_attention_of_other_tokens,
+    check_equals_one_rank,
+    check_is_refused,
+    check_one_token_for_each_rank,
+)
 
 LONGROPE = {
     "rope_parameters": {
@@ -103,3 +110,14 @@ def test_two_tokens_for_each_rank_equal_one_rank(ranks_of, ranks):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_attention_of_one_token_for_each_rank(ranks_of, ranks):
     ranks_of(ranks).run(check_one_token_for_each_rank)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_eager_attention_is_refused(ranks_of, ranks):
+    case = Case("llama", {"attn_implementation": "eager"})
+    ranks_of(ranks).run(check_is_refused, case, "use attn_implementation='sdpa'")
+
+
+def test_eager_attention_of_one_rank_and_of_other_tokens_is_not_refused(ranks_of):
+    ranks_of(1).run(check_equals_one_rank, Case("llama", {"attn_implementation": "eager"}))
+    ranks_of(2).run(check_eager_attention_of_other_tokens)

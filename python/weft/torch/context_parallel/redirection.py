@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -23,10 +24,17 @@ _ATTENTIONS = (
 )
 
 
-class AttentionTarget(Protocol):
-    """A scope: takes the arguments of scaled_dot_product_attention."""
+_SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax)
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor: ...
+
+class AttentionTarget(Protocol):
+    """A scope."""
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Takes the arguments of scaled_dot_product_attention."""
+
+    def splits_to(self, tokens: int) -> bool:
+        """True if the scope has split a sequence, and this rank has as many tokens of it."""
 
 
 class _Redirection:
@@ -50,9 +58,32 @@ def _redirection() -> _Redirection:
     return _Redirection()
 
 
+def _are_scores(tensor: object) -> bool:
+    """True for the form [..., tokens, tokens] of the scores of attention."""
+    return isinstance(tensor, torch.Tensor) and tensor.dim() > 2 and tensor.shape[-1] == tensor.shape[-2]
+
+
+@functools.cache  # Once in a process.
+def warn_of_own_attention() -> None:
+    warnings.warn(
+        "a softmax of [..., tokens, tokens] over this rank's tokens ran in a context_parallel scope. If this is an attention that is "
+        "written out, it attends to this rank's tokens alone: use scaled_dot_product_attention, in models of transformers "
+        "attn_implementation='sdpa'",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+@torch.compiler.disable
+def _note_scores(tokens: int) -> None:
+    target = open_target()
+    if target is not None and target.splits_to(tokens):
+        warn_of_own_attention()
+
+
 class _AttentionMode(TorchFunctionMode):
-    """Redirects calls through references to PyTorch's attention, and refuses functions that compute it without the
-    call."""
+    """Redirects calls through references to PyTorch's attention, refuses functions that compute it without the call, and
+    warns of an attention that is written out."""
 
     def __init__(self, attend: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -62,6 +93,10 @@ class _AttentionMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _ATTENTIONS:
             return self._attend(*args, **kwargs)
+        if func in _SOFTMAXES:
+            scores = args[0] if args else kwargs.get("input")
+            if _are_scores(scores):
+                _note_scores(scores.shape[-1])
         if func is torch.ops.higher_order.flex_attention:
             raise ValueError(
                 "flex_attention computes attention on this rank's tokens alone: use scaled_dot_product_attention, "

@@ -120,6 +120,10 @@ class ContextParallelScope:
         """Tokens of each rank. `part`: see longest_document."""
         return self._layout_of(part).counts
 
+    def splits_to(self, tokens: int) -> bool:
+        """True if this rank has `tokens` of a sequence that several ranks share."""
+        return self.ranks > 1 and self._layout is not None and self._layout.counts[self.rank] == tokens
+
     def position_ends(self, part: int) -> list[int]:
         """For each rank, the number that follows the highest of its `position_ids`. `part`: see longest_document."""
         layout = self._layout_of(part)

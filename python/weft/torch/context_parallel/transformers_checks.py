@@ -1,9 +1,8 @@
 """Checks of models of transformers, whose masks and rotary frequencies are made from this rank's tokens alone.
 
 transformers leaves the mask of a sliding window, or of chunked attention, out if the tokens at hand fit into the window
-or chunk. Rotary embeddings of the types "longrope" and "dynamic" choose their frequencies by the highest position at
-hand. transformers drops is_causal for one query, which it takes for decoding. The checks take the place of the entries "sdpa" of the two tables in which models look up the functions of masks
-and of attention.
+or chunk. With attn_implementation="eager" it computes attention in other operations, which no scope splits. Rotary embeddings of the types "longrope" and "dynamic" choose their frequencies by the highest position at
+hand. transformers drops is_causal for one query, which it takes for decoding. The checks take the place of entries of the two tables in which models look up the functions of masks and of attention.
 
 Thread safety: none. There is one open scope in a process at a time.
 """
@@ -24,6 +23,9 @@ class CheckedScope(Protocol):
     """What the checks read of a scope. `part`: tokens of this rank."""
 
     @property
+    def rank(self) -> int: ...
+
+    @property
     def ranks(self) -> int: ...
 
     def longest_document(self, part: int) -> int: ...
@@ -39,13 +41,14 @@ class CheckedScope(Protocol):
 
 
 class _CheckedEntry:
-    """Takes the place of the entry "sdpa" of a table of transformers: checks a call, then calls the entry.
+    """Takes the place of an entry of a table of transformers: checks a call, then calls the entry.
 
     There is one for all scopes of a process, for the reason given in redirection.py. torch.compile breaks the graph
-    there. check: takes the scope and the arguments, and returns keyword arguments that replace those of the call.
+    there. key: of the entry. check: takes the scope and the arguments, and returns keyword arguments that replace those of the call.
     """
 
-    def __init__(self, check: Callable[..., dict[str, Any]]) -> None:
+    def __init__(self, key: str, check: Callable[..., dict[str, Any]]) -> None:
+        self._key = key
         self._check = check
         self._entry: Callable[..., Any] | None = None
         self._function = torch.compiler.disable(self._call)
@@ -59,12 +62,12 @@ class _CheckedEntry:
 
     @contextlib.contextmanager
     def installed_in(self, table: type) -> Iterator[None]:
-        entry = self._entry = table()["sdpa"]
-        table.register("sdpa", self._function)
+        entry = self._entry = table()[self._key]
+        table.register(self._key, self._function)
         try:
             yield
         finally:
-            table.register("sdpa", entry)
+            table.register(self._key, entry)
 
 
 def _check_mask(scope: CheckedScope, *args, local_size: int | None = None, **kwargs) -> dict[str, Any]:
@@ -79,6 +82,17 @@ def _check_mask(scope: CheckedScope, *args, local_size: int | None = None, **kwa
             "[1, 1, tokens, tokens], as its attention_mask"
         )
     return {"local_size": None}  # It hides nothing.
+
+
+def _check_eager_mask(scope: CheckedScope, *args, **kwargs) -> dict[str, Any]:
+    """Refuses the mask of a model over this rank's tokens. A model over others, such as an encoder of images, is right."""
+    tokens = kwargs["kv_length"]
+    if tokens == scope.token_counts(tokens)[scope.rank]:
+        scope.refuse(
+            "attn_implementation='eager' computes attention without scaled_dot_product_attention, on this rank's tokens alone: "
+            "use attn_implementation='sdpa'"
+        )
+    return {}
 
 
 def _rotary_parameters(config: Any) -> list[Mapping[str, Any]]:
@@ -159,8 +173,9 @@ def _check_attention(
 def _entries() -> tuple[tuple[str, str, _CheckedEntry], ...]:
     """Module and class of each table, and the check of its entry."""
     return (
-        ("transformers.masking_utils", "AttentionMaskInterface", _CheckedEntry(_check_mask)),
-        ("transformers.modeling_utils", "AttentionInterface", _CheckedEntry(_check_attention)),
+        ("transformers.masking_utils", "AttentionMaskInterface", _CheckedEntry("sdpa", _check_mask)),
+        ("transformers.masking_utils", "AttentionMaskInterface", _CheckedEntry("eager", _check_eager_mask)),
+        ("transformers.modeling_utils", "AttentionInterface", _CheckedEntry("sdpa", _check_attention)),
     )
 
 
