@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import torch
 import weft
-from fsdp2_comparison import make_llama, tokens_of
+from fsdp2_comparison import expect_same_state, loss_of, make_llama, shard_all, tokens_of
 from sharded_support import Cases, expect_error
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, DataParallelMeshDims
@@ -62,6 +64,35 @@ def refuses_what_it_cannot_do() -> None:
         weft.fully_shard(nn.Sequential(embedding), ignored_params={embedding.weight})
     with expect_error(ValueError, "give it the submesh"):
         weft.fully_shard(make_llama(), dp_mesh_dims=DataParallelMeshDims(shard="shard"))
+
+
+@case
+def an_optimizer_of_parameters_from_before_fully_shard_is_an_error() -> None:
+    """It would train nothing. One of whole parameters beside the sharded ones, or of frozen ones, is right."""
+    for make in (torch.optim.SGD, torch.optim.AdamW, weft.AdamW):
+        model = make_llama()
+        optimizer = make(model.parameters(), lr=0.1)
+        shard_all(model, weft.fully_shard)
+        loss_of(model, tokens_of(0)).backward()
+        for step in (optimizer.step, lambda: optimizer.step(lambda: 0.0)):
+            with expect_error(RuntimeError, "the parameter 'embed_tokens.weight' of 'Llama' from before fully_shard"):
+                step()
+        expect_same_state(model, make_llama(), exact=True)
+        make(model.parameters(), lr=0.1).step()
+        layers, head = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4)
+        optimizer = make([*layers.parameters(), *head.parameters()], lr=0.1)
+        weft.fully_shard(layers)
+        head(layers(torch.ones(1, 4))).sum().backward()
+        optimizer.step()
+
+
+@case
+def replaced_parameters_are_freed() -> None:
+    model = make_llama()
+    replaced = [weakref.ref(param) for param in model.parameters()]
+    shard_all(model, weft.fully_shard)
+    gc.collect()
+    assert not any(param() is not None for param in replaced)
 
 
 @case

@@ -132,8 +132,9 @@ class Group:
                 for original, registered in zip(owners, self.parameters, strict=True):
                     registered.restore(original)
                 raise
-        for param in owners:
-            param._weft_sharded_by = self.name  # Another module may still have it.
+        for param in owners:  # Another module or an optimizer may still have it.
+            param._weft_sharded_by = self.name
+            param._weft_replaced = paths[id(param)]
 
     def agree_on_dtype(self) -> None:
         """Takes the dtype of the masters from the parameters. Raises ValueError unless they agree on one that masters may have."""

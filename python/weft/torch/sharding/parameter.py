@@ -19,7 +19,7 @@ class ShardedParameter:
     """A parameter of `group`.
 
     `sharded` is a DTensor. Its local tensor is ordinary memory until `adopt_master` puts the values in weft's
-    memory; the object stays the same, so that an optimizer made before stays right. `unsharded` views the image
+    memory; the object stays the same, so that an optimizer made before that stays right. `unsharded` views the image
     of the group, and is what modules compute with.
     """
 

@@ -45,8 +45,14 @@ def _roots_of(optimizer: torch.optim.Optimizer) -> list[Root]:
 
 
 def _check_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Raises RuntimeError if the optimizer has an unsharded parameter that is to be trained: it would never train that."""
+    """Raises RuntimeError if the optimizer has a parameter that is to be trained and that it would never train: one that fully_shard
+    has replaced, or an unsharded one."""
     for param in (param for entry in optimizer.param_groups for param in entry["params"]):
+        if param.requires_grad and hasattr(param, "_weft_replaced"):
+            raise RuntimeError(
+                f"the optimizer has the parameter '{param._weft_replaced}' of '{param._weft_sharded_by}' from before fully_shard, which replaced "
+                "it in the model, so that a step would train nothing: make the optimizer after fully_shard"
+            )
         if param.requires_grad and hasattr(param, "_weft_parameter"):
             raise RuntimeError(
                 f"the optimizer has the unsharded parameter '{param._weft_parameter.name}', which gets no gradients: make the optimizer before "
