@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
+import pickle
 import weakref
 
 import torch
@@ -41,6 +43,11 @@ def refuses_what_it_cannot_do() -> None:
             weft.fully_shard(make_llama(), mp_policy=policy)
     with expect_error(AssertionError, "state_dict"):
         copy.deepcopy(weft.fully_shard(make_llama()))
+    for save in (pickle.dumps, lambda module: torch.save(module, io.BytesIO())):
+        with expect_error(pickle.PicklingError, "cannot be pickled: save its state_dict"):
+            save(weft.fully_shard(make_llama()))
+    layers = weft.fully_shard(nn.Sequential(nn.Linear(4, 4)))
+    assert copy.copy(layers)[0] is layers[0]
     model = weft.fully_shard(make_llama())
     with expect_error(NotImplementedError, "remove the call"):
         model.set_symm_mem_for_comm()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copyreg
+import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -236,6 +238,15 @@ class FSDPModule:
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise AssertionError("a sharded module cannot be copied: save its state_dict, and load that into another model")
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise pickle.PicklingError("a sharded module cannot be pickled: save its state_dict, and load that into another model")
+
+    def __copy__(self) -> nn.Module:
+        """As copy.copy does without __reduce_ex__."""
+        copied = copyreg.__newobj__(type(self))
+        copied.__setstate__(self.__dict__)
+        return copied
 
 
 def fully_shard(
