@@ -33,6 +33,7 @@ from weft.torch.sharding import (  # noqa: E402
     fully_shard,
     gradient_norm,
     prepare_writes,
+    refuse_ddp,
     register_fsdp_forward_method,
     reset,
     write_gradients_directly,
@@ -43,6 +44,7 @@ place_buffers_in_node_memory()
 place_buckets_in_node_memory()
 extend_monitored_barrier()
 extend_zero_grad()
+refuse_ddp()
 register_name()
 
 __all__ = [

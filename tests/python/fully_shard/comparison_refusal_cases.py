@@ -103,6 +103,28 @@ def replaced_parameters_are_freed() -> None:
 
 
 @case
+def refuses_ddp_around_sharded_modules() -> None:
+    for gathers in (False, True):
+        model = shard_all(make_llama(), weft.fully_shard)
+        if gathers:
+            model.unshard()
+        for wrapped, prefix in ((model, ""), (nn.Sequential(model), "0.")):
+            with expect_error(ValueError, f"'{prefix}embed_tokens.weight', which weft.fully_shard has sharded in 'Llama'"):
+                nn.parallel.DistributedDataParallel(wrapped)
+
+
+@case
+def takes_ddp_beside_sharded_modules() -> None:
+    """Those that it is told to ignore, and other models."""
+    sharded = weft.fully_shard(nn.Linear(4, 4))
+    model = nn.Sequential(sharded, nn.Linear(4, 4))
+    model._ddp_params_and_buffers_to_ignore = ["0.weight", "0.bias"]
+    wrapped = nn.parallel.DistributedDataParallel(module=model)
+    wrapped(torch.ones(1, 4)).sum().backward()
+    assert model[1].weight.grad is not None and sharded.weight.grad is not None
+
+
+@case
 def refuses_a_module_inside_one_that_is_sharded() -> None:
     """Before the first forward, and while the outer module has its unsharded parameters."""
     for gathers in (True, False):

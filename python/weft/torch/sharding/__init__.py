@@ -9,6 +9,7 @@
     updates      comparison of the updates that ranks have made
     recovery     reset, after failures
     zero_grad    zero_grad of modules, which clears the gradients of shards, too
+    ddp          refusal of DistributedDataParallel around sharded modules
     containers   tensors in the arguments and results of modules
     hooks        hooks on modules and tensors, which call the root
     norm         norm of the gradients, and clipping
@@ -23,6 +24,7 @@ from weft.torch.sharding.api import (
     prepare_writes,
     register_fsdp_forward_method,
 )
+from weft.torch.sharding.ddp import refuse_ddp
 from weft.torch.sharding.direct import write_gradients_directly
 from weft.torch.sharding.norm import clip_grad_norm_, gradient_norm
 from weft.torch.sharding.recovery import reset
@@ -36,6 +38,7 @@ __all__ = [
     "fully_shard",
     "gradient_norm",
     "prepare_writes",
+    "refuse_ddp",
     "register_fsdp_forward_method",
     "reset",
     "write_gradients_directly",

@@ -118,7 +118,7 @@ class Group:
         for module in managed:
             check_module(module, paths, ignored)
         for param, places in owners.items():
-            check_parameter(param, paths[id(param)], self.name, _owner_of(param))
+            check_parameter(param, paths[id(param)], self.name, owner_of(param))
             shard = shard_placement_fn(param) if shard_placement_fn is not None else None
             dim = shard_dim_of(shard, param, paths[id(param)], self.mesh)
             self.parameters.append(ShardedParameter(self, len(self.parameters), param, places, Placement.of(param, self.mesh, dim)))
@@ -334,7 +334,7 @@ def all_groups() -> list[Group]:
     return list(_groups.values())
 
 
-def _owner_of(param: nn.Parameter) -> str | None:
+def owner_of(param: nn.Parameter) -> str | None:
     """The name of the group of which `param` is a sharded or unsharded form."""
     if not isinstance(param, DTensor) and not hasattr(param, "_weft_parameter"):
         return None
