@@ -3,17 +3,18 @@
 Both run over the backend "weft". On two ranks they add in one order, so that float32 results have the same bits.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from model_bodies import batch_of, make_model, rows_of_rank
+from model_bodies import VOCABULARY, batch_of, make_model, rows_of_rank
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 import weft
 
@@ -101,6 +102,27 @@ def generate(option: str) -> list[int]:
     lengths = [0] * dist.get_world_size()
     dist.all_gather_object(lengths, text.shape[1] - start.shape[1])
     return lengths
+
+
+def generate_of_an_encoder_decoder() -> None:
+    """`generate` calls the encoder alone, and then the whole model: it is registered as a forward. Training goes on afterwards."""
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
+    torch.manual_seed(0)
+    plain = T5ForConditionalGeneration(T5Config(vocab_size=VOCABULARY, decoder_start_token_id=0, **sizes)).eval()
+    model = copy.deepcopy(plain)
+    for block in [*model.encoder.block, *model.decoder.block]:
+        weft.fully_shard(block)
+    weft.fully_shard(model)
+    weft.register_fsdp_forward_method(model, "generate")
+    tokens = batch_of(0)
+    for _ in range(2):
+        texts = [each.generate(tokens, max_new_tokens=5, min_new_tokens=5, do_sample=False) for each in (model, plain)]
+        assert torch.equal(*texts), texts
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        assert torch.equal(loss.detach(), plain(input_ids=tokens, labels=tokens).loss.detach())
+        assert all(param.grad is not None for param in model.parameters())
+        model.zero_grad()
 
 
 def gradient_of_an_input(kind: str) -> None:

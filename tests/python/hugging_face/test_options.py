@@ -28,6 +28,10 @@ def test_ranks_generate_texts_of_their_own(pool_of, option: str, lengths: list[i
     assert pool_of(2).run(bodies.generate, option) == [lengths] * 2
 
 
+def test_an_encoder_decoder_generates_by_a_registered_method(pool_of) -> None:
+    pool_of(2).run(bodies.generate_of_an_encoder_decoder)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gradient_of_an_input_leaves_parameters_alone(pool_of, kind: str) -> None:
     pool_of(2).run(bodies.gradient_of_an_input, kind)
