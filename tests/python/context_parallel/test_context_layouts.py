@@ -205,6 +205,14 @@ def test_bytes_equal_the_formulas_of_the_documentation():
         assert (cost(scheme).forward_bytes, cost(scheme).backward_bytes) == (forward, backward)
 
 
+def test_a_distance_at_which_no_gradients_move_is_one_hop_of_backward():
+    # Ranks 0 and 1 have a token each. The block of rank 1 reaches rank 0 after four hops; nothing else goes so far.
+    ring, layout = ContextScheme(1, "shift"), SequenceLayout((2,), 5, "none")
+    for rank in range(5):
+        costs = costs_of(ring, AttentionShape(), layout, rank, is_causal=False)
+        assert (costs.forward_hops, costs.backward_hops) == (4, 4 + 2)
+
+
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_computed_pairs_are_those_of_the_tiles(is_causal):
     for seed in range(50):

@@ -50,8 +50,10 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class ContextCosts:
-    """Costs of one call on one rank. Bytes are those received from peers, hops those of a ring by shift.
+    """Costs of one call on one rank. Bytes are those received from peers.
 
+    forward_hops: in a ring by shift, hops of keys and values.
+    backward_hops: in a ring by shift, hops of keys and values, and of gradients.
     pairs: (query, key) pairs computed, over this rank's heads, in one row of the batch.
     """
 
@@ -165,9 +167,12 @@ def _ring_plan(outer: tuple[tuple[TokenRange, ...], ...], offsets: tuple[int, ..
     return RingPlan(len(outer), lambda rank, owner: has_tiles(outer[rank], outer[owner], offsets, is_causal))
 
 
-def _shift_costs(levels: _Levels) -> tuple[int, int, int]:
-    plan = _ring_plan(levels.outer, tuple(levels.offsets), levels.is_causal)
-    rank, forward, gradients = levels.outer_rank, 0, 0
+def _shift_plan(levels: _Levels) -> RingPlan:
+    return _ring_plan(levels.outer, tuple(levels.offsets), levels.is_causal)
+
+
+def _shift_bytes(levels: _Levels) -> tuple[int, int]:
+    plan, rank, forward, gradients = _shift_plan(levels), levels.outer_rank, 0, 0
     for distance in range(1, plan.hops + 1):
         owner = plan.owner_at(rank, distance)
         if plan.reaches(owner, distance):
@@ -177,7 +182,12 @@ def _shift_costs(levels: _Levels) -> tuple[int, int, int]:
         if plan.returns_gradients(rank, distance):
             gradients += levels.outer_tokens(rank)
     forward *= levels.key_elements * levels.shape.element_bytes
-    return forward, forward + gradients * levels.key_elements * levels.shape.gradient_bytes, plan.hops
+    return forward, forward + gradients * levels.key_elements * levels.shape.gradient_bytes
+
+
+def _shift_hops(levels: _Levels) -> tuple[int, int]:
+    plan = _shift_plan(levels)
+    return plan.hops, plan.hops + sum(plan.sends_any_gradients(distance) for distance in range(1, plan.hops + 1))
 
 
 def costs_of(
@@ -185,20 +195,21 @@ def costs_of(
 ) -> ContextCosts:
     """Bytes that `rank` receives for one attention in a training step, and the work that it does, by the formulas above."""
     levels = _levels(scheme, shape, layout, is_causal, rank)
-    forward = backward = hops = 0
+    forward = backward = forward_hops = backward_hops = 0
     if scheme.ulysses_degree > 1:
         forward, backward = _head_exchange_bytes(levels)
     if len(levels.outer) > 1:
         if scheme.ring_rotate == "shift":
-            outer_forward, outer_backward, hops = _shift_costs(levels)
+            outer_forward, outer_backward = _shift_bytes(levels)
+            forward_hops, backward_hops = _shift_hops(levels)
         else:
             outer_forward, outer_backward = _gather_bytes(levels)
         forward, backward = forward + outer_forward, backward + outer_backward
     return ContextCosts(
         forward_bytes=forward * shape.batch,
         backward_bytes=backward * shape.batch,
-        forward_hops=hops,
-        backward_hops=2 * hops,
+        forward_hops=forward_hops,
+        backward_hops=backward_hops,
         pairs=levels.pairs() * levels.split.queries[levels.inner_rank].count,
     )
 

@@ -40,6 +40,13 @@ class RingPlan:
         """True if the rank at that distance sends the block's gradients to the owner."""
         return distance >= 1 and distance == self._last[owner]
 
+    def sends_any_gradients(self, distance: int) -> bool:
+        """True if any rank sends gradients at that distance."""
+        return any(
+            self.passes_gradients_on(owner, distance) or self.returns_gradients(owner, distance)
+            for owner in range(self.ranks)
+        )
+
     @property
     def hops(self) -> int:
         """Hops of the block that moves farthest."""
