@@ -10,6 +10,7 @@
 
 #include <absl/types/span.h>
 
+#include "src/nn/products/element.h"
 #include "src/nn/sparse/row_products.h"
 #include "weft/core/parallel.h"
 #include "weft/core/tensor.h"
@@ -40,10 +41,13 @@ class IndexKeySums {
     for (int64_t batch = 0; batch < batches_; ++batch) {
       int64_t number = 0;
       for (const TensorView& block : blocks) {
-        for (int64_t key = 0; key < block.shape[1]; ++key) {
-          float* target = block.As<float>() + batch * block.strides[0] + key * block.strides[1];
-          StoreKey(batch, number + key, block.shape[2], target);
-        }
+        const int64_t dim = block.shape[2];
+        ParallelFor(block.shape[1], RowGrain(parts_ * dim), [&](int64_t begin, int64_t end) {
+          for (int64_t key = begin; key < end; ++key) {
+            float* target = block.As<float>() + batch * block.strides[0] + key * block.strides[1];
+            StoreKey(batch, number + key, dim, target);
+          }
+        });
         number += block.shape[1];
       }
     }
