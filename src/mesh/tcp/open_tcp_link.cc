@@ -19,14 +19,19 @@ namespace {
 constexpr char kEndpoint = '+';
 constexpr char kError = '-';
 
+absl::StatusOr<TcpEndpoint> DecodeText(std::string_view text) {
+  if (text.starts_with(kEndpoint)) return TcpEndpoint::Decode(text.substr(1));
+  if (text.starts_with(kError)) return absl::FailedPreconditionError(ToAbsl(text.substr(1)));
+  return absl::InternalError(
+      absl::StrCat("'", ToAbsl(text), "' is no address of a link", kSameVersionRemedy));
+}
+
 absl::StatusOr<std::vector<TcpEndpoint>> DecodeEndpoints(const std::vector<std::string>& texts) {
   std::vector<TcpEndpoint> endpoints;
   for (size_t rank = 0; rank < texts.size(); ++rank) {
-    const std::string_view text = std::string_view(texts[rank]).substr(1);
-    if (texts[rank].front() == kError)
-      return absl::FailedPreconditionError(absl::StrCat("rank ", rank, ": ", ToAbsl(text)));
-    WEFT_ASSIGN_OR_RETURN(TcpEndpoint endpoint, TcpEndpoint::Decode(text));
-    endpoints.push_back(std::move(endpoint));
+    absl::StatusOr<TcpEndpoint> endpoint = DecodeText(texts[rank]);
+    if (!endpoint.ok()) return Annotate(endpoint.status(), absl::StrCat("rank ", rank));
+    endpoints.push_back(*std::move(endpoint));
   }
   return endpoints;
 }

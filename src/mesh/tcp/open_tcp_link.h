@@ -18,7 +18,8 @@ namespace weft::internal {
 //
 // `network`: see StoreBootstrapOptions::network. `gather` returns the texts of all ranks, indexed by rank.
 // Errors: kFailedPrecondition (a rank has no link, such as one whose `network` does not exist; names the rank
-//   and has its error), kInternal (a text is not that of an endpoint), and those of `gather`.
+//   and has its error), kInternal (a text is not that of an endpoint; names the rank), and those of
+//   `gather`.
 // Collective: all ranks.
 absl::StatusOr<std::unique_ptr<WireLink>> OpenTcpLink(
     int rank, const std::string& network,

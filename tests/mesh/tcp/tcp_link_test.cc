@@ -9,15 +9,12 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string>
-#include <string_view>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "src/mesh/tcp/open_tcp_link.h"
 #include "src/mesh/tcp/tcp_endpoint.h"
 #include "src/mesh/tcp/tcp_frame.h"
 #include "tests/mesh/support/raw_tcp_peer.h"
@@ -373,18 +370,6 @@ TEST(TcpLink, DescribesConnectionsWithoutAnAnswer) {
               AllOf(HasSubstr("no answer yet to a connection to rank 1 at 127.0.0.1:"),
                     HasSubstr("WEFT_NETWORK"), HasSubstr("WEFT_TRANSPORT=mpi")));
   close(full);
-}
-
-TEST(OpenTcpLink, RaisesTheSoftLimitOnDescriptors) {
-  rlimit before = {};
-  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-  const rlimit low = {256, before.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
-  EXPECT_OK(OpenTcpLink(0, "lo", [](std::string_view own) { return std::vector{std::string(own)}; }));
-  rlimit after = {};
-  EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &after), 0);
-  EXPECT_EQ(after.rlim_cur, before.rlim_max);
-  setrlimit(RLIMIT_NOFILE, &before);
 }
 
 }  // namespace
