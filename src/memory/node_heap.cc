@@ -68,6 +68,14 @@ absl::StatusOr<size_t> AgreeOnSegmentBytes(Bootstrap& bootstrap, const absl::Sta
   return MinOverRanks(bootstrap, own, timeout);
 }
 
+// For the end of messages.
+std::string NameScarcestResource(const Bootstrap& bootstrap) {
+  const absl::StatusOr<FreeMemory> free_memory = bootstrap.FreeNodeMemory();
+  return free_memory.ok()
+             ? free_memory->ScarcestResource()
+             : absl::StrCat("which resource limits it is unknown: ", free_memory.status().message());
+}
+
 }  // namespace
 
 class NodeHeap::Impl {
@@ -80,7 +88,7 @@ class NodeHeap::Impl {
         base_(Base(bootstrap.rank())),
         free_list_(memory_.segment_bytes),
         committer_(base_, memory_.segment_bytes),
-        limit_(bootstrap.FreeNodeMemory().value_or(FreeMemory()).ScarcestResource()) {
+        limit_(NameScarcestResource(bootstrap)) {
     // Pages are committed by this rank, so that they lie on its NUMA node even if the system forbids
     // PreferNumaNode.
     const std::vector<int>& numa_of_rank = bootstrap.node_map().numa_of_rank;

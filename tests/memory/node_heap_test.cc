@@ -162,6 +162,23 @@ TEST(NodeHeap, HasTheSameBlocksAfterAnAllocationForWhichTheNodeHasNoMemory) {
   EXPECT_EQ(heap->allocated_bytes(), 0);
 }
 
+// A rank whose system does not tell the free memory.
+class RankWithUnknownMemory final : public ::weft::testing::ForwardingBootstrap {
+ public:
+  using ForwardingBootstrap::ForwardingBootstrap;
+  absl::StatusOr<FreeMemory> FreeNodeMemory() const override { return absl::InternalError("no /proc"); }
+};
+
+TEST(NodeHeap, SaysThatItsLimitIsUnknownIfTheSystemDoesNotTell) {
+  const auto ranks = MakeThreadBootstraps(NodeMap::OneNode(1));
+  RankWithUnknownMemory rank(*ranks[0]);
+  ASSERT_OK_AND_ASSIGN(const auto heap, NodeHeap::Create(rank, {.segment_bytes = 1 << 20}));
+  EXPECT_THAT(heap->Allocate(2 << 20),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("which resource limits it is unknown: no /proc"),
+                             ::testing::Not(HasSubstr("the memory of the host")))));
+}
+
 TEST(NodeHeap, HoldsTheBytesOfTheSegmentsOfItsNode) {
   RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
     constexpr size_t kBytes = 1 << 20;
