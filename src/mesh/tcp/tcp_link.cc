@@ -119,39 +119,41 @@ TcpLink::~TcpLink() {
   Report(Poll());  // Connections that have been made meanwhile can send the farewell.
   std::vector<TcpSender::MessageId> sent;
   for (const int peer : started_) {
-    if (!Loss(peer).ok()) continue;
+    if (IsGone(peer)) continue;
     Of(peer).sender.AppendText(TcpHeader::Kind::kFarewell, "");
     Of(peer).sender.Write(sent);
   }
 }
 
+bool TcpLink::IsLost(int peer) const {
+  const Peer& state = Of(peer);
+  const TcpSender& sender = state.sender;
+  const bool cannot_send = sender.is_started() && !sender.is_open();
+  return !state.closed &&
+         (state.has_ended || (cannot_send && (state.receiver == nullptr || !sender.has_connected())));
+}
+
 absl::Status TcpLink::Loss(int peer) const {
   const Peer& state = Of(peer);
   if (state.closed) return absl::InternalError(absl::StrCat("rank ", peer, " has closed its link"));
-  const TcpSender& sender = state.sender;
-  const bool cannot_send = sender.is_started() && !sender.is_open();
-  const bool is_lost =
-      state.has_ended || (cannot_send && (state.receiver == nullptr || !sender.has_connected()));
-  if (!is_lost) return absl::OkStatus();
   if (state.has_ended && state.is_malformed) {
     return absl::InternalError(
         absl::StrCat("the connection from rank ", peer, " was closed: ", state.failure, kSameVersionRemedy));
   }
-  return absl::InternalError(absl::StrCat(
-      "the connection to rank ", peer, " was lost: ", state.has_ended ? state.failure : sender.failure(),
-      ". The rank has ended, or the network has failed; otherwise ", kOtherNetwork));
+  return absl::InternalError(
+      absl::StrCat("the connection to rank ", peer,
+                   " was lost: ", state.has_ended ? state.failure : state.sender.failure(),
+                   ". The rank has ended, or the network has failed; otherwise ", kOtherNetwork));
 }
 
 void TcpLink::NoteLoss(int peer) {
-  if (Of(peer).closed) return;
+  if (!IsLost(peer)) return;
   const bool may_have_closed = !Of(peer).has_ended;
   const auto known =
       std::find_if(lost_.begin(), lost_.end(), [&](const LostPeer& other) { return other.peer == peer; });
   if (known != lost_.end() && known->may_have_closed == may_have_closed) return;
-  absl::Status loss = Loss(peer);
-  if (loss.ok()) return;
   LostPeer& lost = known == lost_.end() ? lost_.emplace_back() : *known;
-  lost = {peer, std::move(loss), may_have_closed};
+  lost = {peer, Loss(peer), may_have_closed};
 }
 
 std::string TcpLink::DescribeUnanswered() const {
@@ -268,14 +270,24 @@ absl::Status TcpLink::Poll() {
     } else {
       const int peer = static_cast<int>(IdOf(data));
       Of(peer).sender.OnEvent();
+      Activate(peer);
       WEFT_RETURN_IF_ERROR(WatchSender(peer));
     }
   }
-  for (const int peer : started_) {
+  return VisitActivePeers();  // After all events: a connection from a peer may have been accepted.
+}
+
+void TcpLink::Activate(int peer) {
+  if (!std::exchange(Of(peer).is_active, true)) active_.push_back(peer);
+}
+
+absl::Status TcpLink::VisitActivePeers() {
+  for (const int peer : active_) {
     if (Of(peer).sender.EndLongAttempt()) WEFT_RETURN_IF_ERROR(WatchSender(peer));
     if (Of(peer).sender.has_unsent()) Flush(peer);
-    NoteLoss(peer);  // After all events: a connection from the peer may have been accepted.
+    NoteLoss(peer);
   }
+  std::erase_if(active_, [this](int peer) { return !(Of(peer).is_active = Of(peer).sender.has_unsent()); });
   return absl::OkStatus();
 }
 
@@ -283,7 +295,7 @@ void TcpLink::Flush(int peer) {
   std::vector<TcpSender::MessageId> sent;
   Of(peer).sender.Write(sent);
   for (const RequestId id : sent) Complete(id, absl::OkStatus());
-  if (!Loss(peer).ok()) DropSends(peer);
+  if (IsGone(peer)) DropSends(peer);
 }
 
 void TcpLink::DropSends(int peer) {

@@ -118,6 +118,7 @@ class TcpLink final : public WireLink, private TcpReceiver::Client {
     TcpReceiver* receiver = nullptr;  // Null: the peer has not connected, or its connection has ended.
     bool has_ended = false;           // The peer's connection has ended.
     bool closed = false;
+    bool is_active = false;     // It is in active_.
     std::string failure;        // Error of the peer's connection.
     bool is_malformed = false;  // The error is what the peer has sent.
     // Destination of the message in progress: a posted receive, or an unexpected message. If both are empty,
@@ -147,10 +148,18 @@ class TcpLink final : public WireLink, private TcpReceiver::Client {
   void End(int peer, const TcpHeader& header) override;
   Place BeginData(Peer& state, int peer, const TcpHeader& header);
 
-  // OK, or why messages to and from the peer are lost. See Note [Closed links].
+  // True if the peer is lost. See Note [Closed links].
+  bool IsLost(int peer) const;
+  // True if messages to the peer are dropped: it is lost or closed.
+  bool IsGone(int peer) const { return Of(peer).closed || IsLost(peer); }
+  // Why messages to and from the peer are lost. REQUIRES: it is lost or closed.
   absl::Status Loss(int peer) const;
   // Adds the peer to the lost ones if it is lost, or notes that it is now known to have ended.
   void NoteLoss(int peer);
+  // The next Poll visits the peer.
+  void Activate(int peer);
+  // Continues the messages and attempts to connect of all active peers.
+  absl::Status VisitActivePeers();
   // Errors: those of WatchSender.
   absl::Status StartConnection(int peer);
   // Errors: kInternal (epoll has no room).
@@ -181,6 +190,9 @@ class TcpLink final : public WireLink, private TcpReceiver::Client {
   uint64_t next_receiver_ = 0;
   absl::flat_hash_map<uint64_t, Connection> receivers_;  // By the id in their events, in order.
   std::vector<int> started_;                             // Ranks to which this one has connected.
+  // Those with unsent bytes, which a sender has until it has connected, and those whose connection to them
+  // may have changed since the last Poll. A Poll visits no other one: most ranks of a large job are idle.
+  std::vector<int> active_;
   std::vector<LostPeer> lost_;
   RequestId next_request_ = 1;
   absl::flat_hash_map<RequestId, std::unique_ptr<Request>> requests_;

@@ -98,10 +98,11 @@ absl::StatusOr<WireLink::RequestId> TcpLink::Send(int peer, int tag, const void*
   request->peer = peer;
   request->is_send = true;
   requests_.emplace(id, std::move(request));
-  if (const absl::Status loss = Loss(peer); !loss.ok()) {
-    Complete(id, loss);
+  if (IsGone(peer)) {
+    Complete(id, Loss(peer));
     return id;
   }
+  Activate(peer);
   WEFT_RETURN_IF_ERROR(StartConnection(peer));
   Of(peer).sender.AppendData(id, tag, data, bytes);
   Flush(peer);
@@ -142,11 +143,11 @@ absl::StatusOr<bool> TcpLink::Test(RequestId id) {
   WEFT_CHECK(found != requests_.end(), "Test of a request that is not in flight");
   const Request& request = *found->second;
   if (!request.done) {
-    const absl::Status loss = Loss(request.peer);
-    const bool may_have_closed = !request.is_send && !Of(request.peer).has_ended;
-    if (loss.ok() || Of(request.peer).closed || may_have_closed) return false;
+    const int peer = request.peer;
+    const bool may_have_closed = !request.is_send && !Of(peer).has_ended;
+    if (!IsLost(peer) || may_have_closed) return false;
     Cancel(id);
-    return loss;
+    return Loss(peer);
   }
   const absl::Status outcome = request.outcome;
   requests_.erase(found);
@@ -180,7 +181,8 @@ void TcpLink::Withdraw(RequestId id, const Request& request) {
 
 absl::Status TcpLink::SendControlMessage(int peer, std::string_view bytes) {
   WEFT_RETURN_IF_ERROR(CheckControlMessage(peer, static_cast<int>(peers_.size()), bytes.size()));
-  if (!Loss(peer).ok()) return absl::OkStatus();  // See Note [Closed links].
+  if (IsGone(peer)) return absl::OkStatus();  // See Note [Closed links].
+  Activate(peer);
   WEFT_RETURN_IF_ERROR(StartConnection(peer));
   Of(peer).sender.AppendText(TcpHeader::Kind::kControl, bytes);
   Flush(peer);
@@ -188,7 +190,7 @@ absl::Status TcpLink::SendControlMessage(int peer, std::string_view bytes) {
 }
 
 bool TcpLink::HasUnsentControlMessages() const {
-  return std::any_of(started_.begin(), started_.end(),
+  return std::any_of(active_.begin(), active_.end(),
                      [&](int peer) { return Of(peer).sender.has_unsent_text(); });
 }
 
