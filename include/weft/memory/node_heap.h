@@ -49,8 +49,8 @@ class NodeHeap {
   // All ranks use the same segment size, the smallest that any rank proposes.
   // Collective: all ranks of `bootstrap`.
   // Lifetime: `bootstrap` must outlive the heap.
-  // Errors: kResourceExhausted (gives the requested and the free bytes), kDeadlineExceeded (names the missing
-  // ranks).
+  // Errors, the same on all ranks: kInvalidArgument (WEFT_TIMEOUT_S of some rank is invalid),
+  //   kDeadlineExceeded (names the missing ranks), and those of Bootstrap::ReserveNodeMemory.
   static absl::StatusOr<std::unique_ptr<NodeHeap>> Create(Bootstrap& bootstrap, const Options& options);
   ~NodeHeap();
 

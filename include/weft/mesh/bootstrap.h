@@ -72,20 +72,27 @@ class Bootstrap {
   virtual Runtime& runtime() = 0;
 
   // Returns the blobs of all ranks, indexed by rank.
-  // Errors: kDeadlineExceeded (names the ranks that did not call in time).
+  // Errors: kDeadlineExceeded (names the ranks that did not call in time), kInvalidArgument (over MPI: the
+  //   blob has more than 1 GiB), kInternal (MPI or the store failed; has its message), and those that the
+  //   store adds, such as kCancelled after an interrupt.
   virtual absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
                                                                  absl::Duration timeout) = 0;
 
   // Reserves `segment_bytes` of node-shared memory for every rank. Lifetime of the memory: the bootstrap's.
   // REQUIRES: all ranks pass the same size.
-  // Errors: kResourceExhausted (gives the requested and the free bytes).
+  // Errors: kResourceExhausted (gives the requested and the free bytes, or has the kernel's message),
+  //   kFailedPrecondition (the host forbids shared memory, or its processes cannot open that of each other;
+  //   names the remedy), kInternal (the system does not tell the free memory, or MPI failed), and those of
+  //   AgreeOnStatus. Not all ranks return the same: agree on the outcome.
   virtual absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) = 0;
   // Memory that the ranks of this node can still take together. Errors: kInternal (the system does not tell).
   virtual absl::StatusOr<FreeMemory> FreeNodeMemory() const = 0;
 
   // Opens a new link. Messages of different links never match each other. Links are numbered in the order of
   // their opening: the n-th links of all ranks are one link.
-  // Errors: kDeadlineExceeded (not all ranks opened it within `timeout`).
+  // Errors: kDeadlineExceeded (not all ranks opened it within `timeout`), kFailedPrecondition (over TCP: a
+  //   rank has no network, or no sockets; names the rank), kInternal (MPI failed, or a rank sent no address),
+  //   and over TCP those of AllGatherBlob.
   virtual absl::StatusOr<std::unique_ptr<WireLink>> OpenLink(absl::Duration timeout) = 0;
   // Names what carries the messages of these links, for a person to read: "TCP sockets", or "MPI (Open MPI
   // 4.1.4), because of the variable UCX_TLS on the host of rank 0" if it was chosen for that reason.
