@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/mesh/base/backoff.h"
 #include "src/mesh/base/deadline.h"
-#include "weft/core/backoff.h"
 #include "weft/core/status.h"
 
 namespace weft::internal {

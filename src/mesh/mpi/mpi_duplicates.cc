@@ -1,7 +1,7 @@
 #include "src/mesh/mpi/mpi_duplicates.h"
 
+#include "src/mesh/base/backoff.h"
 #include "src/mesh/base/deadline.h"
-#include "weft/core/backoff.h"
 #include "weft/core/status.h"
 
 namespace weft::internal {

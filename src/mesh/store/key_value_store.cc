@@ -12,15 +12,16 @@
 #include <sys/stat.h>
 #include <utility>
 
+#include "src/mesh/base/backoff.h"
 #include "src/mesh/base/deadline.h"
 #include "src/mesh/base/file_handle.h"
-#include "weft/core/backoff.h"
 #include "weft/core/status.h"
 #include "weft/core/write_all.h"
 
 namespace weft {
 namespace {
 
+using internal::Backoff;
 using internal::FileHandle;
 
 absl::Status SystemError(std::string_view what, const std::string& path, int error) {

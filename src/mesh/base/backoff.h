@@ -12,7 +12,7 @@
 #include <chrono>
 #include <thread>
 
-namespace weft {
+namespace weft::internal {
 
 class Backoff {
  public:
@@ -32,4 +32,4 @@ class Backoff {
   std::chrono::microseconds sleep_{10};
 };
 
-}  // namespace weft
+}  // namespace weft::internal
