@@ -9,12 +9,12 @@
 #include <cstring>
 #include <optional>
 #include <sys/stat.h>
-#include <system_error>
 
 #include <absl/strings/str_cat.h>
 #include <absl/time/time.h>
 
 #include "weft/core/status.h"
+#include "weft/core/thread.h"
 
 namespace weft::internal {
 namespace {
@@ -52,12 +52,7 @@ absl::Status OutputRelay::Open() {
   WEFT_RETURN_IF_ERROR(OpenStream(streams_[0]));
   has_one_reader_ = streams_[0].is_open() && AreSame(STDOUT_FILENO, STDERR_FILENO);
   if (!has_one_reader_) WEFT_RETURN_IF_ERROR(OpenStream(streams_[1]));
-  try {
-    thread_ = std::thread([this] { Run(); });
-  } catch (const std::system_error& error) {
-    return absl::InternalError(absl::StrCat("cannot start a thread for the output of mpirun: ", error.what(),
-                                            " (ulimit -u limits threads)"));
-  }
+  WEFT_ASSIGN_OR_RETURN(thread_, StartThread("the output of mpirun", [this] { Run(); }));
   return absl::OkStatus();
 }
 

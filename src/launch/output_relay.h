@@ -35,7 +35,7 @@ class OutputRelay {
   OutputRelay& operator=(const OutputRelay&) = delete;
 
   // Makes the pipes, and starts the thread: after the start of mpirun, an error would have to end mpirun.
-  // Errors: kInternal. REQUIRES: SIGPIPE is ignored.
+  // Errors: kInternal, kResourceExhausted (no thread; names the limits). REQUIRES: SIGPIPE is ignored.
   absl::Status Open();
   // The descriptors that mpirun gets as its standard output and error.
   std::array<int, 2> outputs() const {

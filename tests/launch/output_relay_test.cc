@@ -322,7 +322,7 @@ TEST(OutputRelay, ReportsBeforeTheStartThatItCannotHaveAThread) {
                            const rlimit none = {0, 0};
                            ASSERT_EQ(setrlimit(RLIMIT_NPROC, &none), 0);
                            ASSERT_EQ(geteuid() == 0 ? setuid(kNobody) : 0, 0);  // Root has no limit.
-                           EXPECT_THAT(launch.relay.Open(), StatusIs(absl::StatusCode::kInternal,
+                           EXPECT_THAT(launch.relay.Open(), StatusIs(absl::StatusCode::kResourceExhausted,
                                                                      HasSubstr("cannot start a thread")));
                          }),
             0);

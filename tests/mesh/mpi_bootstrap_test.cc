@@ -1,5 +1,6 @@
 #include "weft/mesh/mpi_bootstrap.h"
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "src/mesh/mpi/mpi_library.h"
 #include "tests/mesh/support/bootstrap_conformance.h"
 #include "tests/support/mpi_world.h"
+#include "tests/support/no_threads.h"
 #include "tests/support/scoped_variable.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/test_timeout.h"
@@ -17,9 +19,12 @@
 namespace weft {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
+using ::testing::Not;
 using ::weft::testing::kTestTimeout;
+using ::weft::testing::NoThreads;
 using ::weft::testing::ScopedVariable;
 using ::weft::testing::StatusIs;
 using ::weft::testing::WorldBootstrap;
@@ -173,6 +178,43 @@ TEST(MpiBootstrap, NamesTheLateRankAndKeepsWorking) {
   ASSERT_OK(AgreeOnStatus(world, absl::OkStatus(), kTestTimeout));
   ASSERT_OK_AND_ASSIGN(const auto next, other->AllGatherBlob("next", kTestTimeout));
   EXPECT_THAT(next, ::testing::Each("next"));
+}
+
+// See Note [Relays of abandoned rounds].
+TEST(MpiBootstrap, RelaysMissedRoundsOnceTheSystemHasAThread) {
+  Bootstrap& world = WorldBootstrap();
+  ASSERT_OK_AND_ASSIGN(const auto other, MakeMpiBootstrap());
+  const int late = world.size() - 1;
+  const bool is_late = world.rank() == late;
+  const auto missed = [&] { return other->AllGatherBlob("missed", absl::Milliseconds(1)); };
+  const std::string missing = absl::StrCat(late, " did not arrive");
+  if (!is_late) {
+    {
+      const NoThreads none;
+      EXPECT_THAT(missed(), StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                     AllOf(HasSubstr(missing), HasSubstr("cannot start a thread"))));
+    }
+    EXPECT_THAT(missed(), StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                   AllOf(HasSubstr(missing), Not(HasSubstr("cannot start a thread")))));
+  }
+  ASSERT_OK(AgreeOnStatus(world, absl::OkStatus(), kTestTimeout));
+  for (int round = 0; round < 2 && is_late; ++round) {
+    ASSERT_OK_AND_ASSIGN(const auto blobs, other->AllGatherBlob("late", kTestTimeout));
+    EXPECT_EQ(blobs[0], late == 0 ? "late" : "missed");
+  }
+  ASSERT_OK(AgreeOnStatus(world, absl::OkStatus(), kTestTimeout));
+  EXPECT_OK(other->AllGatherBlob("next", kTestTimeout));
+}
+
+TEST(MpiBootstrap, ARankWithoutAThreadForItsDeadlinesIsAnErrorOnEveryRank) {
+  const int last = WorldBootstrap().size() - 1;
+  const bool is_own = WorldBootstrap().rank() == last;
+  std::optional<NoThreads> none;
+  if (is_own) none.emplace();
+  EXPECT_THAT(MakeMpiBootstrap(),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr(absl::StrCat(is_own ? "" : absl::StrCat("rank ", last, ": "),
+                                              "cannot start a thread for the deadlines of MPI"))));
 }
 
 }  // namespace

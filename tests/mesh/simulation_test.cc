@@ -163,13 +163,15 @@ TEST(SimulatedLink, CompletesNoMessageThatWasLost) {
 }
 
 TEST(Simulation, ReportsADeadlockedRank) {
-  const SimReport report = RunSimulatedRanks(NodeMap::OneNode(2), {}, [](Bootstrap& bootstrap) {
-    std::unique_ptr<Runtime::Task> never;
-    if (bootstrap.rank() == 1) {
-      never = bootstrap.runtime().Start([&] { never.reset(); });  // The task waits for its own end.
-    }
-    return absl::OkStatus();
-  });
+  const SimReport report =
+      RunSimulatedRanks(NodeMap::OneNode(2), {}, [](Bootstrap& bootstrap) -> absl::Status {
+        std::unique_ptr<Runtime::Task> never;
+        if (bootstrap.rank() == 1) {
+          // The task waits for its own end.
+          WEFT_ASSIGN_OR_RETURN(never, bootstrap.runtime().Start("a test", [&] { never.reset(); }));
+        }
+        return absl::OkStatus();
+      });
   EXPECT_OK(report.outcomes[0]);
   EXPECT_THAT(report.outcomes[1],
               StatusIs(absl::StatusCode::kInternal, HasSubstr("no event is left that could wake it")));

@@ -52,7 +52,7 @@ PROVIDERS = {
     "optional": "std::optional std::nullopt",
     "string": "std::string",
     "string_view": "std::string_view",
-    "thread": "std::this_thread",
+    "thread": "std::thread",
     "typeindex": "std::type_index",
     "utility": "std::move std::exchange std::forward std::pair",
     "variant": "std::variant",

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "weft/mesh/runtime.h"
@@ -24,7 +25,9 @@ class ForwardingRuntime : public Runtime {
   }
   void WakeAll(const std::atomic<uint32_t>& word) override { base_.WakeAll(word); }
   void Move(MoveSize size, absl::FunctionRef<void()> move) override { base_.Move(size, move); }
-  std::unique_ptr<Task> Start(std::function<void()> body) override { return base_.Start(std::move(body)); }
+  absl::StatusOr<std::unique_ptr<Task>> Start(std::string_view purpose, std::function<void()> body) override {
+    return base_.Start(purpose, std::move(body));
+  }
 
  private:
   Runtime& base_;

@@ -60,9 +60,9 @@ using GroupExchange = std::function<absl::StatusOr<std::vector<std::string>>(std
 class CommEngine {
  public:
   // Errors, on every rank: kInvalidArgument (an option of some rank is out of range, or differs between
-  //   ranks; share domain kNuma, but ranks are not bound), kResourceExhausted (no node memory for flags),
-  //   kDeadlineExceeded (names the missing ranks), kInternal (ranks are in different exchanges, or the
-  //   transport failed).
+  //   ranks; share domain kNuma, but ranks are not bound), kResourceExhausted (no node memory for flags,
+  //   or no thread; names the limits), kDeadlineExceeded (names the missing ranks), kInternal (ranks are in
+  //   different exchanges, or the transport failed).
   static absl::StatusOr<std::unique_ptr<CommEngine>> Create(Bootstrap& bootstrap, NodeHeap& heap,
                                                             const EngineOptions& options = {});
   // Tells the peers of every lane that this rank submits nothing more: operations that still need it then

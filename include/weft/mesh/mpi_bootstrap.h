@@ -59,6 +59,7 @@ struct MpiBootstrapOptions {
 //   was finalized, or weft was built without MPI), kInvalidArgument (the launcher, such as srun or the mpirun
 //   of another library, started more processes than MPI connects, ranks have different transports, or a host
 //   has no such network interface although messages may travel over sockets; names the remedy),
+//   kResourceExhausted (the system gives a rank no thread for the watchdog; names the limits),
 //   kDeadlineExceeded (names the ranks that did not start; with the watchdog the process ends instead),
 //   kInternal (has MPI's error message).
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOptions& options);

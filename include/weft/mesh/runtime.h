@@ -11,8 +11,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 
 #include <absl/functional/function_ref.h>
+#include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
 #include "weft/mesh/unpaused_clock.h"
@@ -46,8 +48,10 @@ class Runtime {
   // Runs `move`, which reads and writes about `size.bytes` bytes. In a simulation the call takes virtual
   // time, and `move` runs at a random moment of it.
   virtual void Move(MoveSize size, absl::FunctionRef<void()> move) = 0;
-  // Starts a thread or fiber that runs `body`.
-  virtual std::unique_ptr<Task> Start(std::function<void()> body) = 0;
+  // Starts a thread or fiber that runs `body`. `purpose` ends "cannot start a thread for" in the error.
+  // Errors: kResourceExhausted (the system gives the process no thread; names the limits). A fiber has none.
+  virtual absl::StatusOr<std::unique_ptr<Task>> Start(std::string_view purpose,
+                                                      std::function<void()> body) = 0;
 
   // The simulation that runs this rank; null outside a simulation.
   virtual Simulation* simulation() { return nullptr; }
@@ -63,7 +67,7 @@ class SystemRuntime final : public Runtime {
   void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) override;
   void WakeAll(const std::atomic<uint32_t>& word) override;
   void Move(MoveSize size, absl::FunctionRef<void()> move) override;
-  std::unique_ptr<Task> Start(std::function<void()> body) override;
+  absl::StatusOr<std::unique_ptr<Task>> Start(std::string_view purpose, std::function<void()> body) override;
 
  private:
   mutable UnpausedClock clock_;

@@ -164,7 +164,8 @@ class CheckpointSaver {
   // Returns true if the save has ended. REQUIRES: CanAdvance on all ranks.
   // Errors: kFailedPrecondition (no save is under way), kInvalidArgument (elements that no rank or two ranks
   //   hold, two files of one name, or a checkpoint that its reader would refuse), and those of the system on
-  //   any rank; then the save has ended, and its files are removed.
+  //   any rank, such as kResourceExhausted (no thread; names the limits); then the save has ended, and its
+  //   files are removed.
   absl::StatusOr<bool> Advance();
   // Waits until the save under way has ended, if there is one. Errors: as Advance.
   absl::Status Finish();

@@ -180,14 +180,21 @@ absl::Status CommEngine::Impl::Open() {
   if (bootstrap_.node_map().node_count() > 1)
     lane_limit_ = std::min(lane_limit_, TagLayout::Of(link_->max_tag(), bootstrap_.node_map()).lanes);
   shell_.emplace(bootstrap_.runtime(), *node_, trace_, bootstrap_.rank(), has_core);
-  shell_->Start(std::move(core));
-  if (options_.watchdog) {
-    watchdog_.emplace(
-        recorder_,
-        Watchdog::Options{absl::ToInt64Nanoseconds(timeout_ + kWatchdogDelay), options_.dump_folder,
-                          bootstrap_.rank(), bootstrap_.size()},
-        [&runtime = bootstrap_.runtime()] { return runtime.NowNs(); }, [](int code) { std::_Exit(code); });
-  }
+  const absl::Status started = StartThreads(std::move(core));
+  // The fibers of a simulation always start.
+  return bootstrap_.runtime().simulation() != nullptr ? started
+                                                      : AgreeOnStatus(bootstrap_, started, timeout_);
+}
+
+absl::Status CommEngine::Impl::StartThreads(std::unique_ptr<EngineCore> core) {
+  WEFT_RETURN_IF_ERROR(shell_->Start(std::move(core)));
+  if (!options_.watchdog) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(watchdog_, Watchdog::Start(
+                                       recorder_,
+                                       {absl::ToInt64Nanoseconds(timeout_ + kWatchdogDelay),
+                                        options_.dump_folder, bootstrap_.rank(), bootstrap_.size()},
+                                       [&runtime = bootstrap_.runtime()] { return runtime.NowNs(); },
+                                       [](int code) { std::_Exit(code); }));
   return absl::OkStatus();
 }
 

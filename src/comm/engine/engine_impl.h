@@ -160,6 +160,9 @@ class CommEngine::Impl {
   absl::Status AwaitAbandonedTransfers(const Deadline& deadline);
   // Sets timeout_ and share_domains_. Errors: an option of this rank is invalid.
   absl::Status ReadOptions();
+  // Starts the progress thread with its core, and the watchdog.
+  // Errors: kResourceExhausted (the system gives the process no thread; names the limits).
+  absl::Status StartThreads(std::unique_ptr<EngineCore> core);
   // The options that are the same on all ranks, or the error of this rank's.
   absl::StatusOr<std::vector<OptionValue>> OptionsOfAllRanks(const absl::Status& valid) const;
   // Extends the watchdog's limits, if there is one, for a task of at most `timeout` from now.
@@ -193,7 +196,7 @@ class CommEngine::Impl {
   uint64_t next_message_ ABSL_GUARDED_BY(lanes_mutex_) = 1;
   ResetRounds reset_rounds_;
   std::optional<EngineShell> shell_;
-  std::optional<Watchdog> watchdog_;
+  std::unique_ptr<Watchdog> watchdog_;  // Null without one.
 };
 
 }  // namespace weft

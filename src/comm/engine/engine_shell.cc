@@ -24,12 +24,14 @@ static_assert(LateRanks::kAnswerNs == 4 * kMaxParkNs, "a rank must answer althou
 EngineShell::EngineShell(Runtime& runtime, NodeLink& node, TraceLog& trace, int rank, bool has_core)
     : runtime_(runtime), node_(node), trace_(trace), rank_(rank), times_(TimesOf(runtime, has_core)) {}
 
-void EngineShell::Start(std::unique_ptr<EngineCore> core) {
+absl::Status EngineShell::Start(std::unique_ptr<EngineCore> core) {
   {
     const MutexLock lock(mutex_);
     core_ = std::move(core);
   }
-  progress_ = runtime_.Start([this] { RunProgressThread(); });
+  WEFT_ASSIGN_OR_RETURN(progress_,
+                        runtime_.Start("the progress of collectives", [this] { RunProgressThread(); }));
+  return absl::OkStatus();
 }
 
 void EngineShell::Stop() {

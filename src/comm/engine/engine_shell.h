@@ -67,7 +67,8 @@ class EngineShell {
   ~EngineShell() { Stop(); }
 
   // Takes the core and starts the progress thread.
-  void Start(std::unique_ptr<EngineCore> core) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Errors: kResourceExhausted (the system gives the process no thread; names the limits).
+  absl::Status Start(std::unique_ptr<EngineCore> core) ABSL_LOCKS_EXCLUDED(mutex_);
   // Stops the progress thread. Then calls the callbacks that it has left, and destroys the memory that the
   // core keeps.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);

@@ -17,6 +17,7 @@
 #include "src/comm/engine/wait_times.h"
 #include "weft/core/exit_codes.h"
 #include "weft/core/status.h"
+#include "weft/core/thread.h"
 #include "weft/core/write_all.h"
 
 namespace weft {
@@ -97,6 +98,16 @@ std::future<absl::Status> StartWriting(const std::string& folder, const std::str
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(const Recorder& recorder, Options options,
+                                                          std::function<int64_t()> now,
+                                                          std::function<void(int)> end) {
+  std::unique_ptr<Watchdog> watchdog(
+      new Watchdog(recorder, std::move(options), std::move(now), std::move(end)));
+  WEFT_ASSIGN_OR_RETURN(watchdog->thread_,
+                        StartThread("the watchdog of the engine", [self = watchdog.get()] { self->Run(); }));
+  return watchdog;
+}
+
 Watchdog::Watchdog(const Recorder& recorder, Options options, std::function<int64_t()> now,
                    std::function<void(int)> end)
     : recorder_(recorder),
@@ -109,7 +120,6 @@ Watchdog::Watchdog(const Recorder& recorder, Options options, std::function<int6
   if (!options_.dump_folder.empty() &&
       std::rename(dump_path_.c_str(), absl::StrCat(dump_path_, ".old").c_str()) != 0)
     std::remove(dump_path_.c_str());
-  thread_ = std::thread([this] { Run(); });
 }
 
 Watchdog::~Watchdog() {
@@ -118,7 +128,7 @@ Watchdog::~Watchdog() {
     stop_ = true;
   }
   stopped_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void Watchdog::Run() {

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <functional>
 #include <future>
+#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
@@ -27,6 +28,7 @@
 
 #include <absl/base/thread_annotations.h>
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
 #include "src/comm/engine/recorder.h"
@@ -46,9 +48,14 @@ class Watchdog {
   };
   // `now` reads the clock of the recorder's times. `end` ends the process with an exit code; tests replace
   // it.
-  Watchdog(const Recorder& recorder, Options options, std::function<int64_t()> now,
-           std::function<void(int)> end);
+  // Lifetime: the recorder must outlive the watchdog.
+  // Errors: kResourceExhausted (the system gives the process no thread; names the limits).
+  static absl::StatusOr<std::unique_ptr<Watchdog>> Start(const Recorder& recorder, Options options,
+                                                         std::function<int64_t()> now,
+                                                         std::function<void(int)> end);
   ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
 
   // Work of the program that may take longer than the limits, with a deadline of its own.
   enum class Task : uint8_t {
@@ -89,6 +96,8 @@ class Watchdog {
     std::multiset<int64_t> until_ns;  // Deadlines of the tasks in progress.
     int64_t last_end_ns = 0;
   };
+  Watchdog(const Recorder& recorder, Options options, std::function<int64_t()> now,
+           std::function<void(int)> end);
   void EndExtension(Task task, int64_t until_ns) ABSL_LOCKS_EXCLUDED(mutex_);
   // True if a task in progress has not reached its deadline.
   bool IsExtended(Task task) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -117,7 +126,7 @@ class Watchdog {
   int failed_checks_ = 0;  // See MustEnd. Used by the watchdog's thread only.
   std::atomic<bool> ending_{false};
   std::atomic<bool> has_ended_{false};
-  std::thread thread_;  // Last: it uses the other members.
+  std::thread thread_;  // Last: it uses the other members. Set by Start.
 };
 
 }  // namespace weft

@@ -9,25 +9,21 @@
 
 #include "src/mesh/base/deadline.h"
 #include "weft/core/status.h"
+#include "weft/core/thread.h"
 
 namespace weft::internal {
-namespace {
-
-// A thread that takes no signals, which belong to the threads of the program.
-std::thread StartWithoutSignals(const std::function<void()>& body) {
+absl::StatusOr<std::unique_ptr<CallGuard>> CallGuard::Start(std::function<void(const std::string&)> end) {
+  std::unique_ptr<CallGuard> guard(new CallGuard(std::move(end)));
   sigset_t all;
   sigset_t previous;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &previous);
-  std::thread thread(body);
+  pthread_sigmask(SIG_SETMASK, &all, &previous);  // The thread inherits it.
+  absl::StatusOr<std::thread> thread =
+      StartThread("the deadlines of MPI", [self = guard.get()] { self->Run(); });
   pthread_sigmask(SIG_SETMASK, &previous, nullptr);
-  return thread;
+  WEFT_ASSIGN_OR_RETURN(guard->thread_, std::move(thread));
+  return guard;
 }
-
-}  // namespace
-
-CallGuard::CallGuard(std::function<void(const std::string&)> end)
-    : end_(std::move(end)), thread_(StartWithoutSignals([this] { Run(); })) {}
 
 CallGuard::~CallGuard() {
   {
@@ -35,7 +31,7 @@ CallGuard::~CallGuard() {
     stop_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 CallGuard::Scope CallGuard::Enter(std::string call, absl::Duration timeout, std::string remedy) {

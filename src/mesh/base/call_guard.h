@@ -5,12 +5,14 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include <absl/base/thread_annotations.h>
+#include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
 #include "weft/core/mutex.h"
@@ -34,8 +36,9 @@ class CallGuard {
   };
 
   // `end` gets a message that names the call, and ends the process; tests replace it. It runs in the guard's
-  // thread.
-  explicit CallGuard(std::function<void(const std::string&)> end);
+  // thread, which takes no signals: these belong to the threads of the program.
+  // Errors: kResourceExhausted (the system gives the process no thread; names the limits).
+  static absl::StatusOr<std::unique_ptr<CallGuard>> Start(std::function<void(const std::string&)> end);
   ~CallGuard();
   CallGuard(const CallGuard&) = delete;
   CallGuard& operator=(const CallGuard&) = delete;
@@ -52,6 +55,7 @@ class CallGuard {
     std::string remedy;
     std::chrono::steady_clock::time_point deadline;
   };
+  explicit CallGuard(std::function<void(const std::string&)> end) : end_(std::move(end)) {}
   void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits for a call to exceed its deadline, and returns the message. nullopt: the guard stops.
@@ -62,7 +66,7 @@ class CallGuard {
   std::condition_variable_any changed_;
   std::optional<Call> call_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // Last: it uses the other members.
+  std::thread thread_;  // Last: it uses the other members. Set by Start.
 };
 
 }  // namespace weft::internal

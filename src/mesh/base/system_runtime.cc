@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "weft/core/futex.h"
+#include "weft/core/status.h"
+#include "weft/core/thread.h"
 #include "weft/mesh/runtime.h"
 
 namespace weft {
@@ -12,7 +14,7 @@ namespace {
 
 class ThreadTask final : public Runtime::Task {
  public:
-  explicit ThreadTask(std::function<void()> body) : thread_(std::move(body)) {}
+  explicit ThreadTask(std::thread thread) : thread_(std::move(thread)) {}
   ~ThreadTask() override { thread_.join(); }
 
  private:
@@ -44,8 +46,10 @@ void SystemRuntime::WakeAll(const std::atomic<uint32_t>& word) {
 
 void SystemRuntime::Move(MoveSize /*size*/, absl::FunctionRef<void()> move) { move(); }
 
-std::unique_ptr<Runtime::Task> SystemRuntime::Start(std::function<void()> body) {
-  return std::make_unique<ThreadTask>(std::move(body));
+absl::StatusOr<std::unique_ptr<Runtime::Task>> SystemRuntime::Start(std::string_view purpose,
+                                                                    std::function<void()> body) {
+  WEFT_ASSIGN_OR_RETURN(std::thread thread, StartThread(purpose, std::move(body)));
+  return std::make_unique<ThreadTask>(std::move(thread));
 }
 
 }  // namespace weft

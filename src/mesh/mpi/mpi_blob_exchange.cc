@@ -6,6 +6,7 @@
 #include "src/mesh/base/backoff.h"
 #include "src/mesh/base/deadline.h"
 #include "weft/core/status.h"
+#include "weft/core/thread.h"
 
 namespace weft::internal {
 namespace {
@@ -213,11 +214,24 @@ absl::StatusOr<std::vector<std::string>> MpiBlobExchange::TakeOrAbandon(RoundNum
     RoundOf(number).abandoned = true;
     starts_thread = !std::exchange(relaying_, true);
   }
-  if (starts_thread) {
-    if (thread_.joinable()) thread_.join();  // An earlier one, which has ended.
-    thread_ = std::thread([this] { RelayAbandonedRounds(); });
+  const absl::Status error = MissingRanksError(what_, missing, timeout);
+  const absl::Status started = starts_thread ? StartRelaying() : absl::OkStatus();
+  if (started.ok()) return error;
+  return absl::DeadlineExceededError(
+      absl::StrCat(error.message(), "; late ranks may wait for this one: ", started.message()));
+}
+
+absl::Status MpiBlobExchange::StartRelaying() {
+  if (thread_.joinable()) thread_.join();  // An earlier one, which has ended.
+  absl::StatusOr<std::thread> thread =
+      StartThread("the relays of late ranks", [this] { RelayAbandonedRounds(); });
+  if (thread.ok()) {
+    thread_ = *std::move(thread);
+    return absl::OkStatus();
   }
-  return MissingRanksError(what_, missing, timeout);
+  const MutexLock lock(mutex_);
+  relaying_ = false;  // The next round that misses its deadline tries again.
+  return thread.status();
 }
 
 void MpiBlobExchange::RelayAbandonedRounds() {

@@ -89,6 +89,8 @@ class MpiBlobExchange {
   // At the deadline: leaves a round that is not finished to the thread, and returns the error of the call.
   absl::StatusOr<std::vector<std::string>> TakeOrAbandon(RoundNumber number, absl::Duration timeout)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Starts the thread. Errors: kResourceExhausted (the system gives the process none; names the limits).
+  absl::Status StartRelaying() ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<int> AwaitedRanks(RoundNumber number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Body of the thread.
   void RelayAbandonedRounds();

@@ -174,7 +174,9 @@ absl::StatusOr<MpiTransport> TransportFromEnvironment() {
 }
 
 // The options that all ranks must have alike.
-absl::StatusOr<std::vector<OptionValue>> SharedOptions(const MpiBootstrapOptions& options) {
+absl::StatusOr<std::vector<OptionValue>> SharedOptions(const MpiSession& session,
+                                                       const MpiBootstrapOptions& options) {
+  WEFT_RETURN_IF_ERROR(session.guarded());
   WEFT_RETURN_IF_ERROR(options.error);
   if (options.transport == MpiTransport::kTcp)
     WEFT_RETURN_IF_ERROR(internal::TcpEndpoint::OfThisHost(options.network).status());
@@ -224,8 +226,8 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MpiBootstrap::Make(const MpiBootstrap
                         internal::MpiBlobExchange::Create(session, world.get(), "all-gather of blobs"));
   std::unique_ptr<MpiBootstrap> bootstrap(
       new MpiBootstrap(session, std::move(world), std::move(node), std::move(nodes), std::move(blobs)));
-  WEFT_RETURN_IF_ERROR(AgreeOnOptions(*bootstrap, "options of the bootstrap", SharedOptions(options),
-                                      options.startup_timeout));
+  WEFT_RETURN_IF_ERROR(AgreeOnOptions(*bootstrap, "options of the bootstrap",
+                                      SharedOptions(*session, options), options.startup_timeout));
   WEFT_ASSIGN_OR_RETURN(const TransportChoice choice, ChooseTransport(*bootstrap, options, settings));
   if (choice.transport == MpiTransport::kMpi) {
     bootstrap->links_ = internal::MakeLinksOverMpi(session, *bootstrap->world_, choice.reason_for_mpi);

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "weft/core/exit_codes.h"
@@ -31,7 +32,10 @@ absl::Status MpiStatus(int code, std::string_view call) {
 }
 
 MpiSession::MpiSession(const MpiBootstrapOptions& options) : options_(options) {
-  if (options.watchdog) guard_.emplace(EndProcess);
+  if (!options.watchdog) return;
+  absl::StatusOr<std::unique_ptr<CallGuard>> guard = CallGuard::Start(EndProcess);
+  guarded_ = guard.status();
+  if (guard.ok()) guard_ = *std::move(guard);
 }
 
 absl::StatusOr<std::shared_ptr<MpiSession>> MpiSession::Open(const MpiBootstrapOptions& options) {
@@ -82,7 +86,7 @@ MpiSession::~MpiSession() {
 }
 
 CallGuard::Scope MpiSession::Guard(std::string_view call) {
-  if (!guard_) return CallGuard::Scope(nullptr);
+  if (guard_ == nullptr) return CallGuard::Scope(nullptr);
   return starting_ ? guard_->Enter(absl::StrCat("start-up: ", ToAbsl(call)), options_.startup_timeout,
                                    "see its messages, or set a longer WEFT_STARTUP_TIMEOUT_S")
                    : guard_->Enter(std::string(call), options_.timeout,
@@ -90,7 +94,7 @@ CallGuard::Scope MpiSession::Guard(std::string_view call) {
 }
 
 void MpiSession::EndIfPeersAreMissing() const {
-  if (!guard_ || peers_missing_.ok()) return;
+  if (guard_ == nullptr || peers_missing_.ok()) return;
   EndProcess(absl::StrCat("MPI cannot be finalized: ", peers_missing_.message()));
 }
 

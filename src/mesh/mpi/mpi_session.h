@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -44,6 +43,10 @@ class MpiSession {
   // Guards a blocking MPI call, which must return within the timeout of its phase. `call` names it.
   // REQUIRES: no other guarded call is in progress.
   CallGuard::Scope Guard(std::string_view call);
+  // OK, or why this rank's calls have no deadline although the watchdog is on. The ranks must agree on it:
+  // those of the peers have one.
+  // Errors: kResourceExhausted (the system gives the process no thread; names the limits).
+  const absl::Status& guarded() const { return guarded_; }
   // Ends the phase of start-up, which has a timeout of its own.
   void EndStartup() { starting_ = false; }
   absl::Duration timeout() const { return options_.timeout; }
@@ -62,7 +65,8 @@ class MpiSession {
   bool starting_ = true;
   absl::Status peers_missing_;
   std::vector<std::shared_ptr<const void>> abandoned_;
-  std::optional<CallGuard> guard_;  // Unset without the watchdog.
+  absl::Status guarded_;
+  std::unique_ptr<CallGuard> guard_;  // Null without the watchdog, and if guarded_ is an error.
 };
 
 // Owner of a duplicated or split communicator, whose error handler is MPI_ERRORS_RETURN.

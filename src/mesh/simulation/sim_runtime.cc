@@ -31,7 +31,8 @@ void SimRuntime::Move(MoveSize size, absl::FunctionRef<void()> move) {
   simulator_.Compute(rank_, duration - before, 1);
 }
 
-std::unique_ptr<Runtime::Task> SimRuntime::Start(std::function<void()> body) {
+absl::StatusOr<std::unique_ptr<Runtime::Task>> SimRuntime::Start(std::string_view /*purpose*/,
+                                                                 std::function<void()> body) {
   return std::make_unique<FiberTask>(simulator_, simulator_.Start(rank_, std::move(body)));
 }
 

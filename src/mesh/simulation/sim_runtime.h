@@ -24,7 +24,7 @@ class SimRuntime final : public Runtime {
   }
   void WakeAll(const std::atomic<uint32_t>& word) override { simulator_.WakeAll(&word); }
   void Move(MoveSize size, absl::FunctionRef<void()> move) override;
-  std::unique_ptr<Task> Start(std::function<void()> body) override;
+  absl::StatusOr<std::unique_ptr<Task>> Start(std::string_view purpose, std::function<void()> body) override;
   Simulation* simulation() override { return &simulator_; }
 
  private:

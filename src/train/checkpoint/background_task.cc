@@ -9,6 +9,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "weft/core/mutex.h"
+#include "weft/core/thread.h"
 
 namespace weft {
 
@@ -21,7 +22,7 @@ struct BackgroundTask::Shared {
 
 BackgroundTask::BackgroundTask(std::function<absl::Status()> task, absl::Duration last_wait)
     : shared_(std::make_shared<Shared>()), last_wait_(last_wait) {
-  std::thread([shared = shared_, task = std::move(task)]() mutable {
+  auto run = [shared = shared_, task = std::move(task)]() mutable {
     absl::Status result = task();
     task = nullptr;  // Frees the captured objects before `done` becomes visible.
     {
@@ -30,7 +31,16 @@ BackgroundTask::BackgroundTask(std::function<absl::Status()> task, absl::Duratio
       shared->done = true;
     }
     shared->ended.notify_all();
-  }).detach();
+  };
+  absl::StatusOr<std::thread> thread = StartThread("saving a checkpoint", std::move(run));
+  has_started_ = thread.ok();
+  if (has_started_) {
+    thread->detach();
+    return;
+  }
+  const MutexLock lock(shared_->mutex);
+  shared_->result = thread.status();
+  shared_->done = true;
 }
 
 BackgroundTask::~BackgroundTask() { Wait(last_wait_).IgnoreError(); }

@@ -206,10 +206,10 @@ class CheckpointSaver::Impl {
     if (!first()) return absl::OkStatus();
     // The task has copies of its inputs: it outlives this object if the device does not answer.
     abandoned_ = std::make_shared<std::atomic<bool>>(false);
-    SaveCommit commit{folder_,   std::exchange(staged_, ""), *layout_, std::move(state_), options_.keep,
-                      abandoned_};
+    SaveCommit commit{folder_, staged_, *layout_, std::move(state_), options_.keep, abandoned_};
     commit_ = std::make_unique<BackgroundTask>([commit, parts] { return commit.Run(parts); },
                                                std::min(timeout_, BackgroundTask::kLastWait));
+    if (commit_->has_started()) staged_.clear();  // It is the commit's now. See Note [Late commits].
     return absl::OkStatus();
   }
 

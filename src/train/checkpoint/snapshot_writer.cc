@@ -183,7 +183,10 @@ SnapshotWriter::SnapshotWriter(std::vector<Target> targets, std::vector<Item> it
 
 SnapshotWriter::~SnapshotWriter() { shared_->Stop(); }
 
-absl::Status SnapshotWriter::BeforeUpdate(absl::Duration timeout) { return shared_->BeforeUpdate(timeout); }
+absl::Status SnapshotWriter::BeforeUpdate(absl::Duration timeout) {
+  if (task_.done()) return absl::OkStatus();  // Also if its thread did not start.
+  return shared_->BeforeUpdate(timeout);
+}
 bool SnapshotWriter::done() const { return task_.done(); }
 absl::Status SnapshotWriter::Wait(absl::Duration timeout) { return task_.Wait(timeout); }
 const std::vector<SnapshotWriter::Item>& SnapshotWriter::items() const { return shared_->items(); }

@@ -45,7 +45,7 @@ class SnapshotWriter {
   absl::Status BeforeUpdate(absl::Duration timeout);
   bool done() const;
   // Waits until all is written. Errors: those of the system (names the file), kNotFound (the files are not
-  // those that rank 0 created), kDeadlineExceeded.
+  // those that rank 0 created), those of BackgroundTask::Wait.
   absl::Status Wait(absl::Duration timeout);
   // The items with their hashes. REQUIRES: Wait has returned OK.
   const std::vector<Item>& items() const;

@@ -250,7 +250,7 @@ TEST(EngineShell, FreesTheMemoryOfAllOperationsWhileItsCoreLives) {
     core->Poll();
     core->core().Fail(absl::DataLossError("gone"));
     EXPECT_EQ(freed, 0);
-    shell->Start(core->Take());
+    WEFT_RETURN_IF_ERROR(shell->Start(core->Take()));
     shell->Stop();
     EXPECT_EQ(freed, 2);
     return absl::OkStatus();

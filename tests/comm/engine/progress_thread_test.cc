@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -16,6 +17,7 @@
 #include "tests/support/forwarding_bootstrap.h"
 #include "tests/support/forwarding_link.h"
 #include "tests/support/forwarding_runtime.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -225,6 +227,37 @@ TEST(ProgressThread, DoesNotParkBetweenCollectivesForWhichAThreadWaits) {
       for (int i = 0; i < 4; ++i) WEFT_RETURN_IF_ERROR(work.WaitReleased());
     }
     return absl::OkStatus();
+  });
+}
+
+// A rank that the system gives no thread for its progress.
+class ThreadlessRuntime final : public ForwardingRuntime {
+ public:
+  using ForwardingRuntime::ForwardingRuntime;
+  absl::StatusOr<std::unique_ptr<Task>> Start(std::string_view /*purpose*/,
+                                              std::function<void()> /*body*/) override {
+    return absl::ResourceExhaustedError("no thread");
+  }
+};
+
+class ThreadlessBootstrap final : public ForwardingBootstrap {
+ public:
+  explicit ThreadlessBootstrap(Bootstrap& base) : ForwardingBootstrap(base), runtime_(base.runtime()) {}
+  Runtime& runtime() override { return runtime_; }
+
+ private:
+  ThreadlessRuntime runtime_;
+};
+
+TEST(ProgressThread, ThatDoesNotStartOnOneRankIsAnErrorOfCreateOnAllRanks) {
+  RunRanksOnEveryNodeMap(3, [](Bootstrap& bootstrap) -> absl::Status {
+    ThreadlessBootstrap threadless(bootstrap);
+    const bool is_own = bootstrap.rank() == 1;
+    WEFT_ASSIGN_OR_RETURN(const auto heap,
+                          NodeHeap::Create(bootstrap, {.segment_bytes = kSmallSegmentBytes}));
+    EXPECT_THAT(CommEngine::Create(is_own ? threadless : bootstrap, *heap, WithTestTimeout()),
+                StatusIs(absl::StatusCode::kResourceExhausted, is_own ? "no thread" : "rank 1: no thread"));
+    return CommEngine::Create(bootstrap, *heap, WithTestTimeout()).status();
   });
 }
 

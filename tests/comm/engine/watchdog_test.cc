@@ -9,9 +9,12 @@
 #include <condition_variable>
 #include <csignal>
 #include <filesystem>
+#include <functional>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <sys/wait.h>
+#include <utility>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -20,6 +23,8 @@
 #include <nlohmann/json.hpp>
 
 #include "src/comm/phases/operation.h"
+#include "tests/support/no_threads.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/test_timeout.h"
 
@@ -28,6 +33,8 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::weft::testing::NoThreads;
+using ::weft::testing::StatusIs;
 
 constexpr int64_t kLimitNs = 1'000'000;  // Also the shortest interval between two checks.
 
@@ -93,6 +100,11 @@ class FakeExit {
   std::promise<int> code_;
 };
 
+std::unique_ptr<Watchdog> StartWatchdog(const Recorder& recorder, Watchdog::Options options,
+                                        std::function<int64_t()> now, std::function<void(int)> end) {
+  return Watchdog::Start(recorder, std::move(options), std::move(now), std::move(end)).value();
+}
+
 TEST(Watchdog, WritesTheRecorderAndEndsTheProcessWhenAnOperationIsStuck) {
   const TempFolder folder;
   Recorder recorder(/*rank=*/2, /*ranks=*/4, 8);
@@ -103,7 +115,7 @@ TEST(Watchdog, WritesTheRecorderAndEndsTheProcessWhenAnOperationIsStuck) {
   FakeExit end;
   ::testing::internal::CaptureStderr();
   {
-    const Watchdog watchdog(
+    const auto watchdog = StartWatchdog(
         recorder, {kLimitNs, folder / "dumps", /*rank=*/2, /*ranks=*/1, testing::kTestTimeout},
         [&] { return clock.Read(); }, end.Function());
     EXPECT_EQ(end.AwaitCode(), 86);
@@ -126,7 +138,7 @@ TEST(Watchdog, KeepsTheDumpOfAnEarlierRunUnderAnotherName) {
   Recorder recorder(2, 3, 8);
   Clock clock(0);
   FakeExit end;
-  const Watchdog watchdog(
+  const auto watchdog = StartWatchdog(
       recorder, {kLimitNs, folder.str(), /*rank=*/2, /*ranks=*/3}, [&] { return clock.Read(); },
       end.Function());
   EXPECT_FALSE(std::filesystem::exists(folder / "rank-2.json"));
@@ -143,7 +155,7 @@ TEST(Watchdog, SaysWhyItCouldNotWriteTheRecorder) {
   FakeExit end;
   ::testing::internal::CaptureStderr();
   {
-    const Watchdog watchdog(
+    const auto watchdog = StartWatchdog(
         recorder, {kLimitNs, folder / "file/dumps", 0, 1, testing::kTestTimeout},
         [&] { return clock.Read(); }, end.Function());
     EXPECT_EQ(end.AwaitCode(), 86);
@@ -155,15 +167,15 @@ TEST(Watchdog, SaysWhyItCouldNotWriteTheRecorder) {
 TEST(Watchdog, WritesTheRecorderOnceForEachFailure) {
   const TempFolder folder;
   Recorder recorder(0, 1, 8);
-  Watchdog watchdog(
+  const auto watchdog = StartWatchdog(
       recorder, {int64_t{1} << 60, folder.str(), 0, 1, testing::kTestTimeout}, [] { return int64_t{0}; },
       [](int /*code*/) {});
   for (const char* cause : {"rank 1: deadline passed", "rank 1: deadline passed again"}) {
     recorder.RecordFailure(absl::DeadlineExceededError(cause));
-    watchdog.DumpFailure();
+    watchdog->DumpFailure();
     EXPECT_EQ(nlohmann::json::parse(ReadFile(folder / "rank-0.json"))["failure"], cause);
     std::filesystem::remove(folder / "rank-0.json");
-    watchdog.DumpFailure();
+    watchdog->DumpFailure();
     EXPECT_EQ(folder.FileCount(), 0U);
   }
 }
@@ -171,13 +183,13 @@ TEST(Watchdog, WritesTheRecorderOnceForEachFailure) {
 TEST(Watchdog, WritesTheRecorderOfAFailureAfterAReset) {
   const TempFolder folder;
   Recorder recorder(0, 1, 8);
-  Watchdog watchdog(
+  const auto watchdog = StartWatchdog(
       recorder, {int64_t{1} << 60, folder.str(), 0, 1, testing::kTestTimeout}, [] { return int64_t{0}; },
       [](int /*code*/) {});
   for (const char* phase : {"step 1", "step 2"}) {
     recorder.SetPhase(phase);
     recorder.RecordFailure(absl::InternalError("the same cause"));
-    watchdog.DumpFailure();
+    watchdog->DumpFailure();
     EXPECT_EQ(nlohmann::json::parse(ReadFile(folder / "rank-0.json"))["phase"], phase);
     recorder.RecordFailure(absl::OkStatus());
   }
@@ -198,12 +210,12 @@ TEST(Watchdog, LeavesOneWholeFileWhenItsProcessIsKilled) {
     if (writer == 0) {
       close(ends[0]);
       Recorder recorder(0, 1, 8);
-      Watchdog watchdog(
+      const auto watchdog = StartWatchdog(
           recorder, {int64_t{1} << 60, folder.str(), 0, 1, testing::kTestTimeout}, [] { return int64_t{0}; },
           [](int /*code*/) {});
       do {
         recorder.RecordFailure(absl::InternalError("a failure"));
-        watchdog.DumpFailure();
+        watchdog->DumpFailure();
       } while (write(ends[1], "", 1) == 1);
       _exit(0);
     }
@@ -230,7 +242,7 @@ TEST(Watchdog, EndsAProcessThatSurvivesAMissedDeadline) {
   FakeExit end;
   ::testing::internal::CaptureStderr();
   {
-    const Watchdog watchdog(
+    const auto watchdog = StartWatchdog(
         recorder, {kLimitNs, folder.str(), 0, 1, testing::kTestTimeout}, [] { return int64_t{0}; },
         end.Function());
     recorder.RecordFailure(absl::DeadlineExceededError("rank 1 is missing"));
@@ -242,11 +254,11 @@ TEST(Watchdog, EndsAProcessThatSurvivesAMissedDeadline) {
 TEST(Watchdog, WritesNothingIfTheProgramCausedTheFailure) {
   const TempFolder folder;
   Recorder recorder(0, 1, 8);
-  Watchdog watchdog(
+  const auto watchdog = StartWatchdog(
       recorder, {int64_t{1} << 60, folder.str(), 0, 1, testing::kTestTimeout}, [] { return int64_t{0}; },
       [](int /*code*/) {});
   recorder.RecordFailure(absl::DataLossError("an unreadable file"));
-  watchdog.DumpFailure();
+  watchdog->DumpFailure();
   EXPECT_EQ(folder.FileCount(), 0U);
 }
 
@@ -256,10 +268,10 @@ TEST(Watchdog, DoesNotEndTheProcessBeforeTheDeadlineOfAReset) {
   FakeExit end;
   ::testing::internal::CaptureStderr();
   {
-    Watchdog watchdog(
+    const auto watchdog = StartWatchdog(
         recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); }, end.Function());
     {
-      const auto extension = watchdog.Extend(Watchdog::Task::kReset, /*until_ns=*/1000);
+      const auto extension = watchdog->Extend(Watchdog::Task::kReset, /*until_ns=*/1000);
       recorder.RecordFailure(absl::DeadlineExceededError("rank 1 is missing"));
       clock.AwaitReads(30);  // More checks than a process survives without a reset.
       EXPECT_FALSE(end.called());
@@ -282,7 +294,8 @@ TEST(Watchdog, CountsTheChecksOfEachFailureAlone) {
     if (checks == kChecks) outcome.set_value(0);
     return int64_t{100};
   };
-  const Watchdog watchdog(recorder, {kLimitNs, "", 0, 1}, check, [&](int code) { outcome.set_value(code); });
+  const auto watchdog =
+      StartWatchdog(recorder, {kLimitNs, "", 0, 1}, check, [&](int code) { outcome.set_value(code); });
   EXPECT_EQ(outcome.get_future().get(), 0);
 }
 
@@ -292,9 +305,9 @@ TEST(Watchdog, EndsAProcessWhoseResetExceedsItsDeadline) {
   FakeExit end;
   ::testing::internal::CaptureStderr();
   {
-    Watchdog watchdog(
+    const auto watchdog = StartWatchdog(
         recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); }, end.Function());
-    const auto extension = watchdog.Extend(Watchdog::Task::kReset, /*until_ns=*/1000);
+    const auto extension = watchdog->Extend(Watchdog::Task::kReset, /*until_ns=*/1000);
     recorder.RecordFailure(absl::DeadlineExceededError("rank 1 is missing"));
     EXPECT_EQ(end.AwaitCode(), 86);
   }
@@ -308,11 +321,11 @@ TEST(Watchdog, DoesNotEndTheProcessBeforeTheLatestDeadlineOfItsWaits) {
   FakeExit end;
   ::testing::internal::CaptureStderr();
   {
-    Watchdog watchdog(
+    const auto watchdog = StartWatchdog(
         recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); }, end.Function());
     {
-      const auto longer = watchdog.Extend(Watchdog::Task::kWait, kDeadlineNs);
-      const auto shorter = watchdog.Extend(Watchdog::Task::kWait, kLimitNs);
+      const auto longer = watchdog->Extend(Watchdog::Task::kWait, kDeadlineNs);
+      const auto shorter = watchdog->Extend(Watchdog::Task::kWait, kLimitNs);
       recorder.Record(*RunningSince(0));
       clock.AwaitReads(9);
     }
@@ -330,7 +343,7 @@ TEST(Watchdog, DoesNothingBeforeTheLimit) {
   Clock clock(100 + kLimitNs - 1);
   FakeExit end;
   {
-    const Watchdog watchdog(
+    const auto watchdog = StartWatchdog(
         recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); }, end.Function());
     clock.AwaitReads(3);
   }
@@ -358,10 +371,10 @@ TEST(Watchdog, OneThreadEndsTheProcessAndOthersWaitForIt) {
   };
   ::testing::internal::CaptureStderr();
   {
-    Watchdog watchdog(
+    const auto watchdog = StartWatchdog(
         recorder, {int64_t{1} << 60, "", 0, 1, absl::ZeroDuration()}, [] { return int64_t{0}; }, end);
-    dog = &watchdog;
-    watchdog.EndProcess(missing);
+    dog = watchdog.get();
+    watchdog->EndProcess(missing);
     other.join();
   }
   EXPECT_TRUE(other_has_waited);
@@ -374,11 +387,19 @@ TEST(Watchdog, StopsWhenDestroyed) {
   Clock clock(100);
   FakeExit end;
   {
-    const Watchdog watchdog(
+    const auto watchdog = StartWatchdog(
         recorder, {int64_t{1} << 60, "", 0, 1}, [&] { return clock.Read(); }, end.Function());
     clock.AwaitReads(1);
   }
   EXPECT_FALSE(end.called());
+}
+
+TEST(Watchdog, ReturnsAnErrorIfTheSystemHasNoThread) {
+  Recorder recorder(0, 1, 8);
+  const NoThreads none;
+  EXPECT_THAT(Watchdog::Start(
+                  recorder, {int64_t{1} << 60, "", 0, 1}, [] { return int64_t{0}; }, [](int /*code*/) {}),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("for the watchdog of the engine")));
 }
 
 }  // namespace

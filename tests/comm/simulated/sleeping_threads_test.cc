@@ -28,10 +28,10 @@ absl::StatusOr<int64_t> TimeBetweenTheEnds(Bootstrap& bootstrap) {
   Work work = fixture.engine->AllGather(fixture.lane, input.data(), output.data(), DType::kU8, kBytes);
   Work barrier = fixture.engine->Barrier(fixture.lane);
   int64_t other_ns = 0;
-  auto other = runtime.Start([&] {
+  WEFT_ASSIGN_OR_RETURN(auto other, runtime.Start("a test", [&] {
     EXPECT_OK(barrier.Wait());
     other_ns = runtime.NowNs();
-  });
+  }));
   WEFT_RETURN_IF_ERROR(work.Wait());
   const int64_t own_ns = runtime.NowNs();
   other.reset();
