@@ -1,6 +1,5 @@
 #include "src/nn/base/dropout_mask.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "src/nn/products/element.h"
 #include "weft/core/hash.h"
 #include "weft/core/parallel.h"
+#include "weft/core/rounding.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -36,16 +36,22 @@ struct Mask {
   float factor;
 };
 
+// Draws the factors of a row, in whole blocks.
+void DrawRow(const RowKey& key, Mask mask, std::vector<float>& factors) {
+  float* __restrict factor = factors.data();
+  const auto blocks = static_cast<int64_t>(factors.size()) / kBlock;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const auto numbers =
+        Philox4x32({static_cast<uint32_t>(block), key.position, key.document, key.sample}, key.pass);
+    for (const uint32_t number : numbers) *factor++ = number < mask.zero_below ? 0.0F : mask.factor;
+  }
+}
+
 template <typename T>
-void ApplyToRow(const RowKey& key, Mask mask, const T* __restrict x, int64_t columns, T* __restrict y) {
-  for (int64_t column = 0; column < columns; column += kBlock) {
-    const auto numbers = Philox4x32(
-        {static_cast<uint32_t>(column / kBlock), key.position, key.document, key.sample}, key.pass);
-    const int64_t count = std::min(kBlock, columns - column);
-    for (int64_t i = 0; i < count; ++i) {
-      const float factor = numbers[static_cast<size_t>(i)] < mask.zero_below ? 0.0F : mask.factor;
-      y[column + i] = factor == 0.0F ? T{} : Round<T>(Load(x[column + i]) * factor);
-    }
+void ApplyToRow(const float* __restrict factors, const T* __restrict x, int64_t columns, T* __restrict y) {
+  for (int64_t i = 0; i < columns; ++i) {
+    const T value = Round<T>(Load(x[i]) * factors[i]);
+    y[i] = factors[i] == 0.0F ? T{} : value;
   }
 }
 
@@ -106,6 +112,13 @@ bool DropsElements(const Invocation& invocation, float probability) {
 
 absl::StatusOr<Tensor> DropElements(const Invocation& invocation, const std::string& name, float probability,
                                     const Tensor& x) {
+  WEFT_ASSIGN_OR_RETURN(const Tensors dropped, DropElements(invocation, name, probability, Tensors{x}));
+  return dropped[0];
+}
+
+absl::StatusOr<Tensors> DropElements(const Invocation& invocation, const std::string& name, float probability,
+                                     const Tensors& tensors) {
+  const Tensor& x = tensors[0];
   WEFT_RETURN_IF_ERROR(CheckKey(invocation, name, x));
   const RandomKey& random = *invocation.random_key();
   const bool has_tokens = x.shape().size() > 2;
@@ -120,23 +133,29 @@ absl::StatusOr<Tensor> DropElements(const Invocation& invocation, const std::str
   const Mask mask = {static_cast<uint64_t>(std::llround(static_cast<double>(probability) * 0x1p32)),
                      1.0F / (1.0F - probability)};
   const bool is_pack = !random.documents.empty();
-  Tensor y = Tensor::Empty(x.dtype(), x.shape());
-  WithElementType(x.dtype(), [&](auto element) {
-    using T = decltype(element);
-    ParallelFor(rows, RowGrain(columns), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        const TokenKey& token = tokens[static_cast<size_t>(row % tokens_per_row)];
-        const int64_t sample =
-            is_pack ? token.sample : random.samples[static_cast<size_t>(row / tokens_per_row)];
-        const RowKey key = {{static_cast<uint32_t>(pass), static_cast<uint32_t>(pass >> 32)},
-                            static_cast<uint32_t>(sample),
-                            token.document,
-                            token.position};
-        ApplyToRow(key, mask, x.As<T>() + row * columns, columns, y.As<T>() + row * columns);
+  Tensors dropped;
+  for (const Tensor& tensor : tensors) dropped.push_back(Tensor::Empty(tensor.dtype(), tensor.shape()));
+  ParallelFor(rows, RowGrain(columns), [&](int64_t begin, int64_t end) {
+    std::vector<float> factors(static_cast<size_t>(RoundUp(columns, kBlock)));
+    for (int64_t row = begin; row < end; ++row) {
+      const TokenKey& token = tokens[static_cast<size_t>(row % tokens_per_row)];
+      const int64_t sample =
+          is_pack ? token.sample : random.samples[static_cast<size_t>(row / tokens_per_row)];
+      const RowKey key = {{static_cast<uint32_t>(pass), static_cast<uint32_t>(pass >> 32)},
+                          static_cast<uint32_t>(sample),
+                          token.document,
+                          token.position};
+      DrawRow(key, mask, factors);
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        WithElementType(tensors[i].dtype(), [&](auto element) {
+          using T = decltype(element);
+          const int64_t at = row * columns;
+          ApplyToRow(factors.data(), tensors[i].As<T>() + at, columns, dropped[i].As<T>() + at);
+        });
       }
-    });
+    }
   });
-  return y;
+  return dropped;
 }
 
 }  // namespace weft

@@ -19,5 +19,9 @@ bool DropsElements(const Invocation& invocation, float probability);
 //   each row of the batch, or lacks a document; the sequence has another number of tokens).
 absl::StatusOr<Tensor> DropElements(const Invocation& invocation, const std::string& name, float probability,
                                     const Tensor& x);
+// The same for several tensors of one shape, whose dtypes may differ. Draws the mask once, which takes longer
+// than to apply it.
+absl::StatusOr<Tensors> DropElements(const Invocation& invocation, const std::string& name, float probability,
+                                     const Tensors& tensors);
 
 }  // namespace weft

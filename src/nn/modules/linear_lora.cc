@@ -149,13 +149,17 @@ absl::Status Linear::AdapterBackward(const Invocation& invocation, const Adapter
                                      {b.data, rank}, adapter.scaling);
   const Factor d_low_rows{d_low.view().data, rank};
   const Factor a_rows{a.data, in_features_};
+  Tensor input = x;  // Of the adapter.
   if (DropsElements(invocation, adapter.dropout)) {
     const Tensor d_input = Tensor::Empty(DType::kF32, dx.shape());
     Matmul(tokens, in_features_, rank, dtype, d_low_rows, a_rows, 0.0F, DType::kF32, d_input.view().data,
            in_features_);
-    WEFT_ASSIGN_OR_RETURN(const Tensor kept,
-                          DropElements(invocation, adapter.mask, adapter.dropout, d_input));
-    AddTo(dx, kept);
+    Tensors masked = {d_input};
+    if (adapter.a->requires_grad) masked.push_back(x);
+    WEFT_ASSIGN_OR_RETURN(const Tensors kept,
+                          DropElements(invocation, adapter.mask, adapter.dropout, masked));
+    AddTo(dx, kept.front());
+    input = kept.back();
   } else {
     Matmul(tokens, in_features_, rank, dtype, d_low_rows, a_rows, 1.0F, dtype, dx.view().data, in_features_);
   }
@@ -165,7 +169,6 @@ absl::Status Linear::AdapterBackward(const Invocation& invocation, const Adapter
            adapter.b->BeginGradWrite(), gradient.dtype, gradient.data, rank);
   }
   if (adapter.a->requires_grad) {
-    WEFT_ASSIGN_OR_RETURN(const Tensor input, AdapterInput(invocation, adapter, x));
     const TensorView& gradient = WritableGradient(*adapter.a);
     Matmul(rank, in_features_, tokens, dtype, {d_low.view().data, rank, true},
            {input.view().data, in_features_}, adapter.a->BeginGradWrite(), gradient.dtype, gradient.data,

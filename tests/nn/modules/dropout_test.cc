@@ -191,6 +191,22 @@ TEST_F(AdapterDropout, DropsElementsOfTheInputOfEachAdapterInTraining) {
   EXPECT_NEAR(gradient / (kWidth * sum), 1, 1e-4);
 }
 
+TEST_F(AdapterDropout, HasTheSameInputGradientIfOnlyBIsTrained) {
+  const auto input_gradient = [&] {
+    Invocation pass;
+    pass.SetRandomKey(MakeRandomKey(3, 0, 0, 2));
+    EXPECT_OK(linear_.Forward(pass, {ones_}));
+    const absl::StatusOr<Tensors> dx = linear_.Backward(pass, {ones_, ones_});
+    EXPECT_OK(dx);
+    return ValuesOf((*dx)[0]);
+  };
+  const std::vector<float> all_trained = input_gradient();
+  for (const auto& parameter : linear_.AllParameters()) {
+    parameter->requires_grad = parameter->name.find("lora_B") != std::string::npos;
+  }
+  EXPECT_EQ(input_gradient(), all_trained);
+}
+
 TEST_F(AdapterDropout, DropsNothingInEvaluationAndNeedsAKeyInTraining) {
   Invocation evaluation(/*gradients=*/false);
   ASSERT_OK_AND_ASSIGN(const Tensors y, linear_.Forward(evaluation, {ones_}));
