@@ -139,6 +139,7 @@ def check_one_token_for_each_rank() -> None:
     mesh = make_mesh()
     whole = random_qkv(tokens=mesh.size())
     mask = torch.ones(mesh.size(), mesh.size(), dtype=torch.bool).tril().expand(1, 1, -1, -1)
+    plain, causal_plain = PLAIN_ATTENTION(*whole), PLAIN_ATTENTION(*whole, is_causal=True)
     causal, encoder = nn.Module(), nn.Module()
     encoder.is_causal = False
     parts, scope = split(mesh, whole)
@@ -151,9 +152,9 @@ def check_one_token_for_each_rank() -> None:
 
         raises(ValueError, r"leaves one token on ranks \[0, 1.*drops is_causal.*at least 2 tokens", attend, causal, None)
         raises(ValueError, "leaves one token", attend, encoder, None, is_causal=True)
-        close(attend(encoder, None), PLAIN_ATTENTION(*whole))
-        close(attend(causal, None, is_causal=False), PLAIN_ATTENTION(*whole))
-        close(attend(causal, mask), PLAIN_ATTENTION(*whole, is_causal=True))
+        close(attend(encoder, None), plain)
+        close(attend(causal, None, is_causal=False), plain)
+        close(attend(causal, mask), causal_plain)
 
 
 def check_eager_attention_of_other_tokens() -> None:

@@ -108,8 +108,9 @@ def refuses_ddp_around_sharded_modules() -> None:
         model = shard_all(make_llama(), weft.fully_shard)
         if gathers:
             model.unshard()
+        owner = "FSDPLlama" if gathers else "Llama"
         for wrapped, prefix in ((model, ""), (nn.Sequential(model), "0.")):
-            with expect_error(ValueError, f"'{prefix}embed_tokens.weight', which weft.fully_shard has sharded in 'Llama'"):
+            with expect_error(ValueError, f"'{prefix}embed_tokens.weight', which weft.fully_shard has sharded in '{owner}'"):
                 nn.parallel.DistributedDataParallel(wrapped)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import zlib
 from collections.abc import Sequence
 
 import torch
+from torch._guards import detect_fake_mode
 from weft.torch.context_parallel.exchanges.level_exchange import LevelExchange
 
 
@@ -29,9 +29,12 @@ def announce_refusal(level: LevelExchange, columns: int, error: Exception) -> No
     no reason of this rank.
     """
     reason = f"{type(error).__name__}: {error}".encode()
-    with contextlib.suppress(Exception):
+    try:
         rows = gather_numbers(level, [len(reason)] + [0] * (columns - 1))
         _gather_reasons(level, reason, [row[0] for row in rows])
+    except Exception:
+        if detect_fake_mode() is not None:  # torch.compile traces a call, and takes this for a break of the graph.
+            raise
 
 
 def check_refusals(level: LevelExchange, rows: Sequence[Sequence[int]], refused: str) -> None:
