@@ -124,9 +124,9 @@ class CheckpointSaver {
  public:
   // Creates the folder if it does not exist. Removes the remains of saves that were killed, if it
   // holds the lock. The folder, replicas and max_file_bytes must be alike on all ranks.
-  // Errors: kInvalidArgument (another run has the folder, an option is out of range, or ranks differ: names
-  //   both values), kNotFound, kPermissionDenied, kResourceExhausted, kUnavailable, kDataLoss (names the
-  //   path). All ranks return the same.
+  // Errors: kInvalidArgument (another run has the folder, it is or lies in the place of a checkpoint, an
+  //   option is out of range, or ranks differ: names both values), kNotFound, kPermissionDenied,
+  //   kResourceExhausted, kUnavailable, kDataLoss (names the path). All ranks return the same.
   static absl::StatusOr<std::unique_ptr<CheckpointSaver>> Open(Bootstrap& bootstrap,
                                                                const std::string& folder,
                                                                const CheckpointOptions& options);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <set>
 #include <sys/stat.h>
 #include <system_error>
@@ -26,6 +27,8 @@
 
 namespace weft {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "step-";
 constexpr const char* kStaging = ".saving-";     // Files of a save that is under way.
@@ -103,9 +106,27 @@ absl::Status CheckIsNoCheckpoint(const std::string& folder) {
       absl::StrCat("'", folder, "' has checkpoints, as ", checkpoints->front(), ": name another folder"));
 }
 
+std::string CheckpointAround(const std::string& folder) {
+  std::error_code error;
+  fs::path path = fs::weakly_canonical(fs::absolute(folder, error), error);
+  if (error) return "";  // The writer reports the fault.
+  if (!path.has_filename()) path = path.parent_path();
+  if (Exists(path / kManifestName)) return path;  // A copy may have any name.
+  for (; path.has_relative_path(); path = path.parent_path()) {
+    if (!IsCheckpointName(path.filename())) continue;
+    if (Exists(path / kManifestName) || Exists(path.parent_path() / kLatest)) return path;
+  }
+  return "";
+}
+
 std::string CheckpointName(int64_t step) { return absl::StrFormat("%s%08d", kPrefix, step); }
 
 absl::StatusOr<std::shared_ptr<CheckpointFolder>> CheckpointFolder::Claim(const std::string& path) {
+  if (const std::string checkpoint = CheckpointAround(path); !checkpoint.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", path, "' is or lies in the place of a checkpoint, '", checkpoint,
+        "', which a run removes with all that is in it: name the folder of that checkpoint, or another"));
+  }
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<OutputFolder> claim, OutputFolder::Claim(path));
   std::shared_ptr<CheckpointFolder> folder(new CheckpointFolder(std::move(claim)));
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder->path()));

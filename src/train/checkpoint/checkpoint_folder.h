@@ -28,11 +28,15 @@ bool IsCheckpointName(const std::string& name);
 // Errors: kInvalidArgument (the folder is a checkpoint, also a damaged one, or has checkpoints).
 absl::Status CheckIsNoCheckpoint(const std::string& folder);
 
+// The path of the checkpoint that `folder` is, or in which it lies; empty without one. Also the path that a
+// checkpoint of the folder around it may get: a run there would remove it with its old checkpoints.
+std::string CheckpointAround(const std::string& folder);
+
 class CheckpointFolder {
  public:
   // Creates and locks the folder, and restores or removes the remains of killed saves if the lock is held.
-  // Errors: those of OutputFolder::Claim; kDataLoss (without locks: a killed save has moved a checkpoint
-  // away; names its folder).
+  // Errors: those of OutputFolder::Claim; kInvalidArgument (the folder is or lies in a checkpoint); kDataLoss
+  // (without locks: a killed save has moved a checkpoint away; names its folder).
   static absl::StatusOr<std::shared_ptr<CheckpointFolder>> Claim(const std::string& path);
 
   const std::string& path() const { return claim_->path(); }

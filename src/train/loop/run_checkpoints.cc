@@ -9,6 +9,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
+#include "src/train/checkpoint/checkpoint_folder.h"
 #include "src/train/config/flag_error.h"
 #include "weft/core/status.h"
 
@@ -27,6 +28,28 @@ bool IsFile(const std::string& path) {
 bool IsFolder(const std::string& path) {
   struct stat info {};
   return stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+// A run of the folder around the checkpoint would later remove all that this one saves.
+absl::Status CheckIsNotInCheckpoint(const std::string& folder) {
+  const std::string checkpoint = CheckpointAround(folder);
+  if (checkpoint.empty()) return absl::OkStatus();
+  return BadFlag("checkpoint-dir", folder,
+                 absl::StrCat("is or lies in the place of a checkpoint, ", checkpoint,
+                              ", which a run removes with all that is in it: to go on from that checkpoint, "
+                              "give --resume ",
+                              checkpoint, " and --checkpoint-dir ",
+                              std::filesystem::path(checkpoint).parent_path().native(),
+                              "; otherwise name another folder"));
+}
+
+// Without --resume the folder must be unused.
+absl::Status CheckHasNoCheckpoints(const std::string& folder) {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> present, ListCheckpoints(folder));
+  if (present.empty()) return absl::OkStatus();
+  return BadFlag("checkpoint-dir", folder,
+                 absl::StrCat("has checkpoints of an earlier run, the newest is ", present.front(),
+                              ": give --resume auto to go on from it, or name another folder"));
 }
 
 RunCheckpoints::Skips SkipsOf(const Checkpoint& checkpoint) {
@@ -68,17 +91,10 @@ absl::Status RunCheckpoints::Claim(int64_t state_bytes) {
   }
   const bool first = bootstrap_.rank() == 0;
   // Checks the folder before the saver opens it, which would create it.
-  absl::Status unused = absl::OkStatus();
-  if (first && config_.resume.empty()) {
-    const absl::StatusOr<std::vector<std::string>> present = ListCheckpoints(config_.folder);
-    unused = present.status();
-    if (present.ok() && !present->empty()) {
-      unused = BadFlag("checkpoint-dir", config_.folder,
-                       absl::StrCat("has checkpoints of an earlier run, the newest is ", present->front(),
-                                    ": give --resume auto to go on from it, or name another folder"));
-    }
-  }
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, unused, timeout_));
+  absl::Status usable = absl::OkStatus();
+  if (first) usable = CheckIsNotInCheckpoint(config_.folder);
+  if (first && usable.ok() && config_.resume.empty()) usable = CheckHasNoCheckpoints(config_.folder);
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, usable, timeout_));
   absl::StatusOr<std::unique_ptr<CheckpointSaver>> saver =
       CheckpointSaver::Open(bootstrap_, config_.folder, options);
   if (!saver.ok()) return Annotate(saver.status(), absl::StrCat("--checkpoint-dir ", config_.folder));

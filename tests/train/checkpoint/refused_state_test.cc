@@ -1,4 +1,5 @@
 // States that a reader of checkpoints would refuse, and that the saver therefore does not commit.
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -14,8 +15,11 @@
 namespace weft {
 namespace {
 
+namespace fs = std::filesystem;
+
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::weft::testing::kTestTimeout;
 using ::weft::testing::StatusIs;
 
@@ -25,7 +29,7 @@ class RefusedStateTest : public CheckpointTest {
 
   // Saves a changed state after a good one, which must stay, and then another good one.
   void ExpectRefused(const Change& change, const std::string& message) {
-    std::filesystem::remove_all(root());
+    fs::remove_all(root());
     options_.keep = 1;
     EXPECT_OK(OnRanks(2, [&](Bootstrap& bootstrap) -> absl::Status {
       SavedArrays arrays(ArrayCut::kByRows, bootstrap.rank(), bootstrap.size());
@@ -59,6 +63,25 @@ class RefusedStateTest : public CheckpointTest {
     };
   }
 };
+
+TEST_F(CheckpointTest, IsNoFolderOfCheckpoints) {
+  ASSERT_OK(Save(ArrayCut::kByRows, 1));
+  fs::create_directory(folder_ / "step-00000001");
+  EXPECT_THAT(CheckpointAround(root()), IsEmpty());
+  EXPECT_THAT(CheckpointAround(folder_ / "step-00000001"), IsEmpty());
+  fs::create_directory_symlink(Path(1), folder_ / "link");
+  fs::copy(Path(1), folder_ / "copy");
+  for (const std::string& folder : {Path(1), Path(1) + "/", Path(1) + "/sub/folder", Path(2),
+                                    std::string(folder_ / "link"), std::string(folder_ / "copy")}) {
+    SCOPED_TRACE(folder);
+    EXPECT_THAT(OnRanks(2,
+                        [&](Bootstrap& bootstrap) {
+                          return CheckpointSaver::Open(bootstrap, folder, options_).status();
+                        }),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the place of a checkpoint")));
+  }
+  EXPECT_FALSE(fs::exists(Path(2)));
+}
 
 TEST_F(RefusedStateTest, HasANameThatIsNotThatOfAFileOfACheckpoint) {
   for (const std::string name : {"", ".rng", "checkpoint.json", "../x.json", "../latest", "a/b", "\xFF"}) {

@@ -70,6 +70,24 @@ TEST_F(ResumeTest, RefusesToGoOnFromAnotherRunInAFolderWithCheckpoints) {
   EXPECT_EQ(Run({1, 2}).report.checkpoint, folder_ / "new/step-00000008");
 }
 
+TEST_F(ResumeTest, RefusesToSaveInACheckpoint) {
+  config_.optimizer.steps = kStop;
+  config_.checkpoint.folder = root();
+  Run({1, 2});
+  const std::string checkpoint = root() + "/step-00000004";
+  for (const char* resume : {"", "auto"}) {
+    config_.checkpoint.resume = resume;
+    for (const std::string& folder : {checkpoint, checkpoint + "/sub"}) {
+      config_.checkpoint.folder = folder;
+      EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kInvalidArgument,
+                                        AllOf(HasSubstr("--checkpoint-dir " + folder + ": "),
+                                              HasSubstr("give --resume " + checkpoint +
+                                                        " and --checkpoint-dir " + root() + ";"))));
+    }
+  }
+  EXPECT_FALSE(fs::exists(checkpoint + "/sub"));
+}
+
 TEST_F(ResumeTest, NamesTheStepOfACheckpointInAFolderOfAnotherStep) {
   config_.optimizer.steps = kStop;
   config_.checkpoint.folder = root();
