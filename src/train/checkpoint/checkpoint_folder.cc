@@ -139,7 +139,8 @@ absl::StatusOr<std::shared_ptr<CheckpointFolder>> CheckpointFolder::Claim(const 
     if (const std::string replaced = ReplacedName(name); !replaced.empty()) {
       const std::string to = InFolder(folder->path(), replaced);
       if (!Exists(to) && std::rename(InFolder(folder->path(), name).c_str(), to.c_str()) == 0) continue;
-    } else if (!absl::StartsWith(name, kStaging) && !absl::StartsWith(name, kRemoving)) {
+    } else if (!absl::StartsWith(name, kStaging) && !absl::StartsWith(name, kRemoving) &&
+               !IsPartialFile(name, kLatest)) {
       continue;
     }
     const std::string remains = InFolder(folder->path(), name);

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -11,12 +12,21 @@
 #include <system_error>
 #include <utility>
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/string_view.h>
+#include <absl/strings/strip.h>
 
 #include "weft/core/status.h"
 
 namespace weft {
+namespace {
+
+constexpr absl::string_view kPartial = ".partial-";
+constexpr size_t kSuffixDigits = 16;  // Of UniqueSuffix.
+
+}  // namespace
 
 absl::Status ErrnoStatus(int error, const char* what, const std::string& path) {
   const std::string message =
@@ -206,7 +216,7 @@ absl::Status CheckReplaceable(const std::string& path) {
 
 absl::Status WriteWholeFile(const std::string& path, std::string_view content) {
   WEFT_RETURN_IF_ERROR(CheckReplaceable(path));
-  const std::string partial = absl::StrCat(path, ".partial-", UniqueSuffix());
+  const std::string partial = absl::StrCat(path, kPartial, UniqueSuffix());
   WEFT_ASSIGN_OR_RETURN(File file, File::CreateNew(partial, path));
   absl::Status status = file.WriteAt(0, content.data(), content.size());
   if (status.ok()) {
@@ -219,6 +229,13 @@ absl::Status WriteWholeFile(const std::string& path, std::string_view content) {
     unlink(partial.c_str());
   }
   return status;
+}
+
+bool IsPartialFile(std::string_view name, std::string_view file) {
+  absl::string_view rest(name.data(), name.size());
+  return absl::ConsumePrefix(&rest, absl::string_view(file.data(), file.size())) &&
+         absl::ConsumePrefix(&rest, kPartial) && rest.size() == kSuffixDigits &&
+         std::all_of(rest.begin(), rest.end(), absl::ascii_isxdigit);
 }
 
 absl::Status SyncFolder(const std::string& path) {

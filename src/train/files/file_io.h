@@ -62,6 +62,8 @@ absl::Status CheckReplaceable(const std::string& path);
 // and a link at `path` is replaced rather than followed. Leaves nothing behind after an error. Errors: those
 // of CheckReplaceable, too.
 absl::Status WriteWholeFile(const std::string& path, std::string_view content);
+// True if a WriteWholeFile of `file` that was killed may have left a file of this name beside it.
+bool IsPartialFile(std::string_view name, std::string_view file);
 // Flushes a folder's entries to the device.
 absl::Status SyncFolder(const std::string& path);
 // Random hexadecimal digits for names of temporary files, which no two calls on any hosts share.

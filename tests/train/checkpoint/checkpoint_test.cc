@@ -152,12 +152,17 @@ TEST_F(CheckpointTest, LeavesFoldersAloneWhoseNamesItWouldNotGive) {
 TEST_F(CheckpointTest, RemovesTheRemainsOfKilledSaves) {
   folder_.Write("checkpoints/.saving-step-00000003-ab/model.safetensors", "x");
   folder_.Write("checkpoints/.removing-step-00000002-ab/model.safetensors", "x");
+  folder_.Write("checkpoints/latest.partial-0123456789abcdef", "x");
+  const char* of_the_user[] = {"latest.partial-copy", "latest.partial-0123456789abcdefg", "latest.partial-"};
+  for (const char* name : of_the_user) folder_.Write(absl::StrCat("checkpoints/", name), "x");
   ASSERT_OK(OnRanks(2, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto saver, CheckpointSaver::Open(bootstrap, root(), options_));
-    EXPECT_EQ(saver->removed().size(), bootstrap.rank() == 0 ? 2 : 0);
+    EXPECT_EQ(saver->removed().size(), bootstrap.rank() == 0 ? 3 : 0);
     return absl::OkStatus();
   }));
   EXPECT_FALSE(fs::exists(Path(1)));
+  EXPECT_FALSE(fs::exists(root() + "/latest.partial-0123456789abcdef"));
+  for (const char* name : of_the_user) EXPECT_TRUE(fs::exists(absl::StrCat(root(), "/", name))) << name;
 }
 
 TEST_F(CheckpointTest, RefusesAFolderThatAnotherRunHas) {
