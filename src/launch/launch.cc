@@ -140,7 +140,7 @@ class Launcher {
     end.stop_requested = requests_.stop_requested();
     end.lost_output = relay.lost_output() && !requests_.user_stops();
     // Ranks of other hosts cannot be seen, and a rank that was killed was started.
-    end.started_no_rank = end.started_no_rank && ranks_are_local_ && end.value < kExitSignalBase;
+    end.started_no_rank = end.started_no_rank && ranks_are_local_ && !internal::IsExitOfSignal(end.value);
     return end;
   }
 

@@ -52,8 +52,8 @@ std::string CauseOf(const AttemptEnd& end) {
   if (end.kind == EndKind::kKilled) return absl::StrCat("mpirun was killed by ", SignalName(end.value));
   if (end.started_no_rank) return "mpirun started no rank; see its messages";
   if (const KnownCode* known = FindCode(end.value)) return known->cause;
-  const int signal = end.value - kExitSignalBase;
-  if (signal > 0 && signal <= kLastSignal) return absl::StrCat("a rank was killed by ", SignalName(signal));
+  if (IsExitOfSignal(end.value))
+    return absl::StrCat("a rank was killed by ", SignalName(end.value - kExitSignalBase));
   return "mpirun failed, or a rank ended with a code that the program does not use";
 }
 
@@ -68,6 +68,8 @@ bool IsRetryable(const AttemptEnd& end, const AttemptNumber& number) {
 std::string Restarts(int64_t count) { return absl::StrCat(count, count == 1 ? " restart" : " restarts"); }
 
 }  // namespace
+
+bool IsExitOfSignal(int code) { return code > kExitSignalBase && code <= kExitSignalBase + kLastSignal; }
 
 int ExitCodeOf(const AttemptEnd& end) {
   switch (end.kind) {

@@ -41,6 +41,10 @@ struct Verdict {
   std::string message;  // For the user; may be empty.
 };
 
+// True for the exit codes that mean that a signal killed a process. mpirun has greater ones of its own, such
+// as 243.
+bool IsExitOfSignal(int code);
+
 // The exit code of a launch whose only or last attempt ended like this.
 int ExitCodeOf(const AttemptEnd& end);
 
