@@ -37,18 +37,41 @@ absl::StatusOr<std::unique_ptr<Evaluator>> Evaluator::Create(CommEngine& engine,
                         engine.SharedLane(WorldGroup(engine.bootstrap()), LanePurpose::kControl));
   WEFT_ASSIGN_OR_RETURN(evaluator->losses_,
                         evaluator->pool_.Acquire(sizeof(double) * static_cast<size_t>(plan.losses())));
+  WEFT_ASSIGN_OR_RETURN(evaluator->stopped_, evaluator->pool_.Acquire(sizeof(int64_t)));
   return evaluator;
 }
 
 absl::StatusOr<double> Evaluator::ComputeLoss() {
+  for (int64_t round = 0; round < plan_.rounds(); ++round) WEFT_RETURN_IF_ERROR(RunRound(round));
+  return GatherLoss();
+}
+
+absl::StatusOr<std::optional<double>> Evaluator::ComputeLossUnless(absl::FunctionRef<bool()> is_stopped) {
   for (int64_t round = 0; round < plan_.rounds(); ++round) {
-    const SequenceRange windows = plan_.Windows(data_parallel_rank(), round);
-    WEFT_ASSIGN_OR_RETURN(const double loss, RunPass(windows));
-    if (windows.count > 0) own_losses()[round] = loss;
+    // A rank that left alone would be missed in the gathers of the next pass.
+    WEFT_ASSIGN_OR_RETURN(const bool stopped, IsAnyStopped(is_stopped()));
+    if (stopped) return std::nullopt;
+    WEFT_RETURN_IF_ERROR(RunRound(round));
   }
-  WEFT_RETURN_IF_ERROR(GatherLosses());
-  const auto all = absl::MakeConstSpan(losses(), static_cast<size_t>(plan_.losses()));
-  return plan_.Sum(all) / static_cast<double>(targets_);
+  return GatherLoss();
+}
+
+absl::StatusOr<bool> Evaluator::IsAnyStopped(bool own) {
+  auto& any = *reinterpret_cast<int64_t*>(stopped_.data());
+  any = own ? 1 : 0;
+  OpOptions options;
+  options.label = "stop_requests";
+  options.priority = Priority::kCritical;
+  Work work = engine_.AllReduce(lane_, &any, &any, DType::kI64, 1, ReduceOp::kMax, options);
+  WEFT_RETURN_IF_ERROR(work.WaitReleased());
+  return any != 0;
+}
+
+absl::Status Evaluator::RunRound(int64_t round) {
+  const SequenceRange windows = plan_.Windows(data_parallel_rank(), round);
+  WEFT_ASSIGN_OR_RETURN(const double loss, RunPass(windows));
+  if (windows.count > 0) own_losses()[round] = loss;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<double> Evaluator::RunPass(SequenceRange windows) {
@@ -62,7 +85,7 @@ absl::StatusOr<double> Evaluator::RunPass(SequenceRange windows) {
   return *sum[0].As<float>();
 }
 
-absl::Status Evaluator::GatherLosses() {
+absl::StatusOr<double> Evaluator::GatherLoss() {
   std::vector<int64_t> counts;
   for (int rank = 0; rank < plan_.ranks; ++rank) {
     counts.insert(counts.end(), static_cast<size_t>(plan_.context), plan_.PassCount(rank));
@@ -73,7 +96,9 @@ absl::Status Evaluator::GatherLosses() {
   // The gather only copies, so it can move the losses as integers of the same size.
   static_assert(sizeof(double) == sizeof(int64_t));
   Work work = engine_.AllGather(lane_, own_losses(), losses(), DType::kI64, plan_.losses(), counts, options);
-  return work.WaitReleased();
+  WEFT_RETURN_IF_ERROR(work.WaitReleased());
+  const auto all = absl::MakeConstSpan(losses(), static_cast<size_t>(plan_.losses()));
+  return plan_.Sum(all) / static_cast<double>(targets_);
 }
 
 }  // namespace weft

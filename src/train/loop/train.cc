@@ -15,6 +15,7 @@
 #include "src/train/loop/run_checkpoints.h"
 #include "src/train/loop/run_model_files.h"
 #include "src/train/loop/sharded_hash.h"
+#include "src/train/loop/skip_counter.h"
 #include "src/train/loop/trainer.h"
 #include "src/train/output/export_hf.h"
 #include "src/train/output/output_locks.h"
@@ -40,28 +41,6 @@ namespace {
 int64_t CheckpointBytes(const LlamaConfig& model, const RunPlan& plan) {
   return static_cast<int64_t>(sizeof(float)) * (TrainedElements(model, plan) + StateElements(model, plan));
 }
-
-// Steps without an update, of this run and those before it.
-class SkipCounter {
- public:
-  SkipCounter() = default;
-  // Goes on from the skips of a checkpoint. Updates in backward allow no skip; those of runs without them do
-  // not end this one.
-  SkipCounter(const RunCheckpoints::Skips& earlier, bool updates_in_backward)
-      : total_(earlier), ignored_(updates_in_backward ? earlier.counted : 0) {}
-
-  void Add(const Trainer::StepResult& result) {
-    total_.all += result.skipped ? 1 : 0;
-    total_.counted += result.counts_as_skip ? 1 : 0;
-  }
-  const RunCheckpoints::Skips& total() const { return total_; }
-  // Those that --max-skipped-steps limits.
-  int64_t limited() const { return total_.counted - ignored_; }
-
- private:
-  RunCheckpoints::Skips total_;
-  int64_t ignored_ = 0;
-};
 
 // The parts of a run, in the order in which they are created.
 class Run {
@@ -227,6 +206,10 @@ class Run {
         trainer_->engine().SetPhase(absl::StrCat("evaluation after step ", step));
         WEFT_ASSIGN_OR_RETURN(report_.eval_loss, evaluator_->ComputeLoss());
         result.metrics.eval_loss = report_.eval_loss;
+        // Otherwise a request would wait for one more step and its evaluation.
+        if (step < config_.optimizer.steps) {
+          WEFT_ASSIGN_OR_RETURN(result.flags.stop, evaluator_->IsAnyStopped(result.flags.stop || MustStop()));
+        }
       }
       Record(result.metrics);
       report_.steps = step;
@@ -295,11 +278,13 @@ class Run {
 
   StepFlags TakeRequests() {
     StepFlags flags;
-    flags.stop = console_.has_failed() || !recorded_.ok() || IsStopRequested();
+    flags.stop = MustStop();
     flags.save = environment_.save != nullptr && environment_.save->exchange(false);
     flags.can_advance_save = checkpoints_->CanAdvance();
     return flags;
   }
+
+  bool MustStop() const { return console_.has_failed() || !recorded_.ok() || IsStopRequested(); }
 
   // Begins or advances a save, as all ranks agreed in the step. Waits for the save of the last step.
   absl::Status SaveAfter(int64_t step, const StepFlags& flags) {
@@ -330,10 +315,11 @@ class Run {
     if (evaluator_ == nullptr || checkpoints_->first_step() <= config_.optimizer.steps)
       return absl::OkStatus();
     trainer_->engine().SetPhase(absl::StrCat("evaluation after step ", report_.steps));
-    WEFT_ASSIGN_OR_RETURN(const double loss, evaluator_->ComputeLoss());
-    report_.eval_loss = loss;
-    console_.PrintEvaluation(report_.steps, loss);
-    return CheckLossOfGivenWeights(report_.steps, loss, config_);
+    WEFT_ASSIGN_OR_RETURN(report_.eval_loss, evaluator_->ComputeLossUnless([this] { return MustStop(); }));
+    report_.stopped = !report_.eval_loss.has_value();
+    if (report_.stopped) return absl::OkStatus();
+    console_.PrintEvaluation(report_.steps, *report_.eval_loss);
+    return CheckLossOfGivenWeights(report_.steps, *report_.eval_loss, config_);
   }
 
   void Record(const StepMetrics& metrics) {
