@@ -20,6 +20,7 @@
 #include "src/cli/nearest.h"
 #include "src/cli/train_flags.h"
 #include "weft/core/status.h"
+#include "weft/mesh/share_domain.h"
 
 namespace weft {
 namespace {
@@ -58,6 +59,7 @@ std::string QuotedForShell(const Strings& arguments) {
 // for.
 absl::StatusOr<std::optional<PrintText>> ParseRun(CLI::App& app, TrainConfig& config, const char* usage,
                                                   const Strings& arguments) {
+  WEFT_ASSIGN_OR_RETURN(config.parallel.share_domain, DefaultShareDomain());
   AddTrainFlags(app, config);
   FlagGroup other(app, "Other");
   other.Text("--config", config.config_file, "File with flags as keys, such as: steps = 100", "FILE.toml");
@@ -82,6 +84,7 @@ absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
 
 absl::StatusOr<Command> ParseGenerate(const Strings& arguments) {
   GenerateConfig config;
+  WEFT_ASSIGN_OR_RETURN(config.parallel.share_domain, DefaultShareDomain());
   CLI::App app("Generates text with a Llama model that is sharded over the ranks of mpirun.", "generate");
   AddGenerateFlags(app, config);
   WEFT_ASSIGN_OR_RETURN(const std::optional<PrintText> help, ParseFlags(app, kGenerateUsage, arguments));

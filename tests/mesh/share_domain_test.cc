@@ -1,5 +1,8 @@
 #include "weft/mesh/share_domain.h"
 
+#include <filesystem>
+#include <optional>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -70,6 +73,17 @@ TEST(DefaultShareDomain, IsThatOfTheEnvironment) {
   const ScopedVariable socket("WEFT_SHARE_DOMAIN", "socket");
   EXPECT_THAT(DefaultShareDomain(), StatusIs(absl::StatusCode::kInvalidArgument,
                                              HasSubstr("WEFT_SHARE_DOMAIN is 'socket': it must be auto")));
+}
+
+TEST(NumaNodeOfEnvironment, ExistsOnThisHost) {
+  const ScopedVariable first("WEFT_NUMA_NODE", "0");
+  ASSERT_OK_AND_ASSIGN(const std::optional<int> node, NumaNodeFromEnvironment());
+  EXPECT_EQ(node, 0);
+  if (!std::filesystem::exists("/sys/devices/system/node/online")) GTEST_SKIP() << "the system hides them";
+  const ScopedVariable missing("WEFT_NUMA_NODE", "4095");
+  EXPECT_THAT(NumaNodeFromEnvironment(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("WEFT_NUMA_NODE is '4095', but the NUMA nodes of this host are 0")));
 }
 
 }  // namespace

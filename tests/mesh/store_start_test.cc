@@ -153,13 +153,13 @@ TEST(StoreStart, ReadsTheVariablesOfTheLauncher) {
   ASSERT_OK_AND_ASSIGN(const auto invalid, StoreBootstrapOptions::FromEnvironment());
   EXPECT_THAT(invalid.error,
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("WEFT_NUMA_NODE is '1x'")));
-  const ScopedVariable numa("WEFT_NUMA_NODE", "1");
+  const ScopedVariable numa("WEFT_NUMA_NODE", "0");
   ASSERT_OK_AND_ASSIGN(const auto options, StoreBootstrapOptions::FromEnvironment());
   EXPECT_EQ(options.rank, 3);
   EXPECT_EQ(options.size, 4);
   EXPECT_EQ(options.node_id, "left");
   EXPECT_EQ(options.network, "eth1");
-  EXPECT_EQ(options.numa_node, 1);
+  EXPECT_EQ(options.numa_node, 0);
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ absl::StatusOr<ShareDomains> ChooseShareDomains(const NodeMap& nodes, ShareDomai
 absl::StatusOr<ShareDomain> DefaultShareDomain();
 
 // WEFT_NUMA_NODE: the NUMA node to which this rank counts as bound, whatever its affinity. Nothing if unset.
-// Errors: kInvalidArgument (it is not the number of a NUMA node).
+// Errors: kInvalidArgument (it is not the number of a NUMA node, or this host has no such node).
 absl::StatusOr<std::optional<int>> NumaNodeFromEnvironment();
 // `given`, or else the NUMA node of the calling thread's affinity; NodeMap::kNotBound if there are several.
 int NumaNodeOrBinding(std::optional<int> given);

@@ -1,11 +1,14 @@
 #include "weft/mesh/share_domain.h"
 
 #include <cstdlib>
+#include <fstream>
 #include <map>
 #include <utility>
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <absl/strings/string_view.h>
 
 #include "weft/core/status.h"
 #include "weft/core/topology.h"
@@ -16,6 +19,28 @@ namespace {
 constexpr const char* kVariable = "WEFT_SHARE_DOMAIN";
 constexpr const char* kHowToBind =
     "bind each rank to one NUMA node (mpirun --map-by numa --bind-to numa, or numactl)";
+
+// The NUMA nodes of this host in the notation of the kernel, as "0-3,8"; empty if the system hides them.
+std::string NumaNodesOfHost() {
+  std::ifstream list("/sys/devices/system/node/online");
+  std::string nodes;
+  std::getline(list, nodes);
+  return nodes;
+}
+
+// True if `list`, as "0-3,8", has the number, or is not such a list.
+bool MayHave(absl::string_view list, int number) {
+  for (const absl::string_view part : absl::StrSplit(list, ',')) {
+    const std::pair<absl::string_view, absl::string_view> ends =
+        absl::StrSplit(part, absl::MaxSplits('-', 1));
+    int first = 0;
+    int last = 0;
+    if (!absl::SimpleAtoi(ends.first, &first)) return true;
+    if (!absl::SimpleAtoi(ends.second, &last)) last = first;
+    if (first <= number && number <= last) return true;
+  }
+  return false;
+}
 
 // The lowest rank that may run on several NUMA nodes.
 std::optional<int> FirstUnbound(const NodeMap& nodes) {
@@ -105,7 +130,13 @@ absl::StatusOr<std::optional<int>> NumaNodeFromEnvironment() {
   const char* text = std::getenv("WEFT_NUMA_NODE");
   if (text == nullptr) return std::nullopt;
   int node = 0;
-  if (absl::SimpleAtoi(text, &node) && node >= 0) return node;
+  if (absl::SimpleAtoi(text, &node) && node >= 0) {
+    const std::string nodes = NumaNodesOfHost();
+    if (MayHave(nodes, node)) return node;
+    return absl::InvalidArgumentError(absl::StrCat("WEFT_NUMA_NODE is '", text,
+                                                   "', but the NUMA nodes of this host are ", nodes,
+                                                   ": set it to one of them, or unset it"));
+  }
   return absl::InvalidArgumentError(absl::StrCat(
       "WEFT_NUMA_NODE is '", text, "': set it to the number of a NUMA node, from 0, or unset it"));
 }
