@@ -197,7 +197,9 @@ TEST_F(CheckpointCommandTest, NamesWhatIsMissing) {
   EXPECT_THAT(Run({"ls", folder_.str()}),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("has no checkpoints")));
   EXPECT_THAT(Run({"verify", folder_ / "none"}), Not(testing::IsOk()));
-  EXPECT_THAT(printed_, HasSubstr("is not a checkpoint"));
+  EXPECT_THAT(printed_, HasSubstr("is not a checkpoint: there is no such folder"));
+  EXPECT_THAT(Run({"verify", folder_.str()}), Not(testing::IsOk()));
+  EXPECT_THAT(printed_, HasSubstr("is not a checkpoint: it has no checkpoint.json"));
   EXPECT_THAT(Run({}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("ls, verify and export-hf")));
   EXPECT_THAT(Run({"verifi"}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("did you mean verify")));

@@ -78,7 +78,11 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
   content->folder = folder;
   absl::StatusOr<std::string> text = ReadModelFile(folder, kManifestName, kMaxManifestBytes);
   if (absl::IsNotFound(text.status())) {
-    return absl::NotFoundError(absl::StrCat("'", folder, "' is not a checkpoint: it has no ", kManifestName));
+    std::error_code error;
+    const bool exists = std::filesystem::exists(folder, error);
+    return absl::NotFoundError(absl::StrCat(
+        "'", folder, "' is not a checkpoint: ",
+        exists ? absl::StrCat("it has no ", kManifestName) : std::string("there is no such folder")));
   }
   WEFT_RETURN_IF_ERROR(text.status());
   WEFT_ASSIGN_OR_RETURN(content->manifest, ParseManifest(*text, absl::StrCat(folder, "/", kManifestName)));
