@@ -17,6 +17,33 @@
 namespace weft {
 namespace {
 
+struct FileFormat {
+  std::string_view beginning;
+  const char* name;
+  const char* remedy;
+};
+
+constexpr FileFormat kFormatsWithoutText[] = {
+    {"\x1f\x8b", "gzip file", "unpack it first"},
+    {"\x28\xb5\x2f\xfd", "Zstandard file", "unpack it first"},
+    {"PK\x03\x04", "ZIP archive", "unpack it first"},
+    {"PAR1", "Parquet file", "convert it by tools/tokenize.py"},
+    {"\x93NUMPY", "NumPy file", "write its numbers to a .u16 or .u32 file"},
+};
+constexpr size_t kLongestBeginning = 6;
+
+// Null for other formats, and for a file that cannot be read.
+const FileFormat* FormatWithoutText(const std::string& path, int64_t bytes) {
+  const absl::StatusOr<File> file = File::OpenForReading(path);
+  if (!file.ok()) return nullptr;
+  std::string found(std::min(static_cast<size_t>(bytes), kLongestBeginning), '\0');
+  if (!file->ReadAt(0, found.data(), found.size()).ok()) return nullptr;
+  for (const FileFormat& format : kFormatsWithoutText) {
+    if (std::string_view(found).starts_with(format.beginning)) return &format;
+  }
+  return nullptr;
+}
+
 // Recursive walk over one path.
 class FolderWalk {
  public:
@@ -102,6 +129,17 @@ absl::StatusOr<std::vector<std::string>> ExpandDataPaths(absl::Span<const std::s
 }
 
 bool IsSkippedAsData(std::string_view name) { return name.starts_with('.') || name == kDefaultDumpFolder; }
+
+std::string WarningAboutText(const Corpus& corpus) {
+  if (corpus.format() != TokenFormat::kBytes) return "";
+  for (const Corpus::Source& source : corpus.sources()) {
+    const FileFormat* format = FormatWithoutText(source.name, source.tokens);
+    if (format == nullptr) continue;
+    return absl::StrCat("'", source.name, "' is a ", format->name,
+                        ", whose bytes are read as if they were text: ", format->remedy);
+  }
+  return "";
+}
 
 std::string MaskOf(const std::string& path) { return absl::StrCat(path, kMaskSuffix); }
 

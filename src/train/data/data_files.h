@@ -1,4 +1,4 @@
-// Files of data: expansion of the paths of --data, and names of masks.
+// Files of data: expansion of the paths of --data, files that are no text, and names of masks.
 #pragma once
 
 #include <string>
@@ -7,6 +7,8 @@
 
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
+
+#include "weft/train/corpus.h"
 
 namespace weft {
 
@@ -17,6 +19,10 @@ absl::StatusOr<std::vector<std::string>> ExpandDataPaths(absl::Span<const std::s
 // True for the entries of a data folder that are skipped: hidden ones, and the default folder of flight
 // recorders.
 bool IsSkippedAsData(std::string_view name);
+
+// A warning for the first file of text whose first bytes are those of another format, such as gzip: its bytes
+// are no text. Empty if there is none. Files that cannot be read are left to their readers.
+std::string WarningAboutText(const Corpus& corpus);
 
 // The file beside a data file that says which of its tokens have a loss.
 inline constexpr const char* kMaskSuffix = ".mask";

@@ -7,6 +7,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/train/data/data_files.h"
 #include "src/train/files/file_io.h"
 #include "src/train/files/json.h"
 #include "src/train/loop/data_check.h"
@@ -135,12 +136,19 @@ class Run {
     resolved_ = ResolveConfig(config_, *inputs_, *plan_, threads, bootstrap_);
     console_.PrintConfiguration(resolved_, plan_->parallel.param_dtype);
     for (const std::string& warning : threads.warnings) console_.Warn(warning);
+    if (first()) WarnAboutData();
     for (const std::string& message : checkpoints_->messages()) console_.PrintLine(message);
     if (model_files_ == nullptr) return absl::OkStatus();
     for (const std::string& message : model_files_->messages()) {
       console_.PrintLine(absl::StrCat("export   ", message));
     }
     return absl::OkStatus();
+  }
+
+  void WarnAboutData() {
+    std::string warning = WarningAboutText(inputs_->corpus);
+    if (warning.empty() && inputs_->eval_corpus) warning = WarningAboutText(*inputs_->eval_corpus);
+    if (!warning.empty()) console_.Warn(warning);
   }
 
   absl::Status Build() {
@@ -276,6 +284,8 @@ class Run {
 
   bool IsStopRequested() const { return environment_.stop != nullptr && environment_.stop->load(); }
 
+  bool MustStop() const { return console_.has_failed() || !recorded_.ok() || IsStopRequested(); }
+
   StepFlags TakeRequests() {
     StepFlags flags;
     flags.stop = MustStop();
@@ -283,8 +293,6 @@ class Run {
     flags.can_advance_save = checkpoints_->CanAdvance();
     return flags;
   }
-
-  bool MustStop() const { return console_.has_failed() || !recorded_.ok() || IsStopRequested(); }
 
   // Begins or advances a save, as all ranks agreed in the step. Waits for the save of the last step.
   absl::Status SaveAfter(int64_t step, const StepFlags& flags) {

@@ -20,6 +20,7 @@ namespace {
 
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::weft::testing::ForwardingBootstrap;
 using ::weft::testing::StatusIs;
 
@@ -282,6 +283,28 @@ TEST_F(TrainRun, RefusesAMeshBatchOrVocabularyThatDoesNotFit) {
   config_.data.batch_size = 2;
   config_.model.vocab_size = 100;
   EXPECT_TRUE(absl::IsDataLoss(RunError(2)));
+}
+
+TEST_F(TrainRun, WarnsOfDataThatAreNoText) {
+  using namespace std::string_literals;
+  const std::pair<std::string, const char*> formats[] = {{"\x1f\x8b"s, "gzip file"},
+                                                         {"\x28\xb5\x2f\xfd"s, "Zstandard file"},
+                                                         {"PK\x03\x04"s, "ZIP archive"},
+                                                         {"PAR1"s, "Parquet file"},
+                                                         {"\x93NUMPY"s, "NumPy file"}};
+  EXPECT_THAT(Printed({1, 2}, NodeMap::OneNode(2)), Not(HasSubstr("as if they were text")));
+  const std::vector<std::string> text = config_.data.paths;
+  config_.optimizer.steps = 1;
+  for (const auto& [beginning, name] : formats) {
+    const std::string path = folder_.Write("packed", beginning + SomeText());
+    const std::string warning = absl::StrCat("warning  '", path, "' is a ", name, ", whose bytes are read");
+    config_.data.paths = {text[0], path};
+    config_.eval.paths = {};
+    EXPECT_THAT(Printed({1, 2}, NodeMap::OneNode(2)), HasSubstr(warning));
+    config_.data.paths = text;
+    config_.eval.paths = {path};
+    EXPECT_THAT(Printed({1, 2}, NodeMap::OneNode(2)), HasSubstr(warning));
+  }
 }
 
 }  // namespace
