@@ -2,8 +2,8 @@
 // `docker pause`.
 //
 // A rank that was paused together with its peers has waited for nobody: without this clock, all of them would
-// end at the deadline of the first operation after the pause. If only some ranks are paused, the others' clocks
-// go on, and so do their deadlines.
+// end at the deadline of the first operation after the pause. If only some ranks are paused, the clocks of
+// the others go on, and so do their deadlines.
 //
 // Thread safety: any thread may call.
 #pragma once
@@ -17,8 +17,8 @@ namespace weft {
 
 class UnpausedClock {
  public:
-  // Nobody reads the clock for so long while the process runs: threads that wait read it all the time, and the
-  // engine's watchdog every tenth of a second.
+  // Nobody reads the clock for so long while the process runs: threads that wait read it all the time, and
+  // the engine's watchdog every tenth of a second.
   static constexpr int64_t kPauseNs = 5'000'000'000;
 
   // `now_ns`: the time of the system's monotonic clock, here and below.

@@ -141,14 +141,14 @@ void Watchdog::Run() {
       const MutexLock lock(mutex_);
       if (stopped_.wait_for(mutex_, interval, is_stopped)) return;
     }
-    now_();  // So that it is read all the time: see UnpausedClock.
+    const int64_t now = now_();  // In each check: see UnpausedClock::kPauseNs.
     DumpFailure();
-    if (MustEnd()) {
+    if (MustEnd(now)) {
       EndProcess(recorder_.failure());
       return;
     }
     const std::optional<Recorder::StuckOperation> stuck = recorder_.OldestRunning();
-    if (!stuck || !IsStuck(*stuck)) continue;
+    if (!stuck || !IsStuck(*stuck, now)) continue;
     EndProcess(absl::DeadlineExceededError(absl::StrCat("an operation has run for over ",
                                                         options_.limit_ns / 1'000'000'000,
                                                         " s; ending the process: ", stuck->text)));
@@ -170,29 +170,24 @@ void Watchdog::EndExtension(Task task, int64_t until_ns) {
   extended.last_end_ns = now;
 }
 
-bool Watchdog::IsExtended(Task task) {
-  int64_t until = 0;
-  {
-    const MutexLock lock(mutex_);
-    const Extended& extended = extended_[static_cast<size_t>(task)];
-    if (extended.until_ns.empty()) return false;
-    until = *extended.until_ns.rbegin();
-  }
-  return now_() < until;
+bool Watchdog::IsExtended(Task task, int64_t now) {
+  const MutexLock lock(mutex_);
+  const Extended& extended = extended_[static_cast<size_t>(task)];
+  return !extended.until_ns.empty() && now < *extended.until_ns.rbegin();
 }
 
-bool Watchdog::IsStuck(const Recorder::StuckOperation& operation) {
-  if (IsExtended(Task::kWait)) return false;
+bool Watchdog::IsStuck(const Recorder::StuckOperation& operation, int64_t now) {
+  if (IsExtended(Task::kWait, now)) return false;
   int64_t since = operation.started_ns;
   {
     const MutexLock lock(mutex_);
     since = std::max(since, extended_[static_cast<size_t>(Task::kWait)].last_end_ns);
   }
-  return now_() - since >= options_.limit_ns;
+  return now - since >= options_.limit_ns;
 }
 
-bool Watchdog::MustEnd() {
-  if (!absl::IsDeadlineExceeded(recorder_.failure()) || IsExtended(Task::kReset)) {
+bool Watchdog::MustEnd(int64_t now) {
+  if (!absl::IsDeadlineExceeded(recorder_.failure()) || IsExtended(Task::kReset, now)) {
     failed_checks_ = 0;
     return false;
   }

@@ -100,13 +100,13 @@ class Watchdog {
            std::function<void(int)> end);
   void EndExtension(Task task, int64_t until_ns) ABSL_LOCKS_EXCLUDED(mutex_);
   // True if a task in progress has not reached its deadline.
-  bool IsExtended(Task task) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool IsExtended(Task task, int64_t now) ABSL_LOCKS_EXCLUDED(mutex_);
   // True if the operation has run for longer than the limit.
-  bool IsStuck(const Recorder::StuckOperation& operation) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool IsStuck(const Recorder::StuckOperation& operation, int64_t now) ABSL_LOCKS_EXCLUDED(mutex_);
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   // True if the engine failed by a missed deadline more than kChecksAfterFailure checks ago, and is not being
   // reset. Called once in each check.
-  bool MustEnd() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool MustEnd(int64_t now) ABSL_LOCKS_EXCLUDED(mutex_);
   // Writes the dump, once for each failure. Waits for dump_time at most. Returns where it is, for messages.
   std::string Dump() ABSL_LOCKS_EXCLUDED(dump_mutex_);
 

@@ -48,7 +48,7 @@ std::unique_ptr<OperationRecord> RunningSince(int64_t started_ns) {
   return record;
 }
 
-// Clock of the watchdog that counts how often it is read. The watchdog reads it only while an operation runs.
+// Clock of the watchdog that counts how often it is read. The watchdog reads it once in each check.
 class Clock {
  public:
   explicit Clock(int64_t now_ns) : now_ns_(now_ns) {}
@@ -285,7 +285,7 @@ TEST(Watchdog, DoesNotEndTheProcessBeforeTheDeadlineOfAReset) {
 TEST(Watchdog, CountsTheChecksOfEachFailureAlone) {
   constexpr int kChecks = 60;
   Recorder recorder(0, 1, 8);
-  recorder.Record(*RunningSince(100));  // Each check then reads the clock once.
+  recorder.Record(*RunningSince(100));
   std::promise<int> outcome;
   int checks = 0;
   const auto check = [&] {
