@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "weft/core/status.h"
+#include "weft/mesh/unpaused_clock.h"
 
 namespace weft {
 namespace {
@@ -186,6 +187,7 @@ bool EngineShell::PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool(
   uint32_t seen = node_.Doorbell();
   PollResult poll = PollAndRunTask(begin, awaited);
   WaitSteps steps(times_, begin);
+  UnpausedClock clock(begin);
   while (!done()) {
     const int64_t now = poll.now_ns;
     switch (steps.Next({poll.advanced, poll.uses_wire, poll.has_fast_link, now})) {
@@ -210,7 +212,7 @@ bool EngineShell::PollUntil(const AwaitedEvent* awaited, absl::FunctionRef<bool(
         break;
       }
     }
-    if (now >= limit && !done()) {
+    if (clock.Read(now) >= limit && !done()) {
       reached = false;
       break;
     }
@@ -252,9 +254,11 @@ absl::StatusOr<bool> EngineShell::PollWithChecks(const AwaitedEvent& awaited, ab
   constexpr absl::Duration kInterval = absl::Milliseconds(50);
   const auto has_occurred = [&] { return HasOccurred(awaited); };
   if (!check) return PollUntil(&awaited, has_occurred, timeout);
-  const Deadline deadline(runtime_, timeout);
-  while (!PollUntil(&awaited, has_occurred, std::min(deadline.Left(), kInterval))) {
-    if (deadline.HasPassed()) return false;
+  const int64_t begin = runtime_.NowNs();
+  UnpausedClock clock(begin);
+  const auto left = [&] { return timeout - absl::Nanoseconds(clock.Read(runtime_.NowNs()) - begin); };
+  while (!PollUntil(&awaited, has_occurred, std::min(left(), kInterval))) {
+    if (left() <= absl::ZeroDuration()) return false;
     WEFT_RETURN_IF_ERROR(check());
   }
   return true;

@@ -19,6 +19,7 @@
 #include "weft/core/status.h"
 #include "weft/core/thread.h"
 #include "weft/core/write_all.h"
+#include "weft/mesh/unpaused_clock.h"
 
 namespace weft {
 namespace {
@@ -136,12 +137,13 @@ void Watchdog::Run() {
   const std::chrono::nanoseconds interval(
       std::clamp<int64_t>(options_.limit_ns / kChecksPerLimit, kMillisecond, kCheckIntervalNs));
   const auto is_stopped = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_; };
+  UnpausedClock clock(now_());
   while (true) {
     {
       const MutexLock lock(mutex_);
       if (stopped_.wait_for(mutex_, interval, is_stopped)) return;
     }
-    const int64_t now = now_();  // In each check: see UnpausedClock::kPauseNs.
+    const int64_t now = clock.Read(now_());
     DumpFailure();
     if (MustEnd(now)) {
       EndProcess(recorder_.failure());

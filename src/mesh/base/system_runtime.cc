@@ -21,17 +21,13 @@ class ThreadTask final : public Runtime::Task {
   std::thread thread_;
 };
 
-int64_t SteadyNs() {
+}  // namespace
+
+int64_t SystemRuntime::NowNs() const {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
-
-}  // namespace
-
-SystemRuntime::SystemRuntime() : clock_(SteadyNs()) {}
-
-int64_t SystemRuntime::NowNs() const { return clock_.Read(SteadyNs()); }
 
 void SystemRuntime::Yield() { sched_yield(); }
 void SystemRuntime::SleepFor(int64_t ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
