@@ -75,6 +75,7 @@ void GroupSchedule::ForgetOrders() {
   training_ = ExecutionOrder(module_order_);
   evaluation_ = ExecutionOrder(module_order_);
   backward_ = ExecutionOrder(Reversed(module_order_));
+  beside_training_.clear();
 }
 
 void GroupSchedule::ReshardKept() {
@@ -317,9 +318,15 @@ absl::Status GroupSchedule::AgreeOnOrder() {
     pass_->Settle(pass_->expected());
     return absl::OkStatus();
   }
+  if (pass_ == &backward_) {
+    pass_->Settle(WithGroups(pass_->visited(), beside_training_, Reversed(module_order_)));
+    return absl::OkStatus();
+  }
   std::vector<std::string> names;
   for (const auto& group : groups_) names.push_back(group->name());
-  pass_->Settle(WithUnvisited(pass_->visited(), pass_->expected(), names));
+  std::vector<int> beside = UnvisitedBeside(pass_->visited(), module_order_, names);
+  pass_->Settle(WithGroups(pass_->visited(), beside, module_order_));
+  if (pass_ == &training_) beside_training_ = std::move(beside);
   return absl::OkStatus();
 }
 

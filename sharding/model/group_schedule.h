@@ -225,6 +225,7 @@ class GroupSchedule {
   ScheduleObserver observer_;
 
   ExecutionOrder training_, evaluation_, backward_;
+  std::vector<int> beside_training_;   // Groups that UnvisitedBeside added to training_, and so to backward_.
   ExecutionOrder* pass_ = &training_;  // Order of the forward or backward under way.
   bool in_backward_ = false;           // True if the root's backward is under way.
   bool backward_follows_ = false;      // True if a backward follows the forward under way.

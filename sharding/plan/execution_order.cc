@@ -4,6 +4,8 @@
 #include <set>
 #include <utility>
 
+#include <absl/algorithm/container.h>
+#include <absl/strings/ascii.h>
 #include <absl/strings/string_view.h>
 
 #include "weft/core/hash.h"
@@ -41,42 +43,57 @@ std::vector<PassEvent> Reversed(absl::Span<const PassEvent> forward) {
 
 namespace {
 
-// The name of what contains a group: its name without the last part.
-absl::string_view ContainerOf(absl::string_view name) {
+// The name of the list that contains a group: its name without the number. Empty if it ends in none.
+absl::string_view ListOf(absl::string_view name) {
   const size_t dot = name.rfind('.');
-  return dot == absl::string_view::npos ? absl::string_view() : name.substr(0, dot);
+  if (dot == absl::string_view::npos || dot + 1 == name.size()) return {};
+  const absl::string_view last = name.substr(dot + 1);
+  return absl::c_all_of(last, absl::ascii_isdigit) ? name.substr(0, dot) : absl::string_view();
+}
+
+std::set<int> GroupsOf(absl::Span<const PassEvent> events) {
+  std::set<int> groups;
+  for (const PassEvent event : events) groups.insert(event.group);
+  return groups;
 }
 
 }  // namespace
 
-std::vector<PassEvent> WithUnvisited(std::vector<PassEvent> visited, absl::Span<const PassEvent> all,
-                                     absl::Span<const std::string> names) {
-  std::set<int> known;  // In the order so far.
-  for (const PassEvent event : visited) known.insert(event.group);
-  std::set<absl::string_view> containers;
-  for (const int group : known) {
-    if (group != kRootGroup) containers.insert(ContainerOf(names[static_cast<size_t>(group)]));
+std::vector<int> UnvisitedBeside(absl::Span<const PassEvent> visited, absl::Span<const PassEvent> all,
+                                 absl::Span<const std::string> names) {
+  const std::set<int> known = GroupsOf(visited);
+  std::set<absl::string_view> lists;
+  for (const int group : known) lists.insert(ListOf(names[static_cast<size_t>(group)]));
+  lists.erase(absl::string_view());
+  std::vector<int> unvisited;
+  int depth = 0;  // Of unvisited groups around the present event.
+  for (const PassEvent event : all) {
+    if (known.contains(event.group)) continue;
+    const bool is_beside = depth > 0 || lists.contains(ListOf(names[static_cast<size_t>(event.group)]));
+    if (!is_beside) continue;
+    if (event.kind == Kind::kBegin) unvisited.push_back(event.group);
+    depth += event.kind == Kind::kBegin ? 1 : -1;
   }
-  std::set<int> added;
-  std::vector<int> open;           // Groups around the present event of `all`.
+  return unvisited;
+}
+
+std::vector<PassEvent> WithGroups(std::vector<PassEvent> visited, absl::Span<const int> groups,
+                                  absl::Span<const PassEvent> all) {
+  std::set<int> known = GroupsOf(visited);
   PassEvent before = all.front();  // The last event of a known group.
+  int outside = 0;                 // Groups around the present event that are not known.
   for (const PassEvent event : all) {
     const bool is_begin = event.kind == Kind::kBegin;
-    if (is_begin && !known.contains(event.group)) {
-      const bool is_inside = !open.empty() && added.contains(open.back());
-      const bool is_beside = containers.contains(ContainerOf(names[static_cast<size_t>(event.group)]));
-      if (is_inside || (is_beside && known.contains(open.back()))) {
-        const auto place = std::find(visited.begin(), visited.end(), before);
-        visited.insert(place + 1, {event, {event.group, Kind::kEnd}});
-        known.insert(event.group);
-        added.insert(event.group);
-      }
+    if (is_begin && outside == 0 && !known.contains(event.group) &&
+        absl::c_linear_search(groups, event.group)) {
+      const auto place = std::find(visited.begin(), visited.end(), before);
+      visited.insert(place == visited.end() ? place : place + 1, {event, {event.group, Kind::kEnd}});
+      known.insert(event.group);
     }
-    if (known.contains(event.group)) before = event;
-    if (is_begin) {
-      open.push_back(event.group);
+    if (known.contains(event.group)) {
+      before = event;
     } else {
-      open.pop_back();
+      outside += is_begin ? 1 : -1;
     }
   }
   return visited;

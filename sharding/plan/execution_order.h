@@ -12,8 +12,9 @@
 //
 // The first expected order is that of the modules. The first pass is recorded. At its end the ranks compare
 // their records, once (ModelScalars::IsSameOnAllRanks). If they are equal, the record becomes the expected
-// order, with the groups that a later pass may use (WithUnvisited); otherwise the modules' order, which
-// contains every group, stays. So later passes need no collective to agree.
+// order, with the groups that a later pass may use (UnvisitedBeside); otherwise the modules' order, which
+// contains every group, stays. The backward order has the same groups added, and no others: a backward that
+// ends above frozen groups gathers none of them. So later passes need no collective to agree.
 //
 // Pure.
 // Thread safety: none.
@@ -45,13 +46,16 @@ std::vector<PassEvent> ModuleOrder(absl::Span<const int> parents);
 // The backward order of a forward: the same events in reverse, with begin and end exchanged.
 std::vector<PassEvent> Reversed(absl::Span<const PassEvent> forward);
 
-// Adds to a pass the groups that it has not visited, but that a later pass may use: those beside a visited
-// one, such as the other experts of a layer, and all inside of these. Groups are beside each other if their
-// `names`, by group, differ in the last part alone. A part of a model that the pass has left out whole stays
-// out, so that it costs no gathers. `all`: every group once, as in the modules' order of this direction. A
-// group follows the one that it follows there.
-std::vector<PassEvent> WithUnvisited(std::vector<PassEvent> visited, absl::Span<const PassEvent> all,
-                                     absl::Span<const std::string> names);
+// The groups that a pass has not visited, but that a later one may use: those beside a visited one, such as
+// the other experts of a layer, and all inside of these. Groups are beside each other if their names are
+// equal but for the last part, and this is a number, as in "experts.3". A part of a model that the pass has
+// left out whole is not among them, so that it costs no gathers. `all`: ModuleOrder; `names`: by group.
+std::vector<int> UnvisitedBeside(absl::Span<const PassEvent> visited, absl::Span<const PassEvent> all,
+                                 absl::Span<const std::string> names);
+// Adds `groups` to a pass that has not visited them, each behind the group that it follows in `all`, which
+// has every group once. Leaves out those whose parents the pass has not.
+std::vector<PassEvent> WithGroups(std::vector<PassEvent> visited, absl::Span<const int> groups,
+                                  absl::Span<const PassEvent> all);
 
 uint64_t HashOf(absl::Span<const PassEvent> order);
 

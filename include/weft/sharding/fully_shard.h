@@ -11,9 +11,9 @@
 // recorded the same order, later passes expect it. A rank may skip blocks of that order in any pass: it still
 // takes part in their collectives, and its part of their gradients is zero. Blocks that it calls in another
 // order, or more often, must be called alike by all ranks; otherwise ranks get an error that names two of
-// them and what each submitted. A block that no rank called in the recorded pass, nor any block beside it
-// (whose name differs in the last part alone, as those of experts do), costs only its reduction. Later, it
-// must be called by all ranks alike.
+// them and what each submitted. Blocks of a list, whose names end in numbers, are expected together: if a
+// rank called one of them in the recorded pass, later passes gather all. Other blocks that no rank called
+// then cost nothing, and all ranks must call them alike from then on.
 // Calling a block outside of a pass of the root is an error.
 //
 //   WEFT_ASSIGN_OR_RETURN(auto model,

@@ -35,29 +35,43 @@ TEST(ModuleOrder, IsReversedForBackward) {
   EXPECT_THAT(Reversed(ModuleOrder({-1, 0, 0})), ElementsAre(B(0), B(2), E(2), B(1), E(1), E(0)));
 }
 
-TEST(WithUnvisited, AddsTheGroupsBesideAVisitedOneWhereTheModulesHaveThem) {
+TEST(UnvisitedBeside, HasTheOtherGroupsOfAList) {
   const std::vector<std::string> experts = {"net", "experts.0", "experts.1", "experts.2"};
-  EXPECT_THAT(WithUnvisited({B(0), B(2), E(2), E(0)}, Row(), experts),
-              ElementsAre(B(0), B(1), E(1), B(2), E(2), B(3), E(3), E(0)));
-  EXPECT_THAT(WithUnvisited({B(0), B(2), E(2), E(0)}, Reversed(Row()), experts),
-              ElementsAre(B(0), B(3), E(3), B(2), E(2), B(1), E(1), E(0)));
-  // Visited in another order than that of the modules, and twice.
-  EXPECT_THAT(WithUnvisited({B(0), B(3), E(3), B(1), E(1), B(3), E(3), E(0)}, Row(), experts),
-              ElementsAre(B(0), B(3), E(3), B(1), E(1), B(2), E(2), B(3), E(3), E(0)));
+  EXPECT_THAT(UnvisitedBeside({{B(0), B(2), E(2), E(0)}}, Row(), experts), ElementsAre(1, 3));
+  EXPECT_THAT(UnvisitedBeside(Row(), Row(), experts), IsEmpty());
 }
 
-TEST(WithUnvisited, LeavesOutGroupsOfWhichNoneBesideWasVisited) {
-  const std::vector<std::string> towers = {"net", "text.0", "vision.0", "vision.1"};
-  EXPECT_THAT(WithUnvisited({B(0), B(1), E(1), E(0)}, Row(), towers), ElementsAre(B(0), B(1), E(1), E(0)));
-  EXPECT_THAT(WithUnvisited({B(0), E(0)}, Row(), {"", "a", "b", "c"}), ElementsAre(B(0), E(0)));
+TEST(UnvisitedBeside, HasNoPartOfTheModelThatWasLeftOutWhole) {
+  const std::vector<PassEvent> first = {B(0), B(1), E(1), E(0)};
+  EXPECT_THAT(UnvisitedBeside(first, Row(), {{"net", "text.0", "vision.0", "vision.1"}}), IsEmpty());
+  EXPECT_THAT(UnvisitedBeside(first, Row(), {{"net", "text", "vision", "1"}}), IsEmpty());
+  EXPECT_THAT(UnvisitedBeside({{B(0), E(0)}}, Row(), {{"net", "layers.0", "layers.1", "layers.2"}}),
+              IsEmpty());
 }
 
-TEST(WithUnvisited, AddsAllInsideOfAGroupThatItAdds) {
+TEST(UnvisitedBeside, HasAllInsideOfItsGroups) {
   const std::vector<std::string> names = {"net", "experts.0", "experts.0.up", "experts.1", "experts.1.up"};
-  const std::vector<PassEvent> all = ModuleOrder({-1, 0, 1, 0, 3});
-  EXPECT_EQ(WithUnvisited({B(0), B(1), B(2), E(2), E(1), E(0)}, all, names), all);
-  EXPECT_EQ(WithUnvisited({B(0), B(3), B(4), E(4), E(3), E(0)}, all, names), all);
-  EXPECT_EQ(WithUnvisited(all, all, names), all);
+  EXPECT_THAT(UnvisitedBeside({{B(0), B(1), B(2), E(2), E(1), E(0)}}, ModuleOrder({-1, 0, 1, 0, 3}), names),
+              ElementsAre(3, 4));
+}
+
+TEST(WithGroups, AddsGroupsWhereTheModulesHaveThem) {
+  EXPECT_EQ(WithGroups({B(0), B(2), E(2), E(0)}, {1, 3}, Row()), Row());
+  EXPECT_EQ(WithGroups({B(0), B(2), E(2), E(0)}, {1, 3}, Reversed(Row())), Reversed(Row()));
+  EXPECT_THAT(WithGroups({B(0), B(2), E(2), E(0)}, {3}, Row()),
+              ElementsAre(B(0), B(2), E(2), B(3), E(3), E(0)));
+  // Visited in another order than that of the modules, and twice.
+  EXPECT_THAT(WithGroups({B(0), B(3), E(3), B(1), E(1), B(3), E(3), E(0)}, {2}, Row()),
+              ElementsAre(B(0), B(3), E(3), B(1), E(1), B(2), E(2), B(3), E(3), E(0)));
+  const std::vector<PassEvent> nested = ModuleOrder({-1, 0, 1, 0, 3});
+  EXPECT_EQ(WithGroups({B(0), B(1), B(2), E(2), E(1), E(0)}, {3, 4}, nested), nested);
+  EXPECT_EQ(WithGroups({B(0), B(3), B(4), E(4), E(3), E(0)}, {1, 2}, nested), nested);
+}
+
+TEST(WithGroups, LeavesOutGroupsOfParentsThatWereNotVisited) {
+  const std::vector<PassEvent> nested = ModuleOrder({-1, 0, 1, 0, 3});
+  EXPECT_THAT(WithGroups({B(0), B(1), E(1), E(0)}, {2, 4}, nested),
+              ElementsAre(B(0), B(1), B(2), E(2), E(1), E(0)));
 }
 
 TEST(ExecutionOrder, MissesNoEventInTheExpectedPass) {
