@@ -26,8 +26,8 @@ class AdamW(torch.optim.Optimizer):
     float32 or float64 on the CPU, with gradients and moments in the same dtype and placements. `step(gradient_scale=...)`
     multiplies the gradients, for example by a clipping factor.
 
-    Errors: ValueError (an option out of range, or NaN at a step; a gradient_scale that is not finite), RuntimeError (a parameter or gradient of another dtype, layout
-    or placement). Nothing has changed then.
+    Errors: ValueError (an option out of range, or NaN at a step; a gradient_scale that is not finite), RuntimeError (a
+    parameter or gradient of another dtype, layout or placement). Nothing has changed then.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from torch.nn.attention.bias import causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as imported_attention
 from weft.torch.context_parallel import SequenceLayout, context_parallel_unshard
 from weft.torch.context_parallel.exchanges.level_exchange import LevelExchange
-from weft.torch.context_parallel.redirection import warn_of_own_attention
+from weft.torch.context_parallel.redirection import warn_of_unsplit_attention
 
 
 def check_misuse_of_attention() -> None:
@@ -130,7 +130,7 @@ def check_an_attention_that_is_written_out_gives_a_warning() -> None:
 
     parts, scope = split(make_mesh(), random_qkv())
     for function in (attend, torch.compile(attend, backend="eager", dynamic=False)):
-        warn_of_own_attention.cache_clear()
+        warn_of_unsplit_attention.cache_clear()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             attend(*parts)

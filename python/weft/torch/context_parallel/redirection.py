@@ -64,7 +64,7 @@ def _are_scores(tensor: object) -> bool:
 
 
 @functools.cache  # Once in a process.
-def warn_of_own_attention() -> None:
+def warn_of_unsplit_attention() -> None:
     warnings.warn(
         "a softmax of [..., tokens, tokens] over this rank's tokens ran in a context_parallel scope. If this is an attention that is "
         "written out, it attends to this rank's tokens alone: use scaled_dot_product_attention, in models of transformers "
@@ -78,7 +78,7 @@ def warn_of_own_attention() -> None:
 def _note_scores(tokens: int) -> None:
     target = open_target()
     if target is not None and target.splits_to(tokens):
-        warn_of_own_attention()
+        warn_of_unsplit_attention()
 
 
 class _AttentionMode(TorchFunctionMode):
@@ -95,7 +95,7 @@ class _AttentionMode(TorchFunctionMode):
             return self._attend(*args, **kwargs)
         if func in _SOFTMAXES:
             scores = args[0] if args else kwargs.get("input")
-            if _are_scores(scores):
+            if _are_scores(scores) and not torch.compiler.is_compiling():  # The warning is worth no break of a graph.
                 _note_scores(scores.shape[-1])
         if func is torch.ops.higher_order.flex_attention:
             raise ValueError(

@@ -1,8 +1,10 @@
 """Checks of models of transformers, whose masks and rotary frequencies are made from this rank's tokens alone.
 
 transformers leaves the mask of a sliding window, or of chunked attention, out if the tokens at hand fit into the window
-or chunk. With attn_implementation="eager" it computes attention in other operations, which no scope splits. Rotary embeddings of the types "longrope" and "dynamic" choose their frequencies by the highest position at
-hand. transformers drops is_causal for one query, which it takes for decoding. The checks take the place of entries of the two tables in which models look up the functions of masks and of attention.
+or chunk. With attn_implementation="eager" it computes attention in other operations, which no scope splits. Rotary
+embeddings of the types "longrope" and "dynamic" choose their frequencies by the highest position at hand. transformers
+drops is_causal for one query, which it takes for decoding. The checks take the place of entries of the two tables in
+which models look up the functions of masks and of attention.
 
 Thread safety: none. There is one open scope in a process at a time.
 """
@@ -85,7 +87,8 @@ def _check_mask(scope: CheckedScope, *args, local_size: int | None = None, **kwa
 
 
 def _check_eager_mask(scope: CheckedScope, *args, **kwargs) -> dict[str, Any]:
-    """Refuses the mask of a model over this rank's tokens. A model over others, such as an encoder of images, is right."""
+    """Refuses the mask of a model over this rank's tokens. A model over others, such as an encoder of images, is right. Without
+    buffers, the scope does not know them apart."""
     tokens = kwargs["kv_length"]
     if tokens == scope.token_counts(tokens)[scope.rank]:
         scope.refuse(

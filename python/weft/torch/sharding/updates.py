@@ -48,7 +48,7 @@ def _check_parameters(optimizer: torch.optim.Optimizer) -> None:
     """Raises RuntimeError if the optimizer has a parameter that is to be trained and that it would never train: one that fully_shard
     has replaced, or an unsharded one."""
     for param in (param for entry in optimizer.param_groups for param in entry["params"]):
-        if param.requires_grad and hasattr(param, "_weft_replaced"):
+        if param.requires_grad and param.grad is None and hasattr(param, "_weft_replaced"):  # Another module may train it.
             raise RuntimeError(
                 f"the optimizer has the parameter '{param._weft_replaced}' of '{param._weft_sharded_by}' from before fully_shard, which replaced "
                 "it in the model, so that a step would train nothing: make the optimizer after fully_shard"
