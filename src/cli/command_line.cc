@@ -55,11 +55,17 @@ std::string QuotedForShell(const Strings& arguments) {
   return absl::StrJoin(quoted, " ");
 }
 
+// Without --share-domain, WEFT_SHARE_DOMAIN chooses. A run that has the flag does not read the variable.
+absl::Status ReadShareDomain(const CLI::App& app, ShareDomain& domain) {
+  if (app.count("--share-domain") > 0) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(domain, DefaultShareDomain());
+  return absl::OkStatus();
+}
+
 // Parses the flags of a run, and of its file. `app` may have others. Returns the help text if it is asked
 // for.
 absl::StatusOr<std::optional<PrintText>> ParseRun(CLI::App& app, TrainConfig& config, const char* usage,
                                                   const Strings& arguments) {
-  WEFT_ASSIGN_OR_RETURN(config.parallel.share_domain, DefaultShareDomain());
   AddTrainFlags(app, config);
   FlagGroup other(app, "Other");
   other.Text("--config", config.config_file, "File with flags as keys, such as: steps = 100", "FILE.toml");
@@ -69,6 +75,7 @@ absl::StatusOr<std::optional<PrintText>> ParseRun(CLI::App& app, TrainConfig& co
   if (const std::string& path = config.config_file; !path.empty()) {
     WEFT_RETURN_IF_ERROR(Annotate(ApplyConfigFile(app, path), absl::StrCat("--config ", path)));
   }
+  WEFT_RETURN_IF_ERROR(ReadShareDomain(app, config.parallel.share_domain));
   WEFT_RETURN_IF_ERROR(Validate(config));
   config.given_flags = GivenFlags(app);
   return std::nullopt;
@@ -84,11 +91,11 @@ absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
 
 absl::StatusOr<Command> ParseGenerate(const Strings& arguments) {
   GenerateConfig config;
-  WEFT_ASSIGN_OR_RETURN(config.parallel.share_domain, DefaultShareDomain());
   CLI::App app("Generates text with a Llama model that is sharded over the ranks of mpirun.", "generate");
   AddGenerateFlags(app, config);
   WEFT_ASSIGN_OR_RETURN(const std::optional<PrintText> help, ParseFlags(app, kGenerateUsage, arguments));
   if (help) return *help;
+  WEFT_RETURN_IF_ERROR(ReadShareDomain(app, config.parallel.share_domain));
   WEFT_RETURN_IF_ERROR(Validate(config));
   return config;
 }

@@ -22,6 +22,7 @@ TEST(FlagVariables, ChooseTheShareDomainOfARunWithoutTheFlag) {
     EXPECT_THAT(ParseCommandLine({word}).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("WEFT_SHARE_DOMAIN is 'foo'")));
   }
+  EXPECT_EQ(ParsedConfig({"--share-domain", "node"}).parallel.share_domain, ShareDomain::kNode);
 }
 
 }  // namespace
