@@ -98,13 +98,12 @@ class CommEngine {
   const ProcessGroup& group(LaneId lane) const;
 
   // For all collectives and messages below:
-  //   - REQUIRES: a buffer, view or part that has elements is aligned to them: it begins at a multiple of
-  //     their size. It has at most 32 TiB.
+  //   - REQUIRES: a buffer, view or part that has elements begins at a multiple of their size, and has at
+  //     most 32 TiB. Both are checked.
   //   - `counts` are the elements of each group rank's part. Parts lie end to end in rank order. Empty: equal
   //     parts. REQUIRES: the counts add up to the total; without counts, the group size divides it.
   //   - `after` is an earlier Work of this engine. The operation starts once that is *ready* on this rank.
-  //   - An invalid argument, also a buffer that is not aligned, returns a failed Work and aborts the engine,
-  //     as Abort does. No data moves.
+  //   - An invalid argument returns a failed Work and aborts the engine, as Abort does. No data moves.
 
   // `output` = all inputs, in rank order. In place: input == output + this rank's offset.
   Work AllGather(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
@@ -226,7 +225,8 @@ class CommEngine {
   // OK, or the failure after which the engine accepts no more work.
   absl::Status status() const;
   // Fails all unfinished operations, on this rank and on all others. Only the first cause is kept.
-  // REQUIRES: `cause` is an error, which is checked: operations that fail with OK would seem to be *ready*.
+  // REQUIRES: `cause` is an error. OK ends the process: operations that fail with it would seem to be
+  // *ready*.
   void Abort(const absl::Status& cause);
   // Ends the failed state on all ranks together: lanes are empty again, and sequences restart.
   // Errors: kDeadlineExceeded (names the missing ranks, or says that a callback of Work::Then has not

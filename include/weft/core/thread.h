@@ -9,7 +9,7 @@
 
 namespace weft {
 
-// Starts a thread that runs `body`. `purpose` ends "cannot start a thread for" in the error.
+// Starts a thread that runs `body`. `purpose` completes the error "cannot start a thread for".
 //
 // Thread safety: any thread may call it.
 // Errors: kResourceExhausted (the system gives the process no thread; names the limits).

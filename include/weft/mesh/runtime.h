@@ -17,8 +17,6 @@
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
-#include "weft/mesh/unpaused_clock.h"
-
 namespace weft {
 
 class Simulation;
@@ -33,7 +31,7 @@ class Runtime {
 
   virtual ~Runtime() = default;
 
-  virtual int64_t NowNs() const = 0;  // Monotonic clock, without pauses of the process.
+  virtual int64_t NowNs() const = 0;  // Monotonic clock.
   virtual void Yield() = 0;           // Lets other threads or fibers run.
   virtual void SleepFor(int64_t ns) = 0;
   // Futex semantics: sleeps if `word` holds `expected`, until WakeAll or for at most `timeout_ns`. May return
@@ -48,7 +46,7 @@ class Runtime {
   // Runs `move`, which reads and writes about `size.bytes` bytes. In a simulation the call takes virtual
   // time, and `move` runs at a random moment of it.
   virtual void Move(MoveSize size, absl::FunctionRef<void()> move) = 0;
-  // Starts a thread or fiber that runs `body`. `purpose` ends "cannot start a thread for" in the error.
+  // Starts a thread or fiber that runs `body`. `purpose` completes the error "cannot start a thread for".
   // Errors: kResourceExhausted (the system gives the process no thread; names the limits). A fiber has none.
   virtual absl::StatusOr<std::unique_ptr<Task>> Start(std::string_view purpose,
                                                       std::function<void()> body) = 0;
@@ -60,7 +58,6 @@ class Runtime {
 // Runtime on threads, the system's clocks and process-private futexes.
 class SystemRuntime final : public Runtime {
  public:
-  SystemRuntime();
   int64_t NowNs() const override;
   void Yield() override;
   void SleepFor(int64_t ns) override;
@@ -68,9 +65,6 @@ class SystemRuntime final : public Runtime {
   void WakeAll(const std::atomic<uint32_t>& word) override;
   void Move(MoveSize size, absl::FunctionRef<void()> move) override;
   absl::StatusOr<std::unique_ptr<Task>> Start(std::string_view purpose, std::function<void()> body) override;
-
- private:
-  mutable UnpausedClock clock_;
 };
 
 // The end of a wait, on a runtime's monotonic clock. Steps of the system's time do not move it.

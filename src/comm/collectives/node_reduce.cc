@@ -5,13 +5,13 @@
 // Note [Work stealing]
 // Problem: a rank that submits late, shares its core or is interrupted would delay its peers by the time that
 // its whole part takes.
-// Rule: a part is reduced in pieces, and each piece is *claimed* by one rank. A rank claims the pieces of its
-// own part first. Once none are left, a rank that waits for the operation claims pieces of its peers' parts.
-// Only the owner can claim pieces of a part whose output lies outside node memory. A rank reduces one piece
-// at a time. A part is complete when all of its pieces are finished, which one counter of the part tells. A
-// rank that moves on to another part rings the doorbells of the waiting peers, so that some rank rings after
-// the last piece. For errors that name the awaited ranks, each rank also publishes a counter for each part,
-// which is odd while it reduces a piece of the part.
+// Rule: a part is reduced in pieces, and each piece is *claimed* by one rank. A rank claims the pieces of
+// its own part first. Once none are left, a rank that waits for the operation claims pieces of its peers'
+// parts. Only the owner can claim pieces of a part whose output lies outside node memory. A rank reduces
+// one piece at a time. A counter of the part has the number of its finished pieces; the part is complete
+// once all are. A rank that moves on to another part rings the doorbells of the waiting peers, so that some
+// rank rings after the last piece. Errors name the ranks that are awaited: each rank publishes a counter
+// for each part, which is odd while the rank reduces a piece of it.
 // Why it suffices: neither the bits nor the target of a piece depend on the rank that reduces it. A late rank
 // delays its peers by one piece at most.
 //

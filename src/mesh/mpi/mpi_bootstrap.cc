@@ -176,7 +176,7 @@ absl::StatusOr<MpiTransport> TransportFromEnvironment() {
 // The options that all ranks must have alike.
 absl::StatusOr<std::vector<OptionValue>> SharedOptions(const MpiSession& session,
                                                        const MpiBootstrapOptions& options) {
-  WEFT_RETURN_IF_ERROR(session.guarded());
+  WEFT_RETURN_IF_ERROR(session.watchdog_status());
   WEFT_RETURN_IF_ERROR(options.error);
   if (options.transport == MpiTransport::kTcp)
     WEFT_RETURN_IF_ERROR(internal::TcpEndpoint::OfThisHost(options.network).status());

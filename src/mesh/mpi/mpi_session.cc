@@ -34,7 +34,7 @@ absl::Status MpiStatus(int code, std::string_view call) {
 MpiSession::MpiSession(const MpiBootstrapOptions& options) : options_(options) {
   if (!options.watchdog) return;
   absl::StatusOr<std::unique_ptr<CallGuard>> guard = CallGuard::Start(EndProcess);
-  guarded_ = guard.status();
+  watchdog_status_ = guard.status();
   if (guard.ok()) guard_ = *std::move(guard);
 }
 

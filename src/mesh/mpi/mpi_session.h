@@ -43,10 +43,10 @@ class MpiSession {
   // Guards a blocking MPI call, which must return within the timeout of its phase. `call` names it.
   // REQUIRES: no other guarded call is in progress.
   CallGuard::Scope Guard(std::string_view call);
-  // OK, or why this rank's calls have no deadline although the watchdog is on. The ranks must agree on it:
-  // those of the peers have one.
+  // OK, or why the watchdog did not start on this rank, so that its calls have no deadline. Ranks must agree
+  // on it.
   // Errors: kResourceExhausted (the system gives the process no thread; names the limits).
-  const absl::Status& guarded() const { return guarded_; }
+  const absl::Status& watchdog_status() const { return watchdog_status_; }
   // Ends the phase of start-up, which has a timeout of its own.
   void EndStartup() { starting_ = false; }
   absl::Duration timeout() const { return options_.timeout; }
@@ -65,8 +65,8 @@ class MpiSession {
   bool starting_ = true;
   absl::Status peers_missing_;
   std::vector<std::shared_ptr<const void>> abandoned_;
-  absl::Status guarded_;
-  std::unique_ptr<CallGuard> guard_;  // Null without the watchdog, and if guarded_ is an error.
+  absl::Status watchdog_status_;
+  std::unique_ptr<CallGuard> guard_;  // Null without the watchdog, and if watchdog_status_ is an error.
 };
 
 // Owner of a duplicated or split communicator, whose error handler is MPI_ERRORS_RETURN.

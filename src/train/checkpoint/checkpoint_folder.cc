@@ -124,8 +124,8 @@ std::string CheckpointName(int64_t step) { return absl::StrFormat("%s%08d", kPre
 absl::StatusOr<std::shared_ptr<CheckpointFolder>> CheckpointFolder::Claim(const std::string& path) {
   if (const std::string checkpoint = CheckpointAround(path); !checkpoint.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "'", path, "' is or lies in the place of a checkpoint, '", checkpoint,
-        "', which a run removes with all that is in it: name the folder of that checkpoint, or another"));
+        "'", path, "' is a checkpoint, inside of one, or has the name of one ('", checkpoint,
+        "'), which a run removes with all that is in it: name the folder of that checkpoint, or another"));
   }
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<OutputFolder> claim, OutputFolder::Claim(path));
   std::shared_ptr<CheckpointFolder> folder(new CheckpointFolder(std::move(claim)));

@@ -19,6 +19,8 @@ using Candidate = std::pair<int32_t, double>;
 class LikelyFirst {
  public:
   explicit LikelyFirst(std::vector<Candidate> candidates) : heap_(std::move(candidates)) {
+    // Before the heap, whose order depends on the library.
+    for (const Candidate& candidate : heap_) sum_ += candidate.second;
     std::make_heap(heap_.begin(), heap_.end(), IsLessLikely);
   }
 
@@ -34,12 +36,9 @@ class LikelyFirst {
 
   // The sum of the first `count` probabilities.
   double SumOf(size_t count) {
+    if (count == size()) return sum_;
     double sum = 0;
-    if (count == size()) {
-      for (const Candidate& candidate : heap_) sum += candidate.second;
-    } else {
-      for (size_t i = 0; i < count; ++i) sum += At(i).second;
-    }
+    for (size_t i = 0; i < count; ++i) sum += At(i).second;
     return sum;
   }
 
@@ -50,6 +49,7 @@ class LikelyFirst {
 
   std::vector<Candidate> heap_;  // A heap of those that are not sorted yet, then the sorted ones, backwards.
   size_t sorted_ = 0;
+  double sum_ = 0;  // Of all, in the order of the tokens.
 };
 
 // The number of candidates, from the most likely, whose probabilities reach `top_p` of the sum of `count`.

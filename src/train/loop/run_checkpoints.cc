@@ -35,8 +35,8 @@ absl::Status CheckIsNotInCheckpoint(const std::string& folder) {
   const std::string checkpoint = CheckpointAround(folder);
   if (checkpoint.empty()) return absl::OkStatus();
   return BadFlag("checkpoint-dir", folder,
-                 absl::StrCat("is or lies in the place of a checkpoint, ", checkpoint,
-                              ", which a run removes with all that is in it: to go on from that checkpoint, "
+                 absl::StrCat("is a checkpoint, inside of one, or has the name of one (", checkpoint,
+                              "), which a run removes with all that is in it: to go on from that checkpoint, "
                               "give --resume ",
                               checkpoint, " and --checkpoint-dir ",
                               std::filesystem::path(checkpoint).parent_path().native(),

@@ -78,7 +78,7 @@ TEST_F(CheckpointTest, IsNoFolderOfCheckpoints) {
                         [&](Bootstrap& bootstrap) {
                           return CheckpointSaver::Open(bootstrap, folder, options_).status();
                         }),
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the place of a checkpoint")));
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("has the name of one")));
   }
   EXPECT_FALSE(fs::exists(Path(2)));
 }
