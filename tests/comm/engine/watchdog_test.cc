@@ -6,13 +6,11 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <csignal>
 #include <filesystem>
 #include <functional>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <sys/wait.h>
 #include <utility>
 #include <vector>
@@ -23,6 +21,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/comm/phases/operation.h"
+#include "tests/comm/support/watchdog_fakes.h"
 #include "tests/support/no_threads.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
@@ -33,72 +32,13 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::weft::testing::FakeExit;
 using ::weft::testing::NoThreads;
+using ::weft::testing::RunningSince;
 using ::weft::testing::StatusIs;
+using ::weft::testing::WatchdogClock;
 
 constexpr int64_t kLimitNs = 1'000'000;  // Also the shortest interval between two checks.
-
-std::unique_ptr<OperationRecord> RunningSince(int64_t started_ns) {
-  auto record = std::make_unique<OperationRecord>();
-  record->lane = 0;
-  record->lane_name = "world/all_gather";
-  record->descriptor.sequence = 4;
-  record->started_ns = started_ns;
-  record->state = OperationState::kRunning;
-  return record;
-}
-
-// Clock of the watchdog that counts how often it is read. The watchdog reads it once in each check.
-class Clock {
- public:
-  explicit Clock(int64_t now_ns) : now_ns_(now_ns) {}
-  int64_t Read() {
-    const std::lock_guard lock(mutex_);
-    ++reads_;
-    read_.notify_all();
-    return now_ns_;
-  }
-  // Waits for further reads.
-  void AwaitReads(int reads) {
-    std::unique_lock lock(mutex_);
-    const int wanted = reads_ + reads;
-    EXPECT_TRUE(
-        read_.wait_for(lock, absl::ToChronoSeconds(testing::kTestTimeout), [&] { return reads_ >= wanted; }));
-  }
-  void Set(int64_t now_ns) {
-    const std::lock_guard lock(mutex_);
-    now_ns_ = now_ns;
-  }
-
- private:
-  int64_t now_ns_;
-  std::mutex mutex_;
-  std::condition_variable read_;
-  int reads_ = 0;
-};
-
-// Replaces the function that ends the process.
-class FakeExit {
- public:
-  std::function<void(int)> Function() {
-    return [this](int code) {
-      called_ = true;
-      code_.set_value(code);
-    };
-  }
-  bool called() const { return called_; }
-  // Returns the exit code, or 0 if there is no call in time.
-  int AwaitCode() {
-    std::future<int> code = code_.get_future();
-    return code.wait_for(absl::ToChronoSeconds(testing::kTestTimeout)) == std::future_status::ready
-               ? code.get()
-               : 0;
-  }
-
- private:
-  std::atomic<bool> called_{false};
-  std::promise<int> code_;
-};
 
 std::unique_ptr<Watchdog> StartWatchdog(const Recorder& recorder, Watchdog::Options options,
                                         std::function<int64_t()> now, std::function<void(int)> end) {
@@ -111,7 +51,7 @@ TEST(Watchdog, WritesTheRecorderAndEndsTheProcessWhenAnOperationIsStuck) {
   const auto stuck = RunningSince(100);
   recorder.Record(*stuck);
   recorder.RecordWait(*stuck, "waits for rank(s) 1");
-  Clock clock(100 + kLimitNs);
+  WatchdogClock clock(100 + kLimitNs);
   FakeExit end;
   ::testing::internal::CaptureStderr();
   {
@@ -136,7 +76,7 @@ TEST(Watchdog, KeepsTheDumpOfAnEarlierRunUnderAnotherName) {
   folder.Write("rank-2.json.old", "first");
   folder.Write("rank-1.json", "of another rank");
   Recorder recorder(2, 3, 8);
-  Clock clock(0);
+  WatchdogClock clock(0);
   FakeExit end;
   const auto watchdog = StartWatchdog(
       recorder, {kLimitNs, folder.str(), /*rank=*/2, /*ranks=*/3}, [&] { return clock.Read(); },
@@ -151,7 +91,7 @@ TEST(Watchdog, SaysWhyItCouldNotWriteTheRecorder) {
   folder.Write("file", "");
   Recorder recorder(0, 1, 8);
   recorder.Record(*RunningSince(0));
-  Clock clock(2 * kLimitNs);
+  WatchdogClock clock(2 * kLimitNs);
   FakeExit end;
   ::testing::internal::CaptureStderr();
   {
@@ -264,7 +204,7 @@ TEST(Watchdog, WritesNothingIfTheProgramCausedTheFailure) {
 
 TEST(Watchdog, DoesNotEndTheProcessBeforeTheDeadlineOfAReset) {
   Recorder recorder(0, 1, 8);
-  Clock clock(100);
+  WatchdogClock clock(100);
   FakeExit end;
   ::testing::internal::CaptureStderr();
   {
@@ -301,7 +241,7 @@ TEST(Watchdog, CountsTheChecksOfEachFailureAlone) {
 
 TEST(Watchdog, EndsAProcessWhoseResetExceedsItsDeadline) {
   Recorder recorder(0, 1, 8);
-  Clock clock(1000);
+  WatchdogClock clock(1000);
   FakeExit end;
   ::testing::internal::CaptureStderr();
   {
@@ -317,7 +257,7 @@ TEST(Watchdog, EndsAProcessWhoseResetExceedsItsDeadline) {
 TEST(Watchdog, DoesNotEndTheProcessBeforeTheLatestDeadlineOfItsWaits) {
   constexpr int64_t kDeadlineNs = 10 * kLimitNs;
   Recorder recorder(0, 1, 8);
-  Clock clock(kDeadlineNs - 1);
+  WatchdogClock clock(kDeadlineNs - 1);
   FakeExit end;
   ::testing::internal::CaptureStderr();
   {
@@ -340,7 +280,7 @@ TEST(Watchdog, DoesNotEndTheProcessBeforeTheLatestDeadlineOfItsWaits) {
 TEST(Watchdog, DoesNothingBeforeTheLimit) {
   Recorder recorder(0, 1, 8);
   recorder.Record(*RunningSince(100));
-  Clock clock(100 + kLimitNs - 1);
+  WatchdogClock clock(100 + kLimitNs - 1);
   FakeExit end;
   {
     const auto watchdog = StartWatchdog(
@@ -384,7 +324,7 @@ TEST(Watchdog, OneThreadEndsTheProcessAndOthersWaitForIt) {
 TEST(Watchdog, StopsWhenDestroyed) {
   Recorder recorder(0, 1, 8);
   recorder.Record(*RunningSince(100));
-  Clock clock(100);
+  WatchdogClock clock(100);
   FakeExit end;
   {
     const auto watchdog = StartWatchdog(
