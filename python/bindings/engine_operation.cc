@@ -83,11 +83,9 @@ absl::Status EngineOperation::WaitSlice(const Deadline& slice) {
 Outcome EngineOperation::Wait(std::chrono::milliseconds timeout, const std::function<void()>& between) {
   if (!session_->is_of_this_process()) return ToOutcome(session_->WithEngine([](CommEngine&) {}));
   const Runtime& runtime = session_->bootstrap().runtime();
-  const int64_t begin = runtime.NowNs();
-  UnpausedClock clock(begin);
+  UnpausedDeadline deadline(runtime, absl::FromChrono(timeout));
   while (true) {
-    const absl::Duration left =
-        absl::FromChrono(timeout) - absl::Nanoseconds(clock.Read(runtime.NowNs()) - begin);
+    const absl::Duration left = deadline.Left();
     const absl::Status waited = WaitSlice(Deadline(runtime, std::min(left, kSlice)));
     if (!absl::IsDeadlineExceeded(waited)) return ToOutcome(waited);
     {

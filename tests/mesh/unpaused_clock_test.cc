@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/forwarding_runtime.h"
+
 namespace weft::testing {
 namespace {
 
@@ -22,6 +24,27 @@ TEST(UnpausedClock, LeavesOutEachPause) {
   EXPECT_EQ(clock.Read(62 * kSecond), 2 * kSecond);
   EXPECT_EQ(clock.Read(70 * kSecond), 2 * kSecond);
   EXPECT_EQ(clock.Read(75 * kSecond), 7 * kSecond);  // Not more than kPauseNs.
+}
+
+class SetRuntime final : public ForwardingRuntime {
+ public:
+  using ForwardingRuntime::ForwardingRuntime;
+  int64_t NowNs() const override { return now_ns; }
+  int64_t now_ns = 100 * kSecond;
+};
+
+TEST(UnpausedDeadline, HasPassedAfterItsTimeoutWithoutPauses) {
+  SystemRuntime base;
+  SetRuntime runtime(base);
+  UnpausedDeadline deadline(runtime, absl::Seconds(6));
+  EXPECT_EQ(deadline.Left(), absl::Seconds(6));
+  runtime.now_ns += 60 * kSecond;
+  EXPECT_EQ(deadline.Left(), absl::Seconds(6));
+  for (int seconds = 1; seconds <= 6; ++seconds) {
+    EXPECT_FALSE(deadline.HasPassed());
+    runtime.now_ns += kSecond;
+  }
+  EXPECT_TRUE(deadline.HasPassed());
 }
 
 }  // namespace

@@ -10,6 +10,10 @@
 
 #include <cstdint>
 
+#include <absl/time/time.h>
+
+#include "weft/mesh/runtime.h"
+
 namespace weft {
 
 class UnpausedClock {
@@ -31,6 +35,24 @@ class UnpausedClock {
  private:
   int64_t last_read_ns_;
   int64_t paused_ns_ = 0;
+};
+
+// As Deadline, without pauses. REQUIRES: as UnpausedClock. Lifetime: the runtime must outlive it.
+class UnpausedDeadline {
+ public:
+  // Ends `timeout` from now.
+  UnpausedDeadline(const Runtime& runtime, absl::Duration timeout)
+      : runtime_(runtime), begin_ns_(runtime.NowNs()), timeout_(timeout), clock_(begin_ns_) {}
+
+  // Zero or less once it has passed.
+  absl::Duration Left() { return timeout_ - absl::Nanoseconds(clock_.Read(runtime_.NowNs()) - begin_ns_); }
+  bool HasPassed() { return Left() <= absl::ZeroDuration(); }
+
+ private:
+  const Runtime& runtime_;
+  const int64_t begin_ns_;
+  const absl::Duration timeout_;
+  UnpausedClock clock_;
 };
 
 }  // namespace weft

@@ -4,8 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include <absl/strings/str_cat.h>
-
 #include "weft/core/status.h"
 #include "weft/mesh/unpaused_clock.h"
 
@@ -254,11 +252,9 @@ absl::StatusOr<bool> EngineShell::PollWithChecks(const AwaitedEvent& awaited, ab
   constexpr absl::Duration kInterval = absl::Milliseconds(50);
   const auto has_occurred = [&] { return HasOccurred(awaited); };
   if (!check) return PollUntil(&awaited, has_occurred, timeout);
-  const int64_t begin = runtime_.NowNs();
-  UnpausedClock clock(begin);
-  const auto left = [&] { return timeout - absl::Nanoseconds(clock.Read(runtime_.NowNs()) - begin); };
-  while (!PollUntil(&awaited, has_occurred, std::min(left(), kInterval))) {
-    if (left() <= absl::ZeroDuration()) return false;
+  UnpausedDeadline deadline(runtime_, timeout);
+  while (!PollUntil(&awaited, has_occurred, std::min(deadline.Left(), kInterval))) {
+    if (deadline.HasPassed()) return false;
     WEFT_RETURN_IF_ERROR(check());
   }
   return true;
@@ -304,8 +300,8 @@ absl::Status EngineShell::Drain(absl::Duration timeout) {
   if (PollUntil(nullptr, done, timeout)) return absl::OkStatus();
   return WithCore([](EngineCore& core) {
     const OperationRecord* const record = core.FindUnfinished();
-    if (record == nullptr) return absl::OkStatus();
-    return core.DeadlineError(*record, "wait for every Work before you destroy its engine; ");
+    constexpr std::string_view kRemedy = "wait for every Work before you destroy its engine; ";
+    return record == nullptr ? absl::OkStatus() : core.DeadlineError(*record, kRemedy);
   });
 }
 
