@@ -21,7 +21,7 @@ inline int64_t MaxElements(DType dtype) { return kMaxBufferBytes / static_cast<i
 inline bool IsAligned(const void* data, DType dtype) {
   return reinterpret_cast<uintptr_t>(data) % SizeOf(dtype) == 0;
 }
-// What an error says of a buffer that is not aligned, behind its name.
+// The text of the error of a buffer that is not aligned, behind its name.
 inline std::string MisalignedText(DType dtype) {
   return absl::StrCat(" does not begin at a multiple of ", SizeOf(dtype), " bytes, the size of ",
                       ToAbsl(Name(dtype)), "; copy it to aligned memory");

@@ -41,7 +41,7 @@ struct MessageRequest {
   uint64_t channel = 0;
   std::byte* data = nullptr;  // A send only reads it.
   int64_t bytes = 0;
-  // Of a receive: the sender, once it is known. Written before the state is kRunning.
+  // The sender of a receive, once it is known. Written before the state is kRunning.
   int source = kAnySource;
   bool awaited = false;  // A thread waits for it.
 };
