@@ -30,7 +30,7 @@ PROVIDERS = {
     "absl/strings/str_cat.h": "absl::StrCat absl::Hex absl::kZeroPad2",
     "absl/strings/str_format.h": "absl::StrFormat",
     "absl/strings/string_view.h": "absl::string_view",
-    "absl/time/time.h": "absl::Duration absl::Seconds absl::ZeroDuration",
+    "absl/time/time.h": "absl::Duration absl::Nanoseconds absl::Seconds absl::ZeroDuration",
     "absl/types/span.h": "absl::Span absl::MakeSpan absl::MakeConstSpan",
     "algorithm": "std::min std::max_element std::nth_element",
     "array": "std::array",
