@@ -22,8 +22,8 @@ using panels::kProductFloats;
 // Keys and values of a key block.
 struct ForwardKeys {
   explicit ForwardKeys(const KeyBlock& block)
-      : k(panels::Operand::kB, PackedHeads::Lines::kTokens, block.k),
-        v(panels::Operand::kB, PackedHeads::Lines::kDims, block.v) {}
+      : k(panels::Operand::kA, PackedHeads::Lines::kTokens, block.k),
+        v(panels::Operand::kA, PackedHeads::Lines::kDims, block.v) {}
 
   PackedHeads k, v;
 };
@@ -92,15 +92,15 @@ class RowBlockForward {
     const int64_t strip = (tile.first_row + row - first_row_) / kPanel;
     const uint32_t* q = call_.q.At(batch_, head_, (tile.first_row + row) / kPanel, 0);
     for (int64_t panel = 0; panel < key_panels; ++panel) {
-      call_.unit.multiply(q, keys.k.At(batch_, kv_head, first_panel + panel, 0), call_.head_blocks,
+      call_.unit.multiply(keys.k.At(batch_, kv_head, first_panel + panel, 0), q, call_.head_blocks,
                           /*continues=*/false, scores_ + panel * kProductFloats);
     }
     float corrections[kPanel];
     panels::SoftmaxOfStrip({scores_, key_panels, VisibleBits(plan_, tile, row, bits), call_.problem.scale},
                            {maximum_ + strip * kPanel, sum_ + strip * kPanel}, corrections, weights_);
-    if (!tile.initializes_rows) panels::ScaleRowsOfProducts(OutOf(strip), call_.value_panels, corrections);
+    if (!tile.initializes_rows) panels::ScaleColumnsOfProducts(OutOf(strip), call_.value_panels, corrections);
     for (int64_t panel = 0; panel < call_.value_panels; ++panel) {
-      call_.unit.multiply(weights_, keys.v.At(batch_, kv_head, panel, first_panel), key_panels,
+      call_.unit.multiply(keys.v.At(batch_, kv_head, panel, first_panel), weights_, key_panels,
                           /*continues=*/!tile.initializes_rows, OutOf(strip) + panel * kProductFloats);
     }
   }
@@ -110,11 +110,12 @@ class RowBlockForward {
     const int64_t width = call_.value_panels * kPanel;
     float* values = unpacked.Floats(kPanel * width);
     for (int64_t strip = 0; strip < strips_; ++strip) {
-      panels::UnpackRows(OutOf(strip), call_.value_panels, values);
+      panels::UnpackColumns(OutOf(strip), kProductFloats, call_.value_panels, values);
       StoreStrip(strip * kPanel, values, width);
     }
     float* lse = StatisticsOf(call_.lse, batch_, head_) + first_row_;
-    for (int64_t row = 0; row < rows_; ++row) lse[row] = maximum_[row] + std::log(sum_[row]);
+    for (int64_t row = 0; row < rows_; ++row)
+      lse[row] = maximum_[row] * call_.problem.scale + std::log(sum_[row]);
   }
 
   // Writes the strip's rows, from `first` on, divided by their sums.
@@ -122,12 +123,13 @@ class RowBlockForward {
     WithElementType(call_.out.dtype, [&](auto element) {
       using Out = decltype(element);
       const HeadRows<Out> out = HeadOf<Out>(call_.out, batch_, head_).Skip(first_row_ + first);
+      const int64_t value_dim = call_.out.shape[3];  // A local constant, so that the loop vectorizes.
       for (int64_t row = 0; row < std::min(kPanel, rows_ - first); ++row) {
         const float sum = sum_[first + row];
         const float inverse = sum > 0.0F ? 1.0F / sum : 0.0F;
         const float* __restrict from = values + row * width;
         Out* __restrict target = out.Row(row);
-        for (int64_t i = 0; i < call_.out.shape[3]; ++i) target[i] = Round<Out>(from[i] * inverse);
+        for (int64_t i = 0; i < value_dim; ++i) target[i] = Round<Out>(from[i] * inverse);
       }
     });
   }
@@ -135,10 +137,10 @@ class RowBlockForward {
   const ForwardCall& call_;
   const AttentionPlan& plan_;
   int64_t batch_, head_, row_block_, first_row_, rows_, strips_;
-  float* scores_;      // [panels of keys][kProductFloats] of a strip.
-  uint32_t* weights_;  // A panel of A.
-  float* out_;         // [strips][panels of values][kProductFloats]
-  float *maximum_, *sum_;
+  float* scores_;          // [panels of keys][kProductFloats] of a strip.
+  uint32_t* weights_;      // A panel of B.
+  float* out_;             // [strips][panels of values][kProductFloats]
+  float *maximum_, *sum_;  // Of the scores before their scale, and of the weights.
 };
 
 }  // namespace
@@ -157,7 +159,7 @@ void AttentionForwardByPanels(const panels::PanelUnit& unit, const AttentionProb
   const TileSize size = TileSizeFor(HostTopology().core_cache_bytes);
   const BatchPlans plans(problem.mask, problem.pair_mask.get(), q.shape[0], q_runs, RunsOf(keys), size,
                          AttentionPlan::Order::kByRowBlock);
-  const PackedHeads packed_q(panels::Operand::kA, PackedHeads::Lines::kTokens, q);
+  const PackedHeads packed_q(panels::Operand::kB, PackedHeads::Lines::kTokens, q);
   const std::vector<ForwardKeys> packed_keys(keys.begin(), keys.end());
   const ForwardCall call = {
       unit, problem, plans, size, packed_q, packed_keys, PanelsOf(q.shape[3]), PanelsOf(out.shape[3]),

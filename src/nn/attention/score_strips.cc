@@ -11,27 +11,39 @@ namespace weft::panels {
 namespace {
 
 constexpr __mmask16 kAll = 0xFFFF;
+constexpr float kLog2E = 1.44269504F;
 
 // The first of 16 values of a row in the left quadrants of a product; those of the right follow kTileWords
 // further.
 int64_t RowOffset(int64_t row) { return row / kTile * 2 * kTileWords + row % kTile * kTile; }
 
-// e^x for 16 values, as Exp of vector_math.h but for fused multiplications. 0 for x < -87.3.
-__m512 Exp(__m512 x) {
-  const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-88.0F), x);  // x if that is NaN.
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(clamped, _mm512_set1_ps(1.44269504F)),
-                                        _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375F), clamped);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4F), r);
-  __m512 polynomial = _mm512_set1_ps(1.38144670593e-3F);
-  polynomial = _mm512_fmadd_ps(polynomial, r, _mm512_set1_ps(8.36878041118e-3F));
-  polynomial = _mm512_fmadd_ps(polynomial, r, _mm512_set1_ps(4.16683942109e-2F));
-  polynomial = _mm512_fmadd_ps(polynomial, r, _mm512_set1_ps(1.66665201078e-1F));
-  polynomial = _mm512_fmadd_ps(polynomial, r, _mm512_set1_ps(4.99999934125e-1F));
-  const __m512 power =
-      _mm512_add_ps(_mm512_fmadd_ps(polynomial, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0F));
-  const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.3F), _CMP_NLT_UQ);
-  return _mm512_maskz_scalef_ps(normal, power, n);
+// The base of a power.
+struct Base {
+  explicit Base(float logarithm)
+      : log2(_mm512_set1_ps(logarithm)), lowest(_mm512_set1_ps(-126.0F / logarithm)) {}
+
+  __m512 log2;    // Its logarithm to base 2, at least 0.
+  __m512 lowest;  // Smaller exponents count as this one: the power is then about 2^-126.
+};
+
+// base^x for 16 values, within two units in the last place. Exactly 1 for x = 0. REQUIRES: base^x < 2^127.
+//
+// Method: x log2(base) = n + r with |r| <= 1/2. The polynomial 1 + r P(r) has the least relative error from
+// 2^r on that interval (2^-23). The exponent bits give 2^n.
+__m512 Power(const Base& base, __m512 x) {
+  // 1.5 * 2^23. Adding it rounds to an integer and leaves that integer in the low mantissa bits.
+  const __m512 rounding_shift = _mm512_set1_ps(12582912.0F);
+  const __m512 clamped = _mm512_max_ps(base.lowest, x);  // x if that is NaN.
+  const __m512 shifted = _mm512_fmadd_ps(clamped, base.log2, rounding_shift);
+  const __m512 r = _mm512_fmsub_ps(clamped, base.log2, _mm512_sub_ps(shifted, rounding_shift));
+  __m512 power = _mm512_set1_ps(1.32647287698e-3F);
+  power = _mm512_fmadd_ps(power, r, _mm512_set1_ps(9.67151318311e-3F));
+  power = _mm512_fmadd_ps(power, r, _mm512_set1_ps(5.55073374448e-2F));
+  power = _mm512_fmadd_ps(power, r, _mm512_set1_ps(2.40222420771e-1F));
+  power = _mm512_fmadd_ps(power, r, _mm512_set1_ps(6.93146977595e-1F));
+  power = _mm512_fmadd_ps(power, r, _mm512_set1_ps(1.0F));
+  const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(power), exponent));
 }
 
 // Lower 16 values of bf16: `low`. Upper 16: `high`.
@@ -44,31 +56,12 @@ struct Visible {
   __mmask16 left, right;
 };
 
+// kMasks: whether the strip has bits of visible keys. Without them, the compiler leaves out all masks.
+template <bool kMasks>
 Visible VisibleOf(const ScoreStrip& strip, int64_t query, int64_t panel) {
-  if (strip.visible == nullptr) return {kAll, kAll};
+  if constexpr (!kMasks) return {kAll, kAll};
   const uint16_t* bits = strip.visible + 2 * (query * strip.key_panels + panel);
   return {bits[0], bits[1]};
-}
-
-bool AttendsToAny(const ScoreStrip& strip, int64_t query) {
-  if (strip.visible == nullptr) return true;
-  const uint16_t* bits = strip.visible + 2 * query * strip.key_panels;
-  for (int64_t i = 0; i < 2 * strip.key_panels; ++i) {
-    if (bits[i] != 0) return true;
-  }
-  return false;
-}
-
-// The maximum of the visible scores of a query.
-float Maximum(const ScoreStrip& strip, int64_t query, const float* row) {
-  __m512 left = _mm512_set1_ps(-__builtin_inff());
-  __m512 right = left;
-  for (int64_t panel = 0; panel < strip.key_panels; ++panel, row += kProductFloats) {
-    const Visible visible = VisibleOf(strip, query, panel);
-    left = _mm512_mask_max_ps(left, visible.left, left, _mm512_loadu_ps(row));
-    right = _mm512_mask_max_ps(right, visible.right, right, _mm512_loadu_ps(row + kTileWords));
-  }
-  return _mm512_reduce_max_ps(_mm512_max_ps(left, right));
 }
 
 // A query's values of a panel of keys.
@@ -78,11 +71,13 @@ struct Values {
 
 Values Load(const float* row) { return {_mm512_loadu_ps(row), _mm512_loadu_ps(row + kTileWords)}; }
 
-Values WeightsOf(const Values& scores, const Visible& visible, __m512 scale, __m512 shift) {
-  // The product is rounded as in `shift`: the exponent of the largest score is then exactly 0, however large.
-  const __m512 left = _mm512_sub_ps(_mm512_mul_ps(scores.left, scale), shift);
-  const __m512 right = _mm512_sub_ps(_mm512_mul_ps(scores.right, scale), shift);
-  return {_mm512_maskz_mov_ps(visible.left, Exp(left)), _mm512_maskz_mov_ps(visible.right, Exp(right))};
+// e^(score * scale - lse), 0 for hidden keys.
+Values WeightsOf(const Values& scores, const Visible& visible, __m512 scale, __m512 lse) {
+  // The product is rounded as in `lse`: the exponent of the largest score is then exactly 0, however large.
+  const Base e(kLog2E);
+  const __m512 left = Power(e, _mm512_sub_ps(_mm512_mul_ps(scores.left, scale), lse));
+  const __m512 right = Power(e, _mm512_sub_ps(_mm512_mul_ps(scores.right, scale), lse));
+  return {_mm512_maskz_mov_ps(visible.left, left), _mm512_maskz_mov_ps(visible.right, right)};
 }
 
 // The gradients of the scores, from those of the weights.
@@ -93,51 +88,120 @@ Values GradientsOf(const Values& weights, const Values& weight_gradients, const 
   return {_mm512_maskz_mul_ps(visible.left, left, scale), _mm512_maskz_mul_ps(visible.right, right, scale)};
 }
 
-// Stores the values of two neighboring queries as a row of a panel of B: pairs along the queries.
-void StorePairs(const Values& even, const Values& odd, uint32_t* target) {
-  // Word i: value i of the even query, and above it value i of the odd one.
+// Words of pairs along k: value i of `even`, and above it value i of `odd`.
+__m512i Pairs(__m512 even, __m512 odd) {
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
                                          22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  _mm512_storeu_si512(target, _mm512_permutexvar_epi16(order, RoundBoth(even.left, odd.left)));
-  _mm512_storeu_si512(target + kTileWords, _mm512_permutexvar_epi16(order, RoundBoth(even.right, odd.right)));
+  return _mm512_permutexvar_epi16(order, RoundBoth(even, odd));
+}
+
+// Stores the values of two neighboring queries as a row of a panel of B.
+void StorePairs(const Values& even, const Values& odd, uint32_t* target) {
+  _mm512_storeu_si512(target, Pairs(even.left, odd.left));
+  _mm512_storeu_si512(target + kTileWords, Pairs(even.right, odd.right));
 }
 
 // The offset of a row's words in a panel of A.
 int64_t RowOfA(int64_t row) { return row / kTile * kTileWords + row % kTile * kTile; }
 
-}  // namespace
+// Two neighboring keys: their scores with 16 queries, and the queries that attend to them.
+struct KeyPair {
+  __m512 even, odd;
+  __mmask16 even_visible, odd_visible;
+};
 
-void SoftmaxOfStrip(const ScoreStrip& strip, const SoftmaxSums& sums, float* corrections, uint32_t* weights) {
-  const __m512 scale = _mm512_set1_ps(strip.scale);
-  for (int64_t query = 0; query < kPanel; ++query) {
-    uint32_t* target = weights + RowOfA(query);
-    if (!AttendsToAny(strip, query)) {
-      for (int64_t panel = 0; panel < strip.key_panels; ++panel)
-        _mm512_storeu_si512(target + panel * kBlockWords, _mm512_setzero_si512());
-      corrections[query] = 1.0F;
-      continue;
+// 16 queries of a strip with a column for each query: those from `first` on, which is 0 or kTile.
+template <bool kMasks>
+class QueryColumns {
+ public:
+  QueryColumns(const ScoreStrip& strip, int64_t first)
+      : strip_(strip), first_(first), scores_(strip.scores + first / kTile * kTileWords) {}
+
+  // Calls visit(keys, place) for all pairs of keys. `place` is the offset of their words in a panel of B.
+  template <typename Visit>
+  void ForEachPair(const Visit& visit) const {
+    for (int64_t panel = 0; panel < strip_.key_panels; ++panel) {
+      const __m512i bits = kMasks ? BitsOf(panel) : _mm512_setzero_si512();
+      __m512i bit = _mm512_set1_epi32(1);
+      for (int64_t tile = 0; tile < 2; ++tile) {
+        const float* scores = scores_ + panel * kProductFloats + tile * 2 * kTileWords;
+        const int64_t place = panel * kBlockWords + tile * kTileWords / 2;
+        for (int64_t pair = 0; pair < kTile / 2; ++pair) {
+          const float* even = scores + 2 * pair * kTile;
+          KeyPair keys = {_mm512_loadu_ps(even), _mm512_loadu_ps(even + kTile), kAll, kAll};
+          if constexpr (kMasks) {
+            keys.even_visible = _mm512_test_epi32_mask(bits, bit);
+            keys.odd_visible = _mm512_test_epi32_mask(bits, _mm512_slli_epi32(bit, 1));
+            bit = _mm512_slli_epi32(bit, 2);
+          }
+          visit(keys, place + pair * kTile);
+        }
+      }
     }
-    const float* row = strip.scores + RowOffset(query);
-    const float highest = Maximum(strip, query, row) * strip.scale;
-    const float raised = highest > sums.maximum[query] ? highest : sums.maximum[query];
-    const __m512 shift = _mm512_set1_ps(raised);
-    __m512 left = _mm512_setzero_ps();
-    __m512 right = _mm512_setzero_ps();
-    for (int64_t panel = 0; panel < strip.key_panels; ++panel) {
-      const Values found =
-          WeightsOf(Load(row + panel * kProductFloats), VisibleOf(strip, query, panel), scale, shift);
-      left = _mm512_add_ps(left, found.left);
-      right = _mm512_add_ps(right, found.right);
-      _mm512_storeu_si512(target + panel * kBlockWords, RoundBoth(found.left, found.right));
-    }
-    corrections[query] = _mm512_cvtss_f32(Exp(_mm512_sub_ps(_mm512_set1_ps(sums.maximum[query]), shift)));
-    sums.sum[query] = sums.sum[query] * corrections[query] + _mm512_reduce_add_ps(_mm512_add_ps(left, right));
-    sums.maximum[query] = raised;
+  }
+
+  // The queries that attend to any key.
+  __mmask16 Attending() const {
+    __m512i bits = _mm512_setzero_si512();
+    for (int64_t panel = 0; kMasks && panel < strip_.key_panels; ++panel)
+      bits = _mm512_or_si512(bits, BitsOf(panel));
+    return kMasks ? _mm512_test_epi32_mask(bits, bits) : kAll;
+  }
+
+ private:
+  // For each query, a bit for each key of a panel.
+  __m512i BitsOf(int64_t panel) const {
+    const __m512i queries = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i places =
+        _mm512_mullo_epi32(queries, _mm512_set1_epi32(static_cast<int>(strip_.key_panels)));
+    return _mm512_i32gather_epi32(places, strip_.visible + 2 * (first_ * strip_.key_panels + panel), 4);
+  }
+
+  const ScoreStrip& strip_;
+  int64_t first_;
+  const float* scores_;
+};
+
+template <bool kMasks>
+void Softmax(const ScoreStrip& strip, const SoftmaxSums& sums, float* corrections, uint32_t* weights) {
+  const Base base(strip.scale * kLog2E);
+  for (int64_t first = 0; first < kPanel; first += kTile) {
+    const QueryColumns<kMasks> queries(strip, first);
+    const __m512 maximum = _mm512_loadu_ps(sums.maximum + first);
+    __m512 even = maximum;
+    __m512 odd = maximum;
+    queries.ForEachPair([&](const KeyPair& keys, int64_t) {
+      even = _mm512_mask_max_ps(even, keys.even_visible, even, keys.even);
+      odd = _mm512_mask_max_ps(odd, keys.odd_visible, odd, keys.odd);
+    });
+    const __m512 raised = _mm512_max_ps(even, odd);
+    _mm512_storeu_ps(sums.maximum + first, raised);
+    // The maximum of a query that has attended to no key yet is -infinity.
+    const __mmask16 attending = queries.Attending();
+    const __m512 shift = _mm512_maskz_mov_ps(attending, raised);
+    uint32_t* target = weights + first / kTile * kTileWords;
+    even = _mm512_setzero_ps();
+    odd = _mm512_setzero_ps();
+    queries.ForEachPair([&](const KeyPair& keys, int64_t place) {
+      const __m512 even_weight =
+          _mm512_maskz_mov_ps(keys.even_visible, Power(base, _mm512_sub_ps(keys.even, shift)));
+      const __m512 odd_weight =
+          _mm512_maskz_mov_ps(keys.odd_visible, Power(base, _mm512_sub_ps(keys.odd, shift)));
+      even = _mm512_add_ps(even, even_weight);
+      odd = _mm512_add_ps(odd, odd_weight);
+      _mm512_storeu_si512(target + place, Pairs(even_weight, odd_weight));
+    });
+    const __m512 correction =
+        _mm512_mask_mov_ps(_mm512_set1_ps(1.0F), attending, Power(base, _mm512_sub_ps(maximum, shift)));
+    const __m512 earlier = _mm512_mul_ps(_mm512_loadu_ps(sums.sum + first), correction);
+    _mm512_storeu_ps(sums.sum + first, _mm512_add_ps(earlier, _mm512_add_ps(even, odd)));
+    _mm512_storeu_ps(corrections + first, correction);
   }
 }
 
-void ScoreGradientsOfStrip(const ScoreStrip& strip, const float* weight_gradients, const float* lse,
-                           const float* delta, const StripOperands& operands) {
+template <bool kMasks>
+void ScoreGradients(const ScoreStrip& strip, const float* weight_gradients, const float* lse,
+                    const float* delta, const StripOperands& operands) {
   const __m512 scale = _mm512_set1_ps(strip.scale);
   for (int64_t query = 0; query < kPanel; query += 2) {
     const __m512 shift[2] = {_mm512_set1_ps(lse[query]), _mm512_set1_ps(lse[query + 1])};
@@ -148,7 +212,7 @@ void ScoreGradientsOfStrip(const ScoreStrip& strip, const float* weight_gradient
       Values gradients[2];
       for (int64_t i = 0; i < 2; ++i) {
         const int64_t row = panel * kProductFloats + RowOffset(query + i);
-        const Visible visible = VisibleOf(strip, query + i, panel);
+        const Visible visible = VisibleOf<kMasks>(strip, query + i, panel);
         weights[i] = WeightsOf(Load(strip.scores + row), visible, scale, shift[i]);
         gradients[i] = GradientsOf(weights[i], Load(weight_gradients + row), visible, scale, own_delta[i]);
         _mm512_storeu_si512(operands.gradients_by_query + panel * kBlockWords + RowOfA(query + i),
@@ -160,15 +224,28 @@ void ScoreGradientsOfStrip(const ScoreStrip& strip, const float* weight_gradient
   }
 }
 
-void ScaleRowsOfProducts(float* products, int64_t count, const float* factors) {
-  for (int64_t row = 0; row < kPanel; ++row) {
-    if (factors[row] == 1.0F) continue;
-    const __m512 factor = _mm512_set1_ps(factors[row]);
+}  // namespace
+
+void SoftmaxOfStrip(const ScoreStrip& strip, const SoftmaxSums& sums, float* corrections, uint32_t* weights) {
+  strip.visible == nullptr ? Softmax<false>(strip, sums, corrections, weights)
+                           : Softmax<true>(strip, sums, corrections, weights);
+}
+
+void ScoreGradientsOfStrip(const ScoreStrip& strip, const float* weight_gradients, const float* lse,
+                           const float* delta, const StripOperands& operands) {
+  strip.visible == nullptr ? ScoreGradients<false>(strip, weight_gradients, lse, delta, operands)
+                           : ScoreGradients<true>(strip, weight_gradients, lse, delta, operands);
+}
+
+void ScaleColumnsOfProducts(float* products, int64_t count, const float* factors) {
+  const __m512 left = _mm512_loadu_ps(factors);
+  const __m512 right = _mm512_loadu_ps(factors + kTile);
+  const __m512 one = _mm512_set1_ps(1.0F);
+  if ((_mm512_cmpneq_ps_mask(left, one) | _mm512_cmpneq_ps_mask(right, one)) == 0) return;
+  for (int64_t row = 0; row < count * kPanel; ++row) {
     float* values = products + RowOffset(row);
-    for (int64_t i = 0; i < count; ++i, values += kProductFloats) {
-      _mm512_storeu_ps(values, _mm512_mul_ps(_mm512_loadu_ps(values), factor));
-      _mm512_storeu_ps(values + kTileWords, _mm512_mul_ps(_mm512_loadu_ps(values + kTileWords), factor));
-    }
+    _mm512_storeu_ps(values, _mm512_mul_ps(_mm512_loadu_ps(values), left));
+    _mm512_storeu_ps(values + kTileWords, _mm512_mul_ps(_mm512_loadu_ps(values + kTileWords), right));
   }
 }
 

@@ -1,5 +1,5 @@
-// Passes over strips of attention's scores, by AVX512-BF16. A *strip* is 32 queries by some panels of 32
-// keys: the products of one panel of queries with panels of keys, one after the other (panel_kernels.h).
+// Passes over strips of attention's scores, by AVX512-BF16. A *strip* has the scores of 32 queries with some
+// panels of 32 keys: the products of the panel of queries and each panel of keys (panel_kernels.h).
 // Weights and gradients of scores are rounded to bf16 and stored as packed operands of the next products.
 // REQUIRES: Avx512Bf16Unit() is not null.
 //
@@ -21,12 +21,13 @@ struct ScoreStrip {
 
 // Running sums of the 32 queries of a strip, see Note [Online softmax].
 struct SoftmaxSums {
-  float* maximum;
-  float* sum;
+  float* maximum;  // Of the scores, before their factor.
+  float* sum;      // Of the weights.
 };
 
-// Writes the weights exp(scale * score - maximum), 0 for hidden keys, as a panel of A: queries by keys.
-// Updates `sums`, and writes the factors of the queries' sums over earlier tiles to `corrections`.
+// The scores have a column for each query: products of panels of keys with a panel of queries. Writes the
+// weights exp(scale * (score - maximum)), 0 for hidden keys, as a panel of B: keys by queries. Updates
+// `sums`, and writes the factors of the queries' sums over earlier tiles to `corrections`.
 void SoftmaxOfStrip(const ScoreStrip& strip, const SoftmaxSums& sums, float* corrections, uint32_t* weights);
 
 // The operands of the products of backward for one strip.
@@ -39,14 +40,15 @@ struct StripOperands {
   uint32_t* gradients_by_query;  // A panel of A: queries by keys.
 };
 
-// With weight = exp(scale * score - lse), or 0 for hidden keys, and weight_gradients shaped as the scores,
-// writes weight and weight * (weight_gradient - delta) * scale, both 0 for hidden keys, whatever their scores
-// and weight gradients are. `lse` and `delta` have one value per query.
+// The scores, and the weight gradients of the same shape, have a row for each query. With weight =
+// exp(scale * score - lse), or 0 for hidden keys, writes weight and weight * (weight_gradient - delta) *
+// scale, both 0 for hidden keys, whatever their scores and weight gradients are. `lse` and `delta` have one
+// value per query.
 void ScoreGradientsOfStrip(const ScoreStrip& strip, const float* weight_gradients, const float* lse,
                            const float* delta, const StripOperands& operands);
 
-// Multiplies row r of each product by factors[r].
-void ScaleRowsOfProducts(float* products, int64_t count, const float* factors);
+// Multiplies column c of each product by factors[c].
+void ScaleColumnsOfProducts(float* products, int64_t count, const float* factors);
 
 // The rows of `count` products that lie side by side, [32][32 * count].
 void UnpackRows(const float* products, int64_t count, float* rows);

@@ -14,7 +14,7 @@ void ScoreGradientsOfStrip(const ScoreStrip&, const float*, const float*, const 
                            const StripOperands&) {
   WEFT_CHECK(false, kMissing);
 }
-void ScaleRowsOfProducts(float*, int64_t, const float*) { WEFT_CHECK(false, kMissing); }
+void ScaleColumnsOfProducts(float*, int64_t, const float*) { WEFT_CHECK(false, kMissing); }
 void UnpackRows(const float*, int64_t, float*) { WEFT_CHECK(false, kMissing); }
 void UnpackColumns(const float*, int64_t, int64_t, float*) { WEFT_CHECK(false, kMissing); }
 

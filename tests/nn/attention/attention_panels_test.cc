@@ -203,6 +203,17 @@ TEST_F(AttentionPanels, AgreeWithPlainLoopsForScoresFarApart) {
   }
 }
 
+// Weights are rounded to bf16 for products, but not for their sums.
+TEST_F(AttentionPanels, AddWeightsUpInFloat) {
+  for (const int64_t tokens : {64, 545}) {
+    const AttentionCase c = CaseOf(tokens);
+    KernelRun run(c);
+    const ExpectedAttention expected(c, run);
+    run.Forward(c.q_runs);
+    ExpectNear(ToDoubleValues(run.lse), expected.outputs.lse, 0x1p-20, "lse");
+  }
+}
+
 // One key takes all weight of the queries that attend to it, so its place shows in every output.
 TEST_F(AttentionPanels, FindAKeyAtTheBordersOfPanelsAndTiles) {
   constexpr int64_t kTokens = 545;
