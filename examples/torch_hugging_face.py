@@ -3,11 +3,12 @@
 
     torchrun --nproc-per-node 2 examples/torch_hugging_face.py FOLDER [--model llama|qwen3] [--steps N] [--replicas N]
 
-It goes on from FOLDER/checkpoint if that exists, which any number of ranks may have written, and saves to it at the end.
+It goes on from the newest FOLDER/checkpoint-STEP, which any number of ranks may have written, and saves another one at the end.
 FOLDER/model then has the whole weights, for `from_pretrained`. The text is as in torch_llama.py.
 """
 
 import argparse
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import weft
 import weft.torch  # Registers the backend "weft".
 
 LICENSES = Path("/usr/share/common-licenses")
+PARTIAL = ".partial"  # Of a checkpoint that is being written.
 MODELS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
 
 
@@ -62,6 +64,23 @@ def rows_of_rank(text: Tensor, step: int, batch: int, tokens: int) -> Tensor:
     return text[first + torch.arange(tokens)][rank * batch // ranks : (rank + 1) * batch // ranks]
 
 
+def newest_checkpoint(folder: Path) -> Path | None:
+    found = [path for path in folder.glob("checkpoint-*") if path.suffix != PARTIAL]
+    return max(found, key=lambda path: int(path.name.removeprefix("checkpoint-")), default=None)
+
+
+def save_checkpoint(state: dict, folder: Path) -> None:
+    """Saves in a folder of its own and names it at the end: a run that is killed meanwhile leaves the older checkpoint as it was."""
+    older = newest_checkpoint(folder)
+    checkpoint = folder / f"checkpoint-{state['step']}"
+    partial = checkpoint.with_suffix(PARTIAL)
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(partial, overwrite=True))
+    if dist.get_rank() == 0:  # All ranks have written when dcp.save ends on rank 0.
+        partial.rename(checkpoint)
+        if older is not None:
+            shutil.rmtree(older)
+
+
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
@@ -89,9 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     weft.fully_shard(model, mesh=mesh)
     optimizer = weft.AdamW(model.parameters(), lr=3e-3)
 
-    checkpoint = options.folder / "checkpoint"
+    checkpoint = newest_checkpoint(options.folder)
     state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)) | {"step": 0}
-    if checkpoint.exists():
+    if checkpoint is not None:
         dcp.load(state, checkpoint_id=checkpoint)
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
@@ -112,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
 
     state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     state["step"] = first + options.steps - 1
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint, overwrite=True))
+    save_checkpoint(state, options.folder)
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if dist.get_rank() == 0:
         model.save_pretrained(options.folder / "model", state_dict=whole)

@@ -20,6 +20,9 @@ def test_goes_on_with_other_ranks(pool_of, tmp_path: Path, model: str) -> None:
         sizes = ["--model", model, "--batch", "4", "--tokens", "32"]
         return pool_of(ranks).run(bodies.run, free_port(), [str(tmp_path / folder), *sizes, *arguments])[0]
 
-    losses = run(2, "parts", "--steps", "3") + run(4, "parts", "--steps", "3", "--replicas", "2")
+    losses = run(2, "parts", "--steps", "3")
+    (tmp_path / "parts" / "checkpoint-9.partial").mkdir()  # As a run leaves it that is killed while it saves.
+    losses += run(4, "parts", "--steps", "3", "--replicas", "2")
     assert losses == pytest.approx(run(1, "whole", "--steps", "6"), rel=1e-4)
+    assert {path.name for path in (tmp_path / "parts").iterdir()} == {"checkpoint-6", "checkpoint-9.partial", "model"}
     assert pool_of(1).run(bodies.exported_class, tmp_path / "parts" / "model") == [CLASSES[model]]
