@@ -85,7 +85,8 @@ def stream_variant(program: Peer, hosts: Hosts, bytes_per_host: float) -> Varian
 
 
 def add_nominal(measured: Measurements, hosts: Hosts, bytes_per_host: float) -> None:
-    rounds = max((len(values) for values in measured.rounds.values()), default=0)
+    """Adds the nominal time, once for each round. It needs no measurement: if all contestants have failed, the row has it once."""
+    rounds = max((len(values) for values in measured.rounds.values()), default=1)
     measured.rounds[NOMINAL] = [hosts.nominal_seconds(bytes_per_host) * 1e3] * rounds
 
 
@@ -216,10 +217,15 @@ def bytes_per_host(hosts: Hosts, mesh: Mesh, dtype: str) -> float:
 
 
 def add_bound(measured: Measurements) -> None:
-    """Adds, for each round, the lower bound on the time of every schedule: compute alone or the wire, whichever is longer."""
-    if STREAM in measured.rounds and "compute alone" in measured.rounds:
-        wires = map(min, measured.rounds[STREAM], measured.rounds[NOMINAL])
-        measured.rounds[BOUND] = list(map(max, measured.rounds["compute alone"], wires))
+    """Adds, for each round, the lower bound on the time of every schedule: compute alone or the wire, whichever is longer.
+
+    If one of these is missing, so is the bound, with the reason.
+    """
+    if reasons := [f"{name}: {measured.missing[name]}" for name in ("compute alone", STREAM) if name in measured.missing]:
+        measured.missing[BOUND] = "; ".join(reasons)
+        return
+    wires = map(min, measured.rounds[STREAM], measured.rounds[NOMINAL])
+    measured.rounds[BOUND] = list(map(max, measured.rounds["compute alone"], wires))
 
 
 def each_alone(setting: Setting, ranks: int) -> CommandMaker:

@@ -13,7 +13,7 @@ from suite import compute, emulated, kernels, launch, machine, memory_use, propo
 from suite.contestants import ContestantError  # noqa: E402
 from suite.peers import Peers  # noqa: E402
 from suite.rounds import Measurements, measure_interleaved  # noqa: E402
-from suite.rows import Row, verdicts_of  # noqa: E402
+from suite.rows import Row, measurements_table, verdicts_of  # noqa: E402
 from suite.setting import Setting  # noqa: E402
 from suite.statistics import geometric_mean  # noqa: E402
 from suite.steps import LARGE, SHORT, Case, Mesh, losses_agree, variants_of  # noqa: E402
@@ -74,6 +74,44 @@ class Steps(unittest.TestCase):
         f32, bf16 = (emulated.bytes_per_host(hosts, Mesh(1, 4), dtype) for dtype in ("f32", "bf16"))
         self.assertEqual(2 * (bf16 - gradients), f32 - gradients)
         self.assertEqual(emulated.bytes_per_host(hosts, Mesh(2, 2), "bf16"), 2 * gradients)
+
+
+class FailedPeer:
+    """A contestant that fails every request."""
+
+    def seconds(self, verb, **arguments):
+        raise ContestantError("it crashed")
+
+    request = seconds
+
+
+class OnHosts(unittest.TestCase):
+    hosts = emulated.Hosts(2, 2, 1)
+
+    def rows_of(self, section):
+        with mock.patch.object(emulated, "start", return_value=FailedPeer()):
+            return list(section(Setting(Path(), Peers(Path()), quick=True), self.hosts, mock.MagicMock()))
+
+    def test_rows_without_any_contestant_have_the_reason(self):
+        for section in (emulated.collectives_on, emulated.steps_on):
+            rows = self.rows_of(section)
+            table = measurements_table(rows)
+            for row in rows:
+                self.assertIn(f"| {row.what} | {row.weft} | not measured: it crashed |", table)
+            self.assertEqual({verdict.note for verdict in verdicts_of(rows)}, {"it crashed"})
+
+    def test_a_bound_without_the_stream_or_compute_alone_has_their_reasons(self):
+        measured = Measurements({"compute alone": [3.0], emulated.NOMINAL: [4.0]}, {emulated.STREAM: "it crashed"})
+        emulated.add_bound(measured)
+        self.assertEqual(measured.missing[emulated.BOUND], f"{emulated.STREAM}: it crashed")
+        measured = Measurements({emulated.NOMINAL: [4.0]}, {emulated.STREAM: "it crashed", "compute alone": "gone"})
+        emulated.add_bound(measured)
+        self.assertEqual(measured.missing[emulated.BOUND], f"compute alone: gone; {emulated.STREAM}: it crashed")
+
+    def test_the_bound_is_the_longer_of_compute_and_the_faster_wire(self):
+        measured = Measurements({"compute alone": [3.0, 9.0], emulated.NOMINAL: [4.0, 4.0], emulated.STREAM: [5.0, 3.5]}, {})
+        emulated.add_bound(measured)
+        self.assertEqual((measured.rounds[emulated.BOUND], measured.missing), ([4.0, 9.0], {}))
 
 
 class Machine(unittest.TestCase):
