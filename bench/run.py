@@ -110,6 +110,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Leaves all contexts, which end their processes.
     arguments = parse_arguments()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    versions = machine.versions()  # Of the sources as they are built.
     log("building weft's programs")
     programs = build()
     log("installing peers")
@@ -117,7 +118,7 @@ def main() -> None:
     about: dict[str, object] = {
         "machine": machine.describe(),
         "load": machine.load(),
-        "versions": machine.versions() | available.versions(),
+        "versions": versions | available.versions(),
         "command": shlex.join([os.path.relpath(sys.argv[0], REPOSITORY), *sys.argv[1:]]),
     }
     sections: dict[str, list[Row]] = {}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 AMX = "AMX"
+UNKNOWN = "unknown"
 
 
 def describe() -> str:
@@ -43,8 +44,12 @@ def versions() -> dict[str, str]:
 
 
 def _first_line(*command: str) -> str:
-    folder = Path(__file__).parent
-    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder).stdout.splitlines()[0]
+    """The first line that `command` prints; "unknown" if it fails, as git does where there is no history."""
+    try:
+        ended = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parent)
+    except (OSError, subprocess.CalledProcessError):
+        return UNKNOWN
+    return next(iter(ended.stdout.splitlines()), UNKNOWN)
 
 
 def _value(path: str, key: str, separator: str = ":") -> str:
@@ -52,4 +57,4 @@ def _value(path: str, key: str, separator: str = ":") -> str:
         name, _, value = line.partition(separator)
         if name.strip() == key:
             return value.strip()
-    return "unknown"
+    return UNKNOWN

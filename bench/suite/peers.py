@@ -47,12 +47,16 @@ class Peers:
         return lambda _: Command([command], environment)
 
     def versions(self) -> dict[str, str]:
-        if not self.python.exists():
+        installed = self.installed()
+        return {name: installed[name] for name in ("torch", "impi-rt", "oneccl", "numpy", "matplotlib") if name in installed}
+
+    def installed(self) -> dict[str, str]:
+        """The versions of all packages of the environment. None if it could not be made, or has no pip."""
+        try:
+            listed = _run(str(self.python), "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check")
+        except (OSError, subprocess.CalledProcessError):
             return {}
-        listed = _run(str(self.python), "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check")
-        wanted = ("torch", "impi-rt", "oneccl", "numpy", "matplotlib")
-        versions = dict(line.split("==", 1) for line in listed.splitlines() if "==" in line)
-        return {name: versions[name] for name in wanted if name in versions}
+        return dict(line.split("==", 1) for line in listed.splitlines() if "==" in line)
 
 
 def prepare(folder: Path, *, with_weft_package: bool) -> Peers:

@@ -2,6 +2,7 @@
 """Tests of the sections of the benchmark suite: their requests, checks, cases and goals."""
 
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -123,6 +124,26 @@ class Machine(unittest.TestCase):
         ):
             self.assertEqual(machine.bf16_instructions(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t:\n"), expected)
         self.assertEqual(machine.bf16_instructions(""), "no bf16 instructions")
+
+    def test_the_version_of_a_program_that_is_missing_or_fails_is_unknown(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in (("git", "exit 128"), ("g++", ":"), ("mpirun", "echo mpirun 4.1.4; echo more")):
+                program = Path(folder) / name
+                program.write_text(f"#!/bin/sh\n{text}\n")
+                program.chmod(0o755)
+            with mock.patch.dict("os.environ", PATH=folder):
+                versions = machine.versions()
+                self.assertEqual((versions["Open MPI"], versions["compiler"], versions["weft"]), ("4.1.4", "unknown", "unknown"))
+            with mock.patch.dict("os.environ", PATH=f"{folder}/none"):
+                self.assertEqual(machine.versions()["weft"], "unknown")
+
+    def test_an_environment_without_pip_has_no_versions(self):
+        with tempfile.TemporaryDirectory() as folder:
+            peers = Peers(Path(folder))
+            peers.python.parent.mkdir(parents=True)
+            peers.python.write_text("#!/bin/sh\nexit 1\n")
+            peers.python.chmod(0o755)
+            self.assertEqual(peers.versions(), {})
 
     def test_the_goal_for_the_rate_in_bf16_needs_amx(self):
         measured = Measurements({compute.STEP: [1.0, 1.0]}, {})
