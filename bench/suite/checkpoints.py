@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from suite import launch
-from suite.contestants import ContestantError
+from suite.contestants import REQUEST_SECONDS, ContestantError
 from suite.emulated import MODEL_ELEMENTS
 from suite.progress import log
 from suite.rounds import Variant, measure_interleaved
@@ -85,11 +86,26 @@ def read_by_dd(folder: Path) -> float:
     return seconds_of([["dd", f"if={folder}/dd-{rank}", "of=/dev/null", f"bs={BLOCK}", "status=none"] for rank in range(RANKS)])
 
 
-def seconds_of(commands: list[list[str]]) -> float:
+def seconds_of(commands: list[list[str]], limit: float = REQUEST_SECONDS) -> float:
+    """Seconds until all commands, started side by side, have ended.
+
+    Errors: ContestantError if one fails, or does not end within `limit` seconds.
+    """
     begin = time.perf_counter()
-    processes = [subprocess.Popen(command) for command in commands]
-    codes = [process.wait() for process in processes]
-    seconds = time.perf_counter() - begin
+    with ExitStack() as stack:
+        processes = [stack.enter_context(subprocess.Popen(command)) for command in commands]
+
+        def kill_all() -> None:
+            for process in processes:
+                process.kill()  # Does nothing if it has ended.
+
+        stack.callback(kill_all)  # Before the stack waits for them.
+        timer = threading.Timer(limit, kill_all)  # A wait with a timeout would poll, up to 50 ms apart.
+        timer.start()
+        stack.callback(timer.cancel)
+        codes = [process.wait() for process in processes]
+        seconds = time.perf_counter() - begin
     if failed := [command for command, code in zip(commands, codes, strict=True) if code != 0]:
-        raise ContestantError(f"{failed[0]} failed")
+        reason = f"{failed[0][0]} did not end within {limit} s" if seconds >= limit else f"{failed[0]} failed"
+        raise ContestantError(reason)
     return seconds

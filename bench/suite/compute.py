@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from suite import machine
 from suite.contestants import ContestantError
-from suite.launch import ONE_THREAD
+from suite.launch import output_of
 from suite.progress import log
 from suite.rounds import Measurements, Variant, measure_interleaved
 from suite.rows import Goal, Row
@@ -76,17 +74,23 @@ class Rates:
     def __init__(self, setting: Setting, case: Case) -> None:
         self._command = [str(setting.program("model_step")), str(LENGTH), str(case.repeats), case.dtype, case.model]
         self._unread: dict[str, float] = {}
+        self._failure = ""
 
     def take(self, variant: str) -> float:
-        """A value that no earlier call has returned."""
+        """A value that no earlier call has returned. If a run fails, so do all later calls, with its reason."""
+        if self._failure:
+            raise ContestantError(self._failure)
         if variant not in self._unread:
-            self._unread = self._run()
+            try:
+                self._unread = self._run()
+            except ContestantError as error:
+                self._failure = str(error)
+                raise
         return self._unread.pop(variant)
 
     def _run(self) -> dict[str, float]:
-        environment = {**os.environ, **ONE_THREAD}
-        ended = subprocess.run(self._command, env=environment, capture_output=True, text=True)
-        rates = dict(re.findall(r"^  (step|products alone) .* ([\d.]+) GFLOP/s$", ended.stdout, re.MULTILINE))
-        if ended.returncode != 0 or len(rates) != 2:
-            raise ContestantError(f"{self._command[0]} failed: {ended.stdout}{ended.stderr}")
+        output = output_of(*self._command)
+        rates = dict(re.findall(r"^  (step|products alone) .* ([\d.]+) GFLOP/s$", output, re.MULTILINE))
+        if len(rates) != 2:
+            raise ContestantError(f"{self._command[0]} printed no rates: {output}")
         return {STEP: 1e3 / float(rates["step"]), PRODUCTS: 1e3 / float(rates["products alone"])}

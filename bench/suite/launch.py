@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from suite.contestants import Command, CommandMaker
+from suite.contestants import REQUEST_SECONDS, Command, CommandMaker, ContestantError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PEERS = REPOSITORY / "bench" / "peers"
@@ -38,6 +39,20 @@ def c10d(
         return Command(processes, {**ONE_THREAD, **(KEEP_FREED_MEMORY if environment is None else environment), **common})
 
     return make
+
+
+def output_of(*command: str, limit: float = REQUEST_SECONDS) -> str:
+    """The output of a program that runs on one thread and ends by itself.
+
+    Errors: ContestantError if it fails, or does not end within `limit` seconds.
+    """
+    try:
+        ended = subprocess.run(command, env={**os.environ, **ONE_THREAD}, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired as error:
+        raise ContestantError(f"{command[0]} did not end within {limit} s") from error
+    if ended.returncode != 0:
+        raise ContestantError(f"{command[0]} failed: {ended.stdout}{ended.stderr}")
+    return ended.stdout
 
 
 def bind_to_cpus(pids: Sequence[int]) -> None:

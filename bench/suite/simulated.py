@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -56,7 +54,7 @@ def measure(setting: Setting) -> Iterator[Row]:
 
 
 def measure_costs(setting: Setting) -> Costs:
-    parts = run(str(setting.program("model_step")), str(LENGTH), "3", "f32")
+    parts = launch.output_of(str(setting.program("model_step")), str(LENGTH), "3", "f32")
     ms = {name: float(value) for name, value in re.findall(r"^  (\w[\w ]*\w) +([\d.]+) ms", parts, re.MULTILINE)}
     optimizer = ms["AdamW"] + ms["gradient norm"]
     blocks = ms["step"] - ms["head and loss"] - optimizer
@@ -67,12 +65,4 @@ def measure_costs(setting: Setting) -> Costs:
 
 def simulate(setting: Setting, costs: Costs, ranks: int, replicate: int) -> float:
     numbers = (ranks, RANKS_PER_NODE, replicate, GIGABITS, costs.memory_speed, costs.block, costs.head, costs.optimizer)
-    return float(run(str(setting.program("simulated_scaling")), *map(str, numbers)))
-
-
-def run(*command: str) -> str:
-    environment = {**os.environ, **launch.ONE_THREAD}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if ended.returncode != 0:
-        raise ContestantError(f"{command[0]} failed: {ended.stdout}{ended.stderr}")
-    return ended.stdout
+    return float(launch.output_of(str(setting.program("simulated_scaling")), *map(str, numbers)))

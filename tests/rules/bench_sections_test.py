@@ -145,6 +145,23 @@ class Machine(unittest.TestCase):
             peers.python.chmod(0o755)
             self.assertEqual(peers.versions(), {})
 
+    def test_a_run_that_gives_no_rates_is_not_repeated_for_the_other_variant(self):
+        rates = compute.Rates(Setting(Path(), Peers(Path()), quick=True), compute.CASES[0])
+        with mock.patch.object(compute, "output_of", side_effect=ContestantError("too slow")) as run:
+            for variant in (compute.STEP, compute.PRODUCTS):
+                with self.assertRaisesRegex(ContestantError, "too slow"):
+                    rates.take(variant)
+        run.assert_called_once()
+
+    def test_a_run_serves_one_round_of_both_variants(self):
+        rates = compute.Rates(Setting(Path(), Peers(Path()), quick=True), compute.CASES[0])
+        output = "  step   10.0 ms   50.0 GFLOP/s\n  products alone   8.0 ms   100.0 GFLOP/s\n"
+        with mock.patch.object(compute, "output_of", return_value=output) as run:
+            self.assertEqual([rates.take(variant) for variant in (compute.PRODUCTS, compute.STEP)], [10, 20])
+            run.assert_called_once()
+            rates.take(compute.STEP)
+            self.assertEqual(run.call_count, 2)
+
     def test_the_goal_for_the_rate_in_bf16_needs_amx(self):
         measured = Measurements({compute.STEP: [1.0, 1.0]}, {})
         self.assertEqual(compute.amx_goals(measured, "AVX512-BF16"), [])

@@ -8,6 +8,7 @@ import sys
 import threading
 import unittest
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
@@ -195,6 +196,23 @@ class Contestants(unittest.TestCase):
     def test_a_command_that_fails_is_a_contestant_that_fails(self):
         with self.assertRaisesRegex(ContestantError, "false"):
             checkpoints.seconds_of([["false"], ["true"]])
+        with self.assertRaisesRegex(ContestantError, "false"):
+            launch.output_of("false")
+
+    def test_a_command_that_does_not_end_in_time_is_ended_and_fails(self):
+        started = []
+        start = subprocess.Popen
+
+        def record(*arguments, **options):
+            started.append(start(*arguments, **options))
+            return started[-1]
+
+        endless = ["sleep", "60"]
+        for run in (lambda: checkpoints.seconds_of([endless, ["true"]], limit=0.01), lambda: launch.output_of(*endless, limit=0.01)):
+            with mock.patch("subprocess.Popen", side_effect=record), self.assertRaisesRegex(ContestantError, "sleep did not end within"):
+                run()
+        self.assertEqual(len(started), 3)
+        self.assertNotIn(None, [process.returncode for process in started])
 
 
 class Peer:
