@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include <absl/strings/str_cat.h>
+#include <absl/types/span.h>
 
 #include "weft/core/strided_copy.h"
 #include "weft/core/tensor_view.h"
@@ -13,6 +14,8 @@ namespace weft::bench {
 namespace {
 
 using Style = MpiBaseline::Style;
+
+constexpr float kNoResult = -1;  // Results are not negative.
 
 void Finish(Work work) { OrDie(work.WaitReleased()); }
 
@@ -55,9 +58,9 @@ class WeftAndMpiCase : public CollectiveCase {
     variants_["weft"] = make(input_.data(), output_.data());
     variants_["weft_ordinary"] = [this, run = make(mpi_input_.data(), mpi_output_.data()),
                                   is_first = true]() mutable {
-      if (is_first) std::fill(mpi_output_.begin(), mpi_output_.end(), -1.0F);
+      if (is_first) std::fill(mpi_output_.begin(), mpi_output_.end(), kNoResult);
       run();
-      if (is_first) CheckSameResults();
+      if (is_first) CheckSameResults("weft_ordinary");
       is_first = false;
     };
   }
@@ -66,17 +69,24 @@ class WeftAndMpiCase : public CollectiveCase {
     variants_["nonblocking"] = [run] { run(Style::kNonblocking); };
   }
 
-  // Runs weft and MPI once and compares the results. The other variants compare theirs when they first run.
+  // Runs weft and each variant of MPI once and compares the results. The other variants compare theirs when
+  // they first run. Outputs and `mpi_scratch` are cleared before: another run may have left the same result.
   // REQUIRES: called last in the constructor.
-  void Check() {
-    variants_.at("nonblocking")();
-    variants_.at("blocking")();
+  void Check(absl::Span<float> mpi_scratch = {}) {
+    std::fill_n(output_.data(), mpi_output_.size(), kNoResult);
     variants_.at("weft")();
-    CheckSameResults();
+    for (const std::string name : {"blocking", "nonblocking"}) {
+      std::fill(mpi_scratch.begin(), mpi_scratch.end(), kNoResult);
+      std::fill(mpi_output_.begin(), mpi_output_.end(), kNoResult);
+      variants_.at(name)();
+      CheckSameResults(name);
+    }
   }
-  void CheckSameResults() {
+  // Compares weft's result with that of `other`, which is in MPI's output.
+  void CheckSameResults(const std::string& other) {
     const bool same = std::equal(mpi_output_.begin(), mpi_output_.end(), output_.data());
-    if (!arena_.mpi.TrueEverywhere(same)) OrDie(absl::InternalError("weft's result differs from MPI's"));
+    if (arena_.mpi.TrueEverywhere(same)) return;
+    OrDie(absl::InternalError(absl::StrCat("the results of 'weft' and '", other, "' differ")));
   }
 
   CollectiveArena& arena_;
@@ -208,7 +218,7 @@ class AllToAllCase : public WeftAndMpiCase {
         OrDie(StridedCopy(TensorView::Contiguous(at, DType::kF32, packed), receives[i]));
       }
     });
-    Check();
+    Check(absl::MakeSpan(received_));
   }
 
  private:

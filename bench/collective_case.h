@@ -62,7 +62,7 @@ class CollectiveCase {
   int bytes_;
 };
 
-// Creates a case, and runs weft and MPI once.
+// Creates a case, and runs weft and each variant of MPI once.
 //
 // Collective: all ranks.
 // Errors: an unknown operation or different results end the program.

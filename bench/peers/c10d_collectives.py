@@ -39,6 +39,7 @@ class Collective:
         self.input = empty(part if gathers else part * ranks, memory)
         self.input.copy_(input_of(rank, self.input.numel()))
         self.output = empty(part if scatters else part * ranks, memory)
+        self.output.fill_(-1)  # Results are not negative. Reused memory may hold the same result.
         self.run()
         result = self.input if op == "all_reduce" else self.output
         if gathers:

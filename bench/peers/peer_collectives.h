@@ -22,7 +22,8 @@ struct PeerLibrary {
   std::function<bool(const CollectiveCall&)> run;
 };
 
-// Answers requests until the suite closes the connection.
+// Answers requests until the suite closes the connection. Checks the result of each variant once for each
+// operation and size that follow one another.
 // Errors: a wrong result or an unknown operation ends the process.
 void ServeCollectives(const PeerLibrary& library);
 
