@@ -1,5 +1,6 @@
 // Barrier of the ranks of a program on one host. The suite's programs in C++ start a measurement from it:
 // barriers of their libraries let ranks go at times that differ by as much as a small collective takes.
+// `bench/peers/host_barrier.py` is one for programs in Python.
 //
 // Uses only the standard library and POSIX, because peers are built without weft.
 #pragma once

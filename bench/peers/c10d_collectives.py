@@ -3,12 +3,14 @@
 import os
 import time
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from contestant import Reply, serve
+from host_barrier import HostBarrier
 
 BACKEND = os.environ.get("BACKEND", "gloo")
 if BACKEND == "weft":
@@ -65,14 +67,14 @@ class Collective:
 _current: dict[tuple[str, int, str], Collective] = {}  # At most one, because buffers are large.
 
 
-def run(request: dict[str, str]) -> Reply:
+def run(barrier: HostBarrier, request: dict[str, str]) -> Reply:
     key = request["op"], int(request["bytes"]), request.get("memory", "torch")
     if key not in _current:
         _current.clear()
         _current[key] = Collective(*key)
     seconds = []
     for _ in range(int(request["repeats"])):
-        dist.barrier()
+        barrier.wait()
         start = time.perf_counter()
         _current[key].run()
         seconds.append(time.perf_counter() - start)
@@ -81,10 +83,10 @@ def run(request: dict[str, str]) -> Reply:
 
 def main() -> None:
     torch.set_num_threads(1)
-    rank = int(os.environ["RANK"])
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = f"file://{os.environ['INIT_FILE']}"
-    dist.init_process_group(BACKEND, init_method=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
-    serve(rank, {"run": run})
+    dist.init_process_group(BACKEND, init_method=store, rank=rank, world_size=ranks)
+    serve(rank, {"run": partial(run, HostBarrier(rank, ranks))})
 
 
 if __name__ == "__main__":
