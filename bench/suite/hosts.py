@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -9,7 +10,9 @@ from suite.contestants import Command, CommandMaker
 from suite.launch import KEEP_FREED_MEMORY, ONE_THREAD, PEERS, REPOSITORY
 
 TOOLS = REPOSITORY / "tools"
-REPORT = 'echo "$WEFT_ON_HOST" "$WEFT_HOST_INTERFACE" "$TMPDIR" "$WEFT_HOSTS"; exec cat'
+READY = "ready"  # The first line if the hosts exist. Each value has a line of its own, as paths may have spaces.
+VALUES = ("WEFT_ON_HOST", "WEFT_HOST_INTERFACE", "TMPDIR", "WEFT_HOSTS")
+REPORT = f"printf '%s\\n' {READY} " + " ".join(f'"${name}"' for name in VALUES) + "; exec cat"
 
 
 class HostsError(RuntimeError):
@@ -29,11 +32,14 @@ class EmulatedHosts:
             text=True,
             process_group=0,
         )
-        assert self._script.stdout is not None
-        words = (report := self._script.stdout.readline()).split()
-        if len(words) != 3 + count:
-            raise HostsError((report + self._script.communicate()[0]).strip())
-        self._on_host, self._interface, self._temporary, *self._names = words
+        assert self._script.stdin is not None and self._script.stdout is not None
+        if (line := self._script.stdout.readline().strip()) != READY:
+            with self._script:  # Closes the pipes, which ends the script, and waits for it.
+                self._script.stdin.close()
+                raise HostsError(f"{line}\n{self._script.stdout.read()}".strip())
+        values = [self._script.stdout.readline().removesuffix("\n") for _ in VALUES]
+        self._on_host, self._interface, self._temporary, names = values
+        self._names = names.split()
 
     @property
     def ranks(self) -> int:
@@ -57,7 +63,7 @@ class EmulatedHosts:
         def make(folder: Path) -> Command:
             store = {"INIT_FILE": str(folder / "store"), "WORLD_SIZE": str(self.ranks), "BACKEND": backend}
             processes = [
-                (self._on_host, host, f"env RANK={index * self.ranks_per_host + rank} {python} {PEERS / script}")
+                (self._on_host, host, shlex.join(["env", f"RANK={index * self.ranks_per_host + rank}", str(python), str(PEERS / script)]))
                 for index, host in enumerate(self._names)
                 for rank in range(self.ranks_per_host)
             ]
