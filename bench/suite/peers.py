@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import shlex
 import subprocess
 import venv
 from collections.abc import Callable, Sequence
@@ -94,16 +96,24 @@ def _install(peers: Peers, *packages: str) -> None:
 
 
 def _build(peers: Peers, program: str, source: str, package: str, libraries: Sequence[str]) -> None:
+    """Builds a program, unless it is there and everything that goes into it is as it was."""
     _install(peers, package)
     root = peers.folder / "venv"
-    sources = [PEERS / source, PEERS / "peer_collectives.cc"]
-    sources += [REPOSITORY / "bench" / name for name in ("contestant.cc", "host_barrier.cc", "mpi_baseline.cc")]
+    sources = [str(PEERS / source), str(PEERS / "peer_collectives.cc")]
+    sources += [str(REPOSITORY / "bench" / name) for name in ("contestant.cc", "host_barrier.cc", "mpi_baseline.cc")]
     target = peers.folder / program
-    if target.exists() and all(path.stat().st_mtime < target.stat().st_mtime for path in sources):
+    compile_all = ["g++", "-std=c++20", "-O2", f"-I{REPOSITORY}", "-isystem", str(root / "include"), *sources]
+    link = [f"-L{root / 'lib'}", f"-Wl,-rpath,{root / 'lib'}", "-Wl,--allow-shlib-undefined", *libraries]
+    command = [*compile_all, "-o", str(target), *link]
+    text = _run(*compile_all, "-E")  # With all headers.
+    packages = ("impi", package.removesuffix("-devel"))  # Every peer of this kind runs under Intel MPI.
+    versions = [f"{name} {version}" for name, version in sorted(peers.installed().items()) if name.startswith(packages)]
+    inputs = "\n".join([shlex.join(command), *versions, hashlib.sha256(text.encode()).hexdigest()])
+    stamp = target.with_name(f"{program}.inputs")
+    if target.exists() and stamp.exists() and stamp.read_text() == inputs:
         return
-    paths = [f"-I{REPOSITORY}", "-isystem", str(root / "include"), f"-L{root / 'lib'}"]
-    link = [f"-Wl,-rpath,{root / 'lib'}", "-Wl,--allow-shlib-undefined", *libraries]
-    _run("g++", "-std=c++20", "-O2", *paths, *map(str, sources), "-o", str(target), *link)
+    _run(*command)
+    stamp.write_text(inputs)
 
 
 def _run(*command: str) -> str:

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Tests of the peers of the benchmark suite. The argument is the program of peer_stub.cc."""
 
+import os
 import shlex
+import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -13,7 +16,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path[:0] = [str(BENCH), str(BENCH / "peers")]
 
 from host_barrier import HostBarrier  # noqa: E402
-from suite import hosts  # noqa: E402
+from suite import hosts, peers  # noqa: E402
 from suite.contestants import Command, Contestant, ContestantError  # noqa: E402
 
 
@@ -49,6 +52,57 @@ class Barrier(unittest.TestCase):
             for thread in threads:
                 thread.join()
         self.assertEqual((arrived, early), ([calls] * ranks, []))
+
+
+@unittest.skipUnless(shutil.which("g++"), "there is no g++")
+class Programs(unittest.TestCase):
+    """Builds a program of a peer from small sources, of which one includes a header."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        sources = self.root / "bench" / "peers"
+        sources.mkdir(parents=True)
+        self.header = sources / "peer_collectives.h"
+        self.header.write_text("inline int Result() { return 0; }\n")
+        (sources / "mpi_collectives.cc").write_text('#include "bench/peers/peer_collectives.h"\nint main() { return Result(); }\n')
+        for name in ("peers/peer_collectives", "contestant", "host_barrier", "mpi_baseline"):
+            (self.root / "bench" / f"{name}.cc").touch()
+        self.versions = {"impi-devel": "2021.1", "impi-rt": "2021.1", "torch": "2.0"}
+
+    def builds(self):
+        """Prepares the program, and returns whether that compiled it."""
+        changes = {"REPOSITORY": self.root, "PEERS": self.root / "bench" / "peers", "_install": mock.DEFAULT}
+        installed = mock.patch.object(peers.Peers, "installed", return_value=self.versions)
+        run = mock.patch.object(peers, "_run", wraps=peers._run)
+        with mock.patch.multiple(peers, **changes), installed, run as commands:
+            peers._build(peers.Peers(self.root), "program", "mpi_collectives.cc", "impi-devel", [])
+        self.assertTrue((self.root / "program").exists())
+        return any("-o" in call.args for call in commands.mock_calls)
+
+    def test_a_program_is_built_once(self):
+        self.assertEqual([self.builds(), self.builds()], [True, False])
+
+    def test_a_program_is_built_again_if_a_header_has_changed(self):
+        self.builds()
+        self.header.write_text("inline int Result() { return 1; }\n")
+        os.utime(self.header, (0, 0))  # As a checkout of an older file may have it.
+        self.assertTrue(self.builds())
+
+    def test_a_program_is_built_again_if_its_library_has_changed(self):
+        self.builds()
+        self.versions["torch"] = "2.1"
+        self.assertFalse(self.builds())
+        self.versions["impi-rt"] = "2021.2"
+        self.assertTrue(self.builds())
+
+    def test_a_build_that_fails_is_tried_again(self):
+        self.builds()
+        self.header.write_text("inline int Result() { return none; }\n")
+        for _ in range(2):
+            with self.assertRaises(subprocess.CalledProcessError):
+                self.builds()
 
 
 # Takes the place of tools/emulated_hosts.sh.
