@@ -6,13 +6,16 @@
 # PYTHON names the interpreter, python3 by default. Packages that it has already are not installed again. The build keeps its
 # objects in FOLDER/weft-build.
 #
-# Exit code: 0, 1 if the package does not build, 77 (skipped, with the reason) if Python or PyTorch cannot be had.
+# Exit code: 0, 1 if the package does not build, 77 (skipped, with the reason) if Python or PyTorch cannot be had: FOLDER then has
+# no weft.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 folder=${1:-$root/build/venv}
 python=${PYTHON:-python3}
 
+# Removes weft of an earlier run: its tests would run in the place of those of this tree.
 skip() {
+  rm -rf "$folder"/lib/python*/site-packages/weft "$folder"/lib/python*/site-packages/weft-*.dist-info
   echo "python_venv: skipped: $*" >&2
   exit 77
 }
