@@ -14,7 +14,15 @@ from weft_case import SMALL, WeftCase, main
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
-class StopRequests(WeftCase):
+class RunningCase(WeftCase):
+    def read_to_step(self, process, step):
+        """Reads standard output until the run has done the step."""
+        while not process.stdout.readline().startswith(f"step {step}/"):
+            if process.poll() is not None:
+                self.fail(f"the run ended by itself, by exit code {process.returncode}: {process.stderr.read()}")
+
+
+class StopRequests(RunningCase):
     def start(self, *flags, step=1):
         """Starts a run that does not end by itself, and returns when it has done `step` steps."""
         (self.folder / "m.jsonl").unlink(missing_ok=True)
@@ -24,8 +32,7 @@ class StopRequests(WeftCase):
                                    env=os.environ | {"OMP_NUM_THREADS": "1"})
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
-        while not process.stdout.readline().startswith(f"step {step}/"):
-            self.assertIsNone(process.poll(), "the run ended by itself")
+        self.read_to_step(process, step)
         return process
 
     def test_stops_after_a_whole_step_and_exports_nothing(self):
@@ -94,12 +101,11 @@ class StopRequests(WeftCase):
             self.assertEqual(process.returncode, 130, f"run {run}: {errors}")
 
 
-class LostReader(WeftCase):
+class LostReader(RunningCase):
     def lose(self, process):
         """Reads to the first step, and then no more."""
         self.addCleanup(process.kill)
-        while not process.stdout.readline().startswith("step 1/"):
-            self.assertIsNone(process.poll(), "the run ended by itself")
+        self.read_to_step(process, 1)
         process.stdout.close()
 
     def start(self):
@@ -179,10 +185,20 @@ class BoundRanks(WeftCase):
         self.assertNotIn("binds ranks", unbound.stderr)
 
 
-class LostRanks(WeftCase):
+class LostRanks(RunningCase):
     @staticmethod
     def children(pid):
         return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    @staticmethod
+    def end(process):
+        """Ends mpirun, which ends its ranks."""
+        process.terminate()
+        try:
+            process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
 
     def lose(self, signal_number, *flags):
         """Sends a signal to rank 1 of 2 after the first step. Returns the exit code and standard error of mpirun.
@@ -190,15 +206,15 @@ class LostRanks(WeftCase):
         The timeout also holds for the start and the first step.
         """
         command = self.command(["train", *SMALL, "--data", self.text, "--steps", "1000000", *flags], 2)
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder,
-                              env=os.environ | {"WEFT_TIMEOUT_S": "15"}) as process:
-            while not process.stdout.readline().startswith("step 1/"):
-                pass
-            ranks = [child for child in self.children(process.pid)
-                     if b"train" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes()]
-            self.assertEqual(len(ranks), 2)
-            os.kill(ranks[1], signal_number)
-            _, errors = process.communicate(timeout=60)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder,
+                                   env=os.environ | {"WEFT_TIMEOUT_S": "15"})
+        self.addCleanup(self.end, process)
+        self.read_to_step(process, 1)
+        ranks = [child for child in self.children(process.pid)
+                 if b"train" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes()]
+        self.assertEqual(len(ranks), 2)
+        os.kill(ranks[1], signal_number)
+        _, errors = process.communicate(timeout=60)
         return process.returncode, errors
 
     def check_hang(self, *flags):
