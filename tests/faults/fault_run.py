@@ -16,6 +16,7 @@ TAG = "WEFT_FAULT_CASE"  # Environment variable that marks the processes of a ca
 MODEL = ["--layers", "2", "--dim", "32", "--heads", "2", "--ffn-dim", "48", "--seq-len", "32"]  # Later flags override these.
 SKIPPED = 77  # Exit code of a case that this system does not allow. Its output says why.
 CANNOT_MOUNT = "skipped: mounting a file system needs root"
+NOT_FIRED = "the fault has not happened"
 ONCE = ("--max-restarts", "0")  # Flags of weft launch.
 DUMPS = [f"weft-dump/rank-{rank}.json{age}" for rank in range(8) for age in ("", ".old")]
 
@@ -134,6 +135,7 @@ class Run:
         self.case, self.programs, self.folder = case, programs, folder
         self.tag = uuid.uuid4().hex
         self.output = folder.parent / (folder.name + ".out")
+        self.fired = folder.parent / (folder.name + ".fired")  # Exists once the fault of the shim has happened.
         self.ranks_hang = False
         self.end = None  # Of time.monotonic, from the start of the run.
 
@@ -144,7 +146,8 @@ class Run:
             "WEFT_TRANSPORT": case.transport,
             "WEFT": self.programs["weft"]}
         if case.fault:
-            environment |= {"FAULT": case.fault, "FAULT_RANK": str(case.fault_rank), "FAULT_PATH": case.fault_path}
+            environment |= {"FAULT": case.fault, "FAULT_RANK": str(case.fault_rank), "FAULT_PATH": case.fault_path,
+                            "FAULT_FIRED": str(self.fired)}
         if case.seconds:
             environment["FAULT_SECONDS"] = str(case.seconds)
         return environment
@@ -215,6 +218,7 @@ class Run:
         if self.case.prepare:
             self.case.prepare(self.folder)
         before = {path.name for path in self.folder.iterdir()}
+        self.fired.unlink(missing_ok=True)
         memory = shared_memory()
         start = time.monotonic()
         self.end = start + timeout_s(self.case)
@@ -232,6 +236,8 @@ class Run:
         output = self.output.read_text(errors="replace")
         if self.case.cut or self.case.stop_remote:
             complaints += re.findall(r"^left .*$", output, re.MULTILINE)
+        if self.case.fault and not self.fired.exists() and not is_skipped(code, output):
+            complaints.append(NOT_FIRED)
         return code, seconds, output, complaints
 
     def leftovers(self, before, memory):

@@ -1,6 +1,7 @@
 // Faults of one rank, injected by LD_PRELOAD into a program that knows nothing of them.
 //
-//   FAULT_RANK=1 FAULT=<what>@<call>[:<number>[:once]] [FAULT_PATH=<part of a path>] LD_PRELOAD=fault_shim.so PROGRAM
+//   FAULT_RANK=1 FAULT=<what>@<call>[:<number>[:once]] [FAULT_PATH=<part of a path>] [FAULT_FIRED=<file>]
+//     LD_PRELOAD=fault_shim.so PROGRAM
 //
 // <call>: MPI_Init_thread, MPI_Finalize, dnnl_sgemm; open, read (also pread), write (also pwrite, but not fwrite), fsync,
 //   rename, truncate (also fallocate), close, of files whose path contains FAULT_PATH.
@@ -8,6 +9,7 @@
 //   "once", at all later ones.
 // <what>: hang, kill, segv, stop, exit0, exit1, slow (sleeps FAULT_SECONDS), nan (the result of dnnl_sgemm), short (half of the
 //   bytes), or the name of an errno: EIO, ENOSPC, EACCES, EROFS.
+// FAULT_FIRED: a file that exists once the fault has happened.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -22,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -54,12 +57,22 @@ static int ErrnoOf(const char* name) {
   return 0;
 }
 
+static void ReportFault(void) {
+  const char* file = getenv("FAULT_FIRED");
+  if (file == NULL) return;
+  // A system call, because open and close of this library may have the fault.
+  const long created = syscall(SYS_openat, AT_FDCWD, file, O_CREAT | O_WRONLY, 0600);
+  if (created >= 0) syscall(SYS_close, created);
+}
+
 // Counts the call. True if the fault happens at this call, or happened at an earlier one.
 static bool IsFaulty(const char* call, bool repeats) {
   static atomic_long calls;
   if (!fault_here || strcmp(call, fault_call) != 0) return false;
   const long count = atomic_fetch_add(&calls, 1) + 1;
-  return repeats ? count >= fault_number : count == fault_number;
+  const bool faulty = repeats ? count >= fault_number : count == fault_number;
+  if (faulty) ReportFault();
+  return faulty;
 }
 
 // Faults that end or stop the process or the thread.
