@@ -64,7 +64,7 @@ def cases():
                    ranks=3)
     for operation in ("reduce_scatter", "all_reduce"):
         yield Case(f"another reduction in {operation}", (1,), "by average", faulty_rank=(operation, "reduce"), ranks=3)
-    yield Case("a rank is slow, within the deadline", (0,), "", faulty_rank=("all_reduce", "slow"), ranks=3,
+    yield Case("a rank is slow, within the deadline", (0,), "rank 1: slept before operation 3", faulty_rank=("all_reduce", "slow"), ranks=3,
                seconds=DEADLINE_S / 2)
     yield Case("a rank is slow, beyond the deadline", (86,), r"rank\(s\) 1", faulty_rank=("all_reduce", "slow"), ranks=3,
                seconds=DEADLINE_S * 4)

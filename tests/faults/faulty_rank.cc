@@ -82,6 +82,11 @@ std::chrono::duration<double> FaultTime() {
   return std::chrono::duration<double>(seconds == nullptr ? 1 : std::atof(seconds));
 }
 
+void Sleep(int rank, int operation) {
+  std::this_thread::sleep_for(FaultTime());
+  std::printf("rank %d: slept before operation %d\n", rank, operation);
+}
+
 // Stops all threads of the process for FAULT_SECONDS; then a child continues them.
 void Pause() {
   const pid_t child = fork();
@@ -113,7 +118,7 @@ absl::Status Run(Bootstrap& bootstrap, const std::string& kind, const std::strin
   for (int operation = 1; operation <= kOperations; ++operation) {
     engine->SetPhase(absl::StrCat("operation ", operation));
     const bool faulty = operation == kFaultyOperation && bootstrap.rank() == rank;
-    if (faulty && fault == "slow") std::this_thread::sleep_for(FaultTime());
+    if (faulty && fault == "slow") Sleep(rank, operation);
     if (faulty && fault == "pause") Pause();
     if (faulty && fault == "skip") continue;
     const Arguments arguments = faulty ? Changed({kind}, fault) : Arguments{kind};
