@@ -3,18 +3,22 @@
 
     tools/summarize_tests.py RESULTS_DIR...
 
-A results folder holds ctest.xml (`ctest --output-junit`), one <test>.json (`--gtest_output`) for each GoogleTest program
-that finished, and one <test>.xml (`--junitxml`) for each run of pytest that finished. The script lists failures and skipped tests. The last line is `N passed, N failed`, followed by
-`, N skipped` if there are any. A program that crashed, hung or could not start counts as one failure. A folder without
-ctest.xml counts as one failure, too: its build failed. The end of the output of a failed test that has no such report is
-repeated, and that of a failed case of pytest. Exit code: 1 if anything failed or nothing passed.
+A results folder holds ctest.xml (`ctest --output-junit`), one <test>.json (`--gtest_output`) for each GoogleTest
+program that finished, and one <test>.xml (`--junitxml`) for each run of pytest that finished. The script lists failures
+and skipped tests. Other tests print `skipped  CASE: REASON` for each of their cases that they leave out. The last line
+is `N passed, N failed`, followed by `, N skipped` if there are any. A program that crashed, hung or could not start
+counts as one failure. A folder without ctest.xml counts as one failure, too: its build failed. The end of the output of
+a failed test that has no such report is repeated, and that of a failed case of pytest. Exit code: 1 if anything failed
+or nothing passed.
 """
 import dataclasses
 import json
 import pathlib
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 
+SKIPPED_CASE = re.compile(r"^skipped  (\S.*)$", re.MULTILINE)
 REPEATED_LINES = 40  # Of the output of a failed test, or of the failure of a case.
 
 
@@ -112,6 +116,8 @@ def tally_of_test(test, results):
         tally.passed += 1
     elif outcome == "passed" and tally == Tally():
         tally.failed.append(f"{name}: ran no case; its filter may name none")
+    if report is None:
+        tally.skipped += [f"{name}: {case}" for case in SKIPPED_CASE.findall(test.findtext("system-out") or "")]
     return tally
 
 

@@ -37,7 +37,7 @@ run() {
     setarch --addr-no-randomize true 2>/dev/null && prefix=(setarch --addr-no-randomize)
   fi
   "${prefix[@]}" ctest --test-dir "build/$preset" --parallel "$(nproc)" --output-on-failure --no-tests=error \
-    "${labels[@]}" --output-junit results/ctest.xml </dev/null
+    --test-output-size-passed 1000000 "${labels[@]}" --output-junit results/ctest.xml </dev/null
 }
 
 # timed DONE STEP PRESET: takes a step and prints the minutes that it took, as in `== release: built in 6.1 min`.

@@ -22,6 +22,8 @@ except ImportError:
     print("the tokenizers package is not installed")
     sys.exit(77)
 
+from weft_case import ConcurrentRunner
+
 GENERATE = pathlib.Path(__file__).resolve().parents[2] / "tools" / "generate.py"
 TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "tokenize.py"
 WORDS = {"<unk>": 0, "</s>": 1, "one": 2, "two": 3, "far": 70000}
@@ -367,4 +369,4 @@ printf '2\\n3\\n1\\n'
 
 
 if __name__ == "__main__":
-    unittest.main()
+    unittest.main(testRunner=ConcurrentRunner(jobs=1))

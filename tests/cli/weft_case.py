@@ -68,7 +68,8 @@ class WeftCase(unittest.TestCase):
 
 
 class ConcurrentRunner:
-    """Runs several tests at a time, as most of them wait for mpirun, which takes long to start. Prints the failures."""
+    """Runs several tests at a time, as most of them wait for mpirun, which takes long to start. Prints the failures, and skipped tests
+    as tools/summarize_tests.py reads them."""
 
     def __init__(self, jobs):
         self.jobs = jobs
@@ -91,14 +92,18 @@ class ConcurrentRunner:
         total = unittest.TestResult()
         cases = list(self.cases(suite))
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-            for case, result in zip(cases, pool.map(self.run_case, cases), strict=True):
-                print(f"{'ok' if result.wasSuccessful() else 'FAILED':6}  {case.id()}", flush=True)
+            results_of = pool.map if self.jobs > 1 else map  # A test alone may redirect standard output.
+            for case, result in zip(cases, results_of(self.run_case, cases), strict=True):
+                if not result.skipped or not result.wasSuccessful():
+                    print(f"{'ok' if result.wasSuccessful() else 'FAILED':7}  {case.id()}", flush=True)
+                for test, reason in result.skipped:
+                    print(f"skipped  {test.id()}: {reason}", flush=True)
                 for _, trace in result.failures + result.errors:
                     print(trace, flush=True)
                 total.testsRun += result.testsRun
                 for outcome in ("failures", "errors", "skipped", "expectedFailures", "unexpectedSuccesses"):
                     getattr(total, outcome).extend(getattr(result, outcome))
-        print(f"{total.testsRun} tests, {len(total.failures) + len(total.errors)} failed")
+        print(f"{total.testsRun} tests, {len(total.failures) + len(total.errors)} failed, {len(total.skipped)} skipped")
         return total
 
 

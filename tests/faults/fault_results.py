@@ -29,10 +29,14 @@ class Results:
         """`values`: those of `columns`."""
         verdict = "FAILED" if problems else "skipped" if fault_run.is_skipped(code, output) else "ok"
         self.counts[verdict] += 1
-        print(f"{verdict:7}  {seconds:6.1f} s  exit {code}  {name}", flush=True)
+        message = fault_run.message_of(output)
+        if verdict == "skipped":
+            print(f"skipped  {name}: {message.removeprefix('skipped: ')}", flush=True)  # As tools/summarize_tests.py reads it.
+        else:
+            print(f"{verdict:7}  {seconds:6.1f} s  exit {code}  {name}", flush=True)
         if problems:
             self.failures.append("\n        ".join([name, *problems[:10], *output.splitlines()[-12:]]))
-        self.rows.append(self.row([name, *values, f"{seconds:.1f}", code, fault_run.message_of(output)]))
+        self.rows.append(self.row([name, *values, f"{seconds:.1f}", code, message]))
 
     def finish(self, table):
         """Appends the table to a file, unless `table` is None, and prints the rest. Returns the exit code."""

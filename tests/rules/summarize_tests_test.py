@@ -1,13 +1,22 @@
 #!/usr/bin/env python3
 """Tests of tools/summarize_tests.py on small result folders: every error must count as a failure."""
+import contextlib
+import html
+import io
 import json
 import pathlib
 import sys
 import tempfile
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+from script_case import ROOT
+
+sys.path[1:1] = [str(ROOT / folder) for folder in ("tests/cli", "tests/faults")]
+sys.path.append(str(ROOT / "tools"))  # Last: its tokenize.py has the name of a module of Python.
+import fault_run
 import summarize_tests
+from fault_results import Results
+from weft_case import ConcurrentRunner
 
 FAILED = 'status="fail"><failure message="SEGFAULT"/>'
 SKIPPED = 'status="notrun"><skipped message="SKIP_RETURN_CODE=77"/><system-out>no namespaces\n</system-out>'
@@ -87,6 +96,40 @@ class SummarizeTests(unittest.TestCase):
 
     def test_names_the_reason_of_a_skipped_test(self):
         self.assertEqual(self.run_of(hosts=SKIPPED).skipped, ["hosts: no namespaces"])
+
+    def tally_of_output(self, print_results):
+        """The tally of a test that passes and has the output of the function."""
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            print_results()
+        return self.run_of(cases=f"{PASSED}<system-out>{html.escape(output.getvalue())}</system-out>")
+
+    def test_names_the_cases_that_a_python_test_skips(self):
+        class Case(unittest.TestCase):
+            def test_passes(self):
+                pass
+
+            @unittest.skip("no peft")
+            def test_whole(self):
+                pass
+
+            def test_partly(self):
+                with self.subTest(part=1):
+                    self.skipTest("no pyarrow")
+
+        cases = unittest.defaultTestLoader.loadTestsFromTestCase(Case)
+        for jobs in (1, 2):
+            tally = self.tally_of_output(lambda jobs=jobs: ConcurrentRunner(jobs).run(cases))
+            self.assertEqual(tally.last_line(), "1 passed, 0 failed, 2 skipped")
+            self.assertRegex("\n".join(tally.skipped), r"cases: .*test_partly.*: no pyarrow\ncases: .*test_whole: no peft")
+
+    def test_names_the_faults_that_are_skipped(self):
+        def run():
+            results = Results()
+            results.add("kill in a step", 137, 2.5, "", [])
+            results.add("a full disk", fault_run.SKIPPED, 0, fault_run.CANNOT_MOUNT, [])
+            self.assertEqual(results.finish(None), 0)
+
+        self.assertEqual(self.tally_of_output(run).skipped, ["cases: a full disk: mounting a file system needs root"])
 
     def test_counts_a_folder_without_results_as_a_failure(self):
         self.assertEqual(summarize_tests.tally_of_folder(self.results).last_line(), "0 passed, 1 failed")
