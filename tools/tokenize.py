@@ -31,6 +31,8 @@ if __name__ == "__main__":
 
 import argparse
 import array
+import contextlib
+import fcntl
 import functools
 import importlib
 import itertools
@@ -293,6 +295,24 @@ def encode(tokenizer, documents, separator, is_masked):
             yield ids, mask
 
 
+@contextlib.contextmanager
+def locked(output):
+    """Holds the lock of an output and of its mask: runs would write the same temporary files."""
+    name = output.with_name(output.name + ".lock")
+    while True:
+        with open(name, "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Failure(f"--output {output}: another run of tokenize.py writes it: wait for its end, or give another name") from None
+            if name.exists() and os.path.samestat(name.stat(), os.fstat(file.fileno())):  # Else its last owner has just removed it.
+                try:
+                    yield
+                finally:
+                    name.unlink()
+                return
+
+
 def write_tokens(output, documents, with_mask):
     """Writes temporary files and renames them, so that no partial output is left. Returns the numbers of tokens, and of those with a loss."""
     code, limit = WIDTHS[output.suffix]
@@ -365,7 +385,8 @@ def main(arguments):
         files = list(files_of(options.paths))
         documents = itertools.chain.from_iterable(documents_of(file, options, render) for file in with_progress(files))
         encoded = encode(tokenizer, documents, options.separator, options.is_masked)
-        count, with_loss = write_tokens(options.output, encoded, options.is_masked)
+        with locked(options.output):
+            count, with_loss = write_tokens(options.output, encoded, options.is_masked)
     except (Failure, OSError) as error:
         print(f"tokenize.py: {error}", file=sys.stderr)
         return 1
