@@ -9,6 +9,8 @@
 #   tools/faults.sh checkpoints --resumes N        the same, and resumes each from its checkpoint
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/script_functions.sh
+print_help "$@"
 kinds=(ranks checkpoints launch)
 case "${1:-}" in
   ranks | checkpoints | launch) kinds=("$1"); shift ;;

@@ -7,7 +7,9 @@
 # memory. The input of a finding, and inputs that reach new code, stay in build/fuzz/corpus/TARGET. Exit code: 1 if there is a
 # finding.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/script_functions.sh
+print_help "$@"
 
 seconds=${1:-60}
 shift || true

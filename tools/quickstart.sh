@@ -5,6 +5,8 @@
 #   tools/quickstart.sh [FLAGS OF weft train...]      flags given here override the script's own; --config is refused
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/script_functions.sh
+print_help "$@"
 
 if [[ " $* " == *" --config"[\ =]* ]]; then
   echo "quickstart: the flags of this script would override the file of --config: run build/release/bin/weft train --config FILE" >&2

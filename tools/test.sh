@@ -6,10 +6,13 @@
 #   tools/test.sh PRESET...        the given presets (release, debug, asan, tsan); asan and tsan then run all suites
 #                                  whose ranks are threads, also those of sharding and context_parallel
 #
+# Exit code 2: an argument is not one of these presets.
+#
 # Many tests wait for processes and deadlines. The other presets are built and tested meanwhile, at low priority: each at a lower
 # one than those before it, so that the last tests of one preset leave no core idle.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/script_functions.sh
 
 export UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
 export GTEST_BRIEF=1  # Print failures only.
@@ -71,6 +74,10 @@ check_each() {
 
 main() {
   local presets=("$@") preset folders=() built others
+  print_help "$@"
+  for preset; do
+    [[ $preset =~ ^(release|debug|asan|tsan)$ ]] || { echo "test.sh: '$preset' is not a preset: release, debug, asan or tsan" >&2; exit 2; }
+  done
   if ((!${#presets[@]})); then
     presets=(release asan tsan)
     sanitized=engine

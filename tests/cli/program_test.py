@@ -228,12 +228,13 @@ class Runs(WeftCase):
 
 
 class Quickstart(WeftCase):
-    SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tools/quickstart.sh"
+    TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools"
 
     def quickstart(self, *flags):
         # The script is the real one. Set-up and build do nothing here, and the program runs one rank.
         nothing = "#!/bin/sh\n"
-        for name, content in {"tools/quickstart.sh": self.SCRIPT.read_text(), "tools/setup.sh": nothing, "bin/cmake": nothing,
+        scripts = {f"tools/{name}": (self.TOOLS / name).read_text() for name in ("quickstart.sh", "script_functions.sh")}
+        for name, content in {**scripts, "tools/setup.sh": nothing, "bin/cmake": nothing,
                               "build/release/bin/weft": f'#!/bin/sh\nshift 7\nexec "{self.weft}" "$@"\n'}.items():
             self.write(name, content).chmod(0o755)
         return subprocess.run(["tools/quickstart.sh", *flags], capture_output=True, text=True, cwd=self.folder, timeout=60,

@@ -14,7 +14,7 @@ from checkpoint_place import Outcome
 
 
 class Names(ScriptCase):
-    scripts = ("tools/faults.sh",)
+    scripts = ("tools/script_functions.sh", "tools/faults.sh")
 
     def setUp(self):
         super().setUp()
