@@ -72,12 +72,23 @@ check_each() {
   wait
 }
 
+# Ends the builds and tests that are left, and gives benchmarks their usual options at the next build.
+clean_up() {
+  [[ -n $others ]] && kill -- "-$others" 2>/dev/null && wait "$others"
+  local preset
+  for preset in "${presets[@]}"; do
+    [[ -e build/$preset/CMakeCache.txt ]] && sed -i 's/^\(WEFT_BENCH_OPTIONS:.*=\)-O1$/\1/' "build/$preset/CMakeCache.txt"
+  done
+}
+
 main() {
-  local presets=("$@") preset folders=() built others
+  local preset folders=() built
   print_help "$@"
   for preset; do
     [[ $preset =~ ^(release|debug|asan|tsan)$ ]] || { echo "test.sh: '$preset' is not a preset: release, debug, asan or tsan" >&2; exit 2; }
   done
+  presets=("$@") others=
+  trap clean_up EXIT
   if ((!${#presets[@]})); then
     presets=(release asan tsan)
     sanitized=engine
@@ -94,10 +105,9 @@ main() {
   check_each "${presets[@]:1}" </dev/null &
   others=$!
   set +m
-  trap "kill -- -$others 2>/dev/null" EXIT
   ((built)) || timed tested run "${presets[0]}"
   wait "$others" || echo "== ${presets[*]:1}: ended early, by exit code $?"
-  trap - EXIT
+  others=
   for preset in "${presets[@]:1}"; do
     echo "== $preset: output of $(log_of "$preset")"
     cat "$(log_of "$preset")"

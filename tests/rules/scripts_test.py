@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of scripts in tools/: their help and the names that they refuse."""
+"""Tests of scripts in tools/: their help, the names that they refuse, and what tools/test.sh leaves in a build."""
 import unittest
 
 from script_case import ScriptCase
@@ -42,6 +42,12 @@ class TestScript(ScriptCase):
         self.program("bin/ctest", "true")
         self.program("tools/setup.sh", "true")
         self.program("tools/summarize_tests.py", 'exit "${BUILD_RESULT:-0}"')
+
+    def test_leaves_the_usual_options_of_benchmarks_in_a_build(self):
+        for result in ("0", "1"):
+            self.assertEqual(self.run_script("tools/test.sh", "release", BUILD_RESULT=result).returncode, int(result))
+            self.assertIn("WEFT_BENCH_OPTIONS:STRING=-O1\n", (self.root / "built_with").read_text())
+            self.assertEqual((self.root / "build/release/CMakeCache.txt").read_text(), "WEFT_BENCH_OPTIONS:STRING=\nOTHER:STRING=-O1\n")
 
     def test_refuses_what_is_no_preset(self):
         kept = self.write("build/release/results/ctest.xml", "")
