@@ -7,10 +7,13 @@
 #   tools/faults.sh [KIND] --list | NAME...        prints the names of the cases; runs those whose names contain NAME
 #   tools/faults.sh ranks --stops N                stops N runs by SIGTERM at random instants
 #   tools/faults.sh checkpoints --resumes N        the same, and resumes each from its checkpoint
+#
+# Exit code 2: another script uses build/ of this tree.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/script_functions.sh
 print_help "$@"
+lock_build "$@"
 kinds=(ranks checkpoints launch)
 case "${1:-}" in
   ranks | checkpoints | launch) kinds=("$1"); shift ;;

@@ -14,8 +14,10 @@ if [[ " $* " == *" --config"[\ =]* ]]; then
 fi
 
 tools/setup.sh
+lock_build "$@"
 cmake --preset release
 cmake --build --preset release --target weft_program
+unlock_build
 
 run=(build/release/bin/weft launch -n 4 --oversubscribe --max-restarts 0 -- train --dp-replicate 2 --dp-shard 2
      --steps 200 --batch-size 8 --lr 0.003 --warmup-steps 10 --lr-schedule cosine)

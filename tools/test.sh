@@ -6,7 +6,7 @@
 #   tools/test.sh PRESET...        the given presets (release, debug, asan, tsan); asan and tsan then run all suites
 #                                  whose ranks are threads, also those of sharding and context_parallel
 #
-# Exit code 2: an argument is not one of these presets.
+# Exit code 2: an argument is not one of these presets, or another script uses build/ of this tree.
 #
 # Many tests wait for processes and deadlines. The other presets are built and tested meanwhile, at low priority: each at a lower
 # one than those before it, so that the last tests of one preset leave no core idle.
@@ -87,6 +87,7 @@ main() {
   for preset; do
     [[ $preset =~ ^(release|debug|asan|tsan)$ ]] || { echo "test.sh: '$preset' is not a preset: release, debug, asan or tsan" >&2; exit 2; }
   done
+  lock_build "$@"
   presets=("$@") others=
   trap clean_up EXIT
   if ((!${#presets[@]})); then

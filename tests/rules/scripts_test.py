@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Tests of scripts in tools/: their help, the names that they refuse, and what tools/test.sh leaves in a build."""
+"""Tests of scripts in tools/: their help, the names that they refuse, their lock, and what tools/test.sh leaves in a build."""
+import os
+import subprocess
 import unittest
 
 from script_case import ScriptCase
@@ -57,6 +59,36 @@ class TestScript(ScriptCase):
             self.assertIn(f"'{arguments[-1]}' is not a preset", result.stderr)
         self.assertEqual([path.name for path in (self.root / "build").iterdir()], ["release"])
         self.assertTrue(kept.exists())
+
+
+class Lock(ScriptCase):
+    scripts = (FUNCTIONS, "tools/test.sh", "tools/faults.sh", "tools/quickstart.sh")
+
+    def setUp(self):
+        super().setUp()
+        self.program("tools/setup.sh", "true")
+        self.program("tools/summarize_tests.py", "true")
+        self.program("bin/cmake", "true")
+        # The tests of the first run tell that they have started, and last until the other end of the pipe is closed.
+        os.mkfifo(self.root / "go_on")
+        self.program("bin/ctest", f"echo started; cat {self.root}/go_on")
+
+    def test_lets_one_script_use_the_builds_of_a_tree(self):
+        first = subprocess.Popen([self.root / "tools/test.sh", "release"], env=self.environment(), stdout=subprocess.PIPE, text=True)
+        self.addCleanup(first.communicate)
+        self.addCleanup(first.kill)
+        self.assertIn("started\n", iter(first.stdout.readline, ""))
+        with open(self.root / "go_on", "w"):
+            results = self.write("build/release/results/ctest.xml", "")
+            for script in self.scripts[1:]:
+                other = self.run_script(script)
+                self.assertEqual(other.returncode, 2, other.stderr)
+                self.assertEqual(other.stderr, f"{script[6:]}: tools/test.sh release (process {first.pid}) uses build/ of this tree: "
+                                               "wait for its end, or work in another clone\n")
+            self.assertTrue(results.exists())
+        self.assertEqual(first.wait(timeout=60), 0)
+        self.program("bin/ctest", "true")
+        self.assertEqual(self.run_script("tools/test.sh", "release").returncode, 0)
 
 
 if __name__ == "__main__":
