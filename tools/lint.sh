@@ -6,7 +6,8 @@
 # A file changed if git tracks it and it differs from commit BASE. The default of BASE is the commit at which this branch left main
 # or origin/main. If both contain HEAD, it is the parent of HEAD. A changed header is read through one source that includes it.
 # Files with the most changed lines come first. After WEFT_LINT_SECONDS (60 by default) no further source is read, unless --all is
-# given. The compile commands are those of build/debug: the script configures it if it is missing, but does not build it.
+# given. The compile commands are those of build/debug: the script configures it, but does not build it. A changed source that no
+# build compiles is a finding.
 #
 # Exit code: 0 without findings in the sources that were read, 1 with findings, 2 for bad usage or if build/debug cannot be
 # configured, 77 (skipped) without clang-tidy-14 or without a history.
@@ -79,6 +80,20 @@ source_of() {
   return 1
 }
 
+# Sources of other builds, such as variants and modules of Python, are named by their stems.
+is_named() { git grep -qwF "$(basename "$1" .cc)" -- '*CMakeLists.txt' '*.cmake' 'bench/*.py'; }
+
+# Fails if there are none.
+print_lost_sources() {
+  local file found=1
+  while read -r file; do
+    [[ $file == *.h ]] || is_compiled "$file" || is_named "$file" && continue
+    echo "$file: error: no CMakeLists.txt names this source, so no build compiles it"
+    found=0
+  done < <(changed_files)
+  return "$found"
+}
+
 sources_to_read() {
   local file
   changed_files | while read -r file; do
@@ -106,12 +121,13 @@ main() {
   command -v clang-tidy-14 >/dev/null || skip "clang-tidy-14 is not installed (tools/setup.sh --dev)"
   base=${base:-$(default_base)}
   is_commit "$base" || skip "there is no commit '$base' to compare with"
-  [[ -e $commands ]] || cmake --preset debug >/dev/null || fail "build/debug cannot be configured"
+  cmake --preset debug >/dev/null || fail "build/debug cannot be configured"
 
   local sources now result=0
+  print_lost_sources && result=1
   mapfile -t sources < <(sources_to_read)
   echo "lint: ${#sources[@]} sources to read for the changes since $(git log -1 --format='%h (%s)' "$base")"
-  ((${#sources[@]})) || return 0
+  ((${#sources[@]})) || return "$result"
 
   LINT_LEFT_OUT=$(mktemp)
   trap 'rm -f "$LINT_LEFT_OUT"' EXIT

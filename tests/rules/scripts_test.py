@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Tests of scripts in tools/: their help, the names that they refuse, their lock, and what tools/test.sh leaves in a build."""
+"""Tests of scripts in tools/: their help, the names that they refuse, their lock, what tools/test.sh leaves in a build, and
+which sources tools/lint.sh reads."""
 import os
+import shutil
 import subprocess
 import unittest
 
@@ -89,6 +91,49 @@ class Lock(ScriptCase):
         self.assertEqual(first.wait(timeout=60), 0)
         self.program("bin/ctest", "true")
         self.assertEqual(self.run_script("tools/test.sh", "release").returncode, 0)
+
+
+@unittest.skipUnless(shutil.which("git"), "git is not installed")
+class Lint(ScriptCase):
+    scripts = ("tools/lint.sh",)
+
+    def setUp(self):
+        super().setUp()
+        # Each configuration compiles the sources that CMakeLists.txt names.
+        self.program("bin/cmake", f"""mkdir -p build/debug
+            grep -o '[a-z]*[.]cc' CMakeLists.txt | sed "s|.*|\\"file\\": \\"{self.root}/&\\"|" >build/debug/compile_commands.json""")
+        self.program("bin/clang-tidy-14", 'grep -H defect "${@: -1}" && exit 1 || exit 0')
+        self.git("init", "--quiet", "--initial-branch", "main")
+        self.commit("first.cc", "main.cc")
+
+    def git(self, *words):
+        names = [word for name in ("author", "committer") for word in ("-c", f"{name}.name=a", "-c", f"{name}.email=a@b.c")]
+        subprocess.run(["git", *names, *words], cwd=self.root, check=True, capture_output=True)
+
+    def commit(self, source, *compiled, text=""):
+        """Commits a source and a CMakeLists.txt."""
+        self.write(source, f"// {source}\n{text}")
+        self.write("CMakeLists.txt", f"add_executable(program {' '.join(compiled)})\n")
+        self.git("add", "--all", "--", "*.cc", "*.txt")
+        self.git("commit", "--quiet", "--message", source)
+
+    def test_reads_sources_that_are_newer_than_the_configuration(self):
+        self.assertEqual(self.run_script("tools/lint.sh").returncode, 77)  # There is no parent to compare with.
+        self.commit("main.cc", "main.cc")
+        self.assertEqual(self.run_script("tools/lint.sh").returncode, 0)
+        self.commit("later.cc", "main.cc", "later.cc", text="defect\n")
+        result = self.run_script("tools/lint.sh")
+        self.assertEqual((result.returncode, "later.cc:defect" in result.stdout), (1, True), result.stdout + result.stderr)
+
+    def test_finds_a_source_that_no_build_compiles(self):
+        self.commit("lost.cc", "main.cc")
+        result = self.run_script("tools/lint.sh")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertIn("lost.cc: error: no CMakeLists.txt names this source", result.stdout)
+
+    def test_accepts_a_source_of_another_build(self):
+        self.commit("variant.cc", "main.cc)\nset(other variant")
+        self.assertEqual(self.run_script("tools/lint.sh").returncode, 0)
 
 
 if __name__ == "__main__":
