@@ -5,7 +5,7 @@
 #
 # A finding is a crash, a leak, an input that takes more than 10 seconds, an allocation above 64 MB, or more than 1 GB of
 # memory. The input of a finding, and inputs that reach new code, stay in build/fuzz/corpus/TARGET. Exit code: 1 if there is a
-# finding.
+# finding, 2 for bad usage or a failed build, 130 if a signal ended the run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/script_functions.sh
@@ -20,7 +20,7 @@ fail() {
   exit 2
 }
 
-[[ $seconds =~ ^[0-9]+$ ]] || fail "'$seconds' is not a number of seconds"
+[[ $seconds =~ ^0*[1-9][0-9]*$ ]] || fail "'$seconds' is not a number of seconds above 0"  # For libFuzzer, 0 has no end.
 command -v clang++-14 >/dev/null || fail "clang++-14 is not installed: run tools/setup.sh --dev"
 cmake --preset fuzz >/dev/null
 if ((${#targets[@]} == 0)); then
@@ -30,6 +30,7 @@ cmake --build --preset fuzz --target "${targets[@]/#/fuzz_}" >build/fuzz/build.l
 
 # Inputs are small, so an allocation above the limit is not in proportion to the input.
 limits=(-max_len=65536 -timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=64)
+interrupted=72  # Exit code of libFuzzer after SIGINT or SIGTERM.
 found=0
 printf '%-20s %12s %10s %s\n' target executions per_second findings
 for target in "${targets[@]}"; do
@@ -37,11 +38,12 @@ for target in "${targets[@]}"; do
   mkdir -p "$folder/corpus" "$folder/findings" "$folder/tmp"
   log=$folder/log
   TMPDIR=$folder/tmp build/fuzz/tests/fuzz/fuzz_"$target" "${limits[@]}" -max_total_time="$seconds" -print_final_stats=1 \
-    -artifact_prefix="$folder/findings/" "$folder/corpus" "tests/fuzz/corpus/$target" >"$log" 2>&1 && failed=0 || failed=1
+    -artifact_prefix="$folder/findings/" "$folder/corpus" "tests/fuzz/corpus/$target" >"$log" 2>&1 && result=0 || result=$?
+  case $result in $interrupted | 130 | 143) exit 130 ;; esac
   executions=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
   speed=$(sed -n 's/^stat::average_exec_per_sec: *//p' "$log")
   finding=none
-  if ((failed)); then
+  if ((result)); then
     found=1
     finding=$(grep -m 1 -E 'broken invariant:|ERROR:|SUMMARY:' "$log" || echo "see $log")
   fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests of scripts in tools/: their help, the names that they refuse, their lock, what tools/test.sh leaves in a build, and
-which sources tools/lint.sh reads."""
+"""Tests of scripts in tools/: their help, the names that they refuse, their lock, what tools/test.sh leaves in a build,
+which sources tools/lint.sh reads, and how tools/fuzz.sh ends."""
 import os
 import shutil
 import subprocess
@@ -91,6 +91,40 @@ class Lock(ScriptCase):
         self.assertEqual(first.wait(timeout=60), 0)
         self.program("bin/ctest", "true")
         self.assertEqual(self.run_script("tools/test.sh", "release").returncode, 0)
+
+
+class Fuzz(ScriptCase):
+    scripts = (FUNCTIONS, "tools/fuzz.sh")
+
+    def setUp(self):
+        super().setUp()
+        self.program("bin/cmake", "mkdir -p build/fuzz")
+        self.program("bin/clang++-14", "true")
+        for target in ("first", "second"):
+            (self.root / "tests/fuzz/corpus" / target).mkdir(parents=True)
+            self.program(f"build/fuzz/tests/fuzz/fuzz_{target}", f"echo {target} >>ran; exit $(cat result)")
+
+    def fuzz(self, result, *arguments):
+        """(exit code, the targets that ran, standard output)"""
+        self.write("result", str(result))
+        self.write("ran", "")
+        done = self.run_script("tools/fuzz.sh", *arguments)
+        return done.returncode, (self.root / "ran").read_text().split(), done.stdout
+
+    def test_goes_on_after_a_finding(self):
+        code, ran, output = self.fuzz(77, "1")
+        self.assertEqual((code, ran), (1, ["first", "second"]))
+        self.assertIn("see build/fuzz/corpus/first/log", output)
+
+    def test_ends_by_a_signal_without_a_finding(self):
+        for result in (72, 130, 143):  # libFuzzer's exit code of an interrupted run, and those of a shell.
+            code, ran, output = self.fuzz(result, "1")
+            self.assertEqual((code, ran), (130, ["first"]))
+            self.assertNotIn("see build", output)
+
+    def test_refuses_no_time(self):
+        for seconds in ("0", "00", "-1", "1s"):
+            self.assertEqual(self.fuzz(0, seconds)[:2], (2, []))
 
 
 @unittest.skipUnless(shutil.which("git"), "git is not installed")
