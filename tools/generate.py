@@ -5,7 +5,7 @@
     generate.py -n 4 --hf-model DIR --prompt TEXT --temperature 0.8 --top-p 0.95
 
 Encodes the prompt with the special tokens that the tokenizer adds, runs `weft generate --print-tokens`, and prints the new
-text as its tokens arrive. `-n RANKS` starts the ranks by mpirun. Needs the `tokenizers` package (pip install tokenizers, in a
+text as its tokens arrive. `-n RANKS` starts the ranks by tools/mpirun.sh. Needs the `tokenizers` package (pip install tokenizers, in a
 virtual environment).
 """
 import os
@@ -25,6 +25,7 @@ import signal
 import subprocess
 
 REPLACEMENT = "\ufffd"
+BAD_FILE = 3  # Exit code, as of weft generate.
 SIGNAL_BASE = 128  # A process that signal N has killed has the exit code 128 + N, as in a shell.
 
 
@@ -37,6 +38,10 @@ def tokenize_tool():
 
 
 tool = tokenize_tool()
+
+
+class BadFile(tool.Failure):
+    """An error message about a file that cannot be read."""
 
 
 class TextStream:
@@ -120,15 +125,25 @@ def run(command, ids, stream):
     return code if code >= 0 else SIGNAL_BASE - code
 
 
+def load_tokenizer(options):
+    tool.load_package("tokenizers", "generate.py")
+    if options.tokenizer is None and not (options.hf_model / "tokenizer.json").exists():
+        raise BadFile(f"--hf-model {options.hf_model}: has no tokenizer.json: give --tokenizer PATH or, for a model whose tokens are "
+                      "bytes, run weft generate --prompt TEXT")
+    try:
+        return tool.load_tokenizer(options.tokenizer or options.hf_model)
+    except tool.Failure as failure:
+        raise BadFile(str(failure).replace("--tokenizer", "--tokenizer" if options.tokenizer else "--hf-model", 1)) from None
+
+
 def generate(options, flags):
     """Returns weft's exit code."""
-    tokenizer = tool.load_tokenizer(options.tokenizer or options.hf_model, "generate.py")
+    tokenizer = load_tokenizer(options)
     tool.check_text("--prompt", options.prompt)
     ids = tokenizer.encode(options.prompt).ids
     if not ids:
         raise tool.Failure("--prompt: the tokenizer makes no tokens of it: give some text")
-    # mpirun would bind one or two ranks to a core each.
-    launcher = [] if options.n is None else ["mpirun", "-n", str(options.n), "--bind-to", "none"]
+    launcher = [] if options.n is None else [os.path.join(TOOLS, "mpirun.sh"), "-n", str(options.n)]
     command = [*launcher, find_program(options.weft), "generate", "--hf-model", str(options.hf_model),
                "--prompt-tokens-file", "-", "--print-tokens", *flags]
     return run(command, ids, TextStream(tokenizer))
@@ -140,7 +155,7 @@ def parse(arguments):
     parser.add_argument("--prompt", required=True, metavar="TEXT")
     parser.add_argument("--tokenizer", type=pathlib.Path, metavar="PATH", help="tokenizer.json, or its folder [that of --hf-model]")
     parser.add_argument("--weft", metavar="PATH", help="the program [from PATH, or build/release/bin/weft]")
-    parser.add_argument("-n", type=int, metavar="RANKS", help="start so many ranks by mpirun")
+    parser.add_argument("-n", type=int, metavar="RANKS", help="start so many ranks by tools/mpirun.sh")
     return parser.parse_known_args(arguments)
 
 
@@ -152,7 +167,7 @@ def main(arguments):
         return SIGNAL_BASE + signal.SIGINT
     except tool.Failure as failure:
         print(f"generate.py: {failure}", file=sys.stderr)
-        return 1
+        return BAD_FILE if isinstance(failure, BadFile) else 1
 
 
 if __name__ == "__main__":

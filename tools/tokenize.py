@@ -56,9 +56,8 @@ def load_package(name, what):
         raise Failure(f"{what} needs the package {name}: {first}pip install {name}") from None
 
 
-def load_tokenizer(path, what="tokenize.py"):
-    """`what` is the tool that an error names."""
-    tokenizers = load_package("tokenizers", what)
+def load_tokenizer(path):
+    tokenizers = load_package("tokenizers", "tokenize.py")
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))

@@ -330,10 +330,10 @@ printf '2\\n3\\n1\\n'
         self.assertEqual((self.folder / "ids").read_text(), "3\n2")
 
     def test_starts_ranks_that_may_use_all_cores(self):
-        self.program("mpirun", '#!/bin/sh\necho "$1 $2 $3 $4" > launch\nshift 4\nexec "$@"\n')
+        self.program("mpirun", '#!/bin/sh\necho "$1 $2 $3 $4 $5, root: $OMPI_ALLOW_RUN_AS_ROOT" > launch\nshift 5\nexec "$@"\n')
         result = self.generate("-n", "2", "--prompt", "two one")
         self.assertEqual((result.returncode, result.stdout), (0, "one two </s>\n"), result.stderr)
-        self.assertEqual((self.folder / "launch").read_text(), "-n 2 --bind-to none\n")
+        self.assertEqual((self.folder / "launch").read_text(), "--oversubscribe --bind-to none -n 2, root: 1\n")
 
     def test_prints_all_text_after_a_byte_that_spoils_the_character_before_it(self):
         """The tokenizer, as that of Llama 2, has tokens for bytes, and decodes neighbors among them together."""
@@ -376,9 +376,14 @@ printf '2\\n3\\n1\\n'
     def test_names_a_prompt_that_is_no_text(self):
         self.assert_fails(self.generate("--prompt", b"one \xff"), 1, "generate.py: --prompt: is not Unicode text at character 4")
 
-    def test_names_a_missing_tokenizer(self):
+    def test_names_a_tokenizer_that_cannot_be_read(self):
+        other = self.folder / "other.json"
+        self.assert_fails(self.generate("--prompt", "one", "--tokenizer", other), 3, f"generate.py: --tokenizer {other}: ")
+        self.tokenizer.write_text("{}")
+        self.assert_fails(self.generate("--prompt", "one"), 3, f"generate.py: --hf-model {self.tokenizer}: ")
         self.tokenizer.unlink()
-        self.assert_fails(self.generate("--prompt", "one"), 1, "tokenizer.json")
+        self.assert_fails(self.generate("--prompt", "one"), 3, f"generate.py: --hf-model {self.folder}: has no tokenizer.json: ",
+                          "weft generate --prompt", "--tokenizer PATH")
 
 
 if __name__ == "__main__":
