@@ -3,7 +3,7 @@
 
     check_paths.py ROOT
 
-In every Markdown page, these are checked:
+In every Markdown page, apart from those in folders that .gitignore names, these are checked:
 - links to files, from the folder of the page, and to parts of pages;
 - code spans that are a path below a folder of the tree, such as `src/comm/links`;
 - names of sources and scripts with a folder, such as `weft/comm/work.h` or tools/test.sh. They may lie below the page's folder,
@@ -13,6 +13,7 @@ In every Markdown page, these are checked:
 Prints one line for each violation. Exit code: 0 without violations, 1 with violations.
 """
 import collections
+import fnmatch
 import pathlib
 import re
 import sys
@@ -56,8 +57,16 @@ def parts_of(text):
         counts[anchor] += 1
 
 
+def folders_of(root):
+    """The names of the folders in the root, without hidden ones and those that .gitignore names."""
+    rules = root / ".gitignore"
+    ignored = [line.strip("/") for line in rules.read_text().splitlines() if line.endswith("/")] if rules.exists() else []
+    names = {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    return {name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in ignored)}
+
+
 def violations(root):
-    folders = {path.name for path in root.iterdir() if path.is_dir() and path.name != "build" and not path.name.startswith(".")}
+    folders = folders_of(root)
     for page in pages_of(root, sorted(folders)):
         text = page.read_text()
         for link in sorted(set(LINK.findall(text))):

@@ -28,6 +28,12 @@ class CheckPaths(SmallTree):
         self.write("docs/engine.md", "`shard/all_gather`, `build/release/bin/weft`, `DIR/config.json`, [PyTorch](https://pytorch.org/a.md)\n")
         self.assertEqual(self.violations(), [])
 
+    def test_reads_no_page_that_git_ignores(self):
+        self.write(".gitignore", "/build-*/\n/venv/\n*.pyc\n")
+        for folder in ("build-tsan", "venv/lib"):
+            self.write(f"{folder}/README.md", "[gone](gone.md) `bench/gone.cc`\n")
+        self.assertEqual(self.violations(), [])
+
     def test_finds_a_folder_and_a_file_that_do_not_exist(self):
         self.write("docs/engine.md", "See `bench/wire` and `weft/comm/works.h`.\n\n    tools/tests.sh\n")
         self.assertEqual(self.violations(), [f"docs/engine.md: names {path}, which does not exist"
