@@ -14,7 +14,7 @@ import pathlib
 import re
 import sys
 
-FOLDERS = ["include", "src", "sharding", "context_parallel", "tests", "bench", "examples"]
+FOLDERS = ["include", "src", "sharding", "context_parallel", "python", "tests", "bench", "examples"]
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 COMMENT_OR_LITERAL = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'""", re.DOTALL)
 INTEGER = r"(?:size|ptrdiff|u?intptr|u?int(?:8|16|32|64))_t"

@@ -30,8 +30,10 @@ class CheckHeaders(SmallTree):
         self.assertEqual(self.violations(), [])
 
     def test_finds_a_header_that_may_not_be_included_twice(self):
-        self.write("src/core/loops.h", "// A thing without #pragma once.\n")
-        self.assertEqual(self.violations(), ["src/core/loops.h: has no '#pragma once'"])
+        headers = ["src/core/loops.h", "python/bindings/session.h"]
+        for header in headers:
+            self.write(header, "// A thing without #pragma once.\n")
+        self.assertEqual(self.violations(), [f"{header}: has no '#pragma once'" for header in headers])
 
     def test_finds_a_name_whose_header_is_not_included(self):
         self.write("include/weft/nn/mlp.h", HEADER + "#include <vector>\n// A std::map.\nstd::vector<std::int64_t> Sizes(char quote = '\"');\n")

@@ -216,7 +216,7 @@ def check_rooms(root):
 
 
 def check_folder_sizes(root):
-    for top in [root / name for name in ("include", "src", "sharding", "context_parallel", "tests", "bench", "examples")]:
+    for top in [root / name for name in ("include", "src", "sharding", "context_parallel", "python", "tests", "bench", "examples")]:
         counts = {}
         for file in sources_below(top) if top.is_dir() else []:
             folder = str(file.parent.relative_to(root))
