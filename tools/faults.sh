@@ -10,6 +10,7 @@
 #
 # Exit code 2: another script uses build/ of this tree.
 set -euo pipefail
+caller=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/script_functions.sh
 print_help "$@"
@@ -20,16 +21,17 @@ case "${1:-}" in
 esac
 cmake --preset release >/dev/null
 cmake --build --preset release --target weft_program faulty_rank fault_shim >/dev/null
-build=build/release
+root=$PWD build=$PWD/build/release
+cd "$caller"  # The file of a table is relative to it.
 no_case=5  # The names may be those of cases of another kind.
 result=$no_case
 for kind in "${kinds[@]}"; do
   case $kind in
-    ranks) script=tests/faults/faults.py ;;
-    *) script=tests/faults/${kind%s}_faults.py ;;
+    ranks) script=$root/tests/faults/faults.py ;;
+    *) script=$root/tests/faults/${kind%s}_faults.py ;;
   esac
   code=0
-  "$script" $build/bin/weft $build/tests/faults/faulty_rank $build/tests/faults/fault_shim.so tools/mpirun.sh "$@" || code=$?
+  "$script" "$build/bin/weft" "$build/tests/faults/faulty_rank" "$build/tests/faults/fault_shim.so" "$root/tools/mpirun.sh" "$@" || code=$?
   if ((code != no_case && (code != 0 || result == no_case))); then result=$code; fi
 done
 exit "$result"

@@ -32,6 +32,13 @@ class Names(ScriptCase):
             self.assertTrue(names)
             self.assertTrue(all(name in found for found in names), names)
 
+    def test_of_tables_are_relative_to_the_folder_of_the_caller(self):
+        (self.root / "caller").mkdir()
+        # Python tells its arguments, and its folder.
+        self.program("bin/python3", 'printf "%s\\n" "$PWD" "$1" "${@: -2}"')
+        result = self.run_script("tools/faults.sh", "ranks", "--table", "table.md", cwd=self.root / "caller")
+        self.assertEqual(result.stdout.splitlines(), [f"{self.root}/caller", f"{self.root}/tests/faults/faults.py", "--table", "table.md"])
+
     def test_must_belong_to_a_case(self):
         self.assertEqual(self.faults("--list", "no such fault"), (5, []))
         self.assertEqual(self.faults("no such fault"), (5, []))
