@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import fcntl
 import json
 import os
 import shlex
@@ -21,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -74,6 +76,22 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
+def lock_build() -> TextIO:
+    """Takes the lock of `tools/script_functions.sh`. Another script would replace programs while they are measured."""
+    file = REPOSITORY / "build" / "scripts.lock"
+    file.parent.mkdir(exist_ok=True)
+    lock = file.open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"run.py: {file.read_text().strip()} uses build/ of this tree: wait for its end, or work in another clone", file=sys.stderr)
+        sys.exit(2)
+    lock.truncate(0)
+    lock.write(f"bench/run.py (process {os.getpid()})\n")
+    lock.flush()
+    return lock
+
+
 def build() -> Path:
     """Builds weft's programs with the preset `release`; returns their folder."""
     folder = REPOSITORY / "build" / "release"
@@ -110,6 +128,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Leaves all contexts, which end their processes.
     arguments = parse_arguments()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    with lock_build():
+        measure(arguments)
+
+
+def measure(arguments: argparse.Namespace) -> None:
     versions = machine.versions()  # Of the sources as they are built.
     log("building weft's programs")
     programs = build()

@@ -2,9 +2,12 @@
 """Tests of the benchmark suite on made-up results and a made-up program: statistics, verdicts, tables, rounds, contestants and
 checksums."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import unittest
 from pathlib import Path
@@ -12,6 +15,7 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
+import run  # noqa: E402
 from suite import checkpoints, launch  # noqa: E402
 from suite.checksums import checked, largest_difference, sum_over_ranks  # noqa: E402
 from suite.contestants import Command, Contestant, ContestantError  # noqa: E402
@@ -44,6 +48,17 @@ class Statistics(unittest.TestCase):
     def test_sides_with_different_numbers_of_rounds_are_an_error(self):
         with self.assertRaises(ValueError):
             ratio([1, 2], [1])
+
+
+class Lock(unittest.TestCase):
+    def test_one_script_uses_the_builds_of_a_tree(self):
+        error = io.StringIO()
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(run, "REPOSITORY", Path(folder)):
+            with run.lock_build(), contextlib.redirect_stderr(error), self.assertRaises(SystemExit) as refusal:
+                run.lock_build()
+            run.lock_build().close()  # Its owner has ended.
+        self.assertEqual(refusal.exception.code, 2)
+        self.assertIn(f"bench/run.py (process {os.getpid()}) uses build/ of this tree", error.getvalue())
 
 
 class Binding(unittest.TestCase):
