@@ -11,6 +11,8 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 using ::weft::testing::StatusIs;
 
 constexpr const char* kLane = "shard/all_gather";
@@ -55,9 +57,38 @@ TEST(Diagnose, NamesTheLateRankItsPhaseAndTheOperation) {
             HasSubstr("submitted by ranks 0, 1, 3"), HasSubstr("rank 2 is in step 12")));
 }
 
-TEST(Diagnose, SaysThatALateRankLeftNoRecord) {
-  EXPECT_THAT(DiagnosisOf({RecordOf(0, 8), RecordOf(1, 8), RecordOf(3, 8)}),
-              AllOf(HasSubstr("rank 2 is late"), HasSubstr("rank 2 has no flight recorder")));
+// Each host writes its own folder, so that a healthy rank may have no record at hand.
+TEST(Diagnose, BlamesNoRankOnlyBecauseItsRecordIsNotThere) {
+  EXPECT_THAT(
+      DiagnosisOf({RecordOf(0, 8), RecordOf(1, 8), RecordOf(3, 8)}),
+      AllOf(StartsWith("there is no record of rank 2: it was killed or stopped, or wrote it on another "
+                       "host; copy the dump folders of all hosts together"),
+            Not(HasSubstr("late"))));
+  EXPECT_THAT(DiagnosisOf({RecordOf(0, 8), RecordOf(1, 7), RecordOf(3, 8)}),
+              AllOf(StartsWith("rank 1 is late: "), HasSubstr("submitted by ranks 0, 3 and not by rank 1 ("),
+                    HasSubstr("there is no record of rank 2")));
+}
+
+TEST(Diagnose, BlamesARankWithoutARecordIfThoseOfOthersNameIt) {
+  std::vector<FlightRecord> records = {RecordOf(0, 8), RecordOf(1, 8)};
+  records[0].operations.back().waiting_for = "waits for rank(s) 2, 1";
+  EXPECT_THAT(DiagnosisOf(records),
+              AllOf(StartsWith("rank 2 is late: "), HasSubstr("submitted by ranks 0, 1 and not by rank 2"),
+                    HasSubstr("there is no record of ranks 2, 3")));
+  // Rank 2 waits itself, as in a ring.
+  records[0].failure = "all_gather: deadline passed; no heartbeat from rank(s) 3; waits for rank(s) 2";
+  EXPECT_THAT(DiagnosisOf(records), StartsWith("rank 3 is late: "));
+  records[0].failure =
+      "deadline passed; rank(s) 3 have not submitted what others wait for; waits for rank(s) 2";
+  EXPECT_THAT(DiagnosisOf(records), StartsWith("rank 3 is late: "));
+}
+
+TEST(Diagnose, GivesTheFailureIfNoRecordNamesARank) {
+  std::vector<FlightRecord> records = {RecordOf(0, 8)};
+  records[0].failure = "the connection to rank 3 has ended";
+  EXPECT_THAT(DiagnosisOf(records),
+              AllOf(StartsWith("there is no record of ranks 1, 2, 3: they were killed"),
+                    HasSubstr("; the failure was: the connection to rank 3 has ended")));
 }
 
 TEST(Diagnose, NamesTheRanksThatDisagree) {

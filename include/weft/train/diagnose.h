@@ -51,7 +51,8 @@ absl::StatusOr<FlightRecord> ParseFlightRecord(std::string_view text, const std:
 absl::StatusOr<std::vector<FlightRecord>> ReadFlightRecords(absl::Span<const std::string> paths);
 
 // Returns one line. It names the ranks that disagree about an operation; or else the late ranks, the oldest
-// operation that others wait for, and the phases of the late ranks; or else says that nothing is missing.
+// operation that others wait for, and the phases of the late ranks; or else the ranks without a record; or
+// else says that nothing is missing. A rank without a record is late only if the record of another names it.
 // Errors: kDataLoss (no record, or records of runs with different numbers of ranks, or two of one rank).
 absl::StatusOr<std::string> Diagnose(absl::Span<const FlightRecord> records);
 

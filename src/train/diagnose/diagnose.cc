@@ -4,12 +4,15 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
 #include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
 
 #include "weft/core/status.h"
 
@@ -37,7 +40,7 @@ struct Waiting {
   LaneKey lane;
   const Operation* operation;
   std::vector<int> waiting;  // Ranks that have submitted the operation.
-  std::vector<int> late;     // Ranks that have not.
+  std::vector<int> late;     // Ranks that have not, by their records or those of others.
 };
 
 std::string Ranks(const std::vector<int>& ranks) {
@@ -111,8 +114,47 @@ std::optional<std::string> FindDisagreement(const RecordOfRank& records, const L
   return std::nullopt;
 }
 
-// The oldest operation of a lane that some rank has submitted and another has not.
-std::optional<Waiting> FindLate(const RecordOfRank& records, const LaneKey& lane) {
+// Adds the ranks of the list that follows each `phrase` in a text, such as "no heartbeat from rank(s) 2, 3".
+void AddRanksAfter(std::string_view phrase, std::string_view text, std::set<int>& ranks) {
+  for (size_t at = text.find(phrase); at != std::string_view::npos; at = text.find(phrase)) {
+    text.remove_prefix(at + phrase.size());
+    const size_t end = text.find_first_not_of("0123456789, ");
+    for (const absl::string_view number : absl::StrSplit(ToAbsl(text.substr(0, end)), ", ")) {
+      int rank = 0;
+      if (absl::SimpleAtoi(number, &rank)) ranks.insert(rank);
+    }
+  }
+}
+
+// Ranks without a record of which the other records say that they are late. A failure names the ranks that
+// gave no answer or have not submitted an operation. A wait only names the next rank, which may wait itself.
+std::set<int> NamedWithoutRecord(const RecordOfRank& records) {
+  std::set<int> by_failures;
+  std::set<int> by_waits;
+  for (const auto& [rank, record] : records) {
+    AddRanksAfter("no heartbeat from rank(s) ", record->failure, by_failures);
+    if (absl::StrContains(record->failure, " have not submitted")) {
+      AddRanksAfter("; rank(s) ", record->failure, by_failures);
+    }
+    AddRanksAfter("waits for rank(s) ", record->failure, by_waits);
+    for (const Operation& operation : record->operations) {
+      if (!operation.ended) AddRanksAfter("waits for rank(s) ", operation.waiting_for, by_waits);
+    }
+  }
+  std::set<int>& named = by_failures.empty() ? by_waits : by_failures;
+  std::erase_if(named, [&](int rank) { return records.contains(rank); });
+  return named;
+}
+
+bool HasSubmitted(const FlightRecord& record, const LaneKey& key, uint64_t sequence) {
+  const FlightRecord::Lane* lane = FindLane(record, key);
+  return lane != nullptr && lane->submitted >= sequence;
+}
+
+// The oldest operation of a lane that some rank has submitted and another has not. A rank without a record is
+// late only if it is `named`.
+std::optional<Waiting> FindLate(const RecordOfRank& records, const std::set<int>& named,
+                                const LaneKey& lane) {
   std::optional<Waiting> oldest;
   for (const int rank : lane.ranks) {
     const auto record = records.find(rank);
@@ -122,8 +164,11 @@ std::optional<Waiting> FindLate(const RecordOfRank& records, const LaneKey& lane
       Waiting found{lane, operation, {}, {}};
       for (const int member : lane.ranks) {
         const auto peer = records.find(member);
-        const FlightRecord::Lane* theirs = peer == records.end() ? nullptr : FindLane(*peer->second, lane);
-        const bool submitted = theirs != nullptr && theirs->submitted >= operation->sequence;
+        if (peer == records.end()) {
+          if (named.contains(member)) found.late.push_back(member);
+          continue;
+        }
+        const bool submitted = HasSubmitted(*peer->second, lane, operation->sequence);
         (submitted ? found.waiting : found.late).push_back(member);
       }
       if (found.late.empty()) continue;
@@ -153,24 +198,33 @@ std::optional<Waiting> FindCause(std::vector<Waiting> waits) {
   return cause;
 }
 
-// The phases of the late ranks, as far as their records tell.
+std::vector<int> MissingRecords(const RecordOfRank& records) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < records.begin()->second->ranks; ++rank) {
+    if (!records.contains(rank)) missing.push_back(rank);
+  }
+  return missing;
+}
+
+// Each host writes the records of its own ranks.
+std::string DescribeMissing(const std::vector<int>& missing) {
+  return absl::StrCat("there is no record of ", Ranks(missing), ": ",
+                      missing.size() == 1 ? "it was" : "they were",
+                      " killed or stopped, or wrote it on another host; copy the dump folders of all hosts "
+                      "together, or put --dump-folder on a file system that all hosts share");
+}
+
+// The phases of the late ranks, as far as their records tell, and the ranks without a record.
 std::string DescribePhases(const RecordOfRank& records, const std::vector<int>& late) {
-  std::vector<int> silent;
   std::vector<std::string> texts;
   for (const int rank : late) {
     const auto record = records.find(rank);
-    if (record == records.end()) {
-      silent.push_back(rank);
-    } else if (texts.size() < 3) {
-      texts.push_back(
-          absl::StrCat("rank ", rank, " is in ",
-                       record->second->phase.empty() ? "an unnamed phase" : record->second->phase));
-    }
+    if (record == records.end() || texts.size() == 3) continue;
+    const std::string& phase = record->second->phase;
+    texts.push_back(absl::StrCat("rank ", rank, " is in ", phase.empty() ? "an unnamed phase" : phase));
   }
-  if (!silent.empty()) {
-    texts.push_back(absl::StrCat(Ranks(silent), silent.size() == 1 ? " has" : " have",
-                                 " no flight recorder: ended, stopped, or not yet started"));
-  }
+  const std::vector<int> missing = MissingRecords(records);
+  if (!missing.empty()) texts.push_back(DescribeMissing(missing));
   return absl::StrJoin(texts, "; ");
 }
 
@@ -230,12 +284,8 @@ absl::StatusOr<RecordOfRank> Index(absl::Span<const FlightRecord> records) {
   return by_rank;
 }
 
-std::vector<int> MissingRecords(const RecordOfRank& records, int ranks) {
-  std::vector<int> missing;
-  for (int rank = 0; rank < ranks; ++rank) {
-    if (!records.contains(rank)) missing.push_back(rank);
-  }
-  return missing;
+std::string TheFailure(const FlightRecord& record) {
+  return record.failure.empty() ? "" : absl::StrCat("; the failure was: ", record.failure);
 }
 
 }  // namespace
@@ -246,9 +296,10 @@ absl::StatusOr<std::string> Diagnose(absl::Span<const FlightRecord> records) {
   for (const LaneKey& lane : lanes) {
     if (const std::optional<std::string> disagreement = FindDisagreement(by_rank, lane)) return *disagreement;
   }
+  const std::set<int> named = NamedWithoutRecord(by_rank);
   std::vector<Waiting> waits;
   for (const LaneKey& lane : lanes) {
-    if (std::optional<Waiting> late = FindLate(by_rank, lane)) waits.push_back(*std::move(late));
+    if (std::optional<Waiting> late = FindLate(by_rank, named, lane)) waits.push_back(*std::move(late));
   }
   if (const std::optional<Waiting> cause = FindCause(std::move(waits))) {
     return absl::StrCat(Ranks(cause->late),
@@ -256,17 +307,13 @@ absl::StatusOr<std::string> Diagnose(absl::Span<const FlightRecord> records) {
                         " on lane ", cause->lane.name, " was submitted by ", Ranks(cause->waiting),
                         " and not by ", Ranks(cause->late), " (", DescribePhases(by_rank, cause->late), ")");
   }
-  const std::vector<int> missing = MissingRecords(by_rank, records[0].ranks);
-  if (!missing.empty()) {
-    return absl::StrCat(Ranks(missing), " left no flight recorder: ended, stopped, or not yet started");
-  }
+  const std::vector<int> missing = MissingRecords(by_rank);
+  if (!missing.empty()) return absl::StrCat(DescribeMissing(missing), TheFailure(records[0]));
   // A rank without a failure of its own may be the late one, and wait for those that have ended.
   if (const std::optional<std::string> wait = OldestWait(by_rank, RanksOf::kOwnFailures)) return *wait;
   if (const std::optional<std::string> wait = FailedWait(by_rank)) return *wait;
   if (const std::optional<std::string> wait = OldestWait(by_rank, RanksOf::kAll)) return *wait;
-  return absl::StrCat(
-      "every operation was submitted by all its ranks",
-      records[0].failure.empty() ? "" : absl::StrCat("; the failure was: ", records[0].failure));
+  return absl::StrCat("every operation was submitted by all its ranks", TheFailure(records[0]));
 }
 
 }  // namespace weft
