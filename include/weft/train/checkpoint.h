@@ -125,8 +125,9 @@ class CheckpointSaver {
   // Creates the folder if it does not exist. Removes the remains of saves that were killed, if it
   // holds the lock. The folder, replicas and max_file_bytes must be alike on all ranks.
   // Errors: kInvalidArgument (another run has the folder, it is or lies in the place of a checkpoint, an
-  //   option is out of range, or ranks differ: names both values), kNotFound, kPermissionDenied,
-  //   kResourceExhausted, kUnavailable, kDataLoss (names the path). All ranks return the same.
+  //   option is out of range, or ranks differ: names both values), kNotFound (also if ranks do not share the
+  //   folder), kPermissionDenied, kResourceExhausted, kUnavailable, kDataLoss (names the path). All ranks
+  //   return the same.
   static absl::StatusOr<std::unique_ptr<CheckpointSaver>> Open(Bootstrap& bootstrap,
                                                                const std::string& folder,
                                                                const CheckpointOptions& options);

@@ -14,6 +14,7 @@
 #include "src/train/checkpoint/save_messages.h"
 #include "src/train/checkpoint/snapshot_writer.h"
 #include "src/train/files/file_io.h"
+#include "src/train/files/shared_folder.h"
 #include "weft/core/status.h"
 #include "weft/train/checkpoint.h"
 
@@ -47,7 +48,12 @@ class CheckpointSaver::Impl {
       WEFT_ASSIGN_OR_RETURN(folder_, CheckpointFolder::Claim(path));
       return absl::OkStatus();
     };
-    return Agree(first() ? claim() : absl::OkStatus());
+    WEFT_RETURN_IF_ERROR(Agree(first() ? claim() : absl::OkStatus()));
+    if (bootstrap_.size() == 1) return absl::OkStatus();
+    const absl::StatusOr<std::string> staged = first() ? folder_->Stage(/*step=*/0) : std::string();
+    const absl::Status status = CheckIsShared(bootstrap_, staged, /*writes=*/true, timeout_);
+    if (first() && staged.ok()) CheckpointFolder::Discard(*staged);
+    return status;
   }
 
   const std::vector<std::string>& removed() const {

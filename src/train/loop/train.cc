@@ -113,6 +113,8 @@ class Run {
   absl::Status Prepare() {
     WEFT_RETURN_IF_ERROR(Agree(OpenAndPlan()));
     WEFT_RETURN_IF_ERROR(AgreeOnCause(AgreeOnProperties(bootstrap_, properties_, timeout_)));
+    WEFT_RETURN_IF_ERROR(CheckExportIsShared(bootstrap_, config_.output.export_folder, export_target(),
+                                             writes_export(), timeout_));
     WEFT_RETURN_IF_ERROR(Agree(CheckMemory()));
     WEFT_ASSIGN_OR_RETURN(checkpoints_,
                           RunCheckpoints::Open(bootstrap_, config_.checkpoint, *plan_, properties_,
@@ -121,6 +123,10 @@ class Run {
     return CheckData(
         bootstrap_, *inputs_, [this] { return IsStopRequested(); }, console_, timeout_);
   }
+
+  // The first replica writes the export.
+  bool writes_export() const { return bootstrap_.rank() < plan_->shard_group_size(); }
+  const HfExport* export_target() const { return model_files_ ? model_files_->export_target() : nullptr; }
 
   absl::Status CheckMemory() const {
     WEFT_ASSIGN_OR_RETURN(const size_t available, AvailableHostMemory());
@@ -350,10 +356,9 @@ class Run {
       return absl::OkStatus();
     }
     if (config_.output.export_merged) WEFT_RETURN_IF_ERROR(trainer_->MergeAdapters());
-    const bool writes = bootstrap_.rank() < plan_->shard_group_size();  // The first replica.
-    WEFT_RETURN_IF_ERROR(ExportHf(bootstrap_, model_files_ ? model_files_->export_target() : nullptr,
-                                  trainer_->model(), shards, ExportedWeightsOf(config_), ExportDType(config_),
-                                  writes, timeout_));
+    WEFT_RETURN_IF_ERROR(ExportHf(bootstrap_, export_target(), trainer_->model(), shards,
+                                  ExportedWeightsOf(config_), ExportDType(config_), writes_export(),
+                                  timeout_));
     console_.PrintExported(config_.output.export_folder);
     return absl::OkStatus();
   }

@@ -16,6 +16,7 @@
 #include "src/train/files/file_io.h"
 #include "src/train/files/model_folder.h"
 #include "src/train/files/shard_runs.h"
+#include "src/train/files/shared_folder.h"
 #include "src/train/plan/parameter_sets.h"
 #include "weft/core/status.h"
 #include "weft/train/hf_config.h"
@@ -223,6 +224,16 @@ absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string
       folder, source_folder, weights, FilesOf(WeightsFilesOf(model, weights, dtype)), std::move(files));
   if (!target.ok()) return Annotate(target.status(), absl::StrCat("--export-hf ", folder));
   return target;
+}
+
+absl::Status CheckExportIsShared(Bootstrap& bootstrap, const std::string& folder, const HfExport* target,
+                                 bool writes, absl::Duration timeout) {
+  if (folder.empty()) return absl::OkStatus();
+  const bool first = bootstrap.rank() == 0;
+  const absl::Status status =
+      CheckIsShared(bootstrap, first ? target->folder->Stage() : std::string(), writes, timeout);
+  if (first) target->folder->Discard();
+  return Annotate(status, absl::StrCat("--export-hf ", folder));
 }
 
 absl::Status WriteExport(Bootstrap& bootstrap, const absl::StatusOr<const HfExport*>& target,

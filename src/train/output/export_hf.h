@@ -83,6 +83,12 @@ absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string
                                     std::map<std::string, std::string> files, LlamaModel& model,
                                     ExportedWeights weights, DType dtype);
 
+// Checks that each rank with `writes` can write into the claimed folder of --export-hf. An empty `folder`:
+// there is no export. REQUIRES: `folder` is empty on all ranks or on none; if not, `target` is not null on
+// rank 0. Errors: those of CheckIsShared. Collective: all ranks.
+absl::Status CheckExportIsShared(Bootstrap& bootstrap, const std::string& folder, const HfExport* target,
+                                 bool writes, absl::Duration timeout);
+
 // Makes the files with weights in a staging folder, lets each rank `write` its elements there, and puts all
 // files of the export in place together; after an error the folder is as before. `target`: not null on rank
 // 0, whose error fails all ranks. `write` gets the staging folder's path.
