@@ -28,6 +28,7 @@ namespace {
 constexpr int64_t kMaxRanks = 1024;
 constexpr int64_t kMaxSimulatedRanks = 256;  // Of more, a forecast takes minutes.
 constexpr int64_t kMaxCores = 4096;
+constexpr int64_t kMostNamedHosts = 16;              // With more hosts, the command takes a file of them.
 constexpr int64_t kMaxMemoryGib = int64_t{1} << 32;  // Its bytes are an int64_t.
 
 int CoresOf(const PlanOptions& options) {
@@ -129,16 +130,26 @@ class Planner {
     return std::vector<MeshSize>{{plan.replicate_size, plan.shard_size, plan.context.size}};
   }
 
+  // Placeholders for the names of several hosts with their slots. Without slots, mpirun counts one a host.
+  std::string HostNames() const {
+    if (options_.hosts == 1) return "";
+    if (options_.hosts > kMostNamedHosts) return " --hostfile HOSTFILE";
+    std::string names = " --host ";
+    for (int64_t host = 1; host <= options_.hosts; ++host)
+      absl::StrAppend(&names, host == 1 ? "" : ",", "HOST", host, ":", ranks_per_host());
+    return names;
+  }
+
   // mpirun's flags that place the ranks as the forecast does. Without them, mpirun binds each rank to a core
   // or a socket, and starts at most one rank on each physical core.
   std::string Mapping() const {
     const int64_t slots = options_.cores ? cores_ : HostTopology().cores;
-    const char* const oversubscribe = ranks_per_host() > slots ? " --oversubscribe" : "";
+    const std::string start = absl::StrCat(ranks_per_host() > slots ? " --oversubscribe" : "", HostNames());
     if (options_.numa_nodes > 1) {
-      return absl::StrCat(oversubscribe, " --map-by ppr:", ranks_per_host() / options_.numa_nodes,
+      return absl::StrCat(start, " --map-by ppr:", ranks_per_host() / options_.numa_nodes,
                           ":numa --bind-to numa:overload-allowed");
     }
-    return absl::StrCat(oversubscribe,
+    return absl::StrCat(start,
                         options_.hosts > 1 ? absl::StrCat(" --map-by ppr:", ranks_per_host(), ":node") : "",
                         " --bind-to none");
   }

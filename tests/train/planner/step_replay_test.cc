@@ -357,7 +357,12 @@ TEST_F(Replay, NamesACommandThatStartsMoreRanksThanCores) {
   EXPECT_THAT(ReportOf(config_, options), HasSubstr("mpirun -n 4 --oversubscribe --bind-to none weft train"));
   options.hosts = 2;
   EXPECT_THAT(ReportOf(config_, options),
-              HasSubstr("mpirun -n 4 --map-by ppr:2:node --bind-to none weft train"));
+              HasSubstr("mpirun -n 4 --host HOST1:2,HOST2:2 --map-by ppr:2:node --bind-to none weft train"));
+  options.ranks = 17;
+  options.hosts = 17;
+  config_.data.batch_size = std::nullopt;
+  EXPECT_THAT(ReportOf(config_, options),
+              HasSubstr("mpirun -n 17 --hostfile HOSTFILE --map-by ppr:1:node --bind-to none weft train"));
 }
 
 }  // namespace
