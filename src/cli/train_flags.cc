@@ -158,7 +158,7 @@ void AddOutputFlags(CLI::App& app, OutputOptions& output) {
   group.Text("--trace", output.trace_file,
              "Write a trace of some steps, for Perfetto or Chrome (chrome://tracing)", "FILE.json");
   group.Text("--trace-steps", output.trace_steps,
-             "First and last step of the trace [third to fifth of the run]", "A:B");
+             "First and last step of the trace [third to fifth, or the last of a shorter run]", "A:B");
   group.Text("--dump-folder", output.dump_folder,
              "Folder for the flight recorders of a failed run; see weft diagnose", "DIR");
 }

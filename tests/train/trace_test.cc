@@ -146,6 +146,11 @@ TEST_F(TrainTrace, CoversTheThirdToFifthStepByDefault) {
   EXPECT_THAT(Names(Trace(""), 0, "step"), ElementsAre("step 3", "step 4"));
 }
 
+TEST_F(TrainTrace, CoversTheLastStepOfAShortRunByDefault) {
+  config_.optimizer.steps = 2;
+  EXPECT_THAT(Names(Trace(""), 0, "step"), ElementsAre("step 2"));
+}
+
 // Rank 1 has a clock that is ahead of rank 0's by an hour, as on another host.
 class ShiftedRuntime final : public ForwardingRuntime {
  public:

@@ -213,7 +213,8 @@ struct OutputOptions {
   // because the transport fails.
   std::string dump_folder = kDefaultDumpFolder;
   std::string trace_file;  // Empty: no trace.
-  // Steps of the trace, as StepRange::Parse takes them. Empty: the third to fifth that the run does.
+  // Steps of the trace, as StepRange::Parse takes them. Empty: the third to fifth that the run does, as far
+  // as it has them, or else its last step.
   std::string trace_steps;
 };
 

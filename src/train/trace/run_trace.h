@@ -30,7 +30,8 @@
 namespace weft {
 
 // The steps that --trace-steps names (`text`); a resumed run does only those from `next` on. Without it, the
-// third to fifth step of a run that does steps `next` to `last`. Errors: those of StepRange::Parse.
+// third to fifth step of a run that does steps `next` to `last`, as far as it has them, or else its last
+// step. Errors: those of StepRange::Parse.
 absl::StatusOr<StepRange> TracedSteps(const std::string& text, int64_t next, int64_t last);
 
 class RunTrace {
