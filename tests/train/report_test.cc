@@ -94,6 +94,24 @@ TEST(TraceSummary, CountsOperationsWithoutALabelForTheRoot) {
   EXPECT_DOUBLE_EQ(summary.groups[0].gather_ms, 3);
 }
 
+TEST(TraceSummary, HasRowsInParenthesesForBarriersOfAllGroups) {
+  const TempFolder folder;
+  const auto wait = [](const char* operation, int begin) {
+    return SpanText(0, "wait", absl::StrCat("wait for ", operation, " on shard/all_gather"), begin, 1000);
+  };
+  const std::string text = absl::StrCat(
+      "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n", Track(0, "compute"), Track(1, "shard/all_gather"),
+      SpanText(0, "step", "step 3", 0, 20000), wait("barrier 'shards written of root'", 0),
+      wait("all_gather 'a'", 2000), wait("barrier 'a'", 4000),
+      SpanText(1, "operation", "barrier shards written of root", 0, 1000), "{}\n]}\n");
+  ASSERT_OK_AND_ASSIGN(const TraceSummary summary, ReadTraceSummary(folder.Write("t.json", text)));
+  ASSERT_EQ(summary.groups.size(), 2);
+  EXPECT_EQ(summary.groups[0].group, "a");
+  EXPECT_DOUBLE_EQ(summary.groups[0].exposed_ms, 2);
+  EXPECT_EQ(summary.groups[1].group, "(shards written of root)");
+  EXPECT_DOUBLE_EQ(summary.groups[1].exposed_ms, 1);
+}
+
 TEST(TraceSummary, RefusesATruncatedTrace) {
   const TempFolder folder;
   const std::string text = TraceText();

@@ -29,8 +29,9 @@ enum class Kind : uint8_t { kStep, kForward, kBackward, kUpdate, kProduct, kWait
 struct Span {
   double begin_us = 0, end_us = 0;
   Kind kind = Kind::kOther;
-  std::string name;  // Of a module, or the label of an operation.
-  std::string lane;  // Of an operation or a wait.
+  std::string name;         // Of a module, or the label of an operation.
+  std::string lane;         // Of an operation or a wait.
+  bool is_barrier = false;  // An operation or a wait for one.
 
   double ms() const { return (end_us - begin_us) / 1e3; }
 };
@@ -49,6 +50,7 @@ Kind KindOfOperation(std::string_view name) {
 // "wait for all_gather 'root' on shard/all_gather".
 void ReadWait(std::string_view name, Span& span) {
   span.kind = Kind::kWait;
+  span.is_barrier = name.starts_with("wait for barrier");
   const size_t lane = name.rfind(" on ");
   if (lane != std::string_view::npos) span.lane = name.substr(lane + 4);
   const size_t first = name.find('\'');
@@ -73,6 +75,7 @@ bool ReadSpan(const std::string& category, const std::string& name, const std::s
     ReadWait(name, span);
   } else if (category == "operation") {
     span.kind = KindOfOperation(name);
+    span.is_barrier = name.starts_with("barrier");
     const size_t label = name.find(' ');
     if (label != std::string::npos) span.name = name.substr(label + 1);
     span.lane = track.substr(0, track.find(" ("));  // Further tracks of a lane have a number.
@@ -167,6 +170,10 @@ class RankSums {
   GroupTimes& Row(const std::string& group) { return RowOf(groups_, &GroupTimes::group, group); }
   GroupTimes& GroupOf(const Span& operation) {
     if (!IsLaneOfGroups(operation.lane)) return Row(absl::StrCat("(", operation.lane, ")"));
+    // A barrier of one group has its label.
+    if (operation.is_barrier && !operation.name.empty() && labels_.count(operation.name) == 0) {
+      return Row(absl::StrCat("(", operation.name, ")"));
+    }
     return Row(operation.name.empty() ? kRoot : operation.name);
   }
   double& TimeOf(const OpenPass& pass) {
@@ -337,7 +344,7 @@ absl::StatusOr<TraceSummary> ReadTraceSummary(const std::string& path) {
   for (const auto& [rank, spans] : events.spans) {
     ReadSteps(spans, summary, steps);
     for (const Span& span : spans) {
-      if (IsLaneOfGroups(span.lane)) labels.insert(span.name);
+      if (IsLaneOfGroups(span.lane) && !span.is_barrier) labels.insert(span.name);
     }
   }
   if (steps == 0) {

@@ -34,8 +34,8 @@ struct TraceSummary {
   int64_t first_step = 0, last_step = 0;
   double step_ms = 0;     // Mean over ranks and steps.
   double exposed_ms = 0;  // Waits of a step, for all operations.
-  // Parameter groups in the order of forward, then a row in parentheses for each other lane with operations.
-  // "root" has the parameters outside of all blocks.
+  // Parameter groups in the order of forward, then a row in parentheses for each other lane with operations,
+  // and for each barrier of all groups. "root" has the parameters outside of all blocks.
   std::vector<GroupTimes> groups;
   std::vector<ModuleTimes> modules;  // In the order of their first end, so modules inside come first.
 };
