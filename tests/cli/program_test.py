@@ -102,7 +102,7 @@ class Runs(WeftCase):
                                               *FIRST_FIELDS * (line["step"] == 1)])
             self.assertEqual([line["grad_norm"] == 0 for line in lines], [True, False, False])
         config = json.loads((self.folder / "m.config.json").read_text())
-        self.assertIn("sparse, 4 keys a query, selected by 2 index heads of 8, 1 warm-up steps", config["attention"]["value"])
+        self.assertIn("sparse, 4 keys a query, selected by 2 index heads of 8, 1 warm-up step ", config["attention"]["value"])
         output = self.train(*flags)
         self.assertRegex(output, r"(?m)^step 3/3  loss \d\.\d+  norm \d+\.\d+  indexer \d+\.\d{4}  ")
 

@@ -18,5 +18,12 @@ TEST(SizeText, IsRoundedBeforeItsUnitIsChosen) {
   EXPECT_EQ(SizeText((int64_t{1} << 20) - 1), "1.0 MiB");
 }
 
+TEST(Count, AddsAnSUnlessThereIsOne) {
+  EXPECT_EQ(Count(0, "rank"), "0 ranks");
+  EXPECT_EQ(Count(1, "rank"), "1 rank");
+  EXPECT_EQ(Count(11, "rank"), "11 ranks");
+  EXPECT_EQ(Count(1.5, "CPU"), "1.5 CPUs");
+}
+
 }  // namespace
 }  // namespace weft

@@ -82,7 +82,9 @@ TEST(ThreadPlan, WarnsWhenRanksAreBoundToOneCpu) {
 TEST(ThreadPlan, WarnsWhenThereAreMoreRanksThanCpus) {
   const ThreadPlan plan = PlanThreads({{{{0, 1}, {0, 1}, {0, 1}, {0, 1}}, 3}, 2, {}});
   EXPECT_EQ(plan.threads, 1);
-  EXPECT_THAT(plan.warnings, ElementsAre(HasSubstr("4 ranks share 2 CPUs")));
+  EXPECT_THAT(plan.warnings, ElementsAre(HasSubstr("4 ranks share 2 CPUs: start at most 2 ranks per node")));
+  EXPECT_THAT(PlanThreads({{{{0}, {0}}, 0}, 1, {}}).warnings,
+              ElementsAre(HasSubstr("2 ranks share 1 CPU: start at most 1 rank per node")));
 }
 
 TEST(ThreadPlan, StaysWithinTheQuotaOfTheControlGroup) {

@@ -1,4 +1,4 @@
-// Numbers of bytes as text.
+// Numbers of bytes, and counts of things, as text.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,7 @@
 #include <iterator>
 #include <string>
 
+#include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 
 namespace weft {
@@ -18,6 +19,13 @@ inline std::string SizeText(int64_t bytes) {
   for (; value >= 1023.5 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
   const int decimals = unit == 0 || value >= 99.95 ? 0 : 1;
   return absl::StrFormat("%.*f %s", decimals, value, kUnits[unit]);
+}
+
+// "1 rank", "2 ranks".
+template <typename Number>
+std::string Count(Number count, const char* thing) {
+  const std::string number = absl::StrCat(count);
+  return absl::StrCat(number, " ", thing, number == "1" ? "" : "s");
 }
 
 }  // namespace weft

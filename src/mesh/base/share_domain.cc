@@ -10,6 +10,7 @@
 #include <absl/strings/str_split.h>
 #include <absl/strings/string_view.h>
 
+#include "weft/core/size_text.h"
 #include "weft/core/status.h"
 #include "weft/core/topology.h"
 
@@ -69,10 +70,6 @@ NodeMap NumaNodes(const NodeMap& nodes) {
 
 ShareDomains ByNode(const NodeMap& nodes, std::string reason) {
   return {ShareDomain::kNode, NodeMap{nodes.node_of_rank}, std::move(reason)};
-}
-
-std::string Count(int count, const char* thing) {
-  return absl::StrCat(count, " ", thing, count == 1 ? "" : "s");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 
+#include "weft/core/size_text.h"
 #include "weft/core/status.h"
 #include "weft/core/topology.h"
 #include "weft/mesh/launch_environment.h"
@@ -27,10 +28,6 @@ std::map<int, int> RanksOnCpu(const NodePlacement& placement) {
   return ranks;
 }
 
-std::string Count(size_t count, const char* thing) {
-  return absl::StrCat(count, " ", thing, count == 1 ? "" : "s");
-}
-
 std::vector<std::string> PlacementWarnings(const NodePlacement& placement, size_t used) {
   const size_t ranks = placement.cpus.of_rank.size();
   const auto available = static_cast<size_t>(placement.node_cpus);
@@ -40,13 +37,13 @@ std::vector<std::string> PlacementWarnings(const NodePlacement& placement, size_
   }
   if (const auto& quota = placement.cpus.quota; quota && quota->cpus < quota->ranks) {
     const bool is_shared = quota->ranks > 1;
-    return {absl::StrCat(Count(static_cast<size_t>(quota->ranks), "rank"), is_shared ? " share" : " has",
-                         " the time of ", quota->cpus, " CPUs, the limit of a control group: raise it ",
+    return {absl::StrCat(Count(quota->ranks, "rank"), is_shared ? " share" : " has", " the time of ",
+                         Count(quota->cpus, "CPU"), ", the limit of a control group: raise it ",
                          "(docker run --cpus)", is_shared ? ", or start fewer ranks per node" : "")};
   }
   if (ranks > used) {
-    return {absl::StrCat(Count(ranks, "rank"), " share ", Count(used, "CPU"), ": start at most ", used,
-                         " ranks per node for the best speed")};
+    return {absl::StrCat(Count(ranks, "rank"), " share ", Count(used, "CPU"), ": start at most ",
+                         Count(used, "rank"), " per node for the best speed")};
   }
   return {};
 }
@@ -80,8 +77,8 @@ ThreadPlan PlanThreads(const NodePlacement& placement) {
                              : absl::StrCat(Count(own.size(), "CPU"), " shared by ", sharers, " ranks");
   if (placement.cpus.IsLimitedByQuota()) {
     const RankCpus::Quota& quota = *placement.cpus.quota;
-    absl::StrAppend(&plan.reason, "; its control group limits ",
-                    Count(static_cast<size_t>(quota.ranks), "rank"), " to the time of ", quota.cpus, " CPUs");
+    absl::StrAppend(&plan.reason, "; its control group limits ", Count(quota.ranks, "rank"),
+                    " to the time of ", Count(quota.cpus, "CPU"));
   }
   if (placement.limit && *placement.limit < plan.threads) {
     plan.threads = *placement.limit;

@@ -11,6 +11,7 @@
 #include <absl/strings/str_join.h>
 
 #include "src/train/files/json.h"
+#include "weft/core/size_text.h"
 #include "weft/core/status.h"
 #include "weft/core/tensor.h"
 #include "weft/nn/attention_kernel.h"
@@ -28,9 +29,9 @@ std::string Millions(int64_t count) { return absl::StrFormat("%.1f M", static_ca
 
 ResolvedItem ModelItem(const TrainConfig& config, const LlamaConfig& model) {
   const std::string sizes =
-      absl::StrCat(model.layers, " layers, dim ", model.dim, ", ", model.heads, " heads, ", model.kv_heads,
-                   " kv heads, ffn ", model.ffn_dim, ", vocabulary ", model.vocab_size, ", ",
-                   Millions(model.ParameterCount()), " parameters");
+      absl::StrCat(Count(model.layers, "layer"), ", dim ", model.dim, ", ", Count(model.heads, "head"), ", ",
+                   Count(model.kv_heads, "kv head"), ", ffn ", model.ffn_dim, ", vocabulary ",
+                   model.vocab_size, ", ", Millions(model.ParameterCount()), " parameters");
   if (!config.model.hf_model.empty()) {
     return {"model", sizes,
             absl::StrCat("--hf-model ", config.model.hf_model,
@@ -53,19 +54,19 @@ ResolvedItem MeshItem(const RunPlan& plan) {
 }
 
 ResolvedItem BatchItem(const TrainConfig& config, const RunPlan& plan) {
-  return {"batch",
-          absl::StrCat(plan.batch.batch_size, " sequences of ", plan.seq_len, " tokens per step, ",
-                       plan.batch.sequences_per_rank(), " per data-parallel rank and microbatch"),
-          config.data.batch_size ? "--batch-size" : "one for each data-parallel rank and microbatch"};
+  return {
+      "batch",
+      absl::StrCat(Count(plan.batch.batch_size, "sequence"), " of ", Count(plan.seq_len, "token"),
+                   " per step, ", plan.batch.sequences_per_rank(), " per data-parallel rank and microbatch"),
+      config.data.batch_size ? "--batch-size" : "one for each data-parallel rank and microbatch"};
 }
 
 ResolvedItem DataItem(const TrainConfig& config, const Corpus& corpus, const RunPlan& plan) {
   return {
       "data",
       absl::StrCat(
-          corpus.tokens(), " tokens in ", corpus.sources().size(),
-          corpus.sources().size() == 1 ? " file, " : " files, ", plan.order.windows, " sequences per epoch, ",
-          plan.order.shuffle ? "shuffled" : "in order",
+          Count(corpus.tokens(), "token"), " in ", Count(corpus.sources().size(), "file"), ", ",
+          Count(plan.order.windows, "sequence"), " per epoch, ", plan.order.shuffle ? "shuffled" : "in order",
           plan.document_separator ? absl::StrCat(", documents end at token ", *plan.document_separator) : "",
           corpus.has_loss_mask() ? ", loss by mask" : ""),
       !config.data.paths.empty()    ? ""
@@ -86,9 +87,10 @@ std::vector<ResolvedItem> AttentionItems(const TrainConfig& config, const TrainI
     return {};
   }
   return {{"attention",
-           absl::StrCat("sparse, ", sparse->top_k, " keys a query, selected by ", sparse->index_heads,
-                        " index heads of ", sparse->index_dim, ", ", plan.indexers->warmup_steps,
-                        " warm-up steps of the indexers alone, loss coefficient ", plan.indexers->loss_coef),
+           absl::StrCat("sparse, ", sparse->top_k, " keys a query, selected by ",
+                        Count(sparse->index_heads, "index head"), " of ", sparse->index_dim, ", ",
+                        Count(plan.indexers->warmup_steps, "warm-up step"),
+                        " of the indexers alone, loss coefficient ", plan.indexers->loss_coef),
            IndexerSource(config, inputs)}};
 }
 
@@ -126,9 +128,10 @@ std::vector<ResolvedItem> EvaluationItems(const TrainConfig& config, const RunPl
     return {};
   }
   const std::string interval =
-      config.eval.interval > 0 ? absl::StrCat(", every ", config.eval.interval, " steps and") : ",";
+      config.eval.interval > 0 ? absl::StrCat(", every ", Count(config.eval.interval, "step"), " and") : ",";
   return {{"evaluation",
-           absl::StrCat(plan.evaluation->windows, " sequences in order", interval, " after the last step"),
+           absl::StrCat(Count(plan.evaluation->windows, "sequence"), " in order", interval,
+                        " after the last step"),
            config.eval.sequences ? "--eval-sequences" : "all of --eval-data"}};
 }
 

@@ -18,6 +18,7 @@
 #include "src/train/planner/plan_json.h"
 #include "src/train/planner/plan_report.h"
 #include "src/train/planner/replay.h"
+#include "weft/core/size_text.h"
 #include "weft/core/status.h"
 #include "weft/core/topology.h"
 #include "weft/mesh/host_memory.h"
@@ -174,8 +175,8 @@ class Planner {
     const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
     if (threads_ > cores) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--measure with ", threads_, " threads a rank: this machine has ", cores,
-                       cores == 1 ? " core" : " cores", ". Measure with --cores ", cores * ranks_per_host(),
+          absl::StrCat("--measure with ", Count(threads_, "thread"), " a rank: this machine has ",
+                       Count(cores, "core"), ". Measure with --cores ", cores * ranks_per_host(),
                        " at most, then plan without --measure, which scales the times"));
     }
     const double wire_gb_s = costs_.rates.wire_gb_s;
@@ -296,23 +297,22 @@ class Planner {
 
   void Describe(PlanReport& report) const {
     const LlamaConfig& model = inputs_->model;
-    report.model =
-        absl::StrFormat("%d layers, dim %d, %d heads, %d kv heads, ffn %d, vocabulary %d, %.1f M parameters",
-                        model.layers, model.dim, model.heads, model.kv_heads, model.ffn_dim, model.vocab_size,
-                        static_cast<double>(model.ParameterCount()) / 1e6);
+    report.model = absl::StrFormat("%s, dim %d, %s, %s, ffn %d, vocabulary %d, %.1f M parameters",
+                                   Count(model.layers, "layer"), model.dim, Count(model.heads, "head"),
+                                   Count(model.kv_heads, "kv head"), model.ffn_dim, model.vocab_size,
+                                   static_cast<double>(model.ParameterCount()) / 1e6);
     if (inputs_->lora) {
       absl::StrAppendFormat(&report.model, ", adapters of rank %d with %.1f M", inputs_->lora->rank,
                             static_cast<double>(inputs_->adapter_elements) / 1e6);
     }
     const auto& batch_size = config_.data.batch_size;
     report.batch = absl::StrCat(
-        batch_size ? absl::StrCat(*batch_size, " sequences") : "1 sequence", " of ", config_.data.seq_len,
-        " tokens", batch_size ? "" : " for each data-parallel rank and microbatch", ", ",
-        config_.data.grad_accum, config_.data.grad_accum == 1 ? " microbatch, " : " microbatches, ",
+        Count(batch_size.value_or(1), "sequence"), " of ", Count(config_.data.seq_len, "token"),
+        batch_size ? "" : " for each data-parallel rank and microbatch", ", ", config_.data.grad_accum,
+        config_.data.grad_accum == 1 ? " microbatch, " : " microbatches, ",
         ToAbsl(Name(config_.parallel.param_dtype)));
-    report.machine = absl::StrCat(options_.hosts, options_.hosts == 1 ? " host, " : " hosts, ",
-                                  ranks_per_host(), ranks_per_host() == 1 ? " rank" : " ranks", " and ",
-                                  cores_, cores_ == 1 ? " core" : " cores", " on each, ", NumaNodes(),
+    report.machine = absl::StrCat(Count(options_.hosts, "host"), ", ", Count(ranks_per_host(), "rank"),
+                                  " and ", Count(cores_, "core"), " on each, ", NumaNodes(),
                                   absl::StrFormat("%.1f GiB", static_cast<double>(memory_) / (1 << 30)),
                                   options_.hosts > 1 ? absl::StrCat(", link ", link_.ToString()) : "");
     report.assumptions = Assumptions(report.candidates);
