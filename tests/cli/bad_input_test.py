@@ -153,7 +153,7 @@ class BadModel(WeftCase):
                             "--metrics", "m.jsonl", "--export-hf", "out", ranks=ranks)
 
     def test_names_a_folder_that_is_missing_or_empty(self):
-        self.refuse(["gone", "No such file"], "gone")
+        self.refuse(["no folder 'gone'", "hf download"], "gone")
         (self.folder / "empty").mkdir()
         self.refuse(["config.json"], "empty")
 

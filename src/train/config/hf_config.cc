@@ -17,6 +17,7 @@
 #include "src/train/config/config_file.h"
 #include "src/train/config/hf_architecture.h"
 #include "src/train/config/hf_rope.h"
+#include "src/train/files/folder_entries.h"
 #include "src/train/files/json.h"
 #include "src/train/files/json_fields.h"
 #include "src/train/files/json_text.h"
@@ -248,7 +249,11 @@ absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view text, const std::stri
 }
 
 absl::StatusOr<std::string> ReadHfConfigText(const std::string& folder) {
-  return ReadModelFile(folder, kConfigFile, kMaxConfigFileBytes);
+  absl::StatusOr<std::string> text = ReadModelFile(folder, kConfigFile, kMaxConfigFileBytes);
+  if (!absl::IsNotFound(text.status()) || Exists(folder)) return text;
+  return absl::NotFoundError(
+      absl::StrCat("there is no folder '", folder, "': weft reads models of this machine and downloads ",
+                   "nothing; for a model of the Hub, run hf download NAME --local-dir DIR and give DIR"));
 }
 
 absl::StatusOr<LlamaConfig> ReadHfConfig(const std::string& folder) {

@@ -5,6 +5,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/train/files/file_io.h"
+#include "src/train/files/folder_entries.h"
 #include "src/train/files/json_text.h"
 #include "src/train/files/model_folder.h"
 #include "src/train/files/safetensors_header.h"
@@ -69,6 +70,20 @@ absl::StatusOr<Entries> ReadIndexedFolder(const std::string& folder, const std::
   return entries;
 }
 
+absl::Status NoWeights(const std::string& folder, const std::string& stem) {
+  const std::string pickled = absl::StrCat(stem == kModelFiles ? "pytorch_model" : stem, ".bin");
+  for (const std::string& name : {pickled, pickled + ".index.json"}) {
+    if (!Exists(InFolder(folder, name))) continue;
+    return absl::NotFoundError(absl::StrCat(
+        "'", folder, "' has ", name, ", but weft reads safetensors only: ",
+        "load the model with transformers, save it with save_pretrained, ", "and give the new folder"));
+  }
+  const std::string file = stem + ".safetensors";
+  return absl::NotFoundError(absl::StrCat("'", folder, "' has neither ", file, " nor ", file,
+                                          ".index.json: is it a Hugging Face model folder with safetensors "
+                                          "weights?"));
+}
+
 }  // namespace
 
 absl::StatusOr<Entries> ReadSafetensorsHeader(const File& file, const std::string& path) {
@@ -104,9 +119,7 @@ absl::StatusOr<SafetensorsReader> SafetensorsReader::Open(const std::string& fol
   if (absl::IsNotFound(entries.status())) {
     entries = ReadIndexedFolder(folder, index);
     if (absl::IsNotFound(entries.status()) && absl::IsNotFound(OpenModelFile(folder, index).status())) {
-      return absl::NotFoundError(
-          absl::StrCat("'", folder, "' has neither ", file, " nor ", index,
-                       ": is it a Hugging Face model folder with safetensors weights?"));
+      return NoWeights(folder, stem);
     }
   }
   WEFT_ASSIGN_OR_RETURN(reader.entries_, std::move(entries));

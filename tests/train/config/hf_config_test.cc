@@ -11,13 +11,16 @@
 #include <gtest/gtest.h>
 
 #include "src/train/files/json.h"
+#include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 #include "tests/train/config/hf_config_json.h"
 
 namespace weft {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
 
 TEST(HfConfig, ReadsTheSizes) {
   const LlamaConfig config = ParsedHfConfig(ValidHfConfig());
@@ -209,6 +212,15 @@ TEST(HfConfig, DoesNotWaitForAFifoAndDoesNotReadALargeFile) {
   folder.Write("config.json", "{}");
   std::filesystem::resize_file(folder / "config.json", uint64_t{1} << 40);
   EXPECT_THAT(std::string(ReadHfConfig(folder.str()).status().message()), HasSubstr("1099511627776 bytes"));
+}
+
+TEST(HfConfig, SaysThatAModelOfTheHubIsNotDownloaded) {
+  EXPECT_THAT(ReadHfConfig("owner/model-7b").status(),
+              StatusIs(absl::StatusCode::kNotFound, AllOf(HasSubstr("there is no folder 'owner/model-7b'"),
+                                                          HasSubstr("hf download NAME --local-dir DIR"))));
+  const TempFolder folder;
+  EXPECT_THAT(ReadHfConfig(folder.str()).status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("cannot open")));
 }
 
 TEST(HfConfig, NamesNoTokensOfBytesForANewModel) {

@@ -131,6 +131,17 @@ TEST(SafetensorsReader, NamesAFolderWithoutWeights) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("neither model.safetensors nor"));
 }
 
+TEST(SafetensorsReader, NamesWeightsOfAnotherFormat) {
+  const TempFolder folder;
+  folder.Write("pytorch_model.bin", "pickled");
+  EXPECT_THAT(SafetensorsReader::Open(folder.str()).status(),
+              StatusIs(absl::StatusCode::kNotFound,
+                       AllOf(HasSubstr("has pytorch_model.bin, but"), HasSubstr("save_pretrained"))));
+  folder.Write("sharded/pytorch_model.bin.index.json", "{}");
+  EXPECT_THAT(SafetensorsReader::Open(folder / "sharded").status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("has pytorch_model.bin.index.json, but")));
+}
+
 TEST(SafetensorsReader, NamesTheFaultOfAFile) {
   EXPECT_THAT(ErrorOf("abc"), HasSubstr("only 3 bytes"));
   EXPECT_THAT(ErrorOf(std::string(8, '\x7f')), HasSubstr("truncated"));
