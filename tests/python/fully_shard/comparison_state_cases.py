@@ -168,3 +168,23 @@ def shards_may_be_written_once_no_rank_reads_them() -> None:
     with torch.no_grad():
         losses = {name: loss_of(model, tokens_of(0)) for name, model in models.items()}
     expect_equal(losses["weft"], losses["torch"], "loss")
+
+
+@case
+def an_assignment_changes_no_weights_that_others_hold() -> None:
+    """Those of an earlier state_dict and of the parameters that it replaces."""
+    models = {name: shard_all(make_llama(), shard) for name, shard in BOTH.items()}
+    for model in models.values():
+        train(model, steps=1)
+        own, held = model.state_dict(), dict(model.named_parameters())
+        before = {name: whole(value) for name, value in own.items()}
+        model.load_state_dict({name: value + 1 for name, value in own.items()}, assign=True)
+        for name, value in before.items():
+            for kept in (own[name], held[name]):
+                expect_equal(whole(kept), value, name, exact=True)
+            expect_equal(whole(model.get_parameter(name)), value + 1, name, exact=True)
+        with torch.no_grad():
+            loss_of(model, tokens_of(0))
+        model.load_state_dict(own, assign=True)
+        train(model, steps=1)
+    expect_same_state(models["weft"], models["torch"])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from weft import _c10d
 from weft.torch.sharding.placement import Placement
 
 if TYPE_CHECKING:
@@ -166,7 +167,15 @@ class ShardedParameter:
         if registered is not None:
             self.sharded = registered if isinstance(registered, nn.Parameter) else nn.Parameter(registered)
         self.register_sharded()
+        if self.master is not None and self.sharded._local_tensor.data_ptr() != self.master.data_ptr():
+            self._leave_master()
         self._move_to_master()
+
+    def _leave_master(self) -> None:
+        """Gives those who hold the master, such as an earlier state_dict, ordinary memory with its values. They alone keep it."""
+        with torch.inference_mode(False), torch.no_grad():
+            held, self.master = self.master, self.master.clone()
+        _c10d.swap_storages(held, self.master)
 
     # Gradients.
     #
@@ -334,6 +343,4 @@ def _take_gradient(param: nn.Parameter) -> None:
 
 def repoint(param: nn.Parameter, address: int) -> None:
     """Makes the storage of `param`, and of every view that autograd saved, lie at `address`."""
-    from weft import _c10d
-
     _c10d.repoint_storage(param.data, address)
