@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import weft
-from fsdp2_comparison import BOTH, Llama, expect_equal, expect_same_state, loss_of, make_llama, shard_all, tokens_of, train
+from fsdp2_comparison import BOTH, Llama, expect_equal, expect_same_state, loss_of, make_llama, shard_all, tokens_of, train, whole_state
 from sharded_support import Cases, expect_error, whole
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
@@ -188,3 +188,27 @@ def an_assignment_changes_no_weights_that_others_hold() -> None:
         model.load_state_dict(own, assign=True)
         train(model, steps=1)
     expect_same_state(models["weft"], models["torch"])
+
+
+@case
+def an_optimizer_from_before_an_assignment_is_an_error() -> None:
+    """It would train nothing, until its parameters are assigned again."""
+    for is_used in (False, True):
+        model = shard_all(make_llama(), weft.fully_shard)
+        if is_used:
+            train(model, steps=1)
+        held = dict(model.named_parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()}, assign=True)
+        loss_of(model, tokens_of(0)).backward()
+        expected = whole_state(model)
+        for param in (None, held["norm.weight"]):
+            if param is not None:
+                param.grad = torch.ones_like(param)
+            with expect_error(RuntimeError, "from before load_state_dict(assign=True), which replaced"):
+                optimizer.step()
+        for name, value in whole_state(model).items():
+            expect_equal(value, expected[name], name, exact=True)
+        train(model, steps=1)
+        model.load_state_dict(held, assign=True)
+        train(model, steps=1, optimizer=optimizer)

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Shard
 
 from weft.torch.sharding.arguments import check_dtype, check_module, check_parameter, managed_modules, shard_dim_of
-from weft.torch.sharding.parameter import ShardedParameter
+from weft.torch.sharding.parameter import ShardedParameter, mark_replaced
 from weft.torch.sharding.placement import Placement
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Group:
                 raise
         for param in owners:  # Another module or an optimizer may still have it.
             param._weft_sharded_by = self.name
-            param._weft_replaced = paths[id(param)]
+            mark_replaced(param, paths[id(param)], self.name, "fully_shard")
 
     def agree_on_dtype(self) -> None:
         """Takes the dtype of the masters from the parameters. Raises ValueError unless they agree on one that masters may have."""

@@ -165,7 +165,9 @@ class ShardedParameter:
         """Takes the parameter that the modules have now. REQUIRES: check_adoption."""
         registered = self._replacement()
         if registered is not None:
+            mark_replaced(self.sharded, self.name, self.group.name, "load_state_dict(assign=True)")
             self.sharded = registered if isinstance(registered, nn.Parameter) else nn.Parameter(registered)
+            unmark_replaced(self.sharded)
         self.register_sharded()
         if self.master is not None and self.sharded._local_tensor.data_ptr() != self.master.data_ptr():
             self._leave_master()
@@ -339,6 +341,16 @@ class ShardedParameter:
 def _take_gradient(param: nn.Parameter) -> None:
     """Hook of unsharded parameters. It holds none of them: Python does not see what such a hook holds, and would never free a cycle."""
     param._weft_parameter.take_gradient()
+
+
+def mark_replaced(param: nn.Parameter, name: str, group: str, cause: str) -> None:
+    """Notes that `cause` has replaced the parameter `name` of a group, for optimizers that have it."""
+    param._weft_replaced = (name, group, cause)
+
+
+def unmark_replaced(param: nn.Parameter) -> None:
+    """Of a parameter that a module has again."""
+    param.__dict__.pop("_weft_replaced", None)
 
 
 def repoint(param: nn.Parameter, address: int) -> None:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from weft.torch._session import counts_of_ranks
@@ -46,12 +47,14 @@ def _roots_of(optimizer: torch.optim.Optimizer) -> list[Root]:
 
 def _check_parameters(optimizer: torch.optim.Optimizer) -> None:
     """Raises RuntimeError if the optimizer has a parameter that is to be trained and that it would never train: one that fully_shard
-    has replaced, or an unsharded one."""
+    or an assignment has replaced, or an unsharded one."""
     for param in (param for entry in optimizer.param_groups for param in entry["params"]):
-        if param.requires_grad and param.grad is None and hasattr(param, "_weft_replaced"):  # Another module may train it.
+        # Another module may train a whole parameter.
+        if param.requires_grad and hasattr(param, "_weft_replaced") and (param.grad is None or isinstance(param, DTensor)):
+            name, group, cause = param._weft_replaced
             raise RuntimeError(
-                f"the optimizer has the parameter '{param._weft_replaced}' of '{param._weft_sharded_by}' from before fully_shard, which replaced "
-                "it in the model, so that a step would train nothing: make the optimizer after fully_shard"
+                f"the optimizer has the parameter '{name}' of '{group}' from before {cause}, which replaced it in the model, so that a step "
+                f"would train nothing: make the optimizer after {cause}"
             )
         if param.requires_grad and hasattr(param, "_weft_parameter"):
             raise RuntimeError(
