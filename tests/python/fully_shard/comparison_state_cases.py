@@ -212,3 +212,18 @@ def an_optimizer_from_before_an_assignment_is_an_error() -> None:
         train(model, steps=1)
         model.load_state_dict(held, assign=True)
         train(model, steps=1, optimizer=optimizer)
+
+
+@case
+def a_later_name_of_a_tied_parameter_may_be_assigned() -> None:
+    for is_used in (False, True):
+        model = make_llama()
+        model.lm_head.weight = model.embed_tokens.weight
+        shard_all(model, weft.fully_shard)
+        if is_used:
+            train(model, steps=1)
+        value = model.state_dict()["lm_head.weight"] + 1
+        model.load_state_dict({"lm_head.weight": value}, assign=True, strict=False)
+        assert model.lm_head.weight is model.embed_tokens.weight
+        expect_equal(whole(model.lm_head.weight), whole(value), "weight", exact=True)
+        train(model, steps=1)

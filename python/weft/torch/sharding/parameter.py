@@ -143,9 +143,8 @@ class ShardedParameter:
 
     def _replacement(self) -> Tensor | None:
         """The parameter that the modules have now, if it is another one, for example after load_state_dict(assign=True)."""
-        module, name = self.owners[0]
-        registered = module._parameters[name]
-        return None if registered is self.sharded or registered is self.unsharded else registered
+        registered = (module._parameters[name] for module, name in self.owners)
+        return next((param for param in registered if param is not self.sharded and param is not self.unsharded), None)
 
     def check_adoption(self) -> None:
         """Raises if the parameter that the modules have now cannot be taken."""
