@@ -184,3 +184,19 @@ def a_parameter_of_the_root_may_be_frozen_between_passes(api: Interface) -> None
     weight.requires_grad_(True)
     model(x).square().mean().backward()
     assert weight.grad is not None
+
+
+@case
+def a_parameter_that_was_frozen_while_whole_may_be_unfrozen(api: Interface) -> None:
+    """The caller freezes the whole parameters, and unfreezes the sharded ones."""
+    model = seeded(mlps)
+    for module in (*model, model):
+        api.shard(module, reshard_after_forward=False)
+    params = list(model.parameters())
+    model(batch(0, 0, 4, 9)).sum().item()
+    model.requires_grad_(False)
+    model.state_dict()  # Reshards.
+    assert api.name == "torch" or not any(param.requires_grad for param in params)
+    model.requires_grad_(True)
+    model(batch(0, 0, 4, 9)).sum().backward()
+    assert all(param.grad is not None for param in params)

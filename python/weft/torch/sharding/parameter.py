@@ -65,6 +65,8 @@ class ShardedParameter:
                 )
 
     def register_sharded(self) -> None:
+        if self.unsharded is not None:
+            self._follow_unsharded()
         self._register(self.sharded)
 
     def restore(self, original: nn.Parameter) -> None:
@@ -90,8 +92,7 @@ class ShardedParameter:
 
     def follow_requires_grad(self) -> None:
         """Freezes both forms, or lets them have gradients, as the caller did with the one that was registered."""
-        if self.unsharded.requires_grad != self._required_gradient:
-            self.sharded.requires_grad_(self.unsharded.requires_grad)
+        self._follow_unsharded()
         self._required_gradient = self.sharded.requires_grad
         if self.unsharded.requires_grad == self.sharded.requires_grad:
             return
@@ -102,6 +103,12 @@ class ShardedParameter:
             )
         self.unsharded.requires_grad_(self.sharded.requires_grad)
         self._hook_gradient()
+
+    def _follow_unsharded(self) -> None:
+        """Freezes the sharded form, or lets it have gradients, as the caller did with the unsharded one."""
+        if self.unsharded.requires_grad != self._required_gradient:
+            self._required_gradient = self.unsharded.requires_grad
+            self.sharded.requires_grad_(self._required_gradient)
 
     def mark_values(self, are_there: bool) -> None:
         """Lets autograd read the unsharded form that a forward has saved, or raise an error: by its version."""
