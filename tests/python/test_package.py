@@ -20,7 +20,7 @@ import weft._core
 from weft._torch_version import BUILT_AGAINST
 from weft.torch import _hugging_face
 from weft.torch._monitored_barrier import extend_monitored_barrier
-from weft.torch.sharding import extend_zero_grad
+from weft.torch.sharding import extend_conversions, extend_zero_grad
 
 MODULES = ["weft", "weft.torch", "weft.torch.context_parallel"]
 STUBS = ast.parse(Path(weft._core.__file__).with_name("_core.pyi").read_text())
@@ -133,8 +133,12 @@ def test_docstrings_of_the_extension_module_are_those_of_the_stubs(name: str) ->
 
 @pytest.mark.parametrize(
     "owner, name, extend",
-    [(nn.Module, "zero_grad", extend_zero_grad), (dist, "monitored_barrier", extend_monitored_barrier)],
-    ids=["zero_grad", "monitored_barrier"],
+    [
+        (nn.Module, "zero_grad", extend_zero_grad),
+        (nn.Module, "_apply", extend_conversions),
+        (dist, "monitored_barrier", extend_monitored_barrier),
+    ],
+    ids=["zero_grad", "_apply", "monitored_barrier"],
 )
 def test_a_function_that_others_have_wrapped_is_extended_once(
     monkeypatch: pytest.MonkeyPatch, owner: object, name: str, extend: Callable[[], None]

@@ -29,6 +29,7 @@ from weft.torch.sharding import (  # noqa: E402
     FSDPModule,
     UnshardHandle,
     clip_grad_norm_,
+    extend_conversions,
     extend_zero_grad,
     fully_shard,
     gradient_norm,
@@ -44,6 +45,7 @@ place_buffers_in_node_memory()
 place_buckets_in_node_memory()
 extend_monitored_barrier()
 extend_zero_grad()
+extend_conversions()
 refuse_ddp()
 register_name()
 

@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 import weft
 from fsdp2_comparison import BOTH, Llama, expect_equal, expect_same_state, loss_of, make_llama, shard_all, tokens_of, train, whole_state
 from sharded_support import Cases, expect_error, whole
+from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.tensor import DTensor
@@ -227,3 +228,44 @@ def a_later_name_of_a_tied_parameter_may_be_assigned() -> None:
         assert model.lm_head.weight is model.embed_tokens.weight
         expect_equal(whole(model.lm_head.weight), whole(value), "weight", exact=True)
         train(model, steps=1)
+
+
+def convolutions() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), nn.Flatten(), nn.Linear(144, 2))
+
+
+@case
+def a_part_may_be_converted_between_steps() -> None:
+    """With its sharded parameters, and with the whole ones that the root keeps after a forward."""
+    model, other = weft.fully_shard(convolutions()), weft.fully_shard(convolutions())
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, other)]
+    x = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
+    for step in range(4):
+        if step >= 2:
+            for each in (model, other):
+                each(x)
+        model[0][0].to(memory_format=torch.channels_last)
+        for each, optimizer in zip((model, other), optimizers, strict=True):
+            for _ in range(2):
+                each(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        expect_same_state(model, other, exact=True)
+        expect_equal(model(x), other(x), "output", exact=True)
+
+
+@case
+def a_refused_conversion_of_a_part_changes_nothing() -> None:
+    model, other = shard_all(make_llama(), weft.fully_shard), shard_all(make_llama(), weft.fully_shard)
+    for each in (model, other):
+        train(each, steps=1)
+    for part in (model.norm, model.layers, model.layers[0].mlp):
+        with expect_error(ValueError, "after the first forward, but its master is torch.float32"):
+            part.half()
+        with expect_error(RuntimeError, "is on the meta device"):
+            part.to("meta")
+        expect_same_state(model, other, exact=True)
+    for each in (model, other):
+        train(each, steps=1)
+    expect_same_state(model, other, exact=True)

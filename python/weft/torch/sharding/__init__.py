@@ -8,6 +8,7 @@
     root         the groups of a model, the forward and backward under way, and the calls of the schedule
     updates      comparison of the updates that ranks have made
     recovery     reset, after failures
+    conversion   Module.to and the like, of sharded modules and of their parts
     zero_grad    zero_grad of modules, which clears the gradients of shards, too
     ddp          refusal of DistributedDataParallel around sharded modules
     containers   tensors in the arguments and results of modules
@@ -24,6 +25,7 @@ from weft.torch.sharding.api import (
     prepare_writes,
     register_fsdp_forward_method,
 )
+from weft.torch.sharding.conversion import extend_conversions
 from weft.torch.sharding.ddp import refuse_ddp
 from weft.torch.sharding.direct import write_gradients_directly
 from weft.torch.sharding.norm import clip_grad_norm_, gradient_norm
@@ -34,6 +36,7 @@ __all__ = [
     "FSDPModule",
     "UnshardHandle",
     "clip_grad_norm_",
+    "extend_conversions",
     "extend_zero_grad",
     "fully_shard",
     "gradient_norm",

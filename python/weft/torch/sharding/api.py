@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import Shard
 
+from weft.torch.sharding.conversion import convert
 from weft.torch.sharding.group import Group
 from weft.torch.sharding.hooks import add_hooks, as_forward
 from weft.torch.sharding.placement import check_mesh, default_mesh
@@ -69,12 +70,7 @@ class FSDPModule:
 
     def reshard(self) -> None:
         """Reshards the module: frees its unsharded parameters, and registers the sharded ones."""
-        group = self._weft_group
-        if group.root is not None:
-            if group.root.groups.is_being_unsharded(group.number):
-                group.root.groups.wait_unshard(group.number)
-            group.root.groups.reshard(group.number)
-        group.register_sharded()
+        self._weft_group.reshard()
 
     def reset_iter_state(self) -> None:
         """Recovers from an exception in a forward or backward: see weft.reset. Collective."""
@@ -226,15 +222,7 @@ class FSDPModule:
         clear_shards(self, *args, **kwargs)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> nn.Module:
-        group = self._weft_group
-        for other in dict.fromkeys(module._weft_group for module in self.modules() if isinstance(module, FSDPModule)):
-            other.check_conversion(fn)
-        if group.is_initialized:
-            group.root.prepare_writes()
-        self.reshard()
-        applied = super()._apply(fn, *args, **kwargs)
-        group.adopt_registered()
-        return applied
+        return convert(self, self._weft_group, fn, lambda: super(FSDPModule, self)._apply(fn, *args, **kwargs))
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         raise AssertionError("a sharded module cannot be copied: save its state_dict, and load that into another model")

@@ -95,6 +95,7 @@ class Group:
         self.forward_state = ForwardState()
         self.backward_state = BackwardState()
         self.parameters: list[ShardedParameter] = []
+        self.is_converting = False  # A conversion of a module is under way, which ends with adopt_registered.
         self._registered: list[int] | None = None  # Addresses of the gathered parameters, if the modules have these.
         self._has_values = False  # The gathered parameters have the values that backward needs, also if they are not registered.
         self._shard(shard_placement_fn, ignored)
@@ -132,6 +133,8 @@ class Group:
                 for original, registered in zip(owners, self.parameters, strict=True):
                     registered.restore(original)
                 raise
+        for module, _ in itertools.chain.from_iterable(owners.values()):
+            object.__setattr__(module, "_weft_part_of", self)
         for param in owners:  # Another module or an optimizer may still have it.
             param._weft_sharded_by = self.name
             mark_replaced(param, paths[id(param)], self.name, "fully_shard")
@@ -201,6 +204,14 @@ class Group:
         self._registered = None
         for parameter in self.parameters:
             parameter.register_sharded()
+
+    def reshard(self) -> None:
+        """Frees the gathered parameters, and registers the sharded ones."""
+        if self.root is not None:
+            if self.root.groups.is_being_unsharded(self.number):
+                self.root.groups.wait_unshard(self.number)
+            self.root.groups.reshard(self.number)
+        self.register_sharded()
 
     def register_unsharded(self) -> None:
         """Registers the gathered parameters. REQUIRES: they are gathered."""
@@ -332,6 +343,11 @@ class Group:
 def all_groups() -> list[Group]:
     """The groups that live, in the order of the calls of fully_shard, which is that of all ranks."""
     return list(_groups.values())
+
+
+def group_of_part(module: nn.Module) -> Group | None:
+    """The group that has parameters of the module itself."""
+    return module.__dict__.get("_weft_part_of")
 
 
 def owner_of(param: nn.Parameter) -> str | None:
