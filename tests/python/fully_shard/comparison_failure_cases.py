@@ -100,6 +100,38 @@ def tells_peers_of_an_exception_in_backward() -> None:
 
 
 @case
+def tells_peers_of_an_exception_in_a_later_hook_of_the_root() -> None:
+    """One that is registered after fully_shard. A forward in the handler of another exception fails nothing."""
+    model = shard_all(make_llama(), weft.fully_shard)
+    train(model, steps=1)
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    store = dist.PrefixStore(f"told-of-hook-{last}", dist.distributed_c10d._get_default_store())
+
+    def fail(*_: object) -> None:
+        if rank == last:
+            raise Failing("on purpose")
+
+    handle = model.register_forward_hook(fail)
+    if rank == last:
+        with expect_error(Failing, "on purpose"):
+            model(tokens_of(7))
+        if last > 0:  # The peers have their errors before this rank does anything else.
+            store.wait([str(peer) for peer in range(last)], timedelta(seconds=60))
+        with expect_error(RuntimeError, "call weft.reset(model) on all ranks"):
+            model(tokens_of(7))
+    else:
+        with expect_error(RuntimeError, f"rank {last}: Failing in a hook after the forward of"):
+            loss_of(model, tokens_of(7)).backward()
+        store.set(str(rank), "yes")
+    handle.remove()
+    weft.reset(model)
+    try:
+        raise Failing("handled")
+    except Failing:
+        train(model, steps=1)
+
+
+@case
 def all_ranks_refuse_groups_that_one_of_them_describes_differently() -> None:
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     if last == 0:

@@ -58,7 +58,8 @@ class ForwardState:
     calls: list[Call] = field(default_factory=list)
     to_run: set[nn.Module] = field(default_factory=set)  # Modules whose forward this use of the group has not run yet.
     forwards: list[nn.Module] = field(default_factory=list)  # Modules whose forward runs, the innermost last.
-    ended: nn.Module | None = None  # The module whose forward has returned, until the last hook of this forward.
+    # The module whose forward has returned, and the exception that is handled around it, until the last hook of this forward.
+    ended: tuple[nn.Module, BaseException | None] | None = None
     methods: set[nn.Module] = field(default_factory=set)  # Modules of which a method that is registered as a forward runs.
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -152,6 +153,7 @@ def add_hooks(group: Group) -> None:
             if group.root is not None:
                 group.root.stop_if_interrupted(group, module)
             changed = before_forward(group, module, args, kwargs)
+        _move_to_end(module._forward_hooks, last_hooks[module])
         group.forward_state.forwards.append(module)
         group.forward_state.ended = None  # A KeyboardInterrupt may have ended the last hook of a forward.
         return changed
@@ -159,30 +161,42 @@ def add_hooks(group: Group) -> None:
     @torch._disable_dynamo
     def after(module: nn.Module, args: tuple, output: Any) -> Any:
         _leave_forward(group, module)
-        group.forward_state.ended = module
+        group.forward_state.ended = (module, sys.exc_info()[1])
         if _calls_itself(group, module):
             return cast_floating(group.mp_policy.output_dtype, output)
         return after_forward(group, module, output)
 
     @torch._disable_dynamo
     def after_failure(module: nn.Module, args: tuple, output: Any) -> None:
-        has_ended = group.forward_state.ended is module
-        group.forward_state.ended = None
-        # An exception that is handled around this forward shows here too; `ended` tells them apart.
+        ended, group.forward_state.ended = group.forward_state.ended, None
+        has_ended = ended is not None and ended[0] is module
+        # An exception that is handled around this forward shows here too; `ended` has it.
         error = sys.exc_info()[1]
-        if error is not None and not has_ended:
+        if error is None or (has_ended and error is ended[1]):
+            return
+        if not has_ended:
             _leave_forward(group, module)
-        if error is not None and group.root is not None and not _calls_itself(group, module):
+        if group.root is None or _calls_itself(group, module):
+            return
+        if has_ended:
+            group.root.stop_after_hook(error, group)
+        else:
             group.root.stop_after(error, group)
 
+    last_hooks: dict[nn.Module, int] = {}  # Later hooks may raise, too: each forward moves this one behind them.
     for module in group.modules:
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
         module.register_forward_hook(after)
-        module.register_forward_hook(after_failure, always_call=True)
+        last_hooks[module] = module.register_forward_hook(after_failure, always_call=True).id
     for module in {owner: None for parameter in group.parameters for owner, _ in parameter.owners}:
         module.register_state_dict_pre_hook(lambda module, prefix, keep_vars: group.register_sharded())
         module.register_load_state_dict_pre_hook(lambda *args, **kwargs: _before_load(group))
         module.register_load_state_dict_post_hook(lambda module, keys: group.adopt_registered())
+
+
+def _move_to_end(hooks: OrderedDict[int, Callable], number: int) -> None:
+    if number in hooks and next(reversed(hooks)) != number:
+        hooks.move_to_end(number)
 
 
 def _leave_forward(group: Group, module: nn.Module) -> None:

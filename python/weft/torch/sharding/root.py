@@ -293,6 +293,11 @@ class Root:
             return
         self._stop(f"{type(error).__name__} in the forward of '{group.name}': {error}")
 
+    def stop_after_hook(self, error: BaseException, group: Group) -> None:
+        """Fails the root on all ranks if `error` leaves a hook after the outermost forward call, which is one of `group`."""
+        if not self.is_in_backward and self.forward_depth == 0:
+            self._stop(f"{type(error).__name__} in a hook after the forward of '{group.name}': {error}")
+
     def stop_if_interrupted(self, group: Group, module: torch.nn.Module) -> None:
         """Fails the root on all ranks if a forward of `module` has begun and not ended: PyTorch runs no hook for KeyboardInterrupt."""
         if module in group.forward_state.forwards and not self.is_in_backward:
