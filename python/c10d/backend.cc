@@ -225,7 +225,7 @@ WeftBackend::WorkPtr WeftBackend::reduce_scatter(Tensors& outputs, TensorLists& 
     numels.push_back(inputs[0][rank].numel());
   }
   const int64_t total = std::accumulate(numels.begin(), numels.end(), int64_t{0});
-  at::Tensor joined = allocateTensor(static_cast<long>(total), outputs[0].options());
+  at::Tensor joined = AllocateOrEmpty(total, outputs[0].options());
   int64_t start = 0;
   for (const at::Tensor& input : inputs[0]) {
     const at::NoGradGuard guard;
@@ -331,6 +331,14 @@ at::Tensor WeftBackend::allocateTensor(long size, at::TensorOptions options) {
   return at::from_blob(
       data, {static_cast<int64_t>(size)}, [block = std::move(block)](void*) mutable { block.reset(); },
       options.requires_grad(false));
+}
+
+at::Tensor WeftBackend::AllocateOrEmpty(int64_t size, const at::TensorOptions& options) {
+  try {
+    return allocateTensor(static_cast<long>(size), options);
+  } catch (const std::bad_alloc&) {
+    return at::empty({size}, options.requires_grad(false));
+  }
 }
 
 void WeftBackend::abort() {

@@ -93,6 +93,8 @@ class WeftBackend final : public ::c10d::Backend {
  private:
   std::chrono::milliseconds TimeoutOf(std::chrono::milliseconds requested) const;
   WorkPtr Receive(Tensors& tensors, int from, int tag, ::c10d::OpType type, const char* title);
+  // A tensor for inputs of a collective, in ordinary memory if node memory has no room: the engine stages it.
+  at::Tensor AllocateOrEmpty(int64_t size, const at::TensorOptions& options);
   void CheckRank(int64_t rank, const char* operation) const;
   std::vector<int64_t> EqualParts(int64_t count) const;
 

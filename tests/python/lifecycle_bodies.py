@@ -42,7 +42,7 @@ def begin_again(number: int) -> None:
 
 
 def without_room() -> None:
-    """Without room in node memory, tensors and buckets of DDP are ordinary, and one warning says so."""
+    """Without room in node memory, tensors and buckets of DDP are ordinary, and one warning says so. Joined inputs are, too."""
     dist.destroy_process_group()
     with mock.patch.dict(os.environ, WEFT_SEGMENT_BYTES=str(8 << 20)):
         init_group("-small")
@@ -52,6 +52,9 @@ def without_room() -> None:
     assert [warning.filename for warning in warned] == [__file__]
     dist.all_reduce(tensors[0])
     assert torch.equal(tensors[0], torch.full((1 << 22,), float(dist.get_world_size())))
+    output, parts = torch.zeros(1 << 22), [torch.full((1 << 22,), float(part)) for part in range(dist.get_world_size())]
+    dist.reduce_scatter(output, parts)
+    assert torch.equal(output, torch.full((1 << 22,), float(dist.get_rank() * dist.get_world_size())))
     with pytest.warns(UserWarning, match="buckets of DistributedDataParallel: "):
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1 << 11, 1 << 11))
     model(torch.ones(1, 1 << 11)).sum().backward()
