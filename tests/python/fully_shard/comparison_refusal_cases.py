@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import itertools
 import pickle
 import weakref
 
 import torch
+import torch.distributed as dist
 import weft
 from fsdp2_comparison import expect_same_state, loss_of, make_llama, shard_all, tokens_of
 from sharded_support import Cases, expect_error
@@ -135,3 +137,25 @@ def refuses_a_module_inside_one_that_is_sharded() -> None:
         owner = "FSDPLlama" if gathers else "Llama"
         with expect_error(ValueError, f"'input_layernorm.weight' of 'Block' belongs to '{owner}', which is sharded already: call fully_shard for inner"):
             weft.fully_shard(model.layers[0])
+
+
+@case
+def a_parameter_that_is_removed_after_fully_shard_is_an_error() -> None:
+    """Before the first forward, and while the model has its sharded or its whole parameters. It does not come back."""
+    for is_used, is_read, sets_none in itertools.product((False, True), repeat=3):
+        model = weft.fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        if is_used:
+            model(torch.ones(1, 4))
+        if is_read:
+            model.state_dict()
+        if sets_none:
+            model[1].bias = None
+        else:
+            del model[1].bias
+        for use in (lambda: model.load_state_dict(state), lambda: model(torch.ones(1, 4)), lambda: model.load_state_dict(state)):
+            with expect_error(RuntimeError, "was removed, but weft gathers and trains it"):
+                use()
+            assert "1.bias" not in model.state_dict()
+        dist.barrier()  # A reset stops ranks that have not come as far.
+        weft.reset(model)

@@ -49,20 +49,30 @@ class ShardedParameter:
 
     def _register(self, param: nn.Parameter) -> None:
         for module, name in self.owners:
+            if module._parameters.get(name) is None:
+                continue  # The caller has removed it: the next forward or load tells.
             if type(module).__setattr__ is nn.Module.__setattr__:
                 module._parameters[name] = param
             else:
                 setattr(module, name, param)
 
     def check_registered(self) -> None:
-        """Raises RuntimeError if a module has another parameter, as during torch.func.functional_call: it would have no effect."""
+        """Raises RuntimeError if a module has another parameter, as during torch.func.functional_call, or none: it would have no effect."""
+        self._check_is_there()
         for module, name in self.owners:
-            registered = module._parameters.get(name)
-            if registered is not None and registered is not self.sharded and registered is not self.unsharded:
+            registered = module._parameters[name]
+            if registered is not self.sharded and registered is not self.unsharded:
                 raise RuntimeError(
                     f"parameter '{self.name}' of '{self.group.name}' was replaced, but forward computes with the weights that weft gathers: "
                     "copy the values by load_state_dict, or call torch.func.functional_call on a model that is not sharded"
                 )
+
+    def _check_is_there(self) -> None:
+        if any(module._parameters.get(name) is None for module, name in self.owners):
+            raise RuntimeError(
+                f"parameter '{self.name}' of '{self.group.name}' was removed, but weft gathers and trains it: register it again, or remove it "
+                "before fully_shard"
+            )
 
     def register_sharded(self) -> None:
         if self.unsharded is not None:
@@ -155,6 +165,7 @@ class ShardedParameter:
 
     def check_adoption(self) -> None:
         """Raises if the parameter that the modules have now cannot be taken."""
+        self._check_is_there()
         registered = self._replacement()
         if registered is None:
             registered = self.sharded
