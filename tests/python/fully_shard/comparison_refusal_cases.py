@@ -55,6 +55,9 @@ def refuses_what_it_cannot_do() -> None:
         model.set_symm_mem_for_comm()
     with expect_error(NotImplementedError, "weft.FSDPModule"):
         model._get_fsdp_state()
+    for factor in (0.0, -1.0, float("inf"), float("nan")):
+        with expect_error(ValueError, f"must be positive and finite, but is {factor}"):
+            model.set_gradient_divide_factor(factor)
     with expect_error(ValueError, "leave it out"):
         model.set_all_reduce_hook(print, stream=1)
     with expect_error(ValueError, "must be positive"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import math
 import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -119,8 +120,8 @@ class FSDPModule:
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Divisor of the sum of gradients over all ranks. Default: the number of ranks."""
-        if not factor > 0:
-            raise ValueError(f"the divide factor must be positive, but is {factor}")
+        if not 0 < factor < math.inf:
+            raise ValueError(f"the divide factor must be positive and finite, but is {factor}")
         self._set(False, gradient_divide_factor=float(factor))
 
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
