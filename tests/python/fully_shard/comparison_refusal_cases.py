@@ -162,3 +162,17 @@ def a_parameter_that_is_removed_after_fully_shard_is_an_error() -> None:
             assert "1.bias" not in model.state_dict()
         dist.barrier()  # A reset stops ranks that have not come as far.
         weft.reset(model)
+
+
+@case
+def a_part_of_two_roots_names_the_root_that_has_it() -> None:
+    shared = weft.fully_shard(nn.Linear(4, 4))
+    first, second = (weft.fully_shard(nn.Sequential(nn.Linear(4, 4), shared)) for _ in range(2))
+    first(torch.ones(1, 4))
+    with expect_error((RuntimeError, ValueError), "'1' belongs to the root 'FSDPSequential', whose forward ran first: two"):
+        second(torch.ones(1, 4))
+    alone = weft.fully_shard(nn.Linear(4, 4))
+    around = weft.fully_shard(nn.Sequential(nn.Linear(4, 4), alone))
+    alone(torch.ones(1, 4))
+    with expect_error((RuntimeError, ValueError), "'FSDPLinear' is a root already, because its forward ran first: run the"):
+        around(torch.ones(1, 4))

@@ -16,6 +16,11 @@ def collect(group: Group) -> tuple[list[Group], list[int]]:
         own = module.__dict__.get("_weft_group")
         if own is not None:
             if own not in found:
+                if own.root is not None and own.root.group is not own:
+                    raise RuntimeError(
+                        f"'{own.name}' belongs to the root '{own.root.group.name}', whose forward ran first: two roots cannot share a module, so "
+                        "call fully_shard for a module around both, and run its forward first"
+                    )
                 if own.root is not None:
                     raise RuntimeError(
                         f"'{own.name}' is a root already, because its forward ran first: run the forward of '{group.name}' first"
