@@ -50,6 +50,13 @@ def refuses_what_it_cannot_do() -> None:
             save(weft.fully_shard(make_llama()))
     layers = weft.fully_shard(nn.Sequential(nn.Linear(4, 4)))
     assert copy.copy(layers)[0] is layers[0]
+    for _ in range(2):
+        with expect_error(AssertionError, "a part of a sharded module cannot be copied: save the module's state_dict"):
+            copy.deepcopy(layers[0])
+        for save in (pickle.dumps, lambda module: torch.save(module, io.BytesIO())):
+            with expect_error(pickle.PicklingError, "a part of a sharded module cannot be pickled: save the module's state_dict"):
+                save(layers[0])
+        layers(torch.ones(1, 4))  # They then have their whole parameters.
     model = weft.fully_shard(make_llama())
     with expect_error(NotImplementedError, "remove the call"):
         model.set_symm_mem_for_comm()

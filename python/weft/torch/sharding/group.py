@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Callable, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -101,6 +102,12 @@ class Group:
         self._has_values = False  # The gathered parameters have the values that backward needs, also if they are not registered.
         self._shard(shard_placement_fn, ignored)
         _groups[next(_group_numbers)] = self
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise AssertionError("a part of a sharded module cannot be copied: save the module's state_dict, and load that into another model")
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise pickle.PicklingError("a part of a sharded module cannot be pickled: save the module's state_dict, and load that into another model")
 
     @property
     def is_initialized(self) -> bool:

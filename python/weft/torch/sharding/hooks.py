@@ -189,9 +189,10 @@ def add_hooks(group: Group) -> None:
         module.register_forward_hook(after)
         last_hooks[module] = module.register_forward_hook(after_failure, always_call=True).id
     for module in {owner: None for parameter in group.parameters for owner, _ in parameter.owners}:
-        module.register_state_dict_pre_hook(lambda module, prefix, keep_vars: group.register_sharded())
-        module.register_load_state_dict_pre_hook(lambda *args, **kwargs: _before_load(group))
-        module.register_load_state_dict_post_hook(lambda module, keys: group.adopt_registered())
+        # Copies of a module copy the arguments of these, and groups refuse that.
+        module.register_state_dict_pre_hook(functools.partial(_before_state_dict, group))
+        module.register_load_state_dict_pre_hook(functools.partial(_before_load, group))
+        module.register_load_state_dict_post_hook(functools.partial(_after_load, group))
 
 
 def _move_to_end(hooks: OrderedDict[int, Callable], number: int) -> None:
@@ -223,7 +224,15 @@ def _frames_around(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _before_load(group: Group) -> None:
+def _before_state_dict(group: Group, *_: Any) -> None:
+    group.register_sharded()
+
+
+def _after_load(group: Group, *_: Any) -> None:
+    group.adopt_registered()
+
+
+def _before_load(group: Group, *_: Any) -> None:
     if group.is_initialized:
         group.root.prepare_writes()
     group.register_sharded()
