@@ -80,3 +80,20 @@ def resized() -> None:
         tensor.resize_(1 << 17)[1 << 16 :] = 2
     check(tensor[: 1 << 15], ranks() * torch.arange(1 << 15, dtype=torch.float32), "a grown storage")
     assert copied_by_all_reduce(tensor) == 0
+
+
+def of_a_group_without_this_rank() -> None:
+    import weft.torch
+
+    group = dist.new_group([0])
+    if rank() == 0:
+        with weft.torch.node_memory(group):
+            tensor = torch.ones(1 << 14)
+        check(tensor, torch.ones(1 << 14), "a tensor of a group")
+        return
+    try:
+        weft.torch.node_memory(group)
+    except RuntimeError as error:
+        assert "node_memory needs a group that this rank belongs to" in str(error), error
+    else:
+        raise AssertionError("a group without this rank was accepted")

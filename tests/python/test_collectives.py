@@ -63,7 +63,11 @@ def test_an_input_may_share_memory_with_an_output(pool: RankPool, body) -> None:
     pool.run(body)
 
 
-@pytest.mark.parametrize("body", [node_memory_bodies.allocated_by_pytorch, node_memory_bodies.resized], ids=lambda body: body.__name__)
+@pytest.mark.parametrize(
+    "body",
+    [node_memory_bodies.allocated_by_pytorch, node_memory_bodies.resized, node_memory_bodies.of_a_group_without_this_rank],
+    ids=lambda body: body.__name__,
+)
 def test_pytorch_allocates_in_node_memory(pool_of, body) -> None:
     pool_of(2).run(body)
 

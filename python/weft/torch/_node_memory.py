@@ -53,8 +53,12 @@ def node_memory(group: dist.ProcessGroup | None = None) -> AbstractContextManage
     The tensors may outlive the context, the group and its session. Other tensors that share their storage see the same memory. A
     storage that is resized outside of a context moves to ordinary memory. In a forked child, allocations are ordinary.
 
-    Raises RuntimeError if the backend is not weft.
+    Raises RuntimeError if the backend is not weft, or if this rank is not in the group.
     """
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise RuntimeError(
+            "weft: node_memory needs a group that this rank belongs to: call it on the members of the group alone, or leave the group out"
+        )
     used = group or distributed_c10d._get_default_group()
     backend = backend_of(used)
     if backend is None:
