@@ -131,9 +131,6 @@ class Group:
             shard = shard_placement_fn(param) if shard_placement_fn is not None else None
             dim = shard_dim_of(shard, param, paths[id(param)], self.mesh)
             self.parameters.append(ShardedParameter(self, len(self.parameters), param, places, Placement.of(param, self.mesh, dim)))
-        for module in managed:
-            module._is_fsdp_managed_module = True  # Dynamo reads both.
-            module._fsdp_use_orig_params = True
         for param, sharded in zip(owners, self.parameters, strict=True):
             try:
                 sharded.register_sharded()
@@ -141,6 +138,9 @@ class Group:
                 for original, registered in zip(owners, self.parameters, strict=True):
                     registered.restore(original)
                 raise
+        for module in managed:
+            object.__setattr__(module, "_is_fsdp_managed_module", True)  # Dynamo reads both.
+            object.__setattr__(module, "_fsdp_use_orig_params", True)
         for module, _ in itertools.chain.from_iterable(owners.values()):
             object.__setattr__(module, "_weft_part_of", self)
         for param in owners:  # Another module or an optimizer may still have it.
