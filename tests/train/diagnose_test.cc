@@ -91,6 +91,21 @@ TEST(Diagnose, GivesTheFailureIfNoRecordNamesARank) {
                     HasSubstr("; the failure was: the connection to rank 3 has ended")));
 }
 
+TEST(Diagnose, PrefersTheFailureOfTheRankOnWhichItHappened) {
+  std::vector<FlightRecord> records = {RecordOf(0, 8), RecordOf(1, 8)};
+  records[0].failure = "rank 1: the disk is full";
+  records[1].failure = "the disk is full";
+  EXPECT_THAT(DiagnosisOf(records), HasSubstr("; the failure was: the disk is full"));
+}
+
+// Rank 1 has given its record since. The other one that is missing is named by a wait.
+TEST(Diagnose, BlamesAnAwaitedRankWithoutARecordIfTheFailureNamesOthers) {
+  std::vector<FlightRecord> records = {RecordOf(0, 5), RecordOf(1, 5), RecordOf(2, 5)};
+  records[0].failure = "deadline passed; no heartbeat from rank(s) 1";
+  records[2].operations.back().waiting_for = "waits for rank(s) 3";
+  EXPECT_THAT(DiagnosisOf(records), StartsWith("rank 3 is late: "));
+}
+
 TEST(Diagnose, NamesTheRanksThatDisagree) {
   std::vector<FlightRecord> records = {RecordOf(0, 5), RecordOf(1, 5), RecordOf(2, 5), RecordOf(3, 5)};
   records[3].operations.back().description = "all_gather of 32 f32, sequence 5";

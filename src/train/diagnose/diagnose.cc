@@ -141,9 +141,9 @@ std::set<int> NamedWithoutRecord(const RecordOfRank& records) {
       if (!operation.ended) AddRanksAfter("waits for rank(s) ", operation.waiting_for, by_waits);
     }
   }
-  std::set<int>& named = by_failures.empty() ? by_waits : by_failures;
-  std::erase_if(named, [&](int rank) { return records.contains(rank); });
-  return named;
+  for (std::set<int>* ranks : {&by_failures, &by_waits})
+    std::erase_if(*ranks, [&](int rank) { return records.contains(rank); });
+  return by_failures.empty() ? by_waits : by_failures;
 }
 
 bool HasSubmitted(const FlightRecord& record, const LaneKey& key, uint64_t sequence) {
@@ -284,8 +284,24 @@ absl::StatusOr<RecordOfRank> Index(absl::Span<const FlightRecord> records) {
   return by_rank;
 }
 
-std::string TheFailure(const FlightRecord& record) {
-  return record.failure.empty() ? "" : absl::StrCat("; the failure was: ", record.failure);
+// The failure of a rank on which it happened, or else of any.
+std::string TheFailure(const RecordOfRank& records) {
+  const FlightRecord* chosen = nullptr;
+  for (const auto& [rank, record] : records) {
+    if (!record->failure.empty() &&
+        (chosen == nullptr || (HasOwnFailure(*record) && !HasOwnFailure(*chosen))))
+      chosen = record;
+  }
+  return chosen == nullptr ? "" : absl::StrCat("; the failure was: ", chosen->failure);
+}
+
+// The cause where no rank is known to be late.
+std::string WithoutLateRanks(const RecordOfRank& records) {
+  // A rank without a failure of its own may be the late one, and wait for those that have ended.
+  if (const std::optional<std::string> wait = OldestWait(records, RanksOf::kOwnFailures)) return *wait;
+  if (const std::optional<std::string> wait = FailedWait(records)) return *wait;
+  if (const std::optional<std::string> wait = OldestWait(records, RanksOf::kAll)) return *wait;
+  return absl::StrCat("every operation was submitted by all its ranks", TheFailure(records));
 }
 
 }  // namespace
@@ -308,12 +324,8 @@ absl::StatusOr<std::string> Diagnose(absl::Span<const FlightRecord> records) {
                         " and not by ", Ranks(cause->late), " (", DescribePhases(by_rank, cause->late), ")");
   }
   const std::vector<int> missing = MissingRecords(by_rank);
-  if (!missing.empty()) return absl::StrCat(DescribeMissing(missing), TheFailure(records[0]));
-  // A rank without a failure of its own may be the late one, and wait for those that have ended.
-  if (const std::optional<std::string> wait = OldestWait(by_rank, RanksOf::kOwnFailures)) return *wait;
-  if (const std::optional<std::string> wait = FailedWait(by_rank)) return *wait;
-  if (const std::optional<std::string> wait = OldestWait(by_rank, RanksOf::kAll)) return *wait;
-  return absl::StrCat("every operation was submitted by all its ranks", TheFailure(records[0]));
+  if (!missing.empty()) return absl::StrCat(DescribeMissing(missing), TheFailure(by_rank));
+  return WithoutLateRanks(by_rank);
 }
 
 }  // namespace weft
