@@ -20,13 +20,15 @@ int64_t RowOffset(int64_t row) { return row / kTile * 2 * kTileWords + row % kTi
 // The base of a power.
 struct Base {
   explicit Base(float logarithm)
-      : log2(_mm512_set1_ps(logarithm)), lowest(_mm512_set1_ps(-126.0F / logarithm)) {}
+      : log2(_mm512_set1_ps(logarithm)),
+        lowest(_mm512_max_ps(_mm512_set1_ps(-126.0F / logarithm), _mm512_set1_ps(-__FLT_MAX__))) {}
 
-  __m512 log2;    // Its logarithm to base 2, at least 0.
-  __m512 lowest;  // Smaller exponents count as this one: the power is then about 2^-126.
+  __m512 log2;    // Its logarithm to base 2, positive.
+  __m512 lowest;  // Smaller exponents count as this one, which is finite. The power is then about 2^-126.
 };
 
-// base^x for 16 values, within two units in the last place. Exactly 1 for x = 0. REQUIRES: base^x < 2^127.
+// base^x for 16 values, within two units in the last place. Exactly 1 for x = 0. REQUIRES: base^x < 2^127, or
+// the caller discards the value.
 //
 // Method: x log2(base) = n + r with |r| <= 1/2. The polynomial 1 + r P(r) has the least relative error from
 // 2^r on that interval (2^-23). The exponent bits give 2^n.
@@ -73,7 +75,8 @@ Values Load(const float* row) { return {_mm512_loadu_ps(row), _mm512_loadu_ps(ro
 
 // e^(score * scale - lse), 0 for hidden keys.
 Values WeightsOf(const Values& scores, const Visible& visible, __m512 scale, __m512 lse) {
-  // The product is rounded as in `lse`: the exponent of the largest score is then exactly 0, however large.
+  // The product is rounded before the difference, as in `lse`: both are equal if one key has all the weight,
+  // however large its score is.
   const Base e(kLog2E);
   const __m512 left = Power(e, _mm512_sub_ps(_mm512_mul_ps(scores.left, scale), lse));
   const __m512 right = Power(e, _mm512_sub_ps(_mm512_mul_ps(scores.right, scale), lse));
