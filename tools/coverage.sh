@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # Measures the lines and branches of the engine, of sharding and of context parallelism that the thread-rank tests reach, in a
-# build of its own (build/coverage). Exit code: 77 (skipped) without gcovr.
+# build of its own (build/coverage). Exit code: 77 (skipped) without gcovr, 2 if another script uses build/ of this tree.
 #
 #   tools/coverage.sh              prints a line for each file, and the totals
 #   tools/coverage.sh --details    also writes an HTML page for each file, in build/coverage/html
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/script_functions.sh
+print_help "$@"
 
 command -v gcovr >/dev/null || { echo "gcovr is not installed (tools/setup.sh --dev)" >&2; exit 77; }
 
+lock_build "$@"
 cmake --preset coverage
 cmake --build --preset coverage --target weft_tests_threads
 find build/coverage -name '*.gcda' -delete

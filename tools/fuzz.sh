@@ -5,7 +5,7 @@
 #
 # A finding is a crash, a leak, an input that takes more than 10 seconds, an allocation above 64 MB, or more than 1 GB of
 # memory. The input of a finding, and inputs that reach new code, stay in build/fuzz/corpus/TARGET. Exit code: 1 if there is a
-# finding, 2 for bad usage or a failed build, 130 if a signal ended the run.
+# finding, 2 for bad usage, a failed build, or if another script uses build/ of this tree, 130 if a signal ended the run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/script_functions.sh
@@ -22,6 +22,7 @@ fail() {
 
 [[ $seconds =~ ^0*[1-9][0-9]*$ ]] || fail "'$seconds' is not a number of seconds above 0"  # For libFuzzer, 0 has no end.
 command -v clang++-14 >/dev/null || fail "clang++-14 is not installed: run tools/setup.sh --dev"
+lock_build "$@"
 cmake --preset fuzz >/dev/null
 if ((${#targets[@]} == 0)); then
   mapfile -t targets < <(ls tests/fuzz/corpus)

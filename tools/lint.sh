@@ -6,8 +6,8 @@
 # A file changed if git tracks it and it differs from commit BASE. The default of BASE is the commit at which this branch left main
 # or origin/main. If both contain HEAD, it is the parent of HEAD. A changed header is read through one source that includes it.
 # Files with the most changed lines come first. After WEFT_LINT_SECONDS (60 by default) no further source is read, unless --all is
-# given. The compile commands are those of build/debug: the script configures it, but does not build it. A changed source that no
-# build compiles is a finding.
+# given. The compile commands are those of build/debug: the script configures it if it lacks a changed source, but does not build
+# it. A changed source that no build compiles is a finding.
 #
 # Exit code: 0 without findings in the sources that were read, 1 with findings, 2 for bad usage or if build/debug cannot be
 # configured, 77 (skipped) without clang-tidy-14 or without a history.
@@ -80,11 +80,20 @@ source_of() {
   return 1
 }
 
+# True if build/debug is configured, and knows all changed sources.
+is_configured() {
+  [[ -e $commands ]] || return 1
+  local file
+  while read -r file; do
+    [[ $file == *.h ]] || is_compiled "$file" || return 1
+  done < <(changed_files)
+}
+
 # Sources of other builds, such as variants and modules of Python, are named by their stems.
 is_named() { git grep -qwF "$(basename "$1" .cc)" -- '*CMakeLists.txt' '*.cmake' 'bench/*.py'; }
 
-# Fails if there are none.
-print_lost_sources() {
+# Prints the changed sources that no build compiles. Fails if there are none.
+has_lost_sources() {
   local file found=1
   while read -r file; do
     [[ $file == *.h ]] || is_compiled "$file" || is_named "$file" && continue
@@ -121,10 +130,11 @@ main() {
   command -v clang-tidy-14 >/dev/null || skip "clang-tidy-14 is not installed (tools/setup.sh --dev)"
   base=${base:-$(default_base)}
   is_commit "$base" || skip "there is no commit '$base' to compare with"
-  cmake --preset debug >/dev/null || fail "build/debug cannot be configured"
+  # Not in each run: tools/test.sh may build this folder meanwhile.
+  is_configured || cmake --preset debug >/dev/null || fail "build/debug cannot be configured"
 
   local sources now result=0
-  print_lost_sources && result=1
+  has_lost_sources && result=1
   mapfile -t sources < <(sources_to_read)
   echo "lint: ${#sources[@]} sources to read for the changes since $(git log -1 --format='%h (%s)' "$base")"
   ((${#sources[@]})) || return "$result"

@@ -46,11 +46,11 @@ class Barrier(unittest.TestCase):
                     early.append((rank, call))
 
         with tempfile.TemporaryDirectory() as folder, mock.patch.dict("os.environ", WEFT_BENCH_SOCKET=f"{folder}/socket"):
-            threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+            threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join()
+                thread.join(timeout=60)  # A rank that fails leaves the others at the barrier.
         self.assertEqual((arrived, early), ([calls] * ranks, []))
 
 

@@ -142,7 +142,8 @@ class Lint(ScriptCase):
 
     def git(self, *words):
         names = [word for name in ("author", "committer") for word in ("-c", f"{name}.name=a", "-c", f"{name}.email=a@b.c")]
-        subprocess.run(["git", *names, *words], cwd=self.root, check=True, capture_output=True)
+        own = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}  # Not the settings of the user: commits may be signed.
+        subprocess.run(["git", *names, *words], cwd=self.root, check=True, capture_output=True, env=os.environ | own)
 
     def commit(self, source, *compiled, text=""):
         """Commits a source and a CMakeLists.txt."""
