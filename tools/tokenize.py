@@ -32,6 +32,7 @@ if __name__ == "__main__":
 import argparse
 import array
 import contextlib
+import errno
 import fcntl
 import functools
 import importlib
@@ -296,20 +297,32 @@ def encode(tokenizer, documents, separator, is_masked):
 
 @contextlib.contextmanager
 def locked(output):
-    """Holds the lock of an output and of its mask: runs would write the same temporary files."""
+    """Holds the lock of an output and of its mask, as runs would write the same temporary files. Does without on file systems that
+    have no locks."""
     name = output.with_name(output.name + ".lock")
-    while True:
-        with open(name, "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Failure(f"--output {output}: another run of tokenize.py writes it: wait for its end, or give another name") from None
-            if name.exists() and os.path.samestat(name.stat(), os.fstat(file.fileno())):  # Else its last owner has just removed it.
-                try:
-                    yield
-                finally:
-                    name.unlink()
-                return
+    is_held = False
+    while not is_held:
+        file = open(name, "w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Else its last owner has just removed it.
+            is_held = os.path.samestat(os.stat(name), os.fstat(file.fileno()))
+        except BlockingIOError:
+            file.close()
+            raise Failure(f"--output {output}: another run of tokenize.py writes it: wait for its end, or give another name") from None
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            is_held = True
+        if not is_held:
+            file.close()
+    with file:
+        try:
+            yield
+        finally:
+            name.unlink(missing_ok=True)
 
 
 def write_tokens(output, documents, with_mask):

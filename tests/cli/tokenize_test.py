@@ -289,6 +289,14 @@ class Tokenize(ToolCase):
         self.assertEqual(self.tokens("out.u16", "H"), [2])
         self.assertEqual([path.name for path in self.folder.glob("out*")], ["out.u16"])
 
+    def test_does_without_locks_where_there_are_none(self):
+        none = "import errno, fcntl\ndef flock(*_): raise OSError(errno.ENOLCK, 'no locks')\nfcntl.flock = flock\n"
+        self.write("sitecustomize.py", none.encode())  # Python imports it at its start.
+        with unittest.mock.patch.dict(os.environ, PYTHONPATH=str(self.folder)):
+            result = self.run_tool("out.u16", self.write("a.txt", b"one"))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual([path.name for path in self.folder.glob("out*")], ["out.u16"])
+
     def test_refuses_tokens_that_do_not_fit(self):
         self.assert_fails(self.run_tool("out.u16", self.write("a.txt", b"one far")), 1, "70000", ".u32")
 
