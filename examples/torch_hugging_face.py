@@ -24,7 +24,6 @@ import weft
 import weft.torch  # Registers the backend "weft".
 
 LICENSES = Path("/usr/share/common-licenses")
-PARTIAL = ".partial"  # Of a checkpoint that is being written.
 MODELS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
 
 
@@ -64,28 +63,29 @@ def rows_of_rank(text: Tensor, step: int, batch: int, tokens: int) -> Tensor:
     return text[first + torch.arange(tokens)][rank * batch // ranks : (rank + 1) * batch // ranks]
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    found = [path for path in folder.glob("checkpoint-*") if path.suffix != PARTIAL]
-    return max(found, key=lambda path: int(path.name.removeprefix("checkpoint-")), default=None)
+def checkpoints_of(folder: Path) -> list[Path]:
+    """Those that are whole, the newest one last."""
+    steps = [path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")]
+    return [folder / f"checkpoint-{step}" for step in sorted(int(step) for step in steps if step.isdecimal())]
 
 
 def save_checkpoint(state: dict, folder: Path) -> None:
     """Saves in a folder of its own and names it at the end: a run that is killed meanwhile leaves the older checkpoint as it was."""
-    older = newest_checkpoint(folder)
+    older = checkpoints_of(folder)
     checkpoint = folder / f"checkpoint-{state['step']}"
-    partial = checkpoint.with_suffix(PARTIAL)
+    partial = checkpoint.with_suffix(".partial")
     dcp.save(state, storage_writer=dcp.FileSystemWriter(partial, overwrite=True))
     if dist.get_rank() == 0:  # All ranks have written when dcp.save ends on rank 0.
         partial.rename(checkpoint)
-        if older is not None:
-            shutil.rmtree(older)
+        for path in older:
+            shutil.rmtree(path)
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="llama", choices=MODELS)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=30, help="steps to train, at least 1")
     parser.add_argument("--replicas", type=int, default=1, help="groups of ranks that have all shards each")
     parser.add_argument("--batch", type=int, default=16, help="sequences of a step, which the ranks divide")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of a sequence")
@@ -98,6 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     text = read_text()
     dist.init_process_group("weft")
     ranks = dist.get_world_size()
+    if options.steps < 1:
+        raise SystemExit(f"--steps is {options.steps}, but must be at least 1")
     if options.batch % ranks or ranks % options.replicas:
         raise SystemExit(f"{ranks} ranks must divide into --replicas {options.replicas}, and --batch {options.batch} among the ranks")
     mesh = init_device_mesh("cpu", (options.replicas, ranks // options.replicas), mesh_dim_names=("replicate", "shard"))
@@ -108,10 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     weft.fully_shard(model, mesh=mesh)
     optimizer = weft.AdamW(model.parameters(), lr=3e-3)
 
-    checkpoint = newest_checkpoint(options.folder)
+    checkpoints = checkpoints_of(options.folder)
     state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)) | {"step": 0}
-    if checkpoint is not None:
-        dcp.load(state, checkpoint_id=checkpoint)
+    if checkpoints:
+        dcp.load(state, checkpoint_id=checkpoints[-1])
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
     losses = []
