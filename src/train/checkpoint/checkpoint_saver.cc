@@ -51,7 +51,7 @@ class CheckpointSaver::Impl {
     WEFT_RETURN_IF_ERROR(Agree(first() ? claim() : absl::OkStatus()));
     if (bootstrap_.size() == 1) return absl::OkStatus();
     const absl::StatusOr<std::string> staged = first() ? folder_->Stage(/*step=*/0) : std::string();
-    const absl::Status status = CheckIsShared(bootstrap_, staged, /*writes=*/true, timeout_);
+    absl::Status status = CheckIsShared(bootstrap_, staged, /*writes=*/true, timeout_);
     if (first() && staged.ok()) CheckpointFolder::Discard(*staged);
     return status;
   }
