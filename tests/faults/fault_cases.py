@@ -221,4 +221,4 @@ def write_wrapper(folder, rank=1, change='set -- "$@" --lr 0.5'):
 
 
 def write_stop_of_rank_2(folder):
-    write_wrapper(folder, rank=2, change="export FAULT=stop@read:60 FAULT_RANK=2; unset FAULT_FIRED")
+    write_wrapper(folder, rank=2, change="unset FAULT_FIRED && export FAULT=stop@read:60 FAULT_RANK=2")
