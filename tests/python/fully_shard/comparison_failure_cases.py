@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -14,6 +15,7 @@ import weft
 from fsdp2_comparison import Shards, compare, expect_same_state, loss_of, make_llama, shard_all, tokens_of, train
 from sharded_support import Cases, expect_error, whole
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 case = Cases()
 
@@ -73,28 +75,31 @@ def each_model_is_reset_after_a_failure_of_one() -> None:
     train(models[1], steps=1)
 
 
-@case
-def tells_peers_of_an_exception_in_backward() -> None:
-    model = shard_all(make_llama(), weft.fully_shard)
-    train(model, steps=1)
+def step_with_failing_hook(model: nn.Module, purpose: str, register: Callable[[Callable], RemovableHandle], message: str) -> None:
+    """A step whose hook raises an exception on the last rank. Its peers have an error with `message` before that rank does anything else."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    store = dist.PrefixStore(f"told-{last}", dist.distributed_c10d._get_default_store())
+    store = dist.PrefixStore(f"{purpose}-{last}", dist.distributed_c10d._get_default_store())
 
     def fail(*_: object) -> None:
         if rank == last:
             raise Failing("on purpose")
 
-    handle = model.layers[1].mlp.register_full_backward_hook(fail)
-    if rank == last:
-        with expect_error(Failing, "on purpose"):
-            loss_of(model, tokens_of(7)).backward()
-        if last > 0:  # The peers have their errors before this rank does anything else.
-            store.wait([str(peer) for peer in range(last)], timedelta(seconds=60))
-    else:
-        with expect_error(RuntimeError, f"rank {last}: exception in the backward of"):
-            loss_of(model, tokens_of(7)).backward()
+    handle = register(fail)
+    expected = (Failing, "on purpose") if rank == last else (RuntimeError, f"rank {last}: {message}")
+    with expect_error(*expected):
+        loss_of(model, tokens_of(7)).backward()
+    if rank != last:
         store.set(str(rank), "yes")
+    elif last > 0:
+        store.wait([str(peer) for peer in range(last)], timedelta(seconds=60))
     handle.remove()
+
+
+@case
+def tells_peers_of_an_exception_in_backward() -> None:
+    model = shard_all(make_llama(), weft.fully_shard)
+    train(model, steps=1)
+    step_with_failing_hook(model, "told", model.layers[1].mlp.register_full_backward_hook, "exception in the backward of")
     weft.reset(model)
     train(model, steps=1)
 
@@ -104,26 +109,10 @@ def tells_peers_of_an_exception_in_a_later_hook_of_the_root() -> None:
     """One that is registered after fully_shard. A forward in the handler of another exception fails nothing."""
     model = shard_all(make_llama(), weft.fully_shard)
     train(model, steps=1)
-    rank, last = dist.get_rank(), dist.get_world_size() - 1
-    store = dist.PrefixStore(f"told-of-hook-{last}", dist.distributed_c10d._get_default_store())
-
-    def fail(*_: object) -> None:
-        if rank == last:
-            raise Failing("on purpose")
-
-    handle = model.register_forward_hook(fail)
-    if rank == last:
-        with expect_error(Failing, "on purpose"):
-            model(tokens_of(7))
-        if last > 0:  # The peers have their errors before this rank does anything else.
-            store.wait([str(peer) for peer in range(last)], timedelta(seconds=60))
+    step_with_failing_hook(model, "told-of-hook", model.register_forward_hook, "Failing in a hook after the forward of")
+    if dist.get_rank() == dist.get_world_size() - 1:
         with expect_error(RuntimeError, "call weft.reset(model) on all ranks"):
             model(tokens_of(7))
-    else:
-        with expect_error(RuntimeError, f"rank {last}: Failing in a hook after the forward of"):
-            loss_of(model, tokens_of(7)).backward()
-        store.set(str(rank), "yes")
-    handle.remove()
     weft.reset(model)
     try:
         raise Failing("handled")
