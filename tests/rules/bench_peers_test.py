@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of the peers of the benchmark suite. The argument is the program of peer_stub.cc."""
+"""Tests of the peers of the benchmark suite. The argument is the program of peer_program.cc."""
 
 import os
 import shlex
@@ -22,13 +22,13 @@ from suite.contestants import Command, Contestant, ContestantError  # noqa: E402
 
 class CheckedResults(unittest.TestCase):
     def test_the_result_of_every_variant_is_checked(self):
-        command = Command([[STUB]], {})
+        command = Command([[PROGRAM]], {})
         for op in ("all_gather", "reduce_scatter", "all_reduce"):
-            with Contestant("stub", 1, lambda _: command) as stub:
+            with Contestant("peer", 1, lambda _: command) as peer:
                 request = {"op": op, "bytes": 400, "repeats": 3}
-                self.assertEqual(len(stub.seconds("run", variant="copies", **request)), 3)
+                self.assertEqual(len(peer.seconds("run", variant="copies", **request)), 3)
                 with self.assertRaisesRegex(ContestantError, "the result of 'omits' differs from the expected one"):
-                    stub.seconds("run", variant="omits", **request)
+                    peer.seconds("run", variant="omits", **request)
 
 
 class Barrier(unittest.TestCase):
@@ -106,7 +106,7 @@ class Programs(unittest.TestCase):
 
 
 # Takes the place of tools/emulated_hosts.sh.
-HOSTS_STUB = """#!/bin/sh
+HOSTS_SCRIPT = """#!/bin/sh
 shift 4
 export WEFT_HOSTS="one two" WEFT_ON_HOST="$TMPDIR/on host" WEFT_HOST_INTERFACE=weft0
 exec "$@"
@@ -129,7 +129,7 @@ class Hosts(unittest.TestCase):
         script.chmod(0o755)
 
     def test_paths_may_have_spaces(self):
-        self.write_script(HOSTS_STUB)
+        self.write_script(HOSTS_SCRIPT)
         with hosts.EmulatedHosts(2, "1gbit", 1) as emulated, mock.patch.object(hosts, "PEERS", self.folder):
             self.assertEqual(emulated.ranks, 2)
             environment = emulated.open_mpi(Path("program"), "tcp")(self.folder).environment
@@ -147,12 +147,12 @@ class Hosts(unittest.TestCase):
             hosts.EmulatedHosts(2, "1gbit", 1)
 
     def test_other_output_before_the_names_is_the_reason(self):
-        self.write_script(HOSTS_STUB.replace("shift 4", "shift 4; echo a warning"))
+        self.write_script(HOSTS_SCRIPT.replace("shift 4", "shift 4; echo a warning"))
         with self.assertRaisesRegex(hosts.HostsError, "^a warning\n"):
             hosts.EmulatedHosts(2, "1gbit", 1)
 
 
 
 if __name__ == "__main__":
-    STUB = sys.argv.pop()
+    PROGRAM = sys.argv.pop()
     unittest.main()
