@@ -24,8 +24,7 @@ inline std::string SizeText(int64_t bytes) {
 // "1 rank", "2 ranks".
 template <typename Number>
 std::string Count(Number count, const char* thing) {
-  const std::string number = absl::StrCat(count);
-  return absl::StrCat(number, " ", thing, number == "1" ? "" : "s");
+  return absl::StrCat(count, " ", thing, count == 1 ? "" : "s");
 }
 
 }  // namespace weft
