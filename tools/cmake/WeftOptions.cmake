@@ -65,6 +65,9 @@ if(WEFT_SANITIZE)
     # AddressSanitizer reports these accesses as well. Checked twice, they take a quarter of the time of the compiler.
     target_compile_options(weft_options INTERFACE -fno-sanitize=null,object-size,pointer-overflow)
   endif()
+  if(WEFT_SANITIZE_EXCEPT)
+    target_compile_options(weft_options INTERFACE -fno-sanitize=${WEFT_SANITIZE_EXCEPT})
+  endif()
   if(WEFT_SANITIZE MATCHES "thread")
     # libgomp and oneDNN are not instrumented: ThreadSanitizer would report their synchronization as races.
     # GCC warns about fences, which ThreadSanitizer does not model (-Wtsan). Every fence in weft accompanies an atomic
