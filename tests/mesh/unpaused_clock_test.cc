@@ -26,6 +26,17 @@ TEST(UnpausedClock, LeavesOutEachPause) {
   EXPECT_EQ(clock.Read(75 * kSecond), 7 * kSecond);  // Not more than kPauseNs.
 }
 
+TEST(UnpausedClock, TellsWhenTheLastPauseEnded) {
+  UnpausedClock clock(10 * kSecond);
+  clock.Read(11 * kSecond);
+  EXPECT_EQ(clock.resumed_ns(), 0);
+  for (const int64_t now : {60 * kSecond, 90 * kSecond}) {
+    clock.Read(now);
+    clock.Read(now + kSecond);
+    EXPECT_EQ(clock.resumed_ns(), now);
+  }
+}
+
 class SetRuntime final : public ForwardingRuntime {
  public:
   using ForwardingRuntime::ForwardingRuntime;

@@ -27,13 +27,19 @@ class UnpausedClock {
 
   // `now_ns` without all pauses so far.
   int64_t Read(int64_t now_ns) {
-    if (now_ns - last_read_ns_ > kPauseNs) paused_ns_ += now_ns - last_read_ns_;
+    if (now_ns - last_read_ns_ > kPauseNs) {
+      paused_ns_ += now_ns - last_read_ns_;
+      resumed_ns_ = now_ns;
+    }
     last_read_ns_ = now_ns;
     return now_ns - paused_ns_;
   }
+  // The `now_ns` of the first read after the last pause; 0 if there was none.
+  int64_t resumed_ns() const { return resumed_ns_; }
 
  private:
   int64_t last_read_ns_;
+  int64_t resumed_ns_ = 0;
   int64_t paused_ns_ = 0;
 };
 

@@ -19,7 +19,6 @@
 #include "weft/core/status.h"
 #include "weft/core/thread.h"
 #include "weft/core/write_all.h"
-#include "weft/mesh/unpaused_clock.h"
 
 namespace weft {
 namespace {
@@ -115,7 +114,8 @@ Watchdog::Watchdog(const Recorder& recorder, Options options, std::function<int6
       options_(std::move(options)),
       now_(std::move(now)),
       end_(std::move(end)),
-      dump_path_(absl::StrCat(options_.dump_folder, "/rank-", options_.rank, ".json")) {
+      dump_path_(absl::StrCat(options_.dump_folder, "/rank-", options_.rank, ".json")),
+      clock_(now_()) {
   // Move the dump of an earlier run away: a rank that is killed writes none, and would seem to have written
   // it. Under `weft launch` the earlier run may have failed seconds ago, and its dumps tell why.
   if (!options_.dump_folder.empty() &&
@@ -137,13 +137,14 @@ void Watchdog::Run() {
   const std::chrono::nanoseconds interval(
       std::clamp<int64_t>(options_.limit_ns / kChecksPerLimit, kMillisecond, kCheckIntervalNs));
   const auto is_stopped = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_; };
-  UnpausedClock clock(now_());
   while (true) {
+    int64_t now = 0;
     {
       const MutexLock lock(mutex_);
       if (stopped_.wait_for(mutex_, interval, is_stopped)) return;
+      now = now_();
+      clock_.Read(now);
     }
-    const int64_t now = clock.Read(now_());
     DumpFailure();
     if (MustEnd(now)) {
       EndProcess(recorder_.failure());
@@ -160,8 +161,10 @@ void Watchdog::Run() {
 
 Watchdog::Extension Watchdog::Extend(Task task, int64_t until_ns) {
   const MutexLock lock(mutex_);
-  extended_[static_cast<size_t>(task)].until_ns.insert(until_ns);
-  return {*this, task, until_ns};
+  const int64_t now = now_();
+  const int64_t until = until_ns - now + clock_.Read(now);
+  extended_[static_cast<size_t>(task)].until_ns.insert(until);
+  return {*this, task, until};
 }
 
 void Watchdog::EndExtension(Task task, int64_t until_ns) {
@@ -175,16 +178,14 @@ void Watchdog::EndExtension(Task task, int64_t until_ns) {
 bool Watchdog::IsExtended(Task task, int64_t now) {
   const MutexLock lock(mutex_);
   const Extended& extended = extended_[static_cast<size_t>(task)];
-  return !extended.until_ns.empty() && now < *extended.until_ns.rbegin();
+  return !extended.until_ns.empty() && clock_.Read(now) < *extended.until_ns.rbegin();
 }
 
 bool Watchdog::IsStuck(const Recorder::StuckOperation& operation, int64_t now) {
   if (IsExtended(Task::kWait, now)) return false;
-  int64_t since = operation.started_ns;
-  {
-    const MutexLock lock(mutex_);
-    since = std::max(since, extended_[static_cast<size_t>(Task::kWait)].last_end_ns);
-  }
+  const MutexLock lock(mutex_);
+  const int64_t since = std::max(
+      {operation.started_ns, extended_[static_cast<size_t>(Task::kWait)].last_end_ns, clock_.resumed_ns()});
   return now - since >= options_.limit_ns;
 }
 

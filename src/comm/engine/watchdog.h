@@ -33,6 +33,7 @@
 
 #include "src/comm/engine/recorder.h"
 #include "weft/core/mutex.h"
+#include "weft/mesh/unpaused_clock.h"
 
 namespace weft {
 
@@ -81,7 +82,7 @@ class Watchdog {
     Task task_;
     int64_t until_ns_;
   };
-  // The task that begins now does not end the process before `until_ns`.
+  // The task that begins now does not end the process before `until_ns`, pauses left out.
   Extension Extend(Task task, int64_t until_ns) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Writes the dump if the engine has failed, unless it has been written. A failure that the program causes
@@ -93,7 +94,7 @@ class Watchdog {
 
  private:
   struct Extended {
-    std::multiset<int64_t> until_ns;  // Deadlines of the tasks in progress.
+    std::multiset<int64_t> until_ns;  // Deadlines of the tasks in progress, by clock_.
     int64_t last_end_ns = 0;
   };
   Watchdog(const Recorder& recorder, Options options, std::function<int64_t()> now,
@@ -101,7 +102,7 @@ class Watchdog {
   void EndExtension(Task task, int64_t until_ns) ABSL_LOCKS_EXCLUDED(mutex_);
   // True if a task in progress has not reached its deadline.
   bool IsExtended(Task task, int64_t now) ABSL_LOCKS_EXCLUDED(mutex_);
-  // True if the operation has run for longer than the limit.
+  // True if the operation has run for longer than the limit since the last pause or task.
   bool IsStuck(const Recorder::StuckOperation& operation, int64_t now) ABSL_LOCKS_EXCLUDED(mutex_);
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   // True if the engine failed by a missed deadline more than kChecksAfterFailure checks ago, and is not being
@@ -118,6 +119,7 @@ class Watchdog {
   Mutex mutex_;
   std::condition_variable_any stopped_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  UnpausedClock clock_ ABSL_GUARDED_BY(mutex_);               // The recorder's clock without pauses.
   std::array<Extended, 2> extended_ ABSL_GUARDED_BY(mutex_);  // By task.
   Mutex dump_mutex_;
   int64_t dumped_number_ ABSL_GUARDED_BY(dump_mutex_) = 0;  // Recorder::failure_number at the last Dump.

@@ -39,6 +39,7 @@ using ::weft::testing::StatusIs;
 using ::weft::testing::WatchdogClock;
 
 constexpr int64_t kLimitNs = 1'000'000;  // Also the shortest interval between two checks.
+constexpr int64_t kPausedUntilNs = 3'600'000'000'000;
 
 std::unique_ptr<Watchdog> StartWatchdog(const Recorder& recorder, Watchdog::Options options,
                                         std::function<int64_t()> now, std::function<void(int)> end) {
@@ -288,6 +289,52 @@ TEST(Watchdog, DoesNothingBeforeTheLimit) {
     clock.AwaitReads(3);
   }
   EXPECT_FALSE(end.called());
+}
+
+// A rank whose watchdog has read time 0, and may then be paused, as by Slurm's suspension of a job.
+struct WatchedRank {
+  WatchedRank() { clock.AwaitReads(3); }
+  void PauseUntil(int64_t now_ns) {
+    clock.Set(now_ns);
+    clock.AwaitReads(9);
+    EXPECT_FALSE(end.called());
+  }
+
+  Recorder recorder{0, 1, 8};
+  WatchdogClock clock{0};
+  FakeExit end;
+  std::unique_ptr<Watchdog> watchdog = StartWatchdog(
+      recorder, {kLimitNs, "", 0, 1}, [this] { return clock.Read(); }, end.Function());
+};
+
+TEST(Watchdog, StartsTheLimitOfAnOperationAgainAfterAPause) {
+  WatchedRank rank;
+  rank.recorder.Record(*RunningSince(0));
+  rank.PauseUntil(kPausedUntilNs);
+  rank.clock.Set(kPausedUntilNs + kLimitNs);
+  EXPECT_EQ(rank.end.AwaitCode(), 86);
+}
+
+TEST(Watchdog, DoesNotLeaveAPauseOutOfTheLimitOfALaterOperation) {
+  WatchedRank rank;
+  rank.PauseUntil(kPausedUntilNs);
+  rank.recorder.Record(*RunningSince(kPausedUntilNs));
+  rank.clock.Set(kPausedUntilNs + kLimitNs);
+  EXPECT_EQ(rank.end.AwaitCode(), 86);
+}
+
+// The wait's own deadline leaves the pause out, too.
+TEST(Watchdog, LeavesAPauseOutOfTheDeadlineOfAWait) {
+  constexpr int64_t kDeadlineNs = 10 * kLimitNs;
+  WatchedRank rank;
+  rank.recorder.Record(*RunningSince(0));
+  const auto wait = rank.watchdog->Extend(Watchdog::Task::kWait, kDeadlineNs);
+  rank.PauseUntil(kPausedUntilNs);
+  rank.clock.Set(kPausedUntilNs + kDeadlineNs / 2);
+  rank.clock.AwaitReads(9);
+  EXPECT_FALSE(rank.end.called());
+  rank.clock.Set(kPausedUntilNs + kDeadlineNs);
+  EXPECT_EQ(rank.end.AwaitCode(), 86);
 }
 
 // The process would go on while its dump is written.
