@@ -23,6 +23,7 @@ namespace weft {
 class Mailbox {
  public:
   static constexpr size_t kMaxBytes = 120;
+  static constexpr uint64_t kEntries = 16;
 
   // False if the ring is full. REQUIRES: at most kMaxBytes.
   bool Write(std::string_view bytes) {
@@ -53,7 +54,6 @@ class Mailbox {
   void ResetReader() { read_.store(0, std::memory_order_relaxed); }
 
  private:
-  static constexpr uint64_t kEntries = 16;
   struct Entry {
     size_t bytes;
     std::array<char, kMaxBytes> text;

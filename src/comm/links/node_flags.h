@@ -99,6 +99,7 @@ struct RankFlags {
   alignas(kLineBytes) std::atomic<int32_t> failures{0};
   // Offset of the mailboxes that this rank writes, by the reader's position in the node.
   uint64_t mailboxes = 0;
+  std::atomic<bool> is_closed{false};  // The link of this rank was destroyed.
   FailureSlot failure;
   // By block of lanes: 1 + the offset of its LaneBlock in the owner's segment. 0 until a lane of it is open.
   alignas(kLineBytes) std::array<std::atomic<uint64_t>, NodeLink::kMaxLanes / kBlockLanes> blocks{};

@@ -32,6 +32,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -127,12 +129,13 @@ class NodeLink {
     std::string bytes;
   };
   // Sends a copy of at most Mailbox::kMaxBytes bytes to another rank, and wakes it. Mail that finds the
-  // mailbox full waits in this rank's memory for FlushMail.
-  virtual void SendMail(int peer, std::string_view bytes) = 0;
+  // mailbox full waits in this rank's memory for FlushMail. Mail to a rank whose link was destroyed is
+  // dropped: nobody reads it.
+  void SendMail(int peer, std::string_view bytes);
   // Sends as much waiting mail as possible. True if some still waits.
-  virtual bool FlushMail() = 0;
+  bool FlushMail();
   // True if mail waits in this rank's memory.
-  virtual bool HasUnsentMail() const = 0;
+  bool HasUnsentMail() const { return !unsent_.empty(); }
   // The next mail that has arrived; nothing if there is none.
   virtual std::optional<Mail> ReceiveMail() = 0;
 
@@ -176,9 +179,14 @@ class NodeLink {
 
  protected:
   NodeHeap& heap() const { return heap_; }
+  // Puts mail into the mailbox of a peer. False if it is full. True, without effect, if the link of the peer
+  // was destroyed.
+  virtual bool WriteMail(int peer, std::string_view bytes) = 0;
+  void DropUnsentMail() { unsent_.clear(); }
 
  private:
   NodeHeap& heap_;
+  std::map<int, std::deque<std::string>> unsent_;  // By peer: mail that found its mailbox full. Never empty.
 };
 
 }  // namespace weft

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <new>
 #include <utility>
@@ -47,7 +46,7 @@ class SharedMemoryLink final : public NodeLink {
   }
   // The flags stay allocated in the node heap: a peer that has just released its last operation may still
   // ring the doorbell.
-  ~SharedMemoryLink() override = default;
+  ~SharedMemoryLink() override { own_->is_closed.store(true, std::memory_order_relaxed); }
 
   // `position` is that of the peer in the node.
   void AddPeer(int peer, int position, RankFlags* flags) {
@@ -169,28 +168,6 @@ class SharedMemoryLink final : public NodeLink {
     return flags == nullptr ? 0 : flags->consumed.load(std::memory_order_acquire);
   }
 
-  void SendMail(int peer, std::string_view bytes) override {
-    WEFT_CHECK(bytes.size() <= Mailbox::kMaxBytes, "a message to a rank of the node is too long");
-    Rank& rank = RankOf(peer);
-    if (!rank.unsent.empty() || !Write(rank, bytes)) {
-      rank.unsent.emplace_back(bytes);
-      ++unsent_;
-    }
-    Ring(peer);
-  }
-  bool FlushMail() override {
-    if (unsent_ == 0) return false;
-    for (auto& [peer, rank] : peers_) {
-      const bool had_unsent = !rank.unsent.empty();
-      while (!rank.unsent.empty() && Write(rank, rank.unsent.front())) {
-        rank.unsent.pop_front();
-        --unsent_;
-      }
-      if (had_unsent) Ring(peer);
-    }
-    return unsent_ > 0;
-  }
-  bool HasUnsentMail() const override { return unsent_ > 0; }
   std::optional<Mail> ReceiveMail() override {
     if (own_->mail.load(std::memory_order_acquire) == received_) return std::nullopt;
     for (auto& [peer, rank] : peers_) {
@@ -241,9 +218,8 @@ class SharedMemoryLink final : public NodeLink {
       first_->failures.fetch_sub(1, std::memory_order_relaxed);
     own_->mail.store(0, std::memory_order_relaxed);
     received_ = 0;
-    unsent_ = 0;
+    DropUnsentMail();
     for (auto& [peer, rank] : peers_) {
-      rank.unsent.clear();
       rank.outgoing->ResetWriter();
       rank.incoming->ResetReader();
     }
@@ -291,13 +267,12 @@ class SharedMemoryLink final : public NodeLink {
     RankFlags* flags = nullptr;
     Mailbox* outgoing = nullptr;  // Messages from this rank; null for this rank itself.
     Mailbox* incoming = nullptr;
-    // Guarded by the core's lock.
-    std::deque<std::string> unsent = {};  // Messages that found the mailbox full.
-    std::vector<LaneFlags*> lanes = {};   // By lane; null until found.
+    std::vector<LaneFlags*> lanes = {};  // By lane; null until found. Guarded by the core's lock.
   };
 
-  // Writes to the mailbox of a peer. False if it is full.
-  static bool Write(Rank& rank, std::string_view bytes) {
+  bool WriteMail(int peer, std::string_view bytes) override {
+    const Rank& rank = RankOf(peer);
+    if (rank.flags->is_closed.load(std::memory_order_relaxed)) return true;
     if (!rank.outgoing->Write(bytes)) return false;
     rank.flags->mail.fetch_add(1, std::memory_order_release);
     return true;
@@ -341,7 +316,6 @@ class SharedMemoryLink final : public NodeLink {
   RankFlags* first_;  // Of the node's first rank.
   Mailbox* mailboxes_;
   uint64_t received_ = 0;                // Messages that were read from mailboxes.
-  int64_t unsent_ = 0;                   // Messages that found a mailbox full.
   std::map<int, std::byte*> reserved_;   // Memory for flags, by number of counters.
   std::byte* reserved_block_ = nullptr;  // Memory for the next block of lanes.
   Rank self_;

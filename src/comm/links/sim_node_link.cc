@@ -63,7 +63,8 @@ struct RankFlags {
   std::vector<std::string> messages;  // To the rank that sees these flags.
 };
 // A store to the flags of a rank. All peers share it.
-using Store = std::shared_ptr<const std::function<void(RankFlags&)>>;
+using StoreTo = std::function<void(RankFlags&)>;
+using Store = std::shared_ptr<const StoreTo>;
 
 // The flags of a peer that are visible to this rank, and the stores that are not visible yet. There is one
 // for each pair of ranks of a node: it takes little memory if this rank does not look at the flags of the
@@ -87,6 +88,7 @@ struct PeerView {
 
   RankFlags visible;
   std::vector<Pending> pending;  // In the order of the stores.
+  uint64_t unread_messages = 0;  // Visible or not.
   int64_t last_visible_ns = 0;
 };
 
@@ -100,6 +102,7 @@ struct RankState : std::enable_shared_from_this<RankState> {
   int64_t seen_ns = 0;                       // This rank sees all stores of its node until this time.
   int unread_messages = 0;                   // To this rank, visible or not.
   int failures = 0;                          // Notices of the node. Used only in the state of its first rank.
+  bool is_closed = false;                    // The rank's link was destroyed.
   std::atomic<uint32_t> doorbell{0};
   uint64_t heartbeats = 0;  // Visible to peers at once.
   Runtime* runtime;
@@ -109,6 +112,7 @@ class SimNodeLink final : public NodeLink {
  public:
   SimNodeLink(NodeHeap& heap, Runtime& runtime, std::shared_ptr<RankState> state)
       : NodeLink(heap), runtime_(runtime), simulation_(*runtime.simulation()), state_(std::move(state)) {}
+  ~SimNodeLink() override { state_->is_closed = true; }
 
   void AddPeer(const std::shared_ptr<RankState>& peer) {
     peers_.push_back(peer);
@@ -185,7 +189,6 @@ class SimNodeLink final : public NodeLink {
   int64_t Word(const LocalGroup& group, uint64_t sequence) const override {
     return LastSeen(ArrivalsOf(group).At(sequence).words);
   }
-
   int64_t AddToWord(const LocalGroup& group, uint64_t sequence, int64_t value) override {
     auto& words = ArrivalsOf(group).At(sequence).words;
     const int64_t sum = words.back().first + value;
@@ -198,17 +201,6 @@ class SimNodeLink final : public NodeLink {
   }
   uint64_t Consumed(int lane, int peer) const override { return VisibleFlags(peer).lanes[lane].consumed; }
 
-  void SendMail(int peer, std::string_view bytes) override {
-    WEFT_CHECK(bytes.size() <= Mailbox::kMaxBytes, "a message to a rank of the node is too long");
-    const Store store = std::make_shared<const std::function<void(RankFlags&)>>(
-        [message = std::string(bytes)](RankFlags& flags) { flags.messages.push_back(message); });
-    RankState& receiver = StateOf(peer);
-    AddPending(receiver, store);
-    ++receiver.unread_messages;
-    Ring(peer);
-  }
-  bool FlushMail() override { return false; }
-  bool HasUnsentMail() const override { return false; }
   std::optional<Mail> ReceiveMail() override {
     if (state_->unread_messages == 0) return std::nullopt;  // A cheap check: every poll calls this function.
     for (const auto& peer : peers_) {
@@ -217,6 +209,7 @@ class SimNodeLink final : public NodeLink {
       Mail mail{peer->rank, std::move(messages.front())};
       messages.erase(messages.begin());
       --state_->unread_messages;
+      if (state_->views[peer->rank].unread_messages-- >= Mailbox::kEntries / 2) Ring(peer->rank);
       return mail;
     }
     return std::nullopt;
@@ -251,7 +244,9 @@ class SimNodeLink final : public NodeLink {
       PeerView& view = peer->views[state_->rank];
       view.visible = {};
       view.pending.clear();
+      view.unread_messages = 0;
     }
+    DropUnsentMail();
   }
 
   // The doorbell is delayed like a flag: a rank that it wakes sees all stores before the ring.
@@ -268,6 +263,18 @@ class SimNodeLink final : public NodeLink {
   }
 
  private:
+  bool WriteMail(int peer, std::string_view bytes) override {
+    RankState& receiver = StateOf(peer);
+    uint64_t& unread = receiver.views[state_->rank].unread_messages;
+    if (receiver.is_closed) return true;
+    if (unread == Mailbox::kEntries) return false;
+    AddPending(receiver, std::make_shared<const StoreTo>([message = std::string(bytes)](RankFlags& flags) {
+                 flags.messages.push_back(message);
+               }));
+    ++unread;
+    ++receiver.unread_messages;
+    return true;
+  }
   // REQUIRES: all have arrived.
   static Arrived Compare(const Arrivals& arrivals, const LocalGroup& group, uint64_t hash) {
     if (arrivals.arrived > group.ranks) return Arrived::kTooMany;
@@ -288,11 +295,11 @@ class SimNodeLink final : public NodeLink {
     return view.last_visible_ns;
   }
 
-  template <typename StoreTo>
-  void Apply(const StoreTo& store_to) {
-    store_to(state_->own);
+  template <typename Change>
+  void Apply(const Change& change) {
+    change(state_->own);
     if (peers_.empty()) return;
-    const Store store = std::make_shared<const std::function<void(RankFlags&)>>(store_to);
+    const auto store = std::make_shared<const StoreTo>(change);
     for (const auto& peer : peers_) AddPending(*peer, store);
   }
 

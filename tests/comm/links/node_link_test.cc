@@ -15,7 +15,7 @@
 
 #include "src/comm/links/node_flags.h"
 #include "src/comm/links/shared_memory_link.h"
-#include "tests/comm/support/engine_fixture.h"
+#include "tests/comm/support/link_fixture.h"
 #include "tests/support/forwarding_bootstrap.h"
 #include "tests/support/test_timeout.h"
 #include "tests/support/thread_ranks.h"
@@ -26,39 +26,11 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int kFlagsLane = 5;
-constexpr int kCounters = 3;
-
-struct LinkFixture {
-  std::unique_ptr<NodeHeap> heap;
-  std::unique_ptr<NodeLink> link;
-
-  static absl::StatusOr<LinkFixture> Make(Bootstrap& bootstrap) {
-    LinkFixture fixture;
-    WEFT_ASSIGN_OR_RETURN(fixture.heap, NodeHeap::Create(bootstrap, {.segment_bytes = 1 << 22}));
-    WEFT_ASSIGN_OR_RETURN(fixture.link, MakeSharedMemoryLink(bootstrap, *fixture.heap, kTestTimeout));
-    WEFT_RETURN_IF_ERROR(fixture.link->OpenLane(kFlagsLane, kCounters));
-    return fixture;
-  }
-};
-
 Descriptor DescriptorOf(uint64_t sequence, int rank) {
   Descriptor descriptor;
   descriptor.sequence = sequence;
   descriptor.total_count = 100 * rank + static_cast<int64_t>(sequence);
   return descriptor;
-}
-
-// Runs `body` on ranks 0 and 1, which share a node. Rank 2, on another node, has no local peers.
-void RunOnANode(absl::FunctionRef<absl::Status(Bootstrap&, NodeLink&, int peer)> body) {
-  RunRanks(NodeMap{{0, 0, 1}}, [&](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(LinkFixture fixture, LinkFixture::Make(bootstrap));
-    if (bootstrap.rank() == 2) {
-      for (int i = 0; i < 4; ++i) WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-      return absl::OkStatus();
-    }
-    return body(bootstrap, *fixture.link, 1 - bootstrap.rank());
-  });
 }
 
 TEST(NodeLink, ShowsADescriptorOnceItIsPublished) {
@@ -73,46 +45,6 @@ TEST(NodeLink, ShowsADescriptorOnceItIsPublished) {
     EXPECT_FALSE(link.Peek(kFlagsLane + 1, peer, 1));
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     return BootstrapBarrier(bootstrap);
-  });
-}
-
-// More messages than the mailbox holds: the rest is sent by FlushMail as the peer reads.
-TEST(NodeLink, BringsMessagesInOrder) {
-  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
-    constexpr int kMessages = 100;
-    EXPECT_FALSE(link.ReceiveMail());
-    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    for (int i = 0; i < kMessages; ++i) link.SendMail(peer, absl::StrCat("message ", i));
-    for (int received = 0; received < kMessages;) {
-      link.FlushMail();
-      const auto message = link.ReceiveMail();
-      if (!message) continue;
-      EXPECT_EQ(message->peer, peer);
-      EXPECT_EQ(message->bytes, absl::StrCat("message ", received++));
-    }
-    while (link.FlushMail()) {
-    }
-    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    EXPECT_FALSE(link.ReceiveMail());
-    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    return BootstrapBarrier(bootstrap);
-  });
-}
-
-TEST(NodeLink, DropsMessagesAtAReset) {
-  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
-    for (int i = 0; i < 100; ++i) link.SendMail(peer, "old");
-    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    link.Reset();
-    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    EXPECT_FALSE(link.ReceiveMail());
-    EXPECT_FALSE(link.FlushMail());
-    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    link.SendMail(peer, "new");
-    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
-    const auto message = link.ReceiveMail();
-    EXPECT_EQ(message ? message->bytes : "none", "new");
-    return absl::OkStatus();
   });
 }
 

@@ -22,6 +22,7 @@ using ::testing::HasSubstr;
 int CeilLog2(int n) { return static_cast<int>(std::bit_width(static_cast<unsigned>(n - 1))); }
 
 constexpr size_t kSegmentBytes = size_t{1} << 20;
+constexpr int64_t kSecond = 1'000'000'000;
 
 std::vector<NodeMap> Jobs() { return {NodeMap::RanksPerNode(256, 1), NodeMap::RanksPerNode(256, 16)}; }
 
@@ -126,7 +127,6 @@ TEST(Scale, AFailureReachesEveryRankWithLogarithmicallyManyMessages) {
 
 // See Note [Late ranks].
 TEST(Scale, AMissedTimeoutNamesTheLateOrDeadRankWithLogarithmicallyManyMessages) {
-  constexpr int64_t kSecond = 1'000'000'000;
   for (const NodeMap& nodes : {NodeMap::RanksPerNode(64, 1), NodeMap::RanksPerNode(64, 4)}) {
     for (const auto& [missing, dies] : {std::pair{0, false}, {45, false}, {63, true}}) {
       SCOPED_TRACE(::testing::Message() << nodes.node_count() << " nodes, rank " << missing);
@@ -172,6 +172,23 @@ TEST(Scale, LeavingSendsLogarithmicallyManyMessages) {
     const int lanes = 1;
     EXPECT_LE(*std::max_element(report.control_messages.begin(), report.control_messages.end()),
               (2 + lanes) * 2 * CeilLog2(nodes.node_count()));
+  }
+}
+
+// The last rank passes the announcements of others on to a rank of its node that has left, and reads nothing.
+TEST(Scale, TheLastRankToLeaveDoesNotWaitForRanksThatHaveLeft) {
+  for (const int nodes : {12, 40}) {
+    const SimReport report =
+        RunSimulatedRanks(NodeMap::RanksPerNode(nodes, 2), {}, [&](Bootstrap& bootstrap) -> absl::Status {
+          WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, MakeFixture(bootstrap));
+          if (bootstrap.rank() + 1 < bootstrap.size()) return absl::OkStatus();
+          bootstrap.runtime().SleepFor(kSecond / 10);
+          const int64_t begin = bootstrap.runtime().NowNs();
+          fixture.engine.reset();
+          EXPECT_LT(bootstrap.runtime().NowNs() - begin, kSecond);  // The destructor tries for five seconds.
+          return absl::OkStatus();
+        });
+    EXPECT_OK(report.status());
   }
 }
 
