@@ -74,13 +74,14 @@ class CommEngine {
 
   // Adds a lane, named "<group name>/<purpose>". Ranks of other groups add the lane of their own group at the
   // same position in the order of calls.
-  // Errors: kInvalidArgument (this rank is not in the group, or the group has a rank twice or one that is not
-  //   in the job), kResourceExhausted (too many lanes).
+  // Errors, also those of other ranks: kInvalidArgument (the rank is not in its group, or the group has a
+  //   rank twice or one that is not in the job), kResourceExhausted (too many lanes, or no node memory);
+  //   kDeadlineExceeded (names the missing ranks).
   absl::StatusOr<LaneId> AddLane(const ProcessGroup& group, LanePurpose purpose);
   // The lane with this `number` of a group and purpose, which is added at the first call. Later calls return
   // the same lane, so that models that live one after the other use no more lanes than one of them.
   // REQUIRES: all users of a lane together submit in one order, on all ranks.
-  // Errors: those of AddLane on any rank; kDeadlineExceeded (names the missing ranks).
+  // Errors: those of AddLane.
   absl::StatusOr<LaneId> SharedLane(const ProcessGroup& group, LanePurpose purpose, int number = 0);
   // The lane of a group that its members alone know of. As SharedLane, returns the same lane again for the
   // same ranks, purpose and `number`, if all members have it. Other ranks take no part: each may have any

@@ -142,8 +142,10 @@ class CommEngine::Impl {
   // By index: true if this engine has no such lane. All later indices are free.
   std::vector<bool> FreeIndices() const ABSL_LOCKS_EXCLUDED(lanes_mutex_);
   absl::StatusOr<LaneId> Install(int index, std::unique_ptr<Lane> lane) ABSL_LOCKS_EXCLUDED(lanes_mutex_);
-  // REQUIRES: the caller has the turn to form a lane.
+  // Both REQUIRE: the caller has the turn to form a lane. The first returns the errors of all ranks, the
+  // second those of this rank.
   absl::StatusOr<LaneId> AddLaneOfAll(const ProcessGroup& group, LanePurpose purpose);
+  absl::StatusOr<LaneId> AddOwnLaneOfAll(const ProcessGroup& group, LanePurpose purpose);
   absl::StatusOr<std::unique_ptr<EngineCore>> MakeCore(WireLink& link);
   // Clears this rank's flags, and makes a core with empty lanes on a new link.
   struct FreshCore {

@@ -101,6 +101,13 @@ absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, Lane
 }
 
 absl::StatusOr<LaneId> CommEngine::Impl::AddLaneOfAll(const ProcessGroup& group, LanePurpose purpose) {
+  const absl::StatusOr<LaneId> lane = AddOwnLaneOfAll(group, purpose);
+  // A rank that failed alone would leave its peers to wait for it in the first operation of the lane.
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, lane.status(), timeout_));
+  return lane;
+}
+
+absl::StatusOr<LaneId> CommEngine::Impl::AddOwnLaneOfAll(const ProcessGroup& group, LanePurpose purpose) {
   const int number = lanes_of_all_;
   const int index = IndexOfLaneOfAll(number);
   if (index >= lane_limit_) {
@@ -175,10 +182,9 @@ absl::StatusOr<LaneId> CommEngine::Impl::SharedLane(const ProcessGroup& group, L
     lanes_of_all_ = std::max(lanes_of_all_, proposal.lanes_of_all);
   }
   if (same && found != shared_lanes_.end()) return found->second;
-  const absl::StatusOr<LaneId> lane = AddLaneOfAll(group, purpose);
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, lane.status(), timeout_));
-  shared_lanes_[key] = *lane;
-  return *lane;
+  WEFT_ASSIGN_OR_RETURN(const LaneId lane, AddLaneOfAll(group, purpose));
+  shared_lanes_[key] = lane;
+  return lane;
 }
 
 std::vector<bool> CommEngine::Impl::FreeIndices() const {

@@ -35,6 +35,20 @@ TEST(Lanes, ABlockedLaneDoesNotBlockAnother) {
   });
 }
 
+// Its peers would wait for it in the first operation.
+TEST(Lanes, ALaneThatOneRankCannotAddFailsOnAll) {
+  RunRanksOnEveryNodeMap(3, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    ProcessGroup group = WorldGroup(bootstrap);
+    if (bootstrap.rank() == 1) group.group_rank = 2;
+    EXPECT_THAT(fixture.engine->AddLane(group, LanePurpose::kControl),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank 1 is not rank 2 of group")));
+    WEFT_ASSIGN_OR_RETURN(fixture.lane,
+                          fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kAllReduce));
+    return CheckEngineWorks(fixture);
+  });
+}
+
 TEST(Lanes, AfterHoldsAnOperationBackUntilTheOtherIsReady) {
   RunRanksOnEveryNodeMap(2, [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));

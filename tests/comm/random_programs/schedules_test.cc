@@ -299,10 +299,9 @@ TEST(DeadRank, IsNamedByTheErrorOfEverySurvivor) {
         const absl::Status& outcome = report.outcomes[rank];
         if (static_cast<int>(rank) == victim) continue;
         EXPECT_FALSE(outcome.ok()) << program.ToString() << ", rank " << rank;
-        EXPECT_THAT(
-            std::string(outcome.message()),
-            ContainsRegex(absl::StrCat("(heartbeat from|waits for|gathering from all ranks:) rank.*[^0-9]",
-                                       victim, "([^0-9]|$)")))
+        EXPECT_THAT(std::string(outcome.message()),
+                    ContainsRegex(absl::StrCat("(heartbeat from|waits for|all-gather of blobs:) rank.*[^0-9]",
+                                               victim, "([^0-9]|$)")))
             << program.ToString() << ", rank " << rank;
       }
     }
