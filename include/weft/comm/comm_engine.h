@@ -20,7 +20,7 @@
 //   order; GroupLane, by the members of its group; every collective, by all ranks of its lane's group in the
 //   same order.
 // Lifetime: bootstrap and heap must outlive the engine, and the engine its Works. An engine's flags stay
-//   allocated until the heap is destroyed: 17 KiB a rank, 2.1 KiB for each rank of the node, and about
+//   allocated until the heap is destroyed: 25 KiB a rank, 2.1 KiB for each rank of the node, and about
 //   2.2 KiB for each lane (docs/engine.md). Prefer one engine with SharedLane; after a failure,
 //   ResetAfterError.
 #pragma once
