@@ -26,7 +26,8 @@ struct TrainEnvironment {
   // threads.
   bool watchdog = false;
   // Stop request; may be null. Each rank reads it at the start of a step. If it is true on any rank, all
-  // ranks stop after that step, save a checkpoint if there is a folder for it, and export nothing.
+  // ranks stop after that step, save a checkpoint if there is a folder for it, and export nothing. After the
+  // last step the run ends as without the request.
   const std::atomic<bool>* stop = nullptr;
   // Request for a checkpoint; may be null. The run resets it. If it is true on any rank at the start of a
   // step, all ranks save after that step. Without --checkpoint-dir it only prints a message.

@@ -207,6 +207,7 @@ class Run {
   absl::Status TrainSteps() {
     for (int64_t step = checkpoints_->first_step(); step <= config_.optimizer.steps && !report_.stopped;
          ++step) {
+      const bool last = step == config_.optimizer.steps;
       trainer_->engine().SetPhase(absl::StrCat("step ", step));
       if (trace_) WEFT_RETURN_IF_ERROR(trace_->BeforeStep(step));
       WEFT_ASSIGN_OR_RETURN(Trainer::StepResult result, trainer_->Step(step, TakeRequests(), [this] {
@@ -221,14 +222,14 @@ class Run {
         WEFT_ASSIGN_OR_RETURN(report_.eval_loss, evaluator_->ComputeLoss());
         result.metrics.eval_loss = report_.eval_loss;
         // Otherwise a request would wait for one more step and its evaluation.
-        if (step < config_.optimizer.steps) {
+        if (!last) {
           WEFT_ASSIGN_OR_RETURN(result.flags.stop, evaluator_->IsAnyStopped(result.flags.stop || MustStop()));
         }
       }
       Record(result.metrics);
       report_.steps = step;
       report_.loss = result.metrics.loss;
-      report_.stopped = result.flags.stop;
+      report_.stopped = result.flags.stop && !last;
       console_.PrintStep(result.metrics, result.skipped);
       WEFT_RETURN_IF_ERROR(CheckFinite(result.metrics, config_.optimizer));
       WEFT_RETURN_IF_ERROR(CheckReplicasAfter(step));

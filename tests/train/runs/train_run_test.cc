@@ -218,6 +218,23 @@ TEST_F(TrainRun, StopsAllRanksAfterTheSameStep) {
   EXPECT_EQ(stopped_after, std::set<int64_t>{3});
 }
 
+TEST_F(TrainRun, EndsAndExportsAsWithoutARequestIfTheStepThatTakesItIsTheLast) {
+  config_.output.export_folder = folder_ / "export";
+  EXPECT_OK(RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) -> absl::Status {
+    std::atomic<bool> stop{false};
+    TrainEnvironment environment;
+    environment.stop = &stop;
+    environment.on_step = [&](const StepMetrics& metrics) {
+      stop = bootstrap.rank() == 1 && metrics.step == config_.optimizer.steps - 1;
+    };
+    WEFT_ASSIGN_OR_RETURN(const TrainReport report, Train(bootstrap, config_, environment));
+    EXPECT_FALSE(report.stopped);
+    EXPECT_EQ(report.steps, config_.optimizer.steps);
+    return absl::OkStatus();
+  }));
+  EXPECT_TRUE(std::filesystem::exists(config_.output.export_folder + "/model.safetensors"));
+}
+
 TEST_F(TrainRun, AnnouncesALongCheckOfTokenIdsAndStopsInIt) {
   config_.data.paths = {folder_.Write("data.u32", "")};
   std::filesystem::resize_file(config_.data.paths[0], (int64_t{1} << 30) + 4);  // Takes no room on the disk.
