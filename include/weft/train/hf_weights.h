@@ -52,10 +52,11 @@ struct HfExportOptions {
 
 // Writes model.safetensors in f32, every rank its own elements, and the files of the source. All files become
 // visible together and replace those of an earlier export; after an error the folder is as before. The folder
-// must lie on a file system that all ranks share, and must not be the source.
+// must lie on a file system that all ranks share, and must be neither the source nor a checkpoint.
 // Collective: all ranks, outside of passes. Errors, the same on all ranks: kInvalidArgument (two parameters
-// with one tensor, a transposed parameter without two dims; the folder is the source, or another run exports
-// there), kNotFound, kPermissionDenied, kResourceExhausted, kDataLoss (names the path).
+// with one tensor, a transposed parameter without two dims; the folder is the source or a checkpoint or has
+// checkpoints, or another run exports there), kNotFound, kPermissionDenied, kResourceExhausted, kDataLoss
+// (names the path).
 absl::Status ExportToHf(Bootstrap& bootstrap, ShardedModel& model, const std::string& folder,
                         const HfExportOptions& options);
 

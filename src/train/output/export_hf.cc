@@ -13,6 +13,7 @@
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
+#include "src/train/checkpoint/checkpoint_folder.h"
 #include "src/train/files/file_io.h"
 #include "src/train/files/model_folder.h"
 #include "src/train/files/shard_runs.h"
@@ -206,6 +207,7 @@ absl::StatusOr<HfExport> ClaimExport(const std::string& folder, const std::strin
                                      ExportedWeights weights, const std::vector<ExportedFile>& files,
                                      std::map<std::string, std::string> others) {
   HfExport target;
+  WEFT_RETURN_IF_ERROR(CheckIsNoCheckpoint(folder));
   WEFT_RETURN_IF_ERROR(CheckReplaceable(ExportedFiles(folder, source_folder, weights)));
   WEFT_ASSIGN_OR_RETURN(target.folder, OutputFolder::Claim(folder));
   std::vector<int64_t> bytes;

@@ -77,8 +77,8 @@ absl::StatusOr<HfExport> ClaimExport(const std::string& folder, const std::strin
 
 // The same for an export of `model` in `dtype`, by --export-hf. `files`: see HfExport. `source_folder` is
 // that of --hf-model; empty for a new Llama.
-// Errors: kInvalidArgument (another run exports there), kNotFound, kPermissionDenied, kResourceExhausted (no
-//   space), kUnavailable, kDataLoss (names the path).
+// Errors: kInvalidArgument (another run exports there; those of CheckIsNoCheckpoint), kNotFound,
+//   kPermissionDenied, kResourceExhausted (no space), kUnavailable, kDataLoss (names the path).
 absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string& source_folder,
                                     std::map<std::string, std::string> files, LlamaModel& model,
                                     ExportedWeights weights, DType dtype);

@@ -210,11 +210,8 @@ absl::Status CheckCollisions(const TrainConfig& config, const TrainInputs& input
   if (!exported.empty() && !checkpoints.empty() && IsCheckpointPlace(checkpoints, Resolved(exported))) {
     return BadFlag("export-hf", exported, "is the place of a checkpoint; name another one");
   }
-  if (!exported.empty()) {
-    WEFT_RETURN_IF_ERROR(Annotate(CheckIsNoCheckpoint(exported), "--export-hf"));
-    if (ExportedWeightsOf(config) == ExportedWeights::kAdapters) {
-      WEFT_RETURN_IF_ERROR(Annotate(CheckHasNoModel(exported), "--export-hf"));
-    }
+  if (!exported.empty() && ExportedWeightsOf(config) == ExportedWeights::kAdapters) {
+    WEFT_RETURN_IF_ERROR(Annotate(CheckHasNoModel(exported), "--export-hf"));
   }
   const std::vector<OutputFile> outputs = OutputsOf(config);
   WEFT_RETURN_IF_ERROR(CheckOutputsDiffer(outputs));
