@@ -5,12 +5,12 @@
 
 #include <array>
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <string>
-#include <sys/resource.h>
 
 #include <gtest/gtest.h>
+
+#include "tests/support/file_size_limit.h"
 
 namespace weft {
 namespace {
@@ -19,17 +19,11 @@ namespace {
 TEST(WriteAll, GoesOnAfterACallThatWroteAPart) {
   std::FILE* const file = std::tmpfile();
   ASSERT_NE(file, nullptr);
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const rlimit limit{100, before.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
-  const bool is_written = WriteAll(fileno(file), std::string(150, 'x'));
-  const int error = errno;
-  setrlimit(RLIMIT_FSIZE, &before);
-  std::signal(SIGXFSZ, handler);
-  EXPECT_FALSE(is_written);
-  EXPECT_EQ(error, EFBIG);
+  {
+    const testing::FileSizeLimit limit(100);
+    EXPECT_FALSE(WriteAll(fileno(file), std::string(150, 'x')));
+    EXPECT_EQ(errno, EFBIG);
+  }
   EXPECT_EQ(lseek(fileno(file), 0, SEEK_END), 100);
   std::fclose(file);
 }

@@ -149,8 +149,8 @@ absl::StatusOr<std::shared_ptr<CheckpointFolder>> CheckpointFolder::Claim(const 
   return folder;
 }
 
-absl::Status CheckpointFolder::CheckSpace(int64_t bytes, int64_t largest_file) const {
-  return claim_->CheckSpace("a checkpoint", {bytes - largest_file, largest_file});
+absl::Status CheckpointFolder::CheckSpace(const FileSizes& sizes) const {
+  return claim_->CheckSpace("a checkpoint", sizes);
 }
 
 absl::StatusOr<std::string> CheckpointFolder::Stage(int64_t step) {

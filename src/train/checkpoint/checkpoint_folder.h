@@ -45,8 +45,8 @@ class CheckpointFolder {
   // Warnings since the last call about folders that could not be removed. Each folder has one warning.
   // Another thread may commit meanwhile.
   std::vector<std::string> TakeWarnings();
-  // Errors: kResourceExhausted (gives needed and free bytes).
-  absl::Status CheckSpace(int64_t bytes, int64_t largest_file) const;
+  // Errors: those of OutputFolder::CheckSpace.
+  absl::Status CheckSpace(const FileSizes& sizes) const;
   // Makes an empty folder for the files of a checkpoint, and returns its path.
   absl::StatusOr<std::string> Stage(int64_t step);
   struct Place {

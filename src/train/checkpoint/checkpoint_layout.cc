@@ -121,11 +121,11 @@ absl::Status CheckpointLayout::AddStem(const std::string& stem, const Tensors& t
   return absl::OkStatus();
 }
 
-int64_t CheckpointLayout::bytes() const {
-  int64_t bytes = 0;
-  for (const File& file : files_) bytes += file.layout.file_bytes();
-  for (const auto& [name, text] : indexes_) bytes += static_cast<int64_t>(text.size());
-  return bytes;
+FileSizes CheckpointLayout::sizes() const {
+  FileSizes sizes;
+  for (const File& file : files_) sizes.Add(file.layout.file_bytes());
+  for (const auto& [name, text] : indexes_) sizes.Add(static_cast<int64_t>(text.size()));
+  return sizes;
 }
 
 CheckpointLayout::Place CheckpointLayout::Find(const std::string& stem, const std::string& name,

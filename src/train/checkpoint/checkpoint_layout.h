@@ -12,6 +12,7 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
+#include "src/train/files/output_folder.h"
 #include "weft/core/tensor_view.h"
 #include "weft/train/safetensors.h"
 
@@ -43,7 +44,7 @@ class CheckpointLayout {
   const std::vector<File>& files() const { return files_; }
   // Index files by name, of the stems that have several files.
   const std::map<std::string, std::string>& indexes() const { return indexes_; }
-  int64_t bytes() const;  // Total size of all files and indexes.
+  FileSizes sizes() const;  // Of all files and indexes.
   // REQUIRES: the layout has the tensor.
   Place Find(const std::string& stem, const std::string& name, int64_t element) const;
 

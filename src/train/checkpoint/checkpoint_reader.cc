@@ -192,15 +192,15 @@ absl::Status Checkpoint::ExportHf(const std::string& folder) const {
         absl::StrCat("'", folder, "' is the place of a checkpoint: name another folder"));
   }
   std::vector<std::string> names;
-  std::vector<int64_t> bytes;
+  FileSizes sizes;
   for (const auto& [name, file] : content_->manifest.files) {
     if (!BelongsToModelFolder(name, file.stem)) continue;
     names.push_back(name);
-    bytes.push_back(file.bytes);
+    sizes.Add(file.bytes);
   }
   const std::string weights = WeightsName(names);
   if (absl::StartsWith(weights, kAdapterFiles)) WEFT_RETURN_IF_ERROR(CheckHasNoModel(folder));
-  WEFT_RETURN_IF_ERROR(output->CheckSpace("the export", bytes));
+  WEFT_RETURN_IF_ERROR(output->CheckSpace("the export", sizes));
   WEFT_ASSIGN_OR_RETURN(const std::string staging, output->Stage());
   size_t number = 0;
   for (const auto& [name, file] : content_->manifest.files) {

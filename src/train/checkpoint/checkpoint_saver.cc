@@ -66,7 +66,8 @@ class CheckpointSaver::Impl {
   }
 
   absl::Status CheckSpace(int64_t bytes) const {
-    return first() ? folder_->CheckSpace(bytes, std::min(bytes, options_.max_file_bytes)) : absl::OkStatus();
+    if (!first()) return absl::OkStatus();
+    return folder_->CheckSpace({.total = bytes, .largest = std::min(bytes, options_.max_file_bytes)});
   }
 
   absl::Status Start(CheckpointState state) {
@@ -151,9 +152,7 @@ class CheckpointSaver::Impl {
 
   // On rank 0.
   absl::Status CreateFiles() {
-    int64_t largest = 0;
-    for (const auto& file : layout_->files()) largest = std::max(largest, file.layout.file_bytes());
-    WEFT_RETURN_IF_ERROR(folder_->CheckSpace(layout_->bytes(), largest));
+    WEFT_RETURN_IF_ERROR(folder_->CheckSpace(layout_->sizes()));
     WEFT_ASSIGN_OR_RETURN(staged_, folder_->Stage(state_.step));
     for (const auto& file : layout_->files()) {
       WEFT_RETURN_IF_ERROR(CreateFile(absl::StrCat(staged_, "/", file.name), file.layout));

@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
-#include <numeric>
 #include <optional>
 #include <string_view>
 #include <sys/file.h>
@@ -184,9 +183,8 @@ void OutputFolder::RemoveLeftovers() const {
   }
 }
 
-absl::Status OutputFolder::CheckSpace(const char* what, const std::vector<int64_t>& file_bytes) const {
-  const int64_t needed = std::accumulate(file_bytes.begin(), file_bytes.end(), kSpareBytes);
-  const int64_t largest = *std::max_element(file_bytes.begin(), file_bytes.end());
+absl::Status OutputFolder::CheckSpace(const char* what, const FileSizes& sizes) const {
+  const int64_t needed = sizes.total + kSpareBytes;
   struct statvfs info {};
   if (statvfs(path_.c_str(), &info) != 0) return FolderError(errno, path_);
   const double free = static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize);
@@ -196,10 +194,11 @@ absl::Status OutputFolder::CheckSpace(const char* what, const std::vector<int64_
                      static_cast<int64_t>(free), " are free: make room, or name a folder on another disk"));
   }
   struct rlimit limit {};
-  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < static_cast<rlim_t>(largest)) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        what, " in '", path_, "' has a file of ", largest, " bytes, but this process may write at most ",
-        static_cast<uint64_t>(limit.rlim_cur), ": raise the limit with ulimit -f"));
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < static_cast<rlim_t>(sizes.largest)) {
+    return absl::ResourceExhaustedError(absl::StrCat(what, " in '", path_, "' has a file of ", sizes.largest,
+                                                     " bytes, but this process may write at most ",
+                                                     static_cast<uint64_t>(limit.rlim_cur),
+                                                     ": raise the limit with ulimit -f"));
   }
   return absl::OkStatus();
 }

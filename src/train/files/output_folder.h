@@ -14,6 +14,7 @@
 // Without it: a run that is killed during its export leaves a mixture.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -25,6 +26,17 @@
 #include <absl/status/statusor.h>
 
 namespace weft {
+
+// Sizes of the files that a run will write.
+struct FileSizes {
+  int64_t total = 0;  // In bytes, as `largest`.
+  int64_t largest = 0;
+
+  void Add(int64_t bytes) {
+    total += bytes;
+    largest = std::max(largest, bytes);
+  }
+};
 
 // Thread safety: none.
 class OutputFolder {
@@ -49,8 +61,8 @@ class OutputFolder {
   const std::vector<std::string>& messages() const { return messages_; }
 
   // Checks that files of these sizes can be written. `what`: their name in messages, as in "the export".
-  // Errors: kResourceExhausted (gives needed and free bytes).
-  absl::Status CheckSpace(const char* what, const std::vector<int64_t>& file_bytes) const;
+  // Errors: kResourceExhausted (gives needed and free bytes, or the largest file and the limit of its size).
+  absl::Status CheckSpace(const char* what, const FileSizes& sizes) const;
   // Makes an empty staging folder, and returns its path. If somebody has removed the folder since Claim,
   // creates and locks it again. Errors: as Claim.
   absl::StatusOr<std::string> Stage();

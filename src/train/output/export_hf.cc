@@ -210,11 +210,10 @@ absl::StatusOr<HfExport> ClaimExport(const std::string& folder, const std::strin
   WEFT_RETURN_IF_ERROR(CheckIsNoCheckpoint(folder));
   WEFT_RETURN_IF_ERROR(CheckReplaceable(ExportedFiles(folder, source_folder, weights)));
   WEFT_ASSIGN_OR_RETURN(target.folder, OutputFolder::Claim(folder));
-  std::vector<int64_t> bytes;
-  bytes.reserve(files.size() + others.size());
-  for (const ExportedFile& file : files) bytes.push_back(file.layout.file_bytes());
-  for (const auto& [name, content] : others) bytes.push_back(static_cast<int64_t>(content.size()));
-  WEFT_RETURN_IF_ERROR(target.folder->CheckSpace("the export", bytes));
+  FileSizes sizes;
+  for (const ExportedFile& file : files) sizes.Add(file.layout.file_bytes());
+  for (const auto& [name, content] : others) sizes.Add(static_cast<int64_t>(content.size()));
+  WEFT_RETURN_IF_ERROR(target.folder->CheckSpace("the export", sizes));
   target.files = std::move(others);
   return target;
 }

@@ -70,14 +70,6 @@ TEST_F(CheckpointTest, KeepsStepCountsPropertiesAndFiles) {
   EXPECT_EQ(ReadFile(root() + "/latest"), "step-00000017\n");
 }
 
-TEST_F(CheckpointTest, SplitsFilesAtTheirLimit) {
-  options_.max_file_bytes = 100;
-  ASSERT_OK(Save(ArrayCut::kByRows, 3));
-  EXPECT_TRUE(fs::exists(Path(1) + "/model-00002-of-00002.safetensors"));
-  EXPECT_TRUE(fs::exists(Path(1) + "/model.safetensors.index.json"));
-  EXPECT_OK(Load(ArrayCut::kByColumns, 2));
-}
-
 TEST_F(CheckpointTest, KeepsTheNewestCheckpoints) {
   options_.keep = 2;
   ASSERT_OK(Save(ArrayCut::kByRows, 2, {10, 20, 30}));

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -15,6 +14,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/file_size_limit.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 
@@ -44,6 +44,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
+using ::weft::testing::FileSizeLimit;
 using ::weft::testing::StatusIs;
 
 bool IsOld(const std::string& name) { return name == "old-shard"; }
@@ -266,21 +267,17 @@ TEST_F(OutputFolderTest, NamesAPathThatCannotBeAFolder) {
 
 TEST_F(OutputFolderTest, NamesTheSpaceThatIsMissing) {
   const auto folder = Claim();
-  EXPECT_OK(folder->CheckSpace("the export", {1000, 2000}));
-  EXPECT_THAT(folder->CheckSpace("the export", {int64_t{1} << 60}),
+  EXPECT_OK(folder->CheckSpace("the export", {.total = 3000, .largest = 2000}));
+  EXPECT_THAT(folder->CheckSpace("the export", {.total = int64_t{1} << 60, .largest = 2000}),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("1152921504607895552 bytes")));
 }
 
 TEST_F(OutputFolderTest, NamesALimitOfFileSizesThatIsTooLow) {
   const auto folder = Claim();
-  struct rlimit before {};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  struct rlimit low = before;
-  low.rlim_cur = 1999;
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
-  const absl::Status status = folder->CheckSpace("the export", {1000, 2000});
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("ulimit -f")));
+  const FileSizeLimit limit(1999);
+  EXPECT_THAT(folder->CheckSpace("the export", {.total = 3000, .largest = 2000}),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("ulimit -f")));
+  EXPECT_OK(folder->CheckSpace("the export", {.total = 3000, .largest = 1999}));
 }
 
 }  // namespace

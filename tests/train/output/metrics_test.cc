@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
@@ -21,6 +20,7 @@
 #include <gtest/gtest.h>
 
 #include "src/train/files/json.h"
+#include "tests/support/file_size_limit.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 #include "weft/train/progress.h"
@@ -42,6 +42,7 @@ namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
+using ::weft::testing::FileSizeLimit;
 
 StepMetrics Example() {
   StepMetrics metrics;
@@ -242,15 +243,8 @@ TEST(MetricsFile, RemovesNothingIfLaterLinesCannotBeKept) {
   const TempFolder folder;
   const std::string lines = "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n";
   const std::string path = folder.Write("m.jsonl", lines);
-  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit before{};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const rlimit low = {15, before.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
-  const absl::Status status = MetricsFile::Continue(path, 1).status();
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  std::signal(SIGXFSZ, old_handler);
-  EXPECT_THAT(status.message(), HasSubstr("cannot write '" + path + ".1'"));
+  const FileSizeLimit limit(15);
+  EXPECT_THAT(MetricsFile::Continue(path, 1).status().message(), HasSubstr("cannot write '" + path + ".1'"));
   EXPECT_EQ(ReadFile(path), lines);
   EXPECT_EQ(folder.FileCount(), 1);
 }
@@ -262,15 +256,8 @@ TEST(MetricsFile, KeepsWholeLinesOnlyAfterAFailedWrite) {
   ASSERT_OK_AND_ASSIGN(MetricsFile file, MetricsFile::Create(path));
   ASSERT_OK(file.Write(Example()));
   const auto size = std::filesystem::file_size(path);
-  rlimit before{};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const rlimit low = {size + 10, before.rlim_max};
-  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
-  const absl::Status status = file.Write(Example());
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  std::signal(SIGXFSZ, old_handler);
-  EXPECT_THAT(status.message(), HasSubstr("cannot write"));
+  const FileSizeLimit limit(size + 10);
+  EXPECT_THAT(file.Write(Example()).message(), HasSubstr("cannot write"));
   EXPECT_EQ(std::filesystem::file_size(path), size);
 }
 
