@@ -13,14 +13,32 @@ size_t IndexOf(ModelPart part) { return static_cast<size_t>(part); }
 // Elementwise parts read and write memory, at about this many elements in the time of one operation.
 constexpr double kOperationsOfElement = 8;
 
+// Distance of blocks with other products, such as those of adapters or of sparse attention. Twice as many
+// tokens are nearer.
+constexpr double kOtherBlock = 1;
+
+double Distance(int64_t a, int64_t b) {
+  return std::abs(std::log(static_cast<double>(a) / static_cast<double>(b)));
+}
+
+// Distance of two sizes, of which 0 is none.
+double DistanceOfOptional(int64_t a, int64_t b) {
+  if (a == 0 || b == 0) return a == b ? 0 : kOtherBlock;
+  return Distance(a, b) / 4;
+}
+
 // Distance of two shapes: the sum of the logarithms of the ratios of what times depend on.
 double Distance(const PartShape& a, const PartShape& b) {
-  const auto ratio = [](int64_t x, int64_t y) {
-    return std::abs(std::log(static_cast<double>(x) / static_cast<double>(y)));
-  };
-  return ratio(a.tokens(), b.tokens()) + ratio(a.dim, b.dim) + ratio(a.ffn_dim, b.ffn_dim) +
-         ratio(a.seq_len, b.seq_len) / 2 + ratio(a.vocab_size, b.vocab_size) / 4 +
-         ratio(a.threads, b.threads);
+  const double sizes = Distance(a.tokens(), b.tokens()) + Distance(a.dim, b.dim) +
+                       Distance(a.ffn_dim, b.ffn_dim) + Distance(a.seq_len, b.seq_len) / 2 +
+                       Distance(a.vocab_size, b.vocab_size) / 4 + Distance(a.threads, b.threads);
+  const double heads = Distance(a.heads, b.heads) / 2 + Distance(a.kv_heads, b.kv_heads) / 4 +
+                       Distance(a.head_dim, b.head_dim) / 2;
+  const double kind = DistanceOfOptional(a.selected_keys, b.selected_keys) +
+                      DistanceOfOptional(a.window, b.window) +
+                      DistanceOfOptional(a.adapter_elements, b.adapter_elements) +
+                      (a.qk_norm == b.qk_norm ? 0 : kOtherBlock / 4);
+  return sizes + heads + kind;
 }
 
 // The window of all layers, if it hides keys.
@@ -121,7 +139,8 @@ TimesChoice ChooseTimes(const MachineCosts& costs, const PartShape& shape) {
   const MeasuredModel* nearest = nullptr;
   for (const MeasuredModel& model : costs.models) {
     if (model.shape.dtype != shape.dtype) continue;
-    if (nearest == nullptr || Distance(model.shape, shape) < Distance(nearest->shape, shape))
+    if (nearest == nullptr || model.shape == shape ||
+        Distance(model.shape, shape) < Distance(nearest->shape, shape))
       nearest = &model;
   }
   if (nearest == nullptr) {

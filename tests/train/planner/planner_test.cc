@@ -61,6 +61,52 @@ TEST(MachineCosts, OfTheSameShapeAreUsedAsTheyWereMeasured) {
   EXPECT_EQ(costs.models.size(), 2U);
 }
 
+// Shapes that differ from `shape` in one field each.
+std::vector<PartShape> ShapesBeside(const PartShape& shape) {
+  std::vector<PartShape> shapes(9, shape);
+  shapes[0].heads = 2;
+  shapes[1].kv_heads = 1;
+  shapes[2].head_dim = 8;
+  shapes[3].selected_keys = 32;
+  shapes[4].window = 32;
+  shapes[5].adapter_elements = 1024;
+  shapes[6].qk_norm = true;
+  shapes[7].ffn_dim = 192;
+  shapes[8].vocab_size = 300;
+  return shapes;
+}
+
+TEST(MachineCosts, OfTheSameShapeAreUsedIfThoseOfASimilarOneAreOlder) {
+  for (const PartShape& shape : ShapesBeside(Measured(128, 5).shape)) {
+    MachineCosts costs;
+    costs.Add(Measured(128, 5));
+    MeasuredModel newest = Measured(128, 7);
+    newest.shape = shape;
+    costs.Add(newest);
+    for (const MeasuredModel& model : costs.models) {
+      const TimesChoice choice = ChooseTimes(costs, model.shape);
+      EXPECT_TRUE(choice.exact);
+      EXPECT_EQ(choice.times, model.times);
+    }
+  }
+}
+
+// The wanted shape has twice the tokens of a measured one.
+TEST(MachineCosts, AreScaledFromTheSameKindOfBlock) {
+  for (const PartShape& shape : ShapesBeside(Measured(128, 5).shape)) {
+    MachineCosts costs;
+    costs.Add(Measured(128, 5));
+    MeasuredModel newest = Measured(128, 7);
+    newest.shape = shape;
+    costs.Add(newest);
+    for (const MeasuredModel& model : costs.models) {
+      PartShape wanted = model.shape;
+      wanted.sequences = 2;
+      EXPECT_EQ(ChooseTimes(costs, wanted).measured, &model);
+    }
+  }
+}
+
 TEST(MachineCosts, OfAnotherShapeAreScaledByOperationsOfTheNearest) {
   MachineCosts costs;
   costs.Add(Measured(128, 5));
