@@ -1,5 +1,8 @@
 #include "weft/train/diagnose.h"
 
+#include <utility>
+
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -141,6 +144,37 @@ TEST(Diagnose, TellsLanesOfOneNameApart) {
   EXPECT_THAT(DiagnosisOf(records), HasSubstr("ranks 1, 2, 3 are late: all_gather of 32 f32"));
 }
 
+// The record of a rank whose engine was reset after the record `old`, and which has submitted operations 1 to
+// `last` since.
+FlightRecord AfterReset(FlightRecord old, uint64_t last) {
+  FlightRecord record = RecordOf(old.rank, last);
+  record.generation = old.generation + 1;
+  for (FlightRecord::Operation& operation : record.operations) operation.generation = record.generation;
+  record.operations.insert(record.operations.begin(), old.operations.begin(), old.operations.end());
+  return record;
+}
+
+TEST(Diagnose, ComparesOnlyOperationsSinceTheLastReset) {
+  std::vector<FlightRecord> records;
+  for (const auto& [rank, last] : {std::pair(0, 50), {1, 50}, {2, 50}, {3, 49}}) {
+    records.push_back(AfterReset(RecordOf(rank, static_cast<uint64_t>(last)), /*last=*/5));
+  }
+  records[0].operations[49].waiting_for = "waits for rank(s) 3";
+  EXPECT_EQ(DiagnosisOf(records), "every operation was submitted by all its ranks");
+  records[3] = AfterReset(RecordOf(3, 49), /*last=*/4);
+  EXPECT_THAT(DiagnosisOf(records), AllOf(StartsWith("rank 3 is late: all_gather of 64 f32, sequence 5"),
+                                          HasSubstr("submitted by ranks 0, 1, 2 and not by rank 3")));
+}
+
+// One rank has written its record before the reset.
+TEST(Diagnose, ComparesRecordsOfTwoGenerations) {
+  std::vector<FlightRecord> records;
+  for (const int rank : {0, 1, 2}) records.push_back(AfterReset(RecordOf(rank, 8), /*last=*/1));
+  records.push_back(RecordOf(3, 8));
+  EXPECT_THAT(DiagnosisOf(records), AllOf(StartsWith("rank 3 is late: all_gather of 64 f32, sequence 1"),
+                                          HasSubstr("submitted by ranks 0, 1, 2 and not by rank 3")));
+}
+
 TEST(Diagnose, SaysThatNothingIsMissing) {
   EXPECT_THAT(DiagnosisOf({RecordOf(0, 8), RecordOf(1, 8), RecordOf(2, 8), RecordOf(3, 8)}),
               HasSubstr("every operation was submitted by all its ranks"));
@@ -182,7 +216,8 @@ TEST(Diagnose, RefusesRecordsOfDifferentRuns) {
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("two flight")));
 }
 
-constexpr const char* kText = R"({"format": 1, "rank": 1, "ranks": 2, "phase": "step 3", "failure": "late",
+constexpr const char* kText =
+    R"({"format": 2, "rank": 1, "ranks": 2, "generation": 0, "phase": "step 3", "failure": "late",
   "lanes": [{"lane": "a/b", "lane_index": 2, "ranks": [0, 1], "submitted": 4}],
   "operations": [{"lane": "a/b", "lane_index": 2, "sequence": 4, "generation": 0, "label": "x", "description": "d", "counts_hash": 5,
                   "ready_ns": 0, "submitted_ns": 12, "waiting_for": "waits for rank(s) 0"}]})";

@@ -20,7 +20,7 @@ struct FlightRecord {
     std::string name;
     uint64_t index = 0;      // Equal on all ranks of the group.
     std::vector<int> ranks;  // Ranks of its group.
-    uint64_t submitted = 0;  // The last sequence that this rank submitted.
+    uint64_t submitted = 0;  // The last sequence that this rank submitted, in the record's generation.
   };
   struct Operation {
     std::string lane;
@@ -36,6 +36,7 @@ struct FlightRecord {
   };
   int rank = 0;
   int ranks = 0;
+  uint64_t generation = 0;  // That of the last reset. A reset has ended the operations of earlier ones.
   std::string phase;
   std::string failure;
   std::vector<Lane> lanes;

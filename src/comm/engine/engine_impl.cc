@@ -299,7 +299,7 @@ absl::StatusOr<CommEngine::Impl::FreshCore> CommEngine::Impl::MakeFreshCore(cons
 }
 
 void CommEngine::Impl::Install(FreshCore fresh) {
-  recorder_.RecordFailure(absl::OkStatus());  // Before the fresh core, which may fail at once.
+  recorder_.RecordReset(reset_rounds_.attempt());  // Before the fresh core, which may fail at once.
   std::unique_ptr<EngineCore> failed;
   {
     // No operation gets its sequence before the restart and reaches the fresh core after it.

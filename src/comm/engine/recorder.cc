@@ -25,6 +25,14 @@ void Recorder::RecordFailure(const absl::Status& cause) {
   ++failure_number_;
 }
 
+void Recorder::RecordReset(uint32_t generation) {
+  const MutexLock lock(mutex_);
+  failure_ = absl::OkStatus();
+  ++failure_number_;
+  generation_ = generation;
+  for (auto& [index, lane] : lanes_) lane.submitted = 0;
+}
+
 int64_t Recorder::failure_number() const {
   const MutexLock lock(mutex_);
   return failure_number_;
@@ -48,10 +56,8 @@ Recorder::Entry* Recorder::Find(const OperationRecord& record) {
 }
 
 Recorder::Entry& Recorder::Add(const OperationRecord& record) {
-  if (!record.message) {  // Messages have no lane.
+  if (!record.message && record.descriptor.generation == generation_) {  // Messages have no lane.
     Lane& lane = lanes_[record.lane];
-    if (record.descriptor.generation != lane.generation) lane.submitted = 0;  // Sequences restart at a reset.
-    lane.generation = record.descriptor.generation;
     lane.submitted = std::max(lane.submitted, record.descriptor.sequence);
   }
   if (ring_.size() < capacity_) {
@@ -143,9 +149,10 @@ std::string Recorder::Json() const {
         {{"lane", lane.name}, {"lane_index", index}, {"ranks", lane.ranks}, {"submitted", lane.submitted}});
   }
   // Labels may hold any bytes. Invalid UTF-8 must not throw.
-  return nlohmann::ordered_json{{"format", 1},
+  return nlohmann::ordered_json{{"format", 2},
                                 {"rank", rank_},
                                 {"ranks", ranks_},
+                                {"generation", generation_},
                                 {"phase", phase_},
                                 {"failure", std::string(failure_.message())},
                                 {"lanes", std::move(lanes)},

@@ -29,8 +29,10 @@ class Recorder {
   void RecordLane(int lane, std::string name, std::vector<int> ranks) ABSL_LOCKS_EXCLUDED(mutex_);
   // Records what the program does, such as "step 12" or "export".
   void SetPhase(std::string phase) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Records the failure of the engine. OK: it was reset.
+  // Records the failure of the engine.
   void RecordFailure(const absl::Status& cause) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Ends the failure. `generation`: of the operations that follow, whose sequences restart on every lane.
+  void RecordReset(uint32_t generation) ABSL_LOCKS_EXCLUDED(mutex_);
   // The failure of the engine, or OK.
   absl::Status failure() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Grows with each failure and each reset.
@@ -43,10 +45,12 @@ class Recorder {
   // Records what a running operation waits for, such as "waits for rank(s) 2, 3".
   void RecordWait(const OperationRecord& record, std::string waiting_for) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // {"format": 1, "rank", "ranks", "phase", "failure", "lanes": [{lane, lane_index, ranks, submitted}],
+  // {"format": 2, "rank", "ranks", "generation", "phase", "failure",
+  //  "lanes": [{lane, lane_index, ranks, submitted}],
   //  "operations": [{lane, lane_index, sequence, generation, kind, label, dtype, bytes, description,
   //                  counts_hash, state, …_ns, waiting_for}]}
-  // `submitted` is the last sequence on the lane. A failed operation with a start and no end was running.
+  // `submitted` is the last sequence on the lane in the record's generation. A failed operation with a start
+  // and no end was running.
   std::string Json() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   struct StuckOperation {
@@ -74,7 +78,6 @@ class Recorder {
     std::string name;
     std::vector<int> ranks;
     uint64_t submitted = 0;
-    uint32_t generation = 0;
   };
   Entry* Find(const OperationRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Adds the entry of an operation, in place of an old one if the ring is full.
@@ -94,6 +97,7 @@ class Recorder {
   std::string phase_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   int64_t failure_number_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<Entry> ring_ ABSL_GUARDED_BY(mutex_);
   size_t next_ ABSL_GUARDED_BY(mutex_) = 0;
 };

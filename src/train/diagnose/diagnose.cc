@@ -82,11 +82,17 @@ std::set<LaneKey> LanesOf(const RecordOfRank& records) {
   return lanes;
 }
 
+// True if the operation may still end. A reset has ended those of an earlier generation.
+bool IsUnfinished(const FlightRecord& record, const Operation& operation) {
+  return !operation.ended && operation.generation == record.generation;
+}
+
 // The unfinished operations of a rank on a lane, oldest first.
 std::vector<const Operation*> UnfinishedOn(const FlightRecord& record, const LaneKey& lane) {
   std::vector<const Operation*> unfinished;
   for (const Operation& operation : record.operations) {
-    if (operation.lane_index == lane.index && !operation.ended) unfinished.push_back(&operation);
+    if (operation.lane_index == lane.index && IsUnfinished(record, operation))
+      unfinished.push_back(&operation);
   }
   return unfinished;
 }
@@ -138,7 +144,8 @@ std::set<int> NamedWithoutRecord(const RecordOfRank& records) {
     }
     AddRanksAfter("waits for rank(s) ", record->failure, by_waits);
     for (const Operation& operation : record->operations) {
-      if (!operation.ended) AddRanksAfter("waits for rank(s) ", operation.waiting_for, by_waits);
+      if (IsUnfinished(*record, operation))
+        AddRanksAfter("waits for rank(s) ", operation.waiting_for, by_waits);
     }
   }
   for (std::set<int>* ranks : {&by_failures, &by_waits})
@@ -146,9 +153,12 @@ std::set<int> NamedWithoutRecord(const RecordOfRank& records) {
   return by_failures.empty() ? by_waits : by_failures;
 }
 
-bool HasSubmitted(const FlightRecord& record, const LaneKey& key, uint64_t sequence) {
+// A rank of a later generation has reset its engine together with the others. One of an earlier generation
+// has yet to do so.
+bool HasSubmitted(const FlightRecord& record, const LaneKey& key, const Operation& operation) {
+  if (record.generation != operation.generation) return record.generation > operation.generation;
   const FlightRecord::Lane* lane = FindLane(record, key);
-  return lane != nullptr && lane->submitted >= sequence;
+  return lane != nullptr && lane->submitted >= operation.sequence;
 }
 
 // The oldest operation of a lane that some rank has submitted and another has not. A rank without a record is
@@ -168,7 +178,7 @@ std::optional<Waiting> FindLate(const RecordOfRank& records, const std::set<int>
           if (named.contains(member)) found.late.push_back(member);
           continue;
         }
-        const bool submitted = HasSubmitted(*peer->second, lane, operation->sequence);
+        const bool submitted = HasSubmitted(*peer->second, lane, *operation);
         (submitted ? found.waiting : found.late).push_back(member);
       }
       if (found.late.empty()) continue;
@@ -245,7 +255,7 @@ std::optional<std::string> OldestWait(const RecordOfRank& records, RanksOf ranks
   for (const auto& [rank, record] : records) {
     if (ranks == RanksOf::kOwnFailures && !HasOwnFailure(*record)) continue;
     for (const Operation& operation : record->operations) {
-      if (operation.ended || !absl::StrContains(operation.waiting_for, "rank(s)")) continue;
+      if (!IsUnfinished(*record, operation) || !absl::StrContains(operation.waiting_for, "rank(s)")) continue;
       if (oldest != nullptr && operation.submitted_ns >= oldest->submitted_ns) continue;
       oldest = &operation;
       waiting = record;

@@ -18,6 +18,7 @@
 namespace weft {
 namespace {
 
+constexpr uint64_t kFormat = 2;
 constexpr int64_t kMaxRanks = 1 << 20;
 // Upper limit of a file, above that of an engine with a thousand lanes of a thousand ranks.
 constexpr int64_t kMaxFileBytes = int64_t{1} << 28;
@@ -83,13 +84,15 @@ absl::StatusOr<FlightRecord> ParseFlightRecord(std::string_view text, const std:
   const Json json = ParseJson(text);
   JsonFields fields(json, place, "is it a flight recorder of weft?");
   const uint64_t format = fields.Unsigned("format");
-  if (format != 1) {
-    fields.Fail(absl::DataLossError(absl::StrCat(
-        place, " has format ", format, ", but this version reads format 1: use the weft that wrote it")));
+  if (format != kFormat) {
+    fields.Fail(
+        absl::DataLossError(absl::StrCat(place, " has format ", format, ", but this version reads format ",
+                                         kFormat, ": use the weft that wrote it")));
   }
   FlightRecord record;
   record.ranks = static_cast<int>(fields.Whole("ranks", 1, kMaxRanks));
   record.rank = static_cast<int>(fields.Whole("rank", 0, record.ranks - 1));
+  record.generation = fields.Unsigned("generation");
   record.phase = fields.Text("phase");
   record.failure = fields.Text("failure");
   for (const Json& lane : fields.List("lanes")) {

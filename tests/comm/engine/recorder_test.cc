@@ -37,9 +37,10 @@ TEST(Recorder, WritesEveryFieldOfAnOperation) {
   record->ready_ns = 30;
   recorder.Record(*record);
   const json recorded = json::parse(recorder.Json());
-  EXPECT_EQ(recorded["format"], 1);
+  EXPECT_EQ(recorded["format"], 2);
   EXPECT_EQ(recorded["rank"], 5);
   EXPECT_EQ(recorded["ranks"], 8);
+  EXPECT_EQ(recorded["generation"], 0);
   EXPECT_EQ(recorded["phase"], "step 2");
   EXPECT_EQ(recorded["failure"], "");
   EXPECT_EQ(
@@ -130,6 +131,25 @@ TEST(Recorder, DistinguishesGenerations) {
   ASSERT_EQ(operations.size(), 2U);
   EXPECT_EQ(operations[0]["state"], "failed");
   EXPECT_EQ(operations[1]["state"], "running");
+}
+
+TEST(Recorder, CountsTheOperationsOfEveryLaneFromAReset) {
+  Recorder recorder(0, 1, 4);
+  recorder.RecordLane(3, "shard/all_gather", {0});
+  recorder.Record(*RecordOf(7, OperationState::kRunning));
+  recorder.RecordFailure(absl::AbortedError("the engine is being reset"));
+  recorder.RecordReset(/*generation=*/2);
+  recorder.Record(*RecordOf(7, OperationState::kFailed));
+  recorder.Record(*RecordOf(8, OperationState::kFailed));  // Of the generation before the reset.
+  json recorded = json::parse(recorder.Json());
+  EXPECT_EQ(recorded["generation"], 2);
+  EXPECT_EQ(recorded["failure"], "");
+  EXPECT_EQ(recorded["lanes"][0]["submitted"], 0);
+  const auto next = RecordOf(1, OperationState::kRunning);
+  next->descriptor.generation = 2;
+  recorder.Record(*next);
+  recorded = json::parse(recorder.Json());
+  EXPECT_EQ(recorded["lanes"][0]["submitted"], 1);
 }
 
 TEST(Recorder, SaysWhatTheOldestRunningOperationWaitsFor) {

@@ -132,7 +132,7 @@ TEST(Watchdog, WritesTheRecorderOfAFailureAfterAReset) {
     recorder.RecordFailure(absl::InternalError("the same cause"));
     watchdog->DumpFailure();
     EXPECT_EQ(nlohmann::json::parse(ReadFile(folder / "rank-0.json"))["phase"], phase);
-    recorder.RecordFailure(absl::OkStatus());
+    recorder.RecordReset(/*generation=*/1);
   }
 }
 
@@ -231,7 +231,11 @@ TEST(Watchdog, CountsTheChecksOfEachFailureAlone) {
   int checks = 0;
   const auto check = [&] {
     const bool is_reset = ++checks % 6 == 0;
-    recorder.RecordFailure(is_reset ? absl::OkStatus() : absl::DeadlineExceededError("rank 1 is missing"));
+    if (is_reset) {
+      recorder.RecordReset(/*generation=*/1);
+    } else {
+      recorder.RecordFailure(absl::DeadlineExceededError("rank 1 is missing"));
+    }
     if (checks == kChecks) outcome.set_value(0);
     return int64_t{100};
   };
