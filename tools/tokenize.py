@@ -6,8 +6,8 @@
     tokenize.py --tokenizer DIR --output chat.u32 --chat-field messages FILE.jsonl
 
 A PATH is a text file, which is one document; a .jsonl or .parquet file with a document in --field of each row; or a folder, which stands
-for all files below it, also through links, sorted by path and without hidden ones. Documents are written in this order. With --separator
-TOKEN, that token follows each document ("<|end_of_text|>", "</s>"); without it, no token is added.
+for all files below it, also through links, sorted by path and without hidden ones; the output lies outside of it. Documents are written in
+this order. With --separator TOKEN, that token follows each document ("<|end_of_text|>", "</s>"); without it, no token is added.
 
 The suffix of the output determines the width of tokens: .u16 or .bin for 16 bits, .u32 for 32 bits, little-endian.
 
@@ -25,27 +25,20 @@ virtual environment).
 import os
 import sys
 
-# Python's own modules import `tokenize`. They must not find this file instead.
-if __name__ == "__main__":
-    sys.path = [path for path in sys.path if os.path.abspath(path) != os.path.dirname(os.path.abspath(__file__))]
+# Python's own modules import `tokenize`. They must find theirs before this file.
+TOOLS = os.path.dirname(os.path.abspath(__file__))
+sys.path = [path for path in sys.path if os.path.abspath(path) != TOOLS] + [TOOLS]
 
 import argparse
-import array
-import contextlib
-import errno
-import fcntl
 import functools
 import importlib
 import itertools
 import json
 import pathlib
 
-WIDTHS = {".bin": ("H", 1 << 16), ".u16": ("H", 1 << 16), ".u32": ("I", 1 << 32)}
+from token_output import WIDTHS, Failure, locked, write_tokens
+
 BATCH = 1000  # Documents that the tokenizer encodes at once, on all cores.
-
-
-class Failure(Exception):
-    """An error message for the user."""
 
 
 def load_package(name, what):
@@ -112,6 +105,14 @@ def files_of(paths):
         if not files:
             raise Failure(f"{path}: has no files (hidden files are skipped)")
         yield from files
+
+
+def check_outside(output, paths):
+    """Refuses an output that the next run would read as a document. A mask lies beside its output."""
+    for path in paths:
+        below = os.path.relpath(os.path.realpath(output), os.path.realpath(path)).split(os.sep)
+        if path.is_dir() and not any(part.startswith(".") for part in below):
+            raise Failure(f"--output {output}: lies in the folder {path}, all of whose files are documents: name another folder")
 
 
 def check_text(place, text):
@@ -295,66 +296,6 @@ def encode(tokenizer, documents, separator, is_masked):
             yield ids, mask
 
 
-@contextlib.contextmanager
-def locked(output):
-    """Holds the lock of an output and of its mask, as runs would write the same temporary files. Does without on file systems that
-    have no locks."""
-    name = output.with_name(output.name + ".lock")
-    is_held = False
-    while not is_held:
-        file = open(name, "w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Else its last owner has just removed it.
-            is_held = os.path.samestat(os.stat(name), os.fstat(file.fileno()))
-        except BlockingIOError:
-            file.close()
-            raise Failure(f"--output {output}: another run of tokenize.py writes it: wait for its end, or give another name") from None
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-            is_held = True
-        if not is_held:
-            file.close()
-    with file:
-        try:
-            yield
-        finally:
-            name.unlink(missing_ok=True)
-
-
-def write_tokens(output, documents, with_mask):
-    """Writes temporary files and renames them, so that no partial output is left. Returns the numbers of tokens, and of those with a loss."""
-    code, limit = WIDTHS[output.suffix]
-    mask_name = output.with_name(output.name + ".mask")
-    names = [output, mask_name] if with_mask else [output]
-    partial = [name.with_name(name.name + ".partial") for name in names]
-    count = with_loss = 0
-    try:
-        with open(partial[0], "wb") as file, open(partial[-1] if with_mask else os.devnull, "wb") as mask_file:
-            for ids, mask in documents:
-                if ids and max(ids) >= limit:
-                    raise Failure(f"--output {output}: token {max(ids)} does not fit into 16 bits: name it .u32")
-                tokens = array.array(code, ids)
-                if sys.byteorder == "big":
-                    tokens.byteswap()
-                tokens.tofile(file)
-                mask_file.write(mask)
-                count += len(ids)
-                with_loss += sum(mask)
-        # First, so that a run that ends here leaves no mask of other tokens. Without a mask to write, a folder of this name is none.
-        if with_mask or mask_name.is_symlink() or not mask_name.is_dir():
-            mask_name.unlink(missing_ok=True)
-        for source, name in zip(partial, names, strict=True):
-            os.replace(source, name)
-    finally:
-        for name in partial:
-            name.unlink(missing_ok=True)
-    return count, with_loss
-
-
 def with_progress(files):
     """Yields the files, and shows on a terminal how many of their bytes have been read."""
     if not sys.stderr.isatty():
@@ -394,6 +335,7 @@ def main(arguments):
     try:
         tokenizer = load_tokenizer(options.tokenizer)
         render = load_chat_template(options.tokenizer) if options.chat_field else None
+        check_outside(options.output, options.paths)
         files = list(files_of(options.paths))
         documents = itertools.chain.from_iterable(documents_of(file, options, render) for file in with_progress(files))
         encoded = encode(tokenizer, documents, options.separator, options.is_masked)

@@ -5,7 +5,6 @@ Exits with 77 (skipped) without the package `tokenizers`.
 """
 import array
 import contextlib
-import fcntl
 import importlib.util
 import json
 import os
@@ -276,29 +275,6 @@ class Tokenize(ToolCase):
         for text in (b"PAR1", b"one two", content[:-20], content[:-4] + b"xxxx", bytes(damaged)):
             path.write_bytes(text)
             self.assert_fails(self.run_tool("out.u16", path), 1, f"{path}: cannot be read")
-
-    def test_refuses_an_output_that_another_run_writes(self):
-        text = self.write("a.txt", b"one")
-        partial = pathlib.Path(self.write("out.u16.partial", b"tokens of the other run"))
-        with open(self.folder / "out.u16.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            result = self.run_tool("out.u16", text)
-            self.assertEqual((result.returncode, partial.read_bytes()), (1, b"tokens of the other run"), result.stderr)
-            self.assertIn("another run of tokenize.py writes it", result.stderr)
-        self.assertEqual(self.run_tool("out.u16", text).returncode, 0)  # The other run may have been killed.
-        self.assertEqual(self.tokens("out.u16", "H"), [2])
-        self.assertEqual([path.name for path in self.folder.glob("out*")], ["out.u16"])
-
-    def test_does_without_locks_where_there_are_none(self):
-        none = "import errno, fcntl\ndef flock(*_): raise OSError(errno.ENOLCK, 'no locks')\nfcntl.flock = flock\n"
-        self.write("sitecustomize.py", none.encode())  # Python imports it at its start.
-        with unittest.mock.patch.dict(os.environ, PYTHONPATH=str(self.folder)):
-            result = self.run_tool("out.u16", self.write("a.txt", b"one"))
-        self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertEqual([path.name for path in self.folder.glob("out*")], ["out.u16"])
-
-    def test_refuses_tokens_that_do_not_fit(self):
-        self.assert_fails(self.run_tool("out.u16", self.write("a.txt", b"one far")), 1, "70000", ".u32")
 
     def test_names_bad_arguments(self):
         text = self.write("a.txt", b"one")
