@@ -198,6 +198,7 @@ std::shared_ptr<EngineGroup> MakeGroup(const std::shared_ptr<Session>& session, 
   const absl::Duration timeout = timeout_s ? std::min(absl::Seconds(*timeout_s), longest) : longest;
   absl::StatusOr<std::shared_ptr<EngineGroup>> made;
   {
+    const Session::OwnCall own_call;  // A signal handler that runs in it must not close the session.
     const nb::gil_scoped_release released;
     made = EngineGroup::Create(session, name, ranks, timeout);
   }

@@ -92,9 +92,9 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // Waits up to ten seconds for unfinished operations, and aborts the engine if some remain or one has missed
   // its deadline. Waits up to ten seconds for each sharded model in a call of another thread, and as long
-  // again after an abort. Each of these waits is at most the timeout. Waits for a sharded model that another
-  // thread makes, until the deadline of that call. Then ends the engine, unless a closer needs it further.
-  // Later calls do nothing.
+  // again after an abort. Each of these waits is at most the timeout. Waits for a group or sharded model that
+  // another thread makes, until the deadline of that call. Then ends the engine, unless a closer needs it
+  // further. Later calls do nothing.
   // Throws std::runtime_error, and fails all operations, inside an OwnCall of this thread.
   void Close();
   // Closes all sessions of this process. For the end of the interpreter.

@@ -8,7 +8,9 @@ from pathlib import Path
 import array_bodies
 import pytest
 
-CLOSING = Path(__file__).resolve().parent / "closing_bodies.py"
+FOLDER = Path(__file__).resolve().parent
+CLOSING = FOLDER / "closing_bodies.py"
+CLOSING_IN_CALLS = FOLDER / "closing_in_call_bodies.py"
 
 
 def run_ranks(program: str | Path, size: int, *arguments: str) -> list[str]:
@@ -49,13 +51,18 @@ def test_a_session_closes_while_another_thread_uses_it(tmp_path: Path, meanwhile
     assert process.returncode == 0, process.stderr
 
 
-@pytest.mark.parametrize("case", ["drain", "abort", "late", "source", "call", "model", "making", "inside"])
+@pytest.mark.parametrize("case", ["drain", "abort", "late", "source"])
 def test_operations_end_in_one_thread_while_another_uses_them(tmp_path: Path, case: str) -> None:
     run_ranks(CLOSING, 2, str(tmp_path / "store"), case)
 
 
+@pytest.mark.parametrize("case", ["call", "model", "making", "inside", "group"])
+def test_a_session_closes_during_a_call_that_uses_it(tmp_path: Path, case: str) -> None:
+    run_ranks(CLOSING_IN_CALLS, 2, str(tmp_path / "store"), case)
+
+
 def test_a_session_closes_while_a_hook_of_a_model_hangs(tmp_path: Path) -> None:
-    run_ranks(CLOSING, 1, str(tmp_path / "store"), "hook")
+    run_ranks(CLOSING_IN_CALLS, 1, str(tmp_path / "store"), "hook")
 
 
 def test_a_session_works_again_after_a_reset_of_all_ranks(tmp_path: Path) -> None:
