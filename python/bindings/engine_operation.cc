@@ -31,7 +31,7 @@ std::shared_ptr<EngineOperation> EngineOperation::Submit(std::shared_ptr<Session
       new EngineOperation(std::move(session), std::move(memory), needs_release));
   const absl::Status submitted = operation->session_->WithEngine([&](CommEngine& engine) {
     operation->work_ = submit(engine);
-    operation->session_->CountUntilReady(operation->work_);
+    operation->number_ = operation->session_->CountUntilReady(operation->work_);
     operation->session_->Register(operation.get());
   });
   if (!submitted.ok()) operation->outcome_ = submitted;
@@ -93,7 +93,7 @@ Outcome EngineOperation::Wait(std::chrono::milliseconds timeout, const std::func
       if (outcome_) return {Outcome::Code::kFailed, std::string(outcome_->message())};
     }
     if (left <= kSlice) {
-      session_->RecordMissedDeadline(waited);
+      session_->RecordMissedDeadline(this, number_, waited);
       return ToOutcome(waited);
     }
     if (between) between();

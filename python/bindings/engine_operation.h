@@ -59,6 +59,7 @@ class EngineOperation final : public Operation, public std::enable_shared_from_t
   const std::shared_ptr<Session> session_;
   std::shared_ptr<void> memory_;
   const bool needs_release_;
+  int64_t number_ = -1;  // See Session::CountUntilReady.
   std::shared_ptr<const Session::GroupLanes> senders_;
   std::mutex mutex_;  // Held while a thread waits: see Note [Locks of a closing session].
   // Not valid once settled, and if it was not submitted. The engine's lock keeps that of a registered

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -121,10 +122,7 @@ void Session::Abort(const std::string& cause) const {
 absl::Status Session::Reset() {
   absl::Status reset;
   WEFT_RETURN_IF_ERROR(WithEngine([&](CommEngine& engine) { reset = engine.ResetAfterError(); }));
-  WEFT_RETURN_IF_ERROR(reset);
-  const std::lock_guard lock(operations_mutex_);
-  missed_deadline_ = absl::OkStatus();  // The operation has failed by now.
-  return absl::OkStatus();
+  return reset;
 }
 
 void Session::CloseAll() {
@@ -164,11 +162,12 @@ void Session::Drain() {
   {
     std::unique_lock lock(unready_->mutex);
     if (!unready_->changed.wait_for(lock, absl::ToChronoNanoseconds(deadline.Left()),
-                                    [&] { return unready_->operations == 0; })) {
-      cause = missed_deadline.ok() ? absl::AbortedError(absl::StrCat(
-                                         "rank ", rank(), " closed its session before ", unready_->operations,
-                                         " operations were ready; wait for all operations before the end"))
-                                   : missed_deadline;
+                                    [&] { return unready_->operations.empty(); })) {
+      cause = missed_deadline.ok()
+                  ? absl::AbortedError(absl::StrCat(
+                        "rank ", rank(), " closed its session before ", unready_->operations.size(),
+                        " operations were ready; wait for all operations before the end"))
+                  : missed_deadline;
     }
   }
   while (cause.ok()) {
@@ -185,25 +184,35 @@ void Session::Drain() {
 
 absl::Status Session::CheckOperations() {
   const std::lock_guard lock(operations_mutex_);
-  for (EngineOperation* operation : operations_) WEFT_RETURN_IF_ERROR(operation->CheckReleased());
+  for (const auto& [operation, _] : operations_) WEFT_RETURN_IF_ERROR(operation->CheckReleased());
   return absl::OkStatus();
 }
 
 absl::Status Session::MissedDeadline() {
-  const std::lock_guard lock(operations_mutex_);
-  return missed_deadline_;
-}
-
-void Session::CountUntilReady(Work& work) {
   {
     const std::lock_guard lock(unready_->mutex);
-    ++unready_->operations;
+    for (const auto& [_, missed] : unready_->operations) WEFT_RETURN_IF_ERROR(missed);
   }
-  work.Then([unready = unready_](const absl::Status&) {
+  const std::lock_guard lock(operations_mutex_);
+  for (const auto& [operation, missed] : operations_) {
+    if (!operation->CheckReleased().ok()) WEFT_RETURN_IF_ERROR(missed);
+  }
+  return absl::OkStatus();
+}
+
+int64_t Session::CountUntilReady(Work& work) {
+  int64_t number = 0;
+  {
+    const std::lock_guard lock(unready_->mutex);
+    number = unready_->submitted++;
+    unready_->operations.emplace(number, absl::OkStatus());
+  }
+  work.Then([unready = unready_, number](const absl::Status&) {
     const std::lock_guard lock(unready->mutex);
-    --unready->operations;
+    unready->operations.erase(number);
     unready->changed.notify_all();
   });
+  return number;
 }
 
 absl::Status Session::OnClose(std::function<bool()> closer) {
@@ -243,7 +252,7 @@ void Session::Close() {
     const std::unique_lock engine_lock(engine_mutex_);
     engine = std::move(engine_);
     const std::lock_guard lock(operations_mutex_);
-    for (EngineOperation* operation : operations_) memory.push_back(operation->Settle(ClosedError()));
+    for (const auto& [operation, _] : operations_) memory.push_back(operation->Settle(ClosedError()));
   }
   if (is_engine_free) {
     engine.reset();
@@ -336,7 +345,7 @@ absl::StatusOr<std::shared_ptr<const Session::GroupLanes>> Session::MakeLanes(co
 
 void Session::Register(EngineOperation* operation) {
   const std::lock_guard lock(operations_mutex_);
-  operations_.insert(operation);
+  operations_.emplace(operation, absl::OkStatus());
 }
 
 void Session::Unregister(EngineOperation* operation) {
@@ -344,9 +353,15 @@ void Session::Unregister(EngineOperation* operation) {
   operations_.erase(operation);
 }
 
-void Session::RecordMissedDeadline(const absl::Status& error) {
+void Session::RecordMissedDeadline(EngineOperation* operation, int64_t number, const absl::Status& error) {
+  {
+    const std::lock_guard lock(unready_->mutex);
+    const auto unready = unready_->operations.find(number);
+    if (unready != unready_->operations.end()) unready->second = error;
+  }
   const std::lock_guard lock(operations_mutex_);
-  if (missed_deadline_.ok()) missed_deadline_ = error;
+  const auto registered = operations_.find(operation);
+  if (registered != operations_.end()) registered->second = error;
 }
 
 }  // namespace weft::python

@@ -37,7 +37,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <shared_mutex>
 #include <string>
 #include <sys/types.h>
@@ -90,11 +89,11 @@ class Session : public std::enable_shared_from_this<Session> {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Waits up to ten seconds for unfinished operations, and aborts the engine if some remain or one has missed
-  // its deadline. Waits up to ten seconds for each sharded model in a call of another thread, and as long
-  // again after an abort. Each of these waits is at most the timeout. Waits for a group or sharded model that
-  // another thread makes, until the deadline of that call. Then ends the engine, unless a closer needs it
-  // further. Later calls do nothing.
+  // Waits up to ten seconds for unfinished operations, and aborts the engine if some remain, at once if one
+  // of them has missed its deadline. Waits up to ten seconds for each sharded model in a call of another
+  // thread, and as long again after an abort. Each of these waits is at most the timeout. Waits for a group
+  // or sharded model that another thread makes, until the deadline of that call. Then ends the engine,
+  // unless a closer needs it further. Later calls do nothing.
   // Throws std::runtime_error, and fails all operations, inside an OwnCall of this thread.
   void Close();
   // Closes all sessions of this process. For the end of the interpreter.
@@ -170,10 +169,11 @@ class Session : public std::enable_shared_from_this<Session> {
   void Register(EngineOperation* operation);
   void Unregister(EngineOperation* operation);
   // Counts an operation until it is *ready* or has failed: Close waits for those that Python has dropped,
-  // too.
-  void CountUntilReady(Work& work);
-  // Close does not wait for operations if one has missed its deadline.
-  void RecordMissedDeadline(const absl::Status& error);
+  // too. Returns its number.
+  int64_t CountUntilReady(Work& work);
+  // Close does not wait for operations if an unfinished one has missed its deadline. `number`: that of the
+  // registered `operation`.
+  void RecordMissedDeadline(EngineOperation* operation, int64_t number, const absl::Status& error);
   CompletionThread& completions() { return *completions_; }
   // The same on all ranks, and different for each session of a store.
   const std::string& nonce() const { return nonce_; }
@@ -186,6 +186,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void Drain();
   // Errors: those of EngineOperation::CheckReleased.
   absl::Status CheckOperations();
+  // The error of an unfinished operation that has missed its deadline. REQUIRES: the engine's lock.
   absl::Status MissedDeadline();
   // False if the engine must be kept.
   bool RunClosers();
@@ -206,13 +207,15 @@ class Session : public std::enable_shared_from_this<Session> {
   std::vector<std::function<bool()>> closers_;
   bool is_closing_ = false;  // RunClosers has been called. Guarded by closers_mutex_.
   std::mutex operations_mutex_;
-  std::set<EngineOperation*> operations_;
-  absl::Status missed_deadline_;
-  // Shared with callbacks of the engine, which the destructor of the engine may run.
+  // With the error of a missed deadline, or OK.
+  std::map<EngineOperation*, absl::Status> operations_;
+  // Operations that are not *ready*, also those that Python has dropped. Shared with callbacks of the engine,
+  // which the destructor of the engine may run.
   struct Unready {
     std::mutex mutex;
     std::condition_variable changed;
-    int operations = 0;
+    int64_t submitted = 0;
+    std::map<int64_t, absl::Status> operations;  // By number, as operations_.
   };
   const std::shared_ptr<Unready> unready_ = std::make_shared<Unready>();
   std::unique_ptr<CompletionThread> completions_;

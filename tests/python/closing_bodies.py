@@ -149,6 +149,29 @@ def close_before_the_release(store: str, rank: int) -> None:
             operation.wait()  # All have been released.
 
 
+def close_after_a_missed_deadline(store: str, rank: int) -> None:
+    """An operation of rank 0 misses the deadline of a wait, and ends well later. Close waits for operations all the same."""
+    pair = PairOfRanks(store, rank)
+    group = pair.groups[0]
+    if rank == 1:
+        await_file(f"{store}-missed")
+        group.all_reduce(np.ones(1)).wait()
+        await_file(pair.go)
+        for operation in pair.broadcasts():
+            operation.wait()
+        pair.session.close()
+        return
+    late = group.all_reduce(np.ones(1))
+    expect_error(TimeoutError, "waits for rank(s) 1", lambda: late.wait(0.01))
+    open(f"{store}-missed", "w").close()
+    late.wait()
+    held = list(pair.broadcasts())
+    with once_a_call_waits(lambda: open(pair.go, "w").close()):
+        pair.session.close()
+    for operation in held:
+        operation.wait()  # All have been released.
+
+
 def close_after_an_abort(store: str, rank: int) -> None:
     """Broadcasts that were *ready* at the failure have failed, with its cause, also after the end of the session."""
     pair = PairOfRanks(store, rank)
@@ -244,6 +267,7 @@ def reset_after_an_abort(store: str, rank: int) -> None:
 if __name__ == "__main__":
     cases = {
         "drain": close_before_the_release,
+        "deadline": close_after_a_missed_deadline,
         "abort": close_after_an_abort,
         "late": close_in_vain,
         "source": read_while_waiting,

@@ -51,7 +51,7 @@ def test_a_session_closes_while_another_thread_uses_it(tmp_path: Path, meanwhile
     assert process.returncode == 0, process.stderr
 
 
-@pytest.mark.parametrize("case", ["drain", "abort", "late", "source"])
+@pytest.mark.parametrize("case", ["drain", "deadline", "abort", "late", "source"])
 def test_operations_end_in_one_thread_while_another_uses_them(tmp_path: Path, case: str) -> None:
     run_ranks(CLOSING, 2, str(tmp_path / "store"), case)
 
