@@ -1,7 +1,8 @@
 // Thread that reports the end of operations to callbacks, which may block.
 //
 // Callbacks of the engine may not block, and know only that an operation is *ready*. This thread waits for
-// *released* and for deadlines, and runs callbacks that take the lock of the Python interpreter.
+// *released* and for deadlines, and runs callbacks that take the lock of the Python interpreter. It waits for
+// all operations together: a peer that is late for one delays no other.
 //
 // Thread safety: any thread may call any member.
 // Lifetime: the destructor runs all remaining callbacks. REQUIRES: the session has failed or finished their
@@ -21,13 +22,15 @@
 
 namespace weft::python {
 
+class EngineOperation;
+
 class CompletionThread {
  public:
   CompletionThread();
   ~CompletionThread();
 
   struct Entry {
-    std::shared_ptr<Operation> operation;
+    std::shared_ptr<EngineOperation> operation;
     std::chrono::steady_clock::time_point deadline;
     std::function<void(const Outcome&)> done;
   };
@@ -49,8 +52,10 @@ class CompletionThread {
     Ticket ticket;
   };
   void Run();
-  // The next entry that is ready or past its deadline. Waits for one; empty at the end.
+  // The next entry that is done or past its deadline. Waits for one; empty at the end.
   std::optional<Pending> Next(std::unique_lock<std::mutex>& lock);
+  // Waits until something may have changed.
+  void WaitForChange(std::unique_lock<std::mutex>& lock);
 
   std::mutex mutex_;
   std::condition_variable changed_;

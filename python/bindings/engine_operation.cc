@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
 
 #include "python/interface/deadline.h"
 #include "weft/mesh/unpaused_clock.h"
@@ -78,6 +79,16 @@ absl::Status EngineOperation::WaitSlice(const Deadline& slice) {
     return outcome_.value_or(open);
   }
   return waited;
+}
+
+void EngineOperation::Poll(absl::Duration slice) {
+  bool is_free = true;
+  const absl::Status open = session_->WithEngine([&](CommEngine&) {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    is_free = lock.owns_lock();
+    if (is_free && !outcome_) static_cast<void>(WaitUntilEnded(slice));
+  });
+  if (open.ok() && !is_free) absl::SleepFor(slice);
 }
 
 Outcome EngineOperation::Wait(std::chrono::milliseconds timeout, const std::function<void()>& between) {

@@ -33,6 +33,9 @@ class EngineOperation final : public Operation, public std::enable_shared_from_t
   Outcome Wait(std::chrono::milliseconds timeout, const std::function<void()>& between) override;
   void WhenDone(std::chrono::milliseconds timeout, std::function<void(const Outcome&)> done) override;
   int Source() const override;
+  // Runs the engine until done, for at most `slice`. While another thread waits for this operation, sleeps
+  // instead.
+  void Poll(absl::Duration slice);
   // The group of the possible senders of a receive. Called before other threads know the operation.
   void SetSenders(std::shared_ptr<const Session::GroupLanes> senders) { senders_ = std::move(senders); }
 

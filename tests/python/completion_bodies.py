@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from closing_bodies import without_preemption
 from collective_values import check, rank, ranks
+from rank_worker import init_group
 from torch import Tensor
 
 _numbers = itertools.count()  # Of calls, which all ranks make alike.
@@ -124,6 +126,28 @@ def future_of_a_missing_rank() -> str:
     assert work.is_success()
     assert (output == ranks()).all(), output
     return message
+
+
+def futures_of_late_peers() -> None:
+    """The future of an all-reduce completes although the peer is late for an earlier broadcast to another node, which is *ready*
+    on its root at once. The pool must be closed after this."""
+    os.environ["WEFT_NODE_ID"] = str(rank())
+    dist.destroy_process_group()
+    init_group("-nodes")
+    store = dist.distributed_c10d._get_default_store()
+    sent, reduced = torch.full((4,), float(rank())), torch.ones(4)
+    if rank() == 0:
+        broadcast = dist.broadcast(sent, 0, async_op=True).get_future()
+        dist.all_reduce(reduced, async_op=True).get_future().wait()
+        assert not broadcast.done()
+        store.set("reduced", "")
+        broadcast.wait()
+    else:
+        dist.all_reduce(reduced)
+        store.wait(["reduced"])
+        dist.broadcast(sent, 0)
+    check(reduced, torch.full((4,), 2.0), "all_reduce beside a broadcast")
+    check(sent, torch.zeros(4), "a broadcast to a late peer")
 
 
 def wait_for_late_ranks(wait: Callable[[], object], key: str) -> None:

@@ -39,6 +39,12 @@ def test_a_future_fails_at_the_deadline_and_its_work_does_not(pool_of) -> None:
     assert "all_reduce" in message and "waits for rank(s) 1" in message, message
 
 
+def test_a_future_does_not_wait_for_an_earlier_one(pool_of) -> None:
+    pool = pool_of(2)
+    pool.run(completion_bodies.futures_of_late_peers)
+    pool.close()  # Its ranks have nodes of their own.
+
+
 def test_a_dropped_work_writes_its_output_after_its_deadline(pool_of) -> None:
     pool_of(3).run(completion_bodies.a_dropped_work_writes_its_output_after_its_deadline)
 
