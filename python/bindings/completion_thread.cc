@@ -86,7 +86,11 @@ void CompletionThread::Run() {
   std::unique_lock lock(mutex_);
   while (auto pending = Next(lock)) {
     lock.unlock();
-    pending->entry.done(AwaitDone(pending->entry));
+    const Outcome outcome = AwaitDone(pending->entry);
+    {
+      const Session::OwnCall own_call;  // The end of the session joins this thread.
+      pending->entry.done(outcome);
+    }
     pending.reset();
     lock.lock();
   }

@@ -113,8 +113,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // Errors: kFailedPrecondition (the session is closing, and takes no closer).
   absl::Status OnClose(std::function<bool()> closer);
 
-  // Lives during a call that uses the engine on its own, and in which this thread may run code of Python. The
-  // thread cannot close a session meanwhile.
+  // Lives during a call that uses the engine on its own, and in which this thread may run code of Python, and
+  // during callbacks of the CompletionThread. The thread cannot close a session meanwhile.
   class OwnCall {
    public:
     OwnCall() { ++count_; }

@@ -150,6 +150,23 @@ def futures_of_late_peers() -> None:
     check(sent, torch.zeros(4), "a broadcast to a late peer")
 
 
+def a_callback_ends_its_group() -> str:
+    """Returns the error on rank 0. The pool must be closed after this."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank() != 0:
+        store.wait(["chained"])
+        with contextlib.suppress(dist.DistBackendError):  # Rank 0 may fail it first.
+            dist.all_reduce(torch.ones(1))
+        return ""
+    future = dist.all_reduce(torch.ones(1), async_op=True).get_future().then(lambda _: dist.destroy_process_group())
+    store.set("chained", "")
+    try:
+        future.wait()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
 def wait_for_late_ranks(wait: Callable[[], object], key: str) -> None:
     """Calls `wait` on rank 0, and sets the key when a deadline has passed meanwhile. The late ranks then take part in the
     collective that missed it."""

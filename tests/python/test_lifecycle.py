@@ -45,6 +45,13 @@ def test_a_future_does_not_wait_for_an_earlier_one(pool_of) -> None:
     pool.close()  # Its ranks have nodes of their own.
 
 
+def test_a_callback_of_a_future_does_not_end_its_group(pool_of) -> None:
+    pool = pool_of(2)
+    message = pool.run(completion_bodies.a_callback_ends_its_group)[0]
+    pool.close()  # Its operations have failed.
+    assert "close the session after the call" in message, message
+
+
 def test_a_dropped_work_writes_its_output_after_its_deadline(pool_of) -> None:
     pool_of(3).run(completion_bodies.a_dropped_work_writes_its_output_after_its_deadline)
 
