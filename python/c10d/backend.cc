@@ -19,6 +19,11 @@ void CheckListSize(size_t size, int expected, const char* operation, const char*
                     what, ", one for each rank, got ", size);
 }
 
+// A work without operations would have nothing to end with.
+void CheckNotEmpty(const std::vector<at::Tensor>& tensors, const char* operation) {
+  TORCH_CHECK_VALUE(!tensors.empty(), "weft: ", operation, ": expected one tensor or more, got none");
+}
+
 int64_t RowElements(const at::Tensor& tensor) {
   return tensor.dim() == 0 || tensor.size(0) == 0 ? 1 : tensor.numel() / tensor.size(0);
 }
@@ -112,6 +117,7 @@ WeftBackend::WorkPtr WeftBackend::allreduce(Tensors& tensors, const ::c10d::Allr
 
 WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
                                                       const ::c10d::AllreduceCoalescedOptions& options) {
+  CheckNotEmpty(tensors, "all_reduce_coalesced");
   Submission submission(*group_, copying_, Stream::kAllReduce, "all_reduce", tensors);
   for (const at::Tensor& tensor : tensors) submission.CheckAllReduce(tensor, options.reduceOp);
   for (at::Tensor& tensor : tensors) submission.AllReduce(tensor, options.reduceOp);
@@ -155,6 +161,7 @@ WeftBackend::WorkPtr WeftBackend::_allgather_base(at::Tensor& output, at::Tensor
 
 WeftBackend::WorkPtr WeftBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                       const ::c10d::AllgatherOptions& options) {
+  CheckNotEmpty(inputs, "all_gather_coalesced");
   CheckListSize(outputs.size(), getSize(), "all_gather_coalesced", "lists of outputs");
   Tensors results;
   for (const Tensors& list : outputs) {
@@ -177,6 +184,7 @@ WeftBackend::WorkPtr WeftBackend::allgather_coalesced(TensorLists& outputs, Tens
 
 WeftBackend::WorkPtr WeftBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                   const ::c10d::AllgatherOptions& options) {
+  CheckNotEmpty(inputs, "all_gather");
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "weft: all_gather: ", inputs.size(), " inputs for ",
                     outputs.size(), " outputs");
   Submission submission(*group_, copying_, Stream::kAllGather, "all_gather", outputs);
@@ -247,6 +255,7 @@ WeftBackend::WorkPtr WeftBackend::_reduce_scatter_base(at::Tensor& output, at::T
 
 WeftBackend::WorkPtr WeftBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const ::c10d::ReduceScatterOptions& options) {
+  CheckNotEmpty(inputs, "reduce_scatter");
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "weft: reduce_scatter: ", inputs.size(), " inputs for ",
                     outputs.size(), " outputs");
   Submission submission(*group_, copying_, Stream::kReduceScatter, "reduce_scatter", outputs);

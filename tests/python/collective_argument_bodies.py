@@ -25,6 +25,10 @@ def invalid_arguments() -> None:
         lambda: dist.group.WORLD.broadcast([torch.ones(1)], _broadcast_options(ranks())),
         lambda: dist.all_reduce(torch.ones(1).expand(4), async_op=True).get_future(),
         lambda: dist.all_reduce(torch.ones(4).as_strided((2, 3), (1, 1))),
+        lambda: dist.group.WORLD.allreduce_coalesced([]),
+        lambda: dist.group.WORLD.allgather_coalesced([[]] * ranks(), []),
+        lambda: dist.group.WORLD.allgather_into_tensor_coalesced([], []),
+        lambda: dist.group.WORLD.reduce_scatter_tensor_coalesced([], []),
     ]
     for index, case in enumerate(cases):
         try:
