@@ -102,6 +102,9 @@ bool BackendWork::isCompleted() {
       return true;
     }
   }
+  for (const auto& work : contents_.earlier) {
+    if (!work->isCompleted()) return false;
+  }
   Complete(nullptr);
   return true;
 }
