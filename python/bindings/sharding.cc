@@ -88,8 +88,10 @@ void BindSchedule(nb::class_<Groups>& groups) {
       .def("abandon", [](Groups& self, uintptr_t pass) { self.groups().Abandon(pass); })
       .def("stop",
            [](Groups& self, const std::string& cause) {
-             const nb::gil_scoped_release released;
-             self.groups().Stop(absl::AbortedError(cause));
+             self.Run([&](ShardedGroups& groups) {
+               groups.Stop(absl::AbortedError(cause));
+               return absl::OkStatus();
+             });
            })
       .def("unshard", Call(&ShardedGroups::Unshard))
       .def("wait_unshard", Call(&ShardedGroups::WaitUnshard))
