@@ -1,5 +1,4 @@
-// Launches with a script in place of mpirun. It runs the rank as a child, as mpirun does, and returns
-// its exit code.
+// Launches from their start to their exit code: restarts, requests, deadlines and cleanup.
 #include "weft/launch/launch.h"
 
 #include <unistd.h>
@@ -17,9 +16,9 @@
 
 #include "src/launch/processes.h"
 #include "src/launch/supervisor.h"
+#include "tests/launch/launch_case.h"
 #include "tests/support/scoped_variable.h"
 #include "tests/support/status_matchers.h"
-#include "tests/support/temp_folder.h"
 
 namespace weft {
 namespace {
@@ -30,24 +29,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::weft::testing::StatusIs;
-
-// $FOLDER has the files of the test, $LAUNCHER is the process that calls Launch, $ATTEMPT counts from 1.
-// $REPLACED, if set, is a program that is removed while it runs, as a build does.
-constexpr const char* kMpirun = R"(#!/bin/sh
-echo "$@" >>"$FOLDER/calls"
-echo "$OMPI_MCA_orte_tmpdir_base" >>"$FOLDER/folders"
-ATTEMPT=$(wc -l <"$FOLDER/calls"); export ATTEMPT
-touch "$OMPI_MCA_orte_tmpdir_base/left"
-[ -z "$REPLACED" ] || rm -f "$REPLACED"
-[ ! -e "$FOLDER/before" ] || . "$FOLDER/before"
-OMPI_COMM_WORLD_RANK=0 sh "$FOLDER/rank" &
-rank=$!
-trap 'kill -KILL $rank; exit 143' TERM
-wait $rank
-code=$?
-[ ! -e "$FOLDER/after" ] || . "$FOLDER/after"
-exit $code
-)";
 
 // mpirun with an agent, whose daemon has connected to it, unless $FOLDER/silent exists. It passes SIGUSR1 on
 // to the agent.
@@ -70,53 +51,6 @@ while True:
     for number in saves:
         agent.send_signal(number)
 )";
-
-class LaunchTest : public ::testing::Test {
- protected:
-  LaunchTest() {
-    std::signal(SIGHUP, SIG_DFL);  // The tests may run under nohup.
-    setenv("FOLDER", folder_.str().c_str(), 1);
-    setenv("LAUNCHER", absl::StrCat(getpid()).c_str(), 1);
-    options_.mpirun = Script("mpirun", kMpirun);
-    options_.hosts = "this";  // With hosts, the launch does not know if ranks have started.
-    options_.restart_delay_s = 0;
-  }
-
-  std::string Script(const std::string& name, const std::string& text) {
-    std::string path = folder_.Write(name, text);
-    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
-    return path;
-  }
-
-  // The exit code of a launch whose ranks run `rank`, a shell script.
-  int LaunchRank(const std::string& rank) {
-    folder_.Write("rank", rank);
-    const absl::StatusOr<int> code = Launch(options_, {{"PROGRAM", "train"}, [] {
-                                                         return std::vector<std::string>{"--resume", "auto"};
-                                                       }});
-    EXPECT_OK(code);
-    EXPECT_THAT(internal::DescendantsOf(getpid()), IsEmpty());
-    for (const std::string& used : Lines("folders")) EXPECT_FALSE(std::filesystem::exists(used)) << used;
-    return code.value_or(-1);
-  }
-
-  // The exit code of a launch whose attempts end with these exit codes.
-  int LaunchWithCodes(const std::vector<std::string>& codes) {
-    std::string rank;
-    for (size_t i = 0; i < codes.size(); ++i) {
-      absl::StrAppend(&rank, "[ $ATTEMPT != ", i + 1, " ] || exit ", codes[i], "\n");
-    }
-    return LaunchRank(rank);
-  }
-
-  std::vector<std::string> Lines(const std::string& name) const {
-    return absl::StrSplit(ReadFile(folder_ / name), '\n', absl::SkipEmpty());
-  }
-  std::vector<std::string> Calls() const { return Lines("calls"); }
-
-  TempFolder folder_;
-  LaunchOptions options_;
-};
 
 TEST_F(LaunchTest, RestartsFromTheCheckpointUntilTheProgramSucceeds) {
   EXPECT_EQ(LaunchWithCodes({"137", "86", "1", "0"}), 0);

@@ -275,6 +275,7 @@ TEST(OutputRelay, WaitsForTheReaderOfErrorsIfALaunchWithoutRanksHasLostTheOtherR
                            launch.requests.Deliver(mpirun, {}, /*started=*/false);
                            EXPECT_TRUE(launch.requests.end_at_once());
                            ExpectToWaitForReader(launch);
+                           DaemonProcess::EndDescendants(absl::ZeroDuration());
                          }),
             0);
 }
