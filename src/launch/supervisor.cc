@@ -115,6 +115,8 @@ AttemptEnd WaitForEnd(DaemonProcess& daemon, const SignalQueue& signals, Request
 SignalQueue::SignalQueue(const std::set<int>& signals) : signals_{} {
   sigemptyset(&signals_);
   for (const int signal : signals) sigaddset(&signals_, signal);
+  // A program before exec may have ignored it. The kernel would then reap the children itself.
+  if (signals.contains(SIGCHLD)) std::signal(SIGCHLD, SIG_DFL);
   sigprocmask(SIG_BLOCK, &signals_, nullptr);
 }
 

@@ -21,7 +21,7 @@ namespace weft::internal {
 inline constexpr int kLostReaderSignal = SIGURG;
 
 // Blocks signals of this process and takes them one by one. They stay blocked, as a launch ends with its
-// process.
+// process. SIGCHLD, if it is one of them, gets its default action.
 class SignalQueue {
  public:
   explicit SignalQueue(const std::set<int>& signals);
