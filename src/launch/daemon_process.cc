@@ -120,6 +120,7 @@ absl::StatusOr<DaemonProcess> DaemonProcess::Start(
   Strings environment = Environment(variables);
   const std::vector<char*> argv = Pointers(words);
   const std::vector<char*> envp = Pointers(environment);
+  const std::vector<pid_t> before = DescendantsOf(getpid());
   std::array<int, 2> pipe_ends = {};
   if (pipe2(pipe_ends.data(), O_CLOEXEC) != 0) return SystemError("pipe2", errno);
   const pid_t parent = getpid();
@@ -140,7 +141,7 @@ absl::StatusOr<DaemonProcess> DaemonProcess::Start(
     waitpid(pid, nullptr, 0);
     return SystemError(program.c_str(), error);
   }
-  return DaemonProcess(pid, std::move(folder));
+  return DaemonProcess(pid, std::move(folder), {before.begin(), before.end()});
 }
 
 DaemonChildren DaemonProcess::Children() const {
@@ -166,11 +167,16 @@ void DaemonProcess::Signal(int signal) const {
 }
 
 std::optional<int> DaemonProcess::Poll() {
+  Reap();
+  return wait_status_;
+}
+
+void DaemonProcess::Reap() {
   int status = 0;
   for (pid_t child = 0; (child = waitpid(-1, &status, WNOHANG)) > 0;) {
     if (child == pid_) wait_status_ = status;
+    inherited_.erase(child);  // Another process may get its number.
   }
-  return wait_status_;
 }
 
 void DaemonProcess::EndDescendants(absl::Duration grace) {
@@ -178,12 +184,13 @@ void DaemonProcess::EndDescendants(absl::Duration grace) {
   const Clock::time_point kill_time = Clock::now() + absl::ToChronoNanoseconds(grace);
   const Clock::time_point end = kill_time + absl::ToChronoNanoseconds(kKillDeadline);
   for (;;) {
-    while (waitpid(-1, nullptr, WNOHANG) > 0) {
-    }
+    Reap();
     // Not DescendantsOf: its walk misses a process whose parent ends meanwhile. As orphans become children of
     // this process, it has descendants only while it has a child.
-    if (ChildrenOf(getpid()).empty()) return;
-    const std::vector<pid_t> left = DescendantsOf(getpid());
+    const std::vector<pid_t> children = ChildrenOf(getpid());
+    if (std::all_of(children.begin(), children.end(), [&](pid_t c) { return inherited_.contains(c); }))
+      return;
+    const std::vector<pid_t> left = DescendantsOf(getpid(), inherited_);
     if (Clock::now() > end) {
       for (const pid_t pid : left) {
         PrintMessage(absl::StrCat("process ", pid, " has not ended ", absl::ToDoubleSeconds(kKillDeadline),

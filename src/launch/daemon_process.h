@@ -5,6 +5,7 @@
 
 #include <array>
 #include <optional>
+#include <set>
 #include <string>
 #include <sys/types.h>
 #include <utility>
@@ -27,14 +28,15 @@ struct DaemonChildren {
 // if the command is that of no agent. `folder`: as DaemonProcess::Start.
 std::optional<std::string> AgentHost(const std::vector<std::string>& command, const std::string& folder);
 
-// REQUIRES: this process has no other children, and all of its threads block SIGCHLD. Its main thread calls
-// Start.
+// REQUIRES: all threads of this process block SIGCHLD, and its main thread calls Start. While a daemon
+// exists, the process starts nothing else.
 class DaemonProcess {
  public:
   // Starts the program in a session of its own, which signals of the terminal do not reach. Its standard
   // input is empty. It gets SIGTERM if this process is killed. `variables` replace those of the environment.
   // `folder`: the folder of the attempt, which the command of every daemon contains. `outputs`: descriptors
   // of this process that become the standard output and error of the program.
+  // Processes that this one has before are *inherited*: a shell starts `cat` in `exec weft launch > >(cat)`.
   // Errors: kInvalidArgument (there is no such program), kInternal.
   static absl::StatusOr<DaemonProcess> Start(
       const std::vector<std::string>& command,
@@ -52,15 +54,20 @@ class DaemonProcess {
   // The wait status of the daemon once it has ended. Reaps all children that have ended.
   std::optional<int> Poll();
 
-  // Waits until all descendants of this process have ended. Kills those that are left after `grace`.
-  static void EndDescendants(absl::Duration grace);
+  // Waits until all descendants of this process have ended, but the inherited ones. Kills those that are left
+  // after `grace`.
+  void EndDescendants(absl::Duration grace);
 
   pid_t pid() const { return pid_; }
 
  private:
-  DaemonProcess(pid_t pid, std::string folder) : pid_(pid), folder_(std::move(folder)) {}
+  DaemonProcess(pid_t pid, std::string folder, std::set<pid_t> inherited)
+      : pid_(pid), folder_(std::move(folder)), inherited_(std::move(inherited)) {}
+  void Reap();
+
   pid_t pid_;
   std::string folder_;
+  std::set<pid_t> inherited_;
   std::optional<int> wait_status_;
 };
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <set>
 #include <sstream>
 #include <string>
 #include <system_error>
@@ -95,13 +94,14 @@ std::vector<pid_t> ChildrenOf(pid_t pid) {
   return children;
 }
 
-std::vector<pid_t> DescendantsOf(pid_t pid) {
+std::vector<pid_t> DescendantsOf(pid_t pid, const std::set<pid_t>& excluded) {
   std::vector<pid_t> found;
   std::vector<pid_t> open = {pid};
   while (!open.empty()) {
     const pid_t parent = open.back();
     open.pop_back();
     for (const pid_t child : ChildrenOf(parent)) {
+      if (excluded.contains(child)) continue;
       open.push_back(child);
       if (!IsZombie(child)) found.push_back(child);
     }

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <sys/types.h>
@@ -17,8 +18,9 @@ namespace weft::internal {
 // The children of all threads of a process.
 std::vector<pid_t> ChildrenOf(pid_t pid);
 
-// Children, their children, and so on. Without processes that have ended and are not yet reaped.
-std::vector<pid_t> DescendantsOf(pid_t pid);
+// Children, their children, and so on. Without processes that have ended and are not yet reaped, and without
+// `excluded` processes and their descendants.
+std::vector<pid_t> DescendantsOf(pid_t pid, const std::set<pid_t>& excluded = {});
 
 // True if the variable was set when the process executed its program.
 bool HasVariable(pid_t pid, std::string_view name);

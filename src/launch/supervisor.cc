@@ -182,7 +182,7 @@ AttemptEnd Supervise(DaemonProcess daemon, const SignalQueue& signals, Requests&
   if (requests.stop_requested() && (IsEndByStopSignal(end) || ended_before_ranks)) {
     end = {EndKind::kExited, kExitInterrupted};
   }
-  DaemonProcess::EndDescendants(kGrace);
+  daemon.EndDescendants(kGrace);
   requests.EndAttempt();
   end.started_no_rank = !loss.had_ranks();
   end.stop_requested = requests.stop_requested();

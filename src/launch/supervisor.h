@@ -87,7 +87,7 @@ struct DaemonLimits {
 // Waits until the daemon has ended. Adds signals to `requests` and delivers them. Ends the daemon if a
 // request demands it, or if it misses a deadline.
 // `started_no_rank` of the result refers to this host.
-// On return no process of the daemon is left.
+// On return no process of the daemon is left; inherited ones may be.
 AttemptEnd Supervise(DaemonProcess daemon, const SignalQueue& signals, Requests& requests,
                      const DaemonLimits& limits);
 

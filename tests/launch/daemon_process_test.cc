@@ -2,12 +2,11 @@
 
 #include <unistd.h>
 
-#include <sys/prctl.h>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "src/launch/processes.h"
+#include "tests/support/status_matchers.h"
 
 namespace weft::internal {
 namespace {
@@ -32,14 +31,14 @@ TEST(AgentHost, IsOfAgentsOnly) {
 
 // A walk over /proc misses a process whose parent ends in the middle of it, about once in a thousand walks.
 TEST(EndDescendants, EndsAProcessThatMovesFromParentToParent) {
-  ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+  ASSERT_OK_AND_ASSIGN(DaemonProcess daemon, DaemonProcess::Start({"true"}, {}, ""));
   for (int round = 0; round < 50; ++round) {
     if (fork() == 0) {
       while (fork() == 0) {
       }
       _exit(0);
     }
-    DaemonProcess::EndDescendants(absl::ZeroDuration());
+    daemon.EndDescendants(absl::ZeroDuration());
     EXPECT_THAT(ChildrenOf(getpid()), ::testing::IsEmpty());
   }
 }

@@ -269,13 +269,13 @@ void ExpectToWaitForReader(Launch& launch) {
 TEST(OutputRelay, WaitsForTheReaderOfErrorsIfALaunchWithoutRanksHasLostTheOtherReader) {
   EXPECT_EQ(ExitCodeWith(Kind::kPipe,
                          [](Launch& launch) {
-                           ASSERT_OK_AND_ASSIGN(const auto mpirun, DaemonProcess::Start({"true"}, {}, ""));
+                           ASSERT_OK_AND_ASSIGN(auto mpirun, DaemonProcess::Start({"true"}, {}, ""));
                            launch.Open();
                            launch.requests.Add(kLostReaderSignal);
                            launch.requests.Deliver(mpirun, {}, /*started=*/false);
                            EXPECT_TRUE(launch.requests.end_at_once());
                            ExpectToWaitForReader(launch);
-                           DaemonProcess::EndDescendants(absl::ZeroDuration());
+                           mpirun.EndDescendants(absl::ZeroDuration());
                          }),
             0);
 }
