@@ -144,18 +144,19 @@ absl::StatusOr<DaemonProcess> DaemonProcess::Start(
   return DaemonProcess(pid, std::move(folder), {before.begin(), before.end()});
 }
 
-DaemonChildren DaemonProcess::Children() const {
+DaemonChildren DaemonProcess::Children() {
   DaemonChildren children;
   const Strings own = CommandWords(pid_);
   for (const pid_t child : ChildrenOf(pid_)) {
     const Strings command = CommandWords(child);
-    if (HasVariable(child, "OMPI_COMM_WORLD_RANK")) {
+    if (HasVariable(child, "OMPI_COMM_WORLD_RANK") || (ranks_.contains(child) && !IsZombie(child))) {
       children.ranks.push_back(child);
     } else if (command != own) {  // Else the child has not executed its program yet.
       std::optional<std::string> host = AgentHost(command, folder_);
       if (host) children.agent_hosts.push_back(*std::move(host));
     }
   }
+  ranks_ = {children.ranks.begin(), children.ranks.end()};
   return children;
 }
 

@@ -43,7 +43,9 @@ class DaemonProcess {
       const std::vector<std::pair<std::string, std::string>>& variables, std::string folder,
       std::array<int, 2> outputs = {STDOUT_FILENO, STDERR_FILENO});
 
-  DaemonChildren Children() const;
+  // A process is a rank until it has ended. That it is one is seen in its environment, which is gone once the
+  // kernel frees its memory, so ranks that have been seen are remembered.
+  DaemonChildren Children();
 
   // The number of daemons of other hosts that have connected to this one and not through another daemon.
   // Nothing if that cannot be seen.
@@ -68,6 +70,7 @@ class DaemonProcess {
   pid_t pid_;
   std::string folder_;
   std::set<pid_t> inherited_;
+  std::set<pid_t> ranks_;  // Those of the latest Children.
   std::optional<int> wait_status_;
 };
 

@@ -79,8 +79,6 @@ std::vector<TcpSocket> TcpSocketsOf(pid_t pid) {
   return sockets;
 }
 
-bool IsZombie(pid_t pid) { return absl::StartsWith(StatusField(ReadProcFile(pid, "status"), "State"), "Z"); }
-
 }  // namespace
 
 std::vector<pid_t> ChildrenOf(pid_t pid) {
@@ -108,6 +106,8 @@ std::vector<pid_t> DescendantsOf(pid_t pid, const std::set<pid_t>& excluded) {
   }
   return found;
 }
+
+bool IsZombie(pid_t pid) { return absl::StartsWith(StatusField(ReadProcFile(pid, "status"), "State"), "Z"); }
 
 bool HasVariable(pid_t pid, std::string_view name) {
   const std::string prefix = absl::StrCat(absl::string_view(name.data(), name.size()), "=");

@@ -22,6 +22,9 @@ std::vector<pid_t> ChildrenOf(pid_t pid);
 // `excluded` processes and their descendants.
 std::vector<pid_t> DescendantsOf(pid_t pid, const std::set<pid_t>& excluded = {});
 
+// True if the process has ended and is not yet reaped.
+bool IsZombie(pid_t pid);
+
 // True if the variable was set when the process executed its program.
 bool HasVariable(pid_t pid, std::string_view name);
 

@@ -138,7 +138,7 @@ bool Requests::Add(int signal) {
   return signal != kLostReaderSignal;
 }
 
-void Requests::Deliver(const DaemonProcess& daemon, const std::vector<pid_t>& ranks, bool started) {
+void Requests::Deliver(DaemonProcess& daemon, const std::vector<pid_t>& ranks, bool started) {
   const auto send = [&](int signal) {
     bool sent = false;
     for (const pid_t rank : ranks) sent = (TakesSignal(rank, signal) && kill(rank, signal) == 0) || sent;

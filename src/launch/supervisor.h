@@ -53,7 +53,7 @@ class Requests {
   bool Add(int signal);
   // Passes pending requests on. `ranks`: those of this host. `started`: this host has had ranks, or ranks of
   // other hosts may exist.
-  void Deliver(const DaemonProcess& daemon, const std::vector<pid_t>& ranks, bool started);
+  void Deliver(DaemonProcess& daemon, const std::vector<pid_t>& ranks, bool started);
   // Drops a save request that the ended attempt has not taken.
   void EndAttempt();
 

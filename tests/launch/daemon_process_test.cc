@@ -2,11 +2,19 @@
 
 #include <unistd.h>
 
+#include <csignal>
+#include <string>
+#include <sys/stat.h>
+#include <thread>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "src/launch/processes.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::internal {
 namespace {
@@ -27,6 +35,29 @@ TEST(AgentHost, StandsBeforeTheRemoteCommand) {
 TEST(AgentHost, IsOfAgentsOnly) {
   EXPECT_EQ(AgentHost({"sh", "-c", "sleep 9"}, "/dev/shm/job"), std::nullopt);
   EXPECT_EQ(AgentHost({}, "/dev/shm/job"), std::nullopt);
+}
+
+// The environment of a process that is ending is empty, too, while the kernel frees its memory. mpirun learns
+// of the end only then.
+TEST(DaemonProcess, HasARankUntilItHasEndedAlthoughItsEnvironmentIsGone) {
+  const TempFolder folder;
+  const std::string fifo = folder / "fifo";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  const std::string rank = absl::StrCat("echo >", fifo, "; read line <", fifo, "; exec env -i sh -c 'echo >",
+                                        fifo, "; exec sleep 1000'");
+  const std::string mpirun = absl::StrCat("OMPI_COMM_WORLD_RANK=0 sh -c \"", rank, "\" & exec sleep 1000");
+  ASSERT_OK_AND_ASSIGN(DaemonProcess daemon, DaemonProcess::Start({"sh", "-c", mpirun}, {}, ""));
+  ReadFile(fifo);  // The rank has executed its program.
+  const std::vector<pid_t> ranks = daemon.Children().ranks;
+  ASSERT_THAT(ranks, ::testing::SizeIs(1));
+  folder.Write("fifo", "line\n");
+  ReadFile(fifo);
+  EXPECT_FALSE(HasVariable(ranks[0], "OMPI_COMM_WORLD_RANK"));
+  EXPECT_EQ(daemon.Children().ranks, ranks);
+  kill(ranks[0], SIGKILL);
+  while (!IsZombie(ranks[0])) std::this_thread::yield();
+  EXPECT_THAT(daemon.Children().ranks, ::testing::IsEmpty());
+  daemon.EndDescendants(absl::ZeroDuration());
 }
 
 // A walk over /proc misses a process whose parent ends in the middle of it, about once in a thousand walks.
