@@ -36,7 +36,7 @@ using Words = std::vector<std::string>;
 constexpr absl::Duration kLossLimit = absl::Seconds(10);
 
 std::set<int> SignalsToTake() {
-  std::set<int> signals = {SIGCHLD, SIGINT, SIGTERM, SIGUSR1, internal::kLostReaderSignal};
+  std::set<int> signals = {SIGCHLD, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, internal::kLostReaderSignal};
   if (!IsIgnored(SIGHUP)) signals.insert(SIGHUP);
   return signals;
 }

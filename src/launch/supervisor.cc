@@ -133,8 +133,9 @@ bool Requests::Add(int signal) {
   }
   stop_pending_ = stop_pending_ || !stop_requested();
   const bool first = stop_signals_.insert(signal).second;
-  // A terminal that closes causes two SIGHUP: its shell and the kernel send one each.
-  if (!first && signal != SIGHUP) end_at_once_ = true;
+  // A terminal that closes causes two SIGHUP: its shell and the kernel send one each. A rank, too, takes
+  // kStopSignal any number of times.
+  if (!first && signal != SIGHUP && signal != kStopSignal) end_at_once_ = true;
   return signal != kLostReaderSignal;
 }
 

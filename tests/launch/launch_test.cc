@@ -133,7 +133,7 @@ TEST_F(LaunchTest, EndsTheProcessesThatMpirunLeavesBehind) {
 }
 
 TEST_F(LaunchTest, PassesAStopRequestOnToTheRanks) {
-  for (const char* name : {"INT", "TERM", "HUP"}) {
+  for (const char* name : {"INT", "TERM", "HUP", "USR2"}) {
     std::filesystem::remove(folder_ / "calls");
     const std::string rank =
         absl::StrCat("trap 'exit 130' USR2\nkill -", name, " $LAUNCHER\n", "while :; do sleep 0.01; done");
@@ -208,6 +208,16 @@ TEST_F(LaunchTest, WaitsForTheRanksAfterASecondSIGHUP) {
   EXPECT_EQ(LaunchRank("trap 'kill -HUP $LAUNCHER; kill -USR1 $LAUNCHER' USR2\ntrap 'exit 4' USR1\n"
                        "kill -HUP $LAUNCHER\nwhile :; do sleep 0.01; done"),
             4);
+}
+
+TEST(Requests, TakeARepeatedStopSignalAsADemandToEndAtOnceUnlessItMayComeTwice) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR2}) {
+    internal::Requests requests(/*ranks_are_local=*/true);
+    EXPECT_TRUE(requests.Add(signal));
+    EXPECT_FALSE(requests.end_at_once());
+    requests.Add(signal);
+    EXPECT_EQ(requests.end_at_once(), signal == SIGINT || signal == SIGTERM) << signal;
+  }
 }
 
 TEST_F(LaunchTest, PassesASaveRequestOnToTheRanks) {
