@@ -239,9 +239,8 @@ void Session::Close() {
   if (OwnCall::IsActive()) {
     Abort(absl::StrCat("rank ", rank(), " closed its session in a call that uses it"));
     throw std::runtime_error(
-        "the session is used by a call on this thread, such as one that a signal has interrupted, or that "
-        "runs "
-        "the callbacks of futures: close the session after the call");
+        "the session is used by a call on this thread, such as one that a signal has interrupted or the "
+        "callback of a future: close the session after the call");
   }
   const std::lock_guard close_lock(close_mutex_);
   if (closed()) return;
