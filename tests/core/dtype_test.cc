@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/core/dtypes.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft {
@@ -139,7 +140,7 @@ TYPED_TEST(HalfFormat, NarrowsEveryNanToANanOfTheSameSign) {
 }
 
 TEST(DType, NamesParseToTheSameDType) {
-  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kI64}) {
+  for (const DType dtype : kDTypes) {
     ASSERT_OK_AND_ASSIGN(const DType parsed, ParseDType(Name(dtype)));
     EXPECT_EQ(parsed, dtype);
   }

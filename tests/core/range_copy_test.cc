@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/core/dtypes.h"
 #include "tests/support/status_matchers.h"
 #include "weft/core/strided_copy.h"
 
@@ -112,7 +113,7 @@ TEST(RangeCopy, PacksAndUnpacksRanges) {
 }
 
 TEST(RangeCopy, CopiesEveryDType) {
-  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kI64}) {
+  for (const DType dtype : kDTypes) {
     std::vector<std::byte> bytes(6 * SizeOf(dtype));
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i + 1);
     std::vector<std::byte> moved(bytes.size());

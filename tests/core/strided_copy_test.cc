@@ -13,6 +13,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/core/dtypes.h"
 #include "tests/support/status_matchers.h"
 #include "weft/core/parallel.h"
 
@@ -22,9 +23,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::weft::testing::StatusIs;
-
-constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kF64, DType::kI64,
-                             DType::kI32, DType::kI16,  DType::kI8,  DType::kU8};
 
 bool Convertible(DType source, DType target) { return IsFloating(source) == IsFloating(target); }
 
