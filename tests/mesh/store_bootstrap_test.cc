@@ -87,7 +87,7 @@ TEST(StoreBootstrap, NamesTheLateRankAndKeepsWorking) {
   EXPECT_OK(Barrier());
 }
 
-// As the workers of a data loader do: the child ends by exit(), after it has destroyed its copies.
+// The child destroys its copy of the bootstrap, as a worker of a data loader does, and ends without exit().
 TEST(StoreBootstrap, AForkedChildLeavesTheParentIntact) {
   ASSERT_OK_AND_ASSIGN(auto other, MakeAnother("fork"));
   ASSERT_OK_AND_ASSIGN(const NodeMemory memory, other->ReserveNodeMemory(1000));
