@@ -9,8 +9,10 @@
 namespace weft {
 namespace {
 
-// An older inquiry is forgotten when another one begins.
+// An older inquiry is forgotten when another one begins. The answers of one that is final may be of the past,
+// but a thread of this rank may wait for it for two seconds.
 constexpr int64_t kForgetNs = 4 * LateRanks::kAnswerNs;
+constexpr int64_t kForgetFinalNs = 2 * LateRanks::kAnswerNs;
 // Ranks that a rank asks in one inquiry. More may be awaited in a direct exchange.
 constexpr size_t kMostAsked = 64;
 
@@ -27,8 +29,10 @@ bool LateRanks::Inquiry::is_final() const {
 }
 
 LateRanks::Inquiry& LateRanks::Begin(const Awaited& awaited, int64_t now_ns, Messages& messages) {
-  std::erase_if(inquiries_,
-                [now_ns](const auto& entry) { return now_ns - entry.second.begun_ns > kForgetNs; });
+  std::erase_if(inquiries_, [now_ns](const auto& entry) {
+    const auto& [number, inquiry] = entry;
+    return now_ns - inquiry.begun_ns > (inquiry.is_final() ? kForgetFinalNs : kForgetNs);
+  });
   const auto [it, is_new] = inquiries_.try_emplace(awaited.waits_in);
   Inquiry& inquiry = it->second;
   if (is_new) inquiry.begun_ns = now_ns;

@@ -123,6 +123,16 @@ TEST(LateRanks, ASecondInquiryNamesTheRanksThatAreLateThen) {
             "rank(s) 2 have not submitted what others wait for; ");
 }
 
+// Rank 2 has submitted the operation since rank 1 asked it.
+TEST(LateRanks, AnOldAnswerIsNotPassedOn) {
+  Ranks ranks(3);
+  ranks.Set(1, kFirst, {true, kFirst, {2}});
+  ranks.Set(2, kFirst, {false, kFirst, {}});
+  EXPECT_EQ(ranks.Inquire({1}), "rank(s) 2 have not submitted what others wait for; ");
+  ranks.Set(2, kFirst, {true, kFirst, {}});
+  EXPECT_EQ(ranks.Inquire({1}, 3 * LateRanks::kAnswerNs), "");
+}
+
 TEST(LateRanks, AnInquiryThatBeganWithoutPeersAsksThoseAwaitedSince) {
   Ranks ranks(2);
   ranks.Set(1, kFirst, {false, kFirst, {}});
