@@ -4,6 +4,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/comm/codec/slice_codec.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -68,13 +69,17 @@ void CreditScheduler::FinishTransfer(const Transfer& transfer) {
   } else {
     poll_times_.EndSend(bytes);
   }
+  // Windows and rates count the bytes that an encoded slice may have, not those that it has.
+  const auto moved = transfer.encoded == nullptr
+                         ? bytes
+                         : std::min(bytes, static_cast<int64_t>(CompressedBytes(transfer.encoded)));
   trace_.AddSlice(transfer.lane, {.lane = {},
                                   .sequence = transfer.sequence,
                                   .sent = !transfer.receive,
                                   .peer = transfer.peer,
                                   .number = transfer.slice,
                                   .slices = transfer.slices,
-                                  .bytes = bytes,
+                                  .bytes = moved,
                                   .begin_ns = transfer.begin_ns,
                                   .end_ns = 0});
   for (int64_t n = 0; n < transfer.slices; ++n) transfer.owner->OnWireDone(transfer.slice + n);
@@ -122,7 +127,8 @@ absl::Status CreditScheduler::Receive(const Channel& channel, WirePhase phase, P
   const bool yielded = shared && priority > highest_demand();
   in_flight_.push_back({request, owner, slice.number, true, slice.bytes, channel.peer, channel.lane,
                         channel.sequence, channel.number, trace_.Begin(), phase, priority, shared, yielded,
-                        budget_.Grant(), slice.slices});
+                        budget_.Grant(), slice.slices,
+                        slice.length == WireLink::Length::kAtMost ? slice.target : nullptr});
   if (yielded) {
     yielded_bytes_ += static_cast<int64_t>(slice.bytes);
     counters_.yielded_peak_bytes = std::max(counters_.yielded_peak_bytes, yielded_bytes_);

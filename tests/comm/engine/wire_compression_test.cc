@@ -146,6 +146,23 @@ TEST(WireCompression, SavesBytesAndKeepsEveryBit) {
   });
 }
 
+TEST(WireCompression, TracesTheBytesThatTravel) {
+  RunRanks(NodeMap::RanksPerNode(2, 1), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    std::vector<float> result;
+    fixture.engine->StartTrace();
+    WEFT_RETURN_IF_ERROR(Reduce(fixture, WireCompression::kLossless, result));
+    const EngineTrace trace = fixture.engine->StopTrace();
+    int64_t received = 0;
+    for (const TracedSlice& slice : trace.slices) received += slice.sent ? 0 : slice.bytes;
+    WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> received_by,
+                          bootstrap.AllGatherBlob(absl::StrCat(received), kTestTimeout));
+    const auto peer = static_cast<size_t>(1 - bootstrap.rank());
+    EXPECT_EQ(received_by[peer], absl::StrCat(fixture.engine->counters().wire_bytes));
+    return absl::OkStatus();
+  });
+}
+
 // The weights of a rank's part after a number of updates.
 std::vector<float> Weights(int rank, int updates) {
   std::mt19937 random(static_cast<unsigned>(rank));
