@@ -46,6 +46,11 @@ FlightRecord RecordOf(int rank, uint64_t last) {
   return record;
 }
 
+void SetWait(FlightRecord::Operation& operation, int rank) {
+  operation.waiting_for = absl::StrCat("waits for rank(s) ", rank);
+  operation.waits_for = {rank};
+}
+
 std::string DiagnosisOf(const std::vector<FlightRecord>& records) {
   const absl::StatusOr<std::string> diagnosis = Diagnose(records);
   EXPECT_OK(diagnosis.status());
@@ -74,15 +79,16 @@ TEST(Diagnose, BlamesNoRankOnlyBecauseItsRecordIsNotThere) {
 
 TEST(Diagnose, BlamesARankWithoutARecordIfThoseOfOthersNameIt) {
   std::vector<FlightRecord> records = {RecordOf(0, 8), RecordOf(1, 8)};
-  records[0].operations.back().waiting_for = "waits for rank(s) 2, 1";
+  records[0].operations.back().waits_for = {2, 1};
   EXPECT_THAT(DiagnosisOf(records),
               AllOf(StartsWith("rank 2 is late: "), HasSubstr("submitted by ranks 0, 1 and not by rank 2"),
                     HasSubstr("there is no record of ranks 2, 3")));
   // Rank 2 waits itself, as in a ring.
-  records[0].failure = "all_gather: deadline passed; no heartbeat from rank(s) 3; waits for rank(s) 2";
+  records[0].waits_for = {2};
+  records[0].silent = {3};
   EXPECT_THAT(DiagnosisOf(records), StartsWith("rank 3 is late: "));
-  records[0].failure =
-      "deadline passed; rank(s) 3 have not submitted what others wait for; waits for rank(s) 2";
+  records[0].silent = {};
+  records[0].late = {3};
   EXPECT_THAT(DiagnosisOf(records), StartsWith("rank 3 is late: "));
 }
 
@@ -104,8 +110,8 @@ TEST(Diagnose, PrefersTheFailureOfTheRankOnWhichItHappened) {
 // Rank 1 has given its record since. The other one that is missing is named by a wait.
 TEST(Diagnose, BlamesAnAwaitedRankWithoutARecordIfTheFailureNamesOthers) {
   std::vector<FlightRecord> records = {RecordOf(0, 5), RecordOf(1, 5), RecordOf(2, 5)};
-  records[0].failure = "deadline passed; no heartbeat from rank(s) 1";
-  records[2].operations.back().waiting_for = "waits for rank(s) 3";
+  records[0].silent = {1};
+  records[2].operations.back().waits_for = {3};
   EXPECT_THAT(DiagnosisOf(records), StartsWith("rank 3 is late: "));
 }
 
@@ -159,7 +165,7 @@ TEST(Diagnose, ComparesOnlyOperationsSinceTheLastReset) {
   for (const auto& [rank, last] : {std::pair(0, 50), {1, 50}, {2, 50}, {3, 49}}) {
     records.push_back(AfterReset(RecordOf(rank, static_cast<uint64_t>(last)), /*last=*/5));
   }
-  records[0].operations[49].waiting_for = "waits for rank(s) 3";
+  SetWait(records[0].operations[49], 3);
   EXPECT_EQ(DiagnosisOf(records), "every operation was submitted by all its ranks");
   records[3] = AfterReset(RecordOf(3, 49), /*last=*/4);
   EXPECT_THAT(DiagnosisOf(records), AllOf(StartsWith("rank 3 is late: all_gather of 64 f32, sequence 5"),
@@ -184,10 +190,10 @@ TEST(Diagnose, SaysThatNothingIsMissing) {
 TEST(Diagnose, NamesTheRankForWhichPeersWaitedIfItHasSubmittedSince) {
   std::vector<FlightRecord> records = {RecordOf(0, 8), RecordOf(1, 8), RecordOf(2, 8), RecordOf(3, 8)};
   records[1].failure = "deadline passed";
-  records[1].operations.back().waiting_for = "waits for rank(s) 2";
+  SetWait(records[1].operations.back(), 2);
   // The late rank has learned of the failure while it waited for others itself.
   records[2].failure = "rank 1: deadline passed";
-  records[2].operations.back().waiting_for = "waits for rank(s) 0";
+  SetWait(records[2].operations.back(), 0);
   records[2].operations.back().submitted_ns = 0;
   EXPECT_THAT(DiagnosisOf(records),
               AllOf(HasSubstr("a rank was late: on rank 1, all_gather of 64 f32, sequence 8"),
@@ -198,11 +204,12 @@ TEST(Diagnose, NamesTheRankOfTheFailureIfTheOperationHasEndedSince) {
   std::vector<FlightRecord> records = {RecordOf(0, 8), RecordOf(1, 8), RecordOf(2, 8), RecordOf(3, 8)};
   records[0].failure = "rank 1: deadline passed; waits for rank(s) 2";
   records[1].failure = "all_reduce 'x': deadline passed; waits for rank(s) 2";
+  for (const size_t rank : {0, 1, 2}) records[rank].waits_for = {2};
   EXPECT_THAT(DiagnosisOf(records), HasSubstr("a rank was late: on rank 1, all_reduce 'x': deadline passed; "
                                               "waits for rank(s) 2; by now"));
   // The late rank went on, and waits for a rank that has ended.
   records[2].failure = "rank 1: deadline passed; waits for rank(s) 2";
-  records[2].operations.back().waiting_for = "waits for rank(s) 1";
+  SetWait(records[2].operations.back(), 1);
   EXPECT_THAT(DiagnosisOf(records), HasSubstr("a rank was late: on rank 1, all_reduce 'x'"));
 }
 
@@ -218,9 +225,10 @@ TEST(Diagnose, RefusesRecordsOfDifferentRuns) {
 
 constexpr const char* kText =
     R"({"format": 2, "rank": 1, "ranks": 2, "generation": 0, "phase": "step 3", "failure": "late",
+  "silent": [1], "late": [0], "waits_for": [],
   "lanes": [{"lane": "a/b", "lane_index": 2, "ranks": [0, 1], "submitted": 4}],
   "operations": [{"lane": "a/b", "lane_index": 2, "sequence": 4, "generation": 0, "label": "x", "description": "d", "counts_hash": 5,
-                  "ready_ns": 0, "submitted_ns": 12, "waiting_for": "waits for rank(s) 0"}]})";
+                  "ready_ns": 0, "submitted_ns": 12, "waiting_for": "waits for rank(s) 0", "waits_for": [0]}]})";
 
 TEST(FlightRecord, ReadsFilesAndFolders) {
   const TempFolder folder;
@@ -232,7 +240,10 @@ TEST(FlightRecord, ReadsFilesAndFolders) {
     ASSERT_EQ(records.size(), 1U);
     EXPECT_EQ(records[0].rank, 1);
     EXPECT_EQ(records[0].lanes[0].ranks, (std::vector<int>{0, 1}));
+    EXPECT_EQ(records[0].silent, std::vector<int>{1});
+    EXPECT_EQ(records[0].late, std::vector<int>{0});
     EXPECT_EQ(records[0].operations[0].waiting_for, "waits for rank(s) 0");
+    EXPECT_EQ(records[0].operations[0].waits_for, std::vector<int>{0});
     EXPECT_FALSE(records[0].operations[0].ended);
   }
   const std::string none[] = {folder / "none"};

@@ -17,6 +17,8 @@ namespace weft {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::StartsWith;
 using ::weft::testing::RankEngine;
 
@@ -89,6 +91,31 @@ TEST(EngineDiagnosis, NamesTheLateRankAfterAReset) {
     ASSERT_OK(diagnosis);
     EXPECT_THAT(*diagnosis, StartsWith("rank 1 is late: barrier"));
     EXPECT_THAT(*diagnosis, HasSubstr("was submitted by ranks 0, 2 and not by rank 1"));
+  }
+}
+
+// The last rank submits nothing, and its record is not there.
+absl::Status MissADeadline(Bootstrap& bootstrap, TwoLanes& rank) {
+  if (bootstrap.rank() + 1 == bootstrap.size()) return AwaitAll(bootstrap);
+  const absl::Status missed = rank.engine->Barrier(rank.first).Wait();
+  EXPECT_FALSE(missed.ok());
+  rank.engine->Abort(missed);
+  return AwaitAll(bootstrap);
+}
+
+TEST(EngineDiagnosis, NamesTheRankWithoutARecordThatAMissedDeadlineNames) {
+  for (const NodeMap& nodes : {NodeMap::OneNode(3), NodeMap::RanksPerNode(3, 1)}) {
+    std::vector<FlightRecord> records = RecordsAfter(nodes, MissADeadline);
+    std::erase_if(records, [](const FlightRecord& record) { return record.rank == 2; });
+    for (const FlightRecord& record : records) {
+      EXPECT_THAT(record.waits_for, Not(IsEmpty())) << record.failure;
+      EXPECT_EQ(record.late, nodes.node_count() == 1 ? std::vector<int>() : std::vector<int>{2})
+          << record.failure;
+      EXPECT_THAT(record.operations.back().waits_for, Not(IsEmpty())) << record.operations.back().waiting_for;
+    }
+    const absl::StatusOr<std::string> diagnosis = Diagnose(records);
+    ASSERT_OK(diagnosis);
+    EXPECT_THAT(*diagnosis, StartsWith("rank 2 is late: barrier"));
   }
 }
 

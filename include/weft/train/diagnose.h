@@ -32,13 +32,16 @@ struct FlightRecord {
     uint64_t counts_hash = 0;
     bool ended = false;  // *Ready* or *released*.
     int64_t submitted_ns = 0;
-    std::string waiting_for;
+    std::string waiting_for;     // What the operation waits for, as text.
+    std::vector<int> waits_for;  // The ranks that the text names.
   };
   int rank = 0;
   int ranks = 0;
   uint64_t generation = 0;  // That of the last reset. A reset has ended the operations of earlier ones.
   std::string phase;
   std::string failure;
+  // Ranks that the failure names: without a heartbeat, late, and awaited by the operation that failed.
+  std::vector<int> silent, late, waits_for;
   std::vector<Lane> lanes;
   std::vector<Operation> operations;  // Oldest first.
 };

@@ -4,8 +4,8 @@
 #include <string>
 
 #include <absl/strings/str_cat.h>
-#include <absl/strings/str_join.h>
 
+#include "src/comm/base/named_ranks.h"
 #include "src/comm/engine/engine_core.h"
 
 namespace weft {
@@ -62,7 +62,7 @@ std::string EngineCore::DescribeWait(const OperationRecord& record) {
   if (record.State() == OperationState::kQueued) return DescribeStartWait(record);
   const std::set<int> ranks = AwaitedRanks(record);
   if (ranks.empty()) return "waits for data movement on this rank";
-  return absl::StrCat("waits for rank(s) ", absl::StrJoin(ranks, ", "));
+  return DescribeAwaited(ranks);
 }
 
 LateRanks::Awaited EngineCore::AwaitedBy(const OperationRecord& record) {

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <absl/strings/str_cat.h>
-#include <absl/strings/str_join.h>
+#include "src/comm/base/named_ranks.h"
 
 namespace weft {
 namespace {
@@ -112,19 +111,12 @@ bool LateRanks::is_final(const OperationNumber& waits_in) const {
 }
 
 std::string LateRanks::Describe(const OperationNumber& waits_in, std::set<int> also_silent) const {
-  std::string text;
   std::set<int> late;
   if (const auto found = inquiries_.find(waits_in); found != inquiries_.end()) {
     also_silent.insert(found->second.silent.begin(), found->second.silent.end());
     late = found->second.late;
   }
-  if (!also_silent.empty())
-    absl::StrAppend(&text, "no heartbeat from rank(s) ", absl::StrJoin(also_silent, ", "), "; ");
-  if (!late.empty()) {
-    absl::StrAppend(&text, "rank(s) ", absl::StrJoin(late, ", "),
-                    " have not submitted what others wait for; ");
-  }
-  return text;
+  return DescribeMissing(also_silent, late);
 }
 
 }  // namespace weft

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "src/comm/base/named_ranks.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -141,20 +142,26 @@ std::string Recorder::Json() const {
                           {"started_ns", entry->started_ns},
                           {"ready_ns", entry->ready_ns},
                           {"released_ns", entry->released_ns},
-                          {"waiting_for", entry->waiting_for}});
+                          {"waiting_for", entry->waiting_for},
+                          {"waits_for", RanksNamedIn(entry->waiting_for, ranks_).awaited}});
   }
   nlohmann::ordered_json lanes = nlohmann::ordered_json::array();
   for (const auto& [index, lane] : lanes_) {
     lanes.push_back(
         {{"lane", lane.name}, {"lane_index", index}, {"ranks", lane.ranks}, {"submitted", lane.submitted}});
   }
+  const std::string failure(failure_.message());
+  const NamedRanks named = RanksNamedIn(failure, ranks_);
   // Labels may hold any bytes. Invalid UTF-8 must not throw.
   return nlohmann::ordered_json{{"format", 2},
                                 {"rank", rank_},
                                 {"ranks", ranks_},
                                 {"generation", generation_},
                                 {"phase", phase_},
-                                {"failure", std::string(failure_.message())},
+                                {"failure", failure},
+                                {"silent", named.silent},
+                                {"late", named.late},
+                                {"waits_for", named.awaited},
                                 {"lanes", std::move(lanes)},
                                 {"operations", std::move(operations)}}
       .dump(1, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace);

@@ -45,10 +45,11 @@ class Recorder {
   // Records what a running operation waits for, such as "waits for rank(s) 2, 3".
   void RecordWait(const OperationRecord& record, std::string waiting_for) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // {"format": 2, "rank", "ranks", "generation", "phase", "failure",
+  // {"format": 2, "rank", "ranks", "generation", "phase", "failure", "silent", "late", "waits_for",
   //  "lanes": [{lane, lane_index, ranks, submitted}],
   //  "operations": [{lane, lane_index, sequence, generation, kind, label, dtype, bytes, description,
-  //                  counts_hash, state, …_ns, waiting_for}]}
+  //                  counts_hash, state, …_ns, waiting_for, waits_for}]}
+  // "silent", "late" and "waits_for" are the ranks that the texts `failure` and `waiting_for` name.
   // `submitted` is the last sequence on the lane in the record's generation. A failed operation with a start
   // and no end was running.
   std::string Json() const ABSL_LOCKS_EXCLUDED(mutex_);

@@ -4,6 +4,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/comm/base/named_ranks.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -291,12 +292,11 @@ std::string MessageBoard::DescribeWait(const OperationRecord& record) const {
   if (IsSend(record)) {
     const auto found = sends_.find(record.descriptor.sequence);
     const bool granted = found != sends_.end() && found->second->granted();
-    return absl::StrCat("waits for rank(s) ", message.peer, granted ? "" : " to receive it");
+    return absl::StrCat(DescribeAwaited({message.peer}), granted ? "" : " to receive it");
   }
-  if (record.State() == OperationState::kRunning)
-    return absl::StrCat("waits for data of rank(s) ", message.source);
+  if (record.State() == OperationState::kRunning) return DescribeSource(message.source);
   if (message.peer == kAnySource) return "waits for any rank to send it";
-  return absl::StrCat("waits for rank(s) ", message.peer, " to send it");
+  return absl::StrCat(DescribeAwaited({message.peer}), " to send it");
 }
 
 }  // namespace weft

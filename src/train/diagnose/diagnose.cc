@@ -4,15 +4,12 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <string_view>
 #include <tuple>
 #include <utility>
 
 #include <absl/strings/match.h>
-#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
-#include <absl/strings/str_split.h>
 
 #include "weft/core/status.h"
 
@@ -120,32 +117,18 @@ std::optional<std::string> FindDisagreement(const RecordOfRank& records, const L
   return std::nullopt;
 }
 
-// Adds the ranks of the list that follows each `phrase` in a text, such as "no heartbeat from rank(s) 2, 3".
-void AddRanksAfter(std::string_view phrase, std::string_view text, std::set<int>& ranks) {
-  for (size_t at = text.find(phrase); at != std::string_view::npos; at = text.find(phrase)) {
-    text.remove_prefix(at + phrase.size());
-    const size_t end = text.find_first_not_of("0123456789, ");
-    for (const absl::string_view number : absl::StrSplit(ToAbsl(text.substr(0, end)), ", ")) {
-      int rank = 0;
-      if (absl::SimpleAtoi(number, &rank)) ranks.insert(rank);
-    }
-  }
-}
-
 // Ranks without a record of which the other records say that they are late. A failure names the ranks that
 // gave no answer or have not submitted an operation. A wait only names the next rank, which may wait itself.
 std::set<int> NamedWithoutRecord(const RecordOfRank& records) {
   std::set<int> by_failures;
   std::set<int> by_waits;
   for (const auto& [rank, record] : records) {
-    AddRanksAfter("no heartbeat from rank(s) ", record->failure, by_failures);
-    if (absl::StrContains(record->failure, " have not submitted")) {
-      AddRanksAfter("; rank(s) ", record->failure, by_failures);
-    }
-    AddRanksAfter("waits for rank(s) ", record->failure, by_waits);
+    by_failures.insert(record->silent.begin(), record->silent.end());
+    by_failures.insert(record->late.begin(), record->late.end());
+    by_waits.insert(record->waits_for.begin(), record->waits_for.end());
     for (const Operation& operation : record->operations) {
-      if (IsUnfinished(*record, operation))
-        AddRanksAfter("waits for rank(s) ", operation.waiting_for, by_waits);
+      if (!IsUnfinished(*record, operation)) continue;
+      by_waits.insert(operation.waits_for.begin(), operation.waits_for.end());
     }
   }
   for (std::set<int>* ranks : {&by_failures, &by_waits})
@@ -255,7 +238,7 @@ std::optional<std::string> OldestWait(const RecordOfRank& records, RanksOf ranks
   for (const auto& [rank, record] : records) {
     if (ranks == RanksOf::kOwnFailures && !HasOwnFailure(*record)) continue;
     for (const Operation& operation : record->operations) {
-      if (!IsUnfinished(*record, operation) || !absl::StrContains(operation.waiting_for, "rank(s)")) continue;
+      if (!IsUnfinished(*record, operation) || operation.waits_for.empty()) continue;
       if (oldest != nullptr && operation.submitted_ns >= oldest->submitted_ns) continue;
       oldest = &operation;
       waiting = record;
@@ -266,11 +249,11 @@ std::optional<std::string> OldestWait(const RecordOfRank& records, RanksOf ranks
                       oldest->lane, " ", oldest->waiting_for, "; by now all ranks have submitted it");
 }
 
-// The late ranks, from the text of a failure. The operation that failed may have ended before its rank wrote
+// The wait that failed. The operation that failed may have ended before its rank wrote
 // its record.
 std::optional<std::string> FailedWait(const RecordOfRank& records) {
   for (const auto& [rank, record] : records) {
-    if (!HasOwnFailure(*record) || !absl::StrContains(record->failure, "waits for rank(s)")) continue;
+    if (!HasOwnFailure(*record) || record->waits_for.empty()) continue;
     return absl::StrCat("a rank was late: on rank ", rank, ", ", record->failure,
                         "; by now all ranks have submitted it");
   }

@@ -24,14 +24,20 @@ constexpr int64_t kMaxRanks = 1 << 20;
 constexpr int64_t kMaxFileBytes = int64_t{1} << 28;
 constexpr JsonLimits kLimits{/*levels=*/8, /*values=*/int64_t{1} << 20, /*token_bytes=*/int64_t{1} << 16};
 
+std::vector<int> ReadRanks(JsonFields& json, const char* key) {
+  std::vector<int> ranks;
+  for (const Json& rank : json.List(key)) {
+    ranks.push_back(static_cast<int>(json.WholeOf(rank, key, 0, kMaxRanks)));
+  }
+  return ranks;
+}
+
 FlightRecord::Lane ReadLane(JsonFields json) {
   FlightRecord::Lane lane;
   lane.name = json.Text("lane");
   lane.index = json.Unsigned("lane_index");
   lane.submitted = json.Unsigned("submitted");
-  for (const Json& rank : json.List("ranks")) {
-    lane.ranks.push_back(static_cast<int>(json.WholeOf(rank, "ranks", 0, kMaxRanks)));
-  }
+  lane.ranks = ReadRanks(json, "ranks");
   return lane;
 }
 
@@ -47,6 +53,7 @@ FlightRecord::Operation ReadOperation(JsonFields json) {
   operation.ended = json.Whole("ready_ns", INT64_MIN, INT64_MAX) != 0;
   operation.submitted_ns = json.Whole("submitted_ns", INT64_MIN, INT64_MAX);
   operation.waiting_for = json.Text("waiting_for");
+  operation.waits_for = ReadRanks(json, "waits_for");
   return operation;
 }
 
@@ -95,6 +102,9 @@ absl::StatusOr<FlightRecord> ParseFlightRecord(std::string_view text, const std:
   record.generation = fields.Unsigned("generation");
   record.phase = fields.Text("phase");
   record.failure = fields.Text("failure");
+  record.silent = ReadRanks(fields, "silent");
+  record.late = ReadRanks(fields, "late");
+  record.waits_for = ReadRanks(fields, "waits_for");
   for (const Json& lane : fields.List("lanes")) {
     WEFT_RETURN_IF_ERROR(fields.status());
     record.lanes.push_back(ReadLane(fields.Inner(lane)));

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "src/comm/base/named_ranks.h"
 #include "src/comm/phases/operation.h"
 
 namespace weft {
@@ -62,7 +63,8 @@ TEST(Recorder, WritesEveryFieldOfAnOperation) {
                          {"started_ns", 140},
                          {"ready_ns", 30},
                          {"released_ns", 0},
-                         {"waiting_for", ""}};
+                         {"waiting_for", ""},
+                         {"waits_for", json::array()}};
   EXPECT_EQ(recorded["operations"][0], expected);
 }
 
@@ -131,6 +133,19 @@ TEST(Recorder, DistinguishesGenerations) {
   ASSERT_EQ(operations.size(), 2U);
   EXPECT_EQ(operations[0]["state"], "failed");
   EXPECT_EQ(operations[1]["state"], "running");
+}
+
+TEST(Recorder, ListsTheRanksThatItsTextsName) {
+  Recorder recorder(0, 8, 4);
+  recorder.Record(*RecordOf(1, OperationState::kRunning));
+  recorder.RecordWait(*RecordOf(1, OperationState::kRunning), DescribeAwaited({6, 7}));
+  recorder.RecordFailure(absl::DeadlineExceededError(
+      absl::StrCat("deadline passed; ", DescribeMissing({3}, {4, 5}), DescribeAwaited({6}))));
+  const json recorded = json::parse(recorder.Json());
+  EXPECT_EQ(recorded["silent"], json({3}));
+  EXPECT_EQ(recorded["late"], json({4, 5}));
+  EXPECT_EQ(recorded["waits_for"], json({6}));
+  EXPECT_EQ(recorded["operations"][0]["waits_for"], json({6, 7}));
 }
 
 TEST(Recorder, CountsTheOperationsOfEveryLaneFromAReset) {
