@@ -199,7 +199,8 @@ absl::Status Checkpoint::ExportHf(const std::string& folder) const {
     sizes.Add(file.bytes);
   }
   const std::string weights = WeightsName(names);
-  if (absl::StartsWith(weights, kAdapterFiles)) WEFT_RETURN_IF_ERROR(CheckHasNoModel(folder));
+  const bool has_adapters = absl::StartsWith(weights, kAdapterFiles);
+  WEFT_RETURN_IF_ERROR(has_adapters ? CheckHasNoModel(folder) : CheckHasNoAdapters(folder));
   WEFT_RETURN_IF_ERROR(output->CheckSpace("the export", sizes));
   WEFT_ASSIGN_OR_RETURN(const std::string staging, output->Stage());
   size_t number = 0;

@@ -40,6 +40,19 @@ bool IsWithin(const fs::path& file, const fs::path& folder) {
   return std::mismatch(folder.begin(), folder.end(), file.begin(), file.end()).first == folder.end();
 }
 
+// `problem`: what a folder with a file of the stem has.
+absl::Status CheckHasNone(const char* stem, const std::string& folder, absl::string_view problem) {
+  std::error_code error;
+  for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    if (!IsOfStem(entry->path().filename().native(), stem)) continue;
+    return absl::InvalidArgumentError(absl::StrCat("'", folder, "' ", problem, ": name another folder"));
+  }
+  const bool is_new = error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory;
+  if (error && !is_new) return ErrnoStatus(error.value(), "list", folder);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<File> OpenModelFile(const std::string& folder, const std::string& name) {
@@ -66,16 +79,11 @@ bool IsWeightsFile(const std::string& name) {
 }
 
 absl::Status CheckHasNoModel(const std::string& folder) {
-  std::error_code error;
-  for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::directory_iterator();
-       entry.increment(error)) {
-    if (!IsOfStem(entry->path().filename().native(), kModelFiles)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "'", folder, "' has the weights of a model, which adapters would replace: name another folder"));
-  }
-  const bool is_new = error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory;
-  if (error && !is_new) return ErrnoStatus(error.value(), "list", folder);
-  return absl::OkStatus();
+  return CheckHasNone(kModelFiles, folder, "has the weights of a model, which adapters would replace");
+}
+
+absl::Status CheckHasNoAdapters(const std::string& folder) {
+  return CheckHasNone(kAdapterFiles, folder, "has the weights of adapters, which a model would replace");
 }
 
 }  // namespace weft

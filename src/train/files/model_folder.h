@@ -38,8 +38,9 @@ inline constexpr const char* kAdapterConfig = "adapter_config.json";
 // export removes such files of an earlier export, because readers would load them.
 bool IsWeightsFile(const std::string& name);
 
-// Checks that an export of adapters into `folder` would remove no weights of a model. Errors:
-// kInvalidArgument, those of the file system.
+// Checks that an export of adapters into `folder` would remove no weights of a model, and that of a model no
+// adapters. Errors: kInvalidArgument, those of the file system.
 absl::Status CheckHasNoModel(const std::string& folder);
+absl::Status CheckHasNoAdapters(const std::string& folder);
 
 }  // namespace weft

@@ -78,6 +78,7 @@ absl::StatusOr<SafetensorsLayout> LayoutOf(Module& model, const StoredAs& stored
 // The export on rank 0. Errors: those of ExportToHf.
 absl::StatusOr<HfExport> Open(const std::string& folder, const std::string& source,
                               const SafetensorsLayout& layout) {
+  WEFT_RETURN_IF_ERROR(CheckHasNoAdapters(folder));
   std::map<std::string, std::string> files;
   if (!source.empty()) {
     std::error_code error;

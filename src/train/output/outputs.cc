@@ -210,8 +210,10 @@ absl::Status CheckCollisions(const TrainConfig& config, const TrainInputs& input
   if (!exported.empty() && !checkpoints.empty() && IsCheckpointPlace(checkpoints, Resolved(exported))) {
     return BadFlag("export-hf", exported, "is the place of a checkpoint; name another one");
   }
-  if (!exported.empty() && ExportedWeightsOf(config) == ExportedWeights::kAdapters) {
-    WEFT_RETURN_IF_ERROR(Annotate(CheckHasNoModel(exported), "--export-hf"));
+  if (!exported.empty()) {
+    const bool has_adapters = ExportedWeightsOf(config) == ExportedWeights::kAdapters;
+    WEFT_RETURN_IF_ERROR(
+        Annotate(has_adapters ? CheckHasNoModel(exported) : CheckHasNoAdapters(exported), "--export-hf"));
   }
   const std::vector<OutputFile> outputs = OutputsOf(config);
   WEFT_RETURN_IF_ERROR(CheckOutputsDiffer(outputs));

@@ -177,6 +177,24 @@ TEST_F(LoraRun, RefusesToExportAdaptersOverTheWeightsOfAModel) {
   EXPECT_TRUE(std::filesystem::exists(folder_ / "copy/model.safetensors"));
 }
 
+TEST_F(LoraRun, RefusesToExportAModelOverAdapters) {
+  PrepareAdapter("qwen3");
+  config_.output.export_folder = folder_ / "adapters";
+  Run(kOne);
+  Run(kOne);  // Adapters replace those of an earlier export.
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("has the weights of adapters"));
+  config_.output.export_merged = true;
+  EXPECT_THAT(RunError(1), refused);
+  config_.output = {};
+  config_.lora = {};
+  config_.checkpoint.folder = folder_ / "checkpoints";
+  Run(kOne);
+  ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
+                       Checkpoint::Open(absl::StrCat(config_.checkpoint.folder, "/", CheckpointName(10))));
+  EXPECT_THAT(checkpoint.ExportHf(folder_ / "adapters"), refused);
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "adapters/adapter_model.safetensors"));
+}
+
 TEST_F(LoraRun, MergesAdaptersThatReplicasUpdateInParts) {
   PrepareAdapter("qwen3");
   config_.optimizer.clip_grad_norm = 0;
