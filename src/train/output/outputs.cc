@@ -221,20 +221,6 @@ absl::Status CheckCollisions(const TrainConfig& config, const TrainInputs& input
   return CheckOutsideData(config, outputs);
 }
 
-// Opens the metrics file. Removes it again if it did not exist before.
-absl::Status CheckMetrics(const std::string& path, bool resumes) {
-  struct stat info {};
-  const bool was_there = lstat(path.c_str(), &info) == 0;
-  if (resumes && was_there && S_ISREG(info.st_mode)) {
-    return File::OpenForUpdate(path).status();  // A resumed run appends to it.
-  }
-  absl::Status status = MetricsFile::Create(path).status();
-  if (status.ok() && !was_there) {
-    unlink(path.c_str());
-  }
-  return status;
-}
-
 // Also makes a file beside `path` and removes it.
 absl::Status CheckWritable(const std::string& path) {
   WEFT_RETURN_IF_ERROR(CheckReplaceable(path));
@@ -242,6 +228,15 @@ absl::Status CheckWritable(const std::string& path) {
   WEFT_RETURN_IF_ERROR(File::CreateNew(probe, path).status());
   unlink(probe.c_str());
   return absl::OkStatus();
+}
+
+// Opens the metrics file, if it exists. It is not created and removed: another run may have opened it in
+// between, and would write its metrics to a file without a name.
+absl::Status CheckMetrics(const std::string& path, bool resumes) {
+  struct stat info {};
+  if (lstat(path.c_str(), &info) != 0) return CheckWritable(path);
+  if (resumes && S_ISREG(info.st_mode)) return File::OpenForUpdate(path).status();  // A resumed run appends.
+  return MetricsFile::Create(path).status();
 }
 
 // Refuses to replace a file beside the metrics that no run has written. `beginning`: of those of runs.

@@ -1,7 +1,13 @@
 #include "src/train/output/outputs.h"
 
+#include <unistd.h>
+
+#include <array>
 #include <filesystem>
+#include <string>
+#include <sys/inotify.h>
 #include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
@@ -15,7 +21,11 @@ namespace weft {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 using ::weft::testing::StatusIs;
 
 class Outputs : public ::testing::Test {
@@ -177,6 +187,38 @@ TEST_F(Outputs, AreNamedWithTheirFlagsIfTheyCannotBeWritten) {
                                                                             "': No such file or directory")));
     file->clear();
   }
+}
+
+// The names of the files that have been created in a folder since the construction.
+class CreatedFiles {
+ public:
+  explicit CreatedFiles(const std::string& folder) { inotify_add_watch(fd_, folder.c_str(), IN_CREATE); }
+  CreatedFiles(const CreatedFiles&) = delete;
+  CreatedFiles& operator=(const CreatedFiles&) = delete;
+  ~CreatedFiles() { close(fd_); }
+  std::vector<std::string> Names() {
+    alignas(inotify_event) std::array<char, 4096> events{};
+    std::vector<std::string> names;
+    const ssize_t bytes = read(fd_, events.data(), events.size());
+    for (ssize_t at = 0; at < bytes;) {
+      const auto* event = reinterpret_cast<const inotify_event*>(events.data() + at);
+      names.emplace_back(event->name);
+      at += static_cast<ssize_t>(sizeof(*event) + event->len);
+    }
+    return names;
+  }
+
+ private:
+  const int fd_ = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+};
+
+// Another run may open its metrics at any time, also between a creation and a removal.
+TEST_F(Outputs, AreProbedUnderOtherNames) {
+  CreatedFiles created(folder_.str());
+  config_.output.metrics_file = folder_ / "m.jsonl";
+  config_.output.trace_file = folder_ / "trace.json";
+  EXPECT_OK(Check());
+  EXPECT_THAT(created.Names(), AllOf(Not(IsEmpty()), Each(HasSubstr(".partial-"))));
 }
 
 TEST_F(Outputs, MustNotContinueTheMetricsOfAnEarlierRun) {
