@@ -381,6 +381,9 @@ TEST(SparseAttention, RejectsInvalidInputsAndNamesTheReason) {
   EXPECT_THAT(message_of({}, {}), HasSubstr("three outputs of the indexer"));
   EXPECT_THAT(message_of({}, with(0, {2, 23, 24})), HasSubstr("four dims"));
   EXPECT_THAT(message_of({}, with(0, {2, 23, 4, 6}, DType::kBF16)), HasSubstr("one dtype"));
+  Tensors doubles = MakeInputs({});
+  for (Tensor& input : doubles) input = Tensor::Zeros(DType::kF64, input.shape());
+  EXPECT_THAT(message_of({}, doubles), HasSubstr("f32, bf16 or f16"));
   EXPECT_THAT(message_of({}, with(5, {1, 23, 3})), HasSubstr("batch sizes"));
   EXPECT_THAT(message_of({}, with(2, {2, 22, 2, 6})), HasSubstr("as many tokens"));
   EXPECT_THAT(message_of({}, with(3, {2, 22, 3, 4})), HasSubstr("as many tokens"));

@@ -6,6 +6,7 @@
 #include "src/nn/attention/head_rows.h"
 #include "src/nn/base/module_checks.h"
 #include "src/nn/base/sequence_runs.h"
+#include "src/nn/products/element.h"
 #include "weft/core/strided_copy.h"
 
 namespace weft {
@@ -107,6 +108,7 @@ absl::Status Attention::CheckInputs(const Tensors& inputs) const {
   for (const Tensor& input : inputs) {
     if (input.shape().size() != 4) return invalid("q, k and v must have four dims");
     if (input.dtype() != inputs[0].dtype()) return invalid("q, k and v must have one dtype");
+    if (!IsComputeDType(input.dtype())) return invalid("q, k and v must be f32, bf16 or f16");
     if (const char* fault = FaultOfStrides(input.view(), options_.layout)) return invalid(fault);
   }
   const TensorView q = AsBshd(inputs[0].view(), options_.layout);

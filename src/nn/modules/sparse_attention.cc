@@ -5,6 +5,7 @@
 
 #include "src/nn/base/module_checks.h"
 #include "src/nn/base/sequence_runs.h"
+#include "src/nn/products/element.h"
 #include "src/nn/sparse/strided_queries.h"
 #include "weft/core/strided_copy.h"
 #include "weft/nn/sparse/sparse_attention_kernel.h"
@@ -101,6 +102,7 @@ const char* FaultOfLayout(const Tensors& inputs) {
       return "all inputs but the weights must have four dims, and the weights three";
     }
     if (inputs[i].dtype() != inputs[0].dtype()) return "all inputs must have one dtype";
+    if (!IsComputeDType(inputs[i].dtype())) return "all inputs must be f32, bf16 or f16";
     if (!inputs[i].view().IsContiguous()) return "all inputs must be contiguous";
     if (inputs[i].dim(0) != inputs[0].dim(0)) return "batch sizes must agree";
   }

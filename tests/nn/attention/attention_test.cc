@@ -201,6 +201,8 @@ TEST(Attention, RejectsInvalidInputsAndNamesTheReason) {
   EXPECT_THAT(message_of({}, {q, q}), HasSubstr("q, k and v"));
   EXPECT_THAT(message_of({}, {q, q, tensor({4, 2})}), HasSubstr("four dims"));
   EXPECT_THAT(message_of({}, {q, q, Tensor::Zeros(DType::kBF16, q.shape())}), HasSubstr("one dtype"));
+  const Tensor indices = Tensor::Zeros(DType::kI32, q.shape());
+  EXPECT_THAT(message_of({}, {indices, indices, indices}), HasSubstr("f32, bf16 or f16"));
   EXPECT_THAT(message_of({}, {q, q, Tensor::Borrow(q.view().Permute({0, 1, 3, 2}))}),
               HasSubstr("last dim must be contiguous"));
   TensorView expanded = q.view();
