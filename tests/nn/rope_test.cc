@@ -15,6 +15,7 @@
 namespace weft {
 namespace {
 
+using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
 
 TEST(RopeFrequencies, FallGeometricallyFromOne) {
@@ -122,6 +123,16 @@ TEST(Rope, FailsWithoutWritingWhileATensorHasReaders) {
   }
   EXPECT_OK(rope.Forward(invocation, {unread, read}).status());
   EXPECT_NE(testing::ToDoubleValues(read.view()), testing::ToDoubleValues(read_before.view()));
+}
+
+TEST(Rope, FailsWithoutWritingIfALaterTensorIsInvalid) {
+  Rope rope("rope", std::make_shared<RopeTable>(RopeFrequencies(4, 10000.0, std::nullopt)));
+  const Tensor valid = TestTensor(DType::kF32, {1, 3, 2, 4}, 1);
+  const Tensor before = valid.Copy();
+  Invocation invocation;
+  EXPECT_THAT(rope.Forward(invocation, {valid, TestTensor(DType::kF32, {1, 3, 2, 6}, 2)}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("[1, 3, 2, 6]")));
+  EXPECT_EQ(testing::ToDoubleValues(valid.view()), testing::ToDoubleValues(before.view()));
 }
 
 TEST(Rope, FailsIfAWindowOfAnInputHasAReader) {

@@ -159,6 +159,7 @@ void RopeTable::Grow(int64_t positions) {
 }
 
 absl::Status Rope::Rotate(const Invocation& invocation, const Tensors& tensors, float direction) const {
+  std::vector<TokenRuns> runs;  // Of each tensor. All are checked before one is rotated in place.
   for (const Tensor& tensor : tensors) {
     WEFT_RETURN_IF_ERROR(CheckActivation(*this, tensor));
     if (tensor.shape().size() != 4 || tensor.dim(3) != head_dim_) {
@@ -166,9 +167,11 @@ absl::Status Rope::Rotate(const Invocation& invocation, const Tensors& tensors, 
           absl::StrCat(name(), ": input has the shape ", ToString(tensor.shape()),
                        ", the module takes [batch, tokens, heads, ", head_dim_, "]"));
     }
-    WEFT_ASSIGN_OR_RETURN(const TokenRuns runs, SequenceRuns(invocation, tensor.dim(1), name()));
-    table_->Grow(PositionEnd(runs));
-    RotateTensor(tensor, Positions(runs), *table_, direction);
+    WEFT_ASSIGN_OR_RETURN(runs.emplace_back(), SequenceRuns(invocation, tensor.dim(1), name()));
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    table_->Grow(PositionEnd(runs[i]));
+    RotateTensor(tensors[i], Positions(runs[i]), *table_, direction);
   }
   return absl::OkStatus();
 }
