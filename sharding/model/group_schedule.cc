@@ -262,7 +262,7 @@ absl::Status GroupSchedule::FinishBackward() {
   WEFT_RETURN_IF_ERROR(FinishPrefetches());
   for (int group = 0; group < group_count(); ++group) {
     const bool reshards = switches(group).reshard_after_backward;
-    kept_[static_cast<size_t>(group)] = !reshards && GroupAt(group).state() == ParamGroup::State::kUnsharded;
+    kept_[static_cast<size_t>(group)] = !reshards && GroupAt(group).state() != ParamGroup::State::kSharded;
     if (reshards) WEFT_RETURN_IF_ERROR(Reshard(group));
     if (!ProgressOf(group).is_reduced) WEFT_RETURN_IF_ERROR(ReduceUnvisited(group));
   }

@@ -106,13 +106,13 @@ class GroupSchedule {
 
   // Shares a group's update with other ranks, and gathers the group if the next forward begins with it.
   absl::Status AfterUpdate(int group);
-  // Due before shards are written outside of passes. Reshards the groups that the last backward kept
-  // unsharded, and forgets the casts that an update of this epoch has written. The passes whose backward has
-  // not run cannot run it any more: it would combine activations of the old weights with the new ones.
+  // Due before shards are written outside of passes. Calls ReshardKept, and forgets the casts that an update
+  // of this epoch has written. The passes whose backward has not run cannot run it any more: it would combine
+  // activations of the old weights with the new ones.
   absl::Status BeginWriting();
   // Reshards every group and waits until no peer reads this rank's shards.
   absl::Status FinishReading();
-  // Reshards the groups that the last backward kept unsharded, and no others.
+  // Reshards the groups of which the last backward kept the image or a part of it, and no others.
   void ReshardKept();
   // Due when a caller reshards a group: what it unshards later is its own.
   void ReleaseKept(int group) { kept_[static_cast<size_t>(group)] = false; }
@@ -229,7 +229,7 @@ class GroupSchedule {
   ExecutionOrder* pass_ = &training_;  // Order of the forward or backward under way.
   bool in_backward_ = false;           // True if the root's backward is under way.
   bool backward_follows_ = false;      // True if a backward follows the forward under way.
-  std::vector<bool> kept_;             // By group: true if the last backward left it unsharded.
+  std::vector<bool> kept_;             // By group: true if the last backward left its image, or a part of it.
   std::vector<GroupProgress> progress_;
   // True if the last forward was one with gradients and no backward has begun since.
   bool awaits_backward_ = false;

@@ -114,26 +114,39 @@ TEST(ShardedGroups, GatherAndReduceWithoutModules) {
   }
 }
 
-TEST(ShardedGroups, WritesOfAnUpdateAreGathered) {
-  WithClient(2, {}, [](Client& client, CommEngine&, int) -> absl::Status {
-    WEFT_RETURN_IF_ERROR(client.Forward({1, true}));
-    WEFT_RETURN_IF_ERROR(client.Backward({1, true}, 1.0F));
-    WEFT_RETURN_IF_ERROR(client.groups->UpdateShards([](absl::Span<const ShardView> shards) {
-      for (const ShardView& shard : shards) {
-        for (int64_t i = 0; i < shard.elements(); ++i) shard.data[i] += 100.0F;
-      }
-      return absl::OkStatus();
-    }));
-    WEFT_RETURN_IF_ERROR(client.groups->Unshard(1));
-    EXPECT_TRUE(client.groups->is_being_unsharded(1));
-    WEFT_RETURN_IF_ERROR(client.groups->WaitUnshard(1));
-    EXPECT_TRUE(client.groups->is_unsharded(1));
-    EXPECT_TRUE(client.groups->are_shards_read());
-    EXPECT_THAT(ReadValues(client.parameters[2]->data), ElementsAre(100, 101, 102, 103, 104, 105, 106));
-    WEFT_RETURN_IF_ERROR(client.groups->Reshard(1));
-    WEFT_RETURN_IF_ERROR(client.groups->BeginWriting());
-    EXPECT_FALSE(client.groups->are_shards_read());
+// Runs a step whose update adds 100 to each element, and gathers group 1.
+absl::Status ExpectThatAnUpdateIsGathered(Client& client) {
+  WEFT_RETURN_IF_ERROR(client.Forward({1, true}));
+  WEFT_RETURN_IF_ERROR(client.Backward({1, true}, 1.0F));
+  WEFT_RETURN_IF_ERROR(client.groups->UpdateShards([](absl::Span<const ShardView> shards) {
+    for (const ShardView& shard : shards) {
+      for (int64_t i = 0; i < shard.elements(); ++i) shard.data[i] += 100.0F;
+    }
     return absl::OkStatus();
+  }));
+  WEFT_RETURN_IF_ERROR(client.groups->Unshard(1));
+  EXPECT_TRUE(client.groups->is_being_unsharded(1));
+  WEFT_RETURN_IF_ERROR(client.groups->WaitUnshard(1));
+  EXPECT_TRUE(client.groups->is_unsharded(1));
+  EXPECT_TRUE(client.groups->are_shards_read());
+  EXPECT_THAT(ReadValues(client.parameters[2]->data), ElementsAre(100, 101, 102, 103, 104, 105, 106));
+  WEFT_RETURN_IF_ERROR(client.groups->Reshard(1));
+  WEFT_RETURN_IF_ERROR(client.groups->BeginWriting());
+  EXPECT_FALSE(client.groups->are_shards_read());
+  return absl::OkStatus();
+}
+
+TEST(ShardedGroups, WritesOfAnUpdateAreGathered) {
+  WithClient(2, {}, [](Client& client, CommEngine&, int) { return ExpectThatAnUpdateIsGathered(client); });
+}
+
+TEST(ShardedGroups, WritesOfAnUpdateAreGatheredAfterABackwardThatKeptAPartOfTheImage) {
+  ShardingPolicy policy;
+  policy.reshard_after_forward_size = 2;
+  WithClient(2, policy, [](Client& client, CommEngine&, int) {
+    client.groups->SetUnshardInBackward(1, false);
+    client.groups->SetReshardAfterBackward(1, false);
+    return ExpectThatAnUpdateIsGathered(client);
   });
 }
 
