@@ -100,6 +100,7 @@ std::vector<bool> ParamGroup::UnreducedGradients() const {
 }
 
 absl::Status ParamGroup::CountGradientsAsZero() {
+  keeps_gradients_ = false;
   if (is_frozen() || sums_ != nullptr) return absl::OkStatus();
   const int64_t bytes = BytesOf(UpdatedElements(slices_), dtypes().master);
   auto sums = std::make_shared<GradientSums>();
@@ -139,7 +140,7 @@ absl::Status ParamGroup::CheckGradientsReduced() const {
     return absl::FailedPreconditionError(absl::StrCat("parameter group '", name(), "' ", ToAbsl(what)));
   };
   if (is_frozen()) return absl::OkStatus();
-  if (gradient_image_) {
+  if (gradient_image_ || keeps_gradients_) {
     return unfinished(
         "has unreduced gradients: run the last backward with gradient sync on before clipping or updating");
   }

@@ -189,5 +189,20 @@ TEST(ShardedModel, ReducesNothingThatWasUpdatedInBackward) {
   });
 }
 
+// Only rank 0 calls the block in the last microbatch, whose gradient stays unreduced.
+TEST(ShardedModel, HoldsGradientsBackOnAllRanksWhileOneHasAnUnreducedOne) {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    WEFT_RETURN_IF_ERROR(model.SetRequiresGradientSync(net.layer(1), false));
+    if (rank == 1) net.SetOrder({0, 2});
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    const auto is_refused = StatusIs(kPrecondition, HasSubstr("'layers.1' has unreduced gradients"));
+    EXPECT_THAT(model.CheckGradientsReduced(), is_refused);
+    EXPECT_THAT(model.ClipGradNorm(1.0), is_refused);
+    WEFT_RETURN_IF_ERROR(model.ReduceGradients());
+    return ToyUpdate(model, 1.0, nullptr);
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing
