@@ -1,13 +1,16 @@
 // Shards of a model as loaders and optimizers see them: views, updates, and the gradients that are left.
+#include <algorithm>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 
+#include "sharding/group/exchange_lists.h"
 #include "sharding/group/param_group.h"
 #include "sharding/model/backward_updates.h"
 #include "sharding/model/group_schedule.h"
 #include "sharding/model/model_scalars.h"
 #include "weft/core/status.h"
+#include "weft/mesh/process_group.h"
 #include "weft/sharding/sharded_groups.h"
 
 namespace weft {
@@ -48,12 +51,33 @@ absl::StatusOr<std::vector<ShardView>> ShardedGroups::CurrentShards() {
 absl::Status ShardedGroups::UpdateShards(const ShardUpdate& update) {
   WEFT_RETURN_IF_ERROR(CheckMastersAreF32());
   WEFT_RETURN_IF_ERROR(context_->epochs().is_read() ? BeginWriting() : schedule_->BeginWriting());
+  is_updating_ = true;
   for (int number = 0; number < static_cast<int>(groups_.size()); ++number) {
     absl::Status updated = group(number).Update(update);
     if (updated.ok()) updated = schedule_->AfterUpdate(number);
     WEFT_RETURN_IF_ERROR(FailOnError(updated, "update", number));
   }
+  is_updating_ = false;
+  ++updates_;
   return absl::OkStatus();
+}
+
+absl::Status ShardedGroups::CompareUpdates() {
+  CommEngine& engine = context_->state().engine();
+  const std::vector<int64_t> own = {updates_, updates_ + (is_updating_ ? 1 : 0)};  // Completed and begun.
+  WEFT_ASSIGN_OR_RETURN(const auto counts,
+                        ExchangeLists<int64_t>(engine.bootstrap(), "updates", own, engine.timeout()));
+  for (const std::vector<int64_t>& of_rank : counts) updates_ = std::max(updates_, of_rank[1]);
+  is_updating_ = false;
+  std::vector<int> late;
+  for (size_t rank = 0; rank < counts.size(); ++rank) {
+    if (counts[rank][0] < updates_) late.push_back(static_cast<int>(rank));
+  }
+  if (late.empty()) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat("the last update of '", name(kRootGroup), "' is missing or incomplete on ", RankList(late),
+                   ": the weights of the ranks are of different steps, so load the weights and the "
+                   "optimizer's states on all ranks, then go on"));
 }
 
 absl::Status ShardedGroups::BeginUpdatesInBackward(ShardUpdate update, std::vector<ClipSet> sets) {
@@ -69,8 +93,12 @@ absl::Status ShardedGroups::BeginUpdatesInBackward(ShardUpdate update, std::vect
         "updates in backward come before the norm of all gradients is known: set max_norm to "
         "kNoClipping");
   }
+  ShardUpdate counted = [this, update = std::move(update)](absl::Span<const ShardView> shards) {
+    is_updating_ = true;
+    return update(shards);
+  };
   backward_updates_.reset();  // Before the next one, which sets the groups' hooks.
-  backward_updates_ = BackwardUpdates::Begin(*context_, groups_, std::move(update), std::move(sets));
+  backward_updates_ = BackwardUpdates::Begin(*context_, groups_, std::move(counted), std::move(sets));
   return absl::OkStatus();
 }
 

@@ -82,7 +82,8 @@ class ShardedOptimizer {
   // must be those of the constructor; gradients and the addresses of data may differ. `gradient_scale`
   // multiplies the gradients. A rule may overwrite the gradients, as its header says.
   // Errors: kInvalidArgument (not the shards of the constructor, a scale that is not finite; nothing was
-  // updated), and those of the rule's communication.
+  // updated), and those of the rule's communication: after these, load the states on all ranks, as some may
+  // have changed.
   absl::Status Step(absl::Span<const ShardView> shards, double gradient_scale = 1.0);
   // The same with one treatment for each parameter group. REQUIRES: as many as there are groups.
   absl::Status Step(absl::Span<const ShardView> shards, absl::Span<const OptimizerGroupStep> groups);

@@ -181,6 +181,8 @@ class ShardedGroups {
                                                           const ExternalGradients& external = {});
   absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
                                 ReduceOp op);
+  // See ShardedModel. Writes through Masters, Shards or CurrentShards are not compared: a client that updates
+  // by them compares its ranks itself.
   absl::Status ResetAfterError();
   // The failure of the groups; OK before one, and after ResetAfterError.
   const absl::Status& status() const;
@@ -212,6 +214,9 @@ class ShardedGroups {
   absl::Status CreateSchedule(const DeviceMesh& mesh, std::vector<PassEvent> module_order);
   // Errors: kFailedPrecondition (a group has f64 masters).
   absl::Status CheckMastersAreF32() const;
+  // Errors: kDataLoss (the last update of any rank is missing or incomplete on some; names these). It is
+  // returned once: shards that are loaded next are the same on all ranks. Collective: all ranks.
+  absl::Status CompareUpdates();
 
   const ShardingPolicy policy_;
   const ResidencyChoice residency_;
@@ -220,6 +225,8 @@ class ShardedGroups {
   std::unique_ptr<ModelScalars> scalars_;
   std::unique_ptr<GroupSchedule> schedule_;
   std::shared_ptr<BackwardUpdates> backward_updates_;  // Null outside of such a step.
+  int64_t updates_ = 0;       // Updates of all groups, by UpdateShards or in backward.
+  bool is_updating_ = false;  // True if a further one has begun.
 };
 
 }  // namespace weft

@@ -11,6 +11,7 @@
 namespace weft::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 using AddHook = Module::HookId (Module::*)(Module::Hook);
@@ -98,11 +99,36 @@ TEST(ShardedModelErrors, ReachOtherRanksWhenAnUpdateFails) {
       const std::string cause =
           rank == 1 ? "update of 'layers.1': sharding stopped: bad moments" : "rank 1: bad moments";
       EXPECT_THAT(std::string(status.message()), HasSubstr(cause));
-      WEFT_RETURN_IF_ERROR(model.ResetAfterError());
+      EXPECT_THAT(model.ResetAfterError(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("incomplete on")));
       WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
       return ToyUpdate(model, 1.0, nullptr);
     });
   }
+}
+
+// Rank 0 has made the update of a step when rank 1 fails.
+TEST(ShardedModelErrors, NameTheRanksWithoutTheLastUpdateAtTheReset) {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    if (rank == 0) {
+      WEFT_RETURN_IF_ERROR(model.UpdateShards([](absl::Span<const ShardView>) { return absl::OkStatus(); }));
+    }
+    Bootstrap& bootstrap = PartsOf(model).context.state().engine().bootstrap();
+    WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::OkStatus(), kTestTimeout));
+    if (rank == 1) model.sharded_groups().Stop(absl::DataLossError("a bad batch"));
+    EXPECT_THAT(model.ResetAfterError(),
+                StatusIs(absl::StatusCode::kDataLoss,
+                         AllOf(HasSubstr("the last update of 'net' is missing or incomplete on rank 1:"),
+                               HasSubstr("load the weights"))));
+    // The weights are loaded, and the next failure comes after an update of all ranks.
+    WEFT_RETURN_IF_ERROR(model.BeginWriting());
+    WEFT_RETURN_IF_ERROR(FillShards(model.Shards(), LoadInitialValues(kToySeed)));
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
+    WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::OkStatus(), kTestTimeout));
+    if (rank == 1) model.sharded_groups().Stop(absl::DataLossError("a bad batch"));
+    return model.ResetAfterError();
+  });
 }
 
 TEST(ShardedModelErrors, LeaveLaterStepsUnchangedAfterAReset) {
@@ -231,6 +257,22 @@ TEST(UpdatesInBackward, ThatBeginAgainWhileReductionsAreUnderWayFail) {
     EXPECT_THAT(std::string(ToyPassOf(net, model, rank).message()),
                 HasSubstr("was reduced for updates in backward that have ended"));
     return model.ResetAfterError();
+  });
+}
+
+// The updates of some groups have written shards when rank 1 fails.
+TEST(UpdatesInBackward, ThatEndEarlyAreNamedAtTheReset) {
+  WithToyModel(2, ZeroUnused(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(BeginToyUpdateInBackward(model));
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    Bootstrap& bootstrap = PartsOf(model).context.state().engine().bootstrap();
+    WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::OkStatus(), kTestTimeout));
+    if (rank == 1) model.sharded_groups().Stop(absl::DataLossError("a bad batch"));
+    EXPECT_THAT(model.ResetAfterError(),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("incomplete on ranks 0, 1:")));
+    WEFT_RETURN_IF_ERROR(BeginToyUpdateInBackward(model));
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    return FinishToyUpdateInBackward(model, nullptr);
   });
 }
 
