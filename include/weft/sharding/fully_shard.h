@@ -33,8 +33,10 @@
 //
 // Note [When shards may be written]: in UpdateShards, outside of passes, and by updates in backward. Through
 // Shards: from the end of the root's Backward, or of a Forward without gradients, until the next Forward,
-// Unshard or UpdateShards, which may cast the shards for that forward. At any other time, as after a Forward
-// with gradients that gets no Backward, call BeginWriting first.
+// Unshard or UpdateShards, which may cast the shards for that forward. A Backward of an earlier Forward that
+// is still due must come before: it would combine old activations with new weights, and writes through Shards
+// are not noticed. At any other time, as after a Forward with gradients that gets no Backward, call
+// BeginWriting first.
 //
 // Thread safety: none; one thread drives a model.
 // Collective: FullyShard, passes of the model, and the functions that say so, by all ranks in one order.
