@@ -106,7 +106,9 @@ class ShardedOptimizer {
   // The optimizer's states by name, as in torch.optim: "exp_avg", …. Each is a list of shards of parameters.
   // In these ShardViews `data` is the state and `grad` is null, so that states are saved and loaded as
   // weights are. A parameter whose group does not have the state is left out, and so is one that had no
-  // requires_grad in the constructor, until its first gradient. States start at zero.
+  // requires_grad in the constructor, until its first gradient. States start at zero. To load states, make
+  // the optimizer with requires_grad as it was when they were saved: a loader that fills these views does not
+  // read the states of a parameter that is left out.
   const std::vector<std::string>& state_names() const { return layout_.state_names; }
   // REQUIRES: state < state_names().size().
   std::vector<ShardView> State(size_t state);

@@ -12,6 +12,9 @@
 //   WEFT_RETURN_IF_ERROR(FillShards(optimizer.FirstMoments(), LoadFromState(pieces, ".exp_avg")));
 //   optimizer.set_steps(steps);  // The number of its updates, which the pieces do not have.
 //
+// Before the optimizer is made, set requires_grad of each parameter as it was at the save. A parameter that
+// is frozen then has no moments, and those of the save would not be read.
+//
 // Thread safety: values and free functions.
 // Collective: GatherFullState, by all ranks of the model. Outside of passes: Note [When shards may be
 // written].
