@@ -159,6 +159,31 @@ def a_write_reshards_what_the_last_backward_kept() -> None:
             expect_equal(loss_of(model, tokens_of(1)), loss_of(expected, tokens_of(1)), "loss")
 
 
+@case
+def a_write_drops_the_parts_of_images_that_backward_did_not_gather() -> None:
+    """Those of the embedding, whose backward reads no parameter. They are proper parts on four ranks."""
+    if dist.get_world_size() % 2 != 0:
+        return
+
+    def losses(keeps: bool) -> list[Tensor]:
+        model = make_llama()
+        weft.fully_shard(model.embed_tokens, reshard_after_forward=2).set_unshard_in_backward(False)
+        shard_all(model, weft.fully_shard, reshard_after_forward=2)
+        model.set_reshard_after_backward(not keeps)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        seen = []
+        for step in range(3):
+            loss = loss_of(model, tokens_of(step))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(loss.detach())
+        return seen
+
+    for step, (kept, resharded) in enumerate(zip(losses(True), losses(False), strict=True)):
+        expect_equal(kept, resharded, f"loss {step}", exact=True)
+
+
 class StepsTwice(torch.optim.SGD):
     """Calls its closure twice, and writes the parameters after each call."""
 
