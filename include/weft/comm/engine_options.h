@@ -81,7 +81,7 @@ struct EngineOptions {
   std::string dump_folder;
 };
 
-// Totals since the engine was created. They never decrease: subtract two readings for an interval.
+// Totals since the engine was created: subtract two readings for an interval.
 struct EngineCounters {
   // Bytes that the algorithms must bring to this rank from its peers, by purpose of the lane. Independent of
   // placement, transport and compression.
@@ -93,7 +93,7 @@ struct EngineCounters {
   int64_t optimizer_bytes = 0;
   int64_t point_to_point_bytes = 0;  // Of messages that match a receive of this rank, from other ranks.
   // Bytes of slices that this rank sent to other nodes, the messages in which they traveled, and bytes that
-  // compression saved.
+  // compression saved. Slices that do not compress take a few bytes more, and make the last total decrease.
   int64_t wire_bytes = 0;
   int64_t wire_messages = 0;
   int64_t wire_saved_bytes = 0;
