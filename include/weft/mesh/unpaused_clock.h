@@ -1,11 +1,11 @@
-// The clock of one wait, which leaves out the times in which the process was paused, as by SIGSTOP, a frozen
+// A clock for waits, which leaves out the times in which the process was paused, as by SIGSTOP, a frozen
 // control group or `docker pause`.
 //
 // A rank that was paused together with its peers has waited for nobody: without this clock, all of them would
 // end at the deadline of the first operation after the pause. If only some ranks are paused, the others wait
 // until their deadlines.
 //
-// Thread safety: none; each wait has a clock of its own.
+// Thread safety: none.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,9 @@ class UnpausedClock {
   // `now_ns`: the time of a monotonic clock, here and below.
   explicit UnpausedClock(int64_t now_ns) : last_read_ns_(now_ns) {}
 
-  // `now_ns` without all pauses so far.
+  // `now_ns` without all pauses so far. A time before that of the last read ends no pause.
   int64_t Read(int64_t now_ns) {
+    if (now_ns < last_read_ns_) return now_ns - paused_ns_;
     if (now_ns - last_read_ns_ > kPauseNs) {
       paused_ns_ += now_ns - last_read_ns_;
       resumed_ns_ = now_ns;

@@ -184,9 +184,14 @@ bool Watchdog::IsExtended(Task task, int64_t now) {
 bool Watchdog::IsStuck(const Recorder::StuckOperation& operation, int64_t now) {
   if (IsExtended(Task::kWait, now)) return false;
   const MutexLock lock(mutex_);
-  const int64_t since = std::max(
-      {operation.started_ns, extended_[static_cast<size_t>(Task::kWait)].last_end_ns, clock_.resumed_ns()});
-  return now - since >= options_.limit_ns;
+  const int64_t since =
+      std::max(operation.started_ns, extended_[static_cast<size_t>(Task::kWait)].last_end_ns);
+  const int64_t unpaused_now = clock_.Read(now);
+  if (since != watched_since_ns_) {  // The first check of this operation, or since a task has ended.
+    watched_since_ns_ = since;
+    watched_from_ns_ = unpaused_now - (now - std::max(since, clock_.resumed_ns()));
+  }
+  return unpaused_now - watched_from_ns_ >= options_.limit_ns;
 }
 
 bool Watchdog::MustEnd(int64_t now) {

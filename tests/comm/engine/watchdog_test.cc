@@ -298,7 +298,8 @@ TEST(Watchdog, DoesNothingBeforeTheLimit) {
 // A rank whose watchdog has read time 0, and may then be paused, as by Slurm's suspension of a job.
 struct WatchedRank {
   WatchedRank() { clock.AwaitReads(3); }
-  void PauseUntil(int64_t now_ns) {
+  // The rank has paused meanwhile if this is a long time.
+  void RunUntil(int64_t now_ns) {
     clock.Set(now_ns);
     clock.AwaitReads(9);
     EXPECT_FALSE(end.called());
@@ -311,17 +312,18 @@ struct WatchedRank {
       recorder, {kLimitNs, "", 0, 1}, [this] { return clock.Read(); }, end.Function());
 };
 
-TEST(Watchdog, StartsTheLimitOfAnOperationAgainAfterAPause) {
+TEST(Watchdog, LeavesAPauseOutOfTheLimitOfAnOperation) {
   WatchedRank rank;
   rank.recorder.Record(*RunningSince(0));
-  rank.PauseUntil(kPausedUntilNs);
-  rank.clock.Set(kPausedUntilNs + kLimitNs);
+  rank.RunUntil(kLimitNs / 2);
+  rank.RunUntil(kPausedUntilNs);
+  rank.clock.Set(kPausedUntilNs + kLimitNs / 2);
   EXPECT_EQ(rank.end.AwaitCode(), 86);
 }
 
 TEST(Watchdog, DoesNotLeaveAPauseOutOfTheLimitOfALaterOperation) {
   WatchedRank rank;
-  rank.PauseUntil(kPausedUntilNs);
+  rank.RunUntil(kPausedUntilNs);
   rank.recorder.Record(*RunningSince(kPausedUntilNs));
   rank.clock.Set(kPausedUntilNs + kLimitNs);
   EXPECT_EQ(rank.end.AwaitCode(), 86);
@@ -333,7 +335,7 @@ TEST(Watchdog, LeavesAPauseOutOfTheDeadlineOfAWait) {
   WatchedRank rank;
   rank.recorder.Record(*RunningSince(0));
   const auto wait = rank.watchdog->Extend(Watchdog::Task::kWait, kDeadlineNs);
-  rank.PauseUntil(kPausedUntilNs);
+  rank.RunUntil(kPausedUntilNs);
   rank.clock.Set(kPausedUntilNs + kDeadlineNs / 2);
   rank.clock.AwaitReads(9);
   EXPECT_FALSE(rank.end.called());
