@@ -1,11 +1,13 @@
 #include "src/comm/base/named_ranks.h"
 
+#include <absl/strings/ascii.h>
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 
 #include "weft/core/status.h"
+#include "weft/core/utf8.h"
 
 namespace weft {
 namespace {
@@ -63,6 +65,13 @@ std::string DescribeMissing(const std::set<int>& silent, const std::set<int>& la
 std::string DescribeAwaited(const std::set<int>& ranks) { return Text(kAwaited, ranks); }
 
 std::string DescribeSource(int rank) { return Text(kSource, {rank}); }
+
+std::string_view CutText(std::string_view text, size_t bytes) {
+  std::string_view cut = TruncateUtf8(text, bytes);
+  if (cut.size() == text.size()) return text;
+  while (!cut.empty() && absl::ascii_isdigit(static_cast<unsigned char>(cut.back()))) cut.remove_suffix(1);
+  return cut;
+}
 
 NamedRanks RanksNamedIn(std::string_view text, int ranks) {
   NamedRanks named;

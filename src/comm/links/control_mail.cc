@@ -6,9 +6,9 @@
 #include <absl/status/statusor.h>
 #include <absl/strings/str_cat.h>
 
+#include "src/comm/base/named_ranks.h"
 #include "src/comm/links/control_messages.h"
 #include "weft/core/status.h"
-#include "weft/core/utf8.h"
 
 namespace weft {
 namespace {
@@ -83,7 +83,7 @@ void ControlMail::BroadcastFailure(const NodeLink::FailureNotice& notice, const 
   header.code = static_cast<int32_t>(cause.code());
   header.origin = notice.rank;
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
-  bytes.append(TruncateUtf8(ToStd(cause.message()), WireLink::kMaxControlMessageBytes - sizeof(header)));
+  bytes.append(CutText(ToStd(cause.message()), WireLink::kMaxControlMessageBytes - sizeof(header)));
   for (int rank : ranks) TrySend(rank, bytes);
 }
 

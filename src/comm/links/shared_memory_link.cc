@@ -10,11 +10,11 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/comm/base/named_ranks.h"
 #include "src/comm/links/mailbox.h"
 #include "src/comm/links/node_flags.h"
 #include "weft/core/futex.h"
 #include "weft/core/status.h"
-#include "weft/core/utf8.h"
 
 namespace weft {
 namespace {
@@ -185,7 +185,7 @@ class SharedMemoryLink final : public NodeLink {
     FailureSlot& failure = own_->failure;
     const absl::Status& cause = notice.cause;
     if (failure.code.load(std::memory_order_relaxed) != 0) return;
-    const std::string_view text = TruncateUtf8(ToStd(cause.message()), FailureSlot::kTextBytes - 1);
+    const std::string_view text = CutText(ToStd(cause.message()), FailureSlot::kTextBytes - 1);
     text.copy(failure.text.data(), text.size());
     failure.text[text.size()] = '\0';
     failure.rank = notice.rank;

@@ -47,6 +47,12 @@ TEST(NamedRanks, OfACutTextHaveNoPartOfANumber) {
     for (const int rank : named.silent) EXPECT_TRUE(rank == 23 || rank == 145) << rank;
     for (const int rank : named.late) EXPECT_EQ(rank, 67);
   }
+  const std::string awaited = DescribeAwaited({23, 145});
+  for (size_t length = 0; length <= awaited.size(); ++length) {
+    for (const int rank : NamedIn(CutText(awaited, length)).awaited)
+      EXPECT_TRUE(rank == 23 || rank == 145) << rank;
+  }
+  EXPECT_THAT(NamedIn(CutText(awaited, awaited.size())).awaited, ElementsAre(23, 145));
   EXPECT_THAT(NamedIn(std::string_view(text).substr(0, text.find("45"))).silent, ElementsAre(23));
 }
 
