@@ -107,7 +107,7 @@ std::optional<std::string> AgentHost(const Strings& command, const std::string& 
 
 absl::StatusOr<DaemonProcess> DaemonProcess::Start(
     const Strings& command, const std::vector<std::pair<std::string, std::string>>& variables,
-    std::string folder, std::array<int, 2> outputs) {
+    std::string folder, std::array<int, 2> outputs, const std::vector<pid_t>& inherited) {
   const std::string program = FindProgram(command.front());
   if (program.empty()) {
     return absl::InvalidArgumentError(
@@ -120,7 +120,6 @@ absl::StatusOr<DaemonProcess> DaemonProcess::Start(
   Strings environment = Environment(variables);
   const std::vector<char*> argv = Pointers(words);
   const std::vector<char*> envp = Pointers(environment);
-  const std::vector<pid_t> before = DescendantsOf(getpid());
   std::array<int, 2> pipe_ends = {};
   if (pipe2(pipe_ends.data(), O_CLOEXEC) != 0) return SystemError("pipe2", errno);
   const pid_t parent = getpid();
@@ -141,7 +140,7 @@ absl::StatusOr<DaemonProcess> DaemonProcess::Start(
     waitpid(pid, nullptr, 0);
     return SystemError(program.c_str(), error);
   }
-  return DaemonProcess(pid, std::move(folder), {before.begin(), before.end()});
+  return DaemonProcess(pid, std::move(folder), inherited);
 }
 
 DaemonChildren DaemonProcess::Children() {

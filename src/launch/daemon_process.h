@@ -35,13 +35,14 @@ class DaemonProcess {
   // Starts the program in a session of its own, which signals of the terminal do not reach. Its standard
   // input is empty. It gets SIGTERM if this process is killed. `variables` replace those of the environment.
   // `folder`: the folder of the attempt, which the command of every daemon contains. `outputs`: descriptors
-  // of this process that become the standard output and error of the program.
-  // Processes that this one has before are *inherited*: a shell starts `cat` in `exec weft launch > >(cat)`.
+  // of this process that become the standard output and error of the program. `inherited`: descendants that
+  // this process had before its first daemon, such as the `cat` that a shell starts in
+  // `exec weft launch > >(cat)`.
   // Errors: kInvalidArgument (there is no such program), kInternal.
   static absl::StatusOr<DaemonProcess> Start(
       const std::vector<std::string>& command,
       const std::vector<std::pair<std::string, std::string>>& variables, std::string folder,
-      std::array<int, 2> outputs = {STDOUT_FILENO, STDERR_FILENO});
+      std::array<int, 2> outputs = {STDOUT_FILENO, STDERR_FILENO}, const std::vector<pid_t>& inherited = {});
 
   // A process is a rank until it has ended. That it is one is seen in its environment, which is gone once the
   // kernel frees its memory, so ranks that have been seen are remembered.
@@ -63,8 +64,8 @@ class DaemonProcess {
   pid_t pid() const { return pid_; }
 
  private:
-  DaemonProcess(pid_t pid, std::string folder, std::set<pid_t> inherited)
-      : pid_(pid), folder_(std::move(folder)), inherited_(std::move(inherited)) {}
+  DaemonProcess(pid_t pid, std::string folder, const std::vector<pid_t>& inherited)
+      : pid_(pid), folder_(std::move(folder)), inherited_(inherited.begin(), inherited.end()) {}
   void Reap();
 
   pid_t pid_;

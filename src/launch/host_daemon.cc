@@ -1,5 +1,7 @@
 #include "weft/launch/host_daemon.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 
@@ -8,6 +10,7 @@
 #include "src/launch/daemon_process.h"
 #include "src/launch/job_folder.h"
 #include "src/launch/mpirun_command.h"
+#include "src/launch/processes.h"
 #include "src/launch/supervisor.h"
 #include "src/launch/verdict.h"
 #include "weft/core/status.h"
@@ -32,7 +35,8 @@ absl::StatusOr<int> RunHostDaemon(const HostDaemonOptions& options) {
   command.erase(std::remove(command.begin(), command.end(), "--daemonize"), command.end());
   WEFT_ASSIGN_OR_RETURN(
       const auto daemon,
-      internal::DaemonProcess::Start(command, internal::FolderVariables(folder.path()), folder.path()));
+      internal::DaemonProcess::Start(command, internal::FolderVariables(folder.path()), folder.path(),
+                                     {STDOUT_FILENO, STDERR_FILENO}, internal::DescendantsOf(getpid())));
   internal::Requests none(/*ranks_are_local=*/true);
   return ExitCodeOf(Supervise(daemon, signals, none, {.loss = kLossLimit}));
 }

@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <set>
+#include <sys/types.h>
+#include <vector>
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
@@ -18,6 +20,7 @@
 #include "src/launch/mpirun_command.h"
 #include "src/launch/nonblocking_output.h"
 #include "src/launch/output_relay.h"
+#include "src/launch/processes.h"
 #include "src/launch/supervisor.h"
 #include "src/launch/verdict.h"
 #include "weft/core/exit_codes.h"
@@ -36,7 +39,8 @@ using Words = std::vector<std::string>;
 constexpr absl::Duration kLossLimit = absl::Seconds(10);
 
 std::set<int> SignalsToTake() {
-  std::set<int> signals = {SIGCHLD, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, internal::kLostReaderSignal};
+  std::set<int> signals = {
+      SIGCHLD, SIGINT, SIGTERM, SIGUSR1, internal::kStopSignal, internal::kLostReaderSignal};
   if (!IsIgnored(SIGHUP)) signals.insert(SIGHUP);
   return signals;
 }
@@ -129,7 +133,7 @@ class Launcher {
                           internal::DaemonProcess::Start(
                               internal::MpirunCommand(options_, mapping_, agent,
                                                       internal::ExportedNames(CurrentEnvironment()), program),
-                              AttemptVariables(folder.path()), folder.path(), relay.outputs()));
+                              AttemptVariables(folder.path()), folder.path(), relay.outputs(), inherited_));
     relay.CloseOutputs();
     AttemptEnd end =
         Supervise(mpirun, signals_, requests_,
@@ -163,6 +167,7 @@ class Launcher {
   const bool ranks_are_local_;
   const internal::SignalQueue signals_;
   internal::Requests requests_;
+  const std::vector<pid_t> inherited_ = internal::DescendantsOf(getpid());
 };
 
 }  // namespace

@@ -14,8 +14,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// `weft train` stops at the first SIGUSR2 and ignores further ones, as it may have got SIGTERM as well.
-constexpr int kStopSignal = SIGUSR2;
 constexpr int kSaveSignal = SIGUSR1;
 
 // Ranks are looked at more often soon after the start, and while a request waits for them.

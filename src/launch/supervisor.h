@@ -19,6 +19,8 @@ namespace weft::internal {
 // A stop request of this process itself: see Note [Lost readers] in src/launch/output_relay.h. A signal that
 // the system does not send to a launch.
 inline constexpr int kLostReaderSignal = SIGURG;
+// `weft train` stops at the first of these and ignores further ones, as it may have got SIGTERM as well.
+inline constexpr int kStopSignal = SIGUSR2;
 
 // Blocks signals of this process and takes them one by one. They stay blocked, as a launch ends with its
 // process. SIGCHLD, if it is one of them, gets its default action.

@@ -3,6 +3,7 @@
 
 #include <csignal>
 #include <string>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <vector>
 
@@ -29,6 +30,7 @@ TEST_F(InheritedState, LearnsThatMpirunHasEndedAlthoughSIGCHLDWasIgnored) {
 TEST_F(InheritedState, LeavesInheritedProcessesToThemselves) {
   const pid_t inherited = fork();
   if (inherited == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     for (;;) pause();
   }
   folder_.Write("rank", "[ $ATTEMPT = 2 ] || exit 86");
