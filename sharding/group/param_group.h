@@ -137,8 +137,8 @@ class ParamGroup {
   // Notes that backward has left the group's gradients unreduced, also on a rank that has none of them.
   // Unlike has_unreduced_gradients, the note is the same on all ranks. Collective: all ranks.
   void KeepGradients() { keeps_gradients_ = true; }
-  // Counts the gradient of a group that no rank has an unreduced gradient of as zero, without communication,
-  // unless the group has a reduced gradient or a partial sum. Collective: all ranks.
+  // Counts the gradient as zero, without communication, unless the group has a reduced gradient or a partial
+  // sum. REQUIRES: no rank has an unreduced gradient of the group. Collective: all ranks.
   absl::Status CountGradientsAsZero();
   // Replace the engine's collectives from now on; the same on all ranks. Null: the engine's. A group in place
   // then gathers into a private image.
@@ -187,8 +187,8 @@ class ParamGroup {
   // gradients]. The same on all ranks.
   bool has_gradients_of_any_rank() const { return keeps_gradients_ || sums_ != nullptr; }
   // OK if the gradients are summed over all ranks, or were forgotten since, and nothing is under way: an
-  // epoch has ended since the last reduction. The same on all ranks, whenever reductions arrive, except for
-  // those of Note [Late gradients] while gradient sync is off.
+  // epoch has ended since the last reduction. The same on all ranks, whenever reductions arrive. Ranks differ
+  // only if some have gradients of Note [Late gradients] while gradient sync is off.
   // Errors: kFailedPrecondition (names the group, the place where its gradients are, and the remedy).
   absl::Status CheckGradientsReduced() const;
   // The same for updates in backward, which do not wait for the end of the epoch: if all reductions have

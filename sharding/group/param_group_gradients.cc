@@ -141,8 +141,11 @@ absl::Status ParamGroup::CheckGradientsReduced() const {
   };
   if (is_frozen()) return absl::OkStatus();
   if (gradient_image_ || keeps_gradients_) {
-    return unfinished(
-        "has unreduced gradients: run the last backward with gradient sync on before clipping or updating");
+    return unfinished(gradient_image_ ? "has unreduced gradients: run the last backward with gradient sync "
+                                        "on before clipping or updating"
+                                      : "ran its last backward without gradient sync, so that other ranks "
+                                        "may have unreduced gradients: "
+                                        "reduce them (ReduceGradients) before clipping or updating");
   }
   if (sums_ == nullptr && !has_forgotten_all_) {
     return unfinished(

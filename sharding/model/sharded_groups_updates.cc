@@ -76,7 +76,7 @@ absl::Status ShardedGroups::CompareUpdates() {
   if (late.empty()) return absl::OkStatus();
   return absl::DataLossError(
       absl::StrCat("the last update of '", name(kRootGroup), "' is missing or incomplete on ", RankList(late),
-                   ": the weights of the ranks are of different steps, so load the weights and the "
+                   ": the weights of the ranks may be of different steps, so load the weights and the "
                    "optimizer's states on all ranks, then go on"));
 }
 

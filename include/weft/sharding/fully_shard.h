@@ -223,7 +223,7 @@ class ShardedModel {
   // Recovers from an error of any pass: all groups are sharded, without gradients, and the engine works
   // again. Shards keep their values. Collective: all ranks. Errors: kDeadlineExceeded (names the ranks that
   // have not called it), kDataLoss (an update by UpdateShards or in backward is missing or incomplete on
-  // some ranks; names them. The model works again, but its weights are of different steps: load them, and
+  // some ranks; names them. The model works again, but its weights may be of different steps: load them, and
   // the optimizer's states, on all ranks before the next step). Updates through Shards are not compared: a
   // program that makes them compares their numbers itself.
   absl::Status ResetAfterError();

@@ -215,7 +215,7 @@ class ShardedGroups {
   // Errors: kFailedPrecondition (a group has f64 masters).
   absl::Status CheckMastersAreF32() const;
   // Errors: kDataLoss (the last update of any rank is missing or incomplete on some; names these). It is
-  // returned once: shards that are loaded next are the same on all ranks. Collective: all ranks.
+  // returned once: the program then loads shards, which are of one step again. Collective: all ranks.
   absl::Status CompareUpdates();
 
   const ShardingPolicy policy_;

@@ -196,7 +196,7 @@ TEST(ShardedModel, HoldsGradientsBackOnAllRanksWhileOneHasAnUnreducedOne) {
     WEFT_RETURN_IF_ERROR(model.SetRequiresGradientSync(net.layer(1), false));
     if (rank == 1) net.SetOrder({0, 2});
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
-    const auto is_refused = StatusIs(kPrecondition, HasSubstr("'layers.1' has unreduced gradients"));
+    const auto is_refused = StatusIs(kPrecondition, HasSubstr("unreduced gradients"));
     EXPECT_THAT(model.CheckGradientsReduced(), is_refused);
     EXPECT_THAT(model.ClipGradNorm(1.0), is_refused);
     WEFT_RETURN_IF_ERROR(model.ReduceGradients());
