@@ -108,7 +108,8 @@ def files_of(paths):
 
 
 def check_outside(output, paths):
-    """Refuses an output that the next run would read as a document. A mask lies beside its output."""
+    """Refuses an output in a folder that is read, where the next run would take it for a document. Links inside of folders are not
+    followed. A mask lies beside its output."""
     for path in paths:
         below = os.path.relpath(os.path.realpath(output), os.path.realpath(path)).split(os.sep)
         if path.is_dir() and not any(part.startswith(".") for part in below):

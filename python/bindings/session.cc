@@ -239,7 +239,7 @@ void Session::Close() {
   if (OwnCall::IsActive()) {
     Abort(absl::StrCat("rank ", rank(), " closed its session in a call that uses it"));
     throw std::runtime_error(
-        "the session is used by a call on this thread, such as one that a signal has interrupted or the "
+        "a session is used by a call on this thread, such as one that a signal has interrupted or the "
         "callback of a future: close the session after the call");
   }
   const std::lock_guard close_lock(close_mutex_);

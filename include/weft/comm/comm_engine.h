@@ -73,7 +73,7 @@ class CommEngine {
   ~CommEngine();
 
   // Adds a lane, named "<group name>/<purpose>". Ranks of other groups add the lane of their own group at the
-  // same position in the order of calls.
+  // same position in the order of calls. A call that fails may use up a lane.
   // Errors, also those of other ranks: kInvalidArgument (the rank is not in its group, or the group has a
   //   rank twice or one that is not in the job), kResourceExhausted (too many lanes, or no node memory);
   //   kDeadlineExceeded (names the missing ranks).

@@ -37,7 +37,7 @@ struct FlightRecord {
   };
   int rank = 0;
   int ranks = 0;
-  uint64_t generation = 0;  // That of the last reset. A reset has ended the operations of earlier ones.
+  uint64_t generation = 0;  // The number of resets. A reset has ended the operations of earlier generations.
   std::string phase;
   std::string failure;
   // Ranks that the failure names: without a heartbeat, late, and awaited by the operation that failed.

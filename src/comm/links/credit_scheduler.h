@@ -284,7 +284,7 @@ class CreditScheduler {
     bool yielded = false;            // Posted while an operation of higher priority wanted the wire.
     WireBudget::Credit credit = {};  // Of a receive.
     int64_t slices = 1;
-    const std::byte* encoded = nullptr;  // Of a receive: its target, if the slice is encoded.
+    const std::byte* encoded = nullptr;  // The target of a receive, if the slice is encoded.
   };
   struct Run {
     int64_t first;

@@ -113,7 +113,6 @@ class SimNodeLink final : public NodeLink {
   SimNodeLink(NodeHeap& heap, Runtime& runtime, std::shared_ptr<RankState> state)
       : NodeLink(heap), runtime_(runtime), simulation_(*runtime.simulation()), state_(std::move(state)) {}
   ~SimNodeLink() override { state_->is_closed = true; }
-
   void AddPeer(const std::shared_ptr<RankState>& peer) {
     peers_.push_back(peer);
     state_->views[peer->rank];
@@ -209,7 +208,8 @@ class SimNodeLink final : public NodeLink {
       Mail mail{peer->rank, std::move(messages.front())};
       messages.erase(messages.begin());
       --state_->unread_messages;
-      if (state_->views[peer->rank].unread_messages-- >= Mailbox::kEntries / 2) Ring(peer->rank);
+      const bool peer_may_wait = state_->views[peer->rank].unread_messages-- >= Mailbox::kEntries / 2;
+      if (peer_may_wait) Ring(peer->rank);
       return mail;
     }
     return std::nullopt;

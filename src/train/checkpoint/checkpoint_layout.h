@@ -44,7 +44,7 @@ class CheckpointLayout {
   const std::vector<File>& files() const { return files_; }
   // Index files by name, of the stems that have several files.
   const std::map<std::string, std::string>& indexes() const { return indexes_; }
-  FileSizes sizes() const;  // Of all files and indexes.
+  FileSizes sizes() const;  // Includes the indexes.
   // REQUIRES: the layout has the tensor.
   Place Find(const std::string& stem, const std::string& name, int64_t element) const;
 

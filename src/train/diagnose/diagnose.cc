@@ -249,8 +249,7 @@ std::optional<std::string> OldestWait(const RecordOfRank& records, RanksOf ranks
                       oldest->lane, " ", oldest->waiting_for, "; by now all ranks have submitted it");
 }
 
-// The wait that failed. The operation that failed may have ended before its rank wrote
-// its record.
+// The wait that failed. The operation that failed may have ended before its rank wrote its record.
 std::optional<std::string> FailedWait(const RecordOfRank& records) {
   for (const auto& [rank, record] : records) {
     if (!HasOwnFailure(*record) || record->waits_for.empty()) continue;
