@@ -26,7 +26,8 @@ class Texts(WeftCase):
         self.assertEqual(result.stdout.count("weft"), 1)
 
     def test_prints_no_escape_sequences_of_a_file(self):
-        record = {"format": 1, "rank": 0, "ranks": 1, "phase": "", "failure": "\x1b[2J gone", "lanes": [], "operations": []}
+        record = {"format": 2, "rank": 0, "ranks": 1, "generation": 0, "phase": "", "failure": "\x1b[2J gone"}
+        record |= {key: [] for key in ("silent", "late", "waits_for", "lanes", "operations")}
         self.write("dump/rank-0.json", json.dumps(record))
         result = self.run_weft("diagnose", "dump")
         self.assertEqual(result.returncode, 0, result.stderr)
