@@ -26,11 +26,11 @@ std::string DescribeAwaited(const std::set<int>& ranks);
 // "waits for data of rank(s) 3".
 std::string DescribeSource(int rank);
 
-// The beginning of a text, of at most `bytes` bytes. A cut text does not end in a digit, as a part of a number
+// The beginning of a text, of at most `bytes` bytes. A cut text does not end in a digit: a part of a number
 // would name another rank.
 std::string_view CutText(std::string_view text, size_t bytes);
 
-// The ranks that these functions have named in a text, which has other words around it, and may be cut.
+// The ranks that these functions have named in a text, which has other words around it and may be cut.
 // `ranks`: the number of ranks of the run, which are from 0.
 NamedRanks RanksNamedIn(std::string_view text, int ranks);
 

@@ -102,7 +102,8 @@ class Watchdog {
   void EndExtension(Task task, int64_t until_ns) ABSL_LOCKS_EXCLUDED(mutex_);
   // True if a task in progress has not reached its deadline.
   bool IsExtended(Task task, int64_t now) ABSL_LOCKS_EXCLUDED(mutex_);
-  // True if the operation has run for longer than the limit since it started or a task ended, pauses left out.
+  // True if the operation has run for longer than the limit, pauses left out, since it started or a task
+  // ended.
   bool IsStuck(const Recorder::StuckOperation& operation, int64_t now) ABSL_LOCKS_EXCLUDED(mutex_);
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   // True if the engine failed by a missed deadline more than kChecksAfterFailure checks ago, and is not being
@@ -121,7 +122,8 @@ class Watchdog {
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   UnpausedClock clock_ ABSL_GUARDED_BY(mutex_);               // The recorder's clock without pauses.
   std::array<Extended, 2> extended_ ABSL_GUARDED_BY(mutex_);  // By task.
-  // The operation that IsStuck looks at runs since this time of the recorder's clock, and since that of clock_.
+  // The operation that IsStuck looks at runs since this time of the recorder's clock, and since that of
+  // clock_.
   int64_t watched_since_ns_ ABSL_GUARDED_BY(mutex_) = -1;
   int64_t watched_from_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   Mutex dump_mutex_;
