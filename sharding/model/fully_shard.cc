@@ -261,6 +261,9 @@ MemoryPeaks ShardedModel::peaks() const { return groups_->peaks(); }
 
 void ShardedModel::ResetPeaks() { groups_->ResetPeaks(); }
 
-absl::Status ShardedModel::ResetAfterError() { return groups_->ResetAfterError(); }
+absl::Status ShardedModel::ResetAfterError() {
+  WEFT_RETURN_IF_ERROR(groups_->ResetAfterError());
+  return groups_->CompareUpdates();
+}
 
 }  // namespace weft

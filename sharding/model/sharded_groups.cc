@@ -388,7 +388,7 @@ absl::Status ShardedGroups::ResetAfterError() {
   WEFT_RETURN_IF_ERROR(context_->ResetAfterError());
   for (const auto& group : groups_) group->ResetAfterError();
   schedule_->ResetAfterError();
-  return CompareUpdates();
+  return absl::OkStatus();
 }
 
 }  // namespace weft

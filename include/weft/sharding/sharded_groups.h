@@ -24,8 +24,8 @@
 // Errors: an error of a schedule call fails the groups on all ranks, until ResetAfterError.
 // Thread safety: none; one thread drives the groups.
 // Collective: Create, schedule calls, Unshard, ReduceGradients, ClipGradNorms, AllReduceScalars,
-//   CurrentShards, UpdateShards, FinishUpdatesInBackward, BeginWriting, PrepareWrites and ResetAfterError, by
-//   all ranks of the mesh in one order: Note [The order of blocks].
+//   CurrentShards, UpdateShards, FinishUpdatesInBackward, BeginWriting, PrepareWrites, ResetAfterError and
+//   CompareUpdates, by all ranks of the mesh in one order: Note [The order of blocks].
 // Lifetime: the engine must outlive the groups.
 #pragma once
 
@@ -181,9 +181,15 @@ class ShardedGroups {
                                                           const ExternalGradients& external = {});
   absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
                                 ReduceOp op);
-  // See ShardedModel. Writes through Masters, Shards or CurrentShards are not compared: a client that updates
-  // by them compares its ranks itself.
+  // See ShardedModel. Compares no updates: see CompareUpdates.
   absl::Status ResetAfterError();
+  // Compares the updates by UpdateShards and in backward. A client whose ranks may have failed between them
+  // calls it after ResetAfterError. One that updates through Masters, Shards or CurrentShards compares its
+  // ranks itself.
+  // Errors: kDataLoss (the last update of any rank is missing or incomplete on some; names these), once: the
+  // program then loads shards, which are of one step again; kDeadlineExceeded (names the missing ranks).
+  // Collective: all ranks.
+  absl::Status CompareUpdates();
   // The failure of the groups; OK before one, and after ResetAfterError.
   const absl::Status& status() const;
 
@@ -214,9 +220,6 @@ class ShardedGroups {
   absl::Status CreateSchedule(const DeviceMesh& mesh, std::vector<PassEvent> module_order);
   // Errors: kFailedPrecondition (a group has f64 masters).
   absl::Status CheckMastersAreF32() const;
-  // Errors: kDataLoss (the last update of any rank is missing or incomplete on some; names these). It is
-  // returned once: the program then loads shards, which are of one step again. Collective: all ranks.
-  absl::Status CompareUpdates();
 
   const ShardingPolicy policy_;
   const ResidencyChoice residency_;
