@@ -26,17 +26,11 @@ void AddRanks(std::string_view list, std::set<int>& ranks) {
   }
 }
 
-// Adds the ranks of the list behind each `phrase`. `ends_text`: a list may end the text; otherwise its last
-// number may have been cut there.
-void AddRanksBehind(std::string_view phrase, bool ends_text, std::string_view text, std::set<int>& ranks) {
+// Adds the ranks of the list behind each `phrase`.
+void AddRanksBehind(std::string_view phrase, std::string_view text, std::set<int>& ranks) {
   for (size_t at = text.find(phrase); at != std::string_view::npos; at = text.find(phrase)) {
     text.remove_prefix(at + phrase.size());
-    const std::string_view list = text.substr(0, text.find_first_not_of(kListCharacters));
-    if (list.size() < text.size() || ends_text) {
-      AddRanks(list, ranks);
-    } else if (const size_t last = list.rfind(", "); last != std::string_view::npos) {
-      AddRanks(list.substr(0, last), ranks);
-    }
+    AddRanks(text.substr(0, text.find_first_not_of(kListCharacters)), ranks);
   }
 }
 
@@ -75,10 +69,10 @@ std::string_view CutText(std::string_view text, size_t bytes) {
 
 NamedRanks RanksNamedIn(std::string_view text, int ranks) {
   NamedRanks named;
-  AddRanksBehind(kSilent, /*ends_text=*/false, text, named.silent);
+  AddRanksBehind(kSilent, text, named.silent);
   AddLateRanks(text, named.late);
-  AddRanksBehind(kAwaited, /*ends_text=*/true, text, named.awaited);
-  AddRanksBehind(kSource, /*ends_text=*/true, text, named.awaited);
+  AddRanksBehind(kAwaited, text, named.awaited);
+  AddRanksBehind(kSource, text, named.awaited);
   for (std::set<int>* list : {&named.silent, &named.late, &named.awaited})
     list->erase(list->lower_bound(ranks), list->end());
   return named;

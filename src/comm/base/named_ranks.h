@@ -30,8 +30,8 @@ std::string DescribeSource(int rank);
 // would name another rank.
 std::string_view CutText(std::string_view text, size_t bytes);
 
-// The ranks that these functions have named in a text, which has other words around it and may be cut.
-// `ranks`: the number of ranks of the run, which are from 0.
+// The ranks that these functions have named in a text, which has other words around it, and which CutText may
+// have cut. `ranks`: the number of ranks of the run, which are from 0.
 NamedRanks RanksNamedIn(std::string_view text, int ranks);
 
 }  // namespace weft

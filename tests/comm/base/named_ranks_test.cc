@@ -43,7 +43,7 @@ TEST(NamedRanks, AreNoneInOtherTexts) {
 TEST(NamedRanks, OfACutTextHaveNoPartOfANumber) {
   const std::string text = DescribeMissing({23, 145}, {67});
   for (size_t length = 0; length < text.size(); ++length) {
-    const NamedRanks named = NamedIn(std::string_view(text).substr(0, length));
+    const NamedRanks named = NamedIn(CutText(text, length));
     for (const int rank : named.silent) EXPECT_TRUE(rank == 23 || rank == 145) << rank;
     for (const int rank : named.late) EXPECT_EQ(rank, 67);
   }
@@ -53,7 +53,7 @@ TEST(NamedRanks, OfACutTextHaveNoPartOfANumber) {
       EXPECT_TRUE(rank == 23 || rank == 145) << rank;
   }
   EXPECT_THAT(NamedIn(CutText(awaited, awaited.size())).awaited, ElementsAre(23, 145));
-  EXPECT_THAT(NamedIn(std::string_view(text).substr(0, text.find("45"))).silent, ElementsAre(23));
+  EXPECT_THAT(NamedIn(CutText(text, text.find("45"))).silent, ElementsAre(23));
 }
 
 }  // namespace
