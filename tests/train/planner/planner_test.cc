@@ -76,13 +76,19 @@ std::vector<PartShape> ShapesBeside(const PartShape& shape) {
   return shapes;
 }
 
+// Those of Measured(128, 5) and, added later, of a model of another shape.
+MachineCosts CostsWithANewerModel(const PartShape& shape) {
+  MachineCosts costs;
+  costs.Add(Measured(128, 5));
+  MeasuredModel newest = Measured(128, 7);
+  newest.shape = shape;
+  costs.Add(newest);
+  return costs;
+}
+
 TEST(MachineCosts, OfTheSameShapeAreUsedIfThoseOfASimilarOneAreOlder) {
   for (const PartShape& shape : ShapesBeside(Measured(128, 5).shape)) {
-    MachineCosts costs;
-    costs.Add(Measured(128, 5));
-    MeasuredModel newest = Measured(128, 7);
-    newest.shape = shape;
-    costs.Add(newest);
+    const MachineCosts costs = CostsWithANewerModel(shape);
     for (const MeasuredModel& model : costs.models) {
       const TimesChoice choice = ChooseTimes(costs, model.shape);
       EXPECT_TRUE(choice.exact);
@@ -94,11 +100,7 @@ TEST(MachineCosts, OfTheSameShapeAreUsedIfThoseOfASimilarOneAreOlder) {
 // The wanted shape has twice the tokens of a measured one.
 TEST(MachineCosts, AreScaledFromTheSameKindOfBlock) {
   for (const PartShape& shape : ShapesBeside(Measured(128, 5).shape)) {
-    MachineCosts costs;
-    costs.Add(Measured(128, 5));
-    MeasuredModel newest = Measured(128, 7);
-    newest.shape = shape;
-    costs.Add(newest);
+    const MachineCosts costs = CostsWithANewerModel(shape);
     for (const MeasuredModel& model : costs.models) {
       PartShape wanted = model.shape;
       wanted.sequences = 2;
